@@ -1,0 +1,130 @@
+"""The board: state as bit-sets, and its text form.
+
+Cells are numbered so that a move is one addition and a whole set of cells moves by one shift:
+
+    cell(row, column) = (row + 1) * (width + 1) + column        row, column from 0 at the top left
+
+The extra column and the extra row above are never floor. Whatever is not floor blocks, so a shift
+that leaves the grid lands on one of them (or beyond the last row) and is masked away: rooms whose
+border is open are safe too, the outside counts as wall.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+WALL, FLOOR, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = SYMBOLS = "#_O√XPS"
+
+# Action word -> (rows, columns). The order is also the solver's order of preference.
+MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What never changes in an episode. `floor` holds every cell that is not wall."""
+
+    height: int
+    width: int
+    floor: int  # bit-set of cells
+    targets: int  # bit-set of cells, a subset of floor
+
+    @property
+    def stride(self) -> int:
+        """The distance between a cell and the one below it."""
+        return self.width + 1
+
+    def cell(self, row: int, column: int) -> int:
+        return (row + 1) * (self.width + 1) + column
+
+    def position(self, cell: int) -> tuple[int, int]:
+        """(row, column) of a cell."""
+        row, column = divmod(cell, self.width + 1)
+        return row - 1, column
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A position of the game; hashable, two equal positions are equal states."""
+
+    room: Room
+    boxes: int  # bit-set of cells, as many as there are targets
+    player: int  # cell
+
+    @property
+    def solved(self) -> bool:
+        return self.boxes == self.room.targets
+
+
+def cells(bits: int) -> Iterator[int]:
+    """The members of a bit-set, in ascending order (row by row)."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def shifts(stride: int) -> tuple[tuple[int, int], ...]:
+    """Per move of MOVES, (left, right): `bits << left >> right` moves a set of cells by it.
+
+    `bits << right >> left` moves it back.
+    """
+    return ((0, stride), (stride, 0), (0, 1), (1, 0))
+
+
+def grid_text(state: State) -> str:
+    """Rows of symbols joined by newlines, none at the end."""
+    room, boxes, player = state.room, state.boxes, state.player
+    floor, targets, stride = room.floor, room.targets, room.width + 1
+    rows = []
+    for start in range(stride, stride * (room.height + 1), stride):
+        row = ""
+        for cell in range(start, start + room.width):
+            bit = 1 << cell
+            if not floor & bit:
+                row += "#"
+            elif boxes & bit:
+                row += "√" if targets & bit else "X"
+            elif cell == player:
+                row += "S" if targets & bit else "P"
+            else:
+                row += "O" if targets & bit else "_"
+        rows.append(row)
+    return "\n".join(rows)
+
+
+def parse(text: str) -> State:
+    """The state that `grid_text` wrote. Strict: raises ValueError saying what is wrong and where.
+
+    Rows and columns in messages count from 0 at the top left.
+    """
+    rows = text.split("\n")
+    height, width = len(rows), len(rows[0])
+    room = Room(height, width, floor=0, targets=0)
+    floor = targets = boxes = 0
+    players = []
+    for r, row in enumerate(rows):
+        if len(row) != width or not row:
+            raise ValueError(
+                f"row {r} has {len(row)} symbols where row 0 has {width}: {row!r} "
+                "(rows are joined by single newlines, with none at the end, and are not empty)"
+            )
+        for c, symbol in enumerate(row):
+            if symbol not in SYMBOLS:
+                raise ValueError(
+                    f"unknown symbol {symbol!r} at row {r}, column {c}; known: {' '.join(SYMBOLS)}"
+                )
+            bit = 1 << room.cell(r, c)
+            floor |= bit * (symbol != WALL)
+            targets |= bit * (symbol in (TARGET, BOX_ON_TARGET, PLAYER_ON_TARGET))
+            boxes |= bit * (symbol in (BOX, BOX_ON_TARGET))
+            if symbol in (PLAYER, PLAYER_ON_TARGET):
+                players.append((r, c))
+    if len(players) != 1:
+        where = ", at " + " and ".join(map(str, players)) if players else ""
+        raise ValueError(f"expected exactly one player (P or S), found {len(players)}{where}")
+    if boxes.bit_count() != targets.bit_count() or not boxes:
+        raise ValueError(
+            "expected as many boxes as targets and at least one, found boxes at "
+            f"{[room.position(c) for c in cells(boxes)]} and targets at "
+            f"{[room.position(c) for c in cells(targets)]}"
+        )
+    return State(Room(height, width, floor, targets), boxes, room.cell(*players[0]))

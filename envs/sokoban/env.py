@@ -1,0 +1,209 @@
+"""Sokoban for language agents: push every box onto a target.
+
+Rules and rewards follow gym-sokoban (Schrader 2018, github.com/mpSchrader/gym-sokoban) with moves
+that push when a box is in the way: -0.1 an action, +1 for a box pushed onto a target, -1 for one
+pushed off, +10 for the action that solves the room.
+"""
+
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+
+from envs.sokoban import board, rooms, solver
+from envs.sokoban.board import MOVES, State
+from envs.types import Step
+
+OBSERVATIONS = ("grid", "coordinate", "both")
+
+REWARD_ACTION, REWARD_ON, REWARD_OFF, REWARD_SOLVED = -0.1, 1.0, -1.0, 10.0
+
+_RULES = """\
+You are solving Sokoban. Push every box onto a target.
+The actions are Up, Down, Left and Right. Each moves you one cell in that direction (Up is \
+towards the first row, Left towards the first column). If a box stands there it is pushed one \
+cell further, which works only if the cell behind it holds neither a wall nor another box. Boxes \
+cannot be pulled. A move that is blocked changes nothing.
+Each action costs 0.1. A box pushed onto a target earns 1, a box pushed off a target loses 1, and \
+having every box on a target earns 10 and ends the game."""
+
+_OBSERVATION_RULES = {
+    "grid": """\
+The room is drawn as rows of symbols: # wall, _ empty floor, O target, X box, √ box on a target, \
+P you, S you on a target.""",
+    "coordinate": """\
+The room is described by positions, written (row, column); rows count from 0 at the top and \
+columns from 0 at the left. A wall runs all around the room and is not listed. A box whose \
+position is also that of a target is on that target.""",
+}
+
+
+class Sokoban:
+    """Generated Sokoban rooms; see `envs.types.Environment`.
+
+    size: (rows, columns) with the border of wall, at least 3 each
+    num_boxes: boxes, and targets
+    observation: "grid" (symbols), "coordinate" (positions in words) or "both"
+    min_solution, max_solution: bounds on the shortest plan of a generated room, in moves
+        (None: no bound)
+    split: "imitation", "train" or "eval": three sets of rooms that share none, even rotated or
+        mirrored; None draws from all
+    """
+
+    actions = tuple(MOVES)
+
+    def __init__(
+        self,
+        size: Sequence[int] = (6, 6),
+        num_boxes: int = 1,
+        observation: str = "grid",
+        min_solution: int | None = 3,
+        max_solution: int | None = None,
+        split: str | None = "train",
+    ):
+        if isinstance(size, str) or not isinstance(size, Sequence) or len(size) != 2:
+            raise ValueError(f"size must be two whole numbers (rows, columns), got {size!r}")
+        self.size = tuple(_whole("size", side, least=3) for side in size)
+        self.num_boxes = _whole("num_boxes", num_boxes, least=1)
+        area = (self.size[0] - 2) * (self.size[1] - 2)
+        if area < 2 * self.num_boxes + 1:
+            raise ValueError(
+                f"size={self.size} has {area} cells inside its border, but num_boxes={num_boxes} "
+                f"needs at least {2 * self.num_boxes + 1} (boxes, targets and the player)"
+            )
+        # A room is never solved at the start, so its shortest plan has at least one move.
+        self.min_solution = 1
+        if min_solution is not None:
+            self.min_solution = _whole("min_solution", min_solution, least=1)
+        self.max_solution = None
+        if max_solution is not None:
+            self.max_solution = _whole("max_solution", max_solution, least=self.min_solution)
+        self.observation = _one_of("observation", observation, OBSERVATIONS)
+        self.split = _one_of("split", split, (*rooms.SPLITS, None))
+        modes = ("grid", "coordinate") if observation == "both" else (observation,)
+        self.instructions = "\n".join([_RULES, *(_OBSERVATION_RULES[mode] for mode in modes)])
+
+    def reset(self, seed: int) -> State:
+        """Room number `seed`, an int in [0, 2**63), of this split and size."""
+        seed = _whole("seed", seed, least=0)
+        if seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63, got {seed}")
+        return rooms.generate(
+            seed,
+            size=self.size,
+            num_boxes=self.num_boxes,
+            min_solution=self.min_solution,
+            max_solution=self.max_solution,
+            split=self.split,
+        )
+
+    def render(self, state: State) -> str:
+        """The observation: the grid, the positions in words, or the one above the other."""
+        if self.observation == "grid":
+            return board.grid_text(state)
+        if self.observation == "coordinate":
+            return coordinate_text(state)
+        return board.grid_text(state) + "\n" + coordinate_text(state)
+
+    def step(self, state: State, action: str, rng: np.random.Generator | None = None) -> Step:
+        """Move, pushing a box if one is in the way. `rng` is unused: nothing is left to chance.
+
+        info: "success" (every box on a target), "moved" (the player moved), "pushed" (and pushed).
+        A state that is already solved earns the final reward no second time.
+        """
+        if action not in MOVES:
+            raise ValueError(f"unknown action {action!r}; accepted: {', '.join(MOVES)}")
+        rows, columns = MOVES[action]
+        room, boxes = state.room, state.boxes
+        delta = rows * (room.width + 1) + columns
+        ahead = state.player + delta
+        bit = 1 << ahead
+        reward = REWARD_ACTION
+        moved, pushed = bool(room.floor & bit), False
+        if moved and boxes & bit:
+            landing = 1 << (ahead + delta)
+            moved = pushed = bool(landing & room.floor & ~boxes)
+            if pushed:
+                boxes ^= bit | landing
+                # From target to target counts as neither on nor off.
+                reward += REWARD_ON * (room.targets & landing != 0)
+                reward += REWARD_OFF * (room.targets & bit != 0)
+        solved = boxes == room.targets
+        if solved and pushed:
+            reward += REWARD_SOLVED
+        after = State(room, boxes, ahead) if moved else state
+        info = {"success": solved, "moved": moved, "pushed": pushed}
+        return Step(after, reward, solved, info)
+
+    def solve(self, state: State, max_moves: int | None = None) -> tuple[str, ...] | None:
+        """A shortest plan in moves, for imitation; None if there is none (within `max_moves`)."""
+        return solver.solve(state, max_moves)
+
+    def explain(self, state: State, plan: Sequence[str]) -> str:
+        """What an imitated expert thinks: where everything is, as rowcolumn, and its plan.
+
+        For example "player 23 box 33 target 43 plan Down Down".
+        """
+        room = state.room
+        words = [
+            " ".join([name, *("{}{}".format(*room.position(cell)) for cell in board.cells(bits))])
+            for name, bits in (
+                ("player", 1 << state.player),
+                ("box", state.boxes),
+                ("target", room.targets),
+            )
+        ]
+        return " ".join([*words, "plan", *plan])
+
+    def parse(self, grid_text: str) -> State:
+        """The state a grid text shows, of any size and number of boxes; strict (ValueError)."""
+        return board.parse(grid_text)
+
+    def grid_text(self, state: State) -> str:
+        """Rows of `# _ O √ X P S` joined by newlines, none at the end."""
+        return board.grid_text(state)
+
+
+def coordinate_text(state: State) -> str:
+    """The state in words, all positions (row, column) from 0 at the top left."""
+    room = state.room
+
+    def positions(bits: int) -> str:
+        return ", ".join(str(room.position(cell)) for cell in board.cells(bits)) or "none"
+
+    inside, border = 0, 0
+    for row in range(room.height):
+        for column in range(room.width):
+            edge = row in (0, room.height - 1) or column in (0, room.width - 1)
+            bit = 1 << room.cell(row, column)
+            inside |= bit * (not edge)
+            border |= bit * edge
+    # A parsed room may have an open border; then the border's walls must be told as well.
+    closed = not border & room.floor
+    walls = (inside if closed else inside | border) & ~room.floor
+    return "\n".join(
+        [
+            f"Room: {room.height} rows, {room.width} columns",
+            f"Player: {room.position(state.player)}",
+            f"Boxes: {positions(state.boxes)}",
+            f"Targets: {positions(room.targets)}",
+            f"Walls{' inside the border' if closed else ''}: {positions(walls)}",
+        ]
+    )
+
+
+def _whole(name: str, value: int, *, least: int) -> int:
+    """`value` as an int of at least `least`, or a ValueError that names it."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return number
+
+
+def _one_of(name: str, value: str | None, accepted: tuple[str | None, ...]) -> str | None:
+    if value not in accepted:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, accepted))}, got {value!r}")
+    return value

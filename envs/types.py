@@ -1,0 +1,73 @@
+"""The contract between an environment and the rollout.
+
+An environment is a set of rules with its options fixed at construction; it holds no episode. All
+that changes lives in a frozen state, so a state can be shared by the members of a group, kept in a
+log, or replayed. `reset(seed)` is a pure function of the seed and the options, in every process
+and on every machine; noise inside an episode comes only from the `rng` handed to `step`.
+
+How a model is told to answer (think and answer tags), how many actions a turn may hold and how
+many turns an episode may last belong to the chat format and the rollout, never to an environment.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one action led to.
+
+    state: the state after the action (environment's own frozen type)
+    reward: reward of this action alone, in the environment's own units
+    done: True only when the task is over; running out of actions or turns is the rollout's affair
+    info: facts for metrics; always holds "success" (bool: the task is solved in `state`)
+    """
+
+    state: Hashable
+    reward: float
+    done: bool
+    info: dict[str, Any]
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """What the rollout needs of an environment.
+
+    actions: the accepted action words, exactly as `step` takes them
+    instructions: the rules of the game in plain prose for a language model, with the meaning of
+        every symbol that `render` uses under the configured options
+    """
+
+    actions: tuple[str, ...]
+    instructions: str
+
+    def reset(self, seed: int) -> Hashable:
+        """The initial state of problem `seed`, an int in [0, 2**63). Pure in seed and options."""
+        ...
+
+    def render(self, state: Hashable) -> str:
+        """The observation shown to the agent in `state`."""
+        ...
+
+    def step(self, state: Hashable, action: str, rng: np.random.Generator) -> Step:
+        """Apply one action word; `rng` is the only source of noise.
+
+        Raises ValueError for a word not in `actions`: filtering replies is the rollout's work.
+        """
+        ...
+
+
+@runtime_checkable
+class SolvableEnvironment(Environment, Protocol):
+    """An environment that can also show how it is done: optional, for imitation (warm start)."""
+
+    def solve(self, state: Hashable) -> tuple[str, ...] | None:
+        """A shortest sequence of action words that ends the task from `state`; None if none is."""
+        ...
+
+    def explain(self, state: Hashable, plan: Sequence[str]) -> str:
+        """The reasoning an imitated expert writes before it follows `plan` from `state`."""
+        ...
