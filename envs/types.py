@@ -52,6 +52,10 @@ class Environment(Protocol):
         """The observation shown to the agent in `state`."""
         ...
 
+    def identity(self, state: Hashable) -> str:
+        """The problem's content up to symmetry: equal for two seeds that pose the same problem."""
+        ...
+
     def step(self, state: Hashable, action: str, rng: np.random.Generator) -> Step:
         """Apply one action word; `rng` is the only source of noise.
 

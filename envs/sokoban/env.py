@@ -135,6 +135,10 @@ class Sokoban:
         info = {"success": solved, "moved": moved, "pushed": pushed}
         return Step(after, reward, solved, info)
 
+    def identity(self, state: State) -> str:
+        """The grid text, the same for rotated and mirrored rooms."""
+        return rooms.canonical(board.grid_text(state))
+
     def solve(self, state: State, max_moves: int | None = None) -> tuple[str, ...] | None:
         """A shortest plan in moves, for imitation; None if there is none (within `max_moves`)."""
         return solver.solve(state, max_moves)

@@ -1,0 +1,113 @@
+"""Every field of a run, once, with its unit and meaning. Data only.
+
+A config file copies this and changes what it needs; `--config.a.b=v` changes one field. The
+values here are the paper's (RAGEN-2, arXiv 2604.06268, section 4.1 and appendix B.2) where it
+gives one; the tiny preset of configs/sokoban.py says where and why it departs.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config():
+    """The defaults, as a ConfigDict."""
+    return ConfigDict(
+        dict(
+            seed=0,  # of everything random in the run
+            steps=200,  # iterations: one rollout and optimizer.minibatches updates each
+            model=dict(
+                path="tiny",  # "tiny" (built by ragen_jax.warmstart), or a directory or hub id in Hugging Face format
+                dtype="float32",  # of activations and products; parameters are float32
+                remat=False,  # recompute activations in the backward pass: less memory, a third more work
+            ),
+            env=dict(
+                name="sokoban",  # a key of envs.ENVS
+                options=dict(),  # keyword arguments of the environment
+                context="full",  # what a prompt shows: "full" history or "single_turn"
+                prompt="full",  # "full": rules, reply format and budgets; "terse": the observation alone
+                max_turns=5,  # replies an episode may hold
+                actions_per_turn=2,  # actions of a reply that are run
+                max_actions=10,  # actions of an episode
+                format_penalty=-0.1,  # reward of a reply that is malformed or names an unknown action, <= 0
+            ),
+            rollout=dict(
+                groups=8,  # G: environment seeds (prompts) a step
+                group_size=16,  # K: episodes of each
+                temperature=1.0,  # of sampling and of the loss
+                max_new_tokens=400,  # of one reply
+                compact=True,  # drop finished episodes from the batch
+                save_every=10,  # steps between rollouts/*.jsonl files; 0: none
+            ),
+            filter=dict(
+                strategy="top_p",  # top_p | top_k | top_k_abs | min_p | none
+                value=0.9,  # top_p: share of the variance mass kept
+                metric="reward_variance",  # reward_variance | reward_std | reward_sum | reward_mean
+                mode="linear",  # top_p by "linear" mass (paper) or "softmax" (released scripts)
+                keep="largest",  # or "smallest", for diagnosis
+                include_zero=False,  # whether groups without variance are candidates
+                eps=0.01,  # slack of the linear threshold
+                loss_scale="linear",  # the loss times the keep rate: "linear" | "sqrt" | "none"
+            ),
+            algorithm=dict(
+                name="grpo",  # a key of advantage.GROUP_ADVANTAGES: grpo | dr_grpo | rloo
+                clip_low=0.2,  # ratio may fall to 1 - clip_low
+                clip_high=0.28,  # and rise to 1 + clip_high
+                clip_c=3.0,  # dual clip for negative advantages
+                aggregation="token-mean",  # a key of losses.AGGREGATIONS
+                kl_kind="k3",  # k1 | abs | k2 | k3
+                kl_coef=0.001,  # of KL(policy || initial policy) in the loss; 0 skips its forward pass
+                entropy_coef=0.001,  # of the exact entropy bonus
+            ),
+            optimizer=dict(
+                learning_rate=1e-6,
+                warmup_updates=0,  # linear from 0
+                b1=0.9,
+                b2=0.999,
+                eps=1e-8,
+                weight_decay=0.01,
+                max_grad_norm=1.0,  # clip by global norm
+                minibatches=4,  # updates an iteration; the kept rows are split evenly over them
+                micro_batch=4,  # rows of one forward and backward pass
+                max_skipped=3,  # non-finite updates in a row that stop the run
+            ),
+            diagnose=dict(
+                every=1,  # steps between collapse diagnostics; 0: never
+                first_turn_samples=64,  # reasonings scored under all first prompts
+                trajectory_samples=64,  # turns drawn over whole trajectories
+                micro_batch=64,  # (prompt, reasoning) rows of a device call
+            ),
+            eval=dict(
+                every=20,  # steps between evaluations; the first is before any update; 0: none
+                episodes=512,  # problems of the held-out set, the same every time
+                temperature=0.5,
+                top_k=0,  # 0: all
+                top_p=1.0,  # 1: all
+                min_p=0.0,  # 0: all
+                seed=0,  # of the set and of the noise of each problem
+            ),
+            checkpoint=dict(
+                every=20,  # steps; the last step is always saved; 0: only the last
+                keep=2,  # newest checkpoints kept
+            ),
+            mesh=dict(  # devices along each axis; one may be -1: all the rest
+                data=-1,
+                fsdp=1,
+                tensor=1,
+            ),
+            warmstart=dict(  # the tiny agent, used when model.path is "tiny"
+                seed=0,  # of its parameters and data order
+                width=96,
+                layers=2,
+                heads=4,
+                kv_heads=2,
+                mlp_width=256,
+                rooms=8192,  # solved for imitation
+                plan_moves=6,  # moves of the solver's plan that the reasoning spells out
+                batch=64,  # replies an update
+                learning_rate=3e-3,
+                check_every=100,  # updates between checks of success
+                check_episodes=256,  # rooms of a check, at temperature 1
+                success=0.35,  # stop at the first check that reaches it
+                max_updates=6000,  # give up after as many
+            ),
+        )
+    )

@@ -1,0 +1,43 @@
+"""Sokoban (RAGEN-2, section 4.1): push the box onto the target in five replies of two moves.
+
+python -m ragen_jax.train --config=configs/sokoban.py[:PRESET]
+"""
+
+from configs import base
+
+LLMS = {
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+}
+
+
+def get_config(preset="tiny"):
+    """The config of a preset: "tiny" or one of LLMS."""
+    config = base.get_config()
+    config.env.name = "sokoban"
+    config.env.options.size = (6, 6)
+    config.env.options.num_boxes = 1
+    config.env.options.observation = "grid"
+    config.env.options.min_solution = 3
+    config.env.options.max_solution = 10  # the budget of actions
+    if preset in LLMS:
+        config.model.path = LLMS[preset]
+        return config
+    if preset != "tiny":
+        accepted = ", ".join(["tiny", *LLMS])
+        raise ValueError(f"configs/sokoban.py has no preset {preset!r}; accepted: {accepted}")
+    config.env.context = "single_turn"
+    config.env.prompt = "terse"
+    config.env.format_penalty = -1.0
+    config.rollout.max_new_tokens = 24
+    config.algorithm.kl_coef = 0.0
+    config.optimizer.learning_rate = 3e-4
+    config.optimizer.warmup_updates = 20
+    config.optimizer.b2 = 0.99
+    config.optimizer.micro_batch = 32
+    config.diagnose.trajectory_samples = 16
+    config.diagnose.micro_batch = 512
+    config.eval.episodes = 1024
+    return config

@@ -1,0 +1,87 @@
+"""Episodes -> rows of tokens.
+
+    turn 0          turn 1 (full history)           turn 1 (single turn)
+    [prompt reply]  [prompt reply | obs reply]      [prompt reply] [prompt' reply']
+     mask 0  1        0     1       0    1            0      1      0       1
+
+A turn whose prompt extends its row continues it; any other starts a new row.
+"""
+
+import numpy as np
+
+from ragen_jax.types import Batch
+
+
+def make_batch(episodes, *, length=None):
+    """Lays episodes out as rows.
+
+    Args:
+      episodes: list of `Episode`; a row's group is the episode's.
+      length: T of the result (default: the longest row); longer rows are an error.
+
+    Returns:
+      `Batch` of NumPy arrays without padding rows; reward_BT is zero (rewards.add_rewards).
+
+    Raises:
+      ValueError: no episode, or a row longer than `length`.
+    """
+    if not episodes:
+        raise ValueError("make_batch needs at least one episode, got none")
+    rows = []  # (episode index, tokens, [(turn index, start, Turn)])
+    for index, episode in enumerate(episodes):
+        tokens = None
+        for turn_index, turn in enumerate(episode.turns):
+            extends = (
+                tokens is not None
+                and len(turn.prompt) >= len(tokens)
+                and np.array_equal(turn.prompt[: len(tokens)], tokens)
+            )
+            if not extends:
+                rows.append((index, [], []))
+            tokens = np.concatenate([turn.prompt, turn.sampled])
+            rows[-1][1][:] = [tokens]
+            rows[-1][2].append((turn_index, len(turn.prompt), turn))
+
+    longest = max(len(tokens) for _, (tokens,), _ in rows)
+    T = longest if length is None else length
+    if longest > T:
+        raise ValueError(f"a row has {longest} tokens, but the batch's length is {T}")
+    B = len(rows)
+    batch = Batch(
+        tokens_BT=np.zeros((B, T), np.int32),
+        mask_BT=np.zeros((B, T), np.float32),
+        logp_BT=np.zeros((B, T), np.float32),
+        turn_BT=np.full((B, T), -1, np.int32),
+        turn_end_BT=np.zeros((B, T), bool),
+        reward_BT=np.zeros((B, T), np.float32),
+        episode_B=np.array([index for index, _, _ in rows], np.int32),
+        group_B=np.array([episodes[index].group for index, _, _ in rows], np.int32),
+        weight_B=np.ones(B, np.float32),
+    )
+    for b, (_, (tokens,), turns) in enumerate(rows):
+        batch.tokens_BT[b, : len(tokens)] = tokens
+        for turn_index, start, turn in turns:
+            span = slice(start, start + len(turn.sampled))
+            batch.mask_BT[b, span] = 1.0
+            batch.logp_BT[b, span] = turn.logp
+            batch.turn_BT[b, span] = turn_index
+            batch.turn_end_BT[b, span.stop - 1] = True
+    return batch
+
+
+def take_rows(batch, rows_B, *, size):
+    """The batch of the given rows, padded to `size` rows of weight 0.
+
+    Raises:
+      ValueError: more rows than `size`.
+    """
+    if len(rows_B) > size:
+        raise ValueError(f"{len(rows_B)} rows do not fit a batch of {size}")
+    fill = {"turn_BT": -1, "episode_B": -1, "group_B": -1}
+
+    def take(name, x):
+        out = np.full((size, *x.shape[1:]), fill.get(name, 0), x.dtype)
+        out[: len(rows_B)] = x[rows_B]
+        return out
+
+    return Batch(**{name: take(name, x) for name, x in vars(batch).items()})

@@ -1,0 +1,203 @@
+"""Text and tokens: chat templates as data, prompts of a turn, and what a reply says.
+
+Only this file knows context modes. A prompt always ends with the opening `<think>`, so that
+X (the prompt) ends and Z (the reasoning) begins at a token boundary. Sampled ids are kept as
+they are: a later turn's prompt repeats them, never their re-tokenised text.
+"""
+
+import dataclasses
+import functools
+import re
+
+import numpy as np
+
+CONTEXTS = ("full", "single_turn")
+PROMPTS = ("full", "terse")
+NOTICE = "Your last reply had no valid action."
+
+_REASONING = re.compile(rb"(.*?)</think>", re.DOTALL)
+_ANSWER = re.compile(rb"</think>\s*<answer>(.*?)</answer>\s*\Z", re.DOTALL)
+
+_REPLY_FORMAT = (
+    "Think first, then act. Answer in the form "
+    "<think>your reasoning</think><answer>your actions</answer>, with at most {actions_per_turn} "
+    "action(s) separated by ||, each one of: {actions}. Example: <answer>{example}</answer>"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What a sampled reply says. Spans are half-open ranges of its tokens."""
+
+    reasoning: tuple[int, int]
+    answer: tuple[int, int]
+    actions: tuple[str, ...]  # the known ones, at most actions_per_turn
+    valid: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """A tokenizer's chat template taken apart, and how one environment speaks through it."""
+
+    tokenizer: object
+    token_bytes: tuple[bytes, ...]
+    opening: str  # text up to the first user message's content
+    middle: str  # from the end of a user message to the start of the reply, `<think>` included
+    between: str  # from the end of a reply to the next user message's content
+    stop_ids: tuple[int, ...]
+    close_id: int  # the stop id with which the template ends a reply
+    context: str
+    prompt: str
+    actions: tuple[str, ...]
+    actions_per_turn: int
+    max_actions: int
+
+    def observe(self, observation, *, actions_used, last_valid):
+        """The user message of a turn."""
+        parts = [] if last_valid else [NOTICE]
+        parts.append(observation)
+        if self.prompt == "full":
+            left = self.max_actions - actions_used
+            limit = min(left, self.actions_per_turn)
+            parts.append(f"You have {left} action(s) left, at most {limit} in this reply.")
+        return "\n".join(parts)
+
+    def prompt_ids(self, turns, message):
+        """int32 ids of the prompt that shows `message` after the episode's earlier `turns`."""
+        if not turns or self.context == "single_turn":
+            return self._encode(self.opening + message + self.middle)
+        last = turns[-1]
+        # The template closes a reply; where the policy did so itself that token is not repeated.
+        closed = len(last.sampled) > 0 and last.sampled[-1] == self.close_id
+        close = self._encode(self.between + message + self.middle)
+        return np.concatenate([last.prompt, last.sampled, close[1:] if closed else close])
+
+    def read(self, sampled):
+        """The `Reply` in sampled ids. Never raises: a reply may hold anything."""
+        if len(sampled) and sampled[-1] in self.stop_ids:
+            sampled = sampled[:-1]
+        pieces = [self.token_bytes[i] for i in sampled]
+        text = b"".join(pieces)
+        ends = np.cumsum([len(piece) for piece in pieces])
+        thought = _REASONING.match(text)
+        reasoning = _token_span(ends, 0, thought.end(1)) if thought else (0, 0)
+        # The answer must follow the first </think>, and nothing may follow the answer.
+        found = _ANSWER.match(text, thought.end(1)) if thought else None
+        if not found:
+            return Reply(reasoning, (0, 0), (), False)
+        known = {action.lower(): action for action in self.actions}
+        words = found[1].decode("utf-8", errors="replace").split("||")
+        words = [word.strip().lower() for word in words][: self.actions_per_turn]
+        actions = tuple(known[word] for word in words if word in known)
+        answer = _token_span(ends, *found.span(1))
+        return Reply(reasoning, answer, actions, len(actions) == len(words))
+
+    def text(self, ids):
+        """The text of token ids, stop tokens included."""
+        return b"".join(self.token_bytes[i] for i in ids).decode("utf-8", errors="replace")
+
+    def _encode(self, text):
+        return _encode(self.tokenizer, text)
+
+
+@functools.lru_cache(maxsize=4096)  # early turns of a group show the same text again and again
+def _encode(tokenizer, text):
+    return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+
+def _token_span(ends, start, stop):
+    """The tokens lying wholly inside bytes [start, stop); a straddling token is outside."""
+    first = int(np.searchsorted(np.concatenate([[0], ends[:-1]]), start, side="left"))
+    last = int(np.searchsorted(ends, stop, side="right"))
+    return (first, last) if last > first else (0, 0)
+
+
+def make_chat(
+    tokenizer, environment, *, context, prompt, actions_per_turn, max_actions, extra_stop_ids=()
+):
+    """Takes the tokenizer's chat template apart by rendering it around markers.
+
+    Args:
+      tokenizer: a transformers tokenizer with a chat template.
+      environment: gives `actions` and `instructions`.
+      context: "full" (every earlier turn is shown) or "single_turn" (the present one alone).
+      prompt: "full" (rules and reply format in the system message, budgets in the user message)
+        or "terse" (the bare observation: for an agent that has learnt the rest by imitation).
+      actions_per_turn, max_actions: the rollout's budgets, told to a policy with full prompts.
+      extra_stop_ids: further ids that end a reply (a model's generation_config).
+
+    Raises:
+      ValueError: unknown context or prompt, no chat template, or a template that does not show
+        its messages verbatim.
+    """
+    if context not in CONTEXTS:
+        raise ValueError(f"env.context is {context!r}; accepted: {', '.join(CONTEXTS)}")
+    if prompt not in PROMPTS:
+        raise ValueError(f"env.prompt is {prompt!r}; accepted: {', '.join(PROMPTS)}")
+    if not tokenizer.chat_template:
+        raise ValueError("the tokenizer of model.path has no chat template (chat_template.jinja)")
+    messages = [
+        {"role": "user", "content": "FIRST_USER"},
+        {"role": "assistant", "content": "FIRST_REPLY"},
+        {"role": "user", "content": "SECOND_USER"},
+    ]
+    if prompt == "full":
+        rules = _REPLY_FORMAT.format(
+            actions_per_turn=actions_per_turn,
+            actions=", ".join(environment.actions),
+            example=" || ".join(environment.actions[:actions_per_turn]),
+        )
+        system = environment.instructions + "\n\n" + rules
+        messages = [{"role": "system", "content": system}, *messages]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    pieces = re.split("FIRST_USER|FIRST_REPLY|SECOND_USER", text)
+    if len(pieces) != 4:
+        raise ValueError("the tokenizer's chat template does not show every message once, verbatim")
+    opening, _, between, last = pieces
+    close_id = tokenizer.encode(between, add_special_tokens=False)[0]
+    stops = {close_id, *extra_stop_ids}
+    if tokenizer.eos_token_id is not None:
+        stops.add(tokenizer.eos_token_id)
+    return Chat(
+        tokenizer=tokenizer,
+        token_bytes=token_bytes(tokenizer),
+        opening=opening,
+        middle=last + "<think>",
+        between=between,
+        stop_ids=tuple(sorted(stops)),
+        close_id=close_id,
+        context=context,
+        prompt=prompt,
+        actions=environment.actions,
+        actions_per_turn=actions_per_turn,
+        max_actions=max_actions,
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def token_bytes(tokenizer):
+    """The bytes of every id of a byte-level BPE tokenizer (Qwen2.5, Llama-3, our tiny one).
+
+    Byte-level BPE writes each byte as one printable character (GPT-2's table): the printable
+    Latin-1 bytes stand for themselves, the others are numbered from U+0100 on. Added tokens
+    are plain text.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable}
+    byte_of |= {chr(256 + i): byte for i, byte in enumerate(others)}
+    added = {id_: token.content for id_, token in tokenizer.added_tokens_decoder.items()}
+    pieces = []
+    for id_, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))):
+        if id_ in added:
+            pieces.append(added[id_].encode())
+        elif token is None:  # a hole in the vocabulary
+            pieces.append(b"")
+        elif all(character in byte_of for character in token):
+            pieces.append(bytes(byte_of[character] for character in token))
+        else:
+            raise ValueError(
+                f"token {id_} ({token!r}) is not byte-level; only byte-level BPE tokenizers "
+                "(Qwen2.5, Llama-3) are supported"
+            )
+    return tuple(pieces)

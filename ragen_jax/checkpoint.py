@@ -1,0 +1,43 @@
+"""Checkpoints of a `TrainState` with Orbax: asynchronous, atomic, newest few kept."""
+
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+
+class Checkpoints:
+    """The checkpoints/ folder of a run."""
+
+    def __init__(self, directory, *, keep):
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        self.manager = ocp.CheckpointManager(Path(directory).absolute(), options=options)
+
+    def latest_step(self):
+        """The newest complete checkpoint's step, or None. A save killed half way is not seen."""
+        return self.manager.latest_step()
+
+    def save(self, step, state):
+        """Starts saving `state`; returns while the writing goes on.
+
+        Raises:
+          RuntimeError: Orbax refused, for instance because the step exists already.
+        """
+        if not self.manager.save(step, args=ocp.args.StandardSave(state)):
+            raise RuntimeError(f"checkpoint of step {step} was not saved: does it exist already?")
+
+    def restore(self, step, like):
+        """The state of `step`, with the shapes, dtypes and shardings of `like`."""
+        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        return self.manager.restore(step, args=ocp.args.StandardRestore(target))
+
+    def restore_params(self, step, like):
+        """The parameters alone of `step`, with the shapes and shardings of `like`."""
+        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"params": like})
+        restore = ocp.args.PyTreeRestore(target, partial_restore=True)
+        return self.manager.restore(step, args=restore)["params"]
+
+    def close(self):
+        """Waits for the last save."""
+        self.manager.wait_until_finished()
+        self.manager.close()

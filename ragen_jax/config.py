@@ -1,0 +1,209 @@
+"""From the command line to a checked config, and from a config to the objects it describes.
+
+Everything here runs before the first compilation, so that bad input ends the command with one
+line that names the value and what is accepted.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from envs import make_env
+from ragen_jax import advantage, filter, losses
+from ragen_jax.chat import make_chat
+from ragen_jax.rollout import Budgets, Sampling
+
+LOSS_SCALES = {"linear": lambda kept: kept, "sqrt": lambda kept: kept**0.5, "none": lambda _: 1.0}
+BAD_INPUT = 2  # exit code
+
+
+def define_config(default="configs/sokoban.py"):
+    """The --config flag: a file with get_config(), after a colon its argument."""
+    return config_flags.DEFINE_config_file(
+        "config", default, "Config file, with a preset after a colon.", lock_config=True
+    )
+
+
+def run_command(main):
+    """Runs `main(argv)` behind absl's flags; unusable flags print one line and exit with 2."""
+    logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console
+
+    def parse(argv):
+        # ml_collections reports an unknown field as AttributeError or KeyError, a wrong type as
+        # TypeError; a config file that cannot be read raises whatever its reading raised.
+        with bad_input(AttributeError, KeyError, TypeError, OSError, flags.Error):
+            rest = flags.FLAGS(argv)
+            if len(rest) > 1:
+                raise ValueError(
+                    f"unexpected argument {rest[1]!r}; overrides are --config.FIELD=VALUE"
+                )
+            return rest
+
+    app.run(main, flags_parser=parse)
+
+
+@contextlib.contextmanager
+def bad_input(*further):
+    """Turns a ValueError (and the exceptions named) into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (ValueError, *further) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, (AttributeError, KeyError)):
+            text = (
+                f"the config has no field {text.strip(chr(34))}; configs/base.py lists all fields"
+            )
+        print(f"error: {text}", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
+
+
+def check(config):
+    """Refuses values that no run could use.
+
+    Raises:
+      ValueError: names the field, its value and what is accepted.
+    """
+    c = config
+    for name, accepted in (
+        ("filter.strategy", filter.STRATEGIES),
+        ("filter.metric", [name for name in filter.METRICS if "entropy" not in name]),
+        ("filter.mode", filter.MODES),
+        ("filter.keep", filter.KEEP),
+        ("filter.loss_scale", LOSS_SCALES),
+        ("algorithm.name", advantage.GROUP_ADVANTAGES),
+        ("algorithm.aggregation", losses.AGGREGATIONS),
+        ("algorithm.kl_kind", losses.KL_KINDS),
+        ("model.dtype", ("float32", "bfloat16", "float16")),
+    ):
+        value = field(c, name)
+        if value not in accepted:
+            raise ValueError(f"config.{name} is {value!r}; accepted: {', '.join(accepted)}")
+    for name, least in (
+        ("seed", 0),
+        ("steps", 0),
+        ("env.max_turns", 1),
+        ("env.actions_per_turn", 1),
+        ("env.max_actions", 1),
+        ("rollout.groups", 1),
+        ("rollout.group_size", 2),  # a group of one has no variance to learn from
+        ("rollout.max_new_tokens", 1),
+        ("rollout.save_every", 0),
+        ("optimizer.minibatches", 1),
+        ("optimizer.micro_batch", 1),
+        ("optimizer.warmup_updates", 0),
+        ("optimizer.max_skipped", 1),
+        ("diagnose.every", 0),
+        ("diagnose.first_turn_samples", 1),
+        ("diagnose.trajectory_samples", 1),
+        ("diagnose.micro_batch", 1),
+        ("eval.every", 0),
+        ("eval.episodes", 1),
+        ("eval.top_k", 0),
+        ("eval.seed", 0),
+        ("checkpoint.every", 0),
+        ("checkpoint.keep", 1),
+    ):
+        if field(c, name) < least:
+            raise ValueError(f"config.{name} is {field(c, name)}; it must be at least {least}")
+    for name, low, high in (  # open below, closed above
+        ("rollout.temperature", 0, 100),
+        ("eval.temperature", 0, 100),
+        ("eval.top_p", 0, 1),
+        ("optimizer.learning_rate", 0, 1),
+    ):
+        if not low < field(c, name) <= high:
+            raise ValueError(
+                f"config.{name} is {field(c, name)}; it must be above {low}, at most {high}"
+            )
+    if c.env.format_penalty > 0:
+        raise ValueError(f"config.env.format_penalty is {c.env.format_penalty}; it must be <= 0")
+    episodes = c.rollout.groups * c.rollout.group_size
+    if c.optimizer.minibatches > episodes:
+        raise ValueError(
+            f"config.optimizer.minibatches is {c.optimizer.minibatches}, but a step has only "
+            f"{episodes} episodes (rollout.groups x rollout.group_size)"
+        )
+    if c.optimizer.micro_batch > minibatch_rows(c):
+        raise ValueError(
+            f"config.optimizer.micro_batch is {c.optimizer.micro_batch}, but a minibatch has at "
+            f"most {minibatch_rows(c)} rows (all rows of a step over optimizer.minibatches)"
+        )
+
+
+def field(config, dotted):
+    """config.a.b for "a.b"."""
+    for name in dotted.split("."):
+        config = config[name]
+    return config
+
+
+def minibatch_rows(config):
+    """The most rows that a minibatch can hold: every turn of every episode a row of its own."""
+    turns = config.env.max_turns if config.env.context != "full" else 1
+    rows = config.rollout.groups * config.rollout.group_size * turns
+    return -(-rows // config.optimizer.minibatches)
+
+
+def environment_settings(config):
+    """What decides an environment's problems, JSON-like: for cache names."""
+    return {"env": config.env.name, **config.env.options.to_dict()}
+
+
+def build_environment(config, split):
+    """The config's environment, its problems drawn from `split`."""
+    return make_env(config.env.name, **config.env.options.to_dict(), split=split)
+
+
+def build_chat(config, tokenizer, environment, extra_stop_ids=()):
+    """The config's `Chat`."""
+    return make_chat(
+        tokenizer,
+        environment,
+        context=config.env.context,
+        prompt=config.env.prompt,
+        actions_per_turn=config.env.actions_per_turn,
+        max_actions=config.env.max_actions,
+        extra_stop_ids=extra_stop_ids,
+    )
+
+
+def build_budgets(config):
+    """The config's `Budgets`."""
+    return Budgets(
+        max_turns=config.env.max_turns,
+        max_actions=config.env.max_actions,
+        max_new_tokens=config.rollout.max_new_tokens,
+    )
+
+
+def build_eval_sampling(config):
+    """How evaluation draws tokens."""
+    return Sampling(
+        temperature=config.eval.temperature,
+        top_k=config.eval.top_k,
+        top_p=config.eval.top_p,
+        min_p=config.eval.min_p,
+    )
+
+
+def cache_directory():
+    """Where generated models and datasets are kept: $XDG_CACHE_HOME (or ~/.cache)/ragen_jax."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ragen_jax"
+
+
+def read_run_config(workdir):
+    """The config that a run wrote to its folder.
+
+    Raises:
+      ValueError: there is none.
+    """
+    path = Path(workdir) / "config.json"
+    if not path.exists():
+        raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
+    return ConfigDict(json.loads(path.read_text()))

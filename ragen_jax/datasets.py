@@ -1,0 +1,153 @@
+"""Datasets that the project generates: imitation demonstrations and held-out problems.
+
+Both are TFDS builders whose examples lie in array_record files, so that they can be read at
+random and without TensorFlow, in a folder named by a hash of all that decides them.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+# Seeds of a purpose start at its number times 2**32, so that no two purposes share one.
+EVALUATION_SEEDS = 1 << 62
+IMITATION_SEEDS = 1 << 61
+
+
+class Generated(tfds.core.GeneratorBasedBuilder):
+    """The examples of a generator; `index` keeps their order, since TFDS shuffles."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def __init__(self, *, generate, features, data_dir):
+        self._generate = generate
+        self._features = {"index": np.int64, **features}
+        super().__init__(data_dir=data_dir, file_format="array_record")
+
+    def _info(self):
+        features = tfds.features.FeaturesDict(self._features)
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, download_manager):
+        return {"examples": self._generate_examples()}
+
+    def _generate_examples(self):
+        for index, example in enumerate(self._generate()):
+            yield index, {"index": index, **example}
+
+
+def settings_hash(settings):
+    """12 hex digits of the SHA-256 of JSON-like settings."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def load_or_generate(name, settings, *, features, generate, directory):
+    """The examples of a dataset, generated on first use.
+
+    Args:
+      name: of the dataset. settings: JSON-like; everything that decides the examples.
+      features: name -> TFDS feature. generate: () -> iterator of examples.
+      directory: where TFDS keeps its files.
+
+    Returns:
+      list of dicts in the order they were generated; text as str.
+    """
+    folder = Path(directory) / f"{name}_{settings_hash(settings)}"
+    builder = Generated(generate=generate, features=features, data_dir=str(folder))
+    tfds.disable_progress_bar()  # its bars and notices would break the run's own
+    with contextlib.redirect_stdout(io.StringIO()):
+        builder.download_and_prepare()
+    examples = sorted(
+        builder.as_data_source(split="examples"), key=lambda example: example["index"]
+    )
+    return [
+        {k: v.decode() if isinstance(v, bytes) else v for k, v in example.items()}
+        for example in examples
+    ]
+
+
+def heldout_problems(environment, *, count, seed, settings, directory):
+    """The evaluation set: `count` distinct problems, the same every time.
+
+    Args:
+      environment: built with split="eval".
+      settings: the environment's name and options, which decide the problems.
+
+    Returns:
+      (seeds, states), each of length count.
+
+    Raises:
+      ValueError: a stored problem differs from what the environment generates today.
+    """
+
+    def generate():
+        seen, candidate = set(), EVALUATION_SEEDS + (seed << 32)
+        while len(seen) < count:
+            state = environment.reset(candidate)
+            identity = environment.identity(state)
+            if identity not in seen:
+                seen.add(identity)
+                yield {"seed": candidate, "identity": identity}
+            candidate += 1
+
+    examples = load_or_generate(
+        "heldout",
+        {"seed": seed, "count": count, **settings},
+        features={"seed": np.int64, "identity": tfds.features.Text()},
+        generate=generate,
+        directory=directory,
+    )
+    seeds = [int(example["seed"]) for example in examples]
+    states = [environment.reset(seed) for seed in seeds]
+    for example, state in zip(examples, states, strict=True):
+        if environment.identity(state) != example["identity"]:
+            raise ValueError(
+                f"held-out problem {example['seed']} in {directory} is not the one that the "
+                "environment generates now; delete that folder to build the set again"
+            )
+    return seeds, states
+
+
+def demonstrations(environment, *, rooms, plan_moves, actions_per_turn, settings, directory):
+    """Solved problems, cut into turns: what is seen, and what an expert would reply.
+
+    Args:
+      environment: built with split="imitation"; gives solve, explain and identity.
+      rooms: how many seeds are solved.
+      plan_moves: moves of the plan spelt out in the reasoning.
+
+    Returns:
+      list of dicts, problem by problem, with `turn`, `observation`, `reply` (behind "<think>",
+      without the stop token) and `identity` of the problem.
+    """
+
+    def generate():
+        for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
+            state = environment.reset(seed)
+            identity = environment.identity(state)
+            plan = environment.solve(state)
+            for start in range(0, len(plan), actions_per_turn):
+                now = plan[start : start + actions_per_turn]
+                thought = environment.explain(state, plan[start : start + plan_moves])
+                yield {
+                    "observation": environment.render(state),
+                    "reply": f"{thought}</think><answer>{'||'.join(now)}</answer>",
+                    "identity": identity,
+                    "turn": start // actions_per_turn,
+                }
+                for action in now:
+                    state = environment.step(state, action, None).state
+
+    text = tfds.features.Text()
+    return load_or_generate(
+        "demonstrations",
+        {"rooms": rooms, "plan": plan_moves, "actions": actions_per_turn, **settings},
+        features={"observation": text, "reply": text, "identity": text, "turn": np.int64},
+        generate=generate,
+        directory=directory,
+    )

@@ -1,0 +1,180 @@
+"""Mutual information between prompts and reasonings, from a matrix of cross scores.
+
+Axes: M scored reasonings, N scoring prompts, D distinct prompts. The matrix is tiny, so all of this
+is NumPy float64 on the host. Source: RAGEN-2, section 2.3, table 1 and equation 1.
+"""
+
+import chex
+import numpy as np
+
+RECALL_AT = (2, 4, 8)
+
+
+def information_metrics(score_MN, length_M, prompt_M, *, prompt_id_N=None, std_eps=1e-3):
+    """Does the reasoning still depend on the prompt? The paper's family of numbers.
+
+    With L[m, n] = log p(z_m | x_n) summed over the tokens of z_m, own = prompt_M[m],
+    |z_m| = length_M[m], lse the log of the sum of exponentials, mean and population std over m:
+
+        matched     = L[m, own] / |z|        marginal     = (lse_n L[m, n] - log N) / |z|
+        matched_seq = L[m, own]              marginal_seq =  lse_n L[m, n] - log N
+                                             released     =  lse_n (L[m, n] / |z|) - log N
+
+    | key | formula |
+    | --- | --- |
+    | mi | mean(matched - marginal), nats a token |
+    | mi_seq | mean(matched_seq - marginal_seq), nats a reasoning; at most log N |
+    | h_cond, h_cond_seq | -mean matched, -mean matched_seq |
+    | h_marginal, h_marginal_seq | -mean marginal, -mean marginal_seq; h_marginal = mi + h_cond |
+    | marginal_std, marginal_std_seq | std(marginal), std(marginal_seq) |
+    | mi_zscore, mi_zscore_seq | mi / (marginal_std + std_eps), the same of the sequence forms |
+    | mi_upper_bound | log N |
+    | mi_released | mean(matched - released) |
+    | h_marginal_released | -mean released |
+    | marginal_std_released | std(released) |
+    | mi_zscore_released | mi_released / (marginal_std_released + std_eps) |
+    | retrieval_acc | mean over m of P(own answer ranks first) |
+    | recall_at_2, _4, _8 | mean over m of P(own answer ranks among the first min(k, N)) |
+    | retrieval_chance, recall_chance_at_2, _4, _8 | the same, had all scores been equal |
+
+    The released code averages length-normalised scores inside the logarithm; its numbers are kept
+    under names of their own so that a run can be laid beside a RAGEN log.
+
+    **Ranking.** Columns with equal ids are one prompt, hence one answer, scored by its best
+    column. Answers of exactly equal score are ranked as a random permutation of their columns
+    would (an answer stands where its first column stands), and what is counted is the
+    probability of a hit, not one random outcome. Among t tied answers without duplicates, of which
+    h others score higher, own is among the first k with probability clip((k - h) / t, 0, 1).
+    So reasoning that ignores the prompt scores exactly the chance level, at every k and with any
+    duplicates: mean over m of (columns equal to own) / N for the first rank, min(k, N) / N for
+    recall when no prompt occurs twice. The marginal is over all N columns, duplicates included:
+    they are the batch's prior over prompts.
+
+    Args:
+      score_MN: real, finite; NumPy or JAX.
+      length_M: tokens of each reasoning, >= 1: the caller drops empty and unclosed ones.
+      prompt_M: integer, the column of the prompt that each reasoning was sampled from.
+      prompt_id_N: integers or strings, equal ids = same prompt; None = all different.
+      std_eps: the paper's epsilon in the z-scores.
+    Returns:
+      dict of Python floats with the keys above.
+    Raises:
+      ValueError: M or N is 0; a score is not finite; a length is below 1; a prompt column is not
+        an integer in 0..N-1.
+      AssertionError: ranks or axis lengths disagree.
+    """
+    score_MN = np.asarray(score_MN, np.float64)
+    length_M = np.asarray(length_M, np.float64)
+    own_M = np.asarray(prompt_M)
+    chex.assert_rank([score_MN, length_M, own_M], [2, 1, 1])
+    M, N = score_MN.shape
+    chex.assert_shape([length_M, own_M], (M,))
+    prompt_id_N = np.arange(N) if prompt_id_N is None else np.asarray(prompt_id_N)
+    chex.assert_shape(prompt_id_N, (N,))
+    _reject_bad_input(score_MN, length_M, own_M)
+
+    # ---- entropies and mutual information ----
+    rows_M = np.arange(M)
+    matched_seq_M = score_MN[rows_M, own_M]
+    marginal_seq_M = np.logaddexp.reduce(score_MN, axis=1) - np.log(N)
+    matched_M = matched_seq_M / length_M
+    marginal_M = marginal_seq_M / length_M
+    released_M = np.logaddexp.reduce(score_MN / length_M[:, None], axis=1) - np.log(N)
+    forms = {
+        "": (matched_M, marginal_M),
+        "_seq": (matched_seq_M, marginal_seq_M),
+        "_released": (matched_M, released_M),
+    }
+    metrics = {
+        "h_cond": -np.mean(matched_M),
+        "h_cond_seq": -np.mean(matched_seq_M),
+        "mi_upper_bound": np.log(N),
+    }
+    for suffix, (in_M, out_M) in forms.items():
+        mi, std = np.mean(in_M - out_M), np.std(out_M)
+        metrics["mi" + suffix] = mi
+        metrics["h_marginal" + suffix] = -np.mean(out_M)
+        metrics["marginal_std" + suffix] = std
+        metrics["mi_zscore" + suffix] = mi / (std + std_eps)
+
+    # ---- retrieval: is the own prompt the one that explains the reasoning best? ----
+    _, answer_N, columns_D = np.unique(prompt_id_N, return_inverse=True, return_counts=True)
+    best_MD = np.full((M, len(columns_D)), -np.inf)
+    for n in range(N):
+        best_MD[:, answer_N[n]] = np.maximum(best_MD[:, answer_N[n]], score_MN[:, n])
+    own_answer_M = answer_N[own_M]
+    own_best_M1 = best_MD[rows_M, own_answer_M][:, None]
+    higher_M = np.sum(best_MD > own_best_M1, axis=1)
+    tied_MD = best_MD == own_best_M1
+
+    ranks = np.minimum((1, *RECALL_AT), N)
+    chance_by_columns = {
+        c: _first_rank_probabilities(c, np.delete(columns_D, np.flatnonzero(columns_D == c)[0]))
+        for c in set(columns_D.tolist())
+    }
+    hit_MR, chance_MR = np.zeros((M, len(ranks))), np.zeros((M, len(ranks)))
+    for m in range(M):
+        own = own_answer_M[m]
+        tied_others_D = tied_MD[m].copy()
+        tied_others_D[own] = False
+        at_rank = _first_rank_probabilities(columns_D[own], columns_D[tied_others_D])
+        hit_MR[m] = [_within(at_rank, k - higher_M[m]) for k in ranks]
+        chance_MR[m] = [_within(chance_by_columns[int(columns_D[own])], k) for k in ranks]
+    hit_R, chance_R = hit_MR.mean(axis=0), chance_MR.mean(axis=0)
+    metrics["retrieval_acc"], metrics["retrieval_chance"] = hit_R[0], chance_R[0]
+    for k, hit, chance in zip(RECALL_AT, hit_R[1:], chance_R[1:], strict=True):
+        metrics[f"recall_at_{k}"], metrics[f"recall_chance_at_{k}"] = hit, chance
+    return {key: float(value) for key, value in metrics.items()}
+
+
+def _first_rank_probabilities(own_columns, columns_J):
+    """P(own answer has rank 0, 1, 2, ... among J others) when all columns are in random order.
+
+    Give every column an independent exponential clock. An answer of c columns rings first at rate
+    c, and with u = exp(-time) another answer of c_j columns is still silent with probability
+    u^c_j. The rank is the number of others that rang before own, so with own = c
+
+        P(rank = r) = integral_0^1 c u^(c-1) P(r of the events "1 - u^c_j" happen) du,
+
+    a polynomial of degree (number of columns - 1), which Gauss-Legendre integrates exactly.
+    """
+    others = len(columns_J)
+    if np.all(columns_J == own_columns):
+        return np.full(others + 1, 1.0 / (others + 1))
+    nodes_Q, weights_Q = np.polynomial.legendre.leggauss((own_columns + np.sum(columns_J)) // 2 + 1)
+    u_Q = (nodes_Q + 1) / 2
+    rang_QR = np.zeros((len(u_Q), others + 1))  # distribution of how many others rang
+    rang_QR[:, 0] = 1.0
+    for c in columns_J:
+        silent_Q1 = u_Q[:, None] ** c
+        earlier_QR = np.roll(rang_QR, 1, axis=1)  # the last entry, rolled to the front, is still 0
+        rang_QR = silent_Q1 * rang_QR + (1 - silent_Q1) * earlier_QR
+    density_Q = own_columns * u_Q ** (own_columns - 1) * weights_Q / 2
+    return density_Q @ rang_QR
+
+
+def _within(at_rank_R, count):
+    """P(rank < count); exactly 1 when count covers all ranks, whatever the rounding of the sum."""
+    if count >= len(at_rank_R):
+        return 1.0
+    return float(np.sum(at_rank_R[: max(count, 0)]))
+
+
+def _reject_bad_input(score_MN, length_M, own_M):
+    M, N = score_MN.shape
+    if M == 0 or N == 0:
+        raise ValueError(f"need at least one reasoning and one prompt, got score_MN {M} x {N}")
+    bad = np.argwhere(~np.isfinite(score_MN))
+    if len(bad):
+        m, n = bad[0]
+        raise ValueError(f"score_MN[{m}, {n}] = {score_MN[m, n]}; {len(bad)} of {M * N} not finite")
+    bad = np.flatnonzero(~(np.isfinite(length_M) & (length_M >= 1)))
+    if len(bad):
+        m = bad[0]
+        raise ValueError(f"length_M[{m}] = {length_M[m]}: drop reasonings without tokens first")
+    if not np.issubdtype(own_M.dtype, np.integer):
+        raise ValueError(f"prompt_M holds columns and must be integer, got {own_M.dtype}")
+    bad = np.flatnonzero((own_M < 0) | (own_M >= N))
+    if len(bad):
+        m = bad[0]
+        raise ValueError(f"prompt_M[{m}] = {own_M[m]} is not a column of 0..{N - 1}")

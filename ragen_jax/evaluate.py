@@ -1,0 +1,126 @@
+"""Evaluate a run or a model on the fixed held-out problems: success, return, pass@k, collapse.
+
+    python -m ragen_jax.evaluate --workdir=runs/NAME [--samples=8]
+    python -m ragen_jax.evaluate --model=DIR_OR_HUB_ID [--config=configs/sokoban.py:PRESET]
+
+With --workdir the config is the run's own and the model its newest checkpoint.
+"""
+
+import shutil
+from pathlib import Path
+
+import jax
+from absl import flags
+
+from ragen_jax import config as cfg
+from ragen_jax import datasets
+from ragen_jax.checkpoint import Checkpoints
+from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.model import hf
+from ragen_jax.heldout import play_problems, summarise
+from ragen_jax.log import console
+from ragen_jax.sharding import make_mesh
+from ragen_jax.warmstart import tiny_model
+
+
+def load_policy(config, workdir, environment, mesh):
+    """The config's model, how it talks, and the problems it is judged on.
+
+    A tiny agent is copied into the run's folder, so that the run can be continued and evaluated
+    where the cache is another one.
+
+    Returns:
+      (model, params, chat, (seeds, states) of the held-out problems).
+    """
+    path = config.model.path
+    if path == "tiny":
+        path = workdir / "model"
+        if not path.exists():
+            workdir.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(tiny_model(config), path)
+    model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
+    chat = cfg.build_chat(config, tokenizer, environment, hf.stop_ids(path))
+    heldout = datasets.heldout_problems(
+        cfg.build_environment(config, "eval"),
+        count=config.eval.episodes,
+        seed=config.eval.seed,
+        settings=cfg.environment_settings(config),
+        directory=cfg.cache_directory() / "datasets",
+    )
+    return model, params, chat, heldout
+
+
+def evaluate(config, model, params, chat, environment, heldout, *, samples=1):
+    """(eval/* metrics, episodes) on the held-out problems.
+
+    Args:
+      environment: for its rules; the problems are in `heldout`, (seeds, states).
+      samples: episodes a problem.
+    """
+    episodes = play_problems(
+        model,
+        params,
+        chat,
+        environment,
+        *heldout,
+        samples=samples,
+        rows=config.rollout.groups * config.rollout.group_size,
+        key=jax.random.fold_in(jax.random.key(config.eval.seed), 2),
+        budgets=cfg.build_budgets(config),
+        sampling=cfg.build_eval_sampling(config),
+        compact=config.rollout.compact,
+    )
+    metrics = summarise(episodes, samples=samples, format_penalty=config.env.format_penalty)
+    return metrics, episodes
+
+
+COLLAPSE_PROBLEMS = 64  # held-out problems whose reasonings are cross-scored
+
+
+def main(argv):
+    del argv
+    with cfg.bad_input():
+        if bool(WORKDIR.value) == bool(MODEL.value):
+            raise ValueError("give either --workdir (a run) or --model (a directory or hub id)")
+        if SAMPLES.value < 1:
+            raise ValueError(f"--samples is {SAMPLES.value}; it must be at least 1")
+        if WORKDIR.value:
+            workdir = Path(WORKDIR.value)
+            config = cfg.read_run_config(workdir)
+        else:
+            workdir, config = None, CONFIG.value
+            config.model.path = MODEL.value
+        cfg.check(config)
+        mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+        environment = cfg.build_environment(config, "eval")
+        model, params, chat, heldout = load_policy(config, workdir, environment, mesh)
+        if workdir:
+            checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+            step = checkpoints.latest_step()
+            if step is None:
+                raise ValueError(f"{workdir} has no checkpoint yet")
+            params = checkpoints.restore_params(step, params)
+            console(f"{workdir}, step {step}")
+    metrics, episodes = evaluate(
+        config, model, params, chat, environment, heldout, samples=SAMPLES.value
+    )
+    metrics |= collapse_metrics(
+        model,
+        params,
+        [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
+        first_turn_samples=config.diagnose.first_turn_samples,
+        trajectory_samples=config.diagnose.trajectory_samples,
+        micro_batch=config.diagnose.micro_batch,
+        seed=config.eval.seed,
+        step=0,
+    )
+    for name, value in metrics.items():
+        print(f"{name:<45} {value:.4f}")
+
+
+if __name__ == "__main__":
+    CONFIG = cfg.define_config()
+    WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to evaluate.")
+    MODEL = flags.DEFINE_string("model", None, "Model directory or hub id to evaluate.")
+    SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes a problem; pass@k up to it.")
+    cfg.run_command(main)

@@ -1,0 +1,223 @@
+"""SNR-aware filtering: score each group of episodes, then keep the groups worth learning from.
+
+Axes: G groups (prompts), K episodes a group. A filter returns a mask, never a smaller batch.
+Names (metric, strategy, mode, keep) and the numbers value and eps are static Python values; arrays
+are traced, so both functions work under jit and vmap. Source: RAGEN-2, section 3.3 and appendix G.
+"""
+
+import chex
+import jax.numpy as jnp
+from jax import lax, nn
+
+from ragen_jax.advantage import sample_variance
+
+ZERO_SCORE = 1e-10  # a score this small counts as zero, and is the slack of min_p
+
+
+def _std(x_GK):
+    return jnp.sqrt(sample_variance(x_GK))
+
+
+def _sum(x_GK):
+    return jnp.sum(jnp.asarray(x_GK, jnp.float32), axis=1)
+
+
+def _mean(x_GK):
+    return jnp.mean(jnp.asarray(x_GK, jnp.float32), axis=1)
+
+
+# metric -> (argument of group_scores it reads, its statistic over the members of a group)
+METRICS = {
+    "reward_variance": ("return_GK", sample_variance),
+    "reward_std": ("return_GK", _std),
+    "reward_sum": ("return_GK", _sum),
+    "reward_mean": ("return_GK", _mean),
+    "entropy": ("entropy_GK", _mean),
+    "entropy_variance": ("entropy_GK", sample_variance),
+    "length": ("length_GK", _mean),
+}
+
+
+def group_scores(return_GK, metric="reward_variance", *, entropy_GK=None, length_GK=None):
+    """One number a group, by which select_groups ranks it.
+
+    | metric | formula over the K members |
+    | --- | --- |
+    | reward_variance | sum (R - mean R)^2 / (K - 1); 0 for a group of one (the paper) |
+    | reward_std | its square root (the released code) |
+    | reward_sum, reward_mean | sum R, mean R |
+    | entropy, entropy_variance | mean, sample variance of entropy_GK |
+    | length | mean of length_GK |
+
+    Args:
+      return_GK: undiscounted episode returns, penalties included, before any normalisation.
+      metric: a key of METRICS.
+      entropy_GK: mean policy entropy of each episode; needed by the entropy metrics.
+      length_GK: sampled tokens of each episode; needed by `length`.
+    Returns:
+      score_G float32.
+    Raises:
+      ValueError: unknown metric, or the array that it reads is missing.
+      AssertionError: an array is not of rank 2, or shapes differ.
+    """
+    inputs = {"return_GK": return_GK, "entropy_GK": entropy_GK, "length_GK": length_GK}
+    given = [x_GK for x_GK in inputs.values() if x_GK is not None]
+    chex.assert_rank(given, 2)
+    chex.assert_equal_shape(given)
+    source, statistic = _look_up(METRICS, "metric", metric)
+    if inputs[source] is None:
+        raise ValueError(f"metric {metric!r} needs {source}")
+    return statistic(inputs[source])
+
+
+def select_groups(
+    score_G,
+    *,
+    strategy="top_p",
+    value=0.9,
+    mode="linear",
+    keep="largest",
+    include_zero=False,
+    eps=0.01,
+):
+    """Mask of the groups to learn from; may be empty, and then the batch is skipped.
+
+    Candidates are all groups, or with include_zero=False those with |score| > 1e-10; without
+    candidates nothing is kept. Ties go to the lower index. "First" below means largest score
+    first, or smallest first with keep="smallest".
+
+    - top_p, value >= 1: every candidate.
+    - top_p, linear: threshold = value * (sum of candidate scores) - eps. Walk over positive
+      scores, first to last, and stop before adding once the running sum has reached the
+      threshold. Keep those walked if the sum reached it, else none. A batch whose whole mass is
+      below eps is rejected: the threshold is reached before the first step.
+    - top_p, softmax: the shortest prefix, at least one group, whose softmax probabilities (of the
+      negated scores for keep="smallest") sum to value.
+    - top_k: the first int(value * G) candidates; top_k_abs: the first int(value); at least one.
+    - min_p: score >= value * max - 1e-10, or score <= min / value + 1e-10.
+    - none: every group, candidate or not.
+
+    Args:
+      score_G: real numbers; a NaN is never a candidate.
+      strategy, mode, keep: keys of STRATEGIES, MODES, KEEP.
+      value, eps: Python floats (static).
+      include_zero: whether groups with score zero are candidates.
+    Returns:
+      keep_G bool.
+    Raises:
+      ValueError: unknown strategy, mode or keep; min_p over the smallest with value <= 0.
+      AssertionError: score_G is not of rank 1.
+    """
+    chex.assert_rank(score_G, 1)
+    select = _look_up(STRATEGIES, "strategy", strategy)
+    accumulate = _look_up(MODES, "mode", mode)
+    sign = _look_up(KEEP, "keep", keep)
+    score_G = jnp.asarray(score_G, jnp.float32)
+    candidate_G = ~jnp.isnan(score_G)
+    if not include_zero:
+        candidate_G &= jnp.abs(score_G) > ZERO_SCORE
+    return select(score_G, candidate_G, value=value, sign=sign, accumulate=accumulate, eps=eps)
+
+
+# keep -> sign that makes an ascending sort put the wanted scores first
+KEEP = {"largest": -1.0, "smallest": 1.0}
+
+
+def _none(score_G, candidate_G, **_):
+    return jnp.ones_like(candidate_G)
+
+
+def _top_p(score_G, candidate_G, *, value, sign, accumulate, eps):
+    if value >= 1:
+        return candidate_G
+    return accumulate(score_G, candidate_G, value=value, sign=sign, eps=eps)
+
+
+def _linear(score_G, candidate_G, *, value, sign, eps):
+    walkable_G = candidate_G & (score_G > 0)
+    order_G = _order(score_G, walkable_G, sign)
+    mass_G = jnp.where(candidate_G, score_G, 0.0)[order_G]
+    before_G, after_G = _running_sum(mass_G)
+    # The total is the last running sum, not jnp.sum: another order of addition could round it
+    # above everything the walk can reach, and a good batch would be rejected. Negative scores lie
+    # behind the walk and only lower it.
+    threshold = value * jnp.sum(after_G[-1:]) - eps
+    # Walkable scores are positive and sorted to the front, so these are a prefix.
+    walked_G = walkable_G[order_G] & (before_G < threshold)
+    reached = jnp.any(walked_G & (after_G >= threshold))
+    return _unsort(walked_G & reached, order_G)
+
+
+def _softmax(score_G, candidate_G, *, value, sign, eps):
+    del eps  # belongs to the linear threshold
+    order_G = _order(score_G, candidate_G, sign)
+    logit_G = jnp.where(candidate_G, -sign * score_G, jnp.finfo(jnp.float32).min)
+    before_G, _ = _running_sum(nn.softmax(logit_G)[order_G])
+    first_G = jnp.arange(score_G.shape[0]) == 0
+    return _unsort(first_G | (before_G < value), order_G) & candidate_G
+
+
+def _top_k(score_G, candidate_G, *, value, sign, **_):
+    return _first(score_G, candidate_G, int(value * score_G.shape[0]), sign)
+
+
+def _top_k_abs(score_G, candidate_G, *, value, sign, **_):
+    return _first(score_G, candidate_G, int(value), sign)
+
+
+def _min_p(score_G, candidate_G, *, value, sign, **_):
+    if sign == KEEP["largest"]:
+        best = jnp.max(score_G, initial=-jnp.inf, where=candidate_G)
+        return candidate_G & (score_G >= value * best - ZERO_SCORE)
+    if value <= 0:
+        raise ValueError(f"min_p with keep='smallest' divides by value: need > 0, got {value}")
+    best = jnp.min(score_G, initial=jnp.inf, where=candidate_G)
+    return candidate_G & (score_G <= best / value + ZERO_SCORE)
+
+
+MODES = {"linear": _linear, "softmax": _softmax}  # how top_p accumulates
+STRATEGIES = {
+    "top_p": _top_p,
+    "top_k": _top_k,
+    "top_k_abs": _top_k_abs,
+    "min_p": _min_p,
+    "none": _none,
+}
+
+
+def _first(score_G, candidate_G, count, sign):
+    # Candidates are sorted to the front, so the mask also caps count at their number.
+    first_G = jnp.arange(score_G.shape[0]) < max(count, 1)
+    order_G = _order(score_G, candidate_G, sign)
+    return _unsort(first_G, order_G) & candidate_G
+
+
+def _order(score_G, front_G, sign):
+    """Indices that list the groups of front_G by sign * score, ties by index, then the rest."""
+    by_score_G = jnp.argsort(sign * score_G, stable=True)
+    # A second stable sort, by membership, rather than infinite keys for the rest: an infinite
+    # score would tie with them.
+    return by_score_G[jnp.argsort(~front_G[by_score_G], stable=True)]
+
+
+def _unsort(x_G, order_G):
+    return jnp.zeros_like(x_G).at[order_G].set(x_G)
+
+
+def _running_sum(x_G):
+    """Sums before and after each element, added one after the other as the walk does.
+
+    jnp.cumsum adds in a tree whose shape depends on the backend: the last bit of the sum, and
+    with it which group crosses the threshold, would depend on the machine.
+    """
+    return lax.scan(_add, jnp.float32(0), x_G)[1]
+
+
+def _add(total, x):
+    return total + x, (total, total + x)
+
+
+def _look_up(table, what, name):
+    if name not in table:
+        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(table)}")
+    return table[name]

@@ -1,0 +1,141 @@
+"""What a run writes: metrics.jsonl, rollouts/*.jsonl and lines on the console."""
+
+import json
+import math
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+# Console columns: metric, short name, format.
+COLUMNS = (
+    ("rollout/success", "success", "{:.2f}"),
+    ("rollout/return", "return", "{:+.2f}"),
+    ("update/entropy", "entropy", "{:.3f}"),
+    ("collapse/first_turn/mi", "MI", "{:.3f}"),
+    ("collapse/first_turn/retrieval_acc", "retrieval", "{:.2f}"),
+    ("filter/kept_ratio", "kept", "{:.2f}"),
+    ("throughput/tokens_per_second", "tokens/s", "{:,.0f}"),
+    ("time/step", "s", "{:.2f}"),
+)
+
+
+class Timers:
+    """Seconds spent in named stages of one step, as time/* metrics."""
+
+    def __init__(self):
+        self.seconds = {}
+
+    @contextmanager
+    def __call__(self, name):
+        start = time.perf_counter()
+        yield
+        name = f"time/{name}"
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+class MetricsLog:
+    """metrics.jsonl: one flat JSON object a step, flushed as it is written.
+
+    Undefined figures are left out: a row holds finite numbers only.
+    """
+
+    def __init__(self, path, *, last_step):
+        """Opens the log to go on behind `last_step`; rows after it and torn lines are dropped."""
+        self.path = Path(path)
+        rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
+        # A killed process must not lose the rows kept: write beside, then rename.
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        temporary.replace(self.path)
+        self.file = self.path.open("a")
+
+    def write(self, step, metrics):
+        """Appends a row; returns it."""
+        row = {"step": int(step)}
+        for name, value in metrics.items():
+            value = float(value)
+            if math.isfinite(value):
+                row[name] = value
+        self.file.write(json.dumps(row, allow_nan=False) + "\n")
+        self.file.flush()
+        return row
+
+    def close(self):
+        self.file.close()
+
+
+def read_metrics(path):
+    """The rows of a metrics.jsonl; a last line torn by a kill is left out, none: []."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    complete = lines[:-1]  # what follows the last newline was torn
+    return [json.loads(line) for line in complete if line]
+
+
+def write_rollouts(path, episodes, chat, reward_of_turn):
+    """Episodes as JSON lines: OpenAI messages, token ids, rewards, success.
+
+    Each turn is shown as the policy saw it: its own prompt text, then its reply.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for episode in episodes:
+            turns = [
+                {
+                    "messages": [
+                        {"role": "user", "content": chat.text(turn.prompt)},
+                        {"role": "assistant", "content": chat.text(turn.sampled)},
+                    ],
+                    "prompt_ids": turn.prompt.tolist(),
+                    "sampled_ids": turn.sampled.tolist(),
+                    "actions": list(turn.actions),
+                    "valid": turn.valid,
+                    "reward": reward_of_turn(turn),
+                }
+                for turn in episode.turns
+            ]
+            record = {
+                "seed": episode.seed,
+                "group": episode.group,
+                "member": episode.member,
+                "success": episode.success,
+                "turns": turns,
+            }
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def console(line):
+    """Prints a line above any progress bar."""
+    tqdm.write(line)
+
+
+def step_line(step, steps, row):
+    """The console line of a step."""
+    cells = [
+        f"{name} {form.format(row[metric])}" for metric, name, form in COLUMNS if metric in row
+    ]
+    return f"step {step:>{len(str(steps))}}/{steps}  " + "  ".join(cells)
+
+
+def eval_line(step, row):
+    """The console line of an evaluation."""
+    return (
+        f"  eval at step {step}: success {row['eval/success']:.3f} "
+        f"(95 % +-{row['eval/success_ci95']:.3f})  return {row['eval/return']:+.2f}  "
+        f"valid replies {row['eval/valid_rate']:.3f}"
+    )
+
+
+def learning_curve(rows):
+    """The evaluations of a run as lines with bars, one a step evaluated."""
+    lines = ["held-out success"]
+    for row in rows:
+        if "eval/success" in row:
+            value = row["eval/success"]
+            lines.append(f"  step {row['step']:>5}  {value:.3f}  " + "#" * round(50 * value))
+    return "\n".join(lines)

@@ -1,0 +1,232 @@
+"""Losses as plain functions of token arrays: a term for each token, and how the terms are weighed.
+
+Axes: B rows, T tokens; entry t of every _BT array is about token t. Everything here is pure, has
+static shapes and returns float32, so it works under jit, vmap and grad. Weights do not depend on
+the terms: a caller that computes token_weights once on a whole minibatch may sum weight * term in
+any split of it and get the same loss.
+"""
+
+import chex
+import jax.numpy as jnp
+from jax import lax
+
+MAX_LOG_RATIO = 20.0  # exp(20) is still far from float32's limit
+MAX_K3 = 10.0
+
+
+def policy_terms(logp_BT, old_logp_BT, advantage_BT, *, clip_low, clip_high, clip_c=3.0):
+    """Dual-clip PPO objective of each token, to be minimised.
+
+    With r = exp(clip(logp - old_logp, -20, 20)) and A = advantage:
+    term = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)); where A < 0 also
+    term = min(term, -A clip_c), which bounds what one unlucky token can cost.
+    At r = 1 its gradient is REINFORCE's, -A d logp.
+
+    Args:
+      logp_BT: log-probs under the current policy; the only argument that gets a gradient.
+      old_logp_BT: log-probs under the policy that sampled.
+      advantage_BT: advantages.
+      clip_low, clip_high: how far r may fall below, rise above 1 (paper: 0.2, 0.28).
+      clip_c: bound of the second clip, > 1; None switches it off.
+    Returns:
+      term_BT float32, and per-token metrics without gradient, all float32 [B, T]; their averages
+      over masked tokens are the metrics of policy_loss:
+      - ratio_mean: r
+      - clip_fraction: 1 where the first clip decides the term
+      - lower_clip_fraction: 1 where the second clip does
+      - approx_kl: k3 of KL(old || new), r - 1 - log r >= 0
+    Raises:
+      ValueError: clip_c <= 1.
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    arrays = [logp_BT, old_logp_BT, advantage_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    if clip_c is not None and clip_c <= 1:
+        raise ValueError(f"clip_c must be > 1 (it bounds the ratio from above), got {clip_c}")
+    logp_BT, old_logp_BT, advantage_BT = (jnp.asarray(x, jnp.float32) for x in arrays)
+    old_logp_BT, advantage_BT = lax.stop_gradient((old_logp_BT, advantage_BT))
+
+    log_ratio_BT = jnp.clip(logp_BT - old_logp_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio_BT = jnp.exp(log_ratio_BT)
+    plain_BT = -advantage_BT * ratio_BT
+    clipped_BT = -advantage_BT * jnp.clip(ratio_BT, 1.0 - clip_low, 1.0 + clip_high)
+    # where, not maximum: at a tie the gradient of maximum is the mean of both sides.
+    clip_active_BT = clipped_BT > plain_BT
+    term_BT = jnp.where(clip_active_BT, clipped_BT, plain_BT)
+    lower_active_BT = jnp.zeros_like(clip_active_BT)
+    if clip_c is not None:
+        bound_BT = -advantage_BT * clip_c
+        lower_active_BT = (advantage_BT < 0) & (bound_BT < term_BT)
+        term_BT = jnp.where(lower_active_BT, bound_BT, term_BT)
+    metrics = {
+        "ratio_mean": ratio_BT,
+        "clip_fraction": clip_active_BT.astype(jnp.float32),
+        "lower_clip_fraction": lower_active_BT.astype(jnp.float32),
+        "approx_kl": jnp.expm1(log_ratio_BT) - log_ratio_BT,
+    }
+    return term_BT, lax.stop_gradient(metrics)
+
+
+def policy_loss(
+    logp_BT,
+    old_logp_BT,
+    advantage_BT,
+    mask_BT,
+    *,
+    clip_low,
+    clip_high,
+    clip_c=3.0,
+    aggregation,
+):
+    """Dual-clip PPO loss: sum(token_weights(mask, aggregation) * policy_terms(...)).
+
+    Args:
+      logp_BT, old_logp_BT, advantage_BT, clip_low, clip_high, clip_c: as in policy_terms.
+      mask_BT: nonzero where the policy sampled the token.
+      aggregation: a key of AGGREGATIONS.
+    Returns:
+      loss, a float32 scalar; metrics, averages over the masked tokens (0 if there are none) of
+      ratio_mean, clip_fraction, lower_clip_fraction, approx_kl, whatever the aggregation.
+    Raises:
+      ValueError: unknown aggregation; clip_c <= 1.
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    arrays = [logp_BT, old_logp_BT, advantage_BT, mask_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    # Masked out here, before exp, so that junk under the mask cannot put NaN into the gradient.
+    inside_BT = jnp.asarray(mask_BT) != 0
+    terms = (jnp.where(inside_BT, x_BT, 0.0) for x_BT in arrays[:3])
+    term_BT, token_metrics = policy_terms(
+        *terms, clip_low=clip_low, clip_high=clip_high, clip_c=clip_c
+    )
+    loss = aggregate(term_BT, mask_BT, aggregation)
+    return loss, {k: aggregate(x_BT, mask_BT, "token-mean") for k, x_BT in token_metrics.items()}
+
+
+def _k1(logp_BT, ref_logp_BT):
+    return logp_BT - ref_logp_BT
+
+
+def _abs(logp_BT, ref_logp_BT):
+    return jnp.abs(logp_BT - ref_logp_BT)
+
+
+def _k2(logp_BT, ref_logp_BT):
+    return 0.5 * (logp_BT - ref_logp_BT) ** 2
+
+
+def _k3(logp_BT, ref_logp_BT):
+    d_BT = jnp.clip(ref_logp_BT - logp_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    # expm1 keeps the digits that exp(d) - 1 loses where the policies almost agree.
+    return jnp.clip(jnp.expm1(d_BT) - d_BT, -MAX_K3, MAX_K3)
+
+
+KL_KINDS = {"k1": _k1, "abs": _abs, "k2": _k2, "k3": _k3}
+
+
+def kl(logp_BT, ref_logp_BT, kind):
+    """Estimate of KL(policy || reference) at each token sampled by the policy.
+
+    k1 = logp - ref (unbiased, any sign); abs = |k1|; k2 = k1^2 / 2;
+    k3 = exp(d) - d - 1 with d = clip(ref - logp, -20, 20), result clipped to +-10 as verl does.
+
+    Args:
+      logp_BT, ref_logp_BT: log-probs under the policy and under the reference.
+      kind: a key of KL_KINDS.
+    Returns:
+      kl_BT float32.
+    Raises:
+      ValueError: unknown kind.
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    chex.assert_rank([logp_BT, ref_logp_BT], 2)
+    chex.assert_equal_shape([logp_BT, ref_logp_BT])
+    estimate = _look_up(KL_KINDS, "kl kind", kind)
+    return estimate(jnp.asarray(logp_BT, jnp.float32), jnp.asarray(ref_logp_BT, jnp.float32))
+
+
+def _token_mean(inside_BT, norm_length):
+    return inside_BT / jnp.maximum(jnp.sum(inside_BT), 1.0)
+
+
+def _seq_mean_token_mean(inside_BT, norm_length):
+    tokens_B1 = jnp.sum(inside_BT, axis=1, keepdims=True)
+    return inside_BT / (tokens_B1 + 1e-8) / _rows_with_tokens(inside_BT)
+
+
+def _seq_mean_token_sum(inside_BT, norm_length):
+    return inside_BT / _rows_with_tokens(inside_BT)
+
+
+def _seq_mean_token_sum_norm(inside_BT, norm_length):
+    return inside_BT / (inside_BT.shape[1] if norm_length is None else norm_length)
+
+
+AGGREGATIONS = {
+    "token-mean": _token_mean,
+    "seq-mean-token-mean": _seq_mean_token_mean,
+    "seq-mean-token-sum": _seq_mean_token_sum,
+    "seq-mean-token-sum-norm": _seq_mean_token_sum_norm,
+}
+
+
+def token_weights(mask_BT, mode, *, norm_length=None):
+    """Weight of each token, so that a loss is sum(weight * term).
+
+    With n_b the masked tokens of row b, and R the number of rows with n_b > 0:
+
+    | mode | weight of a masked token of row b |
+    | --- | --- |
+    | token-mean | 1 / sum_b n_b |
+    | seq-mean-token-mean | 1 / (n_b + 1e-8) / R |
+    | seq-mean-token-sum | 1 / R |
+    | seq-mean-token-sum-norm | 1 / norm_length |
+
+    Rows without tokens (weight-0 padding) count nowhere; an empty mask gives weights 0.
+
+    Args:
+      mask_BT: nonzero where the term counts.
+      mode: a key of AGGREGATIONS.
+      norm_length: constant of the last mode; None is T. Pass it when T may be padded
+        differently from one minibatch to the next. The other modes ignore it.
+    Returns:
+      weight_BT float32.
+    Raises:
+      ValueError: unknown mode.
+      AssertionError: mask_BT is not of rank 2.
+    """
+    chex.assert_rank(mask_BT, 2)
+    weigh = _look_up(AGGREGATIONS, "aggregation", mode)
+    return weigh((jnp.asarray(mask_BT) != 0).astype(jnp.float32), norm_length)
+
+
+def aggregate(x_BT, mask_BT, mode):
+    """sum(token_weights(mask, mode) * x); entries outside the mask do not matter, even if NaN.
+
+    Args:
+      x_BT: a term for each token.
+      mask_BT: nonzero where the term counts.
+      mode: a key of AGGREGATIONS.
+    Returns:
+      float32 scalar.
+    Raises:
+      ValueError: unknown mode.
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    chex.assert_rank([x_BT, mask_BT], 2)
+    chex.assert_equal_shape([x_BT, mask_BT])
+    inside_BT = jnp.asarray(mask_BT) != 0
+    x_BT = jnp.where(inside_BT, jnp.asarray(x_BT, jnp.float32), 0.0)
+    return jnp.sum(token_weights(mask_BT, mode) * x_BT)
+
+
+def _rows_with_tokens(inside_BT):
+    return jnp.maximum(jnp.sum(jnp.any(inside_BT > 0, axis=1)), 1).astype(jnp.float32)
+
+
+def _look_up(table, what, name):
+    if name not in table:
+        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(table)}")
+    return table[name]

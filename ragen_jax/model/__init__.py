@@ -1,0 +1,1 @@
+"""The language model: network, attention, Hugging Face files, tokenizer."""

@@ -1,0 +1,44 @@
+"""The tiny agent's tokenizer: byte-level BPE in Hugging Face format.
+
+256 byte tokens, no merges, and whole words for what the small games say: any text round-trips,
+while grid symbols, digits, tags and action words are one token each. Its chat template is
+ChatML, the format of Qwen's own.
+"""
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.chat import NOTICE
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+ROLES = ("system", "user", "assistant")
+SOKOBAN = (
+    *("√", "||", "Up", "Down", "Left", "Right", " Up", " Down", " Left", " Right"),
+    *("player ", " box ", " target ", " plan"),
+)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def build_tokenizer():
+    """A `PreTrainedTokenizerFast`; `save_pretrained` writes files that AutoTokenizer opens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in SPECIAL])
+    words = (*TAGS, *ROLES, NOTICE, *SOKOBAN)
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,214 @@
+"""Sampling from the model with a key-value cache: prefill, extend, decode.
+
+    prefill   prompts -> cache (one row a prompt) and the logits behind it
+    extend    cache + the turn just sampled + the next observation -> longer cache, logits
+    decode    cache + logits -> sampled tokens, one on-device loop until every row has stopped
+
+Decode never writes to the cache: the turn's own tokens go to a small buffer of
+`max_new_tokens` positions, at the same position for every row. On a group's first turn the
+cache has one row a prompt and all members read it.
+
+Axes: N cache rows, B sampled rows (N divides B), T sampled tokens, V vocabulary.
+"""
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.model.attention import Segment, append
+from ragen_jax.model.qwen import logits as output_logits
+
+
+@flax.struct.dataclass
+class Sampled:
+    """Replies of one turn, and their keys and values."""
+
+    tokens_BT: jax.Array  # int32, 0 behind the end
+    logp_BT: jax.Array  # float32, under the distribution sampled from; 0 behind the end
+    count_B: jax.Array  # int32, sampled tokens, the stop token included
+    own: Segment  # keys and values of all sampled tokens but the last
+
+
+def episode_keys(run_key, seed_B, member_B, turn):
+    """One key a row, by what it is for: fold_in over (environment seed, member, turn).
+
+    `noise` then folds in the token index, so that a draw does not depend on the row's place,
+    its neighbours or the batch's size.
+
+    Args:
+      run_key: typed key of the run and of the purpose (training, evaluation).
+      seed_B: environment seeds, below 2**63. member_B: int. turn: int.
+    """
+    return _episode_keys(
+        run_key,
+        jnp.asarray([seed >> 32 for seed in seed_B], jnp.uint32),
+        jnp.asarray([seed & 0xFFFFFFFF for seed in seed_B], jnp.uint32),
+        jnp.asarray(member_B, jnp.uint32),
+        jnp.uint32(turn),
+    )
+
+
+@jax.jit
+def _episode_keys(run_key, high_B, low_B, member_B, turn):
+    def one(high, low, member):
+        key = run_key
+        for word in (high, low, member, turn):
+            key = jax.random.fold_in(key, word)
+        return key
+
+    return jax.vmap(one)(high_B, low_B, member_B)
+
+
+def noise(keys_B, index, vocab_size):
+    """Standard Gumbel noise [B, V] of the draws of token `index`."""
+    return jax.vmap(lambda key: jax.random.gumbel(jax.random.fold_in(key, index), (vocab_size,)))(
+        keys_B
+    )
+
+
+def truncate(logits_BV, *, top_k, top_p, min_p):
+    """Logits with everything outside the kept set at -inf (Holtzman 2020; min-p: Nguyen 2024).
+
+    Applied in this order to what the one before has left: the `top_k` largest (0: all), the
+    shortest prefix of the sorted tokens with probability mass `top_p` (1: all), tokens at least
+    `min_p` times as likely as the likeliest (0: all).
+    """
+    kept = logits_BV
+    if top_k:
+        kth = jax.lax.top_k(kept, min(top_k, kept.shape[-1]))[0][..., -1:]
+        kept = jnp.where(kept < kth, -jnp.inf, kept)
+    if top_p < 1:
+        order = jnp.argsort(-kept, axis=-1)
+        p = jax.nn.softmax(jnp.take_along_axis(kept, order, -1))
+        inside = jnp.cumsum(p, -1) - p < top_p  # the mass before a token, so the first is kept
+        rank = jnp.argsort(order, axis=-1)
+        kept = jnp.where(jnp.take_along_axis(inside, rank, -1), kept, -jnp.inf)
+    if min_p:
+        kept = jnp.where(kept < kept.max(-1, keepdims=True) + jnp.log(min_p), -jnp.inf, kept)
+    return kept
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def prefill(model, params, tokens_NP, length_N):
+    """Reads prompts. tokens_NP int32 right-padded, length_N int32 -> (Segment, logits_NV)."""
+    hidden, (k, v) = model.apply({"params": params}, tokens_NP, keep_kv=True)
+    last_ND = jnp.take_along_axis(hidden, (length_N - 1)[:, None, None], 1)[:, 0]
+    return Segment(k=k, v=v, length_N=length_N), output_logits(params, last_ND)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "capacity"))
+def extend(model, params, segment, own, rows_B, tokens_BE, count_B, *, capacity):
+    """Appends to the cache the turn just sampled and what the next prompt adds to it.
+
+    Args:
+      segment, own: the cache that the turn was sampled from and its own keys and values.
+      rows_B: int32 indices of the episodes that go on, among the rows of `own`.
+      tokens_BE: int32, right-padded: the last sampled token (it is not in the cache yet), then
+        the prompt's new tokens.
+      count_B: how many of these are real.
+      capacity: positions of the new cache; must hold every row's new length.
+
+    Returns:
+      (Segment with the rows of rows_B, logits_BV behind each row's last token).
+    """
+    share = own.k.shape[1] // segment.k.shape[1]
+    history = jax.tree.map(
+        lambda x, axis: jnp.take(x, rows_B // share, axis=axis),
+        segment,
+        Segment(k=1, v=1, length_N=0),
+    )
+    k, v = jnp.take(own.k, rows_B, axis=1), jnp.take(own.v, rows_B, axis=1)
+    history = append(history, k, v, own.length_N[rows_B], capacity=capacity)
+    position_BE = history.length_N[:, None] + jnp.arange(tokens_BE.shape[1])
+    hidden, (k, v) = model.apply(
+        {"params": params}, tokens_BE, position_BE, (history,), keep_kv=True
+    )
+    last_BD = jnp.take_along_axis(hidden, (count_B - 1)[:, None, None], 1)[:, 0]
+    return append(history, k, v, count_B, capacity=capacity), output_logits(params, last_BD)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("model", "max_new_tokens", "stop_ids", "top_k", "top_p", "min_p")
+)
+def decode(
+    model,
+    params,
+    segment,
+    logits_NV,
+    keys_B,
+    budget_B,
+    temperature,
+    *,
+    max_new_tokens,
+    stop_ids,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+):
+    """Samples one reply a row.
+
+    Args:
+      segment, logits_NV: of prefill or extend; row b continues cache row b // (B / N).
+      keys_B: `episode_keys`.
+      budget_B: int32 tokens a row may sample, at most max_new_tokens; 0 on padding rows.
+      temperature: traced scalar > 0.
+      stop_ids: tuple of ids that end a reply.
+
+    Returns:
+      `Sampled`. A row without a stop token was truncated by its budget.
+    """
+    B, N, T = keys_B.shape[0], logits_NV.shape[0], max_new_tokens
+    V = logits_NV.shape[1]
+    L, _, K, _, D = segment.k.shape
+    start_B = jnp.repeat(segment.length_N, B // N, total_repeat_length=B)
+    own_shape = (L, B, K, T, D)
+
+    def draw(index, logits_BV, done_B):
+        scaled = logits_BV / temperature
+        if top_k or top_p < 1 or min_p:
+            scaled = truncate(scaled, top_k=top_k, top_p=top_p, min_p=min_p)
+        token_B = jnp.argmax(scaled + noise(keys_B, index, V), -1)
+        logp_B = jnp.take_along_axis(jax.nn.log_softmax(scaled), token_B[:, None], -1)[:, 0]
+        alive_B = ~done_B
+        token_B = jnp.where(alive_B, token_B, 0).astype(jnp.int32)
+        stopped_B = jnp.isin(token_B, jnp.asarray(stop_ids, jnp.int32))
+        done_B = done_B | stopped_B | (index + 1 >= budget_B)
+        return token_B, jnp.where(alive_B, logp_B, 0.0), done_B
+
+    def body(carry):
+        index, token_B, done_B, own_k, own_v, tokens_BT, logp_BT, count_B = carry
+        own = Segment(k=own_k, v=own_v, length_N=jnp.full((B,), index - 1, jnp.int32))
+        hidden, (k, v) = model.apply(
+            {"params": params},
+            token_B[:, None],
+            (start_B + index - 1)[:, None],
+            (segment, own),
+            keep_kv=True,
+        )
+        own_k = jax.lax.dynamic_update_slice_in_dim(own_k, k, index - 1, axis=3)
+        own_v = jax.lax.dynamic_update_slice_in_dim(own_v, v, index - 1, axis=3)
+        count_B = count_B + ~done_B
+        token_B, logp_B, done_B = draw(index, output_logits(params, hidden[:, 0]), done_B)
+        tokens_BT = jax.lax.dynamic_update_slice_in_dim(tokens_BT, token_B[:, None], index, axis=1)
+        logp_BT = jax.lax.dynamic_update_slice_in_dim(logp_BT, logp_B[:, None], index, axis=1)
+        return index + 1, token_B, done_B, own_k, own_v, tokens_BT, logp_BT, count_B
+
+    done_B = budget_B <= 0
+    count_B = (~done_B).astype(jnp.int32)
+    token_B, logp_B, done_B = draw(0, jnp.repeat(logits_NV, B // N, axis=0), done_B)
+    carry = (
+        jnp.int32(1),
+        token_B,
+        done_B,
+        jnp.zeros(own_shape, segment.k.dtype),
+        jnp.zeros(own_shape, segment.v.dtype),
+        jnp.zeros((B, T), jnp.int32).at[:, 0].set(token_B),
+        jnp.zeros((B, T), jnp.float32).at[:, 0].set(logp_B),
+        count_B,
+    )
+    carry = jax.lax.while_loop(lambda c: (c[0] < T) & ~c[2].all(), body, carry)
+    _, _, _, own_k, own_v, tokens_BT, logp_BT, count_B = carry
+    own = Segment(k=own_k, v=own_v, length_N=jnp.maximum(count_B - 1, 0))
+    return Sampled(tokens_BT=tokens_BT, logp_BT=logp_BT, count_B=count_B, own=own)

@@ -1,0 +1,317 @@
+"""Train an LLM agent by multi-turn reinforcement learning.
+
+    python -m ragen_jax.train --config=configs/sokoban.py[:PRESET] [--workdir=DIR]
+                              [--config.FIELD=VALUE ...]
+
+This file is the algorithm: one call a stage, one timer a stage. Given the folder of an earlier
+run, it goes on where that run's newest checkpoint stands.
+"""
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from tqdm import tqdm
+
+from ragen_jax import config as cfg
+from ragen_jax.advantage import GROUP_ADVANTAGES
+from ragen_jax.batch import make_batch
+from ragen_jax.checkpoint import Checkpoints
+from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.evaluate import evaluate, load_policy
+from ragen_jax.filter import group_scores, select_groups
+from ragen_jax.log import (
+    MetricsLog,
+    Timers,
+    console,
+    eval_line,
+    learning_curve,
+    read_metrics,
+    step_line,
+    write_rollouts,
+)
+from ragen_jax.rewards import add_rewards, turn_reward
+from ragen_jax.rollout import Sampling, length_bucket, rollout
+from ragen_jax.sharding import data_shards, make_mesh
+from ragen_jax.update import Loss, init_state, make_optimizer, update_policy
+
+PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
+
+
+def train(config, workdir):
+    """Runs or continues a training run in `workdir`; returns the exit code."""
+    c = config
+    with cfg.bad_input():
+        # ---------------------------------------------------------------- check, mesh, model
+        cfg.check(c)
+        mesh = make_mesh(data=c.mesh.data, fsdp=c.mesh.fsdp, tensor=c.mesh.tensor)
+        if c.optimizer.micro_batch % data_shards(mesh):
+            raise ValueError(
+                f"config.optimizer.micro_batch is {c.optimizer.micro_batch}; its rows must split "
+                f"evenly over mesh.data x mesh.fsdp = {data_shards(mesh)}"
+            )
+        same_run(c, workdir)
+        environment = cfg.build_environment(c, "train")
+        model, params, chat, heldout = load_policy(c, workdir, environment, mesh)
+    workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / "config.json").write_text(json.dumps(c.to_dict(), indent=2) + "\n")
+
+    # -------------------------------------------------------------------------- state
+    optimizer = make_optimizer(
+        learning_rate=c.optimizer.learning_rate,
+        warmup_updates=c.optimizer.warmup_updates,
+        b1=c.optimizer.b1,
+        b2=c.optimizer.b2,
+        eps=c.optimizer.eps,
+        weight_decay=c.optimizer.weight_decay,
+        max_grad_norm=c.optimizer.max_grad_norm,
+    )
+    loss = Loss(
+        temperature=c.rollout.temperature,
+        clip_low=c.algorithm.clip_low,
+        clip_high=c.algorithm.clip_high,
+        clip_c=c.algorithm.clip_c,
+        aggregation=c.algorithm.aggregation,
+        kl_kind=c.algorithm.kl_kind,
+        kl_coef=c.algorithm.kl_coef,
+        entropy_coef=c.algorithm.entropy_coef,
+    )
+    # The update donates the policy's parameters, so the KL reference is a copy.
+    reference = jax.tree.map(jnp.copy, params) if loss.kl_coef else None
+    state = init_state(params, optimizer)
+    checkpoints = Checkpoints(workdir / "checkpoints", keep=c.checkpoint.keep)
+    latest = checkpoints.latest_step()
+    if latest is not None:
+        state = checkpoints.restore(latest, state)
+        console(f"continuing {workdir} behind step {latest}")
+    log = MetricsLog(workdir / "metrics.jsonl", last_step=-1 if latest is None else latest)
+    run_key = jax.random.key(c.seed)
+    rollout_key, shuffle_key = jax.random.fold_in(run_key, 0), jax.random.fold_in(run_key, 1)
+    budgets, sampling = cfg.build_budgets(c), Sampling(temperature=c.rollout.temperature)
+    group_advantage = GROUP_ADVANTAGES[c.algorithm.name]
+    stop = Preemption()
+
+    # -------------------------------------------------------------------------- first look
+    if latest is None and c.eval.every:
+        timer = Timers()
+        with timer("eval"):
+            metrics, _ = evaluate(c, model, state.params, chat, environment, heldout)
+        console(eval_line(0, log.write(0, metrics | timer.seconds)))
+
+    # -------------------------------------------------------------------------- loop
+    skipped_in_a_row = 0
+    first = int(state.step) + 1
+    for step in tqdm(range(first, c.steps + 1), initial=first - 1, total=c.steps, disable=None):
+        timer, started = Timers(), time.perf_counter()
+        metrics = {}
+
+        with timer("rollout"):
+            cursor = int(state.seed_cursor)
+            seeds_G = [(c.seed << 32) + cursor + g for g in range(c.rollout.groups)]
+            episodes = rollout(
+                model,
+                state.params,
+                chat,
+                environment,
+                seeds_G,
+                [environment.reset(seed) for seed in seeds_G],
+                group_size=c.rollout.group_size,
+                key=rollout_key,
+                budgets=budgets,
+                sampling=sampling,
+                compact=c.rollout.compact,
+            )
+
+        with timer("batch"):
+            longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
+            batch = make_batch(episodes, length=length_bucket(longest))
+            batch, return_GK = add_rewards(batch, episodes, format_penalty=c.env.format_penalty)
+            metrics |= rollout_metrics(episodes, return_GK)
+
+        with timer("diagnose"):
+            if c.diagnose.every and step % c.diagnose.every == 0:
+                metrics |= collapse_metrics(
+                    model,
+                    state.params,
+                    episodes,
+                    first_turn_samples=c.diagnose.first_turn_samples,
+                    trajectory_samples=c.diagnose.trajectory_samples,
+                    micro_batch=c.diagnose.micro_batch,
+                    seed=c.seed,
+                    step=step,
+                )
+
+        with timer("update"):
+            length_GK = episode_lengths(episodes).reshape(return_GK.shape)
+            score_G = group_scores(return_GK, c.filter.metric, length_GK=length_GK)
+            keep_G = np.asarray(
+                select_groups(
+                    score_G,
+                    strategy=c.filter.strategy,
+                    value=c.filter.value,
+                    mode=c.filter.mode,
+                    keep=c.filter.keep,
+                    include_zero=c.filter.include_zero,
+                    eps=c.filter.eps,
+                )
+            )
+            advantage_E = np.asarray(group_advantage(return_GK)).reshape(-1)
+            advantage_BT = advantage_E[batch.episode_B][:, None] * batch.mask_BT
+            state, update = update_policy(
+                model,
+                optimizer,
+                loss,
+                state,
+                reference,
+                batch,
+                advantage_BT,
+                np.flatnonzero(keep_G[batch.group_B]),
+                mesh=mesh,
+                key=jax.random.fold_in(shuffle_key, step),
+                minibatches=c.optimizer.minibatches,
+                micro_batch=c.optimizer.micro_batch,
+                minibatch_rows=cfg.minibatch_rows(c),
+                loss_scale=cfg.LOSS_SCALES[c.filter.loss_scale](keep_G.mean()),
+            )
+            state = state.replace(step=state.step + 1, seed_cursor=state.seed_cursor + len(seeds_G))
+            metrics |= filter_metrics(np.asarray(score_G), keep_G)
+            metrics["rollout/logp_gap"] = update.pop("update/logp_gap", np.nan)
+            metrics |= update
+        train_seconds = time.perf_counter() - started
+        sampled_tokens = metrics["rollout/response_length"] * metrics["rollout/replies"]
+        metrics["throughput/tokens_per_second"] = sampled_tokens / train_seconds
+
+        # ---------------------------------------------------------------------- write
+        evaluated = c.eval.every and (step % c.eval.every == 0 or step == c.steps)
+        if evaluated:
+            with timer("eval"):
+                metrics |= evaluate(c, model, state.params, chat, environment, heldout)[0]
+        if c.rollout.save_every and step % c.rollout.save_every == 0:
+            write_rollouts(
+                workdir / "rollouts" / f"step_{step:06d}.jsonl",
+                episodes,
+                chat,
+                lambda turn: turn_reward(turn, format_penalty=c.env.format_penalty),
+            )
+        row = log.write(step, metrics | timer.seconds | {"time/step": train_seconds})
+        console(step_line(step, c.steps, row))
+        if evaluated:
+            console(eval_line(step, row))
+        skipped_in_a_row = skipped_in_a_row + 1 if row.get("update/skipped", 0) else 0
+        if skipped_in_a_row >= c.optimizer.max_skipped:
+            dump = workdir / f"nonfinite_step_{step}.npz"
+            np.savez_compressed(dump, advantage_BT=advantage_BT, **vars(batch))
+            checkpoints.close()
+            raise FloatingPointError(
+                f"updates were not finite in {skipped_in_a_row} steps in a row, the last being "
+                f"step {step}; its batch is in {dump}"
+            )
+        due = c.checkpoint.every and step % c.checkpoint.every == 0
+        if due or step == c.steps or stop.requested:
+            checkpoints.save(step, state)
+        if stop.requested:
+            checkpoints.close()
+            console(f"stopped by SIGTERM; step {step} is saved in {workdir}")
+            return PREEMPTED
+
+    checkpoints.close()
+    log.close()
+    console(learning_curve(read_metrics(log.path)))
+    console(f"done: {workdir}")
+    return 0
+
+
+def rollout_metrics(episodes, return_GK):
+    """rollout/* figures of a step's episodes."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    lengths = [len(turn.sampled) for turn in turns]
+    return {
+        "rollout/success": np.mean([episode.success for episode in episodes]),
+        "rollout/return": return_GK.mean(),
+        "rollout/turns": len(turns) / len(episodes),
+        "rollout/replies": len(turns),
+        "rollout/response_length": np.mean(lengths),
+        "rollout/reasoning_length": np.mean([t.reasoning[1] - t.reasoning[0] for t in turns]),
+        "rollout/valid_rate": np.mean([turn.valid for turn in turns]),
+        "rollout/valid_think_rate": np.mean([t.reasoning[1] > t.reasoning[0] for t in turns]),
+    }
+
+
+def filter_metrics(score_G, keep_G):
+    """filter/* figures: what the groups scored and how many were kept."""
+    return {
+        "filter/kept_ratio": keep_G.mean(),
+        "filter/score_mean": score_G.mean(),
+        "filter/score_max": score_G.max(),
+        "filter/zero_groups": (np.abs(score_G) <= 1e-10).mean(),
+        "filter/empty": float(not keep_G.any()),
+    }
+
+
+def episode_lengths(episodes):
+    """Sampled tokens of each episode, int."""
+    return np.array([sum(len(turn.sampled) for turn in e.turns) for e in episodes])
+
+
+def same_run(config, workdir):
+    """Refuses to continue a run under a config that would make it another run.
+
+    Raises:
+      ValueError: names the first field that differs; steps, eval.every, checkpoint.* and
+        rollout.save_every may change.
+    """
+    if not (workdir / "config.json").exists():
+        return
+    free = ("steps", "eval.every", "checkpoint.every", "checkpoint.keep", "rollout.save_every")
+    before, now = flat(cfg.read_run_config(workdir)), flat(config)
+    for name in sorted(set(before) | set(now)):
+        if name not in free and before.get(name) != now.get(name):
+            raise ValueError(
+                f"{workdir} holds a run with config.{name}={before.get(name)!r}, but this command "
+                f"has {now.get(name)!r}; give the same value, or another --workdir"
+            )
+
+
+def flat(config):
+    """{"a.b": value} of a nested config, sequences as lists."""
+
+    def leaves(node, prefix):
+        for name, value in node.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{prefix}{name}.")
+            else:
+                yield prefix + name, value
+
+    return dict(leaves(json.loads(json.dumps(config.to_dict())), ""))
+
+
+class Preemption:
+    """Whether SIGTERM has asked the run to save and stop."""
+
+    def __init__(self):
+        self.requested = False
+        signal.signal(signal.SIGTERM, self._request)
+
+    def _request(self, signum, frame):
+        self.requested = True
+
+
+def main(argv):
+    del argv
+    name = time.strftime("%Y%m%d-%H%M%S")
+    workdir = Path(WORKDIR.value or Path("runs") / f"{CONFIG.value.env.name}-{name}")
+    sys.exit(train(CONFIG.value, workdir))
+
+
+if __name__ == "__main__":
+    CONFIG = cfg.define_config()
+    WORKDIR = flags.DEFINE_string(
+        "workdir", None, "Folder of the run; one of an earlier run is continued."
+    )
+    cfg.run_command(main)

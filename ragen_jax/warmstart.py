@@ -1,0 +1,232 @@
+"""Build the tiny agent: a small Qwen2.5-shaped model that imitates a solver.
+
+    python -m ragen_jax.warmstart --config=configs/sokoban.py
+
+The result is a Hugging Face directory in the cache, named by a hash of its settings; `train`
+and `evaluate` build it when the config's model is "tiny" and it is not there yet.
+"""
+
+import functools
+import json
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import tqdm
+
+from ragen_jax import datasets
+from ragen_jax.batch import make_batch
+from ragen_jax.config import (
+    bad_input,
+    build_budgets,
+    build_chat,
+    build_environment,
+    cache_directory,
+    check,
+    define_config,
+    environment_settings,
+    run_command,
+)
+from ragen_jax.heldout import play_problems
+from ragen_jax.log import console
+from ragen_jax.model import hf
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.rollout import Sampling, length_bucket
+from ragen_jax.types import Episode, Turn
+from ragen_jax.update import token_logps
+
+RECIPE = 1  # raise it when a change of this file changes the result
+NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid reply
+
+
+def tiny_model(config, cache=None):
+    """The directory of the config's tiny agent; builds it on first use.
+
+    Args:
+      config: a run's config (env, warmstart and the rollout's budgets decide the result).
+      cache: folder of generated models and datasets.
+    """
+    cache = cache_directory() if cache is None else Path(cache)
+    settings = {
+        "recipe": RECIPE,
+        **environment_settings(config),
+        **{f"warmstart.{name}": value for name, value in config.warmstart.items()},
+        **{f"env.{n}": config.env[n] for n in ("context", "prompt", "max_turns", "max_actions")},
+        "actions_per_turn": config.env.actions_per_turn,
+        "max_new_tokens": config.rollout.max_new_tokens,
+    }
+    directory = cache / "models" / f"tiny_{datasets.settings_hash(settings)}"
+    if not directory.exists():
+        console(f"warm start: imitating the solver (once; kept in {directory})")
+        model, params, tokenizer = imitate(config, cache)
+        hf.save(directory, model, params, tokenizer)
+    return directory
+
+
+def imitate(config, cache):
+    """Trains the tiny agent until it solves `warmstart.success` of fresh imitation rooms.
+
+    Returns:
+      (model, params, tokenizer).
+
+    Raises:
+      RuntimeError: `warmstart.max_updates` updates did not get there.
+    """
+    w = config.warmstart
+    environment = build_environment(config, "imitation")
+    tokenizer = build_tokenizer()
+    chat = build_chat(config, tokenizer, environment)
+    examples = datasets.demonstrations(
+        environment,
+        rooms=w.rooms,
+        plan_moves=w.plan_moves,
+        actions_per_turn=config.env.actions_per_turn,
+        settings=environment_settings(config),
+        directory=cache / "datasets",
+    )
+    batch = make_batch(list(_as_episodes(examples, chat)))
+    length = length_bucket(batch.tokens_BT.shape[1])
+    tokens_BT = np.pad(batch.tokens_BT, ((0, 0), (0, length - batch.tokens_BT.shape[1])))
+    mask_BT = np.pad(batch.mask_BT, ((0, 0), (0, length - batch.mask_BT.shape[1])))
+    check_seeds, check_states = _check_problems(
+        environment, {example["identity"] for example in examples}, config
+    )
+
+    model = Qwen(
+        ModelConfig(
+            vocab_size=len(tokenizer),
+            width=w.width,
+            layers=w.layers,
+            heads=w.heads,
+            kv_heads=w.kv_heads,
+            head_dim=w.width // w.heads,
+            mlp_width=w.mlp_width,
+        )
+    )
+    key = jax.random.key(w.seed)
+    params = init_params(model.config, jax.random.fold_in(key, 0))
+    optimizer = optax.adam(optax.linear_schedule(0.0, w.learning_rate, 50), b2=0.99)
+    opt_state = optimizer.init(params)
+
+    start = time.perf_counter()
+    history = []
+    with tqdm(total=1.0, desc="warm start", disable=None, bar_format=_BAR) as bar:
+        for update in range(w.max_updates):
+            epoch, place = divmod(update, len(tokens_BT) // w.batch)
+            if place == 0:
+                order = jax.random.permutation(jax.random.fold_in(key, 1 + epoch), len(tokens_BT))
+                order = np.asarray(order)
+            rows = order[place * w.batch : (place + 1) * w.batch]
+            params, opt_state, loss = _imitation_step(
+                model, optimizer, params, opt_state, tokens_BT[rows], mask_BT[rows]
+            )
+            if (update + 1) % w.check_every == 0:
+                episodes = play_problems(
+                    model,
+                    params,
+                    chat,
+                    environment,
+                    check_seeds,
+                    check_states,
+                    samples=1,
+                    rows=config.rollout.groups * config.rollout.group_size,
+                    key=jax.random.fold_in(key, 0),
+                    budgets=build_budgets(config),
+                    sampling=Sampling(temperature=1.0),
+                )
+                success = float(np.mean([episode.success for episode in episodes]))
+                history.append(success)
+                bar.n = min(success / w.success, 1.0)
+                bar.set_postfix_str(f"success {success:.2f} of {w.success:.2f}")
+                if success >= w.success:
+                    seconds = time.perf_counter() - start
+                    console(
+                        f"warm start: success {success:.2f} (temperature 1) after {update + 1} "
+                        f"updates, {seconds:.0f} s, loss {float(loss):.3f}"
+                    )
+                    return model, params, tokenizer
+    raise RuntimeError(
+        f"imitation reached success {max(history, default=0):.2f} in {w.max_updates} updates, not "
+        f"warmstart.success={w.success}; raise warmstart.max_updates or lower the target"
+    )
+
+
+_BAR = "{desc} {bar} {elapsed} {postfix}"
+
+
+@functools.partial(jax.jit, static_argnames=("model", "optimizer"), donate_argnums=(2, 3))
+def _imitation_step(model, optimizer, params, opt_state, tokens_BT, mask_BT):
+    """One Adam step on the mean negative log-likelihood of the expert's tokens."""
+
+    def objective(params):
+        logp_BT = token_logps(model, params, tokens_BT)
+        return -(mask_BT * logp_BT).sum() / jnp.maximum(mask_BT.sum(), 1.0)
+
+    loss, grads = jax.value_and_grad(objective)(params)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+
+def _as_episodes(examples, chat):
+    """Demonstrations as the episodes that an agent would have played, so that rows, masks and
+    context modes are those of RL."""
+    stop = np.array([chat.close_id], np.int32)
+    turns = []
+    for index, example in enumerate(examples):
+        if example["turn"] == 0 and turns:
+            yield _episode(turns)
+            turns = []
+        message = chat.observe(
+            example["observation"],
+            actions_used=chat.actions_per_turn * example["turn"],
+            last_valid=index % NOTICE_EVERY != 0,
+        )
+        reply = chat.tokenizer.encode(example["reply"], add_special_tokens=False)
+        turns.append(
+            Turn(
+                prompt=chat.prompt_ids(turns, message),
+                sampled=np.concatenate([np.asarray(reply, np.int32), stop]),
+                logp=np.float32(0.0),
+                reasoning=(0, 0),
+                answer=(0, 0),
+                actions=(),
+                valid=True,
+                reward=0.0,
+                info={},
+            )
+        )
+    yield _episode(turns)
+
+
+def _episode(turns):
+    return Episode(seed=0, group=0, member=0, turns=tuple(turns), success=True)
+
+
+def _check_problems(environment, seen, config):
+    """Imitation problems that are not among the demonstrations."""
+    seed = datasets.IMITATION_SEEDS + config.warmstart.rooms
+    seeds, states = [], []
+    while len(seeds) < config.warmstart.check_episodes:
+        state = environment.reset(seed)
+        if environment.identity(state) not in seen:
+            seeds.append(seed)
+            states.append(state)
+        seed += 1
+    return seeds, states
+
+
+def main(argv):
+    del argv
+    config = CONFIG.value
+    with bad_input():
+        check(config)
+    print(json.dumps({"model": str(tiny_model(config))}))
+
+
+if __name__ == "__main__":
+    CONFIG = define_config()
+    run_command(main)

@@ -1,0 +1,379 @@
+"""model/hf.py: what is saved comes back, other writers' directories open, bad ones are named."""
+
+import dataclasses
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from safetensors.numpy import load_file, save_file
+
+from ragen_jax.model import hf, qwen
+from ragen_jax.model.tokenizer import build_tokenizer
+
+REFERENCE = Path(__file__).parent / "reference"
+TOKENIZER = build_tokenizer()
+TINY = qwen.ModelConfig(
+    vocab_size=len(TOKENIZER) + 6,  # may exceed the tokenizer's
+    width=12,
+    layers=2,
+    heads=3,
+    kv_heads=1,
+    head_dim=8,  # not width / heads
+    mlp_width=20,
+    rope_theta=5e4,
+    norm_eps=1e-5,
+    max_positions=96,
+)
+UNTIED = dataclasses.replace(TINY, tied=False)
+# Composed and decomposed accents, symbols outside the BMP, a NUL, runs of blanks, special tokens.
+ODD = "e\u0301é \u212b 漢字 🦊\x00\r\n\t  two  spaces <think>##_P_X√</think><|im_end|>\n Up||Up "
+
+
+def random_params(config, seed=0):
+    """Every leaf random: fresh biases and norms are all 0 and 1, where mix-ups would not show."""
+    shapes = jax.eval_shape(functools.partial(qwen.init_params, config), jax.random.key(0))
+    leaves, tree = jax.tree.flatten(shapes)
+    rng = np.random.default_rng(seed)
+    return jax.tree.unflatten(tree, [rng.normal(size=x.shape).astype(np.float32) for x in leaves])
+
+
+def assert_same(got, want):
+    got, want = flatten_dict(got), flatten_dict(want)
+    assert got.keys() == want.keys()
+    for path in want:
+        assert isinstance(got[path], jax.Array) and got[path].dtype == jnp.float32, path
+        np.testing.assert_array_equal(got[path], want[path], err_msg="/".join(path))
+
+
+@pytest.fixture(scope="module")
+def params():
+    return random_params(TINY)
+
+
+@pytest.fixture
+def saved(tmp_path, params):
+    hf.save(tmp_path / "tiny", qwen.Qwen(TINY), params, TOKENIZER)
+    return tmp_path / "tiny"
+
+
+def edit_json(file, **fields):
+    """Sets fields of a JSON file; None removes one."""
+    content = json.loads(file.read_text()) | fields
+    file.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+def edit_weights(directory, change):
+    """Rewrites the weights after `change(dict of arrays)`."""
+    tensors = load_file(directory / hf.WEIGHTS)
+    change(tensors)
+    save_file(tensors, directory / hf.WEIGHTS)
+
+
+# ---------------------------------------------------------------- what is saved comes back
+
+
+@pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
+def test_round_trip(tmp_path, config):
+    want = random_params(config, seed=1)
+    hf.save(tmp_path / "a" / "b", qwen.Qwen(config), jax.device_put(want), TOKENIZER)
+    model, params, tokenizer = hf.load(tmp_path / "a" / "b")
+    assert model == qwen.Qwen(config)
+    assert_same(params, want)
+    assert len(tokenizer) == len(TOKENIZER)
+    assert ("lm_head.weight" in load_file(tmp_path / "a" / "b" / hf.WEIGHTS)) == (not config.tied)
+    assert [x.name for x in (tmp_path / "a").iterdir()] == ["b"]  # no temporary directory left
+    assert len({x.stat().st_mode for x in (tmp_path / "a" / "b").iterdir()}) == 1
+
+
+def test_tokenizer_round_trip(saved):
+    # The model's config.json lies beside it here, as AutoTokenizer would read it.
+    tokenizer = hf.load_tokenizer(saved)
+    ids = TOKENIZER(ODD)["input_ids"]
+    assert tokenizer(ODD)["input_ids"] == ids
+    assert tokenizer.decode(ids) == ODD
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (
+        TOKENIZER.eos_token_id,
+        TOKENIZER.pad_token_id,
+    )
+    messages = [{"role": "user", "content": "Up"}]
+    chats = [
+        t.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        for t in (tokenizer, TOKENIZER)
+    ]
+    assert chats[0] == chats[1]
+
+
+def test_stop_ids(saved):
+    assert hf.stop_ids(saved) == (TOKENIZER.eos_token_id,)
+    edit_json(saved / "generation_config.json", eos_token_id=[7, 3])
+    assert hf.stop_ids(saved) == (7, 3)
+    edit_json(saved / "generation_config.json", eos_token_id=0)
+    assert hf.stop_ids(saved) == (0,)
+    edit_json(saved / "generation_config.json", eos_token_id=None)
+    assert hf.stop_ids(saved) == ()
+    (saved / "generation_config.json").unlink()
+    assert hf.stop_ids(saved) == ()
+
+
+def test_save_replaces_a_save_and_nothing_else(saved):
+    newer = random_params(TINY, seed=2)
+    hf.save(saved, qwen.Qwen(TINY), newer, TOKENIZER)
+    assert_same(hf.load(saved)[1], newer)
+    (saved / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="notes.txt"):
+        hf.save(saved, qwen.Qwen(TINY), random_params(TINY, seed=3), TOKENIZER)
+    assert_same(hf.load(saved)[1], newer)
+    assert [x.name for x in saved.parent.iterdir()] == ["tiny"]
+
+
+def test_failed_save_leaves_the_earlier_one(saved, params, monkeypatch):
+    def full_disk(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(hf, "save_file", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        hf.save(saved, qwen.Qwen(TINY), random_params(TINY, seed=4), TOKENIZER)
+    assert_same(hf.load(saved)[1], params)
+    assert [x.name for x in saved.parent.iterdir()] == ["tiny"]
+
+
+def test_save_rejects_other_parameters(tmp_path, params):
+    model = qwen.Qwen(TINY)
+    short = params | {"embed": params["embed"][:-1]}
+    with pytest.raises(ValueError, match=r"embed has shape \(\d+, 12\), the model's is \(\d+, 12"):
+        hf.save(tmp_path / "x", model, short, TOKENIZER)
+    with pytest.raises(ValueError, match="final_norm/scale"):
+        less = {k: v for k, v in params.items() if k != "final_norm"}
+        hf.save(tmp_path / "x", model, less, TOKENIZER)
+    with pytest.raises(ValueError, match="qkv_bias"):
+        plain = qwen.Qwen(dataclasses.replace(TINY, qkv_bias=False))
+        hf.save(tmp_path / "x", plain, params, TOKENIZER)
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- what others write
+
+
+def test_sharded_index(saved, params):
+    tensors = load_file(saved / hf.WEIGHTS)
+    (saved / hf.WEIGHTS).unlink()
+    weight_map = {
+        name: f"model-{i % 3 + 1:05}-of-00003.safetensors" for i, name in enumerate(tensors)
+    }
+    for file in set(weight_map.values()):
+        save_file({n: x for n, x in tensors.items() if weight_map[n] == file}, saved / file)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (saved / hf.INDEX).write_text(json.dumps(index))
+    assert_same(hf.load(saved)[1], params)
+    (saved / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ValueError, match="model-00002-of-00003"):
+        hf.load(saved)
+
+
+@pytest.mark.parametrize("disk", [ml_dtypes.bfloat16, np.float16, np.float64])
+def test_dtypes_on_disk(saved, params, disk):
+    edit_weights(saved, lambda t: t.update({name: x.astype(disk) for name, x in t.items()}))
+    want = jax.tree.map(lambda x: x.astype(disk).astype(np.float32), params)
+    assert_same(hf.load(saved)[1], want)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16, jnp.dtype("bfloat16")], ids=str)
+def test_compute_dtype(saved, params, dtype):
+    model, got, _ = hf.load(saved, dtype=dtype)
+    assert model.config == dataclasses.replace(TINY, dtype="bfloat16")
+    assert_same(got, params)  # parameters keep float32
+
+
+@pytest.mark.parametrize("dtype", ["bf17", "int8"])
+def test_bad_compute_dtype(saved, dtype):
+    with pytest.raises(ValueError, match=f"{dtype}.*accepted: float32, bfloat16"):
+        hf.load(saved, dtype=dtype)
+
+
+def test_config_before_transformers_5(saved):
+    file = saved / "config.json"
+    assert hf.model_config(saved) == TINY
+    edit_json(file, rope_theta=None, dtype=None)  # the new style alone
+    assert hf.model_config(saved) == TINY
+    edit_json(file, rope_parameters=None, dtype=None, rope_theta=5e4, rope_scaling={})
+    assert hf.model_config(saved) == TINY
+    edit_json(file, head_dim=None, num_key_value_heads=None, tie_word_embeddings=None)
+    edit_json(file, rope_theta=None, architectures=None)
+    assert hf.model_config(saved) == dataclasses.replace(
+        TINY, head_dim=4, kv_heads=3, tied=False, rope_theta=1e4
+    )
+
+
+def test_tied_head_in_the_file(saved, params):
+    name, embed = "lm_head.weight", "model.embed_tokens.weight"
+    edit_weights(saved, lambda t: t.update({name: t[embed]}))
+    assert_same(hf.load(saved)[1], params)
+    edit_weights(saved, lambda t: t.update({name: t[embed] + 1}))
+    with pytest.raises(ValueError, match="lm_head.weight differs from model.embed_tokens.weight"):
+        hf.load(saved)
+
+
+def test_written_by_transformers():
+    for name, tied in (("qwen2_tied", True), ("qwen2_untied", False)):
+        model, params = hf.load_weights(REFERENCE / name)
+        assert model.config.tied == tied == ("head" not in params)
+        tensors = load_file(REFERENCE / name / hf.WEIGHTS)
+        q = tensors["model.layers.1.self_attn.q_proj.weight"]  # [heads * head_dim, width]
+        np.testing.assert_array_equal(params["layers"]["q"]["kernel"][1, :, 2, 3], q[2 * 8 + 3])
+        o = tensors["model.layers.0.self_attn.o_proj.weight"]  # [width, heads * head_dim]
+        np.testing.assert_array_equal(params["layers"]["o"]["kernel"][0, 2, 3], o[:, 2 * 8 + 3])
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "name", ["/no/such/model", "./model", "~/no-model", "a/b/c", "model", "m/"]
+)
+def test_missing_directory(name):
+    with pytest.raises(ValueError, match=f"no model directory {name}.*config.json.*safetensors"):
+        hf.load(name)
+
+
+def test_file_for_a_directory(saved):
+    with pytest.raises(ValueError, match="config.json is a file"):
+        hf.load(saved / "config.json")
+
+
+@pytest.mark.parametrize("error", [None, ConnectionError("no route")])
+def test_hub_id_without_network(monkeypatch, tmp_path, error):
+    import huggingface_hub
+
+    if error:
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: throw(error))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    name = "Qwen/Qwen2.5-0.5B-Instruct"
+    with pytest.raises(ValueError) as raised:
+        hf.load(name)
+    text = str(raised.value)
+    assert f"the model {name} could not be downloaded" in text and "\n" not in text
+    assert f"`hf download {name} --local-dir DIR`" in text and "--config.model.path=DIR" in text
+    assert "no route" in text or not error
+
+
+def throw(error):
+    raise error
+
+
+def test_hub_id_downloads(monkeypatch, saved, params):
+    import huggingface_hub
+
+    asked = []
+
+    def download(name, allow_patterns):
+        asked.append(name)
+        return str(saved)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert_same(hf.load("org/tiny")[1], params)
+    assert asked == ["org/tiny"]
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM.*Qwen2ForCausalLM"),
+        ({"architectures": None, "model_type": "gemma"}, "gemma.*Qwen2ForCausalLM"),
+        ({"rope_scaling": {"type": "yarn"}, "rope_parameters": None}, "rope_type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "rope_type 'linear'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*'silu'"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "sliding_attention",
+        ),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_size": None}, "field 'hidden_size' is missing"),
+    ],
+    ids=lambda x: "" if isinstance(x, dict) else x.split(".")[0],
+)
+def test_unsupported_config(saved, fields, message):
+    edit_json(saved / "config.json", **fields)
+    with pytest.raises(ValueError, match=message):
+        hf.load(saved)
+
+
+def test_wrong_shape(saved):
+    name = "model.layers.1.mlp.down_proj.weight"
+    edit_weights(saved, lambda t: t.update({name: t[name][:, :-1].copy()}))
+    with pytest.raises(ValueError, match=rf"{name} has shape \(12, 19\).* asks for \(12, 20\)"):
+        hf.load(saved)
+
+
+def test_wrong_tensor_dtype(saved):
+    name = "model.norm.weight"
+    edit_weights(saved, lambda t: t.update({name: t[name].astype(np.int8)}))
+    with pytest.raises(ValueError, match=f"{name} is I8; accepted: F32, BF16"):
+        hf.load(saved)
+
+
+def test_missing_and_unexpected_tensors(saved):
+    name = "model.layers.0.self_attn.k_proj.bias"
+    edit_weights(saved, lambda t: t.update({"more.weight": t.pop(name)}))
+    with pytest.raises(ValueError, match=f"1 missing tensors: {name}"):
+        hf.load(saved)
+    edit_weights(saved, lambda t: t.update({name: t["more.weight"]}))
+    with pytest.raises(ValueError, match="1 unexpected tensors: more.weight"):
+        hf.load(saved)
+
+
+@pytest.mark.parametrize(
+    "file, message",
+    [
+        ("config.json", "no .*config.json"),
+        (hf.WEIGHTS, f"neither {hf.WEIGHTS} nor {hf.INDEX}"),
+        ("tokenizer.json", "neither tokenizer.json nor"),
+    ],
+)
+def test_missing_file(saved, file, message):
+    (saved / file).unlink()
+    with pytest.raises(ValueError, match=message):
+        hf.load(saved)
+
+
+@pytest.mark.parametrize("file", ["config.json", hf.WEIGHTS])
+def test_torn_file(saved, file):
+    content = (saved / file).read_bytes()
+    (saved / file).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=file):
+        hf.load(saved)
+
+
+def test_tokenizer_larger_than_the_model(tmp_path):
+    shutil.copytree(REFERENCE / "qwen2_tied", tmp_path / "small")
+    TOKENIZER.save_pretrained(tmp_path / "small")
+    with pytest.raises(ValueError, match=f"{len(TOKENIZER)} ids.* 64 rows"):
+        hf.load(tmp_path / "small")
+
+
+# ---------------------------------------------------------------- beside torch, where it is there
+
+
+@pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
+def test_transformers_opens_it(tmp_path, config):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    params = jax.tree.map(lambda x: x * 0.3, random_params(config, seed=5))
+    hf.save(tmp_path / "tiny", qwen.Qwen(config), params, TOKENIZER)
+    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny", output_loading_info=True)
+    assert not any(info.values())
+    tokens_BT = np.random.default_rng(0).integers(0, config.vocab_size, (2, 9))
+    with torch.no_grad():
+        want = theirs(torch.tensor(tokens_BT)).logits.log_softmax(-1).numpy()
+    hidden, _ = qwen.Qwen(config).apply({"params": params}, tokens_BT)
+    got = jax.nn.log_softmax(qwen.logits(params, hidden))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,283 @@
+"""information.py: hand numbers, loops, brute-force ranking, and the two limit policies."""
+
+import itertools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ragen_jax.diagnostics.information import information_metrics
+
+KEYS = {
+    *("mi", "mi_seq", "h_cond", "h_marginal", "h_cond_seq", "h_marginal_seq"),
+    *("retrieval_acc", "recall_at_2", "recall_at_4", "recall_at_8"),
+    *("retrieval_chance", "recall_chance_at_2", "recall_chance_at_4", "recall_chance_at_8"),
+    *("mi_zscore", "mi_zscore_seq", "marginal_std", "marginal_std_seq", "mi_upper_bound"),
+    *("mi_released", "h_marginal_released", "mi_zscore_released", "marginal_std_released"),
+}
+
+
+def random_case(seed, M=12, N=5, strength=2.0):
+    rng = np.random.default_rng(seed)
+    length_M = rng.integers(1, 30, M)
+    prompt_M = rng.integers(0, N, M)
+    score_MN = -rng.exponential(20.0, size=(M, 1)) + rng.normal(size=(M, N))
+    score_MN[np.arange(M), prompt_M] += strength
+    return score_MN, length_M, prompt_M
+
+
+def brute_force_hits(scores, ids, own_id, k):
+    """P(own among the first k distinct answers) over all orders of the columns, by counting."""
+    best = {i: max(s for s, j in zip(scores, ids, strict=True) if j == i) for i in ids}
+    hits = orders = 0
+    for order in itertools.permutations(range(len(ids))):
+        # a stable sort by score leaves ties in the order of the permutation
+        answers = dict.fromkeys(ids[n] for n in sorted(order, key=lambda n: -best[ids[n]]))
+        hits += own_id in list(answers)[:k]
+        orders += 1
+    return hits / orders
+
+
+def reference(score_MN, length_M, prompt_M, std_eps=1e-3):
+    """Sample by sample, with math.exp and no shift (the scores of the tests are mild)."""
+    N = len(score_MN[0])
+    matched, marginal, matched_seq, marginal_seq, released = [], [], [], [], []
+    for scores, length, own in zip(score_MN, length_M, prompt_M, strict=True):
+        log_mean = math.log(sum(math.exp(s) for s in scores) / N)
+        matched.append(scores[own] / length)
+        marginal.append(log_mean / length)
+        matched_seq.append(scores[own])
+        marginal_seq.append(log_mean)
+        released.append(math.log(sum(math.exp(s / length) for s in scores) / N))
+
+    def mean(values):
+        return sum(values) / len(values)
+
+    def std(values):
+        return math.sqrt(mean([(v - mean(values)) ** 2 for v in values]))
+
+    def zscore(inside, outside):
+        spread = std(outside) + std_eps
+        return mean([(a - b) / spread for a, b in zip(inside, outside, strict=True)])
+
+    return {
+        "mi": mean([a - b for a, b in zip(matched, marginal, strict=True)]),
+        "mi_seq": mean([a - b for a, b in zip(matched_seq, marginal_seq, strict=True)]),
+        "h_cond": -mean(matched),
+        "h_marginal": -mean(marginal),
+        "h_cond_seq": -mean(matched_seq),
+        "h_marginal_seq": -mean(marginal_seq),
+        "mi_zscore": zscore(matched, marginal),
+        "mi_zscore_seq": zscore(matched_seq, marginal_seq),
+        "marginal_std": std(marginal),
+        "marginal_std_seq": std(marginal_seq),
+        "mi_upper_bound": math.log(N),
+        "mi_released": mean([a - b for a, b in zip(matched, released, strict=True)]),
+        "h_marginal_released": -mean(released),
+        "mi_zscore_released": zscore(matched, released),
+        "marginal_std_released": std(released),
+    }
+
+
+def test_by_hand():
+    # Two reasonings of 2 and 1 tokens, two prompts; p(z | x):
+    #   z0: 0.6 under its own x0, 0.2 under x1: mean 0.4
+    #   z1: 0.5 under x0, 0.1 under its own x1: mean 0.3
+    score_MN = np.log([[0.6, 0.2], [0.5, 0.1]])
+    got = information_metrics(score_MN, [2, 1], np.array([0, 1]))
+    assert got.keys() == KEYS
+    assert all(type(value) is float for value in got.values())
+    # mi_seq = (log(0.6 / 0.4) + log(0.1 / 0.3)) / 2 = (0.405465 - 1.098612) / 2
+    # mi     = (0.405465 / 2 - 1.098612) / 2
+    # h_cond = (0.510826 / 2 + 2.302585) / 2;   h_marginal = (0.916291 / 2 + 1.203973) / 2
+    # marginals -0.458145 and -1.203973: population std is half their distance
+    want = {
+        "mi_seq": -0.346574,
+        "mi": -0.447940,
+        "h_cond": 1.278999,
+        "h_marginal": 0.831059,
+        "h_cond_seq": 1.406705,
+        "h_marginal_seq": 1.060132,
+        "marginal_std": 0.372914,
+        "marginal_std_seq": 0.143841,
+        "mi_zscore": -0.447940 / 0.373914,
+        "mi_zscore_seq": -0.346574 / 0.144841,
+        "mi_upper_bound": 0.693147,
+        "retrieval_acc": 0.5,
+        "retrieval_chance": 0.5,
+        "recall_at_2": 1.0,
+        "recall_chance_at_2": 1.0,
+        "recall_at_8": 1.0,
+        "recall_chance_at_8": 1.0,
+        # released marginal of z0: log((sqrt 0.6 + sqrt 0.2) / 2) = log 0.610905 = -0.492813
+        "h_marginal_released": (0.492813 + 1.203973) / 2,
+        "mi_released": (-0.255413 + 0.492813 - 2.302585 + 1.203973) / 2,
+        "marginal_std_released": 0.355580,
+        "mi_zscore_released": -0.430606 / 0.356580,
+    }
+    for key, value in want.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_against_reference(seed):
+    case = random_case(seed)
+    got = information_metrics(*case)
+    for key, value in reference(*case).items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
+    from_jax = information_metrics(*(jnp.asarray(x) for x in case))
+    np.testing.assert_allclose(from_jax["mi"], got["mi"], rtol=1e-4)
+    loose = information_metrics(*case, std_eps=0.5)
+    np.testing.assert_allclose(
+        loose["mi_zscore"], reference(*case, std_eps=0.5)["mi_zscore"], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("strength", [0.0, 1e-4, 3.0, 50.0])
+def test_identity_of_entropies(strength):
+    got = information_metrics(*random_case(1, M=64, N=16, strength=strength))
+    for suffix in ("", "_seq"):
+        total = got["mi" + suffix] + got["h_cond" + suffix]
+        np.testing.assert_allclose(got["h_marginal" + suffix], total, rtol=1e-6)
+    np.testing.assert_allclose(
+        got["h_marginal_released"], got["mi_released"] + got["h_cond"], rtol=1e-6
+    )
+    assert got["mi_seq"] <= got["mi_upper_bound"] + 1e-12
+
+
+def test_copy_policy_reaches_the_bound():
+    # the reasoning names its prompt: certain under its own, impossible under any other
+    N = 16
+    score_MN = np.where(np.eye(N), 0.0, -1e4)
+    got = information_metrics(score_MN, np.full(N, 5), np.arange(N))
+    np.testing.assert_allclose(got["mi_seq"], math.log(N), rtol=1e-12)
+    np.testing.assert_allclose(got["mi"], math.log(N) / 5, rtol=1e-12)
+    assert got["h_cond"] == 0.0 and got["retrieval_acc"] == 1.0 and got["recall_at_8"] == 1.0
+
+
+@pytest.mark.parametrize("ids", [None, [0, 1, 2, 0, 0, 3, 3, 4, 5, 6], [7] * 10])
+def test_prompt_independent_policy_is_at_chance(ids):
+    rng = np.random.default_rng(0)
+    score_MN = np.repeat(-rng.exponential(30.0, size=(20, 1)), 10, axis=1)
+    got = information_metrics(
+        score_MN, rng.integers(1, 9, 20), rng.integers(0, 10, 20), prompt_id_N=ids
+    )
+    for key in ("mi", "mi_seq", "mi_released", "mi_zscore", "mi_zscore_seq"):
+        np.testing.assert_allclose(got[key], 0.0, atol=1e-9, err_msg=key)
+    np.testing.assert_allclose(got["retrieval_acc"], got["retrieval_chance"], rtol=1e-12)
+    for k in (2, 4, 8):
+        np.testing.assert_allclose(got[f"recall_at_{k}"], got[f"recall_chance_at_{k}"], rtol=1e-12)
+        if ids is None:
+            np.testing.assert_allclose(got[f"recall_chance_at_{k}"], k / 10, rtol=1e-12)
+
+
+def test_chance_with_duplicates_by_hand():
+    # Columns a a b c. Own = a: 2/4. Own = b: 1/4. First rank, mean of a, b: 0.375.
+    # Second rank: P(a first or second) = 2/4 + P(b first) * 2/3 + P(c first) * 2/3 = 5/6;
+    # P(b) = 1/4 + P(a first) * 1/2 + P(c first) * 1/3 = 7/12. Mean 17/24.
+    # There are only three answers: certain at k = 4.
+    got = information_metrics(
+        np.zeros((2, 4)), [1, 1], np.array([1, 2]), prompt_id_N=["a", "a", "b", "c"]
+    )
+    for prefix in ("recall_at_", "recall_chance_at_"):
+        np.testing.assert_allclose(got[prefix + "2"], 17 / 24, rtol=1e-12)
+        assert got[prefix + "4"] == got[prefix + "8"] == 1.0
+    assert got["retrieval_acc"] == pytest.approx(0.375) == got["retrieval_chance"]
+
+
+def test_equal_prompts_are_one_answer():
+    # Own = column 1 (id a). Its duplicate, column 0, scores best: a hit, though column 1 is third.
+    got = information_metrics(
+        np.array([[-1.0, -3.0, -2.0]]), [1], np.array([1]), prompt_id_N=[5, 5, 6]
+    )
+    assert got["retrieval_acc"] == 1.0
+    assert got["retrieval_chance"] == pytest.approx(2 / 3)
+    # Without ids column 1 is third of three.
+    got = information_metrics(np.array([[-1.0, -3.0, -2.0]]), [1], np.array([1]))
+    assert got["retrieval_acc"] == got["recall_at_2"] == 0.0
+    assert got["recall_at_4"] == 1.0  # k capped at three columns
+    # Own = b, behind two columns that are both a: rank 2 among answers, 3 among columns.
+    got = information_metrics(
+        np.array([[-1.0, -1.0, -2.0, -3.0]]), [1], np.array([2]), prompt_id_N=[0, 0, 1, 2]
+    )
+    assert got["retrieval_acc"] == 0.0 and got["recall_at_2"] == 1.0
+
+
+def test_ties_are_shared():
+    # own ties with one other behind a better one: ranks 2 and 3 are equally likely
+    got = information_metrics(np.array([[-1.0, -2.0, -2.0, -9.0]]), [1], np.array([1]))
+    assert got["retrieval_acc"] == 0.0
+    assert got["recall_at_2"] == pytest.approx(0.5)
+    assert got["recall_at_4"] == 1.0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranking_against_brute_force(seed):
+    rng = np.random.default_rng(seed)
+    N = 6
+    ids = rng.integers(0, 4, N).tolist()
+    by_id = rng.integers(-3, 0, 4)  # few levels: many ties; duplicates score alike
+    scores = [float(by_id[i]) for i in ids]
+    own = int(rng.integers(N))
+    got = information_metrics(np.array([scores]), [3], np.array([own]), prompt_id_N=ids)
+    for k, acc, chance in [
+        (1, "retrieval_acc", "retrieval_chance"),
+        (2, "recall_at_2", "recall_chance_at_2"),
+        (4, "recall_at_4", "recall_chance_at_4"),
+    ]:
+        want = brute_force_hits(scores, ids, ids[own], k)
+        np.testing.assert_allclose(got[acc], want, atol=1e-12)
+        want = brute_force_hits([0.0] * N, ids, ids[own], k)
+        np.testing.assert_allclose(got[chance], want, atol=1e-12)
+
+
+def test_order_of_rows_and_prompts_does_not_matter():
+    score_MN, length_M, prompt_M = random_case(3, N=9)
+    ids = np.array([0, 1, 2, 3, 3, 4, 5, 6, 0])
+    got = information_metrics(score_MN, length_M, prompt_M, prompt_id_N=ids)
+    rng = np.random.default_rng(4)
+    order_M, order_N = rng.permutation(12), rng.permutation(9)
+    shuffled = information_metrics(
+        score_MN[order_M][:, order_N],
+        length_M[order_M],
+        np.argsort(order_N)[prompt_M[order_M]],
+        prompt_id_N=ids[order_N] + 100,
+    )
+    for key, value in got.items():
+        np.testing.assert_allclose(shuffled[key], value, rtol=1e-9, err_msg=key)
+
+
+def test_long_reasonings_do_not_underflow():
+    score_MN, length_M, prompt_M = random_case(5)
+    got = information_metrics(score_MN, length_M, prompt_M)
+    # the same factor on p(z | .) under every prompt is no information
+    shifted = information_metrics(score_MN - 5000.0, length_M, prompt_M)
+    np.testing.assert_allclose(shifted["mi_seq"], got["mi_seq"], rtol=1e-9)
+    assert shifted["retrieval_acc"] == got["retrieval_acc"]
+
+
+def test_one_prompt():
+    got = information_metrics(np.array([[-3.0], [-4.0]]), [2, 2], np.array([0, 0]))
+    assert got["mi"] == 0.0 and got["mi_upper_bound"] == 0.0 and got["retrieval_acc"] == 1.0
+
+
+def test_errors():
+    score_MN, length_M, prompt_M = np.zeros((2, 3)), [1, 1], np.array([0, 2])
+    with pytest.raises(ValueError, match="at least one reasoning"):
+        information_metrics(np.zeros((0, 3)), [], np.zeros(0, int))
+    for bad in (np.nan, -np.inf):
+        with pytest.raises(ValueError, match=r"score_MN\[1, 2\] = .*; 1 of 6 not finite"):
+            spoilt_MN = score_MN.copy()
+            spoilt_MN[1, 2] = bad
+            information_metrics(spoilt_MN, length_M, prompt_M)
+    with pytest.raises(ValueError, match=r"length_M\[1\] = 0"):
+        information_metrics(score_MN, [1, 0], prompt_M)
+    with pytest.raises(ValueError, match=r"prompt_M\[1\] = 3"):
+        information_metrics(score_MN, length_M, np.array([0, 3]))
+    with pytest.raises(ValueError, match="must be integer"):
+        information_metrics(score_MN, length_M, np.array([0.0, 1.0]))
+    with pytest.raises(AssertionError):
+        information_metrics(score_MN, [1], prompt_M)
+    with pytest.raises(AssertionError):
+        information_metrics(score_MN, length_M, prompt_M, prompt_id_N=[0, 1])

@@ -1,0 +1,338 @@
+"""model/qwen.py and model/attention.py: against torch, and every cached form against the full one.
+
+The references come from tests/reference/make_qwen2.py (torch, float32).
+
+Axes: B rows, N cache rows, T tokens, S cache positions, H heads, K key-value heads, D head width,
+V vocabulary, L layers.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ragen_jax import sample, update
+from ragen_jax.model import hf, qwen
+from ragen_jax.model.attention import Segment, append, attend
+
+REFERENCE = Path(__file__).parent / "reference"
+NAMES = ("qwen2_tied", "qwen2_untied")  # 4 query heads over 2; 6 over 1
+CLOSE = dict(rtol=0, atol=1e-5)  # of log-probs and hidden states of order 1 to 10
+
+token_logps = jax.jit(update.token_logps, static_argnums=0)
+grow = jax.jit(append, static_argnames="capacity")
+
+
+@functools.cache
+def load(name):
+    return hf.load_weights(REFERENCE / name)
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+def reference(name):
+    """The arrays of logps.npz and the mask of their real tokens."""
+    arrays = dict(np.load(REFERENCE / name / "logps.npz"))
+    T = arrays["tokens_BT"].shape[1]
+    return arrays, np.arange(T) < arrays["length_B"][:, None]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(model, params, tokens_BT, positions_BT=None):
+    """(log-probs [B, T, V] of the next token, keys and values) of the uncached model."""
+    hidden, kv = model.apply({"params": params}, tokens_BT, positions_BT, keep_kv=True)
+    return jax.nn.log_softmax(qwen.logits(params, hidden)), kv
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def step(model, params, segment, own, token_B):
+    """One token a row over a prompt and the turn's own tokens, as in `sample.decode`."""
+    B, index = token_B.shape[0], own.length_N[0]
+    start_B = jnp.repeat(segment.length_N, B // segment.length_N.shape[0])
+    hidden, (k, v) = model.apply(
+        {"params": params},
+        token_B[:, None],
+        (start_B + index)[:, None],
+        (segment, own),
+        keep_kv=True,
+    )
+    own = Segment(
+        k=jax.lax.dynamic_update_slice_in_dim(own.k, k, index, axis=3),
+        v=jax.lax.dynamic_update_slice_in_dim(own.v, v, index, axis=3),
+        length_N=own.length_N + 1,
+    )
+    return jax.nn.log_softmax(qwen.logits(params, hidden[:, 0])), own
+
+
+def full(model, params, rows):
+    """`forward` of a list of ragged rows, always in one shape: one program serves all tests."""
+    tokens = np.zeros((9, 24), np.int32)
+    for row, padded in zip(rows, tokens, strict=False):
+        padded[: len(row)] = row
+    logp_BTV, (k, v) = forward(model, params, tokens)
+    return np.asarray(logp_BTV), np.asarray(k), np.asarray(v)
+
+
+def log_softmax(x):
+    x = np.asarray(x) - np.max(x, -1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def decode_given(model, params, segment, tokens_BT):
+    """Feeds given tokens one by one: (log-probs [B, T, V] behind each, their own `Segment`)."""
+    L, _, K, _, D = segment.k.shape
+    B, T = tokens_BT.shape
+    empty = jnp.zeros((L, B, K, T, D))
+    own = Segment(k=empty, v=empty, length_N=jnp.zeros(B, jnp.int32))
+    logps = []
+    for t in range(T):
+        logp_BV, own = step(model, params, segment, own, tokens_BT[:, t])
+        logps.append(logp_BV)
+    return np.stack(logps, 1), own
+
+
+def ragged(seed, lengths, vocab_size=64):
+    """Right-padded random tokens; the padding is random too, since it must not matter."""
+    tokens = np.random.default_rng(seed).integers(0, vocab_size, (len(lengths), max(lengths)))
+    return tokens.astype(np.int32), np.array(lengths, np.int32)
+
+
+# ---------------------------------------------------------------- against torch
+
+
+def test_log_probs_match_torch(name):
+    model, params = load(name)
+    arrays, mask_BT = reference(name)
+    logp_BT = token_logps(model, params, arrays["tokens_BT"])
+    assert logp_BT.dtype == jnp.float32
+    np.testing.assert_allclose(logp_BT * mask_BT, arrays["logp_BT"], **CLOSE)
+
+
+def test_positions_match_torch(name):
+    model, params = load(name)
+    arrays, mask_BT = reference(name)
+    tokens_BT = arrays["tokens_BT"]
+    position_BT = np.broadcast_to(arrays["position_T"], tokens_BT.shape)
+    logp_BTV, _ = forward(model, params, tokens_BT, position_BT)
+    picked = np.take_along_axis(np.asarray(logp_BTV)[:, :-1], tokens_BT[:, 1:, None], -1)[..., 0]
+    want = arrays["jump_logp_BT"]
+    assert np.abs(want - arrays["logp_BT"]).max() > 0.1  # the jump is visible at all
+    # Angles of 22 radians and not 15: float32 rounds them more coarsely, in torch too.
+    np.testing.assert_allclose(picked * mask_BT[:, 1:], want[:, 1:], rtol=0, atol=3e-5)
+
+
+# ---------------------------------------------------------------- the full forward
+
+
+def test_only_relative_positions_matter(name):
+    model, params = load(name)
+    tokens_BT, _ = ragged(0, (16,) * 4)
+    position_BT = np.broadcast_to(np.arange(16), tokens_BT.shape)
+    plain, (k, v) = forward(model, params, tokens_BT, position_BT)
+    shifted, (k_shifted, v_shifted) = forward(model, params, tokens_BT, position_BT + 40)
+    np.testing.assert_allclose(shifted, plain, rtol=0, atol=3e-5)  # float32 angles of 56 radians
+    np.testing.assert_allclose(v_shifted, v, rtol=0, atol=3e-5)
+    assert np.abs(k_shifted - k).max() > 0.1  # keys are kept rotated
+
+
+def test_rotate_by_hand():
+    # D = 4, theta = 100: pairs (0, 2) and (1, 3) turn by position * (1, 0.1)
+    x = np.array([1.0, 2.0, 3.0, 4.0], np.float32).reshape(1, 1, 1, 4)
+    for position in (0, 1, 5):
+        a, b = position, position * 0.1
+        want = [
+            np.cos(a) - 3 * np.sin(a),
+            2 * np.cos(b) - 4 * np.sin(b),
+            3 * np.cos(a) + np.sin(a),
+            4 * np.cos(b) + 2 * np.sin(b),
+        ]
+        got = qwen.rotate(x, jnp.full((1, 1), position), 100.0)
+        np.testing.assert_allclose(got[0, 0, 0], want, rtol=1e-5, atol=1e-6)
+
+
+def test_right_padding_does_not_matter(name):
+    model, params = load(name)
+    tokens_BT, length_B = ragged(1, (11, 4, 1, 7))
+    other = np.random.default_rng(2).integers(0, 64, (4, 16)).astype(np.int32)
+    mask_BT = np.arange(11) < length_B[:, None]
+    other[:, :11] = np.where(mask_BT, tokens_BT, other[:, :11])
+    got = token_logps(model, params, other)[:, :11]
+    want = token_logps(model, params, tokens_BT)
+    np.testing.assert_allclose(got * mask_BT, want * mask_BT, rtol=0, atol=2e-6)
+    alone = token_logps(model, params, tokens_BT[3:, :7])  # without padding
+    np.testing.assert_allclose(alone[0], want[3, :7], **CLOSE)
+
+
+def test_remat_changes_nothing():
+    model, params = load("qwen2_tied")
+    remat = qwen.Qwen(dataclasses.replace(model.config, remat=True))
+    tokens_BT, _ = ragged(3, (8, 8, 8))
+
+    def objective(model, params):
+        return update.token_logps(model, params, tokens_BT).mean()
+
+    grad = jax.jit(jax.value_and_grad(objective, argnums=1), static_argnums=0)
+    got, want = grad(remat, params), grad(model, params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), got, want)
+    assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(want[1]["layers"]["q"]))
+    text = str(jax.make_jaxpr(objective, static_argnums=0)(remat, params))
+    assert "remat" in text or "checkpoint" in text  # else both were the same program
+
+
+# ---------------------------------------------------------------- attention by itself
+
+
+def plain_attention(q_BTHD, k_BTKD, v_BTKD, segments):
+    """One query after the other, over the list of keys that it may see."""
+    B, T, H, D = q_BTHD.shape
+    share = H // k_BTKD.shape[2]
+    out = np.zeros(q_BTHD.shape)
+    for b, t, h in np.ndindex(B, T, H):
+        keys, values = [k_BTKD[b, : t + 1, h // share]], [v_BTKD[b, : t + 1, h // share]]
+        for k_NKSD, v_NKSD, length_N in segments:
+            n = b // (B // len(length_N))
+            keys.append(k_NKSD[n, h // share, : length_N[n]])
+            values.append(v_NKSD[n, h // share, : length_N[n]])
+        score = np.concatenate(keys).astype(np.float64) @ q_BTHD[b, t, h] / D**0.5
+        weight = np.exp(score - score.max())
+        out[b, t, h] = weight / weight.sum() @ np.concatenate(values)
+    return out
+
+
+@pytest.mark.parametrize("T", [1, 5])  # few queries take another road than many
+@pytest.mark.parametrize("H, K", [(4, 4), (4, 2), (6, 1)])
+def test_attend(T, H, K):
+    rng = np.random.default_rng(T + H)
+    B, D = 4, 8
+    draw = functools.partial(rng.normal, size=None)
+    q, k, v = (draw(size=(B, T, n, D)).astype(np.float32) for n in (H, K, K))
+    segments = []
+    for lengths, S in (([3, 7], 7), ([0, 4, 1, 5], 6), ([2], 2)):
+        N = len(lengths)
+        sk, sv = (1.5 * draw(size=(N, K, S, D)).astype(np.float32) for _ in "kv")
+        for n, length in enumerate(lengths):  # what lies behind the end must not be seen
+            sk[n, :, length:] = sv[n, :, length:] = 1e3
+        segments.append((sk, sv, np.array(lengths, np.int32)))
+    for count in (0, 1, 3):
+        got = jax.jit(attend)(q, k, v, segments[:count])
+        assert got.shape == (B, T, H, D)
+        np.testing.assert_allclose(got, plain_attention(q, k, v, segments[:count]), atol=2e-5)
+
+
+def plain_append(old, length_N, new, count_B, capacity):
+    """`append` for keys or values, token by token: [L, B, K, capacity, D]."""
+    L, B, K, T, D = new.shape
+    out = np.zeros((L, B, K, capacity, D), np.float32)
+    for b in range(B):
+        n = b // (B // len(length_N))
+        history = [old[:, n, :, s] for s in range(length_N[n])]
+        row = history + [new[:, b, :, t] for t in range(count_B[b])]
+        assert len(row) <= capacity
+        for s, x in enumerate(row):
+            out[:, b, :, s] = x
+    return out
+
+
+@pytest.mark.parametrize(
+    "length_N, count_B, capacity",
+    [
+        ([3, 5], [4, 2], 7),  # both rows end full
+        ([3, 5, 0, 1], [4, 0, 1, 4], 9),  # rows with nothing to add, and from nothing
+        ([5, 2], [2, 1, 4, 0], 7),  # shared by two rows each, the first of them full
+        ([5], [0, 0, 0], 5),  # full before, and only padding to write
+    ],
+)
+def test_append(length_N, count_B, capacity):
+    rng = np.random.default_rng(0)
+    L, K, T, D = 2, 2, 4, 3
+    length_N, count_B = np.array(length_N, np.int32), np.array(count_B, np.int32)
+    N, B = len(length_N), len(count_B)
+    old = rng.normal(size=(2, L, N, K, 5, D)).astype(np.float32)
+    new = rng.normal(size=(2, L, B, K, T, D)).astype(np.float32)
+    segment = Segment(k=old[0], v=old[1], length_N=length_N)
+    got = grow(segment, new[0], new[1], count_B, capacity=capacity)
+    want_B = np.repeat(length_N, B // N) + count_B
+    np.testing.assert_array_equal(got.length_N, want_B)
+    real = (np.arange(capacity) < want_B[:, None])[None, :, None, :, None]
+    for one, o, x in ((got.k, old[0], new[0]), (got.v, old[1], new[1])):
+        want = plain_append(o, length_N, x, count_B, capacity)
+        np.testing.assert_array_equal(np.where(real, one, 0), want)
+
+
+# ---------------------------------------------------------------- cached forms
+
+PROMPT_NP, LENGTH_N = ragged(4, (6, 2, 9))
+
+
+@pytest.mark.parametrize("share", [1, 3])
+def test_decoding_equals_full_forward(name, share):
+    """Ragged prompts of N rows, each continued by `share` rows, one token at a time."""
+    model, params = load(name)
+    reply_BT, _ = ragged(5, (5,) * (3 * share))
+    segment, logits_NV = sample.prefill(model, params, PROMPT_NP, LENGTH_N)
+    got, own = decode_given(model, params, segment, reply_BT)
+    np.testing.assert_array_equal(own.length_N, 5)
+    prompts = [PROMPT_NP[b // share, : LENGTH_N[b // share]] for b in range(3 * share)]
+    rows = [np.concatenate(pair) for pair in zip(prompts, reply_BT, strict=True)]
+    want, k, v = full(model, params, rows)
+    for b, row in enumerate(rows):
+        n, end = len(row) - 5, len(row)
+        np.testing.assert_allclose(log_softmax(logits_NV[b // share]), want[b, n - 1], **CLOSE)
+        np.testing.assert_allclose(got[b], want[b, n:end], **CLOSE)
+        np.testing.assert_allclose(own.k[:, b], k[:, b, :, n:end], **CLOSE)
+        np.testing.assert_allclose(own.v[:, b], v[:, b, :, n:end], **CLOSE)
+
+
+def test_shared_rows_equal_repeated_rows(name):
+    model, params = load(name)
+    reply_BT, _ = ragged(6, (5,) * 9)
+    segment, _ = sample.prefill(model, params, PROMPT_NP, LENGTH_N)
+    repeated = Segment(
+        k=np.repeat(segment.k, 3, axis=1),
+        v=np.repeat(segment.v, 3, axis=1),
+        length_N=np.repeat(LENGTH_N, 3),
+    )
+    shared, own = decode_given(model, params, segment, reply_BT)
+    apart, own_apart = decode_given(model, params, repeated, reply_BT)
+    np.testing.assert_allclose(shared, apart, **CLOSE)
+    np.testing.assert_allclose(own.k, own_apart.k, **CLOSE)
+    assert np.abs(apart[0] - apart[1]).max() > 0.1  # the rows do differ
+
+
+def test_extend_equals_full_forward(name):
+    """Two turns: shared ragged prompts, ragged replies, some rows go on with ragged new text."""
+    model, params = load(name)
+    reply_BT, count_B = ragged(7, (3, 5, 1, 4, 2, 5, 1, 3, 5))
+    rows_A = np.array([0, 1, 8, 6], np.int32)  # which go on; three a prompt
+    new_AE, new_A = ragged(8, (6, 2, 4, 1))
+    segment, _ = sample.prefill(model, params, PROMPT_NP, LENGTH_N)
+    _, own = decode_given(model, params, segment, reply_BT)
+    # As `decode` leaves it: the last token of each reply is not in the cache, and opens the next.
+    own = own.replace(length_N=jnp.asarray(count_B - 1))
+    tokens_AE = np.concatenate([reply_BT[rows_A, count_B[rows_A] - 1][:, None], new_AE], 1)
+    rows = [
+        np.concatenate([PROMPT_NP[b // 3, : LENGTH_N[b // 3]], reply_BT[b, : count_B[b]], new[:n]])
+        for b, new, n in zip(rows_A, new_AE, new_A, strict=True)
+    ]
+    capacity = max(map(len, rows))  # the longest row fills its cache
+    cache, logits_AV = sample.extend(
+        model, params, segment, own, rows_A, tokens_AE, new_A + 1, capacity=capacity
+    )
+    np.testing.assert_array_equal(cache.length_N, [len(row) for row in rows])
+    after_AT, _ = ragged(9, (3,) * 4)
+    after, _ = decode_given(model, params, cache, after_AT)
+    longer = [np.concatenate(pair) for pair in zip(rows, after_AT, strict=True)]
+    want, k, v = full(model, params, longer)
+    for a, row in enumerate(rows):
+        n, end = len(row), len(row) + 3
+        np.testing.assert_allclose(log_softmax(logits_AV[a]), want[a, n - 1], **CLOSE)
+        np.testing.assert_allclose(cache.k[:, a, :, :n], k[:, a, :, :n], **CLOSE)
+        np.testing.assert_allclose(cache.v[:, a, :, :n], v[:, a, :, :n], **CLOSE)
+        np.testing.assert_allclose(after[a], want[a, n:end], **CLOSE)
