@@ -63,6 +63,11 @@ def shard_micro_batches(arrays, mesh):
     return jax.device_put(arrays, NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp"))))
 
 
+def replicate(array, mesh):
+    """A copy of the array on every device."""
+    return jax.device_put(array, NamedSharding(mesh, PartitionSpec()))
+
+
 def data_shards(mesh):
     """Into how many parts a batch of rows is split."""
     return mesh.shape["data"] * mesh.shape["fsdp"]

@@ -84,7 +84,7 @@ def train(config, workdir):
     )
     # The update donates the policy's parameters, so the KL reference is a copy.
     reference = jax.tree.map(jnp.copy, params) if loss.kl_coef else None
-    state = init_state(params, optimizer)
+    state = init_state(params, optimizer, mesh)
     checkpoints = Checkpoints(workdir / "checkpoints", keep=c.checkpoint.keep)
     latest = checkpoints.latest_step()
     if latest is not None:

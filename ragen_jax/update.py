@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
 
 from ragen_jax import losses
 from ragen_jax.batch import take_rows
 from ragen_jax.model.qwen import head
-from ragen_jax.sharding import shard_micro_batches
+from ragen_jax.sharding import replicate, shard_micro_batches
 from ragen_jax.types import TrainState
 
 VOCAB_CHUNK = 8192  # logits of one token held at a time
@@ -38,6 +39,9 @@ def vocabulary_statistics(hidden, head_VD, target, temperature):
       (logp, entropy), float32 [...].
     """
     V, D = head_VD.shape
+    shape = target.shape
+    # As matrices: see model/qwen.py, Linear.
+    hidden, target = hidden.reshape(-1, D), target.reshape(-1)
     chunk = min(V, VOCAB_CHUNK)
     chunks = -(-V // chunk)
     padded = jnp.pad(head_VD, ((0, chunks * chunk - V), (0, 0))).reshape(chunks, chunk, D)
@@ -47,7 +51,7 @@ def vocabulary_statistics(hidden, head_VD, target, temperature):
         top, total, weighted, picked = carry
         index, weight_CD = piece
         logit = jnp.einsum(
-            "...d,vd->...v",
+            "nd,vd->nv",
             hidden,
             weight_CD.astype(hidden.dtype),
             preferred_element_type=jnp.float32,
@@ -73,7 +77,8 @@ def vocabulary_statistics(hidden, head_VD, target, temperature):
     start = (jnp.full(target.shape, -jnp.inf, jnp.float32), zero, zero, zero)
     (top, total, weighted, picked), _ = jax.lax.scan(body, start, (jnp.arange(chunks), padded))
     log_total = jnp.log(total)
-    return picked - top - log_total, log_total - weighted / total
+    logp, entropy = picked - top - log_total, log_total - weighted / total
+    return logp.reshape(shape), entropy.reshape(shape)
 
 
 def token_statistics(model, params, tokens_BT, *, temperature=1.0):
@@ -230,13 +235,16 @@ def make_optimizer(*, learning_rate, warmup_updates, b1, b2, eps, weight_decay, 
     )
 
 
-def init_state(params, optimizer):
-    """A `TrainState` at step 0."""
-    return TrainState(
+def init_state(params, optimizer, mesh):
+    """A `TrainState` at step 0, its optimizer state laid out like the parameters."""
+    state = TrainState(
         params=params,
         opt_state=optimizer.init(params),
         step=jnp.int32(0),
         seed_cursor=jnp.uint32(0),
+    )
+    return jax.tree.map(
+        lambda x: x if isinstance(x.sharding, NamedSharding) else replicate(x, mesh), state
     )
 
 

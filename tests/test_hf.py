@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from ragen_jax.model import hf, qwen
 from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.sharding import make_mesh
 
 REFERENCE = Path(__file__).parent / "reference"
 TOKENIZER = build_tokenizer()
@@ -197,6 +198,13 @@ def test_bad_compute_dtype(saved, dtype):
         hf.load(saved, dtype=dtype)
 
 
+def test_load_on_a_mesh(saved, params):
+    mesh = make_mesh(data=1, fsdp=-1, tensor=1)
+    _, got, _ = hf.load(saved, mesh=mesh)
+    assert_same(got, params)
+    assert all(x.sharding.mesh == mesh for x in jax.tree.leaves(got))
+
+
 def test_config_before_transformers_5(saved):
     file = saved / "config.json"
     assert hf.model_config(saved) == TINY
@@ -279,7 +287,9 @@ def test_hub_id_downloads(monkeypatch, saved, params):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert_same(hf.load("org/tiny")[1], params)
-    assert asked == ["org/tiny"]
+    assert hf.stop_ids("org/tiny") == (TOKENIZER.eos_token_id,)
+    assert hf.model_config("org/tiny") == TINY
+    assert asked == ["org/tiny"] * 3
 
 
 @pytest.mark.parametrize(

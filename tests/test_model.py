@@ -159,15 +159,13 @@ def test_rotate_by_hand():
 
 def test_right_padding_does_not_matter(name):
     model, params = load(name)
-    tokens_BT, length_B = ragged(1, (11, 4, 1, 7))
-    other = np.random.default_rng(2).integers(0, 64, (4, 16)).astype(np.int32)
-    mask_BT = np.arange(11) < length_B[:, None]
-    other[:, :11] = np.where(mask_BT, tokens_BT, other[:, :11])
-    got = token_logps(model, params, other)[:, :11]
+    tokens_BT, length_B = ragged(1, (16, 4, 1, 7))
+    mask_BT = np.arange(16) < length_B[:, None]
+    other_BT, _ = ragged(2, (16,) * 4)
+    got = token_logps(model, params, np.where(mask_BT, tokens_BT, other_BT))
     want = token_logps(model, params, tokens_BT)
-    np.testing.assert_allclose(got * mask_BT, want * mask_BT, rtol=0, atol=2e-6)
-    alone = token_logps(model, params, tokens_BT[3:, :7])  # without padding
-    np.testing.assert_allclose(alone[0], want[3, :7], **CLOSE)
+    assert np.abs(got - want).max() > 0.1  # the padding did differ
+    np.testing.assert_array_equal(got * mask_BT, want * mask_BT)
 
 
 def test_remat_changes_nothing():
@@ -176,9 +174,14 @@ def test_remat_changes_nothing():
     tokens_BT, _ = ragged(3, (8, 8, 8))
 
     def objective(model, params):
-        return update.token_logps(model, params, tokens_BT).mean()
+        hidden_BTD, _ = model.apply({"params": params}, tokens_BT)
+        return jnp.sin(qwen.logits(params, hidden_BTD)).sum()
 
-    grad = jax.jit(jax.value_and_grad(objective, argnums=1), static_argnums=0)
+    grad = jax.jit(
+        jax.value_and_grad(objective, argnums=1),
+        static_argnums=0,
+        compiler_options={"xla_backend_optimization_level": 0},  # compiles twice as fast
+    )
     got, want = grad(remat, params), grad(model, params)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), got, want)
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(want[1]["layers"]["q"]))
@@ -220,7 +223,7 @@ def test_attend(T, H, K):
         for n, length in enumerate(lengths):  # what lies behind the end must not be seen
             sk[n, :, length:] = sv[n, :, length:] = 1e3
         segments.append((sk, sv, np.array(lengths, np.int32)))
-    for count in (0, 1, 3):
+    for count in (0, 3):
         got = jax.jit(attend)(q, k, v, segments[:count])
         assert got.shape == (B, T, H, D)
         np.testing.assert_allclose(got, plain_attention(q, k, v, segments[:count]), atol=2e-5)
@@ -277,7 +280,7 @@ def test_decoding_equals_full_forward(name, share):
     model, params = load(name)
     reply_BT, _ = ragged(5, (5,) * (3 * share))
     segment, logits_NV = sample.prefill(model, params, PROMPT_NP, LENGTH_N)
-    got, own = decode_given(model, params, segment, reply_BT)
+    got, own = jax.device_get(decode_given(model, params, segment, reply_BT))
     np.testing.assert_array_equal(own.length_N, 5)
     prompts = [PROMPT_NP[b // share, : LENGTH_N[b // share]] for b in range(3 * share)]
     rows = [np.concatenate(pair) for pair in zip(prompts, reply_BT, strict=True)]
@@ -315,15 +318,15 @@ def test_extend_equals_full_forward(name):
     segment, _ = sample.prefill(model, params, PROMPT_NP, LENGTH_N)
     _, own = decode_given(model, params, segment, reply_BT)
     # As `decode` leaves it: the last token of each reply is not in the cache, and opens the next.
-    own = own.replace(length_N=jnp.asarray(count_B - 1))
+    own = own.replace(length_N=count_B - 1)
     tokens_AE = np.concatenate([reply_BT[rows_A, count_B[rows_A] - 1][:, None], new_AE], 1)
     rows = [
         np.concatenate([PROMPT_NP[b // 3, : LENGTH_N[b // 3]], reply_BT[b, : count_B[b]], new[:n]])
         for b, new, n in zip(rows_A, new_AE, new_A, strict=True)
     ]
     capacity = max(map(len, rows))  # the longest row fills its cache
-    cache, logits_AV = sample.extend(
-        model, params, segment, own, rows_A, tokens_AE, new_A + 1, capacity=capacity
+    cache, logits_AV = jax.device_get(
+        sample.extend(model, params, segment, own, rows_A, tokens_AE, new_A + 1, capacity=capacity)
     )
     np.testing.assert_array_equal(cache.length_N, [len(row) for row in rows])
     after_AT, _ = ragged(9, (3,) * 4)

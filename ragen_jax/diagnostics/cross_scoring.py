@@ -38,11 +38,13 @@ def cross_score(model, params, prompts, reasonings, *, micro_batch):
     tokens_NP, length_N = _pad(distinct, 32)
     tokens_MZ, length_M = _pad(reasonings, 16)
     N, M = len(distinct), len(reasonings)
-    n = min(N, micro_batch)
-    m = min(max(1, micro_batch // n), M)
+    # Blocks of n prompts and m reasonings. Rounded up, since the numbers change from step to
+    # step by a few and each shape is a compilation.
+    n = min(-(-N // 8) * 8, micro_batch)
+    m = min(-(-M // 16) * 16, max(1, micro_batch // n))
     score_MN = np.zeros((M, N), np.float32)
-    # Queue every call before waiting for any. The last chunk is padded with its first row, so
-    # that all calls share one shape.
+    # Queue every call before waiting for any. The last block is padded with row 0, so that
+    # all calls share one shape.
     pending = []
     for n0 in range(0, N, n):
         prompt = _rows(tokens_NP, length_N, n0, n)

@@ -154,13 +154,13 @@ def resolve(path):
     return Path(found)
 
 
-def model_config(directory):
-    """`qwen.ModelConfig` of a model directory, from its config.json alone.
+def model_config(path):
+    """`qwen.ModelConfig` of a model directory or hub id, from its config.json alone.
 
     Raises:
       ValueError: no config.json, another architecture, or a feature that qwen.py lacks.
     """
-    file = Path(directory) / "config.json"
+    file = resolve(path) / "config.json"
     c = _read_json(file)
     names = c.get("architectures") or []
     accepted = any(name in ARCHITECTURES for name in names)
@@ -207,9 +207,13 @@ def model_config(directory):
         raise ValueError(f"{file}: field {error} is missing") from error
 
 
-def stop_ids(directory):
-    """Ids that end a reply, by generation_config.json: tuple of int, empty without the file."""
-    file = Path(directory) / "generation_config.json"
+def stop_ids(path):
+    """Ids that end a reply of a model directory or hub id, by its generation_config.json.
+
+    Returns:
+      tuple of int; empty without the file or its eos_token_id.
+    """
+    file = resolve(path) / "generation_config.json"
     ids = _read_json(file).get("eos_token_id") if file.exists() else None
     return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
 
@@ -221,8 +225,6 @@ def load_tokenizer(directory):
       ValueError: the directory has no tokenizer files.
     """
     directory = Path(directory)
-    # Importing transformers advises to install PyTorch, which tokenizers do not need.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     # AutoTokenizer builds Qwen's own pipeline for every qwen2 directory, whatever its

@@ -1,16 +1,23 @@
 """Qwen2.5 as a Flax module: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
 Axes: B rows, T tokens, D width, H heads, K key-value heads, F MLP width, V vocabulary, L layers.
-Parameters of the L layers are stacked on a leading axis and the layers run as one scan.
+Parameters of the L layers are stacked on a leading axis; the layers run as one scan.
 """
 
 import dataclasses
+import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from ragen_jax.model.attention import attend
+
+
+# Models of so few layers run them one after the other instead of as a scan: a scan's backward
+# pass first copies every saved activation into an array stacked over layers, which on CPU costs
+# the tiny agent as much as the layers themselves.
+UNROLLED_LAYERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,25 +65,28 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """einsum(x, kernel) [+ bias]; `axes` name the kernel's axes for sharding.py."""
+    """x @ kernel [+ bias], over the last `contract` axes of x; `axes` name the kernel's axes.
 
-    equation: str
+    The product is taken on matrices: XLA's CPU backend is four times slower at the backward
+    pass of the same product with a batch axis.
+    """
+
     shape: tuple[int, ...]
     axes: tuple[str, ...]
-    fan_in: int
-    bias_axes: int = 0  # the bias has the kernel's last `bias_axes` axes; 0: no bias
+    contract: int = 1
+    bias: bool = False
 
     @nn.compact
     def __call__(self, x):
-        init = nn.initializers.normal(self.fan_in**-0.5)
+        inner, outer = self.shape[: self.contract], self.shape[self.contract :]
+        fan_in = math.prod(inner)
+        init = nn.initializers.normal(fan_in**-0.5)
         kernel = self.param("kernel", nn.with_logical_partitioning(init, self.axes), self.shape)
-        y = jnp.einsum(self.equation, x, kernel.astype(x.dtype))
-        if self.bias_axes:
-            zeros = nn.with_logical_partitioning(
-                nn.initializers.zeros, self.axes[-self.bias_axes :]
-            )
-            bias = self.param("bias", zeros, self.shape[-self.bias_axes :])
-            y = y + bias.astype(x.dtype)
+        y = x.reshape(-1, fan_in) @ kernel.astype(x.dtype).reshape(fan_in, -1)
+        y = y.reshape(*x.shape[: -self.contract], *outer)
+        if self.bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[self.contract :])
+            y = y + self.param("bias", zeros, outer).astype(x.dtype)
         return y
 
 
@@ -89,29 +99,25 @@ class Block(nn.Module):
     def __call__(self, x, positions_BT, segment_lengths, keep_kv, segment_kvs):
         c = self.config
         D, H, K, hd, F = c.width, c.heads, c.kv_heads, c.head_dim, c.mlp_width
-        bias = 2 if c.qkv_bias else 0
 
         def project(name, heads, axis):
-            return Linear(
-                "btd,dhe->bthe", (D, heads, hd), ("embed", axis, "head"), D, bias, name=name
-            )
+            axes = ("embed", axis, "head")
+            return Linear((D, heads, hd), axes, bias=c.qkv_bias, name=name)(h)
 
         h = RMSNorm(c.norm_eps, name="attention_norm")(x)
-        q = rotate(project("q", H, "heads")(h), positions_BT, c.rope_theta)
-        k = rotate(project("k", K, "kv_heads")(h), positions_BT, c.rope_theta)
-        v = project("v", K, "kv_heads")(h)
+        q = rotate(project("q", H, "heads"), positions_BT, c.rope_theta)
+        k = rotate(project("k", K, "kv_heads"), positions_BT, c.rope_theta)
+        v = project("v", K, "kv_heads")
         segments = [
             (sk, sv, length) for (sk, sv), length in zip(segment_kvs, segment_lengths, strict=True)
         ]
         a = attend(q, k, v, segments)
-        o_axes = ("heads", "head", "embed")
-        x = x + Linear("bthe,hed->btd", (H, hd, D), o_axes, H * hd, name="o")(a)
+        x = x + Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
 
         h = RMSNorm(c.norm_eps, name="mlp_norm")(x)
-        gate = Linear("btd,df->btf", (D, F), ("embed", "mlp"), D, name="gate")(h)
-        up = Linear("btd,df->btf", (D, F), ("embed", "mlp"), D, name="up")(h)
-        down = Linear("btf,fd->btd", (F, D), ("mlp", "embed"), F, name="down")
-        x = x + down(nn.silu(gate) * up)
+        gate = Linear((D, F), ("embed", "mlp"), name="gate")(h)
+        up = Linear((D, F), ("embed", "mlp"), name="up")(h)
+        x = x + Linear((F, D), ("mlp", "embed"), name="down")(nn.silu(gate) * up)
         kv = (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if keep_kv else None  # [B, K, T, hd]
         return x, kv
 
@@ -142,18 +148,29 @@ class Qwen(nn.Module):
         if positions_BT is None:
             positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
         x = embed[tokens_BT].astype(c.dtype)
-        block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
-        layers = nn.scan(
-            block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
-            length=c.layers,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )
         lengths = tuple(segment.length_N for segment in segments)
         kvs = tuple((segment.k, segment.v) for segment in segments)
-        x, kv = layers(c, name="layers")(x, positions_BT, lengths, keep_kv, kvs)
+        block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
+        if c.layers <= UNROLLED_LAYERS and not self.is_initializing():
+            stacked = self.variables["params"]["layers"]
+            found = []
+            for layer in range(c.layers):
+                own, memory = jax.tree.map(lambda a, layer=layer: a[layer], (stacked, kvs))
+                x, kv = block(c, parent=None).apply(
+                    {"params": own}, x, positions_BT, lengths, keep_kv, memory
+                )
+                found.append(kv)
+            kv = jax.tree.map(lambda *kv: jnp.stack(kv), *found)
+        else:
+            layers = nn.scan(
+                block,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
+                length=c.layers,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )
+            x, kv = layers(c, name="layers")(x, positions_BT, lengths, keep_kv, kvs)
         return RMSNorm(c.norm_eps, name="final_norm")(x), kv
 
 

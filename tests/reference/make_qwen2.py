@@ -52,7 +52,7 @@ def make(name, seed):
         # transformers starts biases at 0 and norms at 1, which would hide a dropped one; larger
         # matrices make attention and log-probs differ from uniform ones.
         for key, p in model.named_parameters():
-            p.normal_(1.0 if "norm" in key else 0.0, 0.5 if p.ndim == 1 else 0.25)
+            p.normal_(1.0 if "norm" in key else 0.0, 0.3 if p.ndim == 1 else 0.15)
     model.save_pretrained(HERE / name)
 
     length_B = np.array(LENGTHS, np.int32)

@@ -1,0 +1,46 @@
+"""Package metadata. Build and tool settings are in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="ragen_jax",
+    version="0.1.0",
+    description="Multi-turn RL for LLM agents in JAX that watches whether they think about input",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.14",
+    packages=find_packages(include=["ragen_jax*", "envs*", "configs*"]),
+    install_requires=[
+        "jax>=0.10.2,<0.12",
+        "flax>=0.12.8,<0.13",
+        "optax>=0.2.8,<0.3",
+        "orbax-checkpoint>=0.12.8,<0.13",
+        "transformers>=5.17,<6",
+        "chex>=0.1.92,<0.2",
+        "tensorflow-datasets>=4.9.10,<5",
+        "absl-py>=2.3,<3",
+        "array_record>=0.8.1",  # the file format of our datasets
+        "importlib_resources",  # tensorflow-datasets imports it without asking for it
+        "jinja2>=3.1",  # chat templates
+        "ml_collections>=1.1,<2",  # config files and their command-line overrides
+        "numpy>=2",
+        "safetensors>=0.5",
+        "tokenizers>=0.22",
+        "tqdm>=4.66",
+    ],
+    extras_require={
+        "tpu": ["jax[tpu]"],
+        "cuda": ["jax[cuda13]"],
+        "data": ["datasets", "pyarrow"],  # to fetch and read public data sets
+        "dev": ["pytest>=8", "ruff>=0.14"],
+    },
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+    ],
+)

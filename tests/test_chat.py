@@ -1,0 +1,418 @@
+"""chat.py and model/tokenizer.py: text and tokens, prompts of a turn, what a reply says."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from ragen_jax.chat import NOTICE, Reply, make_chat, token_bytes
+from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SOKOBAN, SPECIAL, TAGS
+
+RULES = "Push the box."
+GAME = SimpleNamespace(actions=("Up", "Down", "Left", "Right"), instructions=RULES)
+
+ODD_TEXTS = [
+    "",
+    " ",
+    "  \n\n\t \r\n",
+    "\x00\x01\x1b\x7f\x80\x9f\xa0\xad",
+    "e\u0301 is not \u00e9, ﬁ is not fi, \u212b is not \u00c5",
+    "👩\u200d👩\u200d👧 \U0010ffff \ud7ff \ue000 \ufeff",
+    "שלום 你好 Straße İı",
+    "Ġ Ċ ĀāĂ",  # the very characters that byte-level BPE writes for bytes
+    "Upper Downs || Left|Right |||",
+    "a  player  b box  target plan",
+    "<think><think></answer><|im_end|> < think> <|im_start|",
+    " Up Up UpUp  Up",
+    NOTICE + NOTICE[:-1],
+]
+
+
+def terse(tokenizer, **changes):
+    options = dict(context="full", prompt="terse", actions_per_turn=2, max_actions=10)
+    return make_chat(tokenizer, GAME, **(options | changes))
+
+
+def encode(tokenizer, text):
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def joined(tokenizer, ids):
+    return b"".join(token_bytes(tokenizer)[i] for i in ids)
+
+
+def bpe(
+    merges=(), *, special=SPECIAL, words=(), eos="<|im_end|>", bos=None, template=CHAT_TEMPLATE
+):
+    """A small byte-level BPE tokenizer of another family: its own merges, tags in plain text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, *("".join(pair) for pair in merges)]
+    model = models.BPE({token: i for i, token in enumerate(tokens)}, merges=list(merges))
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in special])
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=eos, bos_token=bos, chat_template=template
+    )
+
+
+# ---- tokens -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_odd_text_round_trips(tokenizer, text):
+    ids = encode(tokenizer, text)
+    assert joined(tokenizer, ids) == text.encode()
+    assert terse(tokenizer).text(ids) == text
+    assert tokenizer.decode(ids) == text
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(max_size=40))
+def test_any_text_round_trips(tokenizer, text):
+    assert terse(tokenizer).text(encode(tokenizer, text)) == text
+
+
+def test_every_byte_has_exactly_one_token(tokenizer):
+    single = [piece for piece in token_bytes(tokenizer) if len(piece) == 1]
+    assert sorted(single) == [bytes([byte]) for byte in range(256)]
+
+
+def test_bytes_of_merged_tokens():
+    tokenizer = bpe([("<", "/"), (".", "</"), ("Ġ", "a")])  # Ġ is how byte-level BPE writes a space
+    assert joined(tokenizer, encode(tokenizer, "x.</y a")) == b"x.</y a"
+    assert [token_bytes(tokenizer)[i] for i in encode(tokenizer, "x.</y a")] == [
+        *(b"x", b".</", b"y", b" a")
+    ]
+
+
+def test_saved_files_open_in_autotokenizer_with_the_same_ids(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    opened = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(opened) == len(tokenizer)
+    assert opened.chat_template == tokenizer.chat_template
+    assert (opened.eos_token, opened.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    assert token_bytes(opened) == token_bytes(tokenizer)
+    for text in ODD_TEXTS:
+        ids = encode(opened, text)
+        assert ids == encode(tokenizer, text)
+        assert opened.decode(ids) == text
+
+
+def test_words_of_the_game_are_one_token_each(tokenizer):
+    moves = ("Up", "Down", "Left", "Right")
+    words = [*"#_O√XPS", *"0123456789", *moves, *(" " + move for move in moves), "||", "\n"]
+    for word in (*words, *TAGS, *SPECIAL, *ROLES, *SOKOBAN, NOTICE):
+        assert len(encode(tokenizer, word)) == 1, word
+    # ... in their places too, not only alone.
+    assert tokenizer.tokenize("<think>player 12 plan Up</think><answer>Up||Down</answer>") == [
+        *("<think>", "player ", "1", "2", " plan", " Up", "</think>"),
+        *("<answer>", "Up", "||", "Down", "</answer>"),
+    ]
+    assert len(encode(tokenizer, "#P_O√X\n#_S_##")) == 13
+
+
+def test_a_tokenizer_that_is_not_byte_level_is_refused():
+    # SentencePiece writes a space as U+2581, which is not in the table of bytes.
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"\u2581a": 0, "b": 1}, unk_token="b"))
+    )
+    with pytest.raises(ValueError, match=r"token 0 \('▁a'\) is not byte-level"):
+        token_bytes(tokenizer)
+
+
+# ---- prompts ------------------------------------------------------------------------------------
+
+FIRST = "<|im_start|>user\nGRID 1<|im_end|>\n<|im_start|>assistant\n<think>"
+SECOND = "<|im_start|>user\nGRID 2<|im_end|>\n<|im_start|>assistant\n<think>"
+REPLY = "go</think><answer>Up</answer>"
+
+
+def test_first_prompt_by_hand(tokenizer):
+    for context in ("full", "single_turn"):
+        ids = terse(tokenizer, context=context).prompt_ids([], "GRID 1")
+        assert ids.dtype == np.int32
+        assert ids.tolist() == encode(tokenizer, FIRST)
+        assert tokenizer.decode(ids[-1]) == "<think>"
+
+
+@pytest.mark.parametrize(
+    "sampled_end, shown_end",
+    [
+        ("<|im_end|>", "<|im_end|>\n"),  # the policy closed its reply itself
+        ("", "<|im_end|>\n"),  # cut off by the budget: the template's closing tokens are added
+        ("<|endoftext|>", "<|endoftext|><|im_end|>\n"),  # a stop that the template does not use
+    ],
+)
+def test_full_context_extends_what_was_read_and_sampled(
+    tokenizer, make_turn, sampled_end, shown_end
+):
+    chat = terse(tokenizer, extra_stop_ids=encode(tokenizer, "<|endoftext|>"))
+    first = chat.prompt_ids([], "GRID 1")
+    # Not as the tokenizer would cut it: sampled ids are kept, whatever their text.
+    reply = [*encode(tokenizer, "U"), *encode(tokenizer, "p"), *encode(tokenizer, REPLY)]
+    turns = [make_turn(first, reply + encode(tokenizer, sampled_end))]
+    second = chat.prompt_ids(turns, "GRID 2")
+    assert second.dtype == np.int32
+    known = np.concatenate([first, turns[0].sampled])
+    np.testing.assert_array_equal(second[: len(known)], known)
+    assert chat.text(second) == FIRST + "Up" + REPLY + shown_end + SECOND
+
+    turns.append(make_turn(second, encode(tokenizer, "x")))
+    third = chat.prompt_ids(turns, "GRID 3")
+    known = np.concatenate([second, turns[1].sampled])
+    np.testing.assert_array_equal(third[: len(known)], known)
+    assert chat.text(third[len(known) :]) == "<|im_end|>\n" + SECOND.replace("GRID 2", "GRID 3")
+
+
+def test_eos_that_does_not_close_the_template_still_stops():
+    tokenizer = bpe(eos="<|endoftext|>")
+    chat = terse(tokenizer)
+    end, close = (encode(tokenizer, word)[0] for word in ("<|endoftext|>", "<|im_end|>"))
+    assert chat.close_id == close
+    assert chat.stop_ids == tuple(sorted([end, close]))
+    for stop in (end, close):
+        assert chat.read([*encode(tokenizer, REPLY), stop]).actions == ("Up",)
+
+
+def test_single_turn_shows_the_present_message_alone(tokenizer, make_turn):
+    chat = terse(tokenizer, context="single_turn")
+    first = chat.prompt_ids([], "GRID 1")
+    turns = [make_turn(first, encode(tokenizer, REPLY + "<|im_end|>"))]
+    assert chat.text(chat.prompt_ids(turns, "GRID 2")) == SECOND
+    np.testing.assert_array_equal(chat.prompt_ids(turns, "GRID 1"), first)
+
+
+def test_full_prompt_tells_rules_format_and_budgets(tokenizer):
+    chat = terse(tokenizer, prompt="full")
+    text = chat.text(chat.prompt_ids([], chat.observe("GRID", actions_used=0, last_valid=True)))
+    assert text == (
+        "<|im_start|>system\n" + RULES + "\n\n"
+        "Think first, then act. Answer in the form <think>your reasoning</think><answer>your "
+        "actions</answer>, with at most 2 action(s) separated by ||, each one of: Up, Down, Left, "
+        "Right. Example: <answer>Up || Down</answer><|im_end|>\n"
+        "<|im_start|>user\nGRID\nYou have 10 action(s) left, at most 2 in this reply.<|im_end|>\n"
+        "<|im_start|>assistant\n<think>"
+    )
+    # The example that the rules give is itself a reply that is understood.
+    reply = chat.read(encode(tokenizer, "x</think><answer>Up || Down</answer>"))
+    assert reply.valid and reply.actions == ("Up", "Down")
+
+
+def test_messages_by_hand(tokenizer):
+    full, bare = terse(tokenizer, prompt="full"), terse(tokenizer)
+    left = "You have {} action(s) left, at most {} in this reply."
+    for used, budget in ((0, (10, 2)), (3, (7, 2)), (9, (1, 1))):
+        message = full.observe("GRID", actions_used=used, last_valid=True)
+        assert message == "GRID\n" + left.format(*budget)
+        assert bare.observe("GRID", actions_used=used, last_valid=True) == "GRID"
+    assert bare.observe("GRID", actions_used=0, last_valid=False) == NOTICE + "\nGRID"
+    message = full.observe("GRID", actions_used=9, last_valid=False)
+    assert message == NOTICE + "\nGRID\n" + left.format(1, 1)
+
+
+# ---- replies ------------------------------------------------------------------------------------
+
+
+def read(tokenizer, text, **changes):
+    return terse(tokenizer, **changes).read(encode(tokenizer, text))
+
+
+def test_spans_of_a_reply_are_exact(tokenizer):
+    text = "player 12 plan Up</think><answer>Up||Down</answer><|im_end|>"
+    # player_ 1 2 _plan _Up </think> <answer> Up || Down </answer> <|im_end|>
+    #    0    1 2   3    4      5        6     7  8   9     10         11
+    assert read(tokenizer, text) == Reply((0, 5), (7, 10), ("Up", "Down"), True)
+    assert read(tokenizer, text.removesuffix("<|im_end|>")) == Reply(
+        (0, 5), (7, 10), ("Up", "Down"), True
+    )
+
+
+@pytest.mark.parametrize(
+    "text, reasoning, answer, actions, valid",
+    [
+        ("", (0, 0), (0, 0), (), False),
+        ("<|im_end|>", (0, 0), (0, 0), (), False),
+        ("abc", (0, 0), (0, 0), (), False),  # unclosed thought
+        ("abc<answer>Up</answer>", (0, 0), (0, 0), (), False),
+        ("</think><answer>Up</answer>", (0, 0), (2, 3), ("Up",), True),  # empty thought
+        ("abc</think>", (0, 3), (0, 0), (), False),  # no answer
+        ("abc</think>Up", (0, 3), (0, 0), (), False),
+        ("abc</think><answer>Up", (0, 3), (0, 0), (), False),  # unclosed answer
+        ("abc</think><answer></answer>", (0, 3), (0, 0), (), False),
+        ("a</think><answer> </answer>", (0, 1), (3, 4), (), False),
+        ("a</think>\n <answer>Up</answer>\n\n", (0, 1), (5, 6), ("Up",), True),  # space between
+        ("a</think>b<answer>Up</answer>", (0, 1), (0, 0), (), False),  # text between
+        ("a</think><answer>Up</answer>.", (0, 1), (0, 0), (), False),  # text after
+        ("a</think><answer>Up</answer><answer>Up</answer>", (0, 1), (3, 7), (), False),
+        ("a</think><answer><answer>Up</answer></answer>", (0, 1), (3, 6), (), False),
+        ("<think>a</think><answer>Up</answer>", (0, 2), (4, 5), ("Up",), True),  # a second <think>
+        ("a</think></think><answer>Up</answer>", (0, 1), (0, 0), (), False),
+        # The first </think> ends the thought, so the answer is what follows it.
+        ("a<think>b</think>c</think><answer>Up</answer>", (0, 3), (0, 0), (), False),
+        ("a</think><answer>Jump</answer>", (0, 1), (3, 7), (), False),  # unknown
+        ("a</think><answer>Up||Jump</answer>", (0, 1), (3, 9), ("Up",), False),
+        ("a</think><answer>Jump||Up</answer>", (0, 1), (3, 9), ("Up",), False),
+        ("a</think><answer>Up||</answer>", (0, 1), (3, 5), ("Up",), False),
+        ("a</think><answer>Up|Down</answer>", (0, 1), (3, 6), (), False),
+        ("a</think><answer>Up||Down||Left</answer>", (0, 1), (3, 8), ("Up", "Down"), True),
+        ("a</think><answer>up || dOWN</answer>", (0, 1), (3, 12), ("Up", "Down"), True),
+        ("a</think><answer>\nUp\t||\n Down </answer>", (0, 1), (3, 10), ("Up", "Down"), True),
+    ],
+)
+def test_replies_by_hand(tokenizer, text, reasoning, answer, actions, valid):
+    assert read(tokenizer, text) == Reply(reasoning, answer, actions, valid)
+
+
+def test_actions_per_turn_limits_what_is_run(tokenizer):
+    text = "a</think><answer>Up||Up||Up||Up</answer>"
+    assert read(tokenizer, text, actions_per_turn=1).actions == ("Up",)
+    assert read(tokenizer, text, actions_per_turn=3).actions == ("Up",) * 3
+
+
+def test_bytes_that_are_no_text(tokenizer):
+    chat = terse(tokenizer)
+    of_byte = {piece: id_ for id_, piece in enumerate(token_bytes(tokenizer)) if len(piece) == 1}
+    broken = [of_byte[b"\xff"], of_byte[b"\xe2"]]
+    ids = [*broken, *encode(tokenizer, REPLY)]
+    assert chat.read(ids) == Reply((0, 4), (6, 7), ("Up",), True)
+    assert chat.text(ids).endswith(REPLY) and "\ufffd" in chat.text(ids)
+    head, tail = encode(tokenizer, "a</think><answer>"), encode(tokenizer, "||Up</answer>")
+    assert chat.read([*head, *broken, *tail]) == Reply((0, 1), (3, 7), ("Up",), False)
+
+
+def test_a_reply_of_any_tokens_is_read_without_an_error(tokenizer):
+    chat = terse(tokenizer)
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        # Half of the ids are tags, so that many replies come close to the format.
+        tags = rng.integers(256, len(tokenizer), 12)
+        ids = np.where(rng.random(12) < 0.5, tags, rng.integers(0, len(tokenizer), 12))
+        reply = chat.read(ids.astype(np.int32))
+        for start, stop in (reply.reasoning, reply.answer):
+            assert 0 <= start <= stop <= 12
+        assert set(reply.actions) <= set(GAME.actions)
+
+
+# BUG: an embedding may have more rows than the tokenizer has ids (Qwen2.5: 151936 and 151665), so
+# such an id can be sampled; read and text then raise IndexError, although read "never raises".
+def test_an_id_beyond_the_tokenizer_is_read_as_an_invalid_reply(tokenizer):
+    chat = terse(tokenizer)
+    ids = [*encode(tokenizer, "a"), len(tokenizer), *encode(tokenizer, "</think>")]
+    assert not chat.read(ids).valid
+    assert "a" in chat.text(ids)
+
+
+def test_a_token_that_straddles_a_tag_is_outside_the_span():
+    tokenizer = bpe([("<", "/"), (".", "</"), (">", "|")])
+    chat = terse(tokenizer)
+
+    def spans(text):
+        ids = encode(tokenizer, text)
+        reply = chat.read(ids)
+        pieces = [token_bytes(tokenizer)[i] for i in ids]
+        return [b"".join(pieces[slice(*span)]) for span in (reply.reasoning, reply.answer)]
+
+    assert spans("abc</think><answer>Up</answer>") == [b"abc", b"Up"]
+    assert spans("abc.</think><answer>Up</answer>") == [b"abc", b"Up"]  # token ".</" is outside
+    assert chat.read(encode(tokenizer, ".</think><answer>Up</answer>")) == Reply(
+        (0, 0), (15, 17), ("Up",), True
+    )
+    assert spans("abc</think><answer>|Up.</answer>") == [b"abc", b"Up"]  # ">|" and ".</"
+
+
+# ---- templates ----------------------------------------------------------------------------------
+
+LLAMA = (
+    "{% for message in messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    " + message['content'] | trim + '<|eot_id|>' %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
+    "{{ content }}{% endfor %}"
+    "{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+LLAMA_SPECIAL = (
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"),
+    *("<|start_header_id|>", "<|end_header_id|>"),
+)
+
+
+def llama_tokenizer():
+    return bpe(
+        special=LLAMA_SPECIAL, eos="<|end_of_text|>", bos="<|begin_of_text|>", template=LLAMA
+    )
+
+
+def test_llama_template_in_pieces(make_turn):
+    tokenizer = llama_tokenizer()
+    chat = terse(tokenizer)
+    user = "<|start_header_id|>user<|end_header_id|>\n\n"
+    assistant = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n<think>"
+    assert chat.opening == "<|begin_of_text|>" + user
+    assert chat.middle == assistant
+    assert chat.between == "<|eot_id|>" + user
+    assert tokenizer.decode(chat.close_id) == "<|eot_id|>"
+    assert [tokenizer.decode(i) for i in chat.stop_ids] == ["<|end_of_text|>", "<|eot_id|>"]
+
+    first = chat.prompt_ids([], "GRID 1")
+    turns = [make_turn(first, encode(tokenizer, REPLY + "<|eot_id|>"))]
+    # What the template itself would write, with <think> before each reply.
+    assert chat.text(chat.prompt_ids(turns, "GRID 2")) == tokenizer.apply_chat_template(
+        [
+            {"role": "user", "content": "GRID 1"},
+            {"role": "assistant", "content": "<think>" + REPLY},
+            {"role": "user", "content": "GRID 2"},
+        ],
+        tokenize=False,
+        add_generation_prompt=True,
+    ) + ("<think>")
+    system = terse(tokenizer, prompt="full").opening
+    assert system.startswith(
+        f"<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n{RULES}\n\nThink first"
+    )
+    assert system.endswith("</answer><|eot_id|>" + user)
+
+
+def test_chatml_with_a_default_system_message():
+    default = (
+        "{% if messages[0]['role'] != 'system' %}"
+        "{{ '<|im_start|>system\nYou are Qwen.<|im_end|>\n' }}{% endif %}" + CHAT_TEMPLATE
+    )
+    tokenizer = bpe(template=default)
+    user = "<|im_start|>user\n"
+    chat = terse(tokenizer)
+    assert chat.opening == "<|im_start|>system\nYou are Qwen.<|im_end|>\n" + user
+    assert chat.middle == "<|im_end|>\n<|im_start|>assistant\n<think>"
+    assert chat.between == "<|im_end|>\n" + user
+    # The rules take the place of the default.
+    full = terse(tokenizer, prompt="full").opening
+    assert full.startswith("<|im_start|>system\n" + RULES) and "Qwen" not in full
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[-1]['content'] }}",  # shows the last message alone
+        CHAT_TEMPLATE.replace("message['content']", "message['content'] | lower"),
+        CHAT_TEMPLATE + "{{ messages[-1]['content'] }}",  # shows one twice
+    ],
+)
+def test_a_template_that_does_not_show_its_messages_is_refused(template):
+    with pytest.raises(ValueError, match="does not show every message once, verbatim"):
+        terse(bpe(template=template))
+
+
+def test_bad_arguments_are_named(tokenizer):
+    with pytest.raises(ValueError, match=r"'sliding'; accepted: full, single_turn"):
+        terse(tokenizer, context="sliding")
+    with pytest.raises(ValueError, match=r"'long'; accepted: full, terse"):
+        terse(tokenizer, prompt="long")
+    with pytest.raises(ValueError, match="has no chat template"):
+        terse(bpe(template=None))

@@ -1,0 +1,153 @@
+"""checkpoint.py: a saved TrainState comes back bit for bit, a torn save is not seen."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ragen_jax.checkpoint import Checkpoints
+from ragen_jax.sharding import make_mesh
+from ragen_jax.types import TrainState
+
+
+def state_of(seed):
+    """A small state: odd values in several dtypes, and an optimizer's nested tuples."""
+    rng = np.random.default_rng(seed)
+    odd = np.array([0.1, -0.0, 1e-45, 3e38, np.inf, -np.inf, np.nan], np.float32)
+    params = {
+        "layer": {"kernel": jnp.asarray(rng.normal(size=(3, 5)), jnp.float32)},
+        "half": jnp.asarray(rng.normal(size=4), jnp.bfloat16),
+        "odd": jnp.asarray(odd),
+    }
+    opt_state = optax.adamw(1e-3).init(params)
+    opt_state = jax.tree.map(lambda x: x + jnp.asarray(seed + 1, x.dtype), opt_state)
+    return TrainState(
+        params=params,
+        opt_state=opt_state,
+        step=jnp.int32(seed),
+        seed_cursor=jnp.uint32(2**32 - 1 - seed),
+    )
+
+
+def assert_same_bits(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert isinstance(x, jax.Array)
+        assert (x.shape, x.dtype, x.sharding) == (y.shape, y.dtype, y.sharding)
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """opened(keep) -> Checkpoints of the same folder; all are closed at the end."""
+    made = []
+
+    def open_(keep=2):
+        made.append(Checkpoints(tmp_path / "checkpoints", keep=keep))
+        return made[-1]
+
+    yield open_
+    for checkpoints in made:
+        checkpoints.close()
+
+
+def saved(checkpoints, *seeds):
+    for seed in seeds:
+        checkpoints.save(seed, state_of(seed))
+    checkpoints.manager.wait_until_finished()
+
+
+def test_a_state_comes_back_bit_for_bit_in_another_session(opened):
+    saved(opened(), 3)
+    checkpoints = opened()
+    assert checkpoints.latest_step() == 3
+    found = checkpoints.restore(3, state_of(7))  # values of `like` do not matter
+    assert_same_bits(found, state_of(3))
+    assert found.params["half"].dtype == ml_dtypes.bfloat16
+    assert int(found.seed_cursor) == 2**32 - 4
+
+
+def test_parameters_alone_come_back(opened):
+    saved(opened(), 3)
+    found = opened().restore_params(3, state_of(0).params)
+    assert_same_bits(found, state_of(3).params)
+
+
+# BUG: restore_params does not hand the shardings of `like` to Orbax (PyTreeRestore needs
+# restore_args for that), so the parameters come back as they lay when saved, with a warning that
+# this is unsafe on another topology: evaluate cannot open a pod's run, nor place it on its mesh.
+@pytest.mark.parametrize("part", ["state", "params"])
+def test_arrays_come_back_where_like_has_them(opened, part):
+    saved(opened(), 3)  # on the default device, not on a mesh
+    mesh = make_mesh(data=1, fsdp=1, tensor=-1)
+    sharding = NamedSharding(mesh, PartitionSpec())
+    like = jax.device_put(state_of(0), sharding)
+    if part == "state":
+        found = opened().restore(3, like)
+    else:
+        found = opened().restore_params(3, like.params)
+    assert {x.sharding for x in jax.tree.leaves(found)} == {sharding}
+
+
+def test_a_new_folder_has_no_step(opened):
+    assert opened().latest_step() is None
+
+
+def test_a_step_is_saved_once(opened):
+    checkpoints = opened()
+    saved(checkpoints, 3)
+    with pytest.raises(RuntimeError, match="step 3 was not saved"):
+        checkpoints.save(3, state_of(4))
+    assert_same_bits(checkpoints.restore(3, state_of(0)), state_of(3))
+
+
+def test_the_newest_few_are_kept(opened, tmp_path):
+    checkpoints = opened(keep=2)
+    saved(checkpoints, 1, 2, 5)
+    assert checkpoints.latest_step() == 5
+    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["2", "5"]
+    assert_same_bits(checkpoints.restore(2, state_of(0)), state_of(2))
+
+
+def test_a_save_killed_half_way_is_not_seen_and_can_be_made_again(opened, tmp_path):
+    first = opened()
+    saved(first, 3)
+    first.close()
+    # Orbax writes here before it renames; see orbax atomicity_types.TMP_DIR_SUFFIX.
+    torn = tmp_path / "checkpoints" / "7.orbax-checkpoint-tmp"
+    (torn / "default").mkdir(parents=True)
+    (torn / "default" / "manifest.ocdbt").write_bytes(b"half")
+    checkpoints = opened()
+    assert checkpoints.latest_step() == 3
+    assert_same_bits(checkpoints.restore(3, state_of(0)), state_of(3))
+    saved(checkpoints, 7)
+    assert checkpoints.latest_step() == 7
+    assert_same_bits(opened().restore(7, state_of(0)), state_of(7))
+
+
+def test_what_is_saved_is_the_state_at_the_call(opened):
+    # As in training: the writing goes on while the next update overwrites the donated state.
+    @functools.partial(jax.jit, donate_argnums=0)
+    def update(state):
+        return jax.tree.map(lambda x: x + jnp.asarray(1, x.dtype), state)
+
+    def large(value):
+        return TrainState(
+            params={"kernel": jnp.full((2000, 1000), value, jnp.float32)},
+            opt_state=(jnp.full((2000, 1000), value, jnp.float32),),
+            step=jnp.int32(value),
+            seed_cursor=jnp.uint32(value),
+        )
+
+    checkpoints, state = opened(), large(1)
+    checkpoints.save(1, state)
+    for _ in range(20):
+        state = update(state)
+    jax.block_until_ready(state)
+    checkpoints.manager.wait_until_finished()
+    assert_same_bits(checkpoints.restore(1, large(0)), large(1))

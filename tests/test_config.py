@@ -1,0 +1,289 @@
+"""config.py, configs/, sharding.make_mesh: bad input is refused with one line that names it."""
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from configs import base, sokoban
+from ragen_jax import filter, losses
+from ragen_jax.config import check, field, minibatch_rows, read_run_config
+from ragen_jax.rollout import Sampling
+from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
+
+ROOT = Path(__file__).parents[1]
+PRESETS = ("tiny", *sokoban.LLMS)
+
+
+def changed(**fields):
+    """The tiny preset with fields changed; a dot in a name is written as two underscores."""
+    config = sokoban.get_config()
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
+    return config
+
+
+# ---- check --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_passes(preset):
+    config = sokoban.get_config(preset)
+    check(config)
+    assert config.env.name == "sokoban"
+    assert config.model.path == sokoban.LLMS.get(preset, "tiny")
+
+
+def test_base_passes():
+    check(base.get_config())
+
+
+@pytest.mark.parametrize(
+    "name, value, accepted",
+    [
+        ("filter.strategy", "top_q", "top_p, top_k, top_k_abs, min_p, none"),
+        ("filter.metric", "entropy", "reward_variance, reward_std, reward_sum, reward_mean"),
+        ("filter.metric", "variance", "reward_variance, reward_std, reward_sum, reward_mean"),
+        ("filter.mode", "cubic", "linear, softmax"),
+        ("filter.keep", "middle", "largest, smallest"),
+        ("filter.loss_scale", "kept", "linear, sqrt, none"),
+        ("algorithm.name", "ppo2", "grpo, dr_grpo, rloo"),
+        ("algorithm.aggregation", "mean", "token-mean, seq-mean-token-mean"),
+        ("algorithm.kl_kind", "k4", "k1, abs, k2, k3"),
+        ("model.dtype", "float64", "float32, bfloat16, float16"),
+    ],
+)
+def test_unknown_names_are_refused_with_those_accepted(name, value, accepted):
+    with pytest.raises(ValueError) as error:
+        check(changed(**{name.replace(".", "__"): value}))
+    message = str(error.value)
+    assert message.startswith(f"config.{name} is {value!r}; accepted: ") and accepted in message
+
+
+LEAST = {
+    **dict.fromkeys(["seed", "steps", "rollout.save_every", "optimizer.warmup_updates"], 0),
+    **dict.fromkeys(["diagnose.every", "eval.every", "eval.top_k", "eval.seed"], 0),
+    **dict.fromkeys(["checkpoint.every"], 0),
+    **dict.fromkeys(["env.max_turns", "env.actions_per_turn", "env.max_actions"], 1),
+    **dict.fromkeys(["rollout.groups", "rollout.max_new_tokens", "optimizer.minibatches"], 1),
+    **dict.fromkeys(["optimizer.micro_batch", "optimizer.max_skipped", "checkpoint.keep"], 1),
+    **dict.fromkeys(["diagnose.first_turn_samples", "diagnose.trajectory_samples"], 1),
+    **dict.fromkeys(["diagnose.micro_batch", "eval.episodes"], 1),
+    "rollout.group_size": 2,
+}
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_numbers_below_their_least_are_refused(name):
+    least = LEAST[name]
+    with pytest.raises(ValueError) as error:
+        check(changed(**{name.replace(".", "__"): least - 1}))
+    assert str(error.value) == f"config.{name} is {least - 1}; it must be at least {least}"
+    # The least itself is no reason to refuse; a batch may become too small for other fields.
+    try:
+        check(changed(**{name.replace(".", "__"): least}))
+    except ValueError as error:
+        assert f"config.{name} " not in str(error)
+
+
+@pytest.mark.parametrize(
+    "name, low, high",
+    [
+        ("rollout.temperature", 0, 100),
+        ("eval.temperature", 0, 100),
+        ("eval.top_p", 0, 1),
+        ("optimizer.learning_rate", 0, 1),
+    ],
+)
+def test_ranges_are_open_below_and_closed_above(name, low, high):
+    for value in (float(low), -0.5, high + 0.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError) as error:
+            check(changed(**{name.replace(".", "__"): value}))
+        expected = f"config.{name} is {value}; it must be above {low}, at most {high}"
+        assert str(error.value) == expected
+    for value in (1e-12, float(high)):
+        check(changed(**{name.replace(".", "__"): value}))
+
+
+def test_a_positive_format_penalty_is_refused():
+    check(changed(env__format_penalty=0.0))
+    with pytest.raises(ValueError, match=r"config.env.format_penalty is 0.1; it must be <= 0"):
+        check(changed(env__format_penalty=0.1))
+
+
+def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
+    small = dict(rollout__groups=2, rollout__group_size=2, env__max_turns=3)
+    check(changed(**small, optimizer__minibatches=4, optimizer__micro_batch=3))
+    with pytest.raises(ValueError, match="optimizer.minibatches is 5.* only 4 episodes"):
+        check(changed(**small, optimizer__minibatches=5, optimizer__micro_batch=1))
+    with pytest.raises(ValueError, match="optimizer.micro_batch is 4.* at most 3 rows"):
+        check(changed(**small, optimizer__minibatches=4, optimizer__micro_batch=4))
+
+
+# BUG: check accepts each of these, yet no run could use it. Behind check: clip_c and the filter
+# raise in the first update and seed in the first rollout (tracebacks, after a warm start), batch
+# and check_every divide by zero in the warm start, min_p leaves no token to draw, a NaN penalty
+# makes every return NaN; context and prompt are refused only when the warm start has begun and the
+# folder of the run has been made.
+@pytest.mark.parametrize(
+    "name, fields",
+    [
+        ("seed", dict(seed=2**31)),  # environment seeds are seed << 32, and below 2**63
+        ("algorithm.clip_c", dict(algorithm__clip_c=1.0)),
+        (
+            "filter.value",
+            dict(filter__strategy="min_p", filter__keep="smallest", filter__value=0.0),
+        ),
+        ("eval.min_p", dict(eval__min_p=1.5)),
+        ("env.format_penalty", dict(env__format_penalty=float("nan"))),
+        ("env.context", dict(env__context="sliding")),
+        ("env.prompt", dict(env__prompt="long")),
+        ("warmstart.batch", dict(warmstart__batch=0)),
+        ("warmstart.check_every", dict(warmstart__check_every=0)),
+    ],
+)
+def test_values_that_no_run_could_use_are_refused(name, fields):
+    with pytest.raises(ValueError, match=name):
+        check(changed(**fields))
+
+
+# ---- arithmetic and lookup ----------------------------------------------------------------------
+
+
+def test_minibatch_rows_by_hand():
+    sizes = dict(rollout__groups=8, rollout__group_size=16, env__max_turns=5)
+    # single_turn: every turn of the 128 episodes is a row of its own; full: one row an episode.
+    assert minibatch_rows(changed(**sizes, optimizer__minibatches=4)) == 160
+    assert minibatch_rows(changed(**sizes, optimizer__minibatches=4, env__context="full")) == 32
+    # 3 * 3 = 9 rows over 4 minibatches: the largest has 3.
+    sizes = dict(rollout__groups=3, rollout__group_size=3, env__context="full")
+    assert minibatch_rows(changed(**sizes, optimizer__minibatches=4)) == 3
+
+
+def test_field_follows_dots():
+    config = changed(rollout__groups=6)
+    assert field(config, "rollout.groups") == 6
+    assert field(config, "seed") == config.seed
+
+
+def test_config_of_a_run_is_read_back(tmp_path):
+    config = sokoban.get_config()
+    (tmp_path / "config.json").write_text(config.to_json())
+    assert read_run_config(tmp_path).env.max_turns == config.env.max_turns
+    with pytest.raises(ValueError, match=f"{tmp_path}/none is not the folder of a run"):
+        read_run_config(tmp_path / "none")
+
+
+# ---- configs ------------------------------------------------------------------------------------
+
+
+def defaults(function):
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+
+
+def test_base_says_what_the_functions_say():
+    config = base.get_config()
+    select = defaults(filter.select_groups)
+    assert set(select) == {"strategy", "value", "mode", "keep", "include_zero", "eps"}
+    for name, value in select.items():
+        assert config.filter[name] == value, name
+    assert config.filter.metric == defaults(filter.group_scores)["metric"]
+    for function in (losses.policy_terms, losses.policy_loss):
+        assert config.algorithm.clip_c == defaults(function)["clip_c"]
+    for name, value in defaults(Sampling).items():
+        assert config.eval[name] == value, name
+
+
+def test_fields_that_others_rely_on_are_there():
+    names = """seed steps model.path env.name env.context rollout.groups rollout.group_size
+        rollout.temperature rollout.max_new_tokens eval.every eval.episodes filter.strategy
+        filter.value filter.metric algorithm.name algorithm.kl_coef algorithm.entropy_coef
+        optimizer.learning_rate checkpoint.every diagnose.every mesh.data mesh.fsdp mesh.tensor"""
+    for name in names.split():
+        field(base.get_config(), name)
+
+
+def test_configs_are_not_shared():
+    sokoban.get_config().rollout.groups = 99
+    assert sokoban.get_config().rollout.groups == base.get_config().rollout.groups != 99
+
+
+def test_an_unknown_preset_lists_the_known_ones():
+    with pytest.raises(ValueError) as error:
+        sokoban.get_config("huge")
+    assert "'huge'; accepted: " + ", ".join(PRESETS) in str(error.value)
+
+
+# ---- mesh ---------------------------------------------------------------------------------------
+
+
+def test_meshes_over_all_devices():
+    devices = jax.device_count()
+    for name in MESH_AXES:
+        sizes = dict.fromkeys(MESH_AXES, 1) | {name: -1}
+        mesh = make_mesh(**sizes)
+        assert dict(mesh.shape) == sizes | {name: devices}
+        assert data_shards(mesh) == (1 if name == "tensor" else devices)
+    assert dict(make_mesh(data=devices, fsdp=1, tensor=1).shape)["data"] == devices
+
+
+def test_bad_meshes_are_refused_with_their_sizes():
+    devices = jax.device_count()
+    for sizes in ((-1, -1, 1), (0, 1, 1), (1, -2, 1)):
+        data, fsdp, tensor = sizes
+        match = f"mesh.data={data}, mesh.fsdp={fsdp}, mesh.tensor={tensor}: .*one of them may be -1"
+        with pytest.raises(ValueError, match=match):
+            make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    too_many = devices + 1
+    for data, fsdp in ((too_many, 1), (-1, too_many)):
+        match = f"mesh.data={data}, mesh.fsdp={fsdp}, .* does not fit {devices} device"
+        with pytest.raises(ValueError, match=match):
+            make_mesh(data=data, fsdp=fsdp, tensor=1)
+
+
+# ---- the command --------------------------------------------------------------------------------
+
+
+# BUG: importing transformers prints "[transformers] PyTorch was not found. ..." on stderr, a second
+# line in each of these. BUG: for an unknown preset the line holds the traceback of ml_collections.
+# BUG: for an unknown field it holds the repr of a KeyError, backslashes included.
+# BUG: a config file that is not there ends in a traceback and exit code 1, not 2: ml_collections
+# puts the error off until the config is first read, which is in main, behind bad_input.
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["--config=configs/sokoban.py", "--config.rollout.grops=4"], "grops"),
+        (["--config=configs/sokoban.py:huge"], "'huge'; accepted: tiny, qwen2.5-0.5b"),
+        (["--config=configs/sokoban.py", "--config.env.name=frozen"], "'frozen'; known: sokoban"),
+        (["--config=configs/sokoban.py", "--config.model.path={tmp}/no-model"], "{tmp}/no-model"),
+        (["--config=configs/no_such_file.py"], "configs/no_such_file.py"),
+    ],
+    ids=["field", "preset", "environment", "model", "file"],
+)
+def test_bad_input_ends_with_one_line_and_exit_code_2(tmp_path, arguments, named):
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ragen_jax.train", f"--workdir={tmp_path}/run"),
+            *(argument.format(tmp=tmp_path) for argument in arguments),
+        ],
+        env=env | {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert list(tmp_path.rglob("*")) == []  # neither a run nor a cache
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ") and named.format(tmp=tmp_path) in lines[0]
+    assert "Traceback" not in lines[0] and "\\" not in lines[0]  # no escaped quotes or newlines

@@ -1,0 +1,199 @@
+"""datasets.py: demonstrations and held-out problems, and that neither shares a room."""
+
+import re
+
+import numpy as np
+import pytest
+
+from envs import make_env
+from ragen_jax.chat import make_chat
+from ragen_jax.datasets import (
+    EVALUATION_SEEDS,
+    IMITATION_SEEDS,
+    demonstrations,
+    heldout_problems,
+    load_or_generate,
+    settings_hash,
+)
+
+OPTIONS = {"size": (6, 6), "num_boxes": 1, "min_solution": 3, "max_solution": 10}
+SETTINGS = {"env": "sokoban", **OPTIONS}
+ROOMS, PLAN_MOVES, ACTIONS = 300, 6, 2
+
+
+class Counting:
+    """Problems by a seed's last digits: two seeds in a row pose the same one, ten there are."""
+
+    def __init__(self):
+        self.resets = []
+
+    def reset(self, seed):
+        self.resets.append(seed)
+        return seed
+
+    def identity(self, state):
+        return f"problem {state // 2 % 10}"
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """The demonstrations of 300 rooms."""
+    return demonstrations(
+        make_env("sokoban", **OPTIONS, split="imitation"),
+        rooms=ROOMS,
+        plan_moves=PLAN_MOVES,
+        actions_per_turn=ACTIONS,
+        settings=SETTINGS,
+        directory=tmp_path_factory.mktemp("demonstrations"),
+    )
+
+
+def by_room(examples):
+    """The turns of each room, in order."""
+    rooms = []
+    for example in examples:
+        if example["turn"] == 0:
+            rooms.append([])
+        rooms[-1].append(example)
+    return rooms
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+def test_examples_keep_their_order_and_types(tmp_path):
+    calls = []
+
+    def generate():
+        calls.append(1)
+        for i in range(100):
+            yield {"number": 7 * i, "text": f"√ {i}\n"}
+
+    def load(settings):
+        return load_or_generate(
+            "things",
+            settings,
+            features={"number": np.int64, "text": np.str_},
+            generate=generate,
+            directory=tmp_path,
+        )
+
+    for _ in range(2):  # the second time from disk
+        examples = load({"a": 1})
+        assert [example["number"] for example in examples] == [7 * i for i in range(100)]
+        assert [example["text"] for example in examples] == [f"√ {i}\n" for i in range(100)]
+        assert len(calls) == 1
+    load({"a": 2})
+    assert len(calls) == 2
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == sorted(
+        f"things_{settings_hash({'a': a})}" for a in (1, 2)
+    )
+
+
+def test_settings_hash_depends_on_content_alone():
+    assert settings_hash({"a": 1, "b": [6, 6]}) == settings_hash({"b": (6, 6), "a": 1})
+    assert settings_hash({"a": 1}) != settings_hash({"a": 2})
+    assert re.fullmatch("[0-9a-f]{12}", settings_hash({}))
+
+
+# ---- held-out problems --------------------------------------------------------------------------
+
+
+def heldout(environment, directory, *, count, seed=0):
+    return heldout_problems(
+        environment, count=count, seed=seed, settings=SETTINGS, directory=directory
+    )
+
+
+def test_heldout_problems_are_distinct_and_the_same_from_disk(tmp_path):
+    first, second = Counting(), Counting()
+    expected = [EVALUATION_SEEDS + 2 * i for i in range(4)]  # every other seed poses a known one
+    assert heldout(first, tmp_path, count=4) == (expected, expected)
+    assert first.resets == [*range(EVALUATION_SEEDS, EVALUATION_SEEDS + 7), *expected]
+    assert heldout(second, tmp_path, count=4) == (expected, expected)
+    assert second.resets == expected  # none was generated
+
+
+def test_another_evaluation_seed_gives_other_problems(tmp_path):
+    start = EVALUATION_SEEDS + (1 << 32)
+    assert heldout(Counting(), tmp_path, count=2, seed=1)[0][0] == start
+    assert heldout(Counting(), tmp_path, count=2, seed=0)[0][0] == EVALUATION_SEEDS
+
+
+def test_a_stored_problem_that_changed_is_an_error(tmp_path, monkeypatch):
+    environment = Counting()
+    seeds, _ = heldout(environment, tmp_path, count=3)
+    monkeypatch.setattr(environment, "identity", lambda state: f"problem {(state + 2) // 2 % 10}")
+    with pytest.raises(ValueError, match=f"held-out problem {seeds[0]} in .*{tmp_path.name}"):
+        heldout(environment, tmp_path, count=3)
+
+
+# ---- demonstrations -----------------------------------------------------------------------------
+
+
+def test_demonstrations_solve_their_rooms(shown):
+    environment = make_env("sokoban", **OPTIONS, split="imitation")
+    rooms = by_room(shown)
+    assert len(rooms) == ROOMS
+    for turns in rooms:
+        state = environment.parse(turns[0]["observation"])
+        assert len({turn["identity"] for turn in turns}) == 1
+        assert turns[0]["identity"] == environment.identity(state)
+        step, moves = None, []
+        for index, turn in enumerate(turns):
+            assert turn["turn"] == index
+            assert turn["observation"] == environment.render(state)
+            thought, answer = re.fullmatch(
+                r"([^<>]+)</think><answer>([^<>]+)</answer>", turn["reply"]
+            ).groups()
+            actions = answer.split("||")
+            assert 1 <= len(actions) <= ACTIONS
+            plan = thought.split(" plan ")[1].split(" ")
+            assert len(plan) <= PLAN_MOVES and plan[: len(actions)] == actions
+            for action in actions:
+                assert step is None or not step.done
+                step = environment.step(state, action)
+                state, moves = step.state, [*moves, action]
+        assert step.done and step.info["success"]
+        assert 3 <= len(moves) <= 10
+        assert all(len(turn["reply"].split("||")) == ACTIONS for turn in turns[:-1])
+
+
+def test_rooms_come_in_the_order_of_their_seeds(shown):
+    environment = make_env("sokoban", **OPTIONS, split="imitation")
+    first = [turns[0]["observation"] for turns in by_room(shown)]
+    for i in (0, 1, 2, 150, 299):
+        assert first[i] == environment.render(environment.reset(IMITATION_SEEDS + i))
+
+
+def test_a_demonstrated_reply_is_read_as_valid(shown, tokenizer):
+    environment = make_env("sokoban", **OPTIONS, split="imitation")
+    chat = make_chat(
+        *(tokenizer, environment),
+        **dict(context="single_turn", prompt="terse", actions_per_turn=ACTIONS, max_actions=10),
+    )
+    for example in shown[:200]:
+        thought, answer = example["reply"].removesuffix("</answer>").split("</think><answer>")
+        ids = tokenizer.encode(example["reply"], add_special_tokens=False)
+        reply = chat.read(ids)
+        assert reply.valid and reply.actions == tuple(answer.split("||"))
+        assert chat.text(ids[slice(*reply.reasoning)]) == thought
+        assert chat.text(ids[slice(*reply.answer)]) == answer
+
+
+# ---- splits -------------------------------------------------------------------------------------
+
+
+def test_no_room_is_shared_by_imitation_training_and_evaluation(shown, tmp_path):
+    training = make_env("sokoban", **OPTIONS, split="train")
+    evaluation = make_env("sokoban", **OPTIONS, split="eval")
+    imitated = {example["identity"] for example in shown}
+    trained = {training.identity(training.reset(seed)) for seed in range(300)}
+    seeds, states = heldout(evaluation, tmp_path, count=300)
+    judged = [evaluation.identity(state) for state in states]
+    assert len(set(judged)) == 300
+    assert states[:5] == [evaluation.reset(seed) for seed in seeds[:5]]
+    assert min(len(imitated), len(trained)) > 250  # the sets are not small by repetition
+    assert not imitated & trained
+    assert not imitated & set(judged)
+    assert not trained & set(judged)

@@ -1,0 +1,95 @@
+"""heldout.py: pass@k and the figures of an evaluation."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from ragen_jax import heldout
+from ragen_jax.heldout import pass_at_k, play_problems, summarise
+
+
+def share_with_a_success(solved, samples, k):
+    """Among all ways to draw k of the samples: how often one of the solved ones is drawn."""
+    draws = list(itertools.combinations([i < solved for i in range(samples)], k))
+    return sum(any(draw) for draw in draws) / len(draws)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 8])
+def test_pass_at_k_is_what_enumeration_gives(samples):
+    for k in range(1, samples + 1):
+        for solved in range(samples + 1):
+            expected = share_with_a_success(solved, samples, k)
+            assert pass_at_k([solved], samples, k) == pytest.approx(expected, abs=1e-12)
+    every = np.arange(samples + 1.0)
+    mean = np.mean([share_with_a_success(int(s), samples, samples) for s in every])
+    assert pass_at_k(every, samples, samples) == pytest.approx(mean)
+
+
+def test_summary_by_hand(make_turn, make_episode):
+    # Three problems, two samples each: 2, 1 and 0 solved.
+    good = make_turn([1], [2, 3], reward=9.0)
+    bad = make_turn([1], [2], reward=-0.5, valid=False)
+    plays = [
+        [([good], True), ([bad, good], True)],
+        [([good], True), ([bad], False)],
+        [([bad, bad], False), ([bad], False)],
+    ]
+    episodes = [
+        make_episode(group, member, turns, success=success)
+        for group, members in enumerate(plays)
+        for member, (turns, success) in enumerate(members)
+    ]
+    metrics = summarise(episodes, samples=2, format_penalty=-1.0)
+    # Per problem 1, 1/2, 0: standard deviation 1/2. Returns 9, 7.5, 9, -1.5, -3, -1.5.
+    assert metrics == pytest.approx(
+        {
+            "eval/success": 0.5,
+            "eval/success_ci95": 1.96 * 0.5 / math.sqrt(3),
+            "eval/return": 19.5 / 6,
+            "eval/valid_rate": 3 / 8,
+            "eval/turns": 8 / 6,
+            "eval/response_length": (3 * 2 + 5 * 1) / 8,
+            "eval/pass_at_1": 0.5,
+            "eval/pass_at_2": 2 / 3,
+        }
+    )
+
+
+def test_one_sample_has_no_pass_at_k_and_one_problem_no_spread(make_turn, make_episode):
+    turn = make_turn([1], [2])
+    episodes = [make_episode(g, 0, [turn], success=g == 0) for g in range(4)]
+    metrics = summarise(episodes, samples=1, format_penalty=0.0)
+    assert not [name for name in metrics if "pass_at" in name]
+    assert metrics["eval/success"] == 0.25
+    # Standard error of 1, 0, 0, 0: 0.5 / sqrt(4).
+    assert metrics["eval/success_ci95"] == pytest.approx(1.96 * 0.25)
+    alone = summarise(episodes[:1], samples=1, format_penalty=0.0)
+    assert alone["eval/success_ci95"] == 0.0
+    assert {name for name in summarise(episodes, samples=4, format_penalty=0.0)} >= {
+        f"eval/pass_at_{k}" for k in (1, 2, 4)
+    }
+
+
+def test_problems_are_played_in_chunks_and_numbered_through(monkeypatch, make_turn, make_episode):
+    calls = []
+
+    def rollout(model, params, chat, environment, seeds, states, *, group_size, **options):
+        calls.append((seeds, states, group_size, options["key"]))
+        turn = make_turn([1], [2])
+        return [make_episode(g, k, [turn]) for g in range(len(seeds)) for k in range(group_size)]
+
+    monkeypatch.setattr(heldout, "rollout", rollout)
+    options = dict(samples=2, key="key", budgets=None, sampling=None)
+    seeds, states = [5, 6, 7, 8, 9], ["a", "b", "c", "d", "e"]
+    played = play_problems(None, None, None, None, seeds, states, rows=4, **options)
+    assert calls == [
+        ([5, 6], ["a", "b"], 2, "key"),
+        ([7, 8], ["c", "d"], 2, "key"),
+        ([9], ["e"], 2, "key"),
+    ]
+    assert [(e.group, e.member) for e in played] == [(g, k) for g in range(5) for k in range(2)]
+    calls.clear()
+    play_problems(None, None, None, None, seeds, states, rows=1, **options)  # fewer than samples
+    assert [call[0] for call in calls] == [[seed] for seed in seeds]

@@ -1,0 +1,211 @@
+"""log.py: metrics.jsonl, rollouts/*.jsonl and the lines on the console."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ragen_jax.log import (
+    MetricsLog,
+    Timers,
+    eval_line,
+    learning_curve,
+    read_metrics,
+    step_line,
+    write_rollouts,
+)
+
+
+def strict(line):
+    """A JSON line without NaN and Infinity, which JSON does not know."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def test_an_absent_or_empty_file_has_no_rows(path):
+    assert read_metrics(path) == []
+    path.write_text("")
+    assert read_metrics(path) == []
+
+
+def test_a_torn_last_line_is_left_out(path):
+    path.write_text('{"step": 0}\n{"step": 1, "a": 2.0}\n{"step": 2, "a')
+    assert read_metrics(path) == [{"step": 0}, {"step": 1, "a": 2.0}]
+    # Torn just before its newline: it would read, but it was not finished.
+    path.write_text('{"step": 0}\n{"step": 1}')
+    assert read_metrics(path) == [{"step": 0}]
+
+
+def test_rows_behind_the_last_step_are_dropped_from_the_file(path):
+    path.write_text('{"step": 0, "a": 0.5}\n{"step": 1, "a": 1.5}\n{"step": 2}\n{"step": 3, "a"')
+    log = MetricsLog(path, last_step=1)
+    assert path.read_text() == '{"step": 0, "a": 0.5}\n{"step": 1, "a": 1.5}\n'
+    log.write(2, {"a": 7})
+    log.close()
+    assert [(row["step"], row["a"]) for row in read_metrics(path)] == [(0, 0.5), (1, 1.5), (2, 7)]
+    assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_torn_line_does_not_spoil_the_next_row(path):
+    path.write_text('{"step": 0}\n{"step": 1, "a"')
+    log = MetricsLog(path, last_step=1)
+    log.write(1, {"a": 1.0})
+    log.close()
+    assert read_metrics(path) == [{"step": 0}, {"step": 1, "a": 1.0}]
+
+
+def test_a_new_run_starts_an_empty_file(path):
+    path.write_text('{"step": 0}\n')
+    MetricsLog(path, last_step=-1).close()
+    assert path.read_text() == ""
+
+
+def test_undefined_figures_are_left_out(path):
+    log = MetricsLog(path, last_step=-1)
+    row = log.write(
+        np.int32(3),
+        {
+            "a": np.float32(0.5),
+            "nan": float("nan"),
+            "inf": np.inf,
+            "minus": jnp.float32(-jnp.inf),
+            "b": jnp.int32(2),
+            "c": True,
+        },
+    )
+    log.close()
+    assert row == {"step": 3, "a": 0.5, "b": 2.0, "c": 1.0}
+    (line,) = path.read_text().splitlines()
+    assert strict(line) == row
+
+
+def test_rows_can_be_read_while_the_log_is_open(path):
+    log = MetricsLog(path, last_step=-1)
+    for step in range(3):
+        log.write(step, {"a": step})
+        assert [row["step"] for row in read_metrics(path)] == list(range(step + 1))
+    log.close()
+
+
+def test_numbers_survive_the_file_to_the_last_bit(path):
+    log = MetricsLog(path, last_step=-1)
+    value = float(np.float32(0.1)) / 3
+    log.write(0, {"a": value})
+    log.close()
+    assert read_metrics(path)[0]["a"] == value
+
+
+def test_timers_add_up_by_name(monkeypatch):
+    clock = iter([1.0, 1.5, 10.0, 12.0, 20.0, 20.25])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    timer = Timers()
+    for name in ("rollout", "update", "rollout"):
+        with timer(name):
+            pass
+    assert timer.seconds == {"time/rollout": 0.75, "time/update": 2.0}
+
+
+def test_rollouts_by_hand(tmp_path, make_turn, make_episode):
+    class Chat:
+        def text(self, ids):
+            return "√" + ",".join(map(str, ids))
+
+    turns = [
+        make_turn([1, 2], [3], actions=["Up", "Down"], reward=0.5),
+        make_turn([4], [5, 6], valid=False, reward=0.0),
+    ]
+    episodes = [make_episode(0, 1, turns, success=True), make_episode(2, 0, turns[:1])]
+    path = tmp_path / "rollouts" / "step_000001.jsonl"
+    write_rollouts(path, episodes, Chat(), lambda turn: turn.reward - (not turn.valid))
+    lines = path.read_text().splitlines()
+    assert "√" in lines[0]  # readable, not escaped
+    first, second = (strict(line) for line in lines)
+    played = [
+        {
+            "messages": [
+                {"role": "user", "content": "√1,2"},
+                {"role": "assistant", "content": "√3"},
+            ],
+            "prompt_ids": [1, 2],
+            "sampled_ids": [3],
+            "actions": ["Up", "Down"],
+            "valid": True,
+            "reward": 0.5,
+        },
+        {
+            "messages": [
+                {"role": "user", "content": "√4"},
+                {"role": "assistant", "content": "√5,6"},
+            ],
+            "prompt_ids": [4],
+            "sampled_ids": [5, 6],
+            "actions": [],
+            "valid": False,
+            "reward": -1.0,
+        },
+    ]
+    assert first == {"seed": 100, "group": 0, "member": 1, "success": True, "turns": played}
+    assert second == {
+        **{"seed": 102, "group": 2, "member": 0, "success": False},
+        "turns": played[:1],
+    }
+
+
+def test_step_line_shows_the_metrics_there_are():
+    row = {
+        "step": 7,
+        "rollout/success": 0.256,
+        "rollout/return": 1.5,
+        "update/entropy": 0.1234,
+        "collapse/first_turn/mi": 2.0,
+        "collapse/first_turn/retrieval_acc": 0.5,
+        "filter/kept_ratio": 1.0,
+        "throughput/tokens_per_second": 12345.6,
+        "time/step": 1.239,
+        "eval/success": 0.5,
+    }
+    assert step_line(7, 200, row) == (
+        "step   7/200  success 0.26  return +1.50  entropy 0.123  MI 2.000  retrieval 0.50  "
+        "kept 1.00  tokens/s 12,346  s 1.24"
+    )
+    # A skipped update has no entropy, a step without diagnosis no MI.
+    assert step_line(12, 12, {"step": 12, "rollout/return": -0.5}) == "step 12/12  return -0.50"
+
+
+def test_eval_line_by_hand():
+    row = {
+        "eval/success": 0.5,
+        "eval/success_ci95": 0.03,
+        "eval/return": -1.0,
+        "eval/valid_rate": 0.75,
+    }
+    assert eval_line(20, row) == (
+        "  eval at step 20: success 0.500 (95 % +-0.030)  return -1.00  valid replies 0.750"
+    )
+
+
+def test_learning_curve_by_hand():
+    rows = [
+        {"step": 0, "eval/success": 0.0},
+        {"step": 1, "rollout/success": 0.9},
+        {"step": 20, "eval/success": 0.5},
+        {"step": 40, "eval/success": 1.0},
+    ]
+    assert learning_curve(rows) == "\n".join(
+        [
+            "held-out success",
+            "  step     0  0.000  ",
+            "  step    20  0.500  " + "#" * 25,
+            "  step    40  1.000  " + "#" * 50,
+        ]
+    )
+    assert learning_curve([]) == "held-out success"

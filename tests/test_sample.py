@@ -1,0 +1,205 @@
+"""Sampling against a loop that recomputes everything, token by token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ragen_jax import sample
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
+
+V, STOP = 40, 7
+
+
+@pytest.fixture(scope="module")
+def policy():
+    config = ModelConfig(
+        vocab_size=V, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48
+    )
+    # Larger than usual, so that tokens differ in probability.
+    params = jax.tree.map(lambda x: 3.0 * x, init_params(config, jax.random.key(0)))
+    return Qwen(config), params
+
+
+def prompts(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    length = rng.integers(3, 9, rows).astype(np.int32)
+    tokens = np.zeros((rows, 8), np.int32)
+    for row, n in enumerate(length):
+        tokens[row, :n] = rng.integers(0, V, n)
+    return tokens, length
+
+
+def sample_replies(policy, tokens, length, *, members=1, budget=6, temperature=1.0, **options):
+    model, params = policy
+    segment, logits_NV = sample.prefill(model, params, tokens, length)
+    rows = len(tokens) * members
+    keys = sample.episode_keys(
+        jax.random.key(5),
+        [row // members for row in range(rows)],
+        [row % members for row in range(rows)],
+        0,
+    )
+    return keys, sample.decode(
+        model,
+        params,
+        segment,
+        logits_NV,
+        keys,
+        np.full(rows, budget, np.int32),
+        np.float32(temperature),
+        max_new_tokens=6,
+        stop_ids=(STOP,),
+        **options,
+    )
+
+
+def naive_reply(policy, prompt, key, *, budget, temperature):
+    """The same reply by full forward passes and Gumbel-max."""
+    model, params = policy
+    ids, logps = list(prompt), []
+    for index in range(budget):
+        hidden, _ = model.apply({"params": params}, jnp.asarray([ids]))
+        scaled = np.asarray(logits(params, hidden[0, -1])) / temperature
+        gumbel = np.asarray(jax.random.gumbel(jax.random.fold_in(key, index), (V,)))
+        token = int(np.argmax(scaled + gumbel))
+        logps.append(scaled[token] - np.log(np.exp(scaled).sum()))
+        ids.append(token)
+        if token == STOP:
+            break
+    return ids[len(prompt) :], logps
+
+
+@pytest.mark.parametrize("members, temperature", [(1, 1.0), (4, 0.7)])
+def test_decode_equals_sampling_by_full_forward_passes(policy, members, temperature):
+    tokens, length = prompts(3)
+    keys, found = sample_replies(policy, tokens, length, members=members, temperature=temperature)
+    stops = 0
+    for row in range(3 * members):
+        prompt = tokens[row // members, : length[row // members]]
+        ids, logps = naive_reply(policy, prompt, keys[row], budget=6, temperature=temperature)
+        count = int(found.count_B[row])
+        assert found.tokens_BT[row, :count].tolist() == ids
+        np.testing.assert_allclose(found.logp_BT[row, :count], logps, atol=2e-5)
+        assert not np.any(found.tokens_BT[row, count:])
+        assert not np.any(found.logp_BT[row, count:])
+        stops += ids[-1] == STOP
+    assert 0 < stops or members == 1  # both ways of ending occur
+
+
+def test_rows_have_their_own_budgets_and_padding_rows_sample_nothing(policy):
+    model, params = policy
+    tokens, length = prompts(4)
+    segment, logits_NV = sample.prefill(model, params, tokens, length)
+    keys = sample.episode_keys(jax.random.key(5), [0, 1, 2, 3], [0] * 4, 0)
+    found = sample.decode(
+        model,
+        params,
+        segment,
+        logits_NV,
+        keys,
+        np.array([0, 1, 3, 6], np.int32),
+        np.float32(1.0),
+        max_new_tokens=6,
+        stop_ids=(V + 1,),  # never sampled
+    )
+    assert found.count_B.tolist() == [0, 1, 3, 6]
+    assert found.own.length_N.tolist() == [0, 0, 2, 5]  # the last token is not in the cache
+
+
+def test_a_row_samples_the_same_whatever_its_place_and_company(policy):
+    tokens, length = prompts(4)
+    model, params = policy
+    keys = sample.episode_keys(jax.random.key(5), [0, 1, 2, 3], [0] * 4, 0)
+
+    def replies(order):
+        segment, logits_NV = sample.prefill(model, params, tokens[order], length[order])
+        found = sample.decode(
+            model,
+            params,
+            segment,
+            logits_NV,
+            keys[np.array(order)],
+            np.full(len(order), 6, np.int32),
+            np.float32(1.0),
+            max_new_tokens=6,
+            stop_ids=(STOP,),
+        )
+        return {row: found.tokens_BT[i].tolist() for i, row in enumerate(order)}
+
+    assert replies([0, 1, 2, 3]) == replies([3, 1, 0, 2])
+
+
+def test_keys_differ_by_seed_member_turn_and_run_but_not_by_place():
+    run = jax.random.key(1)
+
+    def data(*args):
+        return [tuple(row) for row in jax.random.key_data(sample.episode_keys(*args)).tolist()]
+
+    seeds, members = [3, 3, 4, 3 + (1 << 32)], [0, 1, 0, 0]
+    keys = data(run, seeds, members, 0)
+    assert len(set(keys)) == 4  # the high half of a seed counts too
+    assert data(run, seeds[::-1], members[::-1], 0) == keys[::-1]
+    assert not set(keys) & set(data(run, seeds, members, 1))
+    assert not set(keys) & set(data(jax.random.key(2), seeds, members, 0))
+
+
+def test_sampled_frequencies_follow_the_softmax(policy):
+    """20,000 draws of one token; each frequency within 5 standard errors."""
+    scaled = jnp.asarray([1.0, 0.0, -1.0, 2.0, -3.0])
+    keys = sample.episode_keys(jax.random.key(0), [1] * 20_000, list(range(20_000)), 0)
+    draws = np.asarray(jnp.argmax(scaled + sample.noise(keys, 0, 5), -1))
+    p = np.asarray(jax.nn.softmax(scaled))
+    frequency = np.bincount(draws, minlength=5) / 20_000
+    assert np.all(np.abs(frequency - p) < 5 * np.sqrt(p * (1 - p) / 20_000))
+
+
+@pytest.mark.parametrize(
+    "options, kept",
+    [
+        # probabilities 0.5, 0.25, 0.15, 0.1
+        (dict(top_k=2, top_p=1.0, min_p=0.0), [0, 1]),
+        (dict(top_k=0, top_p=0.5, min_p=0.0), [0]),
+        (dict(top_k=0, top_p=0.51, min_p=0.0), [0, 1]),
+        (dict(top_k=0, top_p=0.75, min_p=0.0), [0, 1]),
+        (dict(top_k=0, top_p=1.0, min_p=0.28), [0, 1, 2]),
+        (dict(top_k=3, top_p=0.8, min_p=0.0), [0, 1]),  # of the 3 kept: 0.56, 0.28, 0.17
+        (dict(top_k=99, top_p=1.0, min_p=0.0), [0, 1, 2, 3]),
+    ],
+)
+def test_truncation_keeps_what_it_says(options, kept):
+    order = np.array([2, 0, 3, 1])  # the tokens are not sorted by probability
+    p = np.array([0.5, 0.25, 0.15, 0.1])
+    row = np.zeros(4)
+    row[order] = np.log(p)
+    found = sample.truncate(jnp.asarray(row[None], jnp.float32), **options)[0]
+    assert sorted(np.flatnonzero(np.isfinite(found))) == sorted(order[kept])
+
+
+def test_logp_is_of_the_truncated_distribution(policy):
+    tokens, length = prompts(3)
+    _, found = sample_replies(policy, tokens, length, top_k=1)
+    inside = np.arange(6) < np.asarray(found.count_B)[:, None]
+    np.testing.assert_allclose(np.where(inside, found.logp_BT, 0.0), 0.0, atol=1e-6)
+
+
+def test_extend_continues_exactly_where_a_reply_ended(policy):
+    """prefill + decode + extend gives the logits of a full forward pass, rows reordered."""
+    model, params = policy
+    tokens, length = prompts(2)
+    _, found = sample_replies(policy, tokens, length, members=2)
+    segment, _ = sample.prefill(model, params, tokens, length)
+    rows = np.array([3, 0, 0], np.int32)
+    observation = np.array([5, 6, 9], np.int32)
+    new = np.zeros((3, 4), np.int32)
+    for i, row in enumerate(rows):
+        new[i] = [found.tokens_BT[row, found.count_B[row] - 1], *observation]
+    longer, last = sample.extend(
+        model, params, segment, found.own, rows, new, np.array([4, 4, 2], np.int32), capacity=20
+    )
+    for i, (row, count) in enumerate(zip(rows, [4, 4, 2], strict=True)):
+        reply = found.tokens_BT[row, : found.count_B[row]].tolist()
+        ids = [*tokens[row // 2, : length[row // 2]], *reply, *observation[: count - 1]]
+        hidden, _ = model.apply({"params": params}, jnp.asarray([ids]))
+        np.testing.assert_allclose(last[i], logits(params, hidden[0, -1]), atol=2e-5)
+        assert longer.length_N[i] == len(ids)

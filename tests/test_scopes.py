@@ -1,0 +1,172 @@
+"""diagnostics/scopes.py: which reasonings are scored under which prompts."""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ragen_jax.diagnostics import scopes
+from ragen_jax.diagnostics.scopes import (
+    collapse_metrics,
+    first_turns,
+    reasoning_ids,
+    trajectory_turns,
+)
+
+G, K, TURNS = 5, 4, 3
+
+
+@pytest.fixture
+def episodes(make_turn, make_episode):
+    """G * K episodes; a reasoning's first id tells group, member and turn: 100 g + 10 k + t."""
+    return [
+        make_episode(
+            g,
+            k,
+            [
+                make_turn([g, t, *([k] if t else [])], [100 * g + 10 * k + t, 7], reasoning=(0, 1))
+                for t in range(TURNS)
+            ],
+        )
+        for g in range(G)
+        for k in range(K)
+    ]
+
+
+def named(reasonings):
+    """(group, member, turn) of each reasoning."""
+    return [(int(z[0]) // 100, int(z[0]) // 10 % 10, int(z[0]) % 10) for z in reasonings]
+
+
+def without_reasoning(episode, turns=range(TURNS)):
+    """The episode with some turns' reasonings unclosed."""
+    changed = [
+        dataclasses.replace(turn, reasoning=(0, 0)) if t in turns else turn
+        for t, turn in enumerate(episode.turns)
+    ]
+    return dataclasses.replace(episode, turns=tuple(changed))
+
+
+def test_reasoning_ids_by_hand(make_turn):
+    turn = make_turn([1], [5, 6, 7, 8], reasoning=(1, 3))
+    assert reasoning_ids(turn).tolist() == [6, 7]
+    assert len(reasoning_ids(make_turn([1], [5, 6]))) == 0
+
+
+# ---- first turn ---------------------------------------------------------------------------------
+
+
+def test_first_turns_take_every_member_before_the_next(episodes):
+    prompts, reasonings, prompt_M = first_turns(episodes, samples=7)
+    assert [prompt.tolist() for prompt in prompts] == [[g, 0] for g in range(G)]
+    assert named(reasonings) == [*((g, 0, 0) for g in range(G)), (0, 1, 0), (1, 1, 0)]
+    assert prompt_M.tolist() == [0, 1, 2, 3, 4, 0, 1]
+
+
+@pytest.mark.parametrize("samples", [1, 4, 5, 12, 20, 64])
+def test_first_turns_are_spread_evenly_and_at_most_samples(episodes, samples):
+    prompts, reasonings, prompt_M = first_turns(episodes, samples=samples)
+    assert len(prompts) == G
+    assert len(reasonings) == len(prompt_M) == min(samples, G * K)
+    counts = np.bincount(prompt_M, minlength=G)
+    assert counts.max() - counts.min() <= 1
+    for z, n in zip(reasonings, prompt_M, strict=True):
+        assert prompts[n][0] == z[0] // 100  # the prompt that it was sampled under
+
+
+def test_first_turns_skip_empty_reasonings_but_keep_their_prompts(episodes):
+    episodes[0] = without_reasoning(episodes[0])  # group 0, member 0
+    for k in range(K):
+        episodes[2 * K + k] = without_reasoning(episodes[2 * K + k])  # all of group 2
+    prompts, reasonings, prompt_M = first_turns(episodes, samples=6)
+    assert len(prompts) == G
+    assert named(reasonings) == [
+        *((1, 0, 0), (3, 0, 0), (4, 0, 0)),
+        *((0, 1, 0), (1, 1, 0), (3, 1, 0)),
+    ]
+    assert prompt_M.tolist() == [1, 3, 4, 0, 1, 3]
+
+
+# ---- trajectory ---------------------------------------------------------------------------------
+
+
+def test_trajectory_turns_come_with_their_own_prompts(episodes):
+    prompts, reasonings, prompt_M = trajectory_turns(episodes, samples=12, seed=1, step=2)
+    assert len(prompts) == len(reasonings) == 12
+    np.testing.assert_array_equal(prompt_M, np.arange(12))
+    for prompt, (g, k, t) in zip(prompts, named(reasonings), strict=True):
+        assert prompt.tolist() == [g, t, *([k] if t else [])]
+
+
+@pytest.mark.parametrize("samples", [3, 5, 7, 10, 20, 64])
+def test_trajectory_turns_draw_episodes_without_replacement_over_groups(episodes, samples):
+    for step in range(10):
+        _, reasonings, _ = trajectory_turns(episodes, samples=samples, seed=0, step=step)
+        drawn = [name[:2] for name in named(reasonings)]
+        assert len(drawn) == len(set(drawn)) == min(samples, G * K)
+        counts = np.bincount([g for g, _ in drawn], minlength=G)
+        assert counts.max() - counts.min() <= 1
+
+
+def test_trajectory_turns_depend_on_seed_and_step_alone(episodes):
+    def draw(seed, step):
+        return named(trajectory_turns(episodes, samples=10, seed=seed, step=step)[1])
+
+    assert draw(3, 4) == draw(3, 4)
+    assert len({tuple(draw(seed, step)) for seed in range(3) for step in range(3)}) == 9
+
+
+def test_members_and_turns_are_drawn_uniformly(episodes):
+    counts = collections.Counter()
+    for step in range(600):
+        _, reasonings, _ = trajectory_turns(episodes, samples=G, seed=0, step=step)
+        counts.update(named(reasonings))
+    # 3000 draws over 60 turns: 50 each, standard deviation 7.
+    assert len(counts) == G * K * TURNS
+    assert min(counts.values()) > 50 - 5 * 7 and max(counts.values()) < 50 + 5 * 7
+
+
+def test_trajectory_turns_skip_empty_reasonings(episodes):
+    lame = [without_reasoning(episode, turns=(0, 1)) for episode in episodes]
+    _, reasonings, prompt_M = trajectory_turns(lame, samples=20, seed=0, step=0)
+    assert 0 < len(reasonings) < 20
+    assert {t for _, _, t in named(reasonings)} == {2}
+    np.testing.assert_array_equal(prompt_M, np.arange(len(reasonings)))
+    mute = [without_reasoning(episode) for episode in episodes]
+    prompts, reasonings, prompt_M = trajectory_turns(mute, samples=20, seed=0, step=0)
+    assert prompts == reasonings == [] and len(prompt_M) == 0
+
+
+# ---- metrics ------------------------------------------------------------------------------------
+
+
+def test_collapse_metrics_names_scopes_and_tells_equal_prompts(episodes, monkeypatch):
+    seen = {}
+
+    def cross_score(model, params, prompts, reasonings, *, micro_batch):
+        return np.zeros((len(reasonings), len(prompts))), np.ones(len(reasonings))
+
+    def information_metrics(score_MN, length_M, prompt_M, *, prompt_id_N):
+        seen[len(seen)] = prompt_id_N.tolist()
+        return {"mi": float(len(seen))}
+
+    monkeypatch.setattr(scopes, "cross_score", cross_score)
+    monkeypatch.setattr(scopes, "information_metrics", information_metrics)
+    options = dict(first_turn_samples=8, trajectory_samples=20, micro_batch=4, seed=0, step=0)
+    metrics = collapse_metrics(None, None, episodes, **options)
+    assert metrics == {"collapse/first_turn/mi": 1.0, "collapse/trajectory/mi": 2.0}
+    assert seen[0] == list(range(G))
+    # First turns of a group show the same prompt: their columns have one id, all others their own.
+    prompts, _, _ = trajectory_turns(episodes, samples=20, seed=0, step=0)
+    distinct = {tuple(prompt.tolist()) for prompt in prompts}
+    assert len(distinct) < 20
+    assert len(set(seen[1])) == len(distinct)
+    assert len({(tuple(p.tolist()), i) for p, i in zip(prompts, seen[1], strict=True)}) == len(
+        distinct
+    )
+
+    mute = [without_reasoning(episode) for episode in episodes]
+    assert collapse_metrics(None, None, mute, **options) == {}
+    # One group has one first prompt: nothing to tell it from.
+    assert set(collapse_metrics(None, None, episodes[:K], **options)) == {"collapse/trajectory/mi"}

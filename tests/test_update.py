@@ -1,0 +1,282 @@
+"""Log-probs, the loss of a minibatch and the optimizer step."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ragen_jax import update
+from ragen_jax.batch import take_rows
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
+from ragen_jax.sharding import make_mesh
+from ragen_jax.types import Batch
+
+V, T = 30, 12
+LOSS = update.Loss(
+    temperature=0.8,
+    clip_low=0.2,
+    clip_high=0.28,
+    clip_c=3.0,
+    aggregation="token-mean",
+    kl_kind="k3",
+    kl_coef=0.1,
+    entropy_coef=0.05,
+)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    config = ModelConfig(
+        vocab_size=V, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48
+    )
+    return Qwen(config), init_params(config, jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh(data=-1, fsdp=1, tensor=1)
+
+
+def make_rows(policy, rows, seed=0):
+    """A batch of random rows, its log-probs a little off the policy's own."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, V, (rows, T)).astype(np.int32)
+    start, stop = rng.integers(2, 6, rows), rng.integers(8, T + 1, rows)
+    inside = (np.arange(T) >= start[:, None]) & (np.arange(T) < stop[:, None])
+    logp = np.asarray(update.token_logps(*policy, tokens, temperature=LOSS.temperature))
+    logp = np.where(inside, logp + 0.2 * rng.normal(size=logp.shape), 0.0)
+    batch = Batch(
+        tokens_BT=tokens,
+        mask_BT=inside.astype(np.float32),
+        logp_BT=logp.astype(np.float32),
+        turn_BT=np.where(inside, 0, -1).astype(np.int32),
+        turn_end_BT=np.zeros((rows, T), bool),
+        reward_BT=np.zeros((rows, T), np.float32),
+        episode_B=np.arange(rows, dtype=np.int32),
+        group_B=np.zeros(rows, np.int32),
+        weight_B=np.ones(rows, np.float32),
+    )
+    advantage = rng.normal(size=(rows, 1)).astype(np.float32) * batch.mask_BT
+    return batch, advantage
+
+
+def run(policy, mesh, batch, advantage, *, optimizer=None, loss=LOSS, ref=None, **changes):
+    """One update; returns (params, metrics)."""
+    model, params = policy
+    # The update donates its state.
+    params = jax.tree.map(jnp.copy, params)
+    optimizer = optimizer or optax.sgd(1.0)
+    settings = dict(
+        mesh=mesh,
+        key=jax.random.key(0),
+        minibatches=1,
+        micro_batch=2,
+        minibatch_rows=len(batch.weight_B),
+        loss_scale=1.0,
+    )
+    state, metrics = update.update_policy(
+        model,
+        optimizer,
+        loss,
+        update.init_state(params, optimizer, mesh),
+        policy[1] if ref is None else ref,
+        batch,
+        advantage,
+        np.arange(len(batch.weight_B)),
+        **(settings | changes),
+    )
+    return state.params, metrics
+
+
+def largest_difference(a, b):
+    return max(
+        float(jnp.abs(x - y).max()) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)
+    )
+
+
+def test_token_logps_against_a_plain_softmax(policy):
+    model, params = policy
+    tokens = np.random.default_rng(0).integers(0, V, (3, T))
+    hidden, _ = model.apply({"params": params}, jnp.asarray(tokens))
+    p = np.asarray(jax.nn.softmax(logits(params, hidden) / 0.7))
+    found = np.asarray(update.token_logps(model, params, tokens, temperature=0.7))
+    assert np.array_equal(found[:, 0], np.zeros(3))
+    for b in range(3):
+        for t in range(1, T):
+            assert abs(found[b, t] - np.log(p[b, t - 1, tokens[b, t]])) < 1e-5
+    _, entropy = update.token_statistics(model, params, tokens, temperature=0.7)
+    np.testing.assert_allclose(entropy[:, 1:], -(p * np.log(p)).sum(-1)[:, :-1], atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [7, 10, 29])
+def test_vocabulary_chunks_change_neither_values_nor_gradients(policy, monkeypatch, chunk):
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(3 * rng.normal(size=(2, 5, 8)), jnp.float32)
+    head = jnp.asarray(rng.normal(size=(V, 8)), jnp.float32)
+    target = jnp.asarray(rng.integers(0, V, (2, 5)))
+
+    def both(hidden, head):
+        logp, entropy = update.vocabulary_statistics(hidden, head, target, 0.9)
+        return (logp * jnp.arange(5.0)).sum() + 2 * (entropy**2).sum()
+
+    whole = jax.value_and_grad(both, argnums=(0, 1))(hidden, head)
+    monkeypatch.setattr(update, "VOCAB_CHUNK", chunk)
+    pieces = jax.value_and_grad(both, argnums=(0, 1))(hidden, head)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(pieces), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def reference_loss(policy, params, batch, advantage, loss):
+    """The whole minibatch's loss in one piece, from its definition (token-mean)."""
+    model, ref = policy
+    hidden, _ = model.apply({"params": params}, jnp.asarray(batch.tokens_BT))
+    table = jax.nn.log_softmax(logits(params, hidden) / loss.temperature)[:, :-1]
+    ref_hidden, _ = model.apply({"params": ref}, jnp.asarray(batch.tokens_BT))
+    ref_table = jax.nn.log_softmax(logits(ref, ref_hidden) / loss.temperature)[:, :-1]
+    target = batch.tokens_BT[:, 1:, None]
+    logp = jnp.take_along_axis(table, target, -1)[..., 0]
+    ref_logp = jnp.take_along_axis(ref_table, target, -1)[..., 0]
+    mask, a = batch.mask_BT[:, 1:], advantage[:, 1:]
+    ratio = jnp.exp(logp - batch.logp_BT[:, 1:])
+    term = jnp.maximum(-a * ratio, -a * jnp.clip(ratio, 1 - loss.clip_low, 1 + loss.clip_high))
+    term = jnp.where(a < 0, jnp.minimum(term, -a * loss.clip_c), term)
+    kl = jnp.exp(ref_logp - logp) - (ref_logp - logp) - 1
+    entropy = -(jnp.exp(table) * table).sum(-1)
+    total = term + loss.kl_coef * kl - loss.entropy_coef * entropy
+    return (mask * total).sum() / mask.sum()
+
+
+def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh):
+    batch, advantage = make_rows(policy, 6)
+    moved = jax.tree.map(lambda x: 1.05 * x, policy[1])  # away from the reference
+    objective = lambda params: reference_loss(policy, params, batch, advantage, LOSS)  # noqa: E731
+    value, grads = jax.value_and_grad(objective)(moved)
+    found, metrics = run((policy[0], moved), mesh, batch, advantage, ref=policy[1])
+    expected = jax.tree.map(lambda p, g: p - g, moved, grads)
+    assert largest_difference(found, expected) < 2e-6
+    assert metrics["update/loss"] == pytest.approx(float(value), abs=1e-5)
+    assert metrics["update/kl"] > 0 and metrics["update/count"] == 1
+
+
+def test_micro_batch_size_and_padding_do_not_change_the_update(policy, mesh):
+    batch, advantage = make_rows(policy, 7)
+    one, metrics = run(policy, mesh, batch, advantage, micro_batch=1)
+    for micro_batch, minibatch_rows in ((3, 7), (7, 7), (4, 20)):
+        other, again = run(
+            policy,
+            mesh,
+            batch,
+            advantage,
+            micro_batch=micro_batch,
+            minibatch_rows=minibatch_rows,
+        )
+        assert largest_difference(one, other) < 1e-6
+        for name, value in metrics.items():
+            assert again[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_loss_scale_multiplies_the_step(policy, mesh):
+    batch, advantage = make_rows(policy, 4)
+    full, _ = run(policy, mesh, batch, advantage)
+    half, _ = run(policy, mesh, batch, advantage, loss_scale=0.5)
+    expected = jax.tree.map(lambda p, f: p + 0.5 * (f - p), policy[1], full)
+    assert largest_difference(half, expected) < 1e-6
+
+
+def test_without_signal_nothing_moves(policy, mesh):
+    """Zero advantages, no KL, no entropy, no weight decay: parameters stay bit-identical."""
+    batch, _ = make_rows(policy, 4)
+    loss = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
+    optimizer = update.make_optimizer(
+        learning_rate=1e-2,
+        warmup_updates=0,
+        b1=0.9,
+        b2=0.999,
+        eps=1e-8,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+    )
+    params, metrics = run(
+        policy, mesh, batch, np.zeros_like(batch.mask_BT), optimizer=optimizer, loss=loss
+    )
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(*map(jax.tree.leaves, (params, policy[1])), strict=True)
+    )
+    assert metrics["update/grad_norm"] == 0
+
+
+def test_a_non_finite_update_is_skipped_and_counted(policy, mesh):
+    batch, advantage = make_rows(policy, 4)
+    advantage[1, 6] = np.nan
+    params, metrics = run(policy, mesh, batch, advantage, optimizer=optax.adam(1e-2))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(*map(jax.tree.leaves, (params, policy[1])), strict=True)
+    )
+    assert metrics["update/skipped"] == 1
+
+
+def test_every_kept_row_is_used_once(policy, mesh, monkeypatch):
+    batch, advantage = make_rows(policy, 11)
+    seen = []
+
+    def spy(batch, rows, *, size):
+        seen.append(rows.tolist())
+        return take_rows(batch, rows, size=size)
+
+    monkeypatch.setattr(update, "take_rows", spy)
+    _, metrics = run(policy, mesh, batch, advantage, minibatches=3)
+    assert sorted(sum(seen, [])) == list(range(11))
+    assert sorted(map(len, seen)) == [3, 4, 4]
+    assert metrics["update/count"] == 3
+
+
+def test_nothing_kept_updates_nothing(policy, mesh):
+    batch, advantage = make_rows(policy, 4)
+    state = update.init_state(jax.tree.map(jnp.copy, policy[1]), optax.sgd(1.0), mesh)
+    after, metrics = update.update_policy(
+        policy[0],
+        optax.sgd(1.0),
+        LOSS,
+        state,
+        policy[1],
+        batch,
+        advantage,
+        np.array([], int),
+        mesh=mesh,
+        key=jax.random.key(0),
+        minibatches=2,
+        micro_batch=2,
+        minibatch_rows=4,
+        loss_scale=1.0,
+    )
+    assert after is state and metrics == {"update/count": 0}
+
+
+def test_logp_gap_is_the_largest_difference_on_sampled_tokens(policy, mesh):
+    batch, advantage = make_rows(policy, 4)
+    own = np.asarray(update.token_logps(*policy, batch.tokens_BT, temperature=LOSS.temperature))
+    _, metrics = run(policy, mesh, batch, advantage)
+    expected = np.abs((own - batch.logp_BT) * batch.mask_BT).max()
+    assert metrics["update/logp_gap"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_warm_up_rises_linearly_to_the_learning_rate():
+    optimizer = update.make_optimizer(
+        learning_rate=1.0,
+        warmup_updates=4,
+        b1=0.0,
+        b2=0.0,
+        eps=0.0,
+        weight_decay=0.0,
+        max_grad_norm=10.0,
+    )
+    state, steps = optimizer.init(jnp.ones(())), []
+    for _ in range(6):
+        step, state = optimizer.update(jnp.ones(()), state, jnp.ones(()))
+        steps.append(float(-step))
+    np.testing.assert_allclose(steps, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0], rtol=1e-6)
