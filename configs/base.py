@@ -15,19 +15,18 @@ def get_config():
             seed=0,  # of everything random in the run
             steps=200,  # iterations: one rollout and optimizer.minibatches updates each
             model=dict(
-                path="tiny",  # "tiny" (built by ragen_jax.warmstart), or a directory or hub id in Hugging Face format
+                path="tiny",  # "tiny" (see warmstart), or a Hugging Face directory or hub id
                 dtype="float32",  # of activations and products; parameters are float32
-                remat=False,  # recompute activations in the backward pass: less memory, a third more work
             ),
             env=dict(
                 name="sokoban",  # a key of envs.ENVS
                 options=dict(),  # keyword arguments of the environment
                 context="full",  # what a prompt shows: "full" history or "single_turn"
-                prompt="full",  # "full": rules, reply format and budgets; "terse": the observation alone
+                prompt="full",  # "full": rules, format, budgets; "terse": the observation alone
                 max_turns=5,  # replies an episode may hold
                 actions_per_turn=2,  # actions of a reply that are run
                 max_actions=10,  # actions of an episode
-                format_penalty=-0.1,  # reward of a reply that is malformed or names an unknown action, <= 0
+                format_penalty=-0.1,  # of a malformed reply or an unknown action, <= 0
             ),
             rollout=dict(
                 groups=8,  # G: environment seeds (prompts) a step
@@ -40,7 +39,7 @@ def get_config():
             filter=dict(
                 strategy="top_p",  # top_p | top_k | top_k_abs | min_p | none
                 value=0.9,  # top_p: share of the variance mass kept
-                metric="reward_variance",  # reward_variance | reward_std | reward_sum | reward_mean
+                metric="reward_variance",  # or reward_std, reward_sum, reward_mean, length
                 mode="linear",  # top_p by "linear" mass (paper) or "softmax" (released scripts)
                 keep="largest",  # or "smallest", for diagnosis
                 include_zero=False,  # whether groups without variance are candidates
@@ -54,7 +53,7 @@ def get_config():
                 clip_c=3.0,  # dual clip for negative advantages
                 aggregation="token-mean",  # a key of losses.AGGREGATIONS
                 kl_kind="k3",  # k1 | abs | k2 | k3
-                kl_coef=0.001,  # of KL(policy || initial policy) in the loss; 0 skips its forward pass
+                kl_coef=0.001,  # of KL(policy || initial policy); 0 skips its forward pass
                 entropy_coef=0.001,  # of the exact entropy bonus
             ),
             optimizer=dict(
@@ -101,10 +100,10 @@ def get_config():
                 kv_heads=2,
                 mlp_width=256,
                 rooms=8192,  # solved for imitation
-                plan_moves=6,  # moves of the solver's plan that the reasoning spells out
+                plan_moves=4,  # moves of the solver's plan that the reasoning spells out
                 batch=64,  # replies an update
                 learning_rate=3e-3,
-                check_every=100,  # updates between checks of success
+                check_every=50,  # updates between checks of success
                 check_episodes=256,  # rooms of a check, at temperature 1
                 success=0.35,  # stop at the first check that reaches it
                 max_updates=6000,  # give up after as many

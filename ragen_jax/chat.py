@@ -76,7 +76,7 @@ class Chat:
         """The `Reply` in sampled ids. Never raises: a reply may hold anything."""
         if len(sampled) and sampled[-1] in self.stop_ids:
             sampled = sampled[:-1]
-        pieces = [self.token_bytes[i] for i in sampled]
+        pieces = [self._bytes(i) for i in sampled]
         text = b"".join(pieces)
         ends = np.cumsum([len(piece) for piece in pieces])
         thought = _REASONING.match(text)
@@ -94,7 +94,12 @@ class Chat:
 
     def text(self, ids):
         """The text of token ids, stop tokens included."""
-        return b"".join(self.token_bytes[i] for i in ids).decode("utf-8", errors="replace")
+        return b"".join(map(self._bytes, ids)).decode("utf-8", errors="replace")
+
+    def _bytes(self, id_):
+        # An embedding may have more rows than the tokenizer has ids (Qwen2.5 pads it), so that
+        # an id without text can be sampled; it reads as a byte that UTF-8 never uses.
+        return self.token_bytes[id_] if id_ < len(self.token_bytes) else b"\xff"
 
     def _encode(self, text):
         return _encode(self.tokenizer, text)
@@ -154,7 +159,13 @@ def make_chat(
     if len(pieces) != 4:
         raise ValueError("the tokenizer's chat template does not show every message once, verbatim")
     opening, _, between, last = pieces
-    close_id = tokenizer.encode(between, add_special_tokens=False)[0]
+    close = tokenizer.encode(between, add_special_tokens=False)[:1]
+    if not close or close[0] not in tokenizer.all_special_ids:
+        raise ValueError(
+            "the tokenizer's chat template does not end a reply with a special token, so the end "
+            f"of a reply could not be told; what follows a reply is {between!r}"
+        )
+    (close_id,) = close
     stops = {close_id, *extra_stop_ids}
     if tokenizer.eos_token_id is not None:
         stops.add(tokenizer.eos_token_id)
@@ -162,7 +173,7 @@ def make_chat(
         tokenizer=tokenizer,
         token_bytes=token_bytes(tokenizer),
         opening=opening,
-        middle=last + "<think>",
+        middle=last if last.rstrip().endswith("<think>") else last + "<think>",
         between=between,
         stop_ids=tuple(sorted(stops)),
         close_id=close_id,

@@ -9,12 +9,16 @@ import orbax.checkpoint as ocp
 class Checkpoints:
     """The checkpoints/ folder of a run."""
 
-    def __init__(self, directory, *, keep):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+    def __init__(self, directory, *, keep=None, read_only=False):
+        # Only the run itself may remove what a killed save left: to a reader it may be a save
+        # under way.
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, cleanup_tmp_directories=not read_only, read_only=read_only
+        )
         self.manager = ocp.CheckpointManager(Path(directory).absolute(), options=options)
 
     def latest_step(self):
-        """The newest complete checkpoint's step, or None. A save killed half way is not seen."""
+        """The newest checkpoint's step, or None. A save killed half way is not seen."""
         return self.manager.latest_step()
 
     def save(self, step, state):
@@ -34,7 +38,11 @@ class Checkpoints:
     def restore_params(self, step, like):
         """The parameters alone of `step`, with the shapes and shardings of `like`."""
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"params": like})
-        restore = ocp.args.PyTreeRestore(target, partial_restore=True)
+        restore = ocp.args.PyTreeRestore(
+            target,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+            partial_restore=True,
+        )
         return self.manager.restore(step, args=restore)["params"]
 
     def close(self):

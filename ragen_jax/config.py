@@ -6,6 +6,7 @@ line that names the value and what is accepted.
 
 import contextlib
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -14,8 +15,8 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from envs import make_env
-from ragen_jax import advantage, filter, losses
-from ragen_jax.chat import make_chat
+from ragen_jax import advantage, chat, filter, losses
+from ragen_jax.memory import keep_freed_memory
 from ragen_jax.rollout import Budgets, Sampling
 
 LOSS_SCALES = {"linear": lambda kept: kept, "sqrt": lambda kept: kept**0.5, "none": lambda _: 1.0}
@@ -32,16 +33,18 @@ def define_config(default="configs/sokoban.py"):
 def run_command(main):
     """Runs `main(argv)` behind absl's flags; unusable flags print one line and exit with 2."""
     logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console
+    keep_freed_memory()
 
     def parse(argv):
         # ml_collections reports an unknown field as AttributeError or KeyError, a wrong type as
-        # TypeError; a config file that cannot be read raises whatever its reading raised.
+        # TypeError, and a file that it cannot read as OSError when the config is first looked at.
         with bad_input(AttributeError, KeyError, TypeError, OSError, flags.Error):
             rest = flags.FLAGS(argv)
             if len(rest) > 1:
                 raise ValueError(
                     f"unexpected argument {rest[1]!r}; overrides are --config.FIELD=VALUE"
                 )
+            flags.FLAGS.config.seed  # noqa: B018
             return rest
 
     app.run(main, flags_parser=parse)
@@ -53,13 +56,20 @@ def bad_input(*further):
     try:
         yield
     except (ValueError, *further) as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, (AttributeError, KeyError)):
-            text = (
-                f"the config has no field {text.strip(chr(34))}; configs/base.py lists all fields"
-            )
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {_one_line(error)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
+
+
+def _one_line(error):
+    # ml_collections hands on what a config file raised as the text of its traceback.
+    text = str(error).rsplit("ValueError: ", 1)[-1]
+    if isinstance(error, (AttributeError, KeyError)):
+        # Their text is the repr of "'name'" and, on a second line, a suggestion.
+        name, *suggestion = str(error.args[0] if error.args else error).split("\n")
+        name = name.strip("'\"")
+        text = " ".join([f"the config has no field {name!r};", *suggestion])
+        text += " (configs/base.py lists every field, env.options is the environment's)"
+    return " ".join(text.split()) or type(error).__name__
 
 
 def check(config):
@@ -79,6 +89,8 @@ def check(config):
         ("algorithm.aggregation", losses.AGGREGATIONS),
         ("algorithm.kl_kind", losses.KL_KINDS),
         ("model.dtype", ("float32", "bfloat16", "float16")),
+        ("env.context", chat.CONTEXTS),
+        ("env.prompt", chat.PROMPTS),
     ):
         value = field(c, name)
         if value not in accepted:
@@ -107,6 +119,10 @@ def check(config):
         ("eval.seed", 0),
         ("checkpoint.every", 0),
         ("checkpoint.keep", 1),
+        ("warmstart.rooms", 1),
+        ("warmstart.batch", 1),
+        ("warmstart.check_every", 1),
+        ("warmstart.check_episodes", 1),
     ):
         if field(c, name) < least:
             raise ValueError(f"config.{name} is {field(c, name)}; it must be at least {least}")
@@ -120,8 +136,18 @@ def check(config):
             raise ValueError(
                 f"config.{name} is {field(c, name)}; it must be above {low}, at most {high}"
             )
-    if c.env.format_penalty > 0:
+    if not -math.inf < c.env.format_penalty <= 0:
         raise ValueError(f"config.env.format_penalty is {c.env.format_penalty}; it must be <= 0")
+    if not 0 <= c.eval.min_p < 1:
+        raise ValueError(f"config.eval.min_p is {c.eval.min_p}; it must be at least 0, below 1")
+    if c.seed >= 2**29:  # an environment's seeds are seed * 2**32 and up, below IMITATION_SEEDS
+        raise ValueError(f"config.seed is {c.seed}; it must be below {2**29}")
+    if c.algorithm.clip_c <= 1:
+        raise ValueError(f"config.algorithm.clip_c is {c.algorithm.clip_c}; it must be above 1")
+    if c.filter.strategy == "min_p" and c.filter.keep == "smallest" and c.filter.value <= 0:
+        raise ValueError(
+            f"config.filter.value is {c.filter.value}; min_p over the smallest needs more than 0"
+        )
     episodes = c.rollout.groups * c.rollout.group_size
     if c.optimizer.minibatches > episodes:
         raise ValueError(
@@ -161,7 +187,7 @@ def build_environment(config, split):
 
 def build_chat(config, tokenizer, environment, extra_stop_ids=()):
     """The config's `Chat`."""
-    return make_chat(
+    return chat.make_chat(
         tokenizer,
         environment,
         context=config.env.context,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 
-# Seeds of a purpose start at its number times 2**32, so that no two purposes share one.
+# First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
 EVALUATION_SEEDS = 1 << 62
 IMITATION_SEEDS = 1 << 61
 
@@ -82,11 +82,13 @@ def heldout_problems(environment, *, count, seed, settings, directory):
       (seeds, states), each of length count.
 
     Raises:
-      ValueError: a stored problem differs from what the environment generates today.
+      ValueError: the environment has not that many problems, or a stored problem differs from
+        what it generates today.
     """
 
     def generate():
-        seen, candidate = set(), EVALUATION_SEEDS + (seed << 32)
+        first = candidate = EVALUATION_SEEDS + (seed << 32)
+        seen = set()
         while len(seen) < count:
             state = environment.reset(candidate)
             identity = environment.identity(state)
@@ -94,6 +96,11 @@ def heldout_problems(environment, *, count, seed, settings, directory):
                 seen.add(identity)
                 yield {"seed": candidate, "identity": identity}
             candidate += 1
+            if candidate - first > 100 * count:
+                raise ValueError(
+                    f"100 x {count} seeds gave only {len(seen)} distinct problems; lower "
+                    f"eval.episodes={count} or widen env.options"
+                )
 
     examples = load_or_generate(
         "heldout",

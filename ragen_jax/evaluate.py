@@ -8,6 +8,7 @@ With --workdir the config is the run's own and the model its newest checkpoint.
 
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from absl import flags
@@ -16,45 +17,72 @@ from ragen_jax import config as cfg
 from ragen_jax import datasets
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.scopes import collapse_metrics
-from ragen_jax.model import hf
 from ragen_jax.heldout import play_problems, summarise
 from ragen_jax.log import console
+from ragen_jax.model import hf
 from ragen_jax.sharding import make_mesh
 from ragen_jax.warmstart import tiny_model
 
 
-def load_policy(config, workdir, environment, mesh):
-    """The config's model, how it talks, and the problems it is judged on.
+class Policy(NamedTuple):
+    """A model, how it talks, and the problems it is judged on."""
+
+    model: object
+    params: dict
+    chat: object
+    environment: object  # of the evaluation split
+    heldout: tuple  # (seeds, states)
+
+
+def load_policy(config, workdir):
+    """The `Policy` of a config's model.
 
     A tiny agent is copied into the run's folder, so that the run can be continued and evaluated
     where the cache is another one.
-
-    Returns:
-      (model, params, chat, (seeds, states) of the held-out problems).
     """
+    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+    environment = cfg.build_environment(config, "eval")
     path = config.model.path
     if path == "tiny":
-        path = workdir / "model"
+        path = tiny_model(config) if workdir is None else workdir / "model"
         if not path.exists():
-            workdir.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(tiny_model(config), path)
+            unfinished = path.with_name(".model")  # a killed copy must not look like a model
+            shutil.copytree(tiny_model(config), unfinished, dirs_exist_ok=True)
+            unfinished.rename(path)
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     chat = cfg.build_chat(config, tokenizer, environment, hf.stop_ids(path))
     heldout = datasets.heldout_problems(
-        cfg.build_environment(config, "eval"),
+        environment,
         count=config.eval.episodes,
         seed=config.eval.seed,
         settings=cfg.environment_settings(config),
         directory=cfg.cache_directory() / "datasets",
     )
-    return model, params, chat, heldout
+    return Policy(model, params, chat, environment, heldout)
+
+
+def restore_run(workdir):
+    """(config, `Policy`) of a run, with the parameters of its newest checkpoint.
+
+    Raises:
+      ValueError: the folder holds no run, or none with a checkpoint.
+    """
+    config = cfg.read_run_config(workdir)
+    cfg.check(config)
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    step = checkpoints.latest_step()
+    if step is None:
+        raise ValueError(f"{workdir} has no checkpoint yet")
+    policy = load_policy(config, workdir)
+    console(f"{workdir}, step {step}")
+    return config, policy._replace(params=checkpoints.restore_params(step, policy.params))
 
 
 def evaluate(config, model, params, chat, environment, heldout, *, samples=1):
     """(eval/* metrics, episodes) on the held-out problems.
 
     Args:
-      environment: for its rules; the problems are in `heldout`, (seeds, states).
+      model, params, chat, environment, heldout: as in `Policy`.
       samples: episodes a problem.
     """
     episodes = play_problems(
@@ -85,28 +113,16 @@ def main(argv):
         if SAMPLES.value < 1:
             raise ValueError(f"--samples is {SAMPLES.value}; it must be at least 1")
         if WORKDIR.value:
-            workdir = Path(WORKDIR.value)
-            config = cfg.read_run_config(workdir)
+            config, policy = restore_run(Path(WORKDIR.value))
         else:
-            workdir, config = None, CONFIG.value
+            config = CONFIG.value
             config.model.path = MODEL.value
-        cfg.check(config)
-        mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
-        environment = cfg.build_environment(config, "eval")
-        model, params, chat, heldout = load_policy(config, workdir, environment, mesh)
-        if workdir:
-            checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
-            step = checkpoints.latest_step()
-            if step is None:
-                raise ValueError(f"{workdir} has no checkpoint yet")
-            params = checkpoints.restore_params(step, params)
-            console(f"{workdir}, step {step}")
-    metrics, episodes = evaluate(
-        config, model, params, chat, environment, heldout, samples=SAMPLES.value
-    )
+            cfg.check(config)
+            policy = load_policy(config, None)
+    metrics, episodes = evaluate(config, *policy, samples=SAMPLES.value)
     metrics |= collapse_metrics(
-        model,
-        params,
+        policy.model,
+        policy.params,
         [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
         first_turn_samples=config.diagnose.first_turn_samples,
         trajectory_samples=config.diagnose.trajectory_samples,

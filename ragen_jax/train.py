@@ -7,6 +7,7 @@ This file is the algorithm: one call a stage, one timer a stage. Given the folde
 run, it goes on where that run's newest checkpoint stands.
 """
 
+import functools
 import json
 import signal
 import sys
@@ -58,7 +59,7 @@ def train(config, workdir):
             )
         same_run(c, workdir)
         environment = cfg.build_environment(c, "train")
-        model, params, chat, heldout = load_policy(c, workdir, environment, mesh)
+        model, params, chat, *evaluation = load_policy(c, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     (workdir / "config.json").write_text(json.dumps(c.to_dict(), indent=2) + "\n")
 
@@ -91,17 +92,17 @@ def train(config, workdir):
         state = checkpoints.restore(latest, state)
         console(f"continuing {workdir} behind step {latest}")
     log = MetricsLog(workdir / "metrics.jsonl", last_step=-1 if latest is None else latest)
-    run_key = jax.random.key(c.seed)
-    rollout_key, shuffle_key = jax.random.fold_in(run_key, 0), jax.random.fold_in(run_key, 1)
+    rollout_key = jax.random.fold_in(jax.random.key(c.seed), 0)
     budgets, sampling = cfg.build_budgets(c), Sampling(temperature=c.rollout.temperature)
-    group_advantage = GROUP_ADVANTAGES[c.algorithm.name]
+    group_advantage = jax.jit(GROUP_ADVANTAGES[c.algorithm.name])
+    score_and_select = jax.jit(functools.partial(score_groups, settings=c.filter.to_dict()))
     stop = Preemption()
 
     # -------------------------------------------------------------------------- first look
     if latest is None and c.eval.every:
         timer = Timers()
         with timer("eval"):
-            metrics, _ = evaluate(c, model, state.params, chat, environment, heldout)
+            metrics, _ = evaluate(c, model, state.params, chat, *evaluation)
         console(eval_line(0, log.write(0, metrics | timer.seconds)))
 
     # -------------------------------------------------------------------------- loop
@@ -149,20 +150,10 @@ def train(config, workdir):
 
         with timer("update"):
             length_GK = episode_lengths(episodes).reshape(return_GK.shape)
-            score_G = group_scores(return_GK, c.filter.metric, length_GK=length_GK)
-            keep_G = np.asarray(
-                select_groups(
-                    score_G,
-                    strategy=c.filter.strategy,
-                    value=c.filter.value,
-                    mode=c.filter.mode,
-                    keep=c.filter.keep,
-                    include_zero=c.filter.include_zero,
-                    eps=c.filter.eps,
-                )
-            )
+            score_G, keep_G = jax.device_get(score_and_select(return_GK, length_GK))
             advantage_E = np.asarray(group_advantage(return_GK)).reshape(-1)
             advantage_BT = advantage_E[batch.episode_B][:, None] * batch.mask_BT
+            kept_B = keep_G[batch.group_B]
             state, update = update_policy(
                 model,
                 optimizer,
@@ -171,16 +162,16 @@ def train(config, workdir):
                 reference,
                 batch,
                 advantage_BT,
-                np.flatnonzero(keep_G[batch.group_B]),
+                np.flatnonzero(kept_B),
                 mesh=mesh,
-                key=jax.random.fold_in(shuffle_key, step),
+                rng=np.random.Generator(np.random.Philox(key=[c.seed, step])),
                 minibatches=c.optimizer.minibatches,
                 micro_batch=c.optimizer.micro_batch,
                 minibatch_rows=cfg.minibatch_rows(c),
                 loss_scale=cfg.LOSS_SCALES[c.filter.loss_scale](keep_G.mean()),
             )
             state = state.replace(step=state.step + 1, seed_cursor=state.seed_cursor + len(seeds_G))
-            metrics |= filter_metrics(np.asarray(score_G), keep_G)
+            metrics |= filter_metrics(score_G, keep_G)
             metrics["rollout/logp_gap"] = update.pop("update/logp_gap", np.nan)
             metrics |= update
         train_seconds = time.perf_counter() - started
@@ -191,7 +182,7 @@ def train(config, workdir):
         evaluated = c.eval.every and (step % c.eval.every == 0 or step == c.steps)
         if evaluated:
             with timer("eval"):
-                metrics |= evaluate(c, model, state.params, chat, environment, heldout)[0]
+                metrics |= evaluate(c, model, state.params, chat, *evaluation)[0]
         if c.rollout.save_every and step % c.rollout.save_every == 0:
             write_rollouts(
                 workdir / "rollouts" / f"step_{step:06d}.jsonl",
@@ -225,6 +216,22 @@ def train(config, workdir):
     console(learning_curve(read_metrics(log.path)))
     console(f"done: {workdir}")
     return 0
+
+
+def score_groups(return_GK, length_GK, settings):
+    """(score_G, keep_G) of a step's groups; `settings` is the config's filter section."""
+    s = settings
+    score_G = group_scores(return_GK, s["metric"], length_GK=length_GK)
+    keep_G = select_groups(
+        score_G,
+        strategy=s["strategy"],
+        value=s["value"],
+        mode=s["mode"],
+        keep=s["keep"],
+        include_zero=s["include_zero"],
+        eps=s["eps"],
+    )
+    return score_G, keep_G
 
 
 def rollout_metrics(episodes, return_GK):

@@ -195,7 +195,7 @@ def update_step(model, optimizer, loss, state, ref_params, minibatch, count, los
     sums = zero, jax.tree.map(jnp.zeros_like, state.params), dict.fromkeys(names, zero)
     (value, grads, parts), gap = jax.lax.fori_loop(0, count, micro, (sums, zero))
 
-    grad_norm = optax.global_norm(grads)
+    grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -209,7 +209,7 @@ def update_step(model, optimizer, loss, state, ref_params, minibatch, count, los
         "loss": value,
         "logp_gap": gap,
         "grad_norm": grad_norm,
-        "update_norm": optax.global_norm(updates),
+        "update_norm": optax.tree.norm(updates),
         "skipped": (~finite).astype(jnp.float32),
     }
     state = state.replace(
@@ -218,6 +218,7 @@ def update_step(model, optimizer, loss, state, ref_params, minibatch, count, los
     return state, metrics
 
 
+@functools.cache  # the optimizer is a static argument: equal settings should compile once
 def make_optimizer(*, learning_rate, warmup_updates, b1, b2, eps, weight_decay, max_grad_norm):
     """AdamW behind a global-norm clip, with a linear warm-up from 0 over `warmup_updates`."""
     schedule = optax.linear_schedule(
@@ -259,7 +260,7 @@ def update_policy(
     rows_B,
     *,
     mesh,
-    key,
+    rng,
     minibatches,
     micro_batch,
     minibatch_rows,
@@ -267,9 +268,9 @@ def update_policy(
 ):
     """An iteration's updates on the kept rows of a batch.
 
-    The rows are shuffled by `key` and split as evenly as may be over a fixed number of
-    minibatches, so that filtering makes minibatches smaller, not updates fewer (RAGEN-2,
-    section 3.3). Each is padded to the same shape; padding costs nothing, since only
+    The rows are shuffled by `rng` (np.random.Generator) and split as evenly as may be over a
+    fixed number of minibatches, so that filtering makes minibatches smaller, not updates fewer
+    (RAGEN-2, section 3.3). Each is padded to the same shape; padding costs nothing, since only
     micro-batches with real rows are run.
 
     Args:
@@ -281,7 +282,7 @@ def update_policy(
       (TrainState, update/* metrics: means over the minibatches; update/logp_gap of the first;
       update/skipped and update/count are sums).
     """
-    order = np.asarray(jax.random.permutation(key, len(rows_B)))
+    order = rng.permutation(len(rows_B))  # on the host: the number of rows changes every step
     size = -(-minibatch_rows // micro_batch) * micro_batch
     found = []
     for rows in np.array_split(np.asarray(rows_B)[order], minibatches):

@@ -1,15 +1,20 @@
-"""For all tests: CPU, a thread pool that cannot hang, the tiny tokenizer, turns made by hand."""
+"""For all tests: CPU, the tiny tokenizer and agent, turns made by hand."""
 
+import dataclasses
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["NPROC"] = "32"  # XLA's threads; with fewer, programs of several CPU devices can hang
 
 import numpy as np
 import pytest
 
+from configs import sokoban
+from ragen_jax.config import build_environment
+from ragen_jax.model import hf
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.types import Episode, Turn
+from ragen_jax.warmstart import tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +53,27 @@ def make_episode():
         )
 
     return make
+
+
+@dataclasses.dataclass(frozen=True)
+class Agent:
+    """A tiny agent after a few imitation updates: it answers well formed, and often wrong."""
+
+    config: object
+    directory: Path
+    model: object
+    params: dict
+    tokenizer: object
+    environment: object
+
+
+@pytest.fixture(scope="session")
+def agent(tmp_path_factory):
+    """An `Agent`, built by the real warm start with very small settings."""
+    cache = tmp_path_factory.mktemp("cache")
+    config = sokoban.get_config()
+    config.warmstart.update(rooms=1024, success=0.0, check_every=150, check_episodes=16)
+    directory = tiny_model(config, cache)
+    model, params, tokenizer = hf.load(directory)
+    environment = build_environment(config, "train")
+    return Agent(config, directory, model, params, tokenizer, environment)

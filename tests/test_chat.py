@@ -300,8 +300,6 @@ def test_a_reply_of_any_tokens_is_read_without_an_error(tokenizer):
         assert set(reply.actions) <= set(GAME.actions)
 
 
-# BUG: an embedding may have more rows than the tokenizer has ids (Qwen2.5: 151936 and 151665), so
-# such an id can be sampled; read and text then raise IndexError, although read "never raises".
 def test_an_id_beyond_the_tokenizer_is_read_as_an_invalid_reply(tokenizer):
     chat = terse(tokenizer)
     ids = [*encode(tokenizer, "a"), len(tokenizer), *encode(tokenizer, "</think>")]
@@ -394,6 +392,14 @@ def test_chatml_with_a_default_system_message():
     # The rules take the place of the default.
     full = terse(tokenizer, prompt="full").opening
     assert full.startswith("<|im_start|>system\n" + RULES) and "Qwen" not in full
+
+
+def test_a_reply_starts_as_the_generation_prompt_says():
+    # Not as the template writes the head of an earlier reply.
+    template = CHAT_TEMPLATE.replace("{{ '<|im_start|>assistant", "{{ '<|im_start|>assistant now")
+    chat = terse(bpe(template=template))
+    assert chat.middle == "<|im_end|>\n<|im_start|>assistant now\n<think>"
+    assert chat.between == "<|im_end|>\n<|im_start|>user\n"
 
 
 @pytest.mark.parametrize(

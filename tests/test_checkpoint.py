@@ -78,9 +78,6 @@ def test_parameters_alone_come_back(opened):
     assert_same_bits(found, state_of(3).params)
 
 
-# BUG: restore_params does not hand the shardings of `like` to Orbax (PyTreeRestore needs
-# restore_args for that), so the parameters come back as they lay when saved, with a warning that
-# this is unsafe on another topology: evaluate cannot open a pod's run, nor place it on its mesh.
 @pytest.mark.parametrize("part", ["state", "params"])
 def test_arrays_come_back_where_like_has_them(opened, part):
     saved(opened(), 3)  # on the default device, not on a mesh

@@ -123,11 +123,6 @@ def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
         check(changed(**small, optimizer__minibatches=4, optimizer__micro_batch=4))
 
 
-# BUG: check accepts each of these, yet no run could use it. Behind check: clip_c and the filter
-# raise in the first update and seed in the first rollout (tracebacks, after a warm start), batch
-# and check_every divide by zero in the warm start, min_p leaves no token to draw, a NaN penalty
-# makes every return NaN; context and prompt are refused only when the warm start has begun and the
-# folder of the run has been made.
 @pytest.mark.parametrize(
     "name, fields",
     [
@@ -251,11 +246,6 @@ def test_bad_meshes_are_refused_with_their_sizes():
 # ---- the command --------------------------------------------------------------------------------
 
 
-# BUG: importing transformers prints "[transformers] PyTorch was not found. ..." on stderr, a second
-# line in each of these. BUG: for an unknown preset the line holds the traceback of ml_collections.
-# BUG: for an unknown field it holds the repr of a KeyError, backslashes included.
-# BUG: a config file that is not there ends in a traceback and exit code 1, not 2: ml_collections
-# puts the error off until the config is first read, which is in main, behind bad_input.
 @pytest.mark.parametrize(
     "arguments, named",
     [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from envs import make_env
+from envs.sokoban import split_of
 from ragen_jax.chat import make_chat
 from ragen_jax.datasets import (
     EVALUATION_SEEDS,
@@ -194,6 +195,7 @@ def test_no_room_is_shared_by_imitation_training_and_evaluation(shown, tmp_path)
     assert len(set(judged)) == 300
     assert states[:5] == [evaluation.reset(seed) for seed in seeds[:5]]
     assert min(len(imitated), len(trained)) > 250  # the sets are not small by repetition
+    assert {split_of(example["observation"]) for example in shown} == {"imitation"}
     assert not imitated & trained
     assert not imitated & set(judged)
     assert not trained & set(judged)

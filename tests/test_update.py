@@ -71,7 +71,7 @@ def run(policy, mesh, batch, advantage, *, optimizer=None, loss=LOSS, ref=None, 
     optimizer = optimizer or optax.sgd(1.0)
     settings = dict(
         mesh=mesh,
-        key=jax.random.key(0),
+        rng=np.random.default_rng(0),
         minibatches=1,
         micro_batch=2,
         minibatch_rows=len(batch.weight_B),
@@ -248,7 +248,7 @@ def test_nothing_kept_updates_nothing(policy, mesh):
         advantage,
         np.array([], int),
         mesh=mesh,
-        key=jax.random.key(0),
+        rng=np.random.default_rng(0),
         minibatches=2,
         micro_batch=2,
         minibatch_rows=4,

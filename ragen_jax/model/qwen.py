@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from ragen_jax.model.attention import attend
 
-
 # Models of so few layers run them one after the other instead of as a scan: a scan's backward
 # pass first copies every saved activation into an array stacked over layers, which on CPU costs
 # the tiny agent as much as the layers themselves.

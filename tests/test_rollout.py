@@ -1,0 +1,173 @@
+"""Whole episodes of a briefly warm-started agent on real Sokoban rooms."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ragen_jax import rollout as rollout_file
+from ragen_jax import sample
+from ragen_jax.batch import make_batch
+from ragen_jax.chat import make_chat
+from ragen_jax.model.qwen import logits
+from ragen_jax.rollout import Budgets, Sampling, length_bucket, rollout, row_bucket
+from ragen_jax.update import token_logps
+
+BUDGETS = Budgets(max_turns=5, max_actions=10, max_new_tokens=24)
+KEY = jax.random.key(3)
+
+
+def play(agent, seeds, *, group_size, context="single_turn", temperature=1.0, **options):
+    chat = make_chat(
+        agent.tokenizer,
+        agent.environment,
+        context=context,
+        prompt="terse",
+        actions_per_turn=2,
+        max_actions=10,
+    )
+    return rollout(
+        agent.model,
+        agent.params,
+        chat,
+        agent.environment,
+        seeds,
+        [agent.environment.reset(seed) for seed in seeds],
+        group_size=group_size,
+        key=KEY,
+        budgets=BUDGETS,
+        sampling=Sampling(temperature=temperature),
+        **options,
+    )
+
+
+def near_tie(agent, episode, turn, index):
+    """Whether the two best perturbed logits of a token are within 1e-4."""
+    one = episode.turns[turn]
+    ids = np.concatenate([one.prompt, one.sampled[:index]])
+    hidden, _ = agent.model.apply({"params": agent.params}, jnp.asarray(ids[None]))
+    key = sample.episode_keys(KEY, [episode.seed], [episode.member], turn)
+    perturbed = (
+        logits(agent.params, hidden[0, -1]) + sample.noise(key, index, len(agent.tokenizer))[0]
+    )
+    best = np.sort(np.asarray(perturbed))[-2:]
+    return best[1] - best[0] < 1e-4
+
+
+def assert_same_episode(agent, a, b):
+    """Equal in everything; a differing token must have been decided by rounding."""
+    assert (a.seed, a.member) == (b.seed, b.member)
+    for index, (s, t) in enumerate(zip(a.turns, b.turns, strict=False)):
+        n = min(len(s.sampled), len(t.sampled))
+        differs = np.flatnonzero(s.sampled[:n] != t.sampled[:n])
+        if len(differs):
+            assert near_tie(agent, a, index, int(differs[0])), (a.seed, a.member, index)
+            return  # from here on the two are different episodes
+        assert len(s.sampled) == len(t.sampled)
+        assert np.array_equal(s.prompt, t.prompt)
+        np.testing.assert_allclose(s.logp, t.logp, atol=1e-4)
+        assert (s.actions, s.valid, s.reward) == (t.actions, t.valid, t.reward)
+    assert len(a.turns) == len(b.turns) and a.success == b.success
+
+
+@pytest.mark.parametrize("context", ["single_turn", "full"])
+def test_layout_and_compaction_do_not_change_episodes(agent, context):
+    seeds = list(range(100, 132))
+    wide = play(agent, seeds[:8], group_size=16, context=context)
+    loose = play(agent, seeds[:8], group_size=16, context=context, compact=False)
+    for a, b in zip(wide, loose, strict=True):
+        assert_same_episode(agent, a, b)
+    tall = {(e.seed, e.member): e for e in play(agent, seeds, group_size=4, context=context)}
+    shared = [e for e in wide if e.member < 4]
+    assert len(shared) == 32
+    for episode in shared:
+        assert_same_episode(agent, episode, tall[episode.seed, episode.member])
+    # The comparison means something: episodes differ from one another and some go on for long.
+    assert len({e.turns[0].sampled.tobytes() for e in wide}) > 16
+    assert {len(e.turns) for e in wide} >= {5}
+
+
+@pytest.mark.parametrize("context", ["single_turn", "full"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_sampler_and_trainer_agree(agent, context, temperature):
+    episodes = play(agent, [7, 8, 9], group_size=4, context=context, temperature=temperature)
+    batch = make_batch(episodes)
+    logp = token_logps(agent.model, agent.params, batch.tokens_BT, temperature=temperature)
+    gap = np.abs(np.asarray(logp) - batch.logp_BT) * batch.mask_BT
+    assert gap.max() <= 1e-4
+    turns = sum(len(e.turns) for e in episodes)
+    assert len(batch.weight_B) == (turns if context == "single_turn" else len(episodes))
+    assert batch.turn_end_BT.sum() == turns
+
+
+def test_rules_of_an_episode(agent):
+    episodes = play(agent, list(range(40, 48)), group_size=8)
+    assert [(e.group, e.member) for e in episodes] == [(g, k) for g in range(8) for k in range(8)]
+    assert any(e.success for e in episodes) and not all(e.success for e in episodes)
+    env = agent.environment
+    for e in episodes:
+        assert 1 <= len(e.turns) <= 5
+        assert sum(len(t.actions) for t in e.turns) <= 10
+        assert all(len(t.actions) <= 2 and len(t.sampled) <= 24 for t in e.turns)
+        # Replaying the actions gives the same rewards, observations and outcome.
+        state, done = env.reset(e.seed), False
+        for t in e.turns:
+            assert not done
+            shown = agent.tokenizer.decode(t.prompt)
+            assert env.render(state) in shown
+            reward = 0.0
+            for action in t.actions:
+                step = env.step(state, action)
+                state, done, reward = step.state, step.done, reward + step.reward
+            assert reward == pytest.approx(t.reward)
+        assert done == e.success
+        actions = sum(len(t.actions) for t in e.turns)
+        assert done or len(e.turns) == 5 or actions == 10
+
+
+def test_unreadable_replies_run_nothing_and_are_told(agent):
+    untrained = dataclasses.replace(
+        agent, params=jax.tree.map(lambda x: jnp.zeros_like(x), agent.params)
+    )
+    (episode,) = play(untrained, [5], group_size=1)  # uniform over the vocabulary
+    assert len(episode.turns) == 5 and not episode.success
+    for index, turn in enumerate(episode.turns):
+        assert turn.actions == () and not turn.valid and turn.reward == 0.0
+        told = "Your last reply had no valid action." in agent.tokenizer.decode(turn.prompt)
+        assert told == (index > 0)
+
+
+def test_few_programs_are_compiled(agent, monkeypatch):
+    """Eight steps of the default batch, with fewer and fewer live rows, and an evaluation."""
+    limits = {"prefill": 4, "decode": 5, "extend": 0}
+    static = {
+        "prefill": ("model",),
+        "extend": ("model", "capacity"),
+        "decode": ("model", "max_new_tokens", "stop_ids", "top_k", "top_p", "min_p"),
+    }
+    for name, limit in limits.items():
+        traced = chex.assert_max_traces(getattr(sample, name).__wrapped__, n=limit)
+        monkeypatch.setattr(rollout_file, name, jax.jit(traced, static_argnames=static[name]))
+    for step in range(8):
+        play(agent, list(range(8 * step, 8 * step + 8)), group_size=16)
+    play(agent, list(range(128)), group_size=1, temperature=0.5)
+    assert sum(limits.values()) <= 12
+
+
+def test_a_context_that_does_not_fit_is_refused(agent):
+    config = dataclasses.replace(agent.model.config, max_positions=80)
+    small = dataclasses.replace(agent, model=type(agent.model)(config))
+    with pytest.raises(ValueError, match="the model has 80; lower rollout.max_new_tokens"):
+        play(small, [1, 2], group_size=2, context="full")
+
+
+def test_buckets():
+    assert [length_bucket(n) for n in (1, 8, 9, 50, 64, 65, 130, 1000)] == [
+        *(8, 8, 16, 56, 64, 80, 160, 1024)
+    ]
+    assert [row_bucket(n, 128) for n in (1, 64, 65, 96, 97, 128)] == [64, 64, 96, 96, 128, 128]
+    assert row_bucket(3, 12) == 12  # small batches are never padded beyond themselves
+    assert row_bucket(300, 1024) == 512

@@ -1,0 +1,148 @@
+"""The whole command on the tiny agent: what it writes, resuming, preemption, refusals."""
+
+import json
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from ragen_jax import evaluate, train
+from ragen_jax.log import read_metrics
+
+DOCUMENTED = """
+rollout/success rollout/return rollout/logp_gap collapse/first_turn/mi collapse/first_turn/h_cond
+collapse/first_turn/retrieval_acc filter/kept_ratio update/entropy time/rollout time/diagnose
+time/update time/step
+""".split()
+
+
+@pytest.fixture(autouse=True)
+def cache(agent, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.directory.parent.parent / "xdg"))
+
+
+@pytest.fixture
+def config(agent):
+    config = agent.config.copy_and_resolve_references()
+    config.model.path = str(agent.directory)
+    config.steps = 4
+    config.rollout.update(groups=4, group_size=4, save_every=2)
+    config.optimizer.update(minibatches=2, micro_batch=8, learning_rate=1e-3, warmup_updates=0)
+    config.diagnose.update(first_turn_samples=16, trajectory_samples=8)
+    config.eval.update(episodes=24, every=2)
+    config.checkpoint.every = 2
+    return config
+
+
+def timeless(rows):
+    """Rows without what may differ between identical runs."""
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in rows
+    ]
+
+
+@pytest.fixture
+def finished(config, agent):
+    """The folder of an uninterrupted run of four steps; made once, not to be changed."""
+    workdir = agent.directory.parent / "whole"
+    if not workdir.exists():
+        assert train.train(config, workdir) == 0
+    return workdir
+
+
+def test_a_run_writes_what_is_documented(finished):
+    rows = read_metrics(finished / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in rows if "eval/success" in row] == [0, 2, 4]
+    assert not any(name.startswith("rollout/") for name in rows[0])
+    for row in rows[1:]:
+        assert not [name for name in DOCUMENTED if name not in row]
+        assert row["rollout/logp_gap"] <= 1e-4
+        assert all(math.isfinite(value) for value in row.values())
+    assert json.loads((finished / "config.json").read_text())["rollout"]["groups"] == 4
+    assert sorted(p.name for p in (finished / "rollouts").iterdir()) == [
+        "step_000002.jsonl",
+        "step_000004.jsonl",
+    ]
+    # The filter masks whole groups, and the policy moves.
+    assert {row["filter/kept_ratio"] * 4 for row in rows[1:]} <= {0, 1, 2, 3, 4}
+    assert any(row.get("update/update_norm", 0) > 0 for row in rows[1:])
+
+
+def test_resuming_gives_the_numbers_of_an_uninterrupted_run(config, finished, tmp_path):
+    workdir = tmp_path / "resumed"
+    config.steps = 2
+    assert train.train(config, workdir) == 0
+    # What a killed process may leave: rows behind the checkpoint, and a torn line.
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "rollout/success": 9.0}\n{"step": 4, "roll')
+    config.steps = 4
+    assert train.train(config, workdir) == 0
+    whole, resumed = (read_metrics(d / "metrics.jsonl") for d in (finished, workdir))
+    assert timeless(resumed) == timeless(whole)
+
+
+def test_sigterm_saves_the_step_and_resuming_goes_on(config, finished, tmp_path, monkeypatch):
+    workdir = tmp_path / "preempted"
+    plain = train.rollout_metrics
+
+    def preempt_in_step_3(episodes, return_GK):
+        if len(read_metrics(workdir / "metrics.jsonl")) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(episodes, return_GK)
+
+    monkeypatch.setattr(train, "rollout_metrics", preempt_in_step_3)
+    assert train.train(config, workdir) == 143
+    assert [row["step"] for row in read_metrics(workdir / "metrics.jsonl")] == [0, 1, 2, 3]
+    monkeypatch.setattr(train, "rollout_metrics", plain)
+    assert train.train(config, workdir) == 0
+    whole, resumed = (read_metrics(d / "metrics.jsonl") for d in (finished, workdir))
+    assert timeless(resumed) == timeless(whole)
+
+
+def test_evaluation_of_a_run_repeats_its_last_row(finished):
+    last = read_metrics(finished / "metrics.jsonl")[-1]
+    run_config, policy = evaluate.restore_run(finished)
+    metrics, _ = evaluate.evaluate(run_config, *policy)
+    assert metrics["eval/success"] == last["eval/success"]
+    assert metrics["eval/return"] == pytest.approx(last["eval/return"])
+
+
+def test_a_batch_without_variance_updates_nothing(config, tmp_path):
+    config.filter.eps = 1e6  # more than any batch's variance
+    config.steps = 1
+    config.eval.every = 0
+    assert train.train(config, tmp_path / "run") == 0
+    (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert row["filter/empty"] == 1 and row["update/count"] == 0
+    assert "rollout/logp_gap" not in row  # undefined, so left out
+
+
+def test_non_finite_updates_stop_the_run_and_dump_the_batch(config, tmp_path, monkeypatch):
+    broken = {config.algorithm.name: lambda return_GK: np.full(return_GK.shape, np.nan)}
+    monkeypatch.setattr(train, "GROUP_ADVANTAGES", broken)
+    config.optimizer.max_skipped = 2
+    config.eval.every = 0
+    with pytest.raises(FloatingPointError, match="2 steps in a row, the last being step 2"):
+        train.train(config, tmp_path / "run")
+    dump = np.load(tmp_path / "run" / "nonfinite_step_2.npz")
+    assert np.isnan(dump["advantage_BT"]).any() and dump["tokens_BT"].ndim == 2
+
+
+def test_another_config_does_not_continue_a_run(config, finished, capsys):
+    before = (finished / "metrics.jsonl").read_text()
+    config.optimizer.learning_rate = 5e-4
+    with pytest.raises(SystemExit, match="2"):
+        train.train(config, finished)
+    assert "config.optimizer.learning_rate=0.001" in capsys.readouterr().err
+    assert (finished / "metrics.jsonl").read_text() == before
+
+
+def test_rows_that_do_not_split_over_devices_are_refused(config, tmp_path, capsys):
+    config.mesh.update(data=3)
+    with pytest.raises(SystemExit, match="2"):
+        train.train(config, tmp_path / "run")
+    assert "does not fit 1 device" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
