@@ -160,7 +160,8 @@ def make_chat(
         raise ValueError("the tokenizer's chat template does not show every message once, verbatim")
     opening, _, between, last = pieces
     close = tokenizer.encode(between, add_special_tokens=False)[:1]
-    if not close or close[0] not in tokenizer.all_special_ids:
+    added = tokenizer.added_tokens_decoder
+    if not close or close[0] not in added or not added[close[0]].special:
         raise ValueError(
             "the tokenizer's chat template does not end a reply with a special token, so the end "
             f"of a reply could not be told; what follows a reply is {between!r}"

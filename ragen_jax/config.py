@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -64,11 +65,12 @@ def _one_line(error):
     # ml_collections hands on what a config file raised as the text of its traceback.
     text = str(error).rsplit("ValueError: ", 1)[-1]
     if isinstance(error, (AttributeError, KeyError)):
-        # Their text is the repr of "'name'" and, on a second line, a suggestion.
-        name, *suggestion = str(error.args[0] if error.args else error).split("\n")
-        name = name.strip("'\"")
-        text = " ".join([f"the config has no field {name!r};", *suggestion])
-        text += " (configs/base.py lists every field, env.options is the environment's)"
+        # Their text is a repr of a repr: the name, and sometimes a suggestion.
+        name = re.search(r"\w+", text)
+        suggestion = re.search(r'Did you mean "\w+"', text)
+        text = f"the config has no field {name[0] if name else text!r}"
+        text += f"; did you mean {suggestion[0][13:]}?" if suggestion else ""
+        text += " (configs/base.py lists every field, env.options are the environment's)"
     return " ".join(text.split()) or type(error).__name__
 
 

@@ -85,3 +85,14 @@ def pass_at_k(solved_N, samples, k):
     """Mean over problems of 1 - C(samples - solved, k) / C(samples, k)."""
     total = math.comb(samples, k)
     return float(np.mean([1 - math.comb(samples - int(s), k) / total for s in solved_N]))
+
+
+def paired_gain(before_N, after_EN):
+    """Gain in success over the same problems, and its 95 % half-width (1.96 standard errors).
+
+    Args:
+      before_N: success of each problem at first. after_EN: at E later evaluations, averaged.
+    """
+    difference_N = np.mean(after_EN, 0) - np.asarray(before_N)
+    error = difference_N.std(ddof=1) / math.sqrt(len(difference_N))
+    return float(difference_N.mean()), float(1.96 * error)

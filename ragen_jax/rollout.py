@@ -168,6 +168,30 @@ def rollout(
     ]
 
 
+def compile_ahead(model, params, chat, environment, seed, state, *, rows, key, budgets, sampling):
+    """Compiles prefill and decode for every number of rows that compaction can leave.
+
+    Plays one turn of one problem in as many copies; without this a program would be compiled in
+    the middle of a run, when so few episodes are first left.
+
+    Args:
+      rows: episodes of a full batch. The others: as in `rollout`.
+    """
+    for size in sorted({row_bucket(live, rows) for live in range(1, rows + 1)}):
+        rollout(
+            model,
+            params,
+            chat,
+            environment,
+            [seed] * size,
+            [state] * size,
+            group_size=1,
+            key=key,
+            budgets=dataclasses.replace(budgets, max_turns=1),
+            sampling=sampling,
+        )
+
+
 def _act(play, prompt, sampled, logp, environment, chat):
     """Reads a reply, runs its actions and adds the turn. An unreadable reply runs none."""
     reply = chat.read(sampled)

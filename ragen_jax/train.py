@@ -33,12 +33,12 @@ from ragen_jax.log import (
     console,
     eval_line,
     learning_curve,
-    read_metrics,
     step_line,
+    write_outcomes,
     write_rollouts,
 )
 from ragen_jax.rewards import add_rewards, turn_reward
-from ragen_jax.rollout import Sampling, length_bucket, rollout
+from ragen_jax.rollout import Sampling, compile_ahead, length_bucket, rollout
 from ragen_jax.sharding import data_shards, make_mesh
 from ragen_jax.update import Loss, init_state, make_optimizer, update_policy
 
@@ -99,10 +99,24 @@ def train(config, workdir):
     stop = Preemption()
 
     # -------------------------------------------------------------------------- first look
+    if c.rollout.compact:
+        compile_ahead(
+            model,
+            state.params,
+            chat,
+            environment,
+            0,
+            environment.reset(0),
+            rows=c.rollout.groups * c.rollout.group_size,
+            key=rollout_key,
+            budgets=budgets,
+            sampling=sampling,
+        )
     if latest is None and c.eval.every:
         timer = Timers()
         with timer("eval"):
-            metrics, _ = evaluate(c, model, state.params, chat, *evaluation)
+            metrics, played = evaluate(c, model, state.params, chat, *evaluation)
+        write_outcomes(workdir, 0, played)
         console(eval_line(0, log.write(0, metrics | timer.seconds)))
 
     # -------------------------------------------------------------------------- loop
@@ -182,7 +196,9 @@ def train(config, workdir):
         evaluated = c.eval.every and (step % c.eval.every == 0 or step == c.steps)
         if evaluated:
             with timer("eval"):
-                metrics |= evaluate(c, model, state.params, chat, *evaluation)[0]
+                found, played = evaluate(c, model, state.params, chat, *evaluation)
+            metrics |= found
+            write_outcomes(workdir, step, played)
         if c.rollout.save_every and step % c.rollout.save_every == 0:
             write_rollouts(
                 workdir / "rollouts" / f"step_{step:06d}.jsonl",
@@ -190,7 +206,10 @@ def train(config, workdir):
                 chat,
                 lambda turn: turn_reward(turn, format_penalty=c.env.format_penalty),
             )
-        row = log.write(step, metrics | timer.seconds | {"time/step": train_seconds})
+        metrics |= timer.seconds
+        metrics["time/step"] = train_seconds
+        metrics["time/diagnose_share"] = metrics["time/diagnose"] / train_seconds
+        row = log.write(step, metrics)
         console(step_line(step, c.steps, row))
         if evaluated:
             console(eval_line(step, row))
@@ -213,7 +232,7 @@ def train(config, workdir):
 
     checkpoints.close()
     log.close()
-    console(learning_curve(read_metrics(log.path)))
+    console(learning_curve(workdir))
     console(f"done: {workdir}")
     return 0
 

@@ -140,7 +140,7 @@ def imitate(config, cache):
                 )
                 success = float(np.mean([episode.success for episode in episodes]))
                 history.append(success)
-                bar.n = min(success / w.success, 1.0)
+                bar.n = 1.0 if success >= w.success else success / w.success
                 bar.set_postfix_str(f"success {success:.2f} of {w.success:.2f}")
                 if success >= w.success:
                     seconds = time.perf_counter() - start

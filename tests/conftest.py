@@ -11,10 +11,13 @@ import pytest
 
 from configs import sokoban
 from ragen_jax.config import build_environment
+from ragen_jax.memory import keep_freed_memory
 from ragen_jax.model import hf
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.types import Episode, Turn
 from ragen_jax.warmstart import tiny_model
+
+keep_freed_memory()
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from ragen_jax.log import (
     learning_curve,
     read_metrics,
     step_line,
+    write_outcomes,
     write_rollouts,
 )
 
@@ -193,19 +194,26 @@ def test_eval_line_by_hand():
     )
 
 
-def test_learning_curve_by_hand():
-    rows = [
-        {"step": 0, "eval/success": 0.0},
-        {"step": 1, "rollout/success": 0.9},
-        {"step": 20, "eval/success": 0.5},
-        {"step": 40, "eval/success": 1.0},
+def test_learning_curve_by_hand(tmp_path, make_episode):
+    outcomes = {0: [0, 0, 1, 0], 20: [1, 0, 1, 0], 30: [1, 0, 0, 0], 40: [1, 1, 1, 0], 50: [1] * 4}
+    log = MetricsLog(tmp_path / "metrics.jsonl", last_step=-1)
+    for step, solved in outcomes.items():
+        log.write(step, {"eval/success": sum(solved) / 4})
+        log.write(step + 1, {"rollout/success": 0.9})
+        episodes = [make_episode(g, 0, [], success=bool(s)) for g, s in enumerate(solved)]
+        write_outcomes(tmp_path, step, episodes)
+    # The last three of each problem: 1, 2/3, 2/3, 1/3; minus 0, 0, 1, 0: mean 5/12,
+    # deviations 7/12, 3/12, -9/12, -1/12, sample variance 140/144/3, error sqrt of that / 4.
+    assert learning_curve(tmp_path).split("\n") == [
+        "held-out success",
+        "  step     0  0.250  " + "#" * 12,
+        "  step    20  0.500  " + "#" * 25,
+        "  step    30  0.250  " + "#" * 12,
+        "  step    40  0.750  " + "#" * 38,
+        "  step    50  1.000  " + "#" * 50,
+        "  gained +41.7 points (95 % +-55.8)",
     ]
-    assert learning_curve(rows) == "\n".join(
-        [
-            "held-out success",
-            "  step     0  0.000  ",
-            "  step    20  0.500  " + "#" * 25,
-            "  step    40  1.000  " + "#" * 50,
-        ]
-    )
-    assert learning_curve([]) == "held-out success"
+
+
+def test_learning_curve_without_evaluations(tmp_path):
+    assert learning_curve(tmp_path) == "held-out success"

@@ -20,8 +20,8 @@ BUDGETS = Budgets(max_turns=5, max_actions=10, max_new_tokens=24)
 KEY = jax.random.key(3)
 
 
-def play(agent, seeds, *, group_size, context="single_turn", temperature=1.0, **options):
-    chat = make_chat(
+def chat_of(agent, context):
+    return make_chat(
         agent.tokenizer,
         agent.environment,
         context=context,
@@ -29,6 +29,10 @@ def play(agent, seeds, *, group_size, context="single_turn", temperature=1.0, **
         actions_per_turn=2,
         max_actions=10,
     )
+
+
+def play(agent, seeds, *, group_size, context="single_turn", temperature=1.0, **options):
+    chat = chat_of(agent, context)
     return rollout(
         agent.model,
         agent.params,
@@ -141,8 +145,8 @@ def test_unreadable_replies_run_nothing_and_are_told(agent):
 
 
 def test_few_programs_are_compiled(agent, monkeypatch):
-    """Eight steps of the default batch, with fewer and fewer live rows, and an evaluation."""
-    limits = {"prefill": 4, "decode": 5, "extend": 0}
+    """Six steps of the default batch, with fewer and fewer live rows, and an evaluation."""
+    limits = {"prefill": 4, "decode": 4, "extend": 0}
     static = {
         "prefill": ("model",),
         "extend": ("model", "capacity"),
@@ -151,10 +155,24 @@ def test_few_programs_are_compiled(agent, monkeypatch):
     for name, limit in limits.items():
         traced = chex.assert_max_traces(getattr(sample, name).__wrapped__, n=limit)
         monkeypatch.setattr(rollout_file, name, jax.jit(traced, static_argnames=static[name]))
-    for step in range(8):
+    chat = chat_of(agent, "single_turn")
+    rollout_file.compile_ahead(
+        agent.model,
+        agent.params,
+        chat,
+        agent.environment,
+        0,
+        agent.environment.reset(0),
+        rows=128,
+        key=KEY,
+        budgets=BUDGETS,
+        sampling=Sampling(1.0),
+    )
+    play(agent, list(range(8)), group_size=16)
+    for step in range(1, 6):
         play(agent, list(range(8 * step, 8 * step + 8)), group_size=16)
     play(agent, list(range(128)), group_size=1, temperature=0.5)
-    assert sum(limits.values()) <= 12
+    assert sum(limits.values()) <= 12  # and all of them were compiled before the second step
 
 
 def test_a_context_that_does_not_fit_is_refused(agent):

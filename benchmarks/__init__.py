@@ -1,0 +1,1 @@
+"""Measurements. Figures and what they taught are in NOTES.md."""

@@ -1,0 +1,62 @@
+"""Seconds of a whole rollout of the tiny agent's default batch, in both contexts.
+
+    python -m benchmarks.rollout [--repeats=15]
+
+Environment, tokenizing and reading replies included. The contexts, and the share of
+cross-scoring in a step's time, are measured in turn in one process; medians are printed.
+"""
+
+import statistics
+import time
+
+import jax
+from absl import flags
+
+from ragen_jax import config as cfg
+from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
+from ragen_jax.diagnostics.scopes import first_turns
+from ragen_jax.evaluate import load_policy
+from ragen_jax.rollout import Sampling, rollout
+
+
+def main(argv):
+    del argv
+    config = CONFIG.value
+    environment = cfg.build_environment(config, "train")
+    policy = load_policy(config, None)
+    chats = {}
+    for context in ("single_turn", "full"):
+        config.env.context = context
+        chats[context] = cfg.build_chat(config, policy.chat.tokenizer, environment)
+    seconds = {name: [] for name in (*chats, "shared prompts", "naive pairs")}
+    for repeat in range(REPEATS.value + 3):
+        seeds = [8 * repeat + g for g in range(config.rollout.groups)]
+        states = [environment.reset(seed) for seed in seeds]
+        for context, chat in chats.items():
+            start = time.perf_counter()
+            episodes = rollout(
+                policy.model,
+                policy.params,
+                chat,
+                environment,
+                seeds,
+                states,
+                group_size=config.rollout.group_size,
+                key=jax.random.key(0),
+                budgets=cfg.build_budgets(config),
+                sampling=Sampling(temperature=1.0),
+            )
+            seconds[context].append(time.perf_counter() - start)
+        prompts, reasonings, _ = first_turns(episodes, samples=config.diagnose.first_turn_samples)
+        for name, score in (("shared prompts", cross_score), ("naive pairs", cross_score_pairs)):
+            start = time.perf_counter()
+            score(policy.model, policy.params, prompts, reasonings, micro_batch=512)
+            seconds[name].append(time.perf_counter() - start)
+    for name, values in seconds.items():
+        print(f"{name:<16} median {statistics.median(values[3:]):.3f} s  best {min(values):.3f} s")
+
+
+if __name__ == "__main__":
+    CONFIG = cfg.define_config()
+    REPEATS = flags.DEFINE_integer("repeats", 15, "Measured rollouts of each context.")
+    cfg.run_command(main)
