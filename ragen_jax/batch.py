@@ -27,7 +27,7 @@ def make_batch(episodes, *, length=None):
     """
     if not episodes:
         raise ValueError("make_batch needs at least one episode, got none")
-    rows = []  # (episode index, tokens, [(turn index, start, Turn)])
+    rows = []  # (episode index, [(turn index, Turn)]); the last turn holds all tokens
     for index, episode in enumerate(episodes):
         tokens = None
         for turn_index, turn in enumerate(episode.turns):
@@ -37,12 +37,11 @@ def make_batch(episodes, *, length=None):
                 and np.array_equal(turn.prompt[: len(tokens)], tokens)
             )
             if not extends:
-                rows.append((index, [], []))
+                rows.append((index, []))
+            rows[-1][1].append((turn_index, turn))
             tokens = np.concatenate([turn.prompt, turn.sampled])
-            rows[-1][1][:] = [tokens]
-            rows[-1][2].append((turn_index, len(turn.prompt), turn))
 
-    longest = max(len(tokens) for _, (tokens,), _ in rows)
+    longest = max(len(turns[-1][1].prompt) + len(turns[-1][1].sampled) for _, turns in rows)
     T = longest if length is None else length
     if longest > T:
         raise ValueError(f"a row has {longest} tokens, but the batch's length is {T}")
@@ -54,18 +53,19 @@ def make_batch(episodes, *, length=None):
         turn_BT=np.full((B, T), -1, np.int32),
         turn_end_BT=np.zeros((B, T), bool),
         reward_BT=np.zeros((B, T), np.float32),
-        episode_B=np.array([index for index, _, _ in rows], np.int32),
-        group_B=np.array([episodes[index].group for index, _, _ in rows], np.int32),
+        episode_B=np.array([index for index, _ in rows], np.int32),
+        group_B=np.array([episodes[index].group for index, _ in rows], np.int32),
         weight_B=np.ones(B, np.float32),
     )
-    for b, (_, (tokens,), turns) in enumerate(rows):
-        batch.tokens_BT[b, : len(tokens)] = tokens
-        for turn_index, start, turn in turns:
-            span = slice(start, start + len(turn.sampled))
-            batch.mask_BT[b, span] = 1.0
-            batch.logp_BT[b, span] = turn.logp
-            batch.turn_BT[b, span] = turn_index
-            batch.turn_end_BT[b, span.stop - 1] = True
+    for b, (_, turns) in enumerate(rows):
+        for turn_index, turn in turns:
+            start, stop = len(turn.prompt), len(turn.prompt) + len(turn.sampled)
+            batch.tokens_BT[b, :start] = turn.prompt
+            batch.tokens_BT[b, start:stop] = turn.sampled
+            batch.mask_BT[b, start:stop] = 1.0
+            batch.logp_BT[b, start:stop] = turn.logp
+            batch.turn_BT[b, start:stop] = turn_index
+            batch.turn_end_BT[b, stop - 1] = True
     return batch
 
 

@@ -22,12 +22,13 @@ from ragen_jax.rollout import Budgets, Sampling
 
 LOSS_SCALES = {"linear": lambda kept: kept, "sqrt": lambda kept: kept**0.5, "none": lambda _: 1.0}
 BAD_INPUT = 2  # exit code
+DEFAULT_CONFIG = "configs/sokoban.py"
 
 
-def define_config(default="configs/sokoban.py"):
+def define_config():
     """The --config flag: a file with get_config(), after a colon its argument."""
     return config_flags.DEFINE_config_file(
-        "config", default, "Config file, with a preset after a colon.", lock_config=True
+        "config", None, f"Config file[:PRESET]; default {DEFAULT_CONFIG}.", lock_config=True
     )
 
 
@@ -40,6 +41,9 @@ def run_command(main):
         # ml_collections reports an unknown field as AttributeError or KeyError, a wrong type as
         # TypeError, and a file that it cannot read as OSError when the config is first looked at.
         with bad_input(AttributeError, KeyError, TypeError, OSError, flags.Error):
+            # Not the flag's own default: absl would read it outside of this function.
+            if not any(word.split("=")[0].lstrip("-") == "config" for word in argv[1:]):
+                argv = [argv[0], f"--config={DEFAULT_CONFIG}", *argv[1:]]
             rest = flags.FLAGS(argv)
             if len(rest) > 1:
                 raise ValueError(
@@ -235,3 +239,35 @@ def read_run_config(workdir):
     if not path.exists():
         raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
     return ConfigDict(json.loads(path.read_text()))
+
+
+def same_run(config, workdir):
+    """Refuses to continue a run under a config that would make it another run.
+
+    Raises:
+      ValueError: names the first field that differs; steps, eval.every, checkpoint.* and
+        rollout.save_every may change.
+    """
+    if not (workdir / "config.json").exists():
+        return
+    free = ("steps", "eval.every", "checkpoint.every", "checkpoint.keep", "rollout.save_every")
+    before, now = _flat(read_run_config(workdir)), _flat(config)
+    for name in sorted(set(before) | set(now)):
+        if name not in free and before.get(name) != now.get(name):
+            raise ValueError(
+                f"{workdir} holds a run with config.{name}={before.get(name)!r}, but this command "
+                f"has {now.get(name)!r}; give the same value, or another --workdir"
+            )
+
+
+def _flat(config):
+    """{"a.b": value} of a nested config, sequences as lists."""
+
+    def leaves(node, prefix):
+        for name, value in node.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{prefix}{name}.")
+            else:
+                yield prefix + name, value
+
+    return dict(leaves(json.loads(json.dumps(config.to_dict())), ""))

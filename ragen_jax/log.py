@@ -141,21 +141,28 @@ def write_outcomes(workdir, step, episodes):
     path.write_text(json.dumps([[episode.seed, int(episode.success)] for episode in episodes]))
 
 
+def read_outcomes(workdir):
+    """{step: [solved of every held-out problem]} of a run's evaluations, in order."""
+    paths = sorted((Path(workdir) / "eval").glob("step_*.json"))
+    return {
+        int(path.stem.removeprefix("step_")): [solved for _, solved in json.loads(path.read_text())]
+        for path in paths
+    }
+
+
 def learning_curve(workdir):
     """A run's evaluations as lines with bars, and what was gained since step 0.
 
     The gain is the mean of the last three evaluations minus the first one, over the same
     problems with the same noise, with a 95 % half-width over problems.
     """
+    outcomes = read_outcomes(workdir)
     lines = ["held-out success"]
-    outcomes = []
-    for row in read_metrics(Path(workdir) / "metrics.jsonl"):
-        if "eval/success" in row:
-            value = row["eval/success"]
-            lines.append(f"  step {row['step']:>5}  {value:.3f}  " + "#" * round(50 * value))
-            path = Path(workdir) / "eval" / f"step_{row['step']:06d}.json"
-            outcomes.append([solved for _, solved in json.loads(path.read_text())])
+    for step, solved in outcomes.items():
+        value = sum(solved) / len(solved)
+        lines.append(f"  step {step:>5}  {value:.3f}  " + "#" * round(50 * value))
     if len(outcomes) > 1:
-        gain, half_width = paired_gain(outcomes[0], outcomes[1:][-3:])
+        first, *later = outcomes.values()
+        gain, half_width = paired_gain(first, later[-3:])
         lines.append(f"  gained {100 * gain:+.1f} points (95 % +-{100 * half_width:.1f})")
     return "\n".join(lines)

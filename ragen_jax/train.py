@@ -57,7 +57,7 @@ def train(config, workdir):
                 f"config.optimizer.micro_batch is {c.optimizer.micro_batch}; its rows must split "
                 f"evenly over mesh.data x mesh.fsdp = {data_shards(mesh)}"
             )
-        same_run(c, workdir)
+        cfg.same_run(c, workdir)
         environment = cfg.build_environment(c, "train")
         model, params, chat, *evaluation = load_policy(c, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -283,38 +283,6 @@ def filter_metrics(score_G, keep_G):
 def episode_lengths(episodes):
     """Sampled tokens of each episode, int."""
     return np.array([sum(len(turn.sampled) for turn in e.turns) for e in episodes])
-
-
-def same_run(config, workdir):
-    """Refuses to continue a run under a config that would make it another run.
-
-    Raises:
-      ValueError: names the first field that differs; steps, eval.every, checkpoint.* and
-        rollout.save_every may change.
-    """
-    if not (workdir / "config.json").exists():
-        return
-    free = ("steps", "eval.every", "checkpoint.every", "checkpoint.keep", "rollout.save_every")
-    before, now = flat(cfg.read_run_config(workdir)), flat(config)
-    for name in sorted(set(before) | set(now)):
-        if name not in free and before.get(name) != now.get(name):
-            raise ValueError(
-                f"{workdir} holds a run with config.{name}={before.get(name)!r}, but this command "
-                f"has {now.get(name)!r}; give the same value, or another --workdir"
-            )
-
-
-def flat(config):
-    """{"a.b": value} of a nested config, sequences as lists."""
-
-    def leaves(node, prefix):
-        for name, value in node.items():
-            if isinstance(value, dict):
-                yield from leaves(value, f"{prefix}{name}.")
-            else:
-                yield prefix + name, value
-
-    return dict(leaves(json.loads(json.dumps(config.to_dict())), ""))
 
 
 class Preemption:

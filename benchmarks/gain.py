@@ -1,0 +1,44 @@
+"""What several runs of one config gained, over the same held-out problems.
+
+    python -m benchmarks.gain runs/SEED0 runs/SEED1 runs/SEED2
+
+For each run and for their mean: the last three evaluations minus the one at step 0, in points,
+with a 95 % interval over problems (paired: every evaluation plays the same problems with the same
+noise) and, for the mean, one over runs (Student's t).
+"""
+
+import math
+import statistics
+import sys
+
+import numpy as np
+
+from ragen_jax.heldout import paired_gain
+from ragen_jax.log import read_outcomes
+
+T_975 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t, runs - 1 degrees of freedom
+
+
+def main(workdirs):
+    firsts, lasts, gains = [], [], []
+    for workdir in workdirs:
+        first, *later = read_outcomes(workdir).values()
+        gain, half_width = paired_gain(first, later[-3:])
+        print(
+            f"{workdir}: {np.mean(first):.3f} -> {np.mean(later[-3:]):.3f}, "
+            f"{100 * gain:+.1f} points, 95 % {100 * (gain - half_width):.1f} to "
+            f"{100 * (gain + half_width):.1f}"
+        )
+        firsts.append(first)
+        lasts.append(np.mean(later[-3:], 0))
+        gains.append(gain)
+    gain, half_width = paired_gain(np.mean(firsts, 0), [np.mean(lasts, 0)])
+    low, high = 100 * (gain - half_width), 100 * (gain + half_width)
+    print(f"mean: {100 * gain:+.1f} points, 95 % {low:.1f} to {high:.1f} over problems")
+    if len(gains) in T_975:
+        error = T_975[len(gains)] * statistics.stdev(gains) / math.sqrt(len(gains))
+        print(f"      95 % {100 * (gain - error):.1f} to {100 * (gain + error):.1f} over runs")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
