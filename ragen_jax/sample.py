@@ -92,10 +92,17 @@ def truncate(logits_BV, *, top_k, top_p, min_p):
 
 @functools.partial(jax.jit, static_argnames="model")
 def prefill(model, params, tokens_NP, length_N):
-    """Reads prompts. tokens_NP int32 right-padded, length_N int32 -> (Segment, logits_NV)."""
-    hidden, (k, v) = model.apply({"params": params}, tokens_NP, keep_kv=True)
-    last_ND = jnp.take_along_axis(hidden, (length_N - 1)[:, None, None], 1)[:, 0]
-    return Segment(k=k, v=v, length_N=length_N), output_logits(params, last_ND)
+    """Reads prompts. tokens_NP int32 right-padded, length_N int32 -> (Segment, logits_NV).
+
+    The last token is run again on its own behind the others: the whole-prompt pass then needs no
+    more than keys and values, so that XLA drops its last layer's attention and MLP.
+    """
+    _, (k, v) = model.apply({"params": params}, tokens_NP, keep_kv=True)
+    position_N1 = (length_N - 1)[:, None]
+    last_N1 = jnp.take_along_axis(tokens_NP, position_N1, 1)
+    before = Segment(k=k, v=v, length_N=length_N - 1)
+    hidden, _ = model.apply({"params": params}, last_N1, position_N1, (before,))
+    return before.replace(length_N=length_N), output_logits(params, hidden[:, 0])
 
 
 @functools.partial(jax.jit, static_argnames=("model", "capacity"))
@@ -113,13 +120,14 @@ def extend(model, params, segment, own, rows_B, tokens_BE, count_B, *, capacity)
     Returns:
       (Segment with the rows of rows_B, logits_BV behind each row's last token).
     """
-    share = own.k.shape[1] // segment.k.shape[1]
-    history = jax.tree.map(
-        lambda x, axis: jnp.take(x, rows_B // share, axis=axis),
-        segment,
-        Segment(k=1, v=1, length_N=0),
+    share = own.length_N.shape[0] // segment.length_N.shape[0]
+    source_B = rows_B // share
+    history = Segment(
+        k=_take_rows(segment.k, source_B),
+        v=_take_rows(segment.v, source_B),
+        length_N=segment.length_N[source_B],
     )
-    k, v = jnp.take(own.k, rows_B, axis=1), jnp.take(own.v, rows_B, axis=1)
+    k, v = _take_rows(own.k, rows_B), _take_rows(own.v, rows_B)
     history = append(history, k, v, own.length_N[rows_B], capacity=capacity)
     position_BE = history.length_N[:, None] + jnp.arange(tokens_BE.shape[1])
     hidden, (k, v) = model.apply(
@@ -127,6 +135,10 @@ def extend(model, params, segment, own, rows_B, tokens_BE, count_B, *, capacity)
     )
     last_BD = jnp.take_along_axis(hidden, (count_B - 1)[:, None, None], 1)[:, 0]
     return append(history, k, v, count_B, capacity=capacity), output_logits(params, last_BD)
+
+
+def _take_rows(cache, rows_B):
+    return jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), cache)
 
 
 @functools.partial(
@@ -161,9 +173,18 @@ def decode(
     """
     B, N, T = keys_B.shape[0], logits_NV.shape[0], max_new_tokens
     V = logits_NV.shape[1]
-    L, _, K, _, D = segment.k.shape
     start_B = jnp.repeat(segment.length_N, B // N, total_repeat_length=B)
-    own_shape = (L, B, K, T, D)
+
+    def room(cache):
+        *layers, _, K, _, D = cache.shape
+        return jnp.zeros((*layers, B, K, T, D), cache.dtype)
+
+    def put(cache, new, index):
+        return jax.tree.map(
+            lambda c, n: jax.lax.dynamic_update_slice_in_dim(c, n, index, axis=c.ndim - 2),
+            cache,
+            new,
+        )
 
     def draw(index, logits_BV, done_B):
         scaled = logits_BV / temperature
@@ -187,8 +208,7 @@ def decode(
             (segment, own),
             keep_kv=True,
         )
-        own_k = jax.lax.dynamic_update_slice_in_dim(own_k, k, index - 1, axis=3)
-        own_v = jax.lax.dynamic_update_slice_in_dim(own_v, v, index - 1, axis=3)
+        own_k, own_v = put(own_k, k, index - 1), put(own_v, v, index - 1)
         count_B = count_B + ~done_B
         token_B, logp_B, done_B = draw(index, output_logits(params, hidden[:, 0]), done_B)
         tokens_BT = jax.lax.dynamic_update_slice_in_dim(tokens_BT, token_B[:, None], index, axis=1)
@@ -202,8 +222,8 @@ def decode(
         jnp.int32(1),
         token_B,
         done_B,
-        jnp.zeros(own_shape, segment.k.dtype),
-        jnp.zeros(own_shape, segment.v.dtype),
+        jax.tree.map(room, segment.k),
+        jax.tree.map(room, segment.v),
         jnp.zeros((B, T), jnp.int32).at[:, 0].set(token_B),
         jnp.zeros((B, T), jnp.float32).at[:, 0].set(logp_B),
         count_B,

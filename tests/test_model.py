@@ -63,9 +63,13 @@ def step(model, params, segment, own, token_B):
         (segment, own),
         keep_kv=True,
     )
+
+    def put(cache, new):
+        return jax.lax.dynamic_update_slice_in_dim(cache, new, index, axis=cache.ndim - 2)
+
     own = Segment(
-        k=jax.lax.dynamic_update_slice_in_dim(own.k, k, index, axis=3),
-        v=jax.lax.dynamic_update_slice_in_dim(own.v, v, index, axis=3),
+        k=jax.tree.map(put, own.k, k),
+        v=jax.tree.map(put, own.v, v),
         length_N=own.length_N + 1,
     )
     return jax.nn.log_softmax(qwen.logits(params, hidden[:, 0])), own
@@ -87,9 +91,13 @@ def log_softmax(x):
 
 def decode_given(model, params, segment, tokens_BT):
     """Feeds given tokens one by one: (log-probs [B, T, V] behind each, their own `Segment`)."""
-    L, _, K, _, D = segment.k.shape
     B, T = tokens_BT.shape
-    empty = jnp.zeros((L, B, K, T, D))
+
+    def room(cache):
+        *layers, _, K, _, D = cache.shape
+        return jnp.zeros((*layers, B, K, T, D))
+
+    empty = jax.tree.map(room, segment.k)
     own = Segment(k=empty, v=empty, length_N=jnp.zeros(B, jnp.int32))
     logps = []
     for t in range(T):
@@ -139,7 +147,8 @@ def test_only_relative_positions_matter(name):
     shifted, (k_shifted, v_shifted) = forward(model, params, tokens_BT, position_BT + 40)
     np.testing.assert_allclose(shifted, plain, rtol=0, atol=3e-5)  # float32 angles of 56 radians
     np.testing.assert_allclose(v_shifted, v, rtol=0, atol=3e-5)
-    assert np.abs(k_shifted - k).max() > 0.1  # keys are kept rotated
+    # Keys are kept rotated.
+    assert np.abs(np.asarray(k_shifted) - np.asarray(k)).max() > 0.1
 
 
 def test_rotate_by_hand():
@@ -267,6 +276,15 @@ def test_append(length_N, count_B, capacity):
     for one, o, x in ((got.k, old[0], new[0]), (got.v, old[1], new[1])):
         want = plain_append(o, length_N, x, count_B, capacity)
         np.testing.assert_array_equal(np.where(real, one, 0), want)
+    by_layer = grow(
+        Segment(k=tuple(old[0]), v=tuple(old[1]), length_N=length_N),
+        tuple(new[0]),
+        tuple(new[1]),
+        count_B,
+        capacity=capacity,
+    )
+    np.testing.assert_array_equal(np.asarray(by_layer.k), got.k)
+    np.testing.assert_array_equal(np.asarray(by_layer.v), got.v)
 
 
 # ---------------------------------------------------------------- cached forms
@@ -289,8 +307,8 @@ def test_decoding_equals_full_forward(name, share):
         n, end = len(row) - 5, len(row)
         np.testing.assert_allclose(log_softmax(logits_NV[b // share]), want[b, n - 1], **CLOSE)
         np.testing.assert_allclose(got[b], want[b, n:end], **CLOSE)
-        np.testing.assert_allclose(own.k[:, b], k[:, b, :, n:end], **CLOSE)
-        np.testing.assert_allclose(own.v[:, b], v[:, b, :, n:end], **CLOSE)
+        np.testing.assert_allclose(np.asarray(own.k)[:, b], k[:, b, :, n:end], **CLOSE)
+        np.testing.assert_allclose(np.asarray(own.v)[:, b], v[:, b, :, n:end], **CLOSE)
 
 
 def test_shared_rows_equal_repeated_rows(name):
@@ -298,8 +316,8 @@ def test_shared_rows_equal_repeated_rows(name):
     reply_BT, _ = ragged(6, (5,) * 9)
     segment, _ = sample.prefill(model, params, PROMPT_NP, LENGTH_N)
     repeated = Segment(
-        k=np.repeat(segment.k, 3, axis=1),
-        v=np.repeat(segment.v, 3, axis=1),
+        k=jax.tree.map(lambda x: np.repeat(x, 3, axis=-4), segment.k),
+        v=jax.tree.map(lambda x: np.repeat(x, 3, axis=-4), segment.v),
         length_N=np.repeat(LENGTH_N, 3),
     )
     shared, own = decode_given(model, params, segment, reply_BT)
@@ -336,6 +354,6 @@ def test_extend_equals_full_forward(name):
     for a, row in enumerate(rows):
         n, end = len(row), len(row) + 3
         np.testing.assert_allclose(log_softmax(logits_AV[a]), want[a, n - 1], **CLOSE)
-        np.testing.assert_allclose(cache.k[:, a, :, :n], k[:, a, :, :n], **CLOSE)
-        np.testing.assert_allclose(cache.v[:, a, :, :n], v[:, a, :, :n], **CLOSE)
+        np.testing.assert_allclose(np.asarray(cache.k)[:, a, :, :n], k[:, a, :, :n], **CLOSE)
+        np.testing.assert_allclose(np.asarray(cache.v)[:, a, :, :n], v[:, a, :, :n], **CLOSE)
         np.testing.assert_allclose(after[a], want[a, n:end], **CLOSE)

@@ -17,7 +17,7 @@ def policy():
         vocab_size=V, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48
     )
     # Larger than usual, so that tokens differ in probability.
-    params = jax.tree.map(lambda x: 3.0 * x, init_params(config, jax.random.key(0)))
+    params = jax.tree.map(lambda x: 2.0 * x, init_params(config, jax.random.key(0)))
     return Qwen(config), params
 
 

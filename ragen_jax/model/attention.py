@@ -29,12 +29,15 @@ MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
 class Segment:
     """Keys and values of earlier tokens, already rotated, for all layers.
 
-    The layout [L, N, K, S, D] keeps each head's positions contiguous: on CPU decode attention
-    is ten times faster than with [L, N, S, K, D].
+    k and v are as the model makes them: [L, N, K, S, D] where it scans over layers, a tuple of L
+    arrays [N, K, S, D] where it runs them one by one (slicing a stack copies it: on CPU a third
+    of a decode step). Whatever handles them counts axes from the end and maps over the tree.
+    This order of axes keeps each head's positions contiguous: on CPU decode attention is ten
+    times faster than with [N, S, K, D].
     """
 
-    k: jax.Array  # [L, N, K, S, D]
-    v: jax.Array  # [L, N, K, S, D]
+    k: jax.Array | tuple
+    v: jax.Array | tuple
     length_N: jax.Array  # [N] int32, positions s < length are real
 
 
@@ -91,29 +94,16 @@ def _scatter(x_NKQE, B):
     return x_NKQE.reshape(N, K, m, Q // m, E).swapaxes(1, 2).reshape(B, K, Q // m, E)
 
 
-def _few_queries(Q):
-    """Whether a fused multiply and sum beats a batch of tiny matrix products.
-
-    On CPU it does while one token a row is decoded (measured: 1.35 against 1.64 ms a step of
-    the tiny agent at 128 rows).
-    """
-    return Q <= 4 and jax.default_backend() == "cpu"
-
-
 def _scores(q_NKQD, k_NKSD):
-    if _few_queries(q_NKQD.shape[2]):
-        return (q_NKQD[:, :, :, None] * k_NKSD[:, :, None]).astype(jnp.float32).sum(-1)
     return jnp.einsum("nkqd,nksd->nkqs", q_NKQD, k_NKSD, preferred_element_type=jnp.float32)
 
 
 def _mix(weight_NKQS, v_NKSD):
-    if _few_queries(weight_NKQS.shape[2]):
-        return (weight_NKQS[..., None] * v_NKSD[:, :, None]).sum(-2)
     weight = weight_NKQS.astype(v_NKSD.dtype)
     return jnp.einsum("nkqs,nksd->nkqd", weight, v_NKSD, preferred_element_type=jnp.float32)
 
 
-def append(segment, k_LBKTD, v_LBKTD, count_B, *, capacity):
+def append(segment, k, v, count_B, *, capacity):
     """A longer history: each row's first `count_B` new tokens behind its own last position.
 
     Rows keep their own lengths and write at their own positions (no left padding), so turn
@@ -122,7 +112,7 @@ def append(segment, k_LBKTD, v_LBKTD, count_B, *, capacity):
 
     Args:
       segment: `Segment` with N rows, N dividing B.
-      k_LBKTD, v_LBKTD: keys and values of the new tokens, [L, B, K, T, D].
+      k, v: keys and values of the new tokens, [.., B, K, T, D] like the segment's.
       count_B: [B] int32, how many of the T new tokens are real.
       capacity: S of the result; the caller makes sure that every row fits (a write past the
         end would be dropped).
@@ -130,20 +120,23 @@ def append(segment, k_LBKTD, v_LBKTD, count_B, *, capacity):
     Returns:
       `Segment` with B rows.
     """
-    L, B, K, T, D = k_LBKTD.shape
-    N, S = segment.k.shape[1], segment.k.shape[3]
+    B, N = count_B.shape[0], segment.length_N.shape[0]
+    T = jax.tree.leaves(k)[0].shape[-2]
     length_B = jnp.repeat(segment.length_N, B // N, total_repeat_length=B)
     # Padding tokens are sent past the end, where a scatter drops them.
     position_BT = length_B[:, None] + jnp.arange(T)
     position_BT = jnp.where(jnp.arange(T) < count_B[:, None], position_BT, capacity)
+    rows_B1 = jnp.arange(B)[:, None]
 
-    def grow(old_LNKSD, new_LBKTD):
-        old = jnp.repeat(old_LNKSD, B // N, axis=1, total_repeat_length=B)
-        room = jnp.zeros((L, B, K, capacity, D), old.dtype).at[:, :, :, :S].set(old)
-        rows = jnp.arange(B)[:, None]
-        new = jnp.moveaxis(new_LBKTD, (1, 3), (0, 1)).astype(old.dtype)  # [B, T, L, K, D]
-        return room.at[:, rows, :, position_BT].set(new, mode="drop")
+    def grow(old, new):
+        old = jnp.repeat(old, B // N, axis=-4, total_repeat_length=B)
+        *layers, _, K, S, D = old.shape
+        room = jnp.zeros((*layers, B, K, capacity, D), old.dtype).at[..., :S, :].set(old)
+        new = jnp.moveaxis(new, (-4, -2), (0, 1)).astype(old.dtype)  # [B, T, .., K, D]
+        return room.at[..., rows_B1, :, position_BT, :].set(new, mode="drop")
 
     return Segment(
-        k=grow(segment.k, k_LBKTD), v=grow(segment.v, v_LBKTD), length_N=length_B + count_B
+        k=jax.tree.map(grow, segment.k, k),
+        v=jax.tree.map(grow, segment.v, v),
+        length_N=length_B + count_B,
     )

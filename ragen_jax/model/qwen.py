@@ -137,7 +137,7 @@ class Qwen(nn.Module):
           keep_kv: also return the new tokens' keys and values.
 
         Returns:
-          (hidden_BTD after the final norm, (k, v) each [L, B, K, T, head_dim] or None).
+          (hidden_BTD after the final norm, (k, v) in the form of `attention.Segment` or None).
         """
         c = self.config
         init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("vocab", "embed"))
@@ -154,12 +154,13 @@ class Qwen(nn.Module):
             stacked = self.variables["params"]["layers"]
             found = []
             for layer in range(c.layers):
-                own, memory = jax.tree.map(lambda a, layer=layer: a[layer], (stacked, kvs))
+                own = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
+                memory = tuple((k[layer], v[layer]) for k, v in kvs)
                 x, kv = block(c, parent=None).apply(
                     {"params": own}, x, positions_BT, lengths, keep_kv, memory
                 )
                 found.append(kv)
-            kv = jax.tree.map(lambda *kv: jnp.stack(kv), *found)
+            kv = tuple(zip(*found, strict=True)) if keep_kv else None
         else:
             layers = nn.scan(
                 block,
