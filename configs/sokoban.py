@@ -1,6 +1,19 @@
 """Sokoban (RAGEN-2, section 4.1): push the box onto the target in five replies of two moves.
 
-python -m ragen_jax.train --config=configs/sokoban.py[:PRESET]
+    python -m ragen_jax.train --config=configs/sokoban.py[:PRESET]
+
+tiny (default)
+    A 0.2 M parameter agent that first imitates a solver, in single-turn context.
+    Hardware and time: 2 CPU cores; 1.5 minutes of warm start (once), 5 minutes of training.
+    Expected: held-out success 0.40 -> 0.55 (+14.9 points, mean of three seeds;
+    docs/results/sokoban_tiny.md).
+    Departs from the paper: format penalty -1 (at -0.1 an unreadable reply is cheaper than two
+    moves); no KL term; learning rate 1e-4, the largest that the noise of eight prompts a step
+    allowed (benchmarks/NOTES.md); rooms are solvable within the ten moves an episode has.
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+    The paper's setting with group-relative advantages (its critic is still to come), full history,
+    400 new tokens a reply. Not measured here yet. The paper's peaks with GRPO at 3B: 12.1 without
+    filter, 21.1 with it (table 4); expect hours on several accelerators.
 """
 
 from configs import base
@@ -42,5 +55,5 @@ def get_config(preset="tiny"):
     config.eval.episodes = 1024
     config.eval.every = 25
     config.checkpoint.every = 25
-    config.steps = 300
+    config.steps = 250
     return config
