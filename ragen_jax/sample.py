@@ -95,7 +95,8 @@ def prefill(model, params, tokens_NP, length_N):
     """Reads prompts. tokens_NP int32 right-padded, length_N int32 -> (Segment, logits_NV).
 
     The last token is run again on its own behind the others: the whole-prompt pass then needs no
-    more than keys and values, so that XLA drops its last layer's attention and MLP.
+    more than keys and values, so that XLA drops its last layer's attention and MLP (where the
+    layers are not a scan; a scanned model pays one decode step).
     """
     _, (k, v) = model.apply({"params": params}, tokens_NP, keep_kv=True)
     position_N1 = (length_N - 1)[:, None]

@@ -203,3 +203,22 @@ def test_extend_continues_exactly_where_a_reply_ended(policy):
         hidden, _ = model.apply({"params": params}, jnp.asarray([ids]))
         np.testing.assert_allclose(last[i], logits(params, hidden[0, -1]), atol=2e-5)
         assert longer.length_N[i] == len(ids)
+
+
+def test_the_cache_shrinks_when_its_longest_row_has_finished(policy):
+    """A long prompt's episode ends; the shorter one goes on in a cache of fewer positions."""
+    model, params = policy
+    rng = np.random.default_rng(0)
+    tokens, length = rng.integers(0, V, (2, 24)).astype(np.int32), np.array([24, 4], np.int32)
+    _, found = sample_replies(policy, tokens, length)
+    segment, _ = sample.prefill(model, params, tokens, length)
+    reply = found.tokens_BT[1, : found.count_B[1]].tolist()
+    new = np.array([[reply[-1], 5, 6]], np.int32)
+    shorter, last = sample.extend(
+        model, params, segment, found.own, np.array([1]), new, np.array([3]), capacity=16
+    )
+    ids = [*tokens[1, :4], *reply, 5, 6]
+    hidden, _ = model.apply({"params": params}, jnp.asarray([ids]))
+    np.testing.assert_allclose(last[0], logits(params, hidden[0, -1]), atol=2e-5)
+    assert shorter.length_N.tolist() == [len(ids)]
+    assert {x.shape[-2] for x in jax.tree.leaves((shorter.k, shorter.v))} == {16}

@@ -114,8 +114,8 @@ def append(segment, k, v, count_B, *, capacity):
       segment: `Segment` with N rows, N dividing B.
       k, v: keys and values of the new tokens, [.., B, K, T, D] like the segment's.
       count_B: [B] int32, how many of the T new tokens are real.
-      capacity: S of the result; the caller makes sure that every row fits (a write past the
-        end would be dropped).
+      capacity: S of the result, more or less than the segment's; the caller makes sure that
+        every row fits (a write past the end would be dropped).
 
     Returns:
       `Segment` with B rows.
@@ -129,7 +129,8 @@ def append(segment, k, v, count_B, *, capacity):
     rows_B1 = jnp.arange(B)[:, None]
 
     def grow(old, new):
-        old = jnp.repeat(old, B // N, axis=-4, total_repeat_length=B)
+        # The rows that made the old cache longer than this may have finished.
+        old = jnp.repeat(old[..., :capacity, :], B // N, axis=-4, total_repeat_length=B)
         *layers, _, K, S, D = old.shape
         room = jnp.zeros((*layers, B, K, capacity, D), old.dtype).at[..., :S, :].set(old)
         new = jnp.moveaxis(new, (-4, -2), (0, 1)).astype(old.dtype)  # [B, T, .., K, D]
