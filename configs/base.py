@@ -97,7 +97,7 @@ def get_config():
                 width=96,
                 layers=2,
                 heads=4,
-                kv_heads=2,
+                kv_heads=1,
                 mlp_width=256,
                 rooms=8192,  # solved for imitation
                 plan_moves=4,  # moves of the solver's plan that the reasoning spells out

@@ -131,11 +131,13 @@ def extend(model, params, segment, own, rows_B, tokens_BE, count_B, *, capacity)
     k, v = _take_rows(own.k, rows_B), _take_rows(own.v, rows_B)
     history = append(history, k, v, own.length_N[rows_B], capacity=capacity)
     position_BE = history.length_N[:, None] + jnp.arange(tokens_BE.shape[1])
-    hidden, (k, v) = model.apply(
-        {"params": params}, tokens_BE, position_BE, (history,), keep_kv=True
-    )
-    last_BD = jnp.take_along_axis(hidden, (count_B - 1)[:, None, None], 1)[:, 0]
-    return append(history, k, v, count_B, capacity=capacity), output_logits(params, last_BD)
+    _, (k, v) = model.apply({"params": params}, tokens_BE, position_BE, (history,), keep_kv=True)
+    history = append(history, k, v, count_B, capacity=capacity)
+    # As in prefill, the last token is run on its own.
+    last_B1 = jnp.take_along_axis(tokens_BE, (count_B - 1)[:, None], 1)
+    before = history.replace(length_N=history.length_N - 1)
+    hidden, _ = model.apply({"params": params}, last_B1, history.length_N[:, None] - 1, (before,))
+    return history, output_logits(params, hidden[:, 0])
 
 
 def _take_rows(cache, rows_B):
@@ -191,7 +193,11 @@ def decode(
         scaled = logits_BV / temperature
         if top_k or top_p < 1 or min_p:
             scaled = truncate(scaled, top_k=top_k, top_p=top_p, min_p=min_p)
-        token_B = jnp.argmax(scaled + noise(keys_B, index, V), -1)
+        perturbed = scaled + noise(keys_B, index, V)
+        # argmax in two steps, for speed: on CPU, XLA's argmax runs element by element and takes
+        # the noise's logarithms in with it.
+        best = perturbed == perturbed.max(-1, keepdims=True)
+        token_B = jnp.where(best, jnp.arange(V), V - 1).min(-1)
         logp_B = jnp.take_along_axis(jax.nn.log_softmax(scaled), token_B[:, None], -1)[:, 0]
         alive_B = ~done_B
         token_B = jnp.where(alive_B, token_B, 0).astype(jnp.int32)

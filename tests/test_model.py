@@ -162,7 +162,7 @@ def test_rotate_by_hand():
             3 * np.cos(a) + np.sin(a),
             4 * np.cos(b) + 2 * np.sin(b),
         ]
-        got = qwen.rotate(x, jnp.full((1, 1), position), 100.0)
+        got = qwen.rotate(x, qwen.rotary_angles(jnp.full((1, 1), position), 4, 100.0))
         np.testing.assert_allclose(got[0, 0, 0], want, rtol=1e-5, atol=1e-6)
 
 

@@ -55,17 +55,24 @@ def attend(q_BTHD, k_BTKD, v_BTKD, segments):
     """
     B, T, H, D = q_BTHD.shape
     K = k_BTKD.shape[2]
+    # One key head has no axis of its own: XLA's CPU backend does not fuse across an axis of
+    # length one, which made this four times slower.
+    heads = (K,) if K > 1 else ()
+
+    def by_head(x_NKSD):
+        return x_NKSD.reshape(x_NKSD.shape[0], *heads, *x_NKSD.shape[2:])
+
     Q = H // K * T  # queries of one row that share a key head, head-major
     q = (q_BTHD * jnp.asarray(D**-0.5, q_BTHD.dtype)).reshape(B, T, K, H // K, D)
-    q = q.transpose(0, 2, 3, 1, 4).reshape(B, K, Q, D)
+    q = q.transpose(0, 2, 3, 1, 4).reshape(B, *heads, Q, D)
 
     causal = jnp.tile(jnp.tril(jnp.ones((T, T), bool)), (H // K, 1))  # [Q, T]
-    own = _scores(q, k_BTKD.swapaxes(1, 2))
+    own = _scores(q, by_head(k_BTKD.swapaxes(1, 2)))
     scores = [jnp.where(causal, own, MASKED)]  # each [B, K, Q, S]
     for k_NKSD, _, length_N in segments:
         N, S = length_N.shape[0], k_NKSD.shape[2]
-        real_NS = jnp.arange(S) < length_N[:, None]
-        score = jnp.where(real_NS[:, None, None], _scores(_gather(q, N), k_NKSD), MASKED)
+        real = (jnp.arange(S) < length_N[:, None]).reshape(N, *(1 for _ in heads), 1, S)
+        score = jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED)
         scores.append(_scatter(score, B))
 
     # One softmax over all keys, as a shared maximum and a shared denominator, so that the
@@ -74,33 +81,38 @@ def attend(q_BTHD, k_BTKD, v_BTKD, segments):
     weights = [jnp.exp(score - jax.lax.stop_gradient(top)) for score in scores]
     total = sum(weight.sum(-1, keepdims=True) for weight in weights)  # [B, K, Q, 1]
 
-    out = _mix(weights[0], v_BTKD.swapaxes(1, 2))
+    out = _mix(weights[0], by_head(v_BTKD.swapaxes(1, 2)))
     for weight, (_, v_NKSD, length_N) in zip(weights[1:], segments, strict=True):
-        out = out + _scatter(_mix(_gather(weight, length_N.shape[0]), v_NKSD), B)
+        out = out + _scatter(_mix(_gather(weight, length_N.shape[0]), by_head(v_NKSD)), B)
     out = (out / total).astype(v_BTKD.dtype)
     return out.reshape(B, K, H // K, T, D).transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)
 
 
-def _gather(x_BKQE, N):
-    """[B, K, Q, E] -> [N, K, m * Q, E]: the queries of all rows that share a segment row."""
-    B, K, Q, E = x_BKQE.shape
-    return x_BKQE.reshape(N, B // N, K, Q, E).swapaxes(1, 2).reshape(N, K, B // N * Q, E)
+def _gather(x, N):
+    """[B, .., Q, E] -> [N, .., m * Q, E]: the queries of all rows that share a segment row."""
+    B, *heads, Q, E = x.shape
+    if N == B:
+        return x
+    x = jnp.moveaxis(x.reshape(N, B // N, *heads, Q, E), 1, -3)
+    return x.reshape(N, *heads, B // N * Q, E)
 
 
-def _scatter(x_NKQE, B):
+def _scatter(x, B):
     """The inverse of `_gather`."""
-    N, K, Q, E = x_NKQE.shape
+    N, *heads, Q, E = x.shape
+    if N == B:
+        return x
     m = B // N
-    return x_NKQE.reshape(N, K, m, Q // m, E).swapaxes(1, 2).reshape(B, K, Q // m, E)
+    return jnp.moveaxis(x.reshape(N, *heads, m, Q // m, E), -3, 1).reshape(B, *heads, Q // m, E)
 
 
-def _scores(q_NKQD, k_NKSD):
-    return jnp.einsum("nkqd,nksd->nkqs", q_NKQD, k_NKSD, preferred_element_type=jnp.float32)
+def _scores(q, k):
+    return jnp.einsum("n...qd,n...sd->n...qs", q, k, preferred_element_type=jnp.float32)
 
 
-def _mix(weight_NKQS, v_NKSD):
-    weight = weight_NKQS.astype(v_NKSD.dtype)
-    return jnp.einsum("nkqs,nksd->nkqd", weight, v_NKSD, preferred_element_type=jnp.float32)
+def _mix(weight, v):
+    weight = weight.astype(v.dtype)
+    return jnp.einsum("n...qs,n...sd->n...qd", weight, v, preferred_element_type=jnp.float32)
 
 
 def append(segment, k, v, count_B, *, capacity):
@@ -130,9 +142,9 @@ def append(segment, k, v, count_B, *, capacity):
 
     def grow(old, new):
         # The rows that made the old cache longer than this may have finished.
-        old = jnp.repeat(old[..., :capacity, :], B // N, axis=-4, total_repeat_length=B)
-        *layers, _, K, S, D = old.shape
-        room = jnp.zeros((*layers, B, K, capacity, D), old.dtype).at[..., :S, :].set(old)
+        room = jnp.repeat(old[..., :capacity, :], B // N, axis=-4, total_repeat_length=B)
+        missing = capacity - room.shape[-2]
+        room = jnp.pad(room, [(0, 0)] * (room.ndim - 2) + [(0, missing), (0, 0)])
         new = jnp.moveaxis(new, (-4, -2), (0, 1)).astype(old.dtype)  # [B, T, .., K, D]
         return room.at[..., rows_B1, :, position_BT, :].set(new, mode="drop")
 

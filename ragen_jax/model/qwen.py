@@ -39,12 +39,16 @@ class ModelConfig:
     remat: bool = False  # recompute each layer's activations in the backward pass
 
 
-def rotate(x_BTHD, positions_BT, theta):
-    """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864), in float32."""
-    D = x_BTHD.shape[-1]
-    frequency = theta ** (-jnp.arange(0, D // 2, dtype=jnp.float32) / (D // 2))
+def rotary_angles(positions_BT, head_dim, theta):
+    """Cosine and sine [B, T, 1, head_dim / 2] of the rotary embedding (RoFormer), float32."""
+    frequency = theta ** (-jnp.arange(0, head_dim // 2, dtype=jnp.float32) / (head_dim // 2))
     angle = positions_BT[..., None, None].astype(jnp.float32) * frequency
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x_BTHD, angles):
+    """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864), in float32."""
+    cos, sin = angles
     a, b = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHD.dtype)
 
@@ -95,7 +99,7 @@ class Block(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x, positions_BT, segment_lengths, keep_kv, segment_kvs):
+    def __call__(self, x, angles, segment_lengths, keep_kv, segment_kvs):
         c = self.config
         D, H, K, hd, F = c.width, c.heads, c.kv_heads, c.head_dim, c.mlp_width
 
@@ -104,8 +108,8 @@ class Block(nn.Module):
             return Linear((D, heads, hd), axes, bias=c.qkv_bias, name=name)(h)
 
         h = RMSNorm(c.norm_eps, name="attention_norm")(x)
-        q = rotate(project("q", H, "heads"), positions_BT, c.rope_theta)
-        k = rotate(project("k", K, "kv_heads"), positions_BT, c.rope_theta)
+        q = rotate(project("q", H, "heads"), angles)
+        k = rotate(project("k", K, "kv_heads"), angles)
         v = project("v", K, "kv_heads")
         segments = [
             (sk, sv, length) for (sk, sv), length in zip(segment_kvs, segment_lengths, strict=True)
@@ -146,6 +150,7 @@ class Qwen(nn.Module):
             self.param("head", init, (c.vocab_size, c.width))  # read by `head`
         if positions_BT is None:
             positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+        angles = rotary_angles(positions_BT, c.head_dim, c.rope_theta)
         x = embed[tokens_BT].astype(c.dtype)
         lengths = tuple(segment.length_N for segment in segments)
         kvs = tuple((segment.k, segment.v) for segment in segments)
@@ -157,7 +162,7 @@ class Qwen(nn.Module):
                 own = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
                 memory = tuple((k[layer], v[layer]) for k, v in kvs)
                 x, kv = block(c, parent=None).apply(
-                    {"params": own}, x, positions_BT, lengths, keep_kv, memory
+                    {"params": own}, x, angles, lengths, keep_kv, memory
                 )
                 found.append(kv)
             kv = tuple(zip(*found, strict=True)) if keep_kv else None
@@ -170,7 +175,7 @@ class Qwen(nn.Module):
                 length=c.layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
-            x, kv = layers(c, name="layers")(x, positions_BT, lengths, keep_kv, kvs)
+            x, kv = layers(c, name="layers")(x, angles, lengths, keep_kv, kvs)
         return RMSNorm(c.norm_eps, name="final_norm")(x), kv
 
 
