@@ -17,6 +17,13 @@ def get_config():
             model=dict(
                 path="tiny",  # "tiny" (see warmstart), or a Hugging Face directory or hub id
                 dtype="float32",  # of activations and products; parameters are float32
+                attention="auto",  # kernel of whole rows: auto | xla | cudnn (GPU) | splash (TPU)
+                remat=False,  # recompute each layer's activations in the backward pass
+                lora=dict(  # train low-rank adapters instead of the model
+                    rank=0,  # 0: train the model itself
+                    alpha=32.0,  # the adapters are scaled by alpha / rank
+                    targets=("q", "k", "v", "o", "gate", "up", "down"),
+                ),
             ),
             env=dict(
                 name="sokoban",  # a key of envs.ENVS
@@ -86,12 +93,16 @@ def get_config():
             checkpoint=dict(
                 every=20,  # steps; the last step is always saved; 0: only the last
                 keep=2,  # newest checkpoints kept
+                export=True,  # write the trained model in Hugging Face format at the end
             ),
             mesh=dict(  # devices along each axis; one may be -1: all the rest
-                data=-1,
-                fsdp=1,
-                tensor=1,
+                data=-1,  # splits rows
+                fsdp=1,  # splits rows and parameters
+                tensor=1,  # splits heads, MLP and vocabulary
             ),
+            # The same devices for sampling and scoring: weights gathered where fsdp is 1, split by
+            # heads where tensor is more. All 0: as mesh.
+            sampling_mesh=dict(data=0, fsdp=0, tensor=0),
             warmstart=dict(  # the tiny agent, used when model.path is "tiny"
                 seed=0,  # of its parameters and data order
                 width=96,

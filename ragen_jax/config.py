@@ -5,6 +5,7 @@ line that names the value and what is accepted.
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -12,13 +13,18 @@ import re
 import sys
 from pathlib import Path
 
+import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from envs import make_env
 from ragen_jax import advantage, chat, filter, losses
 from ragen_jax.memory import keep_freed_memory
+from ragen_jax.model import lora
+from ragen_jax.model.kernels import best_kernel
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout import Budgets, Sampling
+from ragen_jax.sharding import data_shards, make_mesh
 
 LOSS_SCALES = {"linear": lambda kept: kept, "sqrt": lambda kept: kept**0.5, "none": lambda _: 1.0}
 BAD_INPUT = 2  # exit code
@@ -27,6 +33,12 @@ DEFAULT_CONFIG = "configs/sokoban.py"
 
 def define_config():
     """The --config flag: a file with get_config(), after a colon its argument."""
+    flags.DEFINE_bool(
+        "distributed",
+        False,
+        "Join the run's other processes: JAX finds them on TPU pods, GKE, Slurm and Open MPI; "
+        "elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say.",
+    )
     return config_flags.DEFINE_config_file(
         "config", None, f"Config file[:PRESET]; default {DEFAULT_CONFIG}.", lock_config=True
     )
@@ -50,9 +62,31 @@ def run_command(main):
                     f"unexpected argument {rest[1]!r}; overrides are --config.FIELD=VALUE"
                 )
             flags.FLAGS.config.seed  # noqa: B018
+            if flags.FLAGS.distributed:
+                join_processes(os.environ)
             return rest
 
     app.run(main, flags_parser=parse)
+
+
+def join_processes(environ):
+    """jax.distributed.initialize, with what JAX does not find by itself from `environ`.
+
+    Raises:
+      ValueError: only some of the variables are set, or a number is none.
+    """
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    given = {name: environ[name] for name in names if name in environ}
+    if not given:
+        jax.distributed.initialize()
+        return
+    if len(given) < len(names):
+        raise ValueError(f"--distributed needs all of {', '.join(names)}, or none; got {given}")
+    address, *numbers = given.values()
+    if not all(number.isdigit() for number in numbers):
+        raise ValueError(f"JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers, got {numbers}")
+    processes, process = map(int, numbers)
+    jax.distributed.initialize(address, num_processes=processes, process_id=process)
 
 
 @contextlib.contextmanager
@@ -107,6 +141,7 @@ def check(config):
         ("env.max_turns", 1),
         ("env.actions_per_turn", 1),
         ("env.max_actions", 1),
+        ("model.lora.rank", 0),
         ("rollout.groups", 1),
         ("rollout.group_size", 2),  # a group of one has no variance to learn from
         ("rollout.max_new_tokens", 1),
@@ -146,6 +181,7 @@ def check(config):
         raise ValueError(f"config.env.format_penalty is {c.env.format_penalty}; it must be <= 0")
     if not 0 <= c.eval.min_p < 1:
         raise ValueError(f"config.eval.min_p is {c.eval.min_p}; it must be at least 0, below 1")
+    lora.check_targets(c.model.lora.targets)
     if c.seed >= 2**29:  # an environment's seeds are seed * 2**32 and up, below IMITATION_SEEDS
         raise ValueError(f"config.seed is {c.seed}; it must be below {2**29}")
     if c.algorithm.clip_c <= 1:
@@ -202,6 +238,52 @@ def build_chat(config, tokenizer, environment, extra_stop_ids=()):
         max_actions=config.env.max_actions,
         extra_stop_ids=extra_stop_ids,
     )
+
+
+def build_meshes(config):
+    """(mesh of training, mesh of sampling and scoring).
+
+    Raises:
+      ValueError: sizes that do not fit the devices, or rows that do not split over them.
+    """
+    mesh = sampling = make_mesh(**config.mesh)
+    if any(config.sampling_mesh.values()):
+        try:
+            sampling = make_mesh(**config.sampling_mesh)
+        except ValueError as error:
+            raise ValueError(f"config.sampling_{error}") from error
+    if config.optimizer.micro_batch % data_shards(mesh):
+        raise ValueError(
+            f"config.optimizer.micro_batch is {config.optimizer.micro_batch}; its rows must split "
+            f"evenly over mesh.data x mesh.fsdp = {data_shards(mesh)}"
+        )
+    return mesh, sampling
+
+
+def build_model(config, shape, mesh):
+    """The config's `Qwen` of a `ModelConfig`: with the dtype, kernel and remat of the run.
+
+    Raises:
+      ValueError: the kernel does not run on the mesh's devices.
+    """
+    m, platform = config.model, mesh.devices.flat[0].platform
+    kernel = best_kernel(platform, m.dtype, shape.head_dim)
+    if m.attention not in ("auto", "xla", kernel):
+        raise ValueError(
+            f"config.model.attention is {m.attention!r}, which does not run on {platform} with "
+            f"{m.dtype} and heads of {shape.head_dim}; accepted: auto, xla"
+            + (f", {kernel}" if kernel != "xla" else "")
+        )
+    kernel = kernel if m.attention == "auto" else m.attention
+    return Qwen(dataclasses.replace(shape, dtype=m.dtype, attention=kernel, remat=m.remat))
+
+
+def build_adapters(config, model, mesh):
+    """The config's fresh LoRA adapters on the mesh."""
+    settings = config.model.lora
+    key = jax.random.fold_in(jax.random.key(config.seed), 3)
+    adapters = lora.init_adapters(model.config, key, rank=settings.rank, targets=settings.targets)
+    return lora.place_adapters(adapters, model, mesh)
 
 
 def build_budgets(config):

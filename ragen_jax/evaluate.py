@@ -19,8 +19,8 @@ from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.heldout import play_problems, summarise
 from ragen_jax.log import console
-from ragen_jax.model import hf
-from ragen_jax.sharding import make_mesh
+from ragen_jax.model import hf, lora
+from ragen_jax.sharding import first_goes_first, is_first, sampling_params
 from ragen_jax.warmstart import tiny_model
 
 
@@ -40,29 +40,32 @@ def load_policy(config, workdir):
     A tiny agent is copied into the run's folder, so that the run can be continued and evaluated
     where the cache is another one.
     """
-    mesh = make_mesh(data=config.mesh.data, fsdp=config.mesh.fsdp, tensor=config.mesh.tensor)
+    mesh, _ = cfg.build_meshes(config)
     environment = cfg.build_environment(config, "eval")
     path = config.model.path
-    if path == "tiny":
-        path = tiny_model(config) if workdir is None else workdir / "model"
-        if not path.exists():
-            unfinished = path.with_name(".model")  # a killed copy must not look like a model
-            shutil.copytree(tiny_model(config), unfinished, dirs_exist_ok=True)
-            unfinished.rename(path)
+    with first_goes_first("model"):
+        if path == "tiny":
+            path = tiny_model(config) if workdir is None else workdir / "model"
+            if not path.exists():
+                unfinished = path.with_name(".model")  # a killed copy must not look like a model
+                shutil.copytree(tiny_model(config), unfinished, dirs_exist_ok=True)
+                unfinished.rename(path)
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
+    model = cfg.build_model(config, model.config, mesh)
     chat = cfg.build_chat(config, tokenizer, environment, hf.stop_ids(path))
-    heldout = datasets.heldout_problems(
-        environment,
-        count=config.eval.episodes,
-        seed=config.eval.seed,
-        settings=cfg.environment_settings(config),
-        directory=cfg.cache_directory() / "datasets",
-    )
+    with first_goes_first("heldout"):
+        heldout = datasets.heldout_problems(
+            environment,
+            count=config.eval.episodes,
+            seed=config.eval.seed,
+            settings=cfg.environment_settings(config),
+            directory=cfg.cache_directory() / "datasets",
+        )
     return Policy(model, params, chat, environment, heldout)
 
 
 def restore_run(workdir):
-    """(config, `Policy`) of a run, with the parameters of its newest checkpoint.
+    """(config, `Policy`) of a run, with the parameters of its newest checkpoint for sampling.
 
     Raises:
       ValueError: the folder holds no run, or none with a checkpoint.
@@ -75,7 +78,18 @@ def restore_run(workdir):
         raise ValueError(f"{workdir} has no checkpoint yet")
     policy = load_policy(config, workdir)
     console(f"{workdir}, step {step}")
-    return config, policy._replace(params=checkpoints.restore_params(step, policy.params))
+    mesh, sampling_mesh = cfg.build_meshes(config)
+    if not config.model.lora.rank:
+        params = checkpoints.restore_params(step, policy.params)
+        return config, policy._replace(params=sampling_params(params, policy.model, sampling_mesh))
+    adapters = cfg.build_adapters(config, policy.model, mesh)
+    adapters = checkpoints.restore_params(step, adapters)
+    params = lora.attach(
+        sampling_params(policy.params, policy.model, sampling_mesh),
+        lora.place_adapters(adapters, policy.model, sampling_mesh),
+        scale=config.model.lora.alpha / config.model.lora.rank,
+    )
+    return config, policy._replace(params=params)
 
 
 def evaluate(config, model, params, chat, environment, heldout, *, samples=1):
@@ -119,19 +133,24 @@ def main(argv):
             config.model.path = MODEL.value
             cfg.check(config)
             policy = load_policy(config, None)
-    metrics, episodes = evaluate(config, *policy, samples=SAMPLES.value)
-    metrics |= collapse_metrics(
-        policy.model,
-        policy.params,
-        [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
-        first_turn_samples=config.diagnose.first_turn_samples,
-        trajectory_samples=config.diagnose.trajectory_samples,
-        micro_batch=config.diagnose.micro_batch,
-        seed=config.eval.seed,
-        step=0,
-    )
-    for name, value in metrics.items():
-        print(f"{name:<45} {value:.4f}")
+            _, mesh = cfg.build_meshes(config)
+            params = sampling_params(policy.params, policy.model, mesh)
+            policy = policy._replace(params=params)
+    with jax.set_mesh(cfg.build_meshes(config)[1]):
+        metrics, episodes = evaluate(config, *policy, samples=SAMPLES.value)
+        metrics |= collapse_metrics(
+            policy.model,
+            policy.params,
+            [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
+            first_turn_samples=config.diagnose.first_turn_samples,
+            trajectory_samples=config.diagnose.trajectory_samples,
+            micro_batch=config.diagnose.micro_batch,
+            seed=config.eval.seed,
+            step=0,
+        )
+    if is_first():
+        for name, value in metrics.items():
+            print(f"{name:<45} {value:.4f}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ragen_jax.heldout import paired_gain
+from ragen_jax.sharding import is_first
 
 # Console columns: metric, short name, format.
 COLUMNS = (
@@ -39,7 +40,7 @@ class Timers:
 
 
 class MetricsLog:
-    """metrics.jsonl: one flat JSON object a step, flushed as it is written.
+    """metrics.jsonl: one flat JSON object a step, flushed as it is written by the first process.
 
     Undefined figures are left out: a row holds finite numbers only.
     """
@@ -47,6 +48,9 @@ class MetricsLog:
     def __init__(self, path, *, last_step):
         """Opens the log to go on behind `last_step`; rows after it and torn lines are dropped."""
         self.path = Path(path)
+        self.file = None
+        if not is_first():
+            return
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
         # A killed process must not lose the rows kept: write beside, then rename.
         temporary = self.path.with_suffix(".tmp")
@@ -61,12 +65,14 @@ class MetricsLog:
             value = float(value)
             if math.isfinite(value):
                 row[name] = value
-        self.file.write(json.dumps(row, allow_nan=False) + "\n")
-        self.file.flush()
+        if self.file:
+            self.file.write(json.dumps(row, allow_nan=False) + "\n")
+            self.file.flush()
         return row
 
     def close(self):
-        self.file.close()
+        if self.file:
+            self.file.close()
 
 
 def read_metrics(path):
@@ -113,8 +119,9 @@ def write_rollouts(path, episodes, chat, reward_of_turn):
 
 
 def console(line):
-    """Prints a line above any progress bar."""
-    tqdm.write(line)
+    """Prints a line above any progress bar; the first process's alone."""
+    if is_first():
+        tqdm.write(line)
 
 
 def step_line(step, steps, row):
@@ -136,6 +143,8 @@ def eval_line(step, row):
 
 def write_outcomes(workdir, step, episodes):
     """eval/step_N.json: [problem's seed, solved] of every held-out problem at a step."""
+    if not is_first():
+        return
     path = Path(workdir) / "eval" / f"step_{step:06d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([[episode.seed, int(episode.success)] for episode in episodes]))

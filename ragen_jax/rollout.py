@@ -3,14 +3,20 @@
 All episodes of a step run in one batch, turn by turn. Members of a group share their first
 prompt, which is read once. Later turns either extend the cache (the prompt continues the row)
 or read a fresh prompt; the prompts themselves tell which, so this file knows no context modes.
+
+On a mesh in use (`jax.set_mesh`) the episodes are dealt to its row shards, each of which drops its
+finished ones by itself; a process steps the environments of its own shards alone, and at the end
+every process gets every episode.
 """
 
 import dataclasses
+import pickle
 
 import jax
 import numpy as np
 
 from ragen_jax.sample import decode, episode_keys, extend, prefill
+from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_rows, row_shards
 from ragen_jax.types import Episode, Turn
 
 
@@ -43,6 +49,7 @@ class _Play:
     state: object
     rng: np.random.Generator
     turns: list
+    prompt: np.ndarray | None = None  # of the turn under way
     actions_used: int = 0
     success: bool = False
     over: bool = False
@@ -92,52 +99,55 @@ def rollout(
         for group, (seed, state) in enumerate(zip(seeds_G, states_G, strict=True))
         for member in range(group_size)
     ]
-    live = plays
-    cache = None  # (segment, sampled) of the last turn, and which plays its rows were
+    count, mine = row_shards()
+    per_shard = -(-len(plays) // count)
+    shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]
+    cache = None  # of the last turn: (segment, own keys and values, the play of each row)
     for turn in range(budgets.max_turns):
-        prompts = [
-            chat.prompt_ids(
-                play.turns,
-                chat.observe(
-                    environment.render(play.state),
-                    actions_used=play.actions_used,
-                    last_valid=not play.turns or play.turns[-1].valid,
-                ),
-            )
-            for play in live
-        ]
-        longest = max(len(prompt) for prompt in prompts) + budgets.max_new_tokens
-        if longest > model.config.max_positions:
+        shards = [[play for play in shard if not play.over] for shard in shards]
+        live = [play for shard in shards for play in shard]
+        for play in live:
+            play.prompt = _prompt(play, chat, environment)
+        new = [len(_news(play)) for play in live]
+        most, longest, new, fresh = agree(
+            max(map(len, shards)),
+            max((len(play.prompt) for play in live), default=1),
+            max(new, default=0),
+            int(0 in new),
+        )
+        if not most:
+            break
+        if longest + budgets.max_new_tokens > model.config.max_positions:
             raise ValueError(
-                f"a prompt with its reply needs {longest} positions at turn {turn + 1}, but the "
-                f"model has {model.config.max_positions}; lower rollout.max_new_tokens or "
-                "env.max_turns, or set env.context to single_turn"
+                f"a prompt with its reply needs {longest + budgets.max_new_tokens} positions at "
+                f"turn {turn + 1}, but the model has {model.config.max_positions}; lower "
+                "rollout.max_new_tokens or env.max_turns, or set env.context to single_turn"
             )
-        # The first turn has one cache row a group; its rows are never padded.
-        rows = row_bucket(len(live), len(plays)) if compact and turn else len(plays)
-        if turn == 0:
-            segment, logits = _read(model, params, prompts[::group_size], len(seeds_G))
-        elif _continues(live[0], prompts[0]):
-            segment, logits = _continue(model, params, cache, live, prompts, rows)
+        rows = row_bucket(most, per_shard) if compact and turn else per_shard
+        # The play of each of this process's rows, shard by shard; None is padding.
+        slots = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
+        if turn == 0 and len(plays) % count == 0:
+            firsts = plays[::group_size]
+            segment, logits = _read_groups(model, params, firsts, group_size, chat, environment)
+        elif fresh:
+            segment, logits = _read(model, params, slots, longest)
         else:
-            segment, logits = _read(model, params, prompts, rows)
+            segment, logits = _continue(model, params, cache, slots, longest, new)
 
-        padding = rows - len(live)
+        real = [play is not None for play in slots]
         keys_B = episode_keys(
             key,
-            [play.seed for play in live] + [0] * padding,
-            [play.member for play in live] + [0] * padding,
+            [play.seed if play else 0 for play in slots],
+            [play.member if play else 0 for play in slots],
             turn,
         )
-        budget_B = np.zeros(rows, np.int32)
-        budget_B[: len(live)] = budgets.max_new_tokens
         sampled = decode(
             model,
             params,
             segment,
             logits,
             keys_B,
-            budget_B,
+            place_rows(np.where(real, budgets.max_new_tokens, 0).astype(np.int32)),
             np.float32(sampling.temperature),
             max_new_tokens=budgets.max_new_tokens,
             stop_ids=chat.stop_ids,
@@ -145,27 +155,48 @@ def rollout(
             top_p=sampling.top_p,
             min_p=sampling.min_p,
         )
-        tokens_BT, logp_BT, count_B = jax.device_get(
-            (sampled.tokens_BT, sampled.logp_BT, sampled.count_B)
+        tokens_BT, logp_BT, count_B = map(
+            read_rows, (sampled.tokens_BT, sampled.logp_BT, sampled.count_B)
         )
-        for row, (play, prompt) in enumerate(zip(live, prompts, strict=True)):
-            count = count_B[row]
-            _act(play, prompt, tokens_BT[row, :count], logp_BT[row, :count], environment, chat)
-            play.over |= play.actions_used >= budgets.max_actions
-        cache = segment, sampled.own, live
-        live = [play for play in live if not play.over]
-        if not live:
-            break
-    return [
-        Episode(
-            seed=play.seed,
-            group=play.group,
-            member=play.member,
-            turns=tuple(play.turns),
-            success=play.success,
-        )
-        for play in plays
-    ]
+        for row, play in enumerate(slots):
+            if play is not None:
+                n = count_B[row]
+                _act(play, tokens_BT[row, :n], logp_BT[row, :n], environment, chat)
+                play.over |= play.actions_used >= budgets.max_actions
+        cache = segment, sampled.own, slots
+    return _everyone(
+        [
+            Episode(
+                seed=play.seed,
+                group=play.group,
+                member=play.member,
+                turns=tuple(play.turns),
+                success=play.success,
+            )
+            for play in plays
+            if play.turns
+        ]
+    )
+
+
+def _everyone(episodes):
+    """The episodes of all processes, group by group, member by member."""
+    if processes() == 1:
+        return episodes
+    found = {}  # processes that share a shard hold the same episodes
+    for data in gather_bytes(pickle.dumps(episodes)):
+        found |= {(episode.group, episode.member): episode for episode in pickle.loads(data)}
+    return [found[place] for place in sorted(found)]
+
+
+def _prompt(play, chat, environment):
+    """The token ids that an episode's next reply answers."""
+    message = chat.observe(
+        environment.render(play.state),
+        actions_used=play.actions_used,
+        last_valid=not play.turns or play.turns[-1].valid,
+    )
+    return chat.prompt_ids(play.turns, message)
 
 
 def compile_ahead(model, params, chat, environment, seed, state, *, rows, key, budgets, sampling):
@@ -177,7 +208,9 @@ def compile_ahead(model, params, chat, environment, seed, state, *, rows, key, b
     Args:
       rows: episodes of a full batch. The others: as in `rollout`.
     """
-    for size in sorted({row_bucket(live, rows) for live in range(1, rows + 1)}):
+    shards, _ = row_shards()
+    rows = -(-rows // shards)  # of a shard
+    for size in sorted({shards * row_bucket(live, rows) for live in range(1, rows + 1)}):
         rollout(
             model,
             params,
@@ -192,7 +225,7 @@ def compile_ahead(model, params, chat, environment, seed, state, *, rows, key, b
         )
 
 
-def _act(play, prompt, sampled, logp, environment, chat):
+def _act(play, sampled, logp, environment, chat):
     """Reads a reply, runs its actions and adds the turn. An unreadable reply runs none."""
     reply = chat.read(sampled)
     reward, info, done, run = 0.0, {}, False, []
@@ -208,7 +241,7 @@ def _act(play, prompt, sampled, logp, environment, chat):
     play.over = done
     play.turns.append(
         Turn(
-            prompt=prompt,
+            prompt=play.prompt,
             sampled=sampled,
             logp=logp,
             reasoning=reply.reasoning,
@@ -221,47 +254,71 @@ def _act(play, prompt, sampled, logp, environment, chat):
     )
 
 
-def _continues(play, prompt):
-    """Whether a prompt repeats the last turn's tokens and adds to them."""
+def _news(play):
+    """What a play's prompt adds to the tokens of its cached row: nothing, if it starts afresh.
+
+    The last sampled token goes first, because it is not in the cache yet.
+    """
+    if not play.turns:
+        return play.prompt[:0]
     last = play.turns[-1]
     start = len(last.prompt) + len(last.sampled)
-    return (
-        len(prompt) > start
-        and np.array_equal(prompt[: len(last.prompt)], last.prompt)
-        and np.array_equal(prompt[len(last.prompt) : start], last.sampled)
-    )
+    if (
+        len(play.prompt) > start
+        and np.array_equal(play.prompt[: len(last.prompt)], last.prompt)
+        and np.array_equal(play.prompt[len(last.prompt) : start], last.sampled)
+    ):
+        return play.prompt[start - 1 :]
+    return play.prompt[:0]
 
 
-def _read(model, params, prompts, rows):
-    """Prefill of prompts, padded to `rows` rows (padding repeats the first prompt)."""
-    length_N = np.full(rows, len(prompts[0]), np.int32)
-    length_N[: len(prompts)] = [len(prompt) for prompt in prompts]
-    tokens_NP = np.zeros((rows, length_bucket(length_N.max())), np.int32)
-    tokens_NP[:, : len(prompts[0])] = prompts[0]
-    for row, prompt in enumerate(prompts):
-        tokens_NP[row, : len(prompt)] = prompt
-        tokens_NP[row, len(prompt) :] = 0
-    return prefill(model, params, tokens_NP, length_N)
+def _pad(rows, width):
+    """Right-padded int32 [rows, bucket of width] and the lengths; an empty row gets one token."""
+    tokens = np.zeros((len(rows), length_bucket(width)), np.int32)
+    for tokens_T, row in zip(tokens, rows, strict=True):
+        tokens_T[: len(row)] = row
+    return tokens, np.array([max(len(row), 1) for row in rows], np.int32)
 
 
-def _continue(model, params, cache, live, prompts, rows):
-    """Extend of the last turn's cache for the episodes still live, padded to `rows` rows."""
+def _read(model, params, slots, longest):
+    """Prefill of every row's prompt."""
+    prompts = [() if play is None else play.prompt for play in slots]
+    return prefill(model, params, *map(place_rows, _pad(prompts, longest)))
+
+
+def _read_groups(model, params, firsts, members, chat, environment):
+    """Prefill of the first turn, one prompt a group.
+
+    Where the groups do not split evenly over the row shards, every device reads all of them and
+    the result is repeated for the members.
+    """
+    prompts = [_prompt(play, chat, environment) for play in firsts]
+    tokens_NP, length_N = _pad(prompts, max(map(len, prompts)))
+    count, mine = row_shards()
+    if len(prompts) % count:
+        return prefill(model, params, tokens_NP, length_N, members=members)
+    size = len(prompts) // count
+    here = np.concatenate([np.arange(i * size, (i + 1) * size) for i in mine])
+    return prefill(model, params, place_rows(tokens_NP[here]), place_rows(length_N[here]))
+
+
+def _continue(model, params, cache, slots, longest, new):
+    """Extend of the last turn's cache for the episodes of `slots`."""
     segment, own, before = cache
-    row_of = {id(play): row for row, play in enumerate(before)}
-    rows_B = np.zeros(rows, np.int32)  # padding rows follow the first episode
-    rows_B[: len(live)] = [row_of[id(play)] for play in live]
-    count_B = np.ones(rows, np.int32)
-    news = []
-    for row, (play, prompt) in enumerate(zip(live, prompts, strict=True)):
-        last = play.turns[-1]
-        news.append(prompt[len(last.prompt) + len(last.sampled) - 1 :])  # last sampled token first
-        count_B[row] = len(news[row])
-    width = length_bucket(count_B.max())
-    tokens_BE = np.zeros((rows, width), np.int32)
-    for row, new in enumerate(news):
-        tokens_BE[row, : len(new)] = new
-    capacity = length_bucket(max(len(prompt) for prompt in prompts))
-    return extend(model, params, segment, own, rows_B, tokens_BE, count_B, capacity=capacity)
+    _, mine = row_shards()
+    size = len(before) // len(mine)
+    row_of = {id(play): row % size for row, play in enumerate(before)}
+    # Padding rows follow the first episode of their shard.
+    rows_B = np.array([0 if play is None else row_of[id(play)] for play in slots], np.int32)
+    tokens_BE, count_B = _pad([() if play is None else _news(play) for play in slots], new)
+    return extend(
+        model,
+        params,
+        segment,
+        own,
+        *map(place_rows, (rows_B, tokens_BE, count_B)),
+        capacity=length_bucket(longest),
+    )
 
 
 def length_bucket(length):

@@ -8,6 +8,9 @@ Decode never writes to the cache: the turn's own tokens go to a small buffer of
 `max_new_tokens` positions, at the same position for every row. On a group's first turn the
 cache has one row a prompt and all members read it.
 
+On a mesh in use (`jax.set_mesh`) rows lie over its data and fsdp axes, in as many shards; a row
+never leaves its shard.
+
 Axes: N cache rows, B sampled rows (N divides B), T sampled tokens, V vocabulary.
 """
 
@@ -16,9 +19,11 @@ import functools
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ragen_jax.model.attention import Segment, append
 from ragen_jax.model.qwen import logits as output_logits
+from ragen_jax.sharding import constrain, place_rows, spec
 
 
 @flax.struct.dataclass
@@ -39,14 +44,14 @@ def episode_keys(run_key, seed_B, member_B, turn):
 
     Args:
       run_key: typed key of the run and of the purpose (training, evaluation).
-      seed_B: environment seeds, below 2**63. member_B: int. turn: int.
+      seed_B: environment seeds of this process's rows, below 2**63. member_B: int. turn: int.
     """
     return _episode_keys(
         run_key,
-        jnp.asarray([seed >> 32 for seed in seed_B], jnp.uint32),
-        jnp.asarray([seed & 0xFFFFFFFF for seed in seed_B], jnp.uint32),
-        jnp.asarray(member_B, jnp.uint32),
-        jnp.uint32(turn),
+        place_rows(np.asarray([seed >> 32 for seed in seed_B], np.uint32)),
+        place_rows(np.asarray([seed & 0xFFFFFFFF for seed in seed_B], np.uint32)),
+        place_rows(np.asarray(member_B, np.uint32)),
+        np.uint32(turn),
     )
 
 
@@ -90,9 +95,11 @@ def truncate(logits_BV, *, top_k, top_p, min_p):
     return kept
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def prefill(model, params, tokens_NP, length_N):
+@functools.partial(jax.jit, static_argnames=("model", "members"))
+def prefill(model, params, tokens_NP, length_N, *, members=1):
     """Reads prompts. tokens_NP int32 right-padded, length_N int32 -> (Segment, logits_NV).
+
+    With `members` every prompt is read once and its result repeated for as many rows.
 
     The last token is run again on its own behind the others: the whole-prompt pass then needs no
     more than keys and values, so that XLA drops its last layer's attention and MLP (where the
@@ -103,7 +110,29 @@ def prefill(model, params, tokens_NP, length_N):
     last_N1 = jnp.take_along_axis(tokens_NP, position_N1, 1)
     before = Segment(k=k, v=v, length_N=length_N - 1)
     hidden, _ = model.apply({"params": params}, last_N1, position_N1, (before,))
-    return before.replace(length_N=length_N), output_logits(params, hidden[:, 0])
+    segment, logits_NV = before.replace(length_N=length_N), output_logits(params, hidden[:, 0])
+    if members > 1:
+        repeat = functools.partial(jnp.repeat, repeats=members, axis=-4)
+        segment = Segment(
+            k=jax.tree.map(repeat, segment.k),
+            v=jax.tree.map(repeat, segment.v),
+            length_N=jnp.repeat(length_N, members),
+        )
+        logits_NV = jnp.repeat(logits_NV, members, axis=0)
+    return _lay_out(segment), constrain(logits_NV, "rows", "vocab")
+
+
+def _lay_out(segment):
+    """A cache, its rows and heads laid out over the mesh in use."""
+
+    def cache(x):
+        return constrain(x, *(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
+
+    return Segment(
+        k=jax.tree.map(cache, segment.k),
+        v=jax.tree.map(cache, segment.v),
+        length_N=constrain(segment.length_N, "rows"),
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("model", "capacity"))
@@ -112,7 +141,7 @@ def extend(model, params, segment, own, rows_B, tokens_BE, count_B, *, capacity)
 
     Args:
       segment, own: the cache that the turn was sampled from and its own keys and values.
-      rows_B: int32 indices of the episodes that go on, among the rows of `own`.
+      rows_B: int32 indices of the episodes that go on, among the rows of `own` in their shard.
       tokens_BE: int32, right-padded: the last sampled token (it is not in the cache yet), then
         the prompt's new tokens.
       count_B: how many of these are real.
@@ -121,27 +150,47 @@ def extend(model, params, segment, own, rows_B, tokens_BE, count_B, *, capacity)
     Returns:
       (Segment with the rows of rows_B, logits_BV behind each row's last token).
     """
-    share = own.length_N.shape[0] // segment.length_N.shape[0]
-    source_B = rows_B // share
-    history = Segment(
-        k=_take_rows(segment.k, source_B),
-        v=_take_rows(segment.v, source_B),
-        length_N=segment.length_N[source_B],
-    )
-    k, v = _take_rows(own.k, rows_B), _take_rows(own.v, rows_B)
-    history = append(history, k, v, own.length_N[rows_B], capacity=capacity)
+    grow = functools.partial(append, capacity=capacity)
+    history, k, v, count_own_B = _by_shard(_take_rows, segment, own, rows_B)
+    history = _by_shard(grow, history, k, v, count_own_B)
     position_BE = history.length_N[:, None] + jnp.arange(tokens_BE.shape[1])
     _, (k, v) = model.apply({"params": params}, tokens_BE, position_BE, (history,), keep_kv=True)
-    history = append(history, k, v, count_B, capacity=capacity)
+    history = _by_shard(grow, history, k, v, count_B)
     # As in prefill, the last token is run on its own.
     last_B1 = jnp.take_along_axis(tokens_BE, (count_B - 1)[:, None], 1)
     before = history.replace(length_N=history.length_N - 1)
     hidden, _ = model.apply({"params": params}, last_B1, history.length_N[:, None] - 1, (before,))
-    return history, output_logits(params, hidden[:, 0])
+    logits_BV = output_logits(params, hidden[:, 0])
+    return _lay_out(history), constrain(logits_BV, "rows", "vocab")
 
 
-def _take_rows(cache, rows_B):
-    return jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), cache)
+def _take_rows(segment, own, rows_B):
+    """(history, k, v, own lengths) of the rows of `own` with these indices."""
+    shared_B = rows_B // (own.length_N.shape[0] // segment.length_N.shape[0])
+    k, v = jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), (own.k, own.v))
+    history = Segment(
+        k=jax.tree.map(lambda x: jnp.take(x, shared_B, axis=-4), segment.k),
+        v=jax.tree.map(lambda x: jnp.take(x, shared_B, axis=-4), segment.v),
+        length_N=jnp.take(segment.length_N, shared_B),
+    )
+    return history, k, v, jnp.take(own.length_N, rows_B)
+
+
+def _by_shard(function, *args):
+    """function(*args), where each shard of the mesh in use sees its own rows alone.
+
+    XLA would copy a whole cache to every device for a gather or scatter of its rows.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return function(*args)
+
+    def layout(x):
+        axes = ("rows", "kv_heads", None, None) if x.ndim >= 4 else ("rows",)
+        return spec((None,) * (x.ndim - len(axes)) + axes, x.shape, mesh)
+
+    specs, out_specs = jax.tree.map(layout, (args, jax.eval_shape(function, *args)))
+    return jax.shard_map(function, in_specs=specs, out_specs=out_specs, check_vma=False)(*args)
 
 
 @functools.partial(
@@ -238,4 +287,9 @@ def decode(
     carry = jax.lax.while_loop(lambda c: (c[0] < T) & ~c[2].all(), body, carry)
     _, _, _, own_k, own_v, tokens_BT, logp_BT, count_B = carry
     own = Segment(k=own_k, v=own_v, length_N=jnp.maximum(count_B - 1, 0))
-    return Sampled(tokens_BT=tokens_BT, logp_BT=logp_BT, count_B=count_B, own=own)
+    return Sampled(
+        tokens_BT=constrain(tokens_BT, "rows", None),
+        logp_BT=constrain(logp_BT, "rows", None),
+        count_B=constrain(count_B, "rows"),
+        own=_lay_out(own),
+    )

@@ -1,17 +1,28 @@
-"""The device mesh and where arrays live on it: one table from logical axes to mesh axes."""
+"""The device mesh and where arrays live on it: one table from logical axes to mesh axes.
 
+Three mesh axes: `data` and `fsdp` split rows, `fsdp` also splits parameters, `tensor` splits heads,
+MLP and vocabulary. Library functions take the mesh that is in use (`jax.set_mesh`); without one
+they run on a single device and everything here leaves arrays as they are.
+"""
+
+import contextlib
+import functools
 import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor")
+ROWS = ("data", "fsdp")
 
-# Logical axis of a parameter (model/qwen.py) -> mesh axis it is split over.
+# Logical axis of a parameter or activation (model/qwen.py) -> mesh axes it is split over.
 RULES = (
+    ("rows", ROWS),
+    ("data_rows", "data"),
     ("layers", None),
     ("embed", "fsdp"),
     ("vocab", "tensor"),
@@ -23,34 +34,61 @@ RULES = (
 )
 
 
-def make_mesh(*, data, fsdp, tensor):
+def make_mesh(*, data, fsdp, tensor, devices=None):
     """A mesh over all devices.
 
     Args:
       data, fsdp, tensor: devices along each axis; one may be -1, which takes all that remain.
+      devices: the devices (default: all of this run).
 
     Raises:
       ValueError: sizes that are not positive, two -1, or a product other than the device count.
     """
+    devices = jax.devices() if devices is None else devices
     sizes = dict(zip(MESH_AXES, (data, fsdp, tensor), strict=True))
     shown = ", ".join(f"mesh.{name}={size}" for name, size in sizes.items())
-    devices = jax.device_count()
     free = [name for name, size in sizes.items() if size == -1]
     if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
         raise ValueError(f"{shown}: sizes must be at least 1, and one of them may be -1 (the rest)")
     fixed = math.prod(size for size in sizes.values() if size != -1)
-    if free and devices % fixed == 0:
-        sizes[free[0]] = devices // fixed
-    elif fixed != devices or free:
-        raise ValueError(f"{shown} does not fit {devices} device(s)")
-    return Mesh(np.array(jax.devices()).reshape(tuple(sizes.values())), MESH_AXES)
+    if free and len(devices) % fixed == 0:
+        sizes[free[0]] = len(devices) // fixed
+    elif fixed != len(devices) or free:
+        raise ValueError(f"{shown} does not fit {len(devices)} device(s)")
+    return Mesh(np.array(devices).reshape(tuple(sizes.values())), MESH_AXES)
+
+
+def spec(axes, shape, mesh):
+    """PartitionSpec of an array by RULES; an axis that does not divide evenly stays whole."""
+    rules = dict(RULES)
+
+    def one(axis, size):
+        names = rules[axis] if axis else None
+        names = (names,) if isinstance(names, str) else names or ()
+        return names if size % math.prod(mesh.shape[name] for name in names) == 0 else None
+
+    return PartitionSpec(*(one(axis, size) for axis, size in zip(axes, shape, strict=True)))
+
+
+def constrain(x, *axes):
+    """x, laid out by the logical names of its axes (None: whole) on the mesh in use, if any."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh))
+
+
+# ------------------------------------------------------------------------------ parameters
 
 
 def param_shardings(model, mesh):
     """A NamedSharding for every parameter of `model`, by RULES."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    specs = nn.get_partition_spec(shapes)
-    return nn.logical_to_mesh_sharding(specs, mesh, RULES)["params"]
+    return jax.tree.map(
+        lambda x: NamedSharding(mesh, spec(x.names, x.value.shape, mesh)),
+        shapes["params"],
+        is_leaf=lambda x: isinstance(x, nn.Partitioned),
+    )
 
 
 def shard_params(params, model, mesh):
@@ -58,16 +96,137 @@ def shard_params(params, model, mesh):
     return jax.device_put(params, param_shardings(model, mesh))
 
 
-def shard_micro_batches(arrays, mesh):
-    """[A, micro_batch, ...] arrays with each micro-batch's rows over the data and fsdp axes."""
-    return jax.device_put(arrays, NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp"))))
+def sampling_params(params, model, mesh):
+    """The parameters as the sampler and the scorer read them: in the model's dtype, on `mesh`.
+
+    The model casts every matrix to its dtype when it multiplies, so a copy in that dtype gives the
+    same numbers for half the memory traffic. Without anything to change it is `params` itself.
+
+    Args:
+      params: float32, on the training mesh.
+      mesh: the mesh of sampling, over the same devices in the same order.
+    """
+    here = jax.tree.leaves(params)[0].sharding
+    if model.config.dtype == "float32" and getattr(here, "mesh", mesh) == mesh:
+        return params
+    return _resharding(model, mesh)(params)
 
 
-def replicate(array, mesh):
-    """A copy of the array on every device."""
-    return jax.device_put(array, NamedSharding(mesh, PartitionSpec()))
+@functools.cache
+def _resharding(model, mesh):
+    def cast(path, x):
+        norm = any("norm" in key.key for key in path)  # its scale is multiplied in float32
+        return x if norm else x.astype(model.config.dtype)
+
+    return jax.jit(
+        functools.partial(jax.tree_util.tree_map_with_path, cast),
+        out_shardings=param_shardings(model, mesh),
+    )
+
+
+# ------------------------------------------------------------------------------ rows
 
 
 def data_shards(mesh):
     """Into how many parts a batch of rows is split."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def row_shards():
+    """(parts that rows are split into on the mesh in use, those that this process holds)."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return 1, [0]
+    shards = mesh.devices.reshape(data_shards(mesh), -1)
+    here = jax.process_index()
+    return len(shards), [
+        i for i, row in enumerate(shards) if any(device.process_index == here for device in row)
+    ]
+
+
+def place_rows(array):
+    """This process's rows (in the order of its shards) as part of an array over all devices."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return array
+    count, mine = row_shards()
+    size = len(array) // len(mine)  # rows of a shard
+    sharding = NamedSharding(mesh, PartitionSpec(ROWS))
+
+    def piece(index):
+        start = index[0].start or 0
+        local = mine.index(start // size) * size if count > 1 else 0
+        return array[local : local + size]
+
+    return jax.make_array_from_callback((size * count, *array.shape[1:]), sharding, piece)
+
+
+def read_rows(array):
+    """This process's rows of an array that is split over rows, in the order of its shards."""
+    if jax.sharding.get_mesh().empty:
+        return np.asarray(array)
+    pieces = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(pieces[start]) for start in sorted(pieces)])
+
+
+def shard_micro_batches(arrays, mesh):
+    """[A, micro_batch, ...] arrays with each micro-batch's rows over the data and fsdp axes."""
+    return place(arrays, NamedSharding(mesh, PartitionSpec(None, ROWS)))
+
+
+def replicate(array, mesh):
+    """A copy of the array on every device."""
+    return place(array, NamedSharding(mesh, PartitionSpec()))
+
+
+def place(tree, sharding):
+    """NumPy arrays that every process holds, laid out over the devices."""
+
+    def one(array):
+        array = np.asarray(array)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    return jax.tree.map(one, tree)
+
+
+# ------------------------------------------------------------------------------ processes
+
+
+def processes():
+    """Of the mesh in use; 1 without one."""
+    mesh = jax.sharding.get_mesh()
+    return 1 if mesh.empty else len({device.process_index for device in mesh.devices.flat})
+
+
+def agree(*values):
+    """The largest of each number over all processes."""
+    if processes() == 1:
+        return values
+    return tuple(multihost_utils.process_allgather(np.asarray(values)).max(0).tolist())
+
+
+def is_first():
+    """Whether this is the process that writes the run's files and its console."""
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def first_goes_first(name):
+    """What is inside is done by the first process, and then by the others: they find its files."""
+    if not is_first():
+        multihost_utils.sync_global_devices(name)
+    yield
+    if is_first() and jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def gather_bytes(data):
+    """[bytes of process 0, of process 1, ...]."""
+    if processes() == 1:
+        return [data]
+    (longest,) = agree(len(data))
+    padded = np.zeros(longest, np.uint8)
+    padded[: len(data)] = np.frombuffer(data, np.uint8)
+    lengths = multihost_utils.process_allgather(np.asarray(len(data)))
+    rows = multihost_utils.process_allgather(padded)
+    return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]

@@ -37,10 +37,11 @@ from ragen_jax.log import (
     write_outcomes,
     write_rollouts,
 )
+from ragen_jax.model import hf, lora
 from ragen_jax.rewards import add_rewards, turn_reward
 from ragen_jax.rollout import Sampling, compile_ahead, length_bucket, rollout
-from ragen_jax.sharding import data_shards, make_mesh
-from ragen_jax.update import Loss, init_state, make_optimizer, update_policy
+from ragen_jax.sharding import agree, is_first, sampling_params
+from ragen_jax.update import Frozen, Loss, init_state, make_optimizer, update_policy
 
 PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
 
@@ -51,17 +52,13 @@ def train(config, workdir):
     with cfg.bad_input():
         # ---------------------------------------------------------------- check, mesh, model
         cfg.check(c)
-        mesh = make_mesh(data=c.mesh.data, fsdp=c.mesh.fsdp, tensor=c.mesh.tensor)
-        if c.optimizer.micro_batch % data_shards(mesh):
-            raise ValueError(
-                f"config.optimizer.micro_batch is {c.optimizer.micro_batch}; its rows must split "
-                f"evenly over mesh.data x mesh.fsdp = {data_shards(mesh)}"
-            )
+        mesh, sampling_mesh = cfg.build_meshes(c)
         cfg.same_run(c, workdir)
         environment = cfg.build_environment(c, "train")
         model, params, chat, *evaluation = load_policy(c, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / "config.json").write_text(json.dumps(c.to_dict(), indent=2) + "\n")
+    if is_first():
+        (workdir / "config.json").write_text(json.dumps(c.to_dict(), indent=2) + "\n")
 
     # -------------------------------------------------------------------------- state
     optimizer = make_optimizer(
@@ -83,9 +80,25 @@ def train(config, workdir):
         kl_coef=c.algorithm.kl_coef,
         entropy_coef=c.algorithm.entropy_coef,
     )
-    # The update donates the policy's parameters, so the KL reference is a copy.
-    reference = jax.tree.map(jnp.copy, params) if loss.kl_coef else None
-    state = init_state(params, optimizer, mesh)
+    frozen = reference = None
+    if c.model.lora.rank:
+        frozen = Frozen(params, np.float32(c.model.lora.alpha / c.model.lora.rank))
+        base_policy = sampling_params(params, model, sampling_mesh)  # does not change
+        trained = cfg.build_adapters(c, model, mesh)
+    else:
+        trained = params
+        if loss.kl_coef:  # a copy, because the update donates the policy's parameters
+            reference = jax.tree.map(jnp.copy, params)
+    del params
+    state = init_state(trained, optimizer, mesh)
+
+    def policy_of(state):
+        """The parameters that sampling and scoring read."""
+        if frozen is None:
+            return sampling_params(state.params, model, sampling_mesh)
+        adapters = lora.place_adapters(state.params, model, sampling_mesh)
+        return Frozen(base_policy, frozen.scale).attach(adapters)
+
     checkpoints = Checkpoints(workdir / "checkpoints", keep=c.checkpoint.keep)
     latest = checkpoints.latest_step()
     if latest is not None:
@@ -99,39 +112,42 @@ def train(config, workdir):
     stop = Preemption()
 
     # -------------------------------------------------------------------------- first look
+    policy = policy_of(state)
     if c.rollout.compact:
-        compile_ahead(
-            model,
-            state.params,
-            chat,
-            environment,
-            0,
-            environment.reset(0),
-            rows=c.rollout.groups * c.rollout.group_size,
-            key=rollout_key,
-            budgets=budgets,
-            sampling=sampling,
-        )
+        with jax.set_mesh(sampling_mesh):
+            compile_ahead(
+                model,
+                policy,
+                chat,
+                environment,
+                0,
+                environment.reset(0),
+                rows=c.rollout.groups * c.rollout.group_size,
+                key=rollout_key,
+                budgets=budgets,
+                sampling=sampling,
+            )
     if latest is None and c.eval.every:
         timer = Timers()
-        with timer("eval"):
-            metrics, played = evaluate(c, model, state.params, chat, *evaluation)
+        with timer("eval"), jax.set_mesh(sampling_mesh):
+            metrics, played = evaluate(c, model, policy, chat, *evaluation)
         write_outcomes(workdir, 0, played)
         console(eval_line(0, log.write(0, metrics | timer.seconds)))
 
     # -------------------------------------------------------------------------- loop
     skipped_in_a_row = 0
+    bar = None if is_first() else True  # None: on a terminal
     first = int(state.step) + 1
-    for step in tqdm(range(first, c.steps + 1), initial=first - 1, total=c.steps, disable=None):
+    for step in tqdm(range(first, c.steps + 1), initial=first - 1, total=c.steps, disable=bar):
         timer, started = Timers(), time.perf_counter()
         metrics = {}
 
-        with timer("rollout"):
+        with timer("rollout"), jax.set_mesh(sampling_mesh):
             cursor = int(state.seed_cursor)
             seeds_G = [(c.seed << 32) + cursor + g for g in range(c.rollout.groups)]
             episodes = rollout(
                 model,
-                state.params,
+                policy,
                 chat,
                 environment,
                 seeds_G,
@@ -149,11 +165,11 @@ def train(config, workdir):
             batch, return_GK = add_rewards(batch, episodes, format_penalty=c.env.format_penalty)
             metrics |= rollout_metrics(episodes, return_GK)
 
-        with timer("diagnose"):
+        with timer("diagnose"), jax.set_mesh(sampling_mesh):
             if c.diagnose.every and step % c.diagnose.every == 0:
                 metrics |= collapse_metrics(
                     model,
-                    state.params,
+                    policy,
                     episodes,
                     first_turn_samples=c.diagnose.first_turn_samples,
                     trajectory_samples=c.diagnose.trajectory_samples,
@@ -168,22 +184,26 @@ def train(config, workdir):
             advantage_E = np.asarray(group_advantage(return_GK)).reshape(-1)
             advantage_BT = advantage_E[batch.episode_B][:, None] * batch.mask_BT
             kept_B = keep_G[batch.group_B]
-            state, update = update_policy(
-                model,
-                optimizer,
-                loss,
-                state,
-                reference,
-                batch,
-                advantage_BT,
-                np.flatnonzero(kept_B),
-                mesh=mesh,
-                rng=np.random.Generator(np.random.Philox(key=[c.seed, step])),
-                minibatches=c.optimizer.minibatches,
-                micro_batch=c.optimizer.micro_batch,
-                minibatch_rows=cfg.minibatch_rows(c),
-                loss_scale=cfg.LOSS_SCALES[c.filter.loss_scale](keep_G.mean()),
-            )
+            del policy  # the update replaces the parameters that it is, or is a copy of
+            with jax.set_mesh(mesh):
+                state, update = update_policy(
+                    model,
+                    optimizer,
+                    loss,
+                    state,
+                    reference,
+                    batch,
+                    advantage_BT,
+                    np.flatnonzero(kept_B),
+                    mesh=mesh,
+                    rng=np.random.Generator(np.random.Philox(key=[c.seed, step])),
+                    minibatches=c.optimizer.minibatches,
+                    micro_batch=c.optimizer.micro_batch,
+                    minibatch_rows=cfg.minibatch_rows(c),
+                    loss_scale=cfg.LOSS_SCALES[c.filter.loss_scale](keep_G.mean()),
+                    frozen=frozen,
+                )
+            policy = policy_of(state)
             state = state.replace(step=state.step + 1, seed_cursor=state.seed_cursor + len(seeds_G))
             metrics |= filter_metrics(score_G, keep_G)
             metrics["rollout/logp_gap"] = update.pop("update/logp_gap", np.nan)
@@ -195,11 +215,11 @@ def train(config, workdir):
         # ---------------------------------------------------------------------- write
         evaluated = c.eval.every and (step % c.eval.every == 0 or step == c.steps)
         if evaluated:
-            with timer("eval"):
-                found, played = evaluate(c, model, state.params, chat, *evaluation)
+            with timer("eval"), jax.set_mesh(sampling_mesh):
+                found, played = evaluate(c, model, policy, chat, *evaluation)
             metrics |= found
             write_outcomes(workdir, step, played)
-        if c.rollout.save_every and step % c.rollout.save_every == 0:
+        if c.rollout.save_every and step % c.rollout.save_every == 0 and is_first():
             write_rollouts(
                 workdir / "rollouts" / f"step_{step:06d}.jsonl",
                 episodes,
@@ -216,25 +236,49 @@ def train(config, workdir):
         skipped_in_a_row = skipped_in_a_row + 1 if row.get("update/skipped", 0) else 0
         if skipped_in_a_row >= c.optimizer.max_skipped:
             dump = workdir / f"nonfinite_step_{step}.npz"
-            np.savez_compressed(dump, advantage_BT=advantage_BT, **vars(batch))
+            if is_first():
+                np.savez_compressed(dump, advantage_BT=advantage_BT, **vars(batch))
             checkpoints.close()
             raise FloatingPointError(
                 f"updates were not finite in {skipped_in_a_row} steps in a row, the last being "
                 f"step {step}; its batch is in {dump}"
             )
         due = c.checkpoint.every and step % c.checkpoint.every == 0
-        if due or step == c.steps or stop.requested:
+        with jax.set_mesh(mesh):
+            (stopping,) = agree(int(stop.requested))
+        if due or step == c.steps or stopping:
             checkpoints.save(step, state)
-        if stop.requested:
+        if stopping:
             checkpoints.close()
             console(f"stopped by SIGTERM; step {step} is saved in {workdir}")
             return PREEMPTED
 
     checkpoints.close()
     log.close()
-    console(learning_curve(workdir))
+    if c.checkpoint.export:
+        export(workdir, c, model, state.params, frozen, chat)
+    if is_first():
+        console(learning_curve(workdir))
     console(f"done: {workdir}")
     return 0
+
+
+def export(workdir, config, model, trained, frozen, chat):
+    """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's."""
+    params = trained
+    if frozen is not None:
+        c = config.model.lora
+        lora.save_adapter(
+            workdir / "adapter",
+            trained,
+            config=model.config,
+            rank=c.rank,
+            alpha=c.alpha,
+            targets=c.targets,
+            base_model=config.model.path,
+        )
+        params = lora.merge(frozen.params, trained, scale=frozen.scale)
+    hf.save(workdir / "policy", model, params, chat.tokenizer, stop_ids=chat.stop_ids)
 
 
 def score_groups(return_GK, length_GK, settings):
@@ -298,6 +342,9 @@ class Preemption:
 
 def main(argv):
     del argv
+    with cfg.bad_input():
+        if jax.process_count() > 1 and not WORKDIR.value:
+            raise ValueError("several processes need --workdir, the same folder for all of them")
     name = time.strftime("%Y%m%d-%H%M%S")
     workdir = Path(WORKDIR.value or Path("runs") / f"{CONFIG.value.env.name}-{name}")
     sys.exit(train(CONFIG.value, workdir))

@@ -11,6 +11,7 @@ Axes: B rows, T tokens, V vocabulary, A micro-batches.
 import dataclasses
 import functools
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from jax.sharding import NamedSharding
 
 from ragen_jax import losses
 from ragen_jax.batch import take_rows
+from ragen_jax.model import lora
 from ragen_jax.model.qwen import head
 from ragen_jax.sharding import replicate, shard_micro_batches
 from ragen_jax.types import TrainState
@@ -122,6 +124,18 @@ class Loss:
 TOKEN_METRICS = ("ratio_mean", "clip_fraction", "lower_clip_fraction", "approx_kl", "entropy")
 
 
+@flax.struct.dataclass
+class Frozen:
+    """The base model of LoRA training: not trained, and the KL reference by itself."""
+
+    params: dict
+    scale: float  # of the adapters, alpha / rank
+
+    def attach(self, adapters):
+        """What the model runs with."""
+        return lora.attach(self.params, adapters, scale=self.scale)
+
+
 def loss_parts(model, loss, params, ref_params, piece):
     """The loss of one micro-batch and its parts.
 
@@ -161,7 +175,9 @@ def loss_parts(model, loss, params, ref_params, piece):
 
 
 @functools.partial(jax.jit, static_argnames=("model", "optimizer", "loss"), donate_argnames="state")
-def update_step(model, optimizer, loss, state, ref_params, minibatch, count, loss_scale):
+def update_step(
+    model, optimizer, loss, state, ref_params, minibatch, count, loss_scale, frozen=None
+):
     """One optimizer step on one minibatch.
 
     Args:
@@ -170,6 +186,7 @@ def update_step(model, optimizer, loss, state, ref_params, minibatch, count, los
       minibatch: dict of tokens, logp, advantage and mask, each [A, micro_batch, T].
       count: scalar int32: the first `count` micro-batches are run.
       loss_scale: scalar, multiplies the whole loss.
+      frozen: `Frozen` where state.params are adapters; then ref_params is not read.
 
     Returns:
       (TrainState, metrics): a non-finite loss or gradient leaves the state as it was and is
@@ -184,7 +201,10 @@ def update_step(model, optimizer, loss, state, ref_params, minibatch, count, los
         piece = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, a, 0, False), pieces)
 
         def objective(params):
-            total, parts, gap = loss_parts(model, loss, params, ref_params, piece)
+            reference = ref_params
+            if frozen is not None:
+                params, reference = frozen.attach(params), frozen.params
+            total, parts, gap = loss_parts(model, loss, params, reference, piece)
             return loss_scale * total, (parts, gap)
 
         (value, (parts, new_gap)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
@@ -265,6 +285,7 @@ def update_policy(
     micro_batch,
     minibatch_rows,
     loss_scale,
+    frozen=None,
 ):
     """An iteration's updates on the kept rows of a batch.
 
@@ -277,6 +298,7 @@ def update_policy(
       batch: `Batch` on the host. advantage_BT: float32.
       rows_B: indices of the kept rows; may be empty, then nothing is updated.
       minibatch_rows: the most rows a minibatch can have.
+      frozen: `Frozen` where the state's parameters are LoRA adapters.
 
     Returns:
       (TrainState, update/* metrics: means over the minibatches; update/logp_gap of the first;
@@ -307,6 +329,7 @@ def update_policy(
             shard_micro_batches(arrays, mesh),
             np.int32(-(-len(rows) // micro_batch)),
             np.float32(loss_scale),
+            frozen,
         )
         found.append(metrics)
     found = jax.device_get(found)

@@ -14,7 +14,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from ragen_jax.model import hf, qwen
+from ragen_jax.model import config_json, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.sharding import make_mesh
 
@@ -33,6 +33,13 @@ TINY = qwen.ModelConfig(
     max_positions=96,
 )
 UNTIED = dataclasses.replace(TINY, tied=False)
+SCALED = qwen.RopeScaling("llama3", 8.0, 2.0, 5.0, original_max_positions=32)
+LLAMA = dataclasses.replace(TINY, qkv_bias=False, rope_scaling=SCALED)
+STRETCHED = dataclasses.replace(
+    UNTIED, qkv_bias=False, rope_scaling=qwen.RopeScaling("linear", 4.0)
+)
+CONFIGS = {"qwen2": TINY, "qwen2-untied": UNTIED, "llama": LLAMA, "llama-linear": STRETCHED}
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 # Composed and decomposed accents, symbols outside the BMP, a NUL, runs of blanks, special tokens.
 ODD = "e\u0301é \u212b 漢字 🦊\x00\r\n\t  two  spaces <think>##_P_X√</think><|im_end|>\n Up||Up "
 
@@ -80,7 +87,7 @@ def edit_weights(directory, change):
 # ---------------------------------------------------------------- what is saved comes back
 
 
-@pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
+@each_config
 def test_round_trip(tmp_path, config):
     want = random_params(config, seed=1)
     hf.save(tmp_path / "a" / "b", qwen.Qwen(config), jax.device_put(want), TOKENIZER)
@@ -123,6 +130,69 @@ def test_stop_ids(saved):
     assert hf.stop_ids(saved) == ()
 
 
+def test_stop_ids_are_kept(tmp_path, params):
+    model, own = qwen.Qwen(TINY), TOKENIZER.eos_token_id
+    others = tuple(i for i in (7, 3) if i != own)
+    for given, want in (((), (own,)), (others, (*others, own)), ((own, *others), (own, *others))):
+        hf.save(tmp_path / "x", model, params, TOKENIZER, stop_ids=given)
+        assert hf.stop_ids(tmp_path / "x") == want
+        again = hf.stop_ids(tmp_path / "x")
+        hf.save(tmp_path / "x", model, params, TOKENIZER, stop_ids=again)
+        assert hf.stop_ids(tmp_path / "x") == want
+    with pytest.raises(
+        ValueError, match=rf"stop ids \[{TINY.vocab_size}\].* {TINY.vocab_size} ids"
+    ):
+        hf.save(tmp_path / "y", model, params, TOKENIZER, stop_ids=(1, TINY.vocab_size))
+    assert not (tmp_path / "y").exists()
+
+
+@pytest.mark.parametrize("dtype", weights.SAVE_DTYPES)
+def test_save_in_a_dtype(tmp_path, params, dtype):
+    hf.save(tmp_path / "x", qwen.Qwen(TINY), jax.device_put(params), TOKENIZER, dtype=dtype)
+    tensors = load_file(tmp_path / "x" / hf.WEIGHTS)
+    assert {x.dtype for x in tensors.values()} == {jnp.dtype(dtype)}
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == dtype
+    want = jax.tree.map(lambda x: x.astype(dtype).astype(np.float32), params)
+    assert_same(hf.load(tmp_path / "x")[1], want)
+
+
+def test_save_rejects_what_a_dtype_cannot_hold(saved, params):
+    model = qwen.Qwen(TINY)
+    large = params | {"embed": params["embed"] * 1e5}
+    with pytest.raises(ValueError, match="model.embed_tokens.weight.*float16.*bfloat16"):
+        hf.save(saved, model, large, TOKENIZER, dtype="float16")
+    for dtype in ("float64", "int8"):
+        with pytest.raises(ValueError, match=f"{dtype}.*accepted: float32, bfloat16, float16"):
+            hf.save(saved, model, params, TOKENIZER, dtype=dtype)
+    assert_same(hf.load(saved)[1], params)  # the earlier save
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_save_in_shards(tmp_path, params, dtype):
+    model, path = qwen.Qwen(TINY), tmp_path / "x"
+    limit = 2000 * jnp.dtype(dtype).itemsize
+    hf.save(path, model, params, TOKENIZER, dtype=dtype, max_shard_bytes=limit)
+    files = sorted(file.name for file in path.glob("*.safetensors"))
+    assert len(files) > 2 and not (path / hf.WEIGHTS).exists()
+    assert files == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    held = {file: load_file(path / file) for file in files}
+    sizes = [sum(x.nbytes for x in held[file].values()) for file in files]
+    assert sizes[0] > limit and list(held[files[0]]) == ["model.embed_tokens.weight"]
+    assert max(sizes[1:]) <= limit < min(a + b for a, b in zip(sizes, sizes[1:], strict=False))
+    index = json.loads((path / hf.INDEX).read_text())
+    assert index["weight_map"] == {name: file for file in files for name in held[file]}
+    assert index["metadata"]["total_size"] == sum(sizes)
+    assert len({x.stat().st_mode for x in path.iterdir()}) == 1
+    want = jax.tree.map(lambda x: x.astype(dtype).astype(np.float32), params)
+    assert_same(hf.load(path)[1], want)
+    hf.save(path, model, params, TOKENIZER)  # shards and index make way for one file
+    assert [file.name for file in path.glob("model*")] == [hf.WEIGHTS]
+    assert_same(hf.load(path)[1], params)
+    with pytest.raises(ValueError, match="max_shard_bytes 0"):
+        hf.save(path, model, params, TOKENIZER, max_shard_bytes=0)
+
+
 def test_save_replaces_a_save_and_nothing_else(saved):
     newer = random_params(TINY, seed=2)
     hf.save(saved, qwen.Qwen(TINY), newer, TOKENIZER)
@@ -138,7 +208,7 @@ def test_failed_save_leaves_the_earlier_one(saved, params, monkeypatch):
     def full_disk(*_, **__):
         raise OSError("no space left")
 
-    monkeypatch.setattr(hf, "save_file", full_disk)
+    monkeypatch.setattr(weights, "save_file", full_disk)
     with pytest.raises(OSError, match="no space"):
         hf.save(saved, qwen.Qwen(TINY), random_params(TINY, seed=4), TOKENIZER)
     assert_same(hf.load(saved)[1], params)
@@ -153,7 +223,7 @@ def test_save_rejects_other_parameters(tmp_path, params):
     with pytest.raises(ValueError, match="final_norm/scale"):
         less = {k: v for k, v in params.items() if k != "final_norm"}
         hf.save(tmp_path / "x", model, less, TOKENIZER)
-    with pytest.raises(ValueError, match="qkv_bias"):
+    with pytest.raises(ValueError, match="not the model's: layers/k/bias, layers/q/bias"):
         plain = qwen.Qwen(dataclasses.replace(TINY, qkv_bias=False))
         hf.save(tmp_path / "x", plain, params, TOKENIZER)
     assert not list(tmp_path.iterdir())
@@ -219,6 +289,37 @@ def test_config_before_transformers_5(saved):
     )
 
 
+def test_llama_config_before_transformers_5(tmp_path):
+    hf.save(tmp_path, qwen.Qwen(LLAMA), random_params(LLAMA), TOKENIZER)
+    file = tmp_path / "config.json"
+    assert hf.model_config(tmp_path) == LLAMA
+    new = json.loads(file.read_text())
+    edit_json(file, rope_theta=None, rope_scaling=None, dtype=None)  # the new style alone
+    assert hf.model_config(tmp_path) == LLAMA
+    old = {"type" if k == "rope_type" else k: v for k, v in new["rope_scaling"].items()}
+    assert "rope_theta" not in old
+    edit_json(file, rope_parameters=None, rope_theta=5e4, rope_scaling=old, dtype=None)
+    assert hf.model_config(tmp_path) == LLAMA
+    edit_json(file, rope_scaling=None, attention_bias=None, head_dim=None, architectures=None)
+    assert hf.model_config(tmp_path) == dataclasses.replace(LLAMA, rope_scaling=None, head_dim=4)
+
+
+@pytest.mark.parametrize("name", qwen.SHAPES)
+def test_published_shapes_as_config_json(name):
+    config = qwen.SHAPES[name]
+    fields = json.loads(json.dumps(config_json.from_config(config, "bfloat16")))
+    assert config_json.to_config(fields, "config.json") == config
+    assert fields["model_type"] == ("qwen2" if name.startswith("qwen") else "llama")
+
+
+def test_old_llama_constants_are_ignored(tmp_path):
+    params = random_params(LLAMA)
+    hf.save(tmp_path, qwen.Qwen(LLAMA), params, TOKENIZER)
+    extra = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(4) for i in range(2)}
+    edit_weights(tmp_path, lambda t: t.update(extra))
+    assert_same(hf.load(tmp_path)[1], params)
+
+
 def test_tied_head_in_the_file(saved, params):
     name, embed = "lm_head.weight", "model.embed_tokens.weight"
     edit_weights(saved, lambda t: t.update({name: t[embed]}))
@@ -229,14 +330,21 @@ def test_tied_head_in_the_file(saved, params):
 
 
 def test_written_by_transformers():
-    for name, tied in (("qwen2_tied", True), ("qwen2_untied", False)):
+    for name, tied, hd in (
+        ("qwen2_tied", True, 8),
+        ("qwen2_untied", False, 8),
+        ("llama_scaled", True, 16),
+    ):
         model, params = hf.load_weights(REFERENCE / name)
         assert model.config.tied == tied == ("head" not in params)
+        assert (
+            model.config.qkv_bias == name.startswith("qwen2") == ("bias" in params["layers"]["q"])
+        )
         tensors = load_file(REFERENCE / name / hf.WEIGHTS)
         q = tensors["model.layers.1.self_attn.q_proj.weight"]  # [heads * head_dim, width]
-        np.testing.assert_array_equal(params["layers"]["q"]["kernel"][1, :, 2, 3], q[2 * 8 + 3])
+        np.testing.assert_array_equal(params["layers"]["q"]["kernel"][1, :, 2, 3], q[2 * hd + 3])
         o = tensors["model.layers.0.self_attn.o_proj.weight"]  # [width, heads * head_dim]
-        np.testing.assert_array_equal(params["layers"]["o"]["kernel"][0, 2, 3], o[:, 2 * 8 + 3])
+        np.testing.assert_array_equal(params["layers"]["o"]["kernel"][0, 2, 3], o[:, 2 * hd + 3])
 
 
 # ---------------------------------------------------------------- bad input
@@ -295,10 +403,20 @@ def test_hub_id_downloads(monkeypatch, saved, params):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM.*Qwen2ForCausalLM"),
+        ({"architectures": ["MistralForCausalLM"]}, "Mistral.*Qwen2ForCausalLM, LlamaForCausalLM"),
         ({"architectures": None, "model_type": "gemma"}, "gemma.*Qwen2ForCausalLM"),
         ({"rope_scaling": {"type": "yarn"}, "rope_parameters": None}, "rope_type 'yarn'"),
-        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "rope_type 'linear'"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type 'dynamic'.*'default', 'linear'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type 'linear' needs factor"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
+            "rope_type 'llama3' needs high_freq_factor, original_max_position_embeddings",
+        ),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "config.json: .*'str'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"num_key_value_heads": 2}, "3 attention heads cannot share 2 key heads"),
+        ({"architectures": ["LlamaForCausalLM"], "attention_bias": True}, "bias on o_proj"),
+        ({"architectures": ["LlamaForCausalLM"], "mlp_bias": True}, "mlp_bias True"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*'silu'"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         (
@@ -312,7 +430,14 @@ def test_hub_id_downloads(monkeypatch, saved, params):
 )
 def test_unsupported_config(saved, fields, message):
     edit_json(saved / "config.json", **fields)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as raised:
+        hf.load(saved)
+    assert "\n" not in str(raised.value)
+
+
+def test_another_architecture_is_seen_in_the_tensors(saved):
+    edit_json(saved / "config.json", architectures=["LlamaForCausalLM"], attention_bias=False)
+    with pytest.raises(ValueError, match="6 unexpected tensors: .*k_proj.bias"):
         hf.load(saved)
 
 
@@ -357,8 +482,26 @@ def test_missing_file(saved, file, message):
 @pytest.mark.parametrize("file", ["config.json", hf.WEIGHTS])
 def test_torn_file(saved, file):
     content = (saved / file).read_bytes()
-    (saved / file).write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=file):
+    for length in (len(content) // 2, len(content) - 1, 5, 0):
+        if file == "config.json" and length == len(content) - 1:
+            continue  # only its last newline
+        (saved / file).write_bytes(content[:length])
+        with pytest.raises(ValueError, match=file) as raised:
+            hf.load(saved)
+        assert "\n" not in str(raised.value)
+
+
+def test_config_that_is_no_object(saved):
+    (saved / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="config.json is not a JSON object"):
+        hf.load(saved)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": ["x"]}'])
+def test_bad_index(saved, text):
+    (saved / hf.WEIGHTS).unlink()
+    (saved / hf.INDEX).write_text(text)
+    with pytest.raises(ValueError, match=f"{hf.INDEX} is not an index of weights"):
         hf.load(saved)
 
 
@@ -372,18 +515,44 @@ def test_tokenizer_larger_than_the_model(tmp_path):
 # ---------------------------------------------------------------- beside torch, where it is there
 
 
-@pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
-def test_transformers_opens_it(tmp_path, config):
+@each_config
+@pytest.mark.parametrize("shards", [1, 3])
+def test_transformers_opens_it(tmp_path, config, shards):
     torch = pytest.importorskip("torch")
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     params = jax.tree.map(lambda x: x * 0.3, random_params(config, seed=5))
-    hf.save(tmp_path / "tiny", qwen.Qwen(config), params, TOKENIZER)
-    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny", output_loading_info=True)
+    hf.save(
+        tmp_path / "tiny",
+        qwen.Qwen(config),
+        params,
+        TOKENIZER,
+        stop_ids=(5,),
+        max_shard_bytes=10**9 if shards == 1 else 10_000,
+    )
+    theirs, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "tiny", output_loading_info=True, dtype="auto"
+    )
     assert not any(info.values())
-    tokens_BT = np.random.default_rng(0).integers(0, config.vocab_size, (2, 9))
+    assert type(theirs).__name__ == ("Qwen2ForCausalLM" if config.qkv_bias else "LlamaForCausalLM")
+    assert theirs.dtype == torch.float32
+    stops = GenerationConfig.from_pretrained(tmp_path / "tiny").eos_token_id
+    assert stops == [5, TOKENIZER.eos_token_id]
+    tokens_BT = np.random.default_rng(0).integers(0, config.vocab_size, (2, 40))
     with torch.no_grad():
         want = theirs(torch.tensor(tokens_BT)).logits.log_softmax(-1).numpy()
     hidden, _ = qwen.Qwen(config).apply({"params": params}, tokens_BT)
     got = jax.nn.log_softmax(qwen.logits(params, hidden))
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=5e-5)  # 40 tokens: larger angles
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_transformers_opens_a_dtype(tmp_path, params, dtype):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    hf.save(tmp_path / "tiny", qwen.Qwen(TINY), params, TOKENIZER, dtype=dtype)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "tiny", dtype="auto")
+    assert theirs.dtype == getattr(torch, dtype)
+    got = theirs.get_input_embeddings().weight.float().detach().numpy()
+    np.testing.assert_array_equal(got, params["embed"].astype(dtype).astype(np.float32))

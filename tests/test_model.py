@@ -1,6 +1,6 @@
 """model/qwen.py and model/attention.py: against torch, and every cached form against the full one.
 
-The references come from tests/reference/make_qwen2.py (torch, float32).
+The references come from tests/reference/make_qwen2.py and make_llama.py (torch, float32).
 
 Axes: B rows, N cache rows, T tokens, S cache positions, H heads, K key-value heads, D head width,
 V vocabulary, L layers.
@@ -8,6 +8,7 @@ V vocabulary, L layers.
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 
 import jax
@@ -21,6 +22,8 @@ from ragen_jax.model.attention import Segment, append, attend
 
 REFERENCE = Path(__file__).parent / "reference"
 NAMES = ("qwen2_tied", "qwen2_untied")  # 4 query heads over 2; 6 over 1
+LLAMAS = ("llama_scaled", "llama_linear")  # 4 over 2; 3 over 1
+ALL = (*NAMES, "qwen2_full_heads", *LLAMAS)  # full heads: 4 over 4
 CLOSE = dict(rtol=0, atol=1e-5)  # of log-probs and hidden states of order 1 to 10
 
 token_logps = jax.jit(update.token_logps, static_argnums=0)
@@ -115,6 +118,7 @@ def ragged(seed, lengths, vocab_size=64):
 # ---------------------------------------------------------------- against torch
 
 
+@pytest.mark.parametrize("name", ALL)
 def test_log_probs_match_torch(name):
     model, params = load(name)
     arrays, mask_BT = reference(name)
@@ -123,6 +127,26 @@ def test_log_probs_match_torch(name):
     np.testing.assert_allclose(logp_BT * mask_BT, arrays["logp_BT"], **CLOSE)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_decoding_matches_torch(name):
+    """Ragged prompts, and five tokens more from the cache; in the shapes of the tests below."""
+    model, params = load(name)
+    arrays, _ = reference(name)
+    rows = [b for b, length in enumerate(arrays["length_B"]) if length > 5]
+    prompt_B = np.minimum(arrays["length_B"][rows] - 5, 9)
+    np.testing.assert_array_equal(prompt_B, [9, 4, 8])
+    tokens_BT, logp_BT = arrays["tokens_BT"][rows], arrays["logp_BT"][rows]
+    reply_BT = np.stack([row[n : n + 5] for row, n in zip(tokens_BT, prompt_B, strict=True)])
+    want_BT = np.stack([row[n : n + 5] for row, n in zip(logp_BT, prompt_B, strict=True)])
+    # What lies behind the end of a prompt must not matter.
+    segment, logits_BV = sample.prefill(model, params, tokens_BT[:, :9], prompt_B)
+    behind_BTV, _ = decode_given(model, params, segment, reply_BT)
+    logp_BTV = np.concatenate([log_softmax(logits_BV)[:, None], behind_BTV[:, :-1]], 1)
+    got_BT = np.take_along_axis(logp_BTV, reply_BT[..., None], -1)[..., 0]
+    np.testing.assert_allclose(got_BT, want_BT, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_positions_match_torch(name):
     model, params = load(name)
     arrays, mask_BT = reference(name)
@@ -164,6 +188,69 @@ def test_rotate_by_hand():
         ]
         got = qwen.rotate(x, qwen.rotary_angles(jnp.full((1, 1), position), 4, 100.0))
         np.testing.assert_allclose(got[0, 0, 0], want, rtol=1e-5, atol=1e-6)
+
+
+def test_scaled_angles_by_hand():
+    """Wavelengths 2 pi (1, 10, 100) in an original length of 64, that is 10, 1 and 0.1 turns."""
+    position, theta, head_dim = 10, 1000.0, 6
+    wavelengths = [2 * math.pi * 10**i for i in range(3)]
+    slow = 64 / wavelengths[1]  # turns, between 1 and 4
+    mix = (slow - 1) / (4 - 1)
+    want = [1.0, 0.1 * mix + 0.1 / 8 * (1 - mix), 0.01 / 8]
+    assert 0 < mix < 0.1 and 64 / wavelengths[0] > 4 and 64 / wavelengths[2] < 1
+    for scaling, frequencies in (
+        (qwen.RopeScaling("llama3", 8.0, 1.0, 4.0, original_max_positions=64), want),
+        (qwen.RopeScaling("linear", 4.0), [0.25, 0.025, 0.0025]),
+        (None, [1.0, 0.1, 0.01]),
+    ):
+        cos, sin = qwen.rotary_angles(jnp.full((1, 1), position), head_dim, theta, scaling)
+        angles = position * np.array(frequencies)
+        np.testing.assert_allclose(cos[0, 0, 0], np.cos(angles), atol=1e-6)
+        np.testing.assert_allclose(sin[0, 0, 0], np.sin(angles), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_rope_scaling_is_applied(name):
+    model, params = load(name)
+    arrays, mask_BT = reference(name)
+    plain = qwen.Qwen(dataclasses.replace(model.config, rope_scaling=None))
+    logp_BT = token_logps(plain, params, arrays["tokens_BT"])
+    assert np.abs(logp_BT * mask_BT - arrays["logp_BT"]).max() > 0.01
+
+
+def test_bad_rope_scaling():
+    with pytest.raises(ValueError, match="'yarn'; accepted: linear, llama3"):
+        qwen.RopeScaling("yarn", 4.0)
+    for factors in ((0.0, 1.0, 4.0), (8.0, 4.0, 4.0)):
+        with pytest.raises(ValueError, match="low_freq_factor < high_freq_factor"):
+            qwen.RopeScaling("llama3", *factors)
+
+
+# As the model cards and the safetensors indices of the published models have it.
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("llama-3.1-8b", 8_030_261_248),
+    ],
+)
+def test_published_sizes(name, count):
+    init = functools.partial(qwen.init_params, qwen.SHAPES[name])
+    shapes = jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)))
+    assert sum(math.prod(x.shape) for x in shapes) == count
+
+
+def test_every_shape_has_a_published_size():
+    (marker,) = (m for m in test_published_sizes.pytestmark if m.name == "parametrize")
+    assert [name for name, _ in marker.args[1]] == list(qwen.SHAPES)
 
 
 def test_right_padding_does_not_matter(name):

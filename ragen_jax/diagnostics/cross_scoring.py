@@ -15,6 +15,7 @@ import numpy as np
 
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import head
+from ragen_jax.sharding import constrain
 from ragen_jax.update import token_logps, vocabulary_statistics
 
 
@@ -89,14 +90,15 @@ def _read_prompts(model, params, tokens_NP, length_N):
 def _score(model, params, segment, last_ND, tokens_MZ, length_M):
     """[M, N] scores of one block; rows are prompt by prompt, so that rows share a segment row."""
     N, (M, Z) = last_ND.shape[0], tokens_MZ.shape
-    tokens_BZ = jnp.tile(tokens_MZ, (N, 1))
+    tokens_BZ = constrain(jnp.tile(tokens_MZ, (N, 1)), "rows", None)
     position_BZ = jnp.repeat(segment.length_N, M)[:, None] + jnp.arange(Z)
     hidden, _ = model.apply({"params": params}, tokens_BZ, position_BZ, (segment,))
     # Token 0 is predicted by the prompt's last token, token j by token j - 1.
     before = jnp.concatenate([jnp.repeat(last_ND, M, axis=0)[:, None], hidden[:, :-1]], axis=1)
     logp_BZ, _ = vocabulary_statistics(before, head(params), tokens_BZ, 1.0)
     real_MZ = jnp.arange(Z) < length_M[:, None]
-    return jnp.where(real_MZ, logp_BZ.reshape(N, M, Z), 0.0).sum(-1).T
+    score_MN = jnp.where(real_MZ, logp_BZ.reshape(N, M, Z), 0.0).sum(-1).T
+    return constrain(score_MN, None, None)  # every process reads all of it
 
 
 def _check(prompts, reasonings):

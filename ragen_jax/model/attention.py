@@ -22,6 +22,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from ragen_jax.model.kernels import KERNELS
+
 MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
 
 
@@ -41,18 +43,22 @@ class Segment:
     length_N: jax.Array  # [N] int32, positions s < length are real
 
 
-def attend(q_BTHD, k_BTKD, v_BTKD, segments):
+def attend(q_BTHD, k_BTKD, v_BTKD, segments, *, kernel="xla"):
     """Softmax attention of new tokens over `segments` and, causally, over themselves.
 
     Args:
       q_BTHD: queries, rotated.
       k_BTKD, v_BTKD: keys (rotated) and values of the same new tokens.
       segments: sequence of (k_NKSD, v_NKSD, length_N), one layer each; N divides B.
+      kernel: "xla" (the plain form below), or one of `kernels.KERNELS` to use where there is no
+        segment.
 
     Returns:
       [B, T, H, D] in the dtype of `v_BTKD`. Right-padded rows need no mask: a padding token is
       behind every real one, so causality already hides it.
     """
+    if not segments and kernel != "xla":
+        return KERNELS[kernel](q_BTHD, k_BTKD, v_BTKD)
     B, T, H, D = q_BTHD.shape
     K = k_BTKD.shape[2]
     # One key head has no axis of its own: XLA's CPU backend does not fuse across an axis of

@@ -1,4 +1,4 @@
-"""Qwen2.5 as a Flax module: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""Qwen2.5 and Llama-3 as a Flax module: RMSNorm, rotary positions, grouped queries, SwiGLU.
 
 Axes: B rows, T tokens, D width, H heads, K key-value heads, F MLP width, V vocabulary, L layers.
 Parameters of the L layers are stacked on a leading axis; the layers run as one scan.
@@ -12,11 +12,34 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.model.attention import attend
+from ragen_jax.sharding import constrain
 
 # Models of so few layers run them one after the other instead of as a scan: a scan's backward
 # pass first copies every saved activation into an array stacked over layers, which on CPU costs
 # the tiny agent as much as the layers themselves.
 UNROLLED_LAYERS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the lengths of pre-training.
+
+    linear: every frequency is divided by `factor`. llama3: one that turns fewer than
+    `low_freq_factor` times within the original length is divided, one that turns more than
+    `high_freq_factor` times is kept, and in between the two are mixed linearly.
+    """
+
+    kind: str  # linear | llama3
+    factor: float
+    low_freq_factor: float = 1.0  # this and the next two: llama3 only
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8192
+
+    def __post_init__(self):
+        if self.kind not in ("linear", "llama3"):
+            raise ValueError(f"rotary scaling {self.kind!r}; accepted: linear, llama3")
+        if not (self.factor > 0 and 0 < self.low_freq_factor < self.high_freq_factor):
+            raise ValueError(f"{self}: needs factor > 0 and low_freq_factor < high_freq_factor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,17 +54,30 @@ class ModelConfig:
     head_dim: int
     mlp_width: int  # intermediate_size
     rope_theta: float = 1e6
+    rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-6
     tied: bool = True  # the output head is the embedding
-    qkv_bias: bool = True
+    qkv_bias: bool = True  # Qwen2 has one, Llama has none
     max_positions: int = 32768
     dtype: str = "float32"  # of activations and matrix products; parameters keep their own
+    attention: str = "xla"  # or a key of kernels.KERNELS, where no cache is read
     remat: bool = False  # recompute each layer's activations in the backward pass
 
 
-def rotary_angles(positions_BT, head_dim, theta):
-    """Cosine and sine [B, T, 1, head_dim / 2] of the rotary embedding (RoFormer), float32."""
+def rotary_angles(positions_BT, head_dim, theta, scaling=None):
+    """Cosine and sine [B, T, 1, head_dim / 2] of the rotary embedding (RoFormer), float32.
+
+    Args:
+      positions_BT: int32. head_dim, theta: of `ModelConfig`. scaling: `RopeScaling` or None.
+    """
     frequency = theta ** (-jnp.arange(0, head_dim // 2, dtype=jnp.float32) / (head_dim // 2))
+    if scaling is not None:
+        kept = 0.0
+        if scaling.kind == "llama3":
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            turns = scaling.original_max_positions * frequency / (2 * math.pi)
+            kept = jnp.clip((turns - low) / (high - low), 0, 1)
+        frequency = frequency * (kept + (1 - kept) / scaling.factor)
     angle = positions_BT[..., None, None].astype(jnp.float32) * frequency
     return jnp.cos(angle), jnp.sin(angle)
 
@@ -72,6 +108,9 @@ class Linear(nn.Module):
 
     The product is taken on matrices: XLA's CPU backend is four times slower at the backward
     pass of the same product with a batch axis.
+
+    Where lora.attach has put lora_a [inputs, r] and lora_b [r, *outputs] beside the kernel,
+    (x @ lora_a) @ lora_b is added.
     """
 
     shape: tuple[int, ...]
@@ -85,8 +124,13 @@ class Linear(nn.Module):
         fan_in = math.prod(inner)
         init = nn.initializers.normal(fan_in**-0.5)
         kernel = self.param("kernel", nn.with_logical_partitioning(init, self.axes), self.shape)
-        y = x.reshape(-1, fan_in) @ kernel.astype(x.dtype).reshape(fan_in, -1)
-        y = y.reshape(*x.shape[: -self.contract], *outer)
+        rows, x = x.shape[: -self.contract], x.reshape(-1, fan_in)
+        y = x @ kernel.astype(x.dtype).reshape(fan_in, -1)
+        if self.has_variable("params", "lora_a"):
+            a = self.get_variable("params", "lora_a").astype(x.dtype)
+            b = self.get_variable("params", "lora_b").astype(x.dtype)
+            y = y + (x @ a) @ b.reshape(b.shape[0], -1)
+        y = y.reshape(*rows, *outer)
         if self.bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[self.contract :])
             y = y + self.param("bias", zeros, outer).astype(x.dtype)
@@ -105,7 +149,8 @@ class Block(nn.Module):
 
         def project(name, heads, axis):
             axes = ("embed", axis, "head")
-            return Linear((D, heads, hd), axes, bias=c.qkv_bias, name=name)(h)
+            y = Linear((D, heads, hd), axes, bias=c.qkv_bias, name=name)(h)
+            return constrain(y, "rows", None, axis, None)
 
         h = RMSNorm(c.norm_eps, name="attention_norm")(x)
         q = rotate(project("q", H, "heads"), angles)
@@ -114,13 +159,15 @@ class Block(nn.Module):
         segments = [
             (sk, sv, length) for (sk, sv), length in zip(segment_kvs, segment_lengths, strict=True)
         ]
-        a = attend(q, k, v, segments)
+        a = attend(q, k, v, segments, kernel=c.attention)
         x = x + Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
+        x = constrain(x, "rows", None, None)
 
         h = RMSNorm(c.norm_eps, name="mlp_norm")(x)
         gate = Linear((D, F), ("embed", "mlp"), name="gate")(h)
         up = Linear((D, F), ("embed", "mlp"), name="up")(h)
         x = x + Linear((F, D), ("mlp", "embed"), name="down")(nn.silu(gate) * up)
+        x = constrain(x, "rows", None, None)
         kv = (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if keep_kv else None  # [B, K, T, hd]
         return x, kv
 
@@ -150,8 +197,11 @@ class Qwen(nn.Module):
             self.param("head", init, (c.vocab_size, c.width))  # read by `head`
         if positions_BT is None:
             positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
-        angles = rotary_angles(positions_BT, c.head_dim, c.rope_theta)
-        x = embed[tokens_BT].astype(c.dtype)
+        angles = rotary_angles(positions_BT, c.head_dim, c.rope_theta, c.rope_scaling)
+        # Looked up where the table's columns lie, then moved to the rows' devices: XLA would
+        # otherwise copy the result to all of them.
+        x = embed[constrain(tokens_BT, "data_rows", None)].astype(c.dtype)
+        x = constrain(constrain(x, "data_rows", None, "embed"), "rows", None, None)
         lengths = tuple(segment.length_N for segment in segments)
         kvs = tuple((segment.k, segment.v) for segment in segments)
         block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
@@ -194,3 +244,52 @@ def init_params(config, key):
     """Fresh parameters of a model, on the default device: a plain nested dict of float32."""
     variables = Qwen(config).init(key, jnp.zeros((1, 1), jnp.int32))
     return nn.unbox(variables)["params"]
+
+
+# ---------------------------------------------------------------- published shapes
+
+
+def _qwen(width, layers, heads, kv_heads, mlp_width, *, tied=False):
+    return ModelConfig(
+        vocab_size=151936 if tied else 152064,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width // heads,
+        mlp_width=mlp_width,
+        tied=tied,
+    )
+
+
+def _llama(width, layers, heads, mlp_width, *, factor, tied):
+    return ModelConfig(
+        vocab_size=128256,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=8,
+        head_dim=width // heads,
+        mlp_width=mlp_width,
+        rope_theta=5e5,
+        rope_scaling=RopeScaling("llama3", factor),
+        norm_eps=1e-5,
+        tied=tied,
+        qkv_bias=False,
+        max_positions=131072,
+    )
+
+
+# As the config.json of each instruction-tuned model has it, for programs that need no weights.
+SHAPES = {
+    "qwen2.5-0.5b": _qwen(896, 24, 14, 2, 4864, tied=True),
+    "qwen2.5-1.5b": _qwen(1536, 28, 12, 2, 8960, tied=True),
+    "qwen2.5-3b": _qwen(2048, 36, 16, 2, 11008, tied=True),
+    "qwen2.5-7b": _qwen(3584, 28, 28, 4, 18944),
+    "qwen2.5-14b": _qwen(5120, 48, 40, 8, 13824),
+    "qwen2.5-32b": _qwen(5120, 64, 40, 8, 27648),
+    "qwen2.5-72b": _qwen(8192, 80, 64, 8, 29568),
+    "llama-3.2-1b": _llama(2048, 16, 32, 8192, factor=32.0, tied=True),
+    "llama-3.2-3b": _llama(3072, 28, 24, 8192, factor=32.0, tied=True),
+    "llama-3.1-8b": _llama(4096, 32, 32, 14336, factor=8.0, tied=False),
+}

@@ -38,16 +38,25 @@ MODELS = {
         tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     ),
+    # A key head for every query head.
+    "qwen2_full_heads": dict(
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    ),
 }
 VOCAB, LAYERS, LENGTHS = 64, 2, (16, 1, 9, 13)
 
 
-def make(name, seed):
+def make(name, model_class, config_class, fields, seed):
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCAB, num_hidden_layers=LAYERS, max_position_embeddings=128, **MODELS[name]
+    config = config_class(
+        vocab_size=VOCAB, num_hidden_layers=LAYERS, max_position_embeddings=128, **fields
     )
-    model = Qwen2ForCausalLM(config).eval()
+    model = model_class(config).eval()
     with torch.no_grad():
         # transformers starts biases at 0 and norms at 1, which would hide a dropped one; larger
         # matrices make attention and log-probs differ from uniform ones.
@@ -78,5 +87,5 @@ def make(name, seed):
 
 
 if __name__ == "__main__":
-    for seed, name in enumerate(MODELS):
-        make(name, seed)
+    for seed, (name, fields) in enumerate(MODELS.items()):
+        make(name, Qwen2ForCausalLM, Qwen2Config, fields, seed)

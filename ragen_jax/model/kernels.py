@@ -1,0 +1,84 @@
+"""Library kernels for causal self-attention that never hold the [T, T] scores in memory.
+
+They serve passes over whole rows (training, scoring, prefill); attention over a cache is
+`attention.attend`'s, whose plain form each of these is tested against.
+
+Axes: B rows, T tokens, H heads, K key-value heads, D head width.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from ragen_jax.sharding import spec
+
+SPLASH_BLOCK = 128  # T is padded to a multiple; also the kernel's lanes
+
+
+def best_kernel(platform, dtype, head_dim):
+    """ "splash" on TPU, "cudnn" on GPU, "xla" elsewhere and where these do not fit.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu". dtype: of activations, a name. head_dim: D.
+    """
+    if platform == "tpu" and head_dim % 64 == 0:
+        return "splash"
+    if platform == "gpu" and dtype in ("bfloat16", "float16") and head_dim <= 128:
+        return "cudnn"
+    return "xla"
+
+
+def cudnn(q_BTHD, k_BTKD, v_BTKD):
+    """cuDNN's fused attention; [B, T, H, D]."""
+    return jax.nn.dot_product_attention(
+        q_BTHD, k_BTKD, v_BTKD, is_causal=True, implementation="cudnn"
+    )
+
+
+def splash(q_BTHD, k_BTKD, v_BTKD, *, interpret=False):
+    """Splash attention (Pallas, TPU); [B, T, H, D].
+
+    A kernel cannot be partitioned by the compiler, so on a mesh in use it is mapped over rows and
+    heads. Padding at the end needs no mask: causality hides it from every real token.
+
+    Args:
+      interpret: run the kernel's program without a TPU, for tests.
+    """
+    B, T, H, D = q_BTHD.shape
+    K = k_BTKD.shape[2]
+    padding = -T % SPLASH_BLOCK
+
+    def to_heads(x, *groups):
+        x = jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0)))
+        return jnp.moveaxis(x.reshape(B, T + padding, K, *groups, D), 1, -2)
+
+    q = to_heads(q_BTHD * jnp.asarray(D**-0.5, q_BTHD.dtype), H // K)  # [B, K, H / K, T, D]
+    k, v = to_heads(k_BTKD), to_heads(v_BTKD)  # [B, K, T, D]
+    attend = functools.partial(_attend_local, interpret=interpret)
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        rows, heads, groups = spec(("rows", "kv_heads", "heads"), (B, K, H // K), mesh)
+        # Too few key-value heads for the tensor axis: their queries are split instead.
+        queries = PartitionSpec(rows, heads, None if heads else groups)
+        keys = PartitionSpec(rows, heads)
+        attend = jax.shard_map(
+            attend, in_specs=(queries, keys, keys), out_specs=queries, check_vma=False
+        )
+    out = jnp.moveaxis(attend(q, k, v), -2, 1)  # [B, T, K, H / K, D]
+    return out[:, :T].reshape(B, T, H, D)
+
+
+def _attend_local(q, k, v, *, interpret):
+    # Here, because importing Pallas for TPU takes a second that others need not wait.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    groups, T = q.shape[2:4]
+    mask = masks.MultiHeadMask([masks.CausalMask((T, T))] * groups)
+    one = kernel.make_splash_mqa_single_device(mask, interpret=interpret)
+    return jax.vmap(jax.vmap(one))(q, k, v)
+
+
+KERNELS = {"cudnn": cudnn, "splash": splash}

@@ -1,0 +1,397 @@
+"""Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) as a transform of parameters.
+
+An adapted projection with kernel W computes x W + scale (x A) B, where scale = alpha / rank,
+only A [I, r] and B [r, outputs] are trained, and B starts at 0. Adapters are a tree of their
+own, shaped like the model's parameters:
+
+    {"layers": {"q": {"lora_a": [L, I, r], "lora_b": [L, r, *outputs]}, ...}}
+
+`attach` puts them beside the kernels, where `qwen.Linear` finds them; `merge` adds them into the
+kernels. The base parameters are never copied by `attach`, and a gradient with respect to the
+adapters never forms a matrix of a kernel's size.
+
+Axes: L layers, I inputs of a projection (its input axes in one), r rank.
+"""
+
+import functools
+import math
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ragen_jax.model import hf, qwen, weights
+from ragen_jax.sharding import param_shardings
+
+# Our name of a projection -> (its module in a file, layout of its kernel).
+PROJECTIONS = {
+    path[1]: (name.removesuffix(".weight"), layout)
+    for path, (name, layout) in weights.TENSORS.items()
+    if path[-1] == "kernel"
+}
+TARGETS = tuple(PROJECTIONS)  # q, k, v, o, gate, up, down
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # PEFT wraps the model twice
+LEAVES = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
+
+# Fields of PEFT's LoraConfig that are read below, or cannot change what given tensors compute.
+# Any other field that is set changes the product or the ranks, and is refused.
+READ = {"peft_type", "r", "lora_alpha", "target_modules", "bias", "init_lora_weights"}
+HARMLESS = {
+    *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config"),
+    *("exclude_modules", "inference_mode", "layers_pattern", "lora_dropout", "megatron_core"),
+    *("peft_version", "qalora_group_size", "revision", "task_type", "velora_config"),
+}
+# Ways to initialise that leave the base model's weights alone.
+INITIALISED = (True, False, "gaussian", "eva", "orthogonal")
+
+
+def init_adapters(config, key, *, rank, targets):
+    """Fresh adapters, which change nothing: lora_b is 0.
+
+    lora_a is normal with the variance of PEFT's default, a uniform distribution of half-width
+    I**-0.5. A target's draw does not depend on the other targets.
+
+    Args:
+      config: `qwen.ModelConfig`.
+      key: of jax.random.
+      rank: int, at least 1.
+      targets: names among `TARGETS`.
+
+    Returns:
+      Adapters (see the module), float32.
+
+    Raises:
+      ValueError: an unknown target, none at all, or a rank below 1.
+    """
+    _check_rank(rank)
+    layers = {}
+    for target in check_targets(targets):
+        shape = _leaf_shapes(target, _kernels(config)[target], rank)
+        own = jax.random.fold_in(key, TARGETS.index(target))
+        deviation = (3 * shape["lora_a"][1]) ** -0.5
+        layers[target] = {
+            "lora_a": deviation * jax.random.normal(own, shape["lora_a"], jnp.float32),
+            "lora_b": jnp.zeros(shape["lora_b"], jnp.float32),
+        }
+    return {"layers": layers}
+
+
+def attach(params, adapters, *, scale):
+    """The parameters with adapters beside their kernels, as `qwen.Qwen` also takes them.
+
+    Pure, traceable and differentiable. Outside jit the result shares the arrays of `params`. What
+    copies parameters (`hf.save`, `sharding.sampling_params`) takes the base alone: attach after.
+
+    Args:
+      params: of a `qwen.Qwen`, without adapters.
+      adapters: see the module.
+      scale: scalar, alpha / rank; lora_b is multiplied by it.
+
+    Raises:
+      ValueError: an unknown target, shapes that do not fit, or params that have adapters.
+    """
+    layers = dict(params["layers"])
+    for target, pair in _pairs(params, adapters):
+        layers[target] = {
+            **layers[target],
+            "lora_a": pair["lora_a"],
+            "lora_b": scale * pair["lora_b"],
+        }
+    return {**params, "layers": layers}
+
+
+def merge(params, adapters, *, scale):
+    """Plain parameters with kernels W + scale A B, in the kernels' dtype.
+
+    Args, errors: as `attach`. Outside jit the other leaves are those of `params`.
+    """
+    layers = dict(params["layers"])
+    for target, pair in _pairs(params, adapters):
+        kernel, a, b = layers[target]["kernel"], pair["lora_a"], pair["lora_b"]
+        flat = b.reshape(*b.shape[:2], -1)
+        product = jnp.matmul(a, flat, precision=jax.lax.Precision.HIGHEST).reshape(kernel.shape)
+        layers[target] = {
+            **layers[target],
+            "kernel": (kernel + scale * product).astype(kernel.dtype),
+        }
+    return {**params, "layers": layers}
+
+
+def adapter_shardings(config, adapters, mesh):
+    """A NamedSharding for every adapter, by its kernel's (sharding.py).
+
+    lora_a is split along its inputs and lora_b along its outputs as the kernel is; the rank is
+    not split.
+
+    Args:
+      config: `qwen.ModelConfig`.
+      adapters: see the module; only its keys are read.
+      mesh: `jax.sharding.Mesh`.
+
+    Raises:
+      ValueError: an unknown target.
+    """
+    kernels = param_shardings(qwen.Qwen(config), mesh)["layers"]
+    layers = {}
+    for target in check_targets(adapters["layers"]):
+        kernel = tuple(kernels[target]["kernel"].spec)
+        split = _first_output(target, len(kernel))
+        # Several input axes are one here: a split of the first is a split of the whole.
+        lora_a = PartitionSpec(*kernel[:2], None)
+        lora_b = PartitionSpec(kernel[0], None, *kernel[split:])
+        layers[target] = {
+            "lora_a": NamedSharding(mesh, lora_a),
+            "lora_b": NamedSharding(mesh, lora_b),
+        }
+    return {"layers": layers}
+
+
+def place_adapters(adapters, model, mesh):
+    """The adapters, laid out on the mesh by `adapter_shardings`."""
+    return _placing(model, tuple(adapters["layers"]), mesh)(adapters)
+
+
+@functools.cache
+def _placing(model, targets, mesh):
+    shardings = adapter_shardings(model.config, {"layers": dict.fromkeys(targets)}, mesh)
+    return jax.jit(lambda adapters: adapters, out_shardings=shardings)
+
+
+def save_adapter(path, adapters, *, config, rank, alpha, targets, base_model):
+    """Writes a directory that `load_adapter` and PEFT's `PeftModel.from_pretrained` open.
+
+    The files are written beside `path` and renamed at the end, as `hf.save` does; an earlier
+    save at `path` is replaced.
+
+    Args:
+      path: directory to write; its parents are made.
+      adapters: see the module, on any devices; lora_b without the scale. If they are spread over
+        several processes, every process calls this; process 0 alone writes.
+      config: `qwen.ModelConfig` of the base model.
+      rank, alpha, targets: as they were trained; scale = alpha / rank.
+      base_model: directory or hub id of the base model, for whoever opens the adapter.
+
+    Raises:
+      ValueError: the adapters are not of this config, rank and targets, or `path` holds files
+        that a replacement would lose.
+    """
+    _check_rank(rank)
+    targets = check_targets(targets)
+    if set(targets) != set(adapters["layers"]):
+        raise ValueError(
+            f"adapters have the targets {', '.join(check_targets(adapters['layers']))}; "
+            f"to be saved: {', '.join(targets)}"
+        )
+    tensors = {}
+    for target in targets:
+        kernel = _kernels(config)[target]
+        for leaf, shape in _leaf_shapes(target, kernel, rank).items():
+            x = adapters["layers"][target][leaf]
+            if x.shape != shape:
+                raise ValueError(
+                    f"adapter {target}/{leaf} has shape {x.shape}, rank {rank} asks for {shape}"
+                )
+            out = weights._tensor_shape(weights.SPLIT, shape[1:])
+            names = _names(config, target, leaf)
+            for name, one in zip(names, weights._on_host(x), strict=True):
+                tensors[name] = weights._to_tensor(one, name, weights.SPLIT, out, "float32")
+    description = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base_model),
+        "r": rank,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else float(alpha),
+        "target_modules": [_module(target) for target in targets],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+        "modules_to_save": None,
+        "use_dora": False,
+        "use_rslora": False,
+    }
+    if jax.process_index():
+        return
+    path = Path(path).expanduser().resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.saving-{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        hf._write_json(fresh / CONFIG, description)
+        save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
+        # safetensors keeps its files to their owner; see weights.write.
+        (fresh / WEIGHTS).chmod(fresh.stat().st_mode & 0o666)
+        hf._replace(path, fresh)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def load_adapter(path, config):
+    """Opens a directory in PEFT's format.
+
+    Args:
+      path: directory with adapter_config.json and adapter_model.safetensors.
+      config: `qwen.ModelConfig` of the base model.
+
+    Returns:
+      (adapters: float32 on the default device, rank, alpha, targets in the order of `TARGETS`).
+
+    Raises:
+      ValueError: no such directory, an adapter of another kind than plain LoRA on `TARGETS`
+        (DoRA, rank-stabilised scale, trained biases or whole modules, ranks that differ, an
+        initialisation that changed the base weights), or tensors missing, unexpected or of
+        another shape than the model's.
+    """
+    directory = Path(path).expanduser()
+    for name in (CONFIG, WEIGHTS):
+        if not (directory / name).exists():
+            raise ValueError(f"{path} has no {name}; an adapter needs {CONFIG} and {WEIGHTS}")
+    rank, alpha, targets = _read_config(directory / CONFIG)
+    leaves = {
+        (target, leaf): (_names(config, target, leaf), shape)
+        for target in targets
+        for leaf, shape in _leaf_shapes(target, _kernels(config)[target], rank).items()
+    }
+    want = {
+        name: weights._tensor_shape(weights.SPLIT, shape[1:])
+        for names, shape in leaves.values()
+        for name in names
+    }
+    file = directory / WEIGHTS
+    try:
+        opened = safe_open(file, framework="numpy")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot read {file}: {error}") from error
+    layers = {target: {} for target in targets}
+    with opened:
+        tensors = dict.fromkeys(opened.keys(), opened)
+        _check_tensors(file, tensors, want, rank)
+        for (target, leaf), (names, shape) in leaves.items():
+            everything = [(0, size) for size in shape]
+            x = weights._read_part(tensors, names, weights.SPLIT, shape, everything)
+            layers[target][leaf] = jnp.array(x, copy=True)  # an update may donate its state
+    return {"layers": layers}, rank, alpha, targets
+
+
+def _read_config(file):
+    """(rank, alpha, targets) of an adapter_config.json."""
+    c = hf._read_json(file)
+    for name, accepted in (
+        ("peft_type", ("LORA",)),
+        ("bias", ("none",)),
+        ("init_lora_weights", INITIALISED),
+    ):
+        if c.get(name, accepted[0]) not in accepted:
+            shown = ", ".join(repr(x) for x in accepted)
+            raise ValueError(f"{file}: {name} {c[name]!r} is not supported; accepted: {shown}")
+    for name, value in c.items():
+        if name not in READ | HARMLESS and value:
+            raise ValueError(f"{file}: {name} {value!r} is not supported; it must not be set")
+    missing = [name for name in ("r", "lora_alpha", "target_modules") if c.get(name) is None]
+    if missing:
+        raise ValueError(f"{file}: field {', '.join(missing)} is missing")
+    ours = {_module(target): target for target in TARGETS}
+    modules = c["target_modules"]
+    unknown = [modules] if isinstance(modules, str) else sorted(set(modules) - ours.keys())
+    if unknown or not modules:
+        raise ValueError(
+            f"{file}: target_modules {', '.join(unknown) or 'is empty'}; "
+            f"accepted: a list of {', '.join(ours)}"
+        )
+    _check_rank(c["r"])
+    return c["r"], c["lora_alpha"], check_targets(ours[module] for module in modules)
+
+
+def _check_tensors(file, tensors, want, rank):
+    """Raises ValueError unless the file holds exactly the tensors and shapes of `want`."""
+    missing, unexpected = want.keys() - tensors.keys(), tensors.keys() - want.keys()
+    for problem, names in (("missing", missing), ("unexpected", unexpected)):
+        if names:
+            some = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
+            raise ValueError(f"{file}: {len(names)} {problem} tensors: {some}")
+    for name, shape in want.items():
+        piece = tensors[name].get_slice(name)
+        found = tuple(piece.get_shape())
+        if found != shape:
+            raise ValueError(
+                f"{file}: tensor {name} has shape {found}, the model and rank {rank} ask for "
+                f"{shape}"
+            )
+        if piece.get_dtype() not in weights.DISK_DTYPES.values():
+            raise ValueError(
+                f"{file}: tensor {name} is {piece.get_dtype()}; "
+                f"accepted: {', '.join(weights.DISK_DTYPES.values())}"
+            )
+
+
+@functools.cache
+def _kernels(config):
+    """{target: shape of its kernel [L, *inputs, *outputs]} of a model."""
+    return {path[1]: shape for path, _, _, shape in weights.plan(config) if path[-1] == "kernel"}
+
+
+def _first_output(target, ndim):
+    """Index of the first output axis of a kernel [L, *inputs, *outputs]."""
+    return 2 if PROJECTIONS[target][1] == weights.SPLIT else ndim - 1
+
+
+def _leaf_shapes(target, kernel, rank):
+    """Shapes of a target's leaves, given the kernel's."""
+    split = _first_output(target, len(kernel))
+    return {
+        "lora_a": (kernel[0], math.prod(kernel[1:split]), rank),
+        "lora_b": (kernel[0], rank, *kernel[split:]),
+    }
+
+
+def _pairs(params, adapters):
+    """[(target, {lora_a, lora_b})], checked against the kernels."""
+    pairs = []
+    for target in check_targets(adapters["layers"]):
+        own, pair = params["layers"][target], adapters["layers"][target]
+        if "lora_a" in own:
+            raise ValueError(f"the parameters of {target} have adapters already")
+        kernel, rank = own["kernel"].shape, pair["lora_a"].shape[-1]
+        for leaf, shape in _leaf_shapes(target, kernel, rank).items():
+            if pair[leaf].shape != shape:
+                raise ValueError(
+                    f"adapter {target}/{leaf} has shape {pair[leaf].shape}; "
+                    f"the kernel's {kernel} and rank {rank} ask for {shape}"
+                )
+        pairs.append((target, pair))
+    return pairs
+
+
+def _names(config, target, leaf):
+    """Names in the file of a leaf's layers."""
+    name = f"{PREFIX}{PROJECTIONS[target][0]}.{LEAVES[leaf]}"
+    return [name.format(layer) for layer in range(config.layers)]
+
+
+def _module(target):
+    """PEFT's name of a target: q_proj for q."""
+    return PROJECTIONS[target][0].rpartition(".")[2]
+
+
+def check_targets(targets):
+    """The targets in the order of `TARGETS`."""
+    targets = list(targets)
+    unknown = [name for name in targets if name not in TARGETS]
+    if unknown or not targets:
+        what = f"unknown targets {', '.join(map(str, unknown))}" if unknown else "no targets"
+        raise ValueError(f"{what}; accepted: {', '.join(TARGETS)}")
+    return tuple(name for name in TARGETS if name in targets)
+
+
+def _check_rank(rank):
+    if not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"rank {rank!r} is not an integer of at least 1")

@@ -1,0 +1,380 @@
+"""Parameters in safetensors files, in the layout of Hugging Face's Qwen2 and Llama.
+
+One table, `TENSORS`, names every tensor for both directions. The file holds a matrix as
+[outputs, inputs] with the heads flattened and one tensor a layer; our parameters hold
+[inputs, outputs] with the heads as an axis and the layers stacked (see qwen.py). Files are read
+and converted a few megabytes at a time, and only the parts that this process's devices hold.
+
+Axes: L layers, D width, H heads.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import mmap
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.experimental import multihost_utils
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from ragen_jax.model import qwen
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = "model-{:05}-of-{:05}.safetensors"
+DISK_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
+SAVE_DTYPES = ("float32", "bfloat16", "float16")
+PIECE_BYTES = 4 << 20  # of one read; a transposed copy of larger pieces misses the CPU's cache
+
+# How a tensor in the file is laid out, given the shape of one layer's parameter.
+SAME = "same"  # the parameter itself
+FLAT = "flat"  # all axes in one
+SPLIT = "split"  # matrix [outputs, D] for a kernel [D, *outputs]
+JOIN = "join"  # matrix [D, inputs] for a kernel [*inputs, D]
+
+# Path of a parameter -> (tensor name, layout); "{}" is the layer's number.
+TENSORS = {
+    ("embed",): ("model.embed_tokens.weight", SAME),
+    ("head",): ("lm_head.weight", SAME),
+    ("final_norm", "scale"): ("model.norm.weight", SAME),
+    **{
+        ("layers", *path): (f"model.layers.{{}}.{name}", layout)
+        for path, name, layout in (
+            (("attention_norm", "scale"), "input_layernorm.weight", SAME),
+            (("q", "kernel"), "self_attn.q_proj.weight", SPLIT),
+            (("q", "bias"), "self_attn.q_proj.bias", FLAT),
+            (("k", "kernel"), "self_attn.k_proj.weight", SPLIT),
+            (("k", "bias"), "self_attn.k_proj.bias", FLAT),
+            (("v", "kernel"), "self_attn.v_proj.weight", SPLIT),
+            (("v", "bias"), "self_attn.v_proj.bias", FLAT),
+            (("o", "kernel"), "self_attn.o_proj.weight", JOIN),
+            (("mlp_norm", "scale"), "post_attention_layernorm.weight", SAME),
+            (("gate", "kernel"), "mlp.gate_proj.weight", SPLIT),
+            (("up", "kernel"), "mlp.up_proj.weight", SPLIT),
+            (("down", "kernel"), "mlp.down_proj.weight", JOIN),
+        )
+    },
+}
+IGNORED = "rotary_emb.inv_freq"  # old Llama files hold these constants, too
+
+
+class Leaf(NamedTuple):
+    """One parameter and where it is in the files."""
+
+    path: tuple[str, ...]
+    names: tuple[str, ...]  # of its tensors, one a layer for a stacked leaf
+    layout: str
+    shape: tuple[int, ...]  # of the whole leaf
+
+    @property
+    def tensor_shape(self):
+        return _tensor_shape(self.layout, self.shape[1:] if _stacked(self.names) else self.shape)
+
+
+@functools.cache
+def plan(config):
+    """`Leaf` of every parameter of a `qwen.ModelConfig`."""
+    abstract = jax.eval_shape(functools.partial(qwen.init_params, config), jax.random.key(0))
+    found = []
+    for path, leaf in flatten_dict(abstract).items():
+        name, layout = TENSORS[path]
+        names = [name.format(i) for i in range(config.layers)] if path[0] == "layers" else [name]
+        found.append(Leaf(path, tuple(names), layout, leaf.shape))
+    return tuple(found)
+
+
+def _stacked(names):
+    return ".layers." in names[0]
+
+
+def _groups(layout, ndim):
+    """Which axes of a parameter of one layer make up each axis of the tensor in the file."""
+    axes = tuple(range(ndim))
+    if layout == SPLIT:
+        return axes[1:], axes[:1]
+    if layout == JOIN:
+        return axes[-1:], axes[:-1]
+    return (axes,) if layout == FLAT else tuple((axis,) for axis in axes)
+
+
+def _tensor_shape(layout, shape):
+    """Shape in the file of a parameter (one layer's) of shape `shape`."""
+    groups = _groups(layout, len(shape))
+    return tuple(math.prod(shape[axis] for axis in group) for group in groups)
+
+
+# ---------------------------------------------------------------- reading
+
+
+@contextlib.contextmanager
+def open_tensors(directory):
+    """Dict of tensor name -> open safetensors file that holds it.
+
+    Raises:
+      ValueError: there are no weights, or a file of them is missing, cut short or damaged.
+    """
+    directory = Path(directory)
+    single, index = directory / WEIGHTS, directory / INDEX
+    if single.exists():
+        files = [single]
+    elif index.exists():
+        try:
+            files = sorted(
+                {directory / n for n in json.loads(index.read_text())["weight_map"].values()}
+            )
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"{index} is not an index of weights: {error!r}") from error
+    else:
+        raise ValueError(f"{directory} has neither {WEIGHTS} nor {INDEX}")
+    with contextlib.ExitStack() as stack:
+        tensors = {}
+        for file in files:
+            try:
+                opened = stack.enter_context(safe_open(file, framework="numpy"))
+            except (OSError, SafetensorError) as error:
+                raise ValueError(f"cannot read {file}: {error}") from error
+            tensors |= dict.fromkeys(opened.keys(), opened)
+        yield tensors
+
+
+def check(directory, config, tensors):
+    """Raises ValueError unless the files hold exactly the model's tensors, in its shapes."""
+    want = {name: leaf.tensor_shape for leaf in plan(config) for name in leaf.names}
+    # Some trainers write the head although it is tied; it may stay if it says the same.
+    embed, head = (TENSORS[(name,)][0] for name in ("embed", "head"))
+    extra = {name for name in tensors.keys() - want.keys() if not name.endswith(IGNORED)}
+    if config.tied and head in extra and embed in tensors:
+        if not _same(*(tensors[name].get_slice(name) for name in (embed, head))):
+            raise ValueError(f"{directory}: {head} differs from {embed}, to which it is tied")
+        extra.remove(head)
+    for problem, names in (("missing", want.keys() - tensors.keys()), ("unexpected", extra)):
+        if names:
+            some = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
+            raise ValueError(f"{directory}: {len(names)} {problem} tensors: {some}")
+    for name, shape in want.items():
+        tensor = tensors[name].get_slice(name)
+        found = tuple(tensor.get_shape())
+        if found != shape:
+            raise ValueError(
+                f"{directory}: tensor {name} has shape {found}, config.json asks for {shape}"
+            )
+        if tensor.get_dtype() not in DISK_DTYPES.values():
+            raise ValueError(
+                f"{directory}: tensor {name} is {tensor.get_dtype()}; "
+                f"accepted: {', '.join(DISK_DTYPES.values())}"
+            )
+
+
+def _same(a, b):
+    """Whether two matrices in files hold the same numbers."""
+    rows, *others = a.get_shape()
+    if [rows, *others] != list(b.get_shape()):
+        return False
+    step = max(1, PIECE_BYTES // (4 * math.prod(others)))
+    return all(
+        np.array_equal(a[i : min(i + step, rows)], b[i : min(i + step, rows)])
+        for i in range(0, rows, step)
+    )
+
+
+def read(tensors, config, shardings=None):
+    """The parameters, each part read once and put on the devices that hold it.
+
+    Args:
+      tensors: of `open_tensors`, after `check`.
+      config: `qwen.ModelConfig`.
+      shardings: nested dict of a `jax.sharding.Sharding` a parameter; None: the default device.
+
+    Returns:
+      Nested dict of float32 arrays. On the host there is never more than one device's part of one
+      parameter beside them.
+    """
+    shardings = {} if shardings is None else flatten_dict(shardings)
+    params = {}
+    # The largest first: what a part needs on the host then matters least at the end.
+    for leaf in sorted(plan(config), key=lambda leaf: -math.prod(leaf.shape)):
+        part = functools.partial(_read_part, tensors, leaf.names, leaf.layout, leaf.shape)
+        params[leaf.path] = _place(leaf.shape, shardings.get(leaf.path), part)
+    return unflatten_dict(params)
+
+
+def _place(shape, sharding, part):
+    """An array on the devices of a sharding (None: the default device) from its parts.
+
+    Args:
+      part: function of a tuple of (start, stop), one an axis, or None for all, to a new NumPy
+        array. On CPU the device's array may be this very memory, so nothing else may keep it.
+        (XLA knows that it is not its own: what donates the array writes to a copy.)
+    """
+    if sharding is None:
+        return jax.block_until_ready(jax.device_put(part(None)))
+    holders = {}  # of a part: the devices that need it
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        bounds = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
+        holders.setdefault(bounds, []).append(device)
+    pieces = []
+    for bounds, devices in holders.items():
+        host = part(bounds)
+        pieces += jax.block_until_ready([jax.device_put(host, device) for device in devices])
+        del host  # before the next is made
+    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+
+
+def _read_part(tensors, names, layout, shape, bounds=None):
+    """A parameter, or its part `bounds` (start, stop of every axis), as a new float32 array.
+
+    Args:
+      tensors: of `open_tensors`. names, layout, shape: of `Leaf`.
+    """
+    bounds = bounds or tuple((0, n) for n in shape)
+    part = _empty([stop - start for start, stop in bounds])
+    layers = part[None]
+    if _stacked(names):
+        (first, last), *bounds = bounds
+        layers, names, shape = part, names[first:last], shape[1:]
+    for into, name in zip(layers, names, strict=True):
+        _read_tensor(tensors[name].get_slice(name), layout, shape, bounds, into)
+    return part
+
+
+def _empty(shape):
+    """A new float32 array; a large one gives its memory back to the kernel when it is freed.
+
+    It has pages of its own, because malloc may be told to keep what is freed (memory.py). They
+    start 16 bytes off: JAX's CPU backend then copies the array into memory of XLA's instead of
+    aliasing it, which would save a copy here and cost one of all parameters at the first update.
+    """
+    size = math.prod(shape)
+    if 4 * size < PIECE_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.empty(shape, np.float32)
+    pages = mmap.mmap(-1, 4 * size + 16, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, np.float32, offset=16).reshape(shape)
+
+
+def _read_tensor(tensor, layout, shape, bounds, into):
+    """Fills `into`, the part `bounds` of one layer's parameter of shape `shape`, from the file.
+
+    The file is cut along the first of the parameter's axes that share an axis there; what is left
+    to cut along the others, where a sharding splits them, is cut in memory.
+    """
+    groups = _groups(layout, len(shape))
+    firsts = [group[0] for group in groups]
+    inner = [math.prod(shape[axis] for axis in group[1:]) for group in groups]
+    columns = [
+        slice(bounds[axis][0] * n, bounds[axis][1] * n)
+        for axis, n in zip(firsts[1:], inner[1:], strict=True)
+    ]
+    order = [axis for group in groups for axis in group]
+    sizes = [bounds[a][1] - bounds[a][0] if a in firsts else shape[a] for a in order]
+    cut = tuple(slice(None) if a in firsts else slice(*bounds[a]) for a in order)
+    into = into.transpose(order)
+    start, stop = bounds[firsts[0]]
+    step = max(1, PIECE_BYTES // (4 * math.prod(sizes[1:])))
+    for i in range(start, stop, step):
+        j = min(i + step, stop)
+        piece = tensor[(slice(i * inner[0], j * inner[0]), *columns)]
+        into[i - start : j - start] = piece.reshape(j - i, *sizes[1:])[cut]
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write(directory, config, params, *, dtype, max_shard_bytes):
+    """Writes the parameters into one file, or into several and their index.
+
+    Args:
+      config: `qwen.ModelConfig`. params: nested dict of its arrays, also over several processes;
+        then every process calls this and process 0 writes.
+      dtype: of SAVE_DTYPES. max_shard_bytes: of a file; one tensor may be larger.
+
+    Raises:
+      ValueError: the parameters are not the model's, or float16 cannot hold one of them.
+    """
+    check_params(config, params)
+    params = flatten_dict(params)
+    shards = _shards(config, jnp.dtype(dtype).itemsize, max_shard_bytes)
+    writer = is_writer(params)
+    for file, entries in shards.items():
+        tensors = {}
+        for leaf, layer in entries:
+            x = _on_host(params[leaf.path] if layer is None else params[leaf.path][layer])
+            if writer:
+                name = leaf.names[layer or 0]
+                tensors[name] = _to_tensor(x, name, leaf.layout, leaf.tensor_shape, dtype)
+        if writer:
+            save_file(tensors, directory / file, metadata={"format": "pt"})
+            # safetensors keeps its files to their owner; a model is as public as its folder.
+            (directory / file).chmod(directory.stat().st_mode & 0o666)
+    if writer and len(shards) > 1:
+        names = {leaf.names[i or 0]: file for file in shards for leaf, i in shards[file]}
+        size = sum(math.prod(leaf.shape) for leaf in plan(config)) * jnp.dtype(dtype).itemsize
+        index = {"metadata": {"total_size": size}, "weight_map": names}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _shards(config, itemsize, max_bytes):
+    """{file name: [(`Leaf`, layer or None)]}: the embedding, layer after layer, norm and head."""
+    order = []
+    for leaf in plan(config):
+        if _stacked(leaf.names):
+            order += [(layer, leaf, layer) for layer in range(config.layers)]
+        else:
+            order.append((-1 if leaf.path == ("embed",) else config.layers, leaf, None))
+    shards, used = [[]], 0
+    for _, leaf, layer in sorted(order, key=lambda entry: entry[0]):
+        size = itemsize * math.prod(leaf.tensor_shape)
+        if shards[-1] and used + size > max_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append((leaf, layer))
+        used += size
+    if len(shards) == 1:
+        return {WEIGHTS: shards[0]}
+    return {SHARD.format(i + 1, len(shards)): shard for i, shard in enumerate(shards)}
+
+
+def is_writer(params):
+    """Whether this process is to write: it holds all of the parameters, or is process 0."""
+    whole = all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(params))
+    return whole or jax.process_index() == 0
+
+
+def check_params(config, params):
+    """Raises ValueError unless `params` has the model's parameters, in their shapes."""
+    params = flatten_dict(params)
+    shapes = {leaf.path: leaf.shape for leaf in plan(config)}
+    differ = params.keys() ^ shapes.keys()
+    if differ:
+        names = ", ".join("/".join(path) for path in sorted(differ))
+        raise ValueError(f"parameters missing or not the model's: {names}")
+    for path, shape in shapes.items():
+        if params[path].shape != shape:
+            raise ValueError(
+                f"parameter {'/'.join(path)} has shape {params[path].shape}, the model's is {shape}"
+            )
+
+
+def _on_host(x):
+    """A NumPy array of an array on any devices, those of other processes included."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
+
+
+def _to_tensor(x, name, layout, shape, dtype):
+    """A parameter (one layer's) as the file holds it."""
+    order = [axis for group in _groups(layout, x.ndim) for axis in group]
+    with np.errstate(over="ignore"):
+        flat = x.transpose(order).reshape(shape)
+        tensor = np.ascontiguousarray(flat.astype(dtype, copy=False))
+    if dtype == "float16" and np.isinf(tensor).any() and not np.isinf(x).any():
+        raise ValueError(
+            f"{name} has values beyond float16's largest ({np.abs(x).max():.3g}): save in bfloat16"
+        )
+    return tensor

@@ -1,0 +1,155 @@
+"""Plays, scores and updates on a mesh of virtual devices and on one device, and compares.
+
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
+        python tests/mesh_check.py MODEL_DIR data,fsdp,tensor [data,fsdp,tensor ...]
+
+Run by tests/test_sharding.py in a process of its own, because the number of devices is fixed when
+JAX starts. Prints one JSON object a mesh.
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+import optax
+
+from configs import sokoban
+from ragen_jax import config as cfg
+from ragen_jax import sample
+from ragen_jax.batch import make_batch
+from ragen_jax.diagnostics.cross_scoring import cross_score
+from ragen_jax.diagnostics.scopes import first_turns
+from ragen_jax.model import hf
+from ragen_jax.model.qwen import logits
+from ragen_jax.rollout import Budgets, Sampling, rollout
+from ragen_jax.sharding import make_mesh, sampling_params
+from ragen_jax.update import Loss, init_state, update_policy
+
+BUDGETS = Budgets(max_turns=3, max_actions=6, max_new_tokens=22)
+KEY = jax.random.key(3)
+LOSS = Loss(1.0, 0.2, 0.28, 3.0, "token-mean", "k3", 0.01, 0.01)
+GROUPS, MEMBERS = 4, 16
+
+
+def play(directory, mesh, context):
+    """(model, params, episodes) on `mesh`; 62 episodes do not split evenly over 8 shards."""
+    config = sokoban.get_config()
+    config.env.context = context
+    environment = cfg.build_environment(config, "train")
+    model, params, tokenizer = hf.load(directory, mesh=mesh)
+    chat = cfg.build_chat(config, tokenizer, environment)
+    episodes = []
+    with jax.set_mesh(mesh):
+        for seeds, members in ((range(GROUPS), MEMBERS), (range(10, 12), 31)):
+            episodes += rollout(
+                model,
+                sampling_params(params, model, mesh),
+                chat,
+                environment,
+                list(seeds),
+                [environment.reset(seed) for seed in seeds],
+                group_size=members,
+                key=KEY,
+                budgets=BUDGETS,
+                sampling=Sampling(temperature=1.0),
+            )
+    return model, params, episodes
+
+
+def score(model, params, episodes, mesh):
+    prompts, reasonings, _ = first_turns(episodes[: GROUPS * MEMBERS], samples=24)
+    with jax.set_mesh(mesh):
+        return cross_score(model, params, prompts, reasonings, micro_batch=64)[0]
+
+
+def update(model, params, episodes, mesh):
+    """(first gradient, parameters behind 3 updates)."""
+    batch = make_batch(episodes[: GROUPS * MEMBERS])
+    rng = np.random.Generator(np.random.Philox(key=[0, 0]))
+    advantage_BT = rng.standard_normal(batch.mask_BT.shape).astype(np.float32) * batch.mask_BT
+    reference = jax.tree.map(lambda x: x + 0.01 * np.float32(1), params)
+    found = []
+    # With plain gradient descent at rate 1 the first step is the gradient itself.
+    for optimizer, minibatches in ((optax.sgd(1.0), 1), (optax.adam(1e-3), 3)):
+        with jax.set_mesh(mesh):
+            state, metrics = update_policy(
+                model,
+                optimizer,
+                LOSS,
+                init_state(jax.tree.map(lambda x: x + 0, params), optimizer, mesh),
+                reference,
+                batch,
+                advantage_BT,
+                np.arange(len(batch.tokens_BT)),
+                mesh=mesh,
+                rng=np.random.Generator(np.random.Philox(key=[0, 1])),
+                minibatches=minibatches,
+                micro_batch=32,
+                minibatch_rows=len(batch.tokens_BT),
+                loss_scale=1.0,
+            )
+        assert metrics["update/count"] == minibatches and metrics["update/skipped"] == 0
+        found.append(jax.tree.map(np.asarray, state.params))
+    gradient = jax.tree.map(lambda old, new: np.asarray(old) - new, params, found[0])
+    return gradient, found[1]
+
+
+def near_tie(model, params, a, turn, index):
+    """Whether the two best perturbed logits of a token are within 1e-4."""
+    one = a.turns[turn]
+    ids = np.concatenate([one.prompt, one.sampled[:index]])
+    hidden, _ = model.apply({"params": params}, ids[None])
+    key = sample.episode_keys(KEY, [a.seed], [a.member], turn)
+    perturbed = logits(params, hidden[0, -1]) + sample.noise(key, index, model.config.vocab_size)[0]
+    best = np.sort(np.asarray(perturbed))[-2:]
+    return best[1] - best[0] < 1e-4
+
+
+def differences(model, params, ours, theirs):
+    """(episodes that part at a near tie, episodes that part elsewhere)."""
+    ties = wrong = 0
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.seed, a.member) == (b.seed, b.member)
+        for turn, (s, t) in enumerate(zip(a.turns, b.turns, strict=False)):
+            n = min(len(s.sampled), len(t.sampled))
+            parted = np.flatnonzero(s.sampled[:n] != t.sampled[:n])
+            if len(parted):
+                tie = near_tie(model, params, a, turn, int(parted[0]))
+                ties, wrong = ties + tie, wrong + (not tie)
+                break
+            if len(s.sampled) != len(t.sampled) or s.actions != t.actions:
+                wrong += 1
+                break
+            assert np.abs(s.logp - t.logp).max() < 1e-4
+    return ties, wrong
+
+
+def main(directory, *meshes):
+    one = make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
+    alone = {context: play(directory, one, context) for context in ("single_turn", "full")}
+    model, params, episodes = alone["single_turn"]
+    score_one = score(model, params, episodes, one)
+    gradient_one, params_one = update(model, params, episodes, one)
+    size = float(optax.tree.norm(gradient_one))
+    for text in meshes:
+        data, fsdp, tensor = map(int, text.split(","))
+        mesh = make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+        found = {"mesh": text, "devices": mesh.size}
+        for context, (_, _, expected) in alone.items():
+            _, sharded, played = play(directory, mesh, context)
+            ties, wrong = differences(model, params, played, expected)
+            found |= {f"{context}_ties": int(ties), f"{context}_wrong": int(wrong)}
+        found["split"] = any(not x.is_fully_replicated for x in jax.tree.leaves(sharded))
+        found["score"] = float(np.abs(score(model, sharded, episodes, mesh) - score_one).max())
+        gradient, after = update(model, sharded, episodes, mesh)
+        difference = jax.tree.map(np.subtract, gradient, gradient_one)
+        found["gradient"] = float(optax.tree.norm(difference)) / size
+        apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), after, params_one)
+        found["params"] = max(jax.tree.leaves(apart))
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
