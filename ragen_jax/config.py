@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+import traceback
 from pathlib import Path
 
 import jax
@@ -66,7 +67,21 @@ def run_command(main):
                 join_processes(os.environ)
             return rest
 
-    app.run(main, flags_parser=parse)
+    def run(argv):
+        try:
+            main(argv)
+        except (Exception, SystemExit) as error:
+            code = error.code if isinstance(error, SystemExit) else 1
+            if jax.process_count() == 1 or not code:
+                raise
+            # JAX would first wait for the other processes, which wait for this one.
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    app.run(run, flags_parser=parse)
 
 
 def join_processes(environ):

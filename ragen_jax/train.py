@@ -345,6 +345,11 @@ def main(argv):
     with cfg.bad_input():
         if jax.process_count() > 1 and not WORKDIR.value:
             raise ValueError("several processes need --workdir, the same folder for all of them")
+        if "://" in (WORKDIR.value or ""):
+            raise ValueError(
+                f"--workdir is {WORKDIR.value}; it must be a path (a folder that all processes see, "
+                "such as an NFS mount): metrics.jsonl grows line by line, which buckets cannot do"
+            )
     name = time.strftime("%Y%m%d-%H%M%S")
     workdir = Path(WORKDIR.value or Path("runs") / f"{CONFIG.value.env.name}-{name}")
     sys.exit(train(CONFIG.value, workdir))
