@@ -65,6 +65,7 @@ def get_config():
             ),
             optimizer=dict(
                 learning_rate=1e-6,
+                schedule="constant",  # or "linear", "cosine": to 0 over the run's updates
                 warmup_updates=0,  # linear from 0
                 b1=0.9,
                 b2=0.999,

@@ -26,6 +26,7 @@ from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout import Budgets, Sampling
 from ragen_jax.sharding import data_shards, make_mesh
+from ragen_jax.update import SCHEDULES
 
 LOSS_SCALES = {"linear": lambda kept: kept, "sqrt": lambda kept: kept**0.5, "none": lambda _: 1.0}
 BAD_INPUT = 2  # exit code
@@ -142,6 +143,7 @@ def check(config):
         ("filter.loss_scale", LOSS_SCALES),
         ("algorithm.name", advantage.GROUP_ADVANTAGES),
         ("algorithm.aggregation", losses.AGGREGATIONS),
+        ("optimizer.schedule", SCHEDULES),
         ("algorithm.kl_kind", losses.KL_KINDS),
         ("model.dtype", ("float32", "bfloat16", "float16")),
         ("env.context", chat.CONTEXTS),
@@ -342,12 +344,14 @@ def same_run(config, workdir):
     """Refuses to continue a run under a config that would make it another run.
 
     Raises:
-      ValueError: names the first field that differs; steps, eval.every, checkpoint.* and
-        rollout.save_every may change.
+      ValueError: names the first field that differs; steps (where the learning rate is
+        constant), eval.every, checkpoint.every and .keep and rollout.save_every may change.
     """
     if not (workdir / "config.json").exists():
         return
-    free = ("steps", "eval.every", "checkpoint.every", "checkpoint.keep", "rollout.save_every")
+    free = ["eval.every", "checkpoint.every", "checkpoint.keep", "rollout.save_every"]
+    if config.optimizer.schedule == "constant":  # any other is stretched over all steps
+        free.append("steps")
     before, now = _flat(read_run_config(workdir)), _flat(config)
     for name in sorted(set(before) | set(now)):
         if name not in free and before.get(name) != now.get(name):

@@ -63,7 +63,9 @@ def train(config, workdir):
     # -------------------------------------------------------------------------- state
     optimizer = make_optimizer(
         learning_rate=c.optimizer.learning_rate,
+        schedule=c.optimizer.schedule,
         warmup_updates=c.optimizer.warmup_updates,
+        total_updates=c.steps * c.optimizer.minibatches,
         b1=c.optimizer.b1,
         b2=c.optimizer.b2,
         eps=c.optimizer.eps,

@@ -238,21 +238,42 @@ def update_step(
     return state, metrics
 
 
+# What follows the warm-up, of a learning rate over so many updates.
+SCHEDULES = {
+    "constant": lambda rate, updates: optax.constant_schedule(rate),
+    "linear": lambda rate, updates: optax.linear_schedule(rate, 0.0, updates),
+    "cosine": lambda rate, updates: optax.cosine_decay_schedule(rate, updates),
+}
+
+
 @functools.cache  # the optimizer is a static argument: equal settings should compile once
-def make_optimizer(*, learning_rate, warmup_updates, b1, b2, eps, weight_decay, max_grad_norm):
-    """AdamW behind a global-norm clip, with a linear warm-up from 0 over `warmup_updates`."""
-    schedule = optax.linear_schedule(
-        learning_rate / max(warmup_updates, 1), learning_rate, max(warmup_updates - 1, 1)
-    )
+def make_optimizer(
+    *,
+    learning_rate,
+    schedule,
+    warmup_updates,
+    total_updates,
+    b1,
+    b2,
+    eps,
+    weight_decay,
+    max_grad_norm,
+):
+    """AdamW behind a global-norm clip.
+
+    Args:
+      learning_rate: the largest, reached at the end of the warm-up, which is linear from 0 over
+        `warmup_updates`.
+      schedule: a key of SCHEDULES; linear and cosine fall to 0 at `total_updates`.
+    """
+    after = SCHEDULES[schedule](learning_rate, max(total_updates - warmup_updates, 1))
+    if warmup_updates:
+        start = learning_rate / warmup_updates
+        rising = optax.linear_schedule(start, learning_rate, max(warmup_updates - 1, 1))
+        after = optax.join_schedules([rising, after], [warmup_updates])
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),
-        optax.adamw(
-            schedule if warmup_updates > 1 else learning_rate,
-            b1=b1,
-            b2=b2,
-            eps=eps,
-            weight_decay=weight_decay,
-        ),
+        optax.adamw(after, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay),
     )
 
 

@@ -192,7 +192,9 @@ def test_without_signal_nothing_moves(policy, mesh):
     loss = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
     optimizer = update.make_optimizer(
         learning_rate=1e-2,
+        schedule="constant",
         warmup_updates=0,
+        total_updates=100,
         b1=0.9,
         b2=0.999,
         eps=1e-8,
@@ -265,10 +267,20 @@ def test_logp_gap_is_the_largest_difference_on_sampled_tokens(policy, mesh):
     assert metrics["update/logp_gap"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_warm_up_rises_linearly_to_the_learning_rate():
+@pytest.mark.parametrize(
+    ("schedule", "after"),
+    [
+        ("constant", [1.0, 1.0, 1.0, 1.0]),
+        ("linear", [1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]),
+    ],
+)
+def test_learning_rate_schedule(schedule, after):
     optimizer = update.make_optimizer(
         learning_rate=1.0,
+        schedule=schedule,
         warmup_updates=4,
+        total_updates=8,
         b1=0.0,
         b2=0.0,
         eps=0.0,
@@ -276,7 +288,33 @@ def test_warm_up_rises_linearly_to_the_learning_rate():
         max_grad_norm=10.0,
     )
     state, steps = optimizer.init(jnp.ones(())), []
-    for _ in range(6):
+    for _ in range(8):
         step, state = optimizer.update(jnp.ones(()), state, jnp.ones(()))
         steps.append(float(-step))
-    np.testing.assert_allclose(steps, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(steps, [0.25, 0.5, 0.75, 1.0, *after], rtol=1e-5, atol=1e-7)
+
+
+def test_memory_does_not_grow_with_the_vocabulary():
+    """Beyond one chunk, only what has the parameters' own shape grows: never [B, T, V]."""
+    rows, length, width = 4, 129, 8
+    optimizer = optax.sgd(1.0)
+
+    def temporary_bytes(vocab_size):
+        model = Qwen(ModelConfig(vocab_size, width, 1, 1, 1, width, 8))
+        params = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
+        scalar = jax.ShapeDtypeStruct((), jnp.int32)
+        state = update.TrainState(params, optimizer.init(params), scalar, scalar)
+        minibatch = {
+            name: jax.ShapeDtypeStruct((1, rows, length), dtype)
+            for name, dtype in dict(tokens="int32", logp="f4", advantage="f4", mask="f4").items()
+        }
+        loss = dataclasses.replace(LOSS, kl_coef=0.0)
+        lowered = update.update_step.lower(
+            model, optimizer, loss, state, None, minibatch, scalar, jax.ShapeDtypeStruct((), "f4")
+        )
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    small, large = 2 * update.VOCAB_CHUNK, 16 * update.VOCAB_CHUNK
+    grown = temporary_bytes(large) - temporary_bytes(small)
+    assert grown < 3 * 4 * width * (large - small)  # of the embedding: a padded copy, gradients
+    assert grown < 0.1 * 4 * rows * length * (large - small)  # of the logits
