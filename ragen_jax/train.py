@@ -349,8 +349,8 @@ def main(argv):
             raise ValueError("several processes need --workdir, the same folder for all of them")
         if "://" in (WORKDIR.value or ""):
             raise ValueError(
-                f"--workdir is {WORKDIR.value}; it must be a path (a folder that all processes see, "
-                "such as an NFS mount): metrics.jsonl grows line by line, which buckets cannot do"
+                f"--workdir is {WORKDIR.value}; it must be a path (of a folder that all processes "
+                "see, such as an NFS mount): metrics.jsonl grows by lines, which a bucket cannot"
             )
     name = time.strftime("%Y%m%d-%H%M%S")
     workdir = Path(WORKDIR.value or Path("runs") / f"{CONFIG.value.env.name}-{name}")

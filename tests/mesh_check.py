@@ -33,7 +33,7 @@ GROUPS, MEMBERS = 4, 16
 
 
 def play(directory, mesh):
-    """(model, params, episodes with full history) on `mesh`; 62 episodes do not split evenly over 8 shards."""
+    """(model, params, episodes with full history) on `mesh`; 62 of them do not split evenly."""
     config = sokoban.get_config()
     config.env.context = "full"
     environment = cfg.build_environment(config, "train")
