@@ -12,7 +12,8 @@ tiny (default)
     allowed (benchmarks/NOTES.md); rooms are solvable within the ten moves an episode has.
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
     The paper's setting with group-relative advantages (its critic is still to come), full history,
-    400 new tokens a reply. Not measured here yet. The paper's peaks with GRPO at 3B: 12.1 without
+    400 new tokens a reply, bfloat16 with float32 parameters. docs/preflight.md says on which TPUs
+    they fit. Not trained here yet. The paper's peaks with GRPO at 3B: 12.1 without
     filter, 21.1 with it (table 4); expect hours on several accelerators.
 """
 
@@ -37,6 +38,12 @@ def get_config(preset="tiny"):
     config.env.options.max_solution = 10  # the budget of actions
     if preset in LLMS:
         config.model.path = LLMS[preset]
+        config.model.dtype = "bfloat16"
+        config.model.remat = True
+        # Trained on split parameters, sampled with whole ones (docs/preflight.md).
+        config.mesh.update(data=1, fsdp=-1)
+        config.sampling_mesh.update(data=-1, fsdp=1, tensor=1)
+        config.optimizer.micro_batch = 16  # over 16 devices; a multiple of however many there are
         return config
     if preset != "tiny":
         accepted = ", ".join(["tiny", *LLMS])

@@ -1,0 +1,63 @@
+"""Measured against other programs, against ourselves without a feature, and against the machine.
+
+    python -m benchmarks CASE [--repeats=N] [--json]
+
+Without a case: what there is. Figures and what they taught are in NOTES.md.
+"""
+
+import argparse
+import sys
+
+from benchmarks import caching, generation, llm, measure
+from ragen_jax.memory import keep_freed_memory
+
+CASES = {  # name: (function, repeats, dtype of the product that limits it)
+    "rollout-full": (generation.rollout_full, 9, "float32"),
+    "rollout-single": (generation.rollout_single, 15, "float32"),
+    "rollout-tunix": (generation.rollout_tunix, 15, "float32"),
+    "kept-cache": (caching.kept_cache, 15, "float32"),
+    "group-prefill": (caching.group_prefill, 50, "float32"),
+    "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
+    "gpu": (llm.gpu, 5, "bfloat16"),
+}
+
+
+def run(case, repeats=None, **sizes):
+    """The JSON object of a case (measure.report)."""
+    function, usual, dtype = CASES[case]
+    repeats = repeats or usual
+    before = measure.limits(dtype)
+    rows = function(repeats, **sizes)
+    return measure.report(case, rows, before, measure.limits(dtype), repeats=repeats)
+
+
+def main(argv=None):
+    cases = "\n".join(f"  {name:<15} {CASES[name][0].__doc__.splitlines()[0]}" for name in CASES)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"cases:\n{cases}",
+    )
+    parser.add_argument("case", choices=CASES, metavar="CASE")
+    parser.add_argument("--repeats", type=int, help="measured runs of each side, after a warm-up")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--shape", help="of the gpu case: tiny, or a published shape")
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        parser.print_help()
+        return
+    options = parser.parse_args(argv)
+    if options.repeats is not None and options.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    if options.shape and options.case != "gpu":
+        parser.error("--shape belongs to the gpu case")
+    if options.shape and options.shape not in ("tiny", *llm.SHAPES):
+        parser.error(f"--shape is one of tiny, {', '.join(llm.SHAPES)}")
+    keep_freed_memory()
+    sizes = {"name": options.shape} if options.shape else {}
+    found = run(options.case, options.repeats, **sizes)
+    print(measure.as_json(found) if options.json else measure.as_table(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What the cache saves: ours with it against ours without."""
+
+import jax
+import numpy as np
+
+from benchmarks.episodes import tiny_setting
+from benchmarks.generation import FIVE, ONE
+from benchmarks.measure import Row, compare
+from ragen_jax.model.qwen import head
+from ragen_jax.rollout import length_bucket
+from ragen_jax.sample import prefill
+
+
+def kept_cache(repeats, *, turns=FIVE, members=16):
+    """Five turns with full history: the cache kept, against every prompt prefilled each turn."""
+    with tiny_setting(context="full", turns=turns, members=members) as (setting, _):
+        episodes = setting.play()
+        return [
+            Row(
+                name=f"{max(turns)} turns of {len(episodes)} episodes",
+                other_name="prefill every turn",
+                target=2,
+                work=sum(len(e.turns) for e in episodes) * setting.budgets.max_new_tokens,
+                unit="new tokens",
+                **compare(setting.play, lambda: setting.play(read_again=True), repeats=repeats),
+            )
+        ]
+
+
+def group_prefill(repeats, *, turns=ONE, members=16):
+    """The first prompts read once a group, against once an episode."""
+    with tiny_setting(context="single_turn", turns=turns, members=members) as (setting, _):
+        prompts = [episode.turns[0].prompt for episode in setting.play()]
+    tokens_BP = np.zeros((len(prompts), length_bucket(max(map(len, prompts)))), np.int32)
+    for tokens_P, prompt in zip(tokens_BP, prompts, strict=True):
+        tokens_P[: len(prompt)] = prompt
+    length_B = np.array([len(prompt) for prompt in prompts], np.int32)
+
+    def read(rows):
+        return lambda: jax.block_until_ready(
+            prefill(setting.model, setting.params, tokens_BP[rows], length_B[rows])
+        )
+
+    once = slice(None, None, members)
+    weights = sum(x.size for x in jax.tree.leaves(setting.params["layers"]))
+    tokens = int(length_B[once].sum())
+    return [
+        Row(
+            name=f"prefill of {len(turns)} prompts for {len(prompts)} episodes",
+            other_name="a prompt an episode",
+            target=3,
+            work=len(prompts),
+            unit="episodes",
+            flops=2 * (weights * tokens + head(setting.params).size * len(turns)),
+            **compare(read(once), read(slice(None)), repeats=repeats),
+        )
+    ]

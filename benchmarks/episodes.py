@@ -1,0 +1,184 @@
+"""Episodes whose work does not depend on the tokens sampled, and the tiny agent that plays them.
+
+The rooms, prompts and token counts are real Sokoban; but no token ends a reply, every reply is
+read as the same two moves, and when an episode ends is told by its seed. So ours and a peer read
+and sample the same numbers of tokens whatever their random generators draw.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+
+import jax
+import numpy as np
+
+from configs import sokoban
+from ragen_jax import config as cfg
+from ragen_jax.chat import Chat, Reply
+from ragen_jax.model import hf
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.rollout import Budgets, Sampling, rollout
+
+ROOM = (8, 7)  # a first prompt of 72 tokens
+MOVES = ("Up", "Left")
+
+
+class FixedChat(Chat):
+    """Reads every reply as the same moves; no token ends one."""
+
+    @classmethod
+    def of(cls, chat):
+        fields = {field.name: getattr(chat, field.name) for field in dataclasses.fields(chat)}
+        return cls(**fields | {"stop_ids": (), "close_id": -1})
+
+    def read(self, sampled):
+        return Reply((0, 0), (0, 0), MOVES, True)
+
+
+class ReadAgainChat(FixedChat):
+    """Changes every prompt's first token each turn, so that no prompt continues a cached row."""
+
+    def prompt_ids(self, turns, message):
+        ids = super().prompt_ids(turns, message).copy()
+        ids[0] = len(turns)
+        return ids
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """State of a room and the turns left to its episode."""
+
+    room: object
+    turns: int
+
+
+class FixedLength:
+    """Sokoban that is over after as many turns as `turns[seed % len(turns)]`."""
+
+    def __init__(self, environment, turns):
+        self.environment, self.turns = environment, turns
+        self.actions, self.instructions = environment.actions, environment.instructions
+
+    def reset(self, seed):
+        return Clock(self.environment.reset(seed), self.turns[seed % len(self.turns)])
+
+    def render(self, state):
+        return self.environment.render(state.room)
+
+    def step(self, state, action, rng):
+        step = self.environment.step(state.room, action, rng)
+        last = action == MOVES[-1]
+        state = Clock(step.state, state.turns - last)
+        return dataclasses.replace(step, state=state, done=last and state.turns == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """All that a rollout needs."""
+
+    model: object
+    params: dict
+    chat: Chat
+    environment: object
+    seeds: tuple[int, ...]
+    members: int
+    budgets: Budgets
+
+    def play(self, *, read_again=False):
+        """Our rollout -> episodes."""
+        return rollout(
+            self.model,
+            self.params,
+            ReadAgainChat.of(self.chat) if read_again else self.chat,
+            self.environment,
+            self.seeds,
+            [self.environment.reset(seed) for seed in self.seeds],
+            group_size=self.members,
+            key=jax.random.key(0),
+            budgets=self.budgets,
+            sampling=Sampling(temperature=1.0),
+        )
+
+    def play_with(self, generate):
+        """The same episodes by a peer's `generate` (peers.py) -> prompts of each turn."""
+        rng = np.random.default_rng(0)
+        plays = [
+            [self.environment.reset(seed), [], False]
+            for seed in self.seeds
+            for _ in range(self.members)
+        ]  # state, turns, over
+        shown = []
+        for turn in range(self.budgets.max_turns):
+            live = [play for play in plays if not play[2]]
+            if not live:
+                break
+            prompts = []
+            for state, turns, _ in live:
+                message = self.chat.observe(
+                    self.environment.render(state),
+                    actions_used=turn * len(MOVES),
+                    last_valid=True,
+                )
+                prompts.append(self.chat.prompt_ids(turns, message))
+            sampled_BT = generate(prompts, self.budgets.max_new_tokens).astype(np.int32)
+            for play, prompt, sampled in zip(live, prompts, sampled_BT, strict=True):
+                for action in self.chat.read(sampled).actions:
+                    step = self.environment.step(play[0], action, rng)
+                    play[0], play[2] = step.state, step.done
+                play[1].append(_Said(prompt, sampled))
+            shown.append(prompts)
+        return shown
+
+
+@dataclasses.dataclass(frozen=True)
+class _Said:
+    prompt: np.ndarray
+    sampled: np.ndarray
+
+
+@contextlib.contextmanager
+def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0):
+    """A `Setting` of the tiny agent with random weights, and its directory.
+
+    Args:
+      context: "full" or "single_turn".
+      turns: how many turns each group's episodes last, one number a group.
+    """
+    config = sokoban.get_config()
+    config.env.context = context
+    config.env.options.size = ROOM
+    w = config.warmstart
+    tokenizer = build_tokenizer()
+    model = Qwen(
+        ModelConfig(
+            vocab_size=len(tokenizer),
+            width=w.width,
+            layers=w.layers,
+            heads=w.heads,
+            kv_heads=w.kv_heads,
+            head_dim=w.width // w.heads,
+            mlp_width=w.mlp_width,
+        )
+    )
+    params = init_params(model.config, jax.random.key(seed))
+    environment = cfg.build_environment(config, "train")
+    chat = cfg.build_chat(config, tokenizer, environment)
+    with tempfile.TemporaryDirectory() as directory:
+        hf.save(f"{directory}/tiny", model, params, tokenizer)
+        yield (
+            Setting(
+                model=model,
+                params=params,
+                chat=FixedChat.of(chat),
+                environment=FixedLength(environment, tuple(turns)),
+                seeds=tuple(range(len(turns))),
+                members=members,
+                budgets=Budgets(
+                    max_turns=max(turns),
+                    max_actions=len(MOVES) * max(turns),
+                    max_new_tokens=new_tokens,
+                ),
+            ),
+            f"{directory}/tiny",
+        )

@@ -1,0 +1,290 @@
+"""Decode and update of published shapes, random weights; what they must move and compute."""
+
+import dataclasses
+import functools
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.measure import Row, compare
+from benchmarks.peers import PeerMissing, need
+from ragen_jax.model.qwen import SHAPES, ModelConfig, Qwen, init_params
+from ragen_jax.sample import decode, episode_keys, prefill
+from ragen_jax.sharding import make_mesh, sampling_params
+from ragen_jax.update import Loss, init_state, update_step
+
+TINY = ModelConfig(
+    vocab_size=512, width=128, layers=6, heads=4, kv_heads=2, head_dim=32, mlp_width=512
+)
+LOSS = Loss(
+    temperature=1.0,
+    clip_low=0.2,
+    clip_high=0.28,
+    clip_c=3.0,
+    aggregation="token-mean",
+    kl_kind="k3",
+    kl_coef=0.0,
+    entropy_coef=0.0,
+)
+LEARNING_RATE = 1e-6
+
+
+def shape(name, dtype):
+    """`ModelConfig` of a published shape, or of "tiny"."""
+    config = TINY if name == "tiny" else SHAPES[name]
+    return dataclasses.replace(config, dtype=dtype)
+
+
+# ------------------------------------------------------------------------------ ours
+
+
+def random_params(config):
+    """Random parameters, in float32; made by one program, so that no second copy lives."""
+    return jax.jit(functools.partial(init_params, config))(jax.random.key(0))
+
+
+def decoder(model, params, *, rows, cached, steps):
+    """A function that runs `steps` decode steps of `rows` rows over `cached` positions."""
+    tokens_BP = np.ones((rows, cached), np.int32)
+    length_B = np.full(rows, cached, np.int32)
+    segment, logits_BV = prefill(model, params, tokens_BP, length_B)
+    keys_B = episode_keys(jax.random.key(0), range(rows), range(rows), 0)
+
+    def run():
+        found = decode(
+            model,
+            params,
+            segment,
+            logits_BV,
+            keys_B,
+            np.full(rows, steps + 1, np.int32),
+            np.float32(1.0),
+            max_new_tokens=steps + 1,  # the first comes from prefill's logits
+            stop_ids=(),
+        )
+        jax.block_until_ready(found.tokens_BT)
+
+    return run
+
+
+def updater(model, params, *, rows, length, micro_batch=None):
+    """A function that runs one update of `rows` rows of `length` tokens, by plain SGD."""
+    optimizer = optax.sgd(LEARNING_RATE)
+    state = init_state(params, optimizer, make_mesh(data=-1, fsdp=1, tensor=1))
+    shape_ABT = (rows // (micro_batch or rows), micro_batch or rows, length)
+    mask = np.ones(shape_ABT, np.float32)
+    mask[..., 0] = 0
+    rng = np.random.default_rng(0)
+    minibatch = {
+        "tokens": rng.integers(0, model.config.vocab_size, shape_ABT).astype(np.int32),
+        "logp": np.full(shape_ABT, -np.log(model.config.vocab_size), np.float32),
+        "advantage": np.ones(shape_ABT, np.float32),
+        "mask": mask,
+    }
+    minibatch = jax.tree.map(jnp.asarray, minibatch)
+    held = [state]
+
+    def run():
+        held[0], metrics = update_step(
+            model, optimizer, LOSS, held[0], None, minibatch, np.int32(len(mask)), np.float32(1.0)
+        )
+        if float(metrics["skipped"]):
+            raise RuntimeError("the update was skipped: not finite")
+        jax.block_until_ready(held[0].params)
+
+    return run
+
+
+def weights(config):
+    """Parameters that every token's forward pass multiplies with (a tied head counts once)."""
+    D, heads = config.width, config.heads + config.kv_heads
+    layer = 2 * D * config.head_dim * heads + 3 * D * config.mlp_width
+    return config.layers * layer + config.vocab_size * D
+
+
+def decode_bytes(config, *, rows, cached, steps, itemsize):
+    """Weights and cache, each read once a step."""
+    position = 2 * config.layers * config.kv_heads * config.head_dim
+    return steps * itemsize * (weights(config) + rows * (cached + steps / 2) * position)
+
+
+def decode_flops(config, *, rows, cached, steps):
+    """Products with the weights, and attention over the cache."""
+    attention = 2 * config.layers * config.heads * config.head_dim * (cached + steps / 2)
+    return 2 * steps * rows * (weights(config) + attention)
+
+
+def update_flops(config, *, rows, length):
+    """Forward and backward: three times the forward products; attention sees half on average."""
+    attention = 2 * config.layers * config.heads * config.head_dim * length / 2
+    return 6 * rows * length * (weights(config) + attention)
+
+
+# ------------------------------------------------------------------------------ torch
+
+
+def torch_random(config):
+    """transformers' Qwen2 of a shape, random weights."""
+    torch = need("torch")
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    fields = Qwen2Config(
+        vocab_size=config.vocab_size,
+        hidden_size=config.width,
+        intermediate_size=config.mlp_width,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        tie_word_embeddings=config.tied,
+        rope_theta=config.rope_theta,
+    )
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(fields)
+    model = model.to_empty(device="cpu").float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.03, 0.03)
+        rotary = model.model.rotary_emb
+        half = torch.arange(config.head_dim // 2) / (config.head_dim // 2)
+        rotary.inv_freq.copy_(config.rope_theta**-half)  # a buffer that to_empty left unset
+    return model
+
+
+def torch_decoder(model, *, rows, cached, steps):
+    """As `decoder`: a loop of single steps, sampling at temperature 1."""
+    torch = need("torch")
+    with torch.inference_mode():
+        found = model(torch.ones(rows, cached, dtype=torch.long), use_cache=True, logits_to_keep=1)
+    cache, first_BV = found.past_key_values, found.logits[:, -1]
+
+    def draw(logits_BV):
+        return torch.multinomial(torch.softmax(logits_BV, -1), 1)
+
+    @torch.inference_mode()
+    def run():
+        if cache.get_seq_length() > cached:
+            cache.crop(cached - cache.get_seq_length())  # negative: how many to forget
+        token_B1 = draw(first_BV)
+        for _ in range(steps):
+            found = model(token_B1, past_key_values=cache, use_cache=True)
+            token_B1 = draw(found.logits[:, -1])
+        token_B1.numpy()
+
+    return run
+
+
+def torch_updater(model, *, rows, length):
+    """As `updater`: forward, backward and SGD, gradient norm included."""
+    torch = need("torch")
+    model.train()
+    tokens_BT = torch.randint(0, model.config.vocab_size, (rows, length))
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
+
+    def run():
+        optimizer.zero_grad()
+        logits_BTV = model(tokens_BT[:, :-1], use_cache=False).logits
+        logp_BT = -torch.nn.functional.cross_entropy(
+            logits_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten(), reduction="none"
+        )
+        ratio = torch.exp(logp_BT - logp_BT.detach())
+        loss = -torch.minimum(ratio, ratio.clamp(0.8, 1.28)).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        optimizer.step()
+        loss.item()
+
+    return run
+
+
+# ------------------------------------------------------------------------------ cases
+
+
+def qwen_05b(repeats, *, name="qwen2.5-0.5b", cached=128, steps=16, rows=2, length=128):
+    """Qwen2.5-0.5B in float32: decode at 1 and 8 rows, and an update, against torch."""
+    config = shape(name, "float32")
+    model, params = Qwen(config), random_params(config)
+    fields, peer = {}, None
+    try:
+        peer = torch_random(config)
+        need("torch").set_num_threads(os.cpu_count())
+        fields["other_name"] = "torch"
+    except PeerMissing as error:
+        fields["skipped"] = str(error)
+    found = []
+    for batch, target in ((1, None), (8, 1.2)):
+        sizes = dict(rows=batch, cached=cached, steps=steps)
+        found.append(
+            Row(
+                name=f"decode, batch {batch}: {steps} steps",
+                target=target,
+                work=batch * steps,
+                bytes=decode_bytes(config, **sizes, itemsize=4),
+                flops=decode_flops(config, **sizes),
+                **fields,
+                **compare(
+                    decoder(model, params, **sizes),
+                    peer and torch_decoder(peer, **sizes),
+                    repeats=repeats,
+                    warmup=1,
+                ),
+            )
+        )
+    found.append(
+        Row(
+            name=f"update: {rows} x {length} tokens",
+            target=1.0,
+            work=rows * length,
+            flops=update_flops(config, rows=rows, length=length),
+            **fields,
+            **compare(
+                updater(model, params, rows=rows, length=length),
+                peer and torch_updater(peer, rows=rows, length=length),
+                repeats=repeats,
+                warmup=1,
+            ),
+        )
+    )
+    return found
+
+
+def gpu(repeats, *, name=None, decode_rows=(1, 64, 256), cached=1024, steps=64, length=1024):
+    """Qwen2.5 0.5B and 3B in bfloat16: decode and update as shares of the device's limits.
+
+    As in training: float32 parameters, products in bfloat16, sampling from a bfloat16 copy.
+    """
+    found = []
+    for each in [name] if name else ["qwen2.5-0.5b", "qwen2.5-3b"]:
+        config = shape(each, "bfloat16")
+        if each == "tiny":
+            decode_rows, cached, steps, length = (8,), 64, 8, 64
+        model, params = Qwen(config), random_params(config)
+        mesh = make_mesh(data=-1, fsdp=1, tensor=1)
+        small = sampling_params(params, model, mesh)
+        for rows in decode_rows:
+            sizes = dict(rows=rows, cached=cached, steps=steps)
+            found.append(
+                Row(
+                    name=f"{each} decode, batch {rows}, {cached} cached",
+                    work=rows * steps,
+                    bytes=decode_bytes(config, **sizes, itemsize=2),
+                    flops=decode_flops(config, **sizes),
+                    **compare(decoder(model, small, **sizes), repeats=repeats),
+                )
+            )
+        del small
+        rows = 8
+        run = updater(model, params, rows=rows, length=length, micro_batch=4)
+        del params  # donated at the first update
+        found.append(
+            Row(
+                name=f"{each} update: {rows} x {length} tokens",
+                work=rows * length,
+                flops=update_flops(config, rows=rows, length=length),
+                **compare(run, repeats=repeats),
+            )
+        )
+        del run
+    return found

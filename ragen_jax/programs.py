@@ -1,0 +1,519 @@
+"""The programs of a training run as shapes: what it compiles, at its largest, and what they cost.
+
+Follows train.py, rollout.py, cross_scoring.py and update.py: the same jitted functions, with
+`jax.ShapeDtypeStruct`s in place of arrays, laid out over a mesh as the run would lay them out.
+Reads no weights, no tokenizer and no network.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding
+
+from ragen_jax import config as cfg
+from ragen_jax import sharding
+from ragen_jax.diagnostics import cross_scoring
+from ragen_jax.model import hf, lora, qwen
+from ragen_jax.model.attention import Segment
+from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.rollout import length_bucket
+from ragen_jax.roofline import Cost, Work
+from ragen_jax.sample import decode, extend, prefill
+from ragen_jax.types import TrainState
+from ragen_jax.update import Frozen, Loss, make_optimizer, update_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One program of a run, ready to be compiled."""
+
+    name: str
+    lower: Callable  # () -> jax.stages.Lowered
+    arguments: object  # tree of arrays
+    held: object  # tree of arrays in memory that are not its arguments
+    cost: Cost  # of a call, on a chip
+    calls: int  # of a step
+    helps: tuple[str, ...]  # config fields that make it smaller
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Tokens, padded as the run would pad them, but for `last`."""
+
+    last: int  # the last turn's prompt, not padded
+    first: int  # the first turn's prompt
+    before: int  # the cache of the turn before
+    prompt: int  # the last turn's prompt
+    news: int  # what the last turn appends
+    row: int  # a whole row
+    reasoning: int
+
+
+def lengths(config, prompt_tokens, observation_tokens):
+    """`Lengths` of a config, every reply being as long as it may.
+
+    Raises:
+      ValueError: a length below 1.
+    """
+    for name, value in (
+        ("prompt_tokens", prompt_tokens),
+        ("observation_tokens", observation_tokens),
+    ):
+        if value < 1:
+            raise ValueError(f"--{name} is {value}; it must be at least 1")
+    reply = config.rollout.max_new_tokens
+    turns = config.env.max_turns if config.env.context == "full" else 1
+    last = prompt_tokens + (turns - 1) * (reply + observation_tokens)
+    before = max(last - reply - observation_tokens, prompt_tokens)
+    return Lengths(
+        last=last,
+        first=length_bucket(prompt_tokens),
+        before=length_bucket(before),
+        prompt=length_bucket(last),
+        news=length_bucket(observation_tokens + 1),  # and the last sampled token
+        row=length_bucket(last + reply),
+        reasoning=-(-reply // 16) * 16,
+    )
+
+
+def model_shape(config):
+    """`qwen.ModelConfig` of config.model.path, without weights, tokenizer files or network.
+
+    Raises:
+      ValueError: neither a directory nor a model whose shape is known.
+    """
+    path, w = config.model.path, config.warmstart
+    if path == "tiny":
+        return qwen.ModelConfig(
+            vocab_size=len(build_tokenizer()),
+            width=w.width,
+            layers=w.layers,
+            heads=w.heads,
+            kv_heads=w.kv_heads,
+            head_dim=w.width // w.heads,
+            mlp_width=w.mlp_width,
+        )
+    if Path(path).expanduser().is_dir():
+        return hf.model_config(path)
+    name = path.rsplit("/", 1)[-1].lower().removesuffix("-instruct")
+    if name not in qwen.SHAPES:
+        raise ValueError(
+            f"config.model.path is {path!r}: neither a model directory nor a model whose shape is "
+            f"known; known, with or without -Instruct: tiny, {', '.join(qwen.SHAPES)}"
+        )
+    return qwen.SHAPES[name]
+
+
+def meshes(config, devices):
+    """config.build_meshes over the given devices."""
+    mesh = sampling = sharding.make_mesh(**config.mesh, devices=devices)
+    if any(config.sampling_mesh.values()):
+        try:
+            sampling = sharding.make_mesh(**config.sampling_mesh, devices=devices)
+        except ValueError as error:
+            raise ValueError(f"config.sampling_{error}") from error
+    if config.optimizer.micro_batch % sharding.data_shards(mesh):
+        raise ValueError(
+            f"config.optimizer.micro_batch is {config.optimizer.micro_batch}; its rows must split "
+            f"evenly over mesh.data x mesh.fsdp = {sharding.data_shards(mesh)}"
+        )
+    return mesh, sampling
+
+
+def build_optimizer(config):
+    """As train.py."""
+    o = config.optimizer
+    return make_optimizer(
+        learning_rate=o.learning_rate,
+        schedule=o.schedule,
+        warmup_updates=o.warmup_updates,
+        total_updates=config.steps * o.minibatches,
+        b1=o.b1,
+        b2=o.b2,
+        eps=o.eps,
+        weight_decay=o.weight_decay,
+        max_grad_norm=o.max_grad_norm,
+    )
+
+
+def build_loss(config):
+    """As train.py."""
+    a = config.algorithm
+    return Loss(
+        temperature=config.rollout.temperature,
+        clip_low=a.clip_low,
+        clip_high=a.clip_high,
+        clip_c=a.clip_c,
+        aggregation=a.aggregation,
+        kl_kind=a.kl_kind,
+        kl_coef=a.kl_coef,
+        entropy_coef=a.entropy_coef,
+    )
+
+
+# ------------------------------------------------------------------------------ arrays
+
+
+def struct(mesh, shape, dtype, *axes):
+    """A ShapeDtypeStruct laid out by the logical names of its axes (None, or none given: whole)."""
+    axes = axes + (None,) * (len(shape) - len(axes))
+    placed = NamedSharding(mesh, sharding.spec(axes, shape, mesh))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
+
+
+def host(shape, dtype=jnp.int32):
+    """A ShapeDtypeStruct of a NumPy argument."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def bytes_per_chip(tree):
+    """What the arrays of a tree take on one chip, without padding."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def place(shapes, shardings):
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+    )
+
+
+def cache_struct(model, params, mesh, rows, positions):
+    """The `Segment` of a cache on a mesh."""
+    tokens = jax.ShapeDtypeStruct((rows, positions), jnp.int32)
+    plain = qwen.Qwen(dataclasses.replace(model.config, attention="xla"))
+    shapes = jax.eval_shape(
+        lambda params, tokens: plain.apply({"params": params}, tokens, keep_kv=True)[1],
+        params,
+        tokens,
+    )
+
+    def one(x):
+        axes = (None,) * (len(x.shape) - 4) + ("rows", "kv_heads")
+        return struct(mesh, x.shape, x.dtype, *axes)
+
+    k, v = jax.tree.map(one, shapes)
+    return Segment(k=k, v=v, length_N=struct(mesh, (rows,), jnp.int32, "rows"))
+
+
+# ------------------------------------------------------------------------------ programs
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What all programs of a run share."""
+
+    config: object  # ConfigDict
+    model: qwen.Qwen
+    at: Lengths
+    mesh: jax.sharding.Mesh
+    sampling_mesh: jax.sharding.Mesh
+    optimizer: object
+    state: TrainState
+    reference: object  # parameters of the KL term, or None
+    frozen: object  # update.Frozen of LoRA, or None
+    policy: object  # parameters that sampling and scoring read
+    base: object  # what sharding.sampling_params copies
+    copied: bool  # whether it copies, or hands on what it is given
+    held: object  # tree of what training keeps while sampling and scoring
+
+    @property
+    def helps(self):
+        """Config fields that make what every program holds smaller."""
+        helps = ["mesh.fsdp", "sampling_mesh"]
+        helps += ["model.dtype"] if self.config.model.dtype == "float32" else []
+        helps += [] if self.frozen else ["model.lora.rank"]
+        return (*helps, "a larger --topology")
+
+
+def programs(config, devices, *, prompt_tokens, observation_tokens):
+    """The `Program`s of a run on these devices.
+
+    Raises:
+      ValueError: values that the run would refuse, too.
+    """
+    run = describe(config, devices, prompt_tokens, observation_tokens)
+    return [*rollout_programs(run), *scoring_programs(run), *training_programs(run)]
+
+
+def describe(config, devices, prompt_tokens, observation_tokens):
+    """The `Run` of a config, as train.py sets it up."""
+    c = config
+    shape = model_shape(c)
+    mesh, sampling_mesh = meshes(c, devices)
+    model = cfg.build_model(c, shape, mesh)
+    at = lengths(c, prompt_tokens, observation_tokens)
+    if at.last + c.rollout.max_new_tokens > shape.max_positions:  # as rollout.py
+        raise ValueError(
+            f"the last prompt with its reply needs {at.last + c.rollout.max_new_tokens} "
+            f"positions, but {c.model.path} has {shape.max_positions}"
+        )
+    shapes = jax.eval_shape(model.init, jax.random.key(0), host((1, 1), jnp.int32))
+    shapes = nn.unbox(shapes)["params"]
+    params = policy = place(shapes, sharding.param_shardings(model, mesh))
+    copied = c.model.dtype != "float32" or mesh != sampling_mesh
+    if copied:
+        copy = jax.eval_shape(sharding._resharding(model, sampling_mesh), shapes)
+        policy = place(copy, sharding.param_shardings(model, sampling_mesh))
+
+    trained, frozen, reference = params, None, params if c.algorithm.kl_coef else None
+    if c.model.lora.rank:
+        frozen, reference = Frozen(params, host((), jnp.float32)), None
+        trained = adapters(c, model, mesh)
+        beside = adapters(c, model, sampling_mesh)["layers"]
+        layers = {name: leaf | beside.get(name, {}) for name, leaf in policy["layers"].items()}
+        policy = policy | {"layers": layers}
+
+    optimizer = build_optimizer(c)
+    # As update.init_state: moments like the parameters, all else on every device.
+    moments = optax.tree.map_params(
+        optimizer,
+        lambda x, like: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=like.sharding),
+        jax.eval_shape(optimizer.init, trained),
+        trained,
+        transform_non_params=lambda x: struct(mesh, x.shape, x.dtype),
+    )
+    scalars = struct(mesh, (), jnp.int32), struct(mesh, (), jnp.uint32)
+    state = TrainState(trained, moments, *scalars)
+    if copied:
+        held = state, reference, frozen and frozen.params
+    else:  # the sampler reads the training's own parameters
+        held = state if frozen else state.replace(params=None), reference
+    return Run(
+        config=c,
+        model=model,
+        at=at,
+        mesh=mesh,
+        sampling_mesh=sampling_mesh,
+        optimizer=optimizer,
+        state=state,
+        reference=reference,
+        frozen=frozen,
+        policy=policy,
+        base=params,
+        copied=copied,
+        held=held,
+    )
+
+
+def adapters(config, model, mesh):
+    """LoRA's adapters as config.build_adapters makes them."""
+    settings = config.model.lora
+    shapes = jax.eval_shape(
+        lambda key: lora.init_adapters(
+            model.config, key, rank=settings.rank, targets=settings.targets
+        ),
+        jax.random.key(0),
+    )
+    return place(shapes, lora.adapter_shardings(model.config, shapes, mesh))
+
+
+def program(name, mesh, function, *args, keywords=None, **rest):
+    """A `Program` that calls a jitted function with the mesh in use."""
+
+    def lower():
+        with jax.set_mesh(mesh):
+            return function.lower(*args, **(keywords or {}))
+
+    arrays = [x for x in jax.tree.leaves(args) if getattr(x, "sharding", None)]
+    return Program(name=name, lower=lower, arguments=arrays, **rest)
+
+
+def on_chip(count, mesh):
+    """Rows of a chip; rows that do not split evenly are on all of them."""
+    shards = sharding.data_shards(mesh)
+    return count if count % shards else count // shards
+
+
+def rollout_programs(run):
+    """Prefill, extend and decode with all rows, at the last turn."""
+    c, at, mesh = run.config, run.at, run.sampling_mesh
+    work = Work(run.model.config, mesh.shape["tensor"])
+    shards = sharding.data_shards(mesh)
+    G, K, T = c.rollout.groups, c.rollout.group_size, c.rollout.max_new_tokens
+    B = -(-G * K // shards) * shards
+    V = run.model.config.vocab_size
+    turns, continues = c.env.max_turns, c.env.context == "full"
+    shared = {"helps": ("rollout.groups", "rollout.max_new_tokens", *run.helps)}
+
+    def rows(*shape, dtype=jnp.int32):
+        return struct(mesh, shape, dtype, "rows")
+
+    def cache(positions):
+        return cache_struct(run.model, run.policy, mesh, B, positions)
+
+    def read(name, N, *, members, calls):
+        even = N % shards == 0
+        tokens = (rows(N, at.first), rows(N)) if even else (host((N, at.first)), host((N,)))
+        return program(
+            name,
+            mesh,
+            prefill,
+            run.model,
+            run.policy,
+            *tokens,
+            keywords={"members": 1 if even else members},
+            held=run.held,
+            cost=work.prefill(on_chip(N, mesh), at.first),
+            calls=calls,
+            **shared,
+        )
+
+    by_group = G * K % shards == 0  # as rollout.py
+    if by_group:
+        yield read("prefill", G, members=K, calls=1)
+    # Every row reads a prompt of its own: in evaluations, and where a turn starts afresh.
+    fresh = (0 if continues else turns - 1) + (not by_group)
+    if fresh or c.rollout.compact or c.eval.every:
+        yield read("prefill_rows", B, members=1, calls=fresh)
+    before = own = None
+    if continues and turns > 1:
+        before, own = cache(at.before), cache(T)
+        yield program(
+            "extend",
+            mesh,
+            extend,
+            run.model,
+            run.policy,
+            before,
+            own,
+            rows(B),
+            rows(B, at.news),
+            rows(B),
+            keywords={"capacity": at.prompt},
+            held=run.held,
+            cost=work.extend(B // shards, at.prompt, at.news),
+            calls=turns - 1,
+            **shared,
+        )
+    yield program(
+        "decode",
+        mesh,
+        decode,
+        run.model,
+        run.policy,
+        cache(at.prompt),
+        struct(mesh, (B, V), jnp.float32, "rows", "vocab"),
+        rows(B, dtype=jax.random.key(0).dtype),
+        rows(B),
+        host((), jnp.float32),
+        keywords={"max_new_tokens": T, "stop_ids": (0,)},
+        held=(run.held, before, own),  # rollout.py still has the turn before
+        cost=work.decode(B // shards, at.prompt, T),
+        calls=turns,
+        **shared,
+    )
+
+
+def scoring_programs(run):
+    """Cross-scoring of the trajectory scope, whose prompts are the longest."""
+    c, at, mesh = run.config, run.at, run.sampling_mesh
+    if not c.diagnose.every:
+        return
+    work = Work(run.model.config, mesh.shape["tensor"])
+    episodes = c.rollout.groups * c.rollout.group_size
+    N = min(c.diagnose.trajectory_samples, episodes)
+    n, m, calls = blocks(N, N, c.diagnose.micro_batch)
+    # The first turn's scope has as many rows a call and shorter prompts.
+    first = min(c.diagnose.first_turn_samples, episodes)
+    first_calls = blocks(c.rollout.groups, first, c.diagnose.micro_batch)[2]
+    P = -(-at.last // 32) * 32
+    shared = {
+        "held": run.held,
+        "helps": ("diagnose.micro_batch", "diagnose.trajectory_samples", *run.helps),
+    }
+    yield program(
+        "score_prompts",
+        mesh,
+        cross_scoring._read_prompts,
+        run.model,
+        run.policy,
+        host((n, P)),
+        host((n,)),
+        cost=work.score_prompts(on_chip(n, mesh), P),
+        calls=-(-N // n),
+        **shared,
+    )
+    yield program(
+        "score",
+        mesh,
+        cross_scoring._score,
+        run.model,
+        run.policy,
+        cache_struct(run.model, run.policy, mesh, n, P),
+        struct(mesh, (n, run.model.config.width), jnp.dtype(c.model.dtype), "rows"),
+        host((m, at.reasoning)),
+        host((m,)),
+        cost=work.score(on_chip(n * m, mesh), on_chip(n, mesh), P, at.reasoning),
+        calls=calls + first_calls,
+        **shared,
+    )
+
+
+def training_programs(run):
+    """The update of one minibatch, and the copy of the parameters that sampling reads."""
+    c, mesh = run.config, run.mesh
+    micro = c.optimizer.micro_batch
+    A = -(-cfg.minibatch_rows(c) // micro)
+    split = mesh.shape["fsdp"] * mesh.shape["tensor"]
+    trained = sum(x.size for x in jax.tree.leaves(run.state.params))
+    types = {
+        "tokens": jnp.int32,
+        "logp": jnp.float32,
+        "advantage": jnp.float32,
+        "mask": jnp.float32,
+    }
+    helps = ["optimizer.micro_batch"]
+    helps += [] if c.model.remat else ["model.remat"]
+    helps += ["algorithm.kl_coef"] if run.reference else []
+    yield program(
+        "update",
+        mesh,
+        update_step,
+        run.model,
+        run.optimizer,
+        build_loss(c),
+        run.state,
+        run.reference,
+        {k: struct(mesh, (A, micro, run.at.row), v, None, "rows") for k, v in types.items()},
+        host(()),
+        host((), jnp.float32),
+        run.frozen,
+        held=run.policy if run.frozen and run.copied else None,  # train.py drops its own copy
+        cost=Work(run.model.config, mesh.shape["tensor"]).update(
+            on_chip(micro, mesh),
+            run.at.row,
+            micro_batches=A,
+            reference=bool(c.algorithm.kl_coef),
+            trained=trained // split,
+            frozen=bool(run.frozen),
+        ),
+        calls=c.optimizer.minibatches,
+        helps=(*helps, *run.helps),
+    )
+    if run.copied:
+        work = Work(run.model.config, run.sampling_mesh.shape["tensor"])
+        yield program(
+            "resharding",
+            run.sampling_mesh,
+            sharding._resharding(run.model, run.sampling_mesh),
+            run.base,
+            held=run.state if run.frozen else (run.state.replace(params=None), run.reference),
+            cost=work.resharding(shards=split),
+            calls=0 if run.frozen else 1,  # LoRA's base model is copied once a run
+            helps=run.helps,
+        )
+
+
+def blocks(N, M, micro_batch):
+    """(prompts of a call, reasonings of a call, calls) of cross_scoring.cross_score."""
+    n = min(-(-N // 8) * 8, micro_batch)
+    m = min(-(-M // 16) * 16, max(1, micro_batch // n))
+    return n, m, -(-N // n) * -(-M // m)

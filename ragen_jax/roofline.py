@@ -1,0 +1,180 @@
+"""Least times of our programs on a chip: published figures, and closed formulas of their work.
+
+A program can take no less than its floating-point operations at the chip's peak, nor less than
+its memory traffic at the chip's bandwidth. The traffic counted is what no schedule can avoid:
+weights once a pass, the cache, what the backward pass keeps, the optimizer's state.
+Intermediate results, the vector units and the links between chips are not counted, so a real
+step takes longer. XLA's own cost analysis counts the body of a loop once and is of no use here.
+
+Axes: N rows of a chip, T new tokens, S positions read before them, V vocabulary, L layers.
+"""
+
+import dataclasses
+import math
+
+from ragen_jax.update import VOCAB_CHUNK
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One device as JAX counts them; v4 and TPU7x have two of them on a chip."""
+
+    peak_flops: float  # bfloat16, per second
+    bandwidth: float  # of HBM, bytes per second
+    hbm_gib: float  # what libtpu's compiler lets a program use
+    topologies: tuple[str, ...]  # examples that the compiler accepts
+
+
+# Peaks and bandwidths: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, November 2026; those
+# of v4 (275e12, 1200e9) and TPU7x (2307e12, 7380e9) are halved. HBM: provoked from the compiler
+# of libtpu 0.0.51, "exceeds available HBM (15.75G)" and so on.
+CHIPS = {
+    "v4": Chip(137.5e12, 600e9, 15.25, ("2x2x1", "2x2x2", "2x2x4")),
+    "v5e": Chip(197e12, 819e9, 15.75, ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "16x16")),
+    "v5p": Chip(459e12, 2765e9, 95.73, ("2x2x1", "2x2x2", "2x2x4", "4x4x4")),
+    "v6e": Chip(918e12, 1638e9, 31.24, ("1x1", "2x2", "2x4", "4x4", "8x8", "16x16")),
+    "tpu7x": Chip(1153.5e12, 3690e9, 94.74, ("2x2x1", "2x2x2")),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of one call of a program, on one chip."""
+
+    flops: float
+    bytes: float
+
+    def seconds(self, chip):
+        """The least time of a call."""
+        return max(self.flops / chip.peak_flops, self.bytes / chip.bandwidth)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a model's passes cost on one of `tensor` x (row shards) chips.
+
+    Matrix products of one layer and token, with D width, H heads, K key-value heads of h, F MLP:
+    2 (D (H + 2K) h + H h D + 3 D F) operations; attention 4 H h for each position attended to,
+    as the kernel runs it, masked ones included; the output head 2 D V.
+    """
+
+    config: object  # qwen.ModelConfig
+    tensor: int = 1
+
+    @property
+    def _item(self):
+        return 4 if self.config.dtype == "float32" else 2
+
+    @property
+    def layer_weights(self):
+        """Matrix entries of a layer."""
+        c = self.config
+        attention = c.width * (c.heads + 2 * c.kv_heads) * c.head_dim
+        return attention + c.heads * c.head_dim * c.width + 3 * c.width * c.mlp_width
+
+    @property
+    def head_weights(self):
+        """Matrix entries of the output head."""
+        return self.config.width * self.config.vocab_size
+
+    def layers(self, tokens, keys):
+        """FLOPs of all layers, forward; keys: positions attended to, summed over the tokens."""
+        c = self.config
+        attention = 4 * c.heads * c.head_dim * keys
+        return c.layers * (2 * self.layer_weights * tokens + attention) / self.tensor
+
+    def head(self, tokens):
+        """FLOPs of the output head, forward."""
+        return 2 * self.head_weights * tokens / self.tensor
+
+    def weight_bytes(self, head=True):
+        """Bytes of reading every matrix once."""
+        weights = self.config.layers * self.layer_weights + head * self.head_weights
+        return self._item * weights / self.tensor
+
+    def cache_bytes(self, positions):
+        """Bytes of the keys and values of so many positions."""
+        c = self.config
+        split = self.tensor if c.kv_heads % self.tensor == 0 else 1
+        return 2 * c.layers * c.kv_heads * c.head_dim * self._item * positions / split
+
+    def causal_keys(self, N, T):
+        """Positions that T tokens of N rows attend to among themselves."""
+        whole = self.config.attention == "xla"  # the plain form runs the masked half, too
+        return N * (T * T if whole else T * (T + 1) / 2)
+
+    # ---------------------------------------------------------------- programs
+
+    def prefill(self, N, T):
+        """sample.prefill: all tokens, then the last one of each row again."""
+        flops = self.layers(N * T, self.causal_keys(N, T)) + self.layers(N, N * (T + 1))
+        traffic = self.weight_bytes(head=False) + self.weight_bytes() + 2 * self.cache_bytes(N * T)
+        return Cost(flops + self.head(N), traffic)
+
+    def extend(self, N, S, T):
+        """sample.extend to a cache of S positions: T tokens, then the last of each row again."""
+        flops = self.layers(N * T, N * T * (S + T)) + self.layers(N, N * (S + 1))
+        # The old cache is read, the new one written, and read by both passes.
+        traffic = self.weight_bytes(head=False) + self.weight_bytes() + 4 * self.cache_bytes(N * S)
+        return Cost(flops + self.head(N), traffic)
+
+    def decode(self, N, S, T):
+        """sample.decode of T tokens behind S positions, no row stopping before."""
+        passes = T - 1  # the first token is drawn from the logits that are there
+        flops = passes * (self.layers(N, N * (S + T + 1)) + self.head(N))
+        return Cost(flops, passes * (self.weight_bytes() + self.cache_bytes(N * (S + T))))
+
+    def score_prompts(self, N, T):
+        """cross_scoring._read_prompts."""
+        flops = self.layers(N * T, self.causal_keys(N, T))
+        return Cost(flops, self.weight_bytes(head=False) + self.cache_bytes(N * T))
+
+    def score(self, N, prompts, S, T):
+        """cross_scoring._score: N (prompt, reasoning) rows of T tokens behind S positions."""
+        flops = self.layers(N * T, N * T * (S + T)) + self.head(N * T) * self._padding
+        return Cost(flops, self.weight_bytes() + self.cache_bytes(prompts * S))
+
+    @property
+    def _padding(self):
+        """The vocabulary is read in whole chunks where the head is (update.py)."""
+        V = self.config.vocab_size
+        chunk = min(V, VOCAB_CHUNK)
+        return math.ceil(V / chunk) * chunk / V
+
+    def update(self, N, T, *, micro_batches, reference, trained, frozen=False):
+        """update.update_step with micro-batches of N rows of T tokens on a chip.
+
+        Args:
+          reference: whether the KL term runs the reference model.
+          trained: parameters whose gradient and optimizer state the chip holds.
+          frozen: whether those are LoRA's, so that no gradient of a matrix is formed.
+        """
+        c = self.config
+        remat, tokens = int(c.remat), N * (T - 1)
+        keys = self.causal_keys(N, T - 1)
+        forward, scores = self.layers(tokens, keys), self.layers(0, keys)
+        # A backward pass is two products for each one; a kernel recomputes the scores, which is
+        # half of attention's forward. The head always recomputes its logits.
+        layers = (3 + remat) * forward + (0 if c.attention == "xla" else scores / 2)
+        head = (4 + reference) * self.head(tokens)
+        if frozen:
+            layers -= self.layers(tokens, 0)
+            head -= self.head(tokens)
+        flops = layers + self._padding * head + reference * forward
+        saved = 2 * c.layers * tokens * c.width * self._item  # layer inputs, written and read
+        weights = (2 + remat + reference) * self.weight_bytes(head=False)
+        weights += (3 + reference) * self._item * self.head_weights / self.tensor
+        own = 4 * trained  # float32
+        # Each micro-batch adds to the gradient; Adam reads four arrays and writes three.
+        traffic = micro_batches * (weights + saved + 2 * own) + 7 * own
+        return Cost(micro_batches * flops, traffic)
+
+    def resharding(self, *, shards):
+        """sharding's copy for sampling: reads the float32 share, writes the other."""
+        return Cost(0.0, 4 * self.parameters / shards + self.weight_bytes())
+
+    @property
+    def parameters(self):
+        """Matrix entries of the model, embedding and head included."""
+        c = self.config
+        return c.layers * self.layer_weights + (1 if c.tied else 2) * self.head_weights

@@ -1,0 +1,138 @@
+"""The benchmark commands: figures, table, absent peers, equal work, one tiny case for real."""
+
+import dataclasses
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import caching, generation, llm, measure, peers
+from benchmarks.episodes import tiny_setting
+from benchmarks.measure import Limits, Row
+
+BEFORE, AFTER = Limits(20e9, 200e9, "float32"), Limits(10e9, 250e9, "float32")
+
+
+def test_ratio_is_the_median_over_pairs():
+    # Pairs of equal load: the ratio of medians would be 3 / 2 = 1.5.
+    found = measure.summarise([(1.0, 2.0), (2.0, 3.0), (4.0, 8.0)])
+    assert found == {"ours": 2.0, "other": 3.0, "ratio": 2.0}
+    assert measure.summarise([(3.0,), (1.0,), (2.0,)]) == {"ours": 2.0}
+
+
+def test_compare_runs_in_turn_and_drops_the_warm_up():
+    order = []
+    measure.compare(lambda: order.append("a"), lambda: order.append("b"), repeats=2, warmup=1)
+    assert order == ["a", "b"] * 3
+    assert set(measure.compare(lambda: None, repeats=1)) == {"ours"}
+
+
+def test_table_and_json():
+    rows = [
+        Row("fast", 0.5, "torch", 2.0, 4.0, target=3.0, work=100, flops=50e9, bytes=2e9),
+        Row("slow", 0.002, "torch", 0.001, 0.5, target=1.0),
+        Row("alone", 1.0, skipped="skipped: no torch; pip install torch"),
+    ]
+    found = measure.report("a-case", rows, BEFORE, AFTER, repeats=3)
+    fast, slow, alone = found["rows"]
+    assert fast["met"] and not slow["met"] and "met" not in alone
+    assert fast["rate"] == 200
+    assert fast["product_share"] == pytest.approx(0.4)  # 100 of 250 GFLOP/s
+    assert fast["copy_share"] == pytest.approx(0.2)  # 4 of 20 GB/s
+    assert "other" not in alone and "copy_share" not in slow
+    assert found["product_gflop_s"] == [200, 250] and found["repeats"] == 3
+
+    assert json.loads(measure.as_json(found)) == found
+    assert "\n" not in measure.as_json(found)
+    head, *lines = measure.as_table(found).splitlines()
+    assert head.split() == "ours other ratio target rate of copy of product".split()
+    assert lines[0].split() == "fast 0.5 s 2 s torch 4.00 x 3 met 200 tokens/s 20% 40%".split()
+    assert lines[1].split() == "slow 2 ms 1 ms torch 0.50 x 1 missed".split()
+    assert lines[-1] == "skipped: no torch; pip install torch"
+
+
+@pytest.mark.parametrize("name", peers.COMMANDS)
+def test_an_absent_peer_is_named_with_its_command(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)  # importing it raises ImportError
+    with pytest.raises(peers.PeerMissing, match=peers.COMMANDS[name]):
+        peers.need(name)
+
+
+def test_without_a_peer_ours_is_still_measured(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (row,) = generation.rollout_full(1, turns=(1,), members=2)
+    assert row.other is None and row.ours > 0 and row.ratio is None
+    assert "pip install torch" in row.skipped
+
+
+@pytest.mark.parametrize("context", ["full", "single_turn"])
+def test_both_sides_play_the_same_episodes(context):
+    with tiny_setting(context=context, turns=(1, 3), members=2, new_tokens=4) as (setting, _):
+        episodes = setting.play()
+        rng = np.random.default_rng(1)
+        shown = setting.play_with(lambda prompts, new: rng.integers(0, 280, (len(prompts), new)))
+        again = setting.play(read_again=True)
+    assert [len(e.turns) for e in episodes] == [1, 1, 3, 3]
+    assert [len(prompts) for prompts in shown] == [4, 2, 2]
+    for turn, prompts in enumerate(shown):
+        live = [e for e in episodes if len(e.turns) > turn]
+        assert [len(p) for p in prompts] == [len(e.turns[turn].prompt) for e in live]
+        if context == "single_turn":  # the sampled tokens are not part of a prompt
+            for prompt, episode in zip(prompts, live, strict=True):
+                assert np.array_equal(prompt, episode.turns[turn].prompt)
+    assert all(len(t.sampled) == 4 for e in episodes for t in e.turns)
+    assert [len(t.prompt) for e in again for t in e.turns] == [
+        len(t.prompt) for e in episodes for t in e.turns
+    ]
+
+
+def test_left_padding():
+    ids, mask = peers.pad_left([[1, 2, 3], [4]])
+    assert ids.tolist() == [[1, 2, 3], [0, 0, 4]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_counts_of_work():
+    config = llm.TINY
+    params = llm.random_params(config)
+    matrices = [
+        leaf.size
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if path[-1].key not in ("scale", "bias")
+    ]
+    assert llm.weights(config) == sum(matrices)
+    # Two steps of one row over three positions: the second sees one more.
+    assert llm.decode_bytes(config, rows=1, cached=3, steps=2, itemsize=2) == 2 * (
+        2 * llm.weights(config) + (3 + 5) * 6 * 2 * 32 * 2
+    )
+
+
+def test_a_case_runs():
+    (row,) = caching.group_prefill(2, turns=(1, 1), members=3)
+    assert row.ours > 0 and row.other > 0 and row.ratio > 0 and row.work == 6
+
+
+def test_command_line(monkeypatch, capsys):
+    monkeypatch.setattr(measure, "limits", lambda dtype: dataclasses.replace(BEFORE, dtype=dtype))
+    monkeypatch.setattr(command, "keep_freed_memory", lambda: None)
+
+    command.main([])
+    listing = capsys.readouterr().out
+    assert all(name in listing for name in command.CASES)
+
+    for words in (["nothing"], ["gpu", "--shape=huge"], ["gpu", "--repeats=0"]):
+        with pytest.raises(SystemExit) as error:
+            command.main(words)
+        assert error.value.code == 2
+    assert "qwen2.5-3b" in capsys.readouterr().err
+
+    command.main(["gpu", "--shape=tiny", "--repeats=1", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["case"] == "gpu" and found["product_dtype"] == "bfloat16"
+    assert [row["name"].split(",")[0] for row in found["rows"]] == [
+        "tiny decode",
+        "tiny update: 8 x 64 tokens",
+    ]
+    assert all(row["ours"] > 0 and row["product_share"] > 0 for row in found["rows"])

@@ -1,0 +1,304 @@
+"""Closed formulas, the programs of a run as shapes, and what the command prints and returns."""
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs import sokoban
+from ragen_jax import preflight, programs
+from ragen_jax.model.qwen import ModelConfig, Qwen
+from ragen_jax.roofline import CHIPS, Chip, Cost, Work
+from ragen_jax.update import token_logps
+
+SMALL = ModelConfig(
+    vocab_size=10, width=4, layers=2, heads=2, kv_heads=1, head_dim=3, mlp_width=5, tied=False
+)
+# Wide enough for the products to outweigh everything else.
+WIDE = ModelConfig(
+    vocab_size=512, width=256, layers=1, heads=4, kv_heads=2, head_dim=64, mlp_width=1024
+)
+CHIP = Chip(peak_flops=100.0, bandwidth=10.0, hbm_gib=16.0, topologies=("1x1",))
+
+
+# ------------------------------------------------------------------------------ formulas
+
+
+def test_weights_by_hand():
+    # A layer: q 4x6, k and v 4x3 each, o 6x4, gate, up and down 4x5 each.
+    work = Work(SMALL)
+    assert work.layer_weights == 24 + 12 + 12 + 24 + 3 * 20 == 132
+    assert work.parameters == 2 * 132 + 2 * 40  # untied: embedding and head
+    assert work.weight_bytes() == 4 * (2 * 132 + 40)
+    assert Work(dataclasses.replace(SMALL, dtype="bfloat16")).weight_bytes() == 2 * 304
+    # Keys and values: 2 layers x 2 x 1 head x 3 wide x 4 bytes a position.
+    assert work.cache_bytes(7) == 48 * 7
+
+
+def test_decode_by_hand():
+    # 3 rows, 5 positions before, 4 tokens: 3 passes. A token costs 2 layers x (2 x 132 + attention
+    # 4 x 6 for each of 5 + 4 + 1 positions) and a head of 2 x 40.
+    cost = Work(SMALL).decode(3, 5, 4)
+    assert cost.flops == 3 * 3 * (2 * (264 + 24 * 10) + 80)
+    assert cost.bytes == 3 * (4 * 304 + 48 * 3 * (5 + 4))
+
+
+def test_update_by_hand():
+    # 2 rows of 4 tokens: 6 predictions, 2 x 3 x 3 positions attended to, masked ones included.
+    forward = 2 * (264 * 6 + 24 * 18)
+    head = 80 * 6
+    work = Work(SMALL)
+    plain = work.update(2, 4, micro_batches=3, reference=False, trained=344)
+    assert plain.flops == 3 * (3 * forward + 4 * head)
+    assert work.update(2, 4, micro_batches=3, reference=True, trained=344).flops == 3 * (
+        4 * forward + 5 * head
+    )
+    remat = Work(dataclasses.replace(SMALL, remat=True))
+    assert remat.update(2, 4, micro_batches=3, reference=False, trained=344).flops == 3 * (
+        4 * forward + 4 * head
+    )
+    own, saved = 4 * 344, 2 * 2 * 6 * 4 * 4
+    weights = 4 * (2 * 264 + 3 * 40)
+    assert plain.bytes == 3 * (weights + saved + 2 * own) + 7 * own
+
+
+def test_kernels_skip_the_masked_half():
+    assert Work(SMALL).causal_keys(2, 4) == 2 * 16
+    assert Work(dataclasses.replace(SMALL, attention="splash")).causal_keys(2, 4) == 2 * 10
+
+
+def test_tensor_axis_splits_heads_that_divide():
+    work = Work(dataclasses.replace(SMALL, kv_heads=2), tensor=2)
+    assert work.cache_bytes(1) * 2 == Work(work.config).cache_bytes(1)
+    assert Work(SMALL, tensor=2).cache_bytes(1) == Work(SMALL).cache_bytes(1)  # one head: whole
+    assert work.layers(3, 9) * 2 == Work(work.config).layers(3, 9)
+
+
+def test_a_program_takes_the_longer_of_the_two():
+    assert Cost(flops=500.0, bytes=10.0).seconds(CHIP) == 5.0
+    assert Cost(flops=500.0, bytes=100.0).seconds(CHIP) == 10.0
+
+
+def flops_of(function, *args):
+    return jax.jit(function).lower(*args).cost_analysis()["flops"]
+
+
+def test_one_layer_against_xla():
+    shapes = jax.eval_shape(Qwen(WIDE).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    params = nn.unbox(shapes)["params"]
+    tokens = jax.ShapeDtypeStruct((2, 129), jnp.int32)
+    model, work = Qwen(WIDE), Work(WIDE)
+
+    def forward(params, tokens):
+        return model.apply({"params": params}, tokens[:, :-1])[0]
+
+    keys = work.causal_keys(2, 128)
+    assert work.layers(256, keys) == pytest.approx(flops_of(forward, params, tokens), rel=0.05)
+
+    def loss(params, tokens):
+        return token_logps(model, params, tokens).sum()
+
+    ours = work.update(2, 129, micro_batches=1, reference=False, trained=1).flops
+    assert ours == pytest.approx(flops_of(jax.grad(loss), params, tokens), rel=0.05)
+
+
+# ------------------------------------------------------------------------------ programs
+
+
+def test_lengths_of_the_papers_setting():
+    found = programs.lengths(sokoban.get_config("qwen2.5-3b"), 800, 200)
+    assert found.last + 400 == 3600
+    # Padded as rollout.length_bucket does; the turn before ended at 2,600.
+    assert (found.before, found.prompt, found.news, found.row) == (3072, 3584, 224, 4096)
+    one = programs.lengths(sokoban.get_config(), 50, 10)  # single turn: every prompt is a first one
+    assert one.first == one.prompt == 56
+    with pytest.raises(ValueError, match="--observation_tokens is 0"):
+        programs.lengths(sokoban.get_config(), 50, 0)
+
+
+def test_shapes_of_models(tmp_path):
+    config = sokoban.get_config("qwen2.5-3b")
+    assert programs.model_shape(config).layers == 36
+    config.model.path = "meta-llama/Llama-3.2-1B-Instruct"
+    assert programs.model_shape(config).width == 2048
+    config.model.path = "tiny"
+    assert programs.model_shape(config).width == config.warmstart.width
+    config.model.path = "Qwen/Qwen9-1B"
+    with pytest.raises(ValueError, match="Qwen/Qwen9-1B.*qwen2.5-0.5b.*llama-3.1-8b"):
+        programs.model_shape(config)
+
+
+def plan(**overrides):
+    config = sokoban.get_config()
+    config.update_from_flattened_dict(overrides)
+    found = programs.programs(config, jax.devices()[:1], prompt_tokens=40, observation_tokens=8)
+    return {program.name: program for program in found}
+
+
+def test_programs_lower():
+    # The run's own functions take these shapes; no compiler is needed to see that.
+    found = plan(**{"env.context": "full", "algorithm.kl_coef": 0.1, "model.dtype": "bfloat16"})
+    assert list(found) == [
+        "prefill", "prefill_rows", "extend", "decode", "score_prompts", "score", "update",
+        "resharding",
+    ]  # fmt: skip
+    for program in found.values():
+        assert program.lower().out_info is not None
+    assert {name: program.calls for name, program in found.items()} == {
+        "prefill": 1,
+        "prefill_rows": 0,
+        "extend": 4,
+        "decode": 5,
+        # 16 trajectory samples in one block; 64 first reasonings by 8 prompts in one.
+        "score_prompts": 1,
+        "score": 2,
+        "update": 4,
+        "resharding": 1,
+    }
+
+
+def test_what_is_held_beside_a_program():
+    shape = programs.model_shape(sokoban.get_config())
+    shapes = jax.eval_shape(Qwen(shape).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    size = 4 * sum(x.size for x in jax.tree.leaves(shapes))
+    # float32 on one mesh: the sampler reads the state's own parameters, beside Adam's moments.
+    plain = plan()
+    assert "resharding" not in plain and "extend" not in plain
+    held = programs.bytes_per_chip(plain["decode"].held)
+    assert held == pytest.approx(2 * size, abs=100)
+    copied = plan(**{"model.dtype": "bfloat16", "algorithm.kl_coef": 0.1})
+    held = programs.bytes_per_chip(copied["decode"].held)
+    assert held == pytest.approx(4 * size, abs=100)  # parameters, moments, reference
+    adapted = plan(**{"model.dtype": "bfloat16", "model.lora.rank": 2})
+    assert adapted["update"].lower().out_info is not None
+    held = programs.bytes_per_chip(adapted["decode"].held)
+    assert size < held < 1.5 * size  # the frozen model, small adapters and their moments
+    assert adapted["update"].cost.flops < copied["update"].cost.flops
+
+
+# ------------------------------------------------------------------------------ command
+
+
+def result(name="update", peak=10.0, fits=True, calls=2):
+    program = programs.Program(
+        name=name,
+        lower=None,
+        arguments=(),
+        held=None,
+        cost=Cost(flops=500.0, bytes=10.0),
+        calls=calls,
+        helps=("optimizer.micro_batch",),
+    )
+    return preflight.Result(program, 1.0, peak, 2.0, 5.0, fits)
+
+
+def test_report():
+    found = preflight.report([result(), result("decode", 20.0, False, calls=3)], CHIP, devices=4)
+    assert json.loads(json.dumps(found)) == {
+        "programs": [
+            {
+                "name": name,
+                "compile_s": 1.0,
+                "peak_hbm_gib": peak,
+                "hbm_gib": 16.0,
+                "fits": fits,
+                "flops": 2000.0,
+                "bytes": 10.0,
+                "roofline_s": 5.0,
+            }
+            for name, peak, fits in (("update", 10.0, True), ("decode", 20.0, False))
+        ],
+        "step_s": 25.0,
+        "fits": False,
+    }
+    assert "25.0 s" in preflight.table([result()] * 2, CHIP, found)
+
+
+def test_complaints_name_the_excess_and_what_helps():
+    lines = list(preflight.complaints([result(), result("score", 20.5, False)], CHIP))
+    assert len(lines) == 1
+    assert "score does not fit: 20.50 GiB, 4.50 more" in lines[0]
+    assert "optimizer.micro_batch" in lines[0]
+
+
+def test_out_of_memory_is_a_result(monkeypatch):
+    text = (
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+        "required for HLO temporaries (16.74G) exceeds available HBM (15.75G). HLO module: jit_f."
+    )
+
+    def lower():
+        raise jax.errors.JaxRuntimeError(text)
+
+    program = dataclasses.replace(result().program, lower=lower)
+    found = preflight.compile_program(program, CHIPS["v5e"])
+    assert found.peak_gib == pytest.approx(16.74) and not found.fits
+    text = "INTERNAL: something else"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        preflight.compile_program(program, CHIPS["v5e"])
+
+
+def test_topologies(monkeypatch):
+    for name in ("v5litepod-16", "v9:2x2", "v5e:big", "v5e"):
+        with pytest.raises(ValueError, match="v5e:.1x1,2x2.*tpu7x"):
+            preflight.find_topology(name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install ragen_jax\[tpu\]"):
+        preflight.find_topology("v5e:2x2")
+
+
+def command(*args):
+    return subprocess.run(
+        [sys.executable, "-m", "ragen_jax.preflight", *args], capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    "argument, named",
+    [
+        ("--topology=v9:2x2", "tpu7x"),
+        ("--config.model.path=Qwen/Qwen9-1B", "llama-3.1-8b"),
+    ],
+)
+def test_bad_input_is_one_line(argument, named):
+    found = command(argument)
+    assert found.returncode == 2 and found.stdout == ""
+    assert found.stderr.startswith("error: ") and found.stderr.count("\n") == 1
+    assert named in found.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
+def test_command():
+    args = ("--topology=v5e:2x2", "--config.mesh.fsdp=-1", "--config.mesh.data=1")
+    args += ("--config.model.dtype=bfloat16", "--prompt_tokens=48")
+    found = command("--json", *args)
+    assert found.returncode == 0, found.stderr
+    shown = json.loads(found.stdout)  # one object and nothing else
+    assert set(shown) == {"programs", "step_s", "fits"} and shown["fits"]
+    names = [program["name"] for program in shown["programs"]]
+    assert names == [
+        "prefill",
+        "prefill_rows",
+        "decode",
+        "score_prompts",
+        "score",
+        "update",
+        "resharding",
+    ]
+    for program in shown["programs"]:
+        assert 0 < program["peak_hbm_gib"] < program["hbm_gib"] == 15.75
+        assert program["compile_s"] > 0 and program["roofline_s"] > 0
+    assert found.stderr == ""
+
+    # 1,024 rows of the whole context at once do not fit; the line says what would help.
+    args += ("--config.optimizer.micro_batch=512", "--config.rollout.groups=64")
+    args += ("--config.rollout.max_new_tokens=4000", "--config.diagnose.every=0")
+    found = command(*args)
+    assert found.returncode == 1
+    assert "does not fit" in found.stderr and "optimizer.micro_batch" in found.stderr
