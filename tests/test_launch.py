@@ -3,6 +3,7 @@
 No cloud: `gcloud` and `xpk` are stubs on PATH that write down their words and play a script.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -457,16 +458,28 @@ def test_a_host_that_is_told_to_stop_lets_train_save_and_does_not_restart(name, 
     assert not (tmp_path / "said").read_text()  # of a restart
 
 
+@contextlib.contextmanager
 def start(script, tmp_path, *arguments, **variables):
-    """A script in the background, in tmp_path, what it says in the file `said`."""
+    """A script in the background, in tmp_path, what it says in the file `said`; killed at the end.
+
+    A shell cannot trap a signal that it finds ignored, as SIGINT is in background jobs.
+    """
     with (tmp_path / "said").open("w") as said:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["bash", LAUNCH / script, *arguments],
             env=environment(tmp_path, **SCRIPTS[script] | variables),
             cwd=tmp_path,
             stdout=subprocess.DEVNULL,
             stderr=said,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def wait_for(*paths):
