@@ -228,7 +228,6 @@ def qwen_05b(repeats, *, name="qwen2.5-0.5b", cached=128, steps=16, rows=2, leng
                     decoder(model, params, **sizes),
                     peer and torch_decoder(peer, **sizes),
                     repeats=repeats,
-                    warmup=1,
                 ),
             )
         )
@@ -243,7 +242,6 @@ def qwen_05b(repeats, *, name="qwen2.5-0.5b", cached=128, steps=16, rows=2, leng
                 updater(model, params, rows=rows, length=length),
                 peer and torch_updater(peer, rows=rows, length=length),
                 repeats=repeats,
-                warmup=1,
             ),
         )
     )

@@ -49,7 +49,6 @@ def define_config():
 def run_command(main):
     """Runs `main(argv)` behind absl's flags; unusable flags print one line and exit with 2."""
     logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console
-    keep_freed_memory()
 
     def parse(argv):
         # ml_collections reports an unknown field as AttributeError or KeyError, a wrong type as
@@ -63,7 +62,8 @@ def run_command(main):
                 raise ValueError(
                     f"unexpected argument {rest[1]!r}; overrides are --config.FIELD=VALUE"
                 )
-            flags.FLAGS.config.seed  # noqa: B018
+            config = flags.FLAGS.config
+            keep_freed_memory(one_arena=config.model.path != "tiny" or config.env.context == "full")
             if flags.FLAGS.distributed:
                 join_processes(os.environ)
             return rest

@@ -10,9 +10,6 @@ Axes: N rows of a chip, T new tokens, S positions read before them, V vocabulary
 """
 
 import dataclasses
-import math
-
-from ragen_jax.update import VOCAB_CHUNK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,15 +128,8 @@ class Work:
 
     def score(self, N, prompts, S, T):
         """cross_scoring._score: N (prompt, reasoning) rows of T tokens behind S positions."""
-        flops = self.layers(N * T, N * T * (S + T)) + self.head(N * T) * self._padding
+        flops = self.layers(N * T, N * T * (S + T)) + self.head(N * T)
         return Cost(flops, self.weight_bytes() + self.cache_bytes(prompts * S))
-
-    @property
-    def _padding(self):
-        """The vocabulary is read in whole chunks where the head is (update.py)."""
-        V = self.config.vocab_size
-        chunk = min(V, VOCAB_CHUNK)
-        return math.ceil(V / chunk) * chunk / V
 
     def update(self, N, T, *, micro_batches, reference, trained, frozen=False):
         """update.update_step with micro-batches of N rows of T tokens on a chip.
@@ -160,7 +150,7 @@ class Work:
         if frozen:
             layers -= self.layers(tokens, 0)
             head -= self.head(tokens)
-        flops = layers + self._padding * head + reference * forward
+        flops = layers + head + reference * forward
         saved = 2 * c.layers * tokens * c.width * self._item  # layer inputs, written and read
         weights = (2 + remat + reference) * self.weight_bytes(head=False)
         weights += (3 + reference) * self._item * self.head_weights / self.tensor

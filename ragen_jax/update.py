@@ -28,6 +28,13 @@ from ragen_jax.types import TrainState
 VOCAB_CHUNK = 8192  # logits of one token held at a time
 
 
+def _chunks(V):
+    """Into how many chunks a vocabulary is cut: evenly where up to twice the least number does, so
+    that the head need not be padded (which copies it)."""
+    least = -(-V // VOCAB_CHUNK)
+    return next((n for n in range(least, 2 * least + 1) if V % n == 0), least)
+
+
 def vocabulary_statistics(hidden, head_VD, target, temperature):
     """log p(target) and the entropy of softmax(hidden @ head.T / temperature), in nats.
 
@@ -44,8 +51,8 @@ def vocabulary_statistics(hidden, head_VD, target, temperature):
     shape = target.shape
     # As matrices: see model/qwen.py, Linear.
     hidden, target = hidden.reshape(-1, D), target.reshape(-1)
-    chunk = min(V, VOCAB_CHUNK)
-    chunks = -(-V // chunk)
+    chunks = _chunks(V)
+    chunk = -(-V // chunks)
     padded = jnp.pad(head_VD, ((0, chunks * chunk - V), (0, 0))).reshape(chunks, chunk, D)
 
     @jax.checkpoint
@@ -184,7 +191,7 @@ def update_step(
       optimizer: optax.GradientTransformation. loss: `Loss`.
       state: `TrainState`, donated.
       minibatch: dict of tokens, logp, advantage and mask, each [A, micro_batch, T].
-      count: scalar int32: the first `count` micro-batches are run.
+      count: scalar int32, at least 1: the first `count` micro-batches are run.
       loss_scale: scalar, multiplies the whole loss.
       frozen: `Frozen` where state.params are adapters; then ref_params is not read.
 
@@ -196,8 +203,7 @@ def update_step(
     weight = losses.token_weights(mask.reshape(-1, mask.shape[-1]), loss.aggregation)
     pieces = {**minibatch, "weight": weight.reshape(mask.shape)}
 
-    def micro(a, carry):
-        sums, gap = carry
+    def gradient(a):
         piece = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, a, 0, False), pieces)
 
         def objective(params):
@@ -207,13 +213,21 @@ def update_step(
             total, parts, gap = loss_parts(model, loss, params, reference, piece)
             return loss_scale * total, (parts, gap)
 
-        (value, (parts, new_gap)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
-        return jax.tree.map(jnp.add, sums, (value, grads, parts)), jnp.maximum(gap, new_gap)
+        (value, (parts, gap)), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+        return (value, grads, parts), gap
 
-    names = [*TOKEN_METRICS, "policy_loss"] + (["kl"] if loss.kl_coef else [])
-    zero = jnp.float32(0)
-    sums = zero, jax.tree.map(jnp.zeros_like, state.params), dict.fromkeys(names, zero)
-    (value, grads, parts), gap = jax.lax.fori_loop(0, count, micro, (sums, zero))
+    def micro(a, carry):
+        sums, gap = carry
+        found, new_gap = gradient(a)
+        return jax.tree.map(jnp.add, sums, found), jnp.maximum(gap, new_gap)
+
+    if len(mask) == 1:  # no sums of the parameters' size
+        (value, grads, parts), gap = gradient(0)
+    else:
+        names = [*TOKEN_METRICS, "policy_loss"] + (["kl"] if loss.kl_coef else [])
+        zero = jnp.float32(0)
+        sums = zero, jax.tree.map(jnp.zeros_like, state.params), dict.fromkeys(names, zero)
+        (value, grads, parts), gap = jax.lax.fori_loop(0, count, micro, (sums, zero))
 
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)

@@ -116,7 +116,7 @@ def test_a_case_runs():
 
 def test_command_line(monkeypatch, capsys):
     monkeypatch.setattr(measure, "limits", lambda dtype: dataclasses.replace(BEFORE, dtype=dtype))
-    monkeypatch.setattr(command, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(command, "keep_freed_memory", lambda one_arena: None)
 
     command.main([])
     listing = capsys.readouterr().out
