@@ -14,13 +14,19 @@ from ragen_jax.memory import keep_freed_memory
 CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "rollout-full": (generation.rollout_full, 9, "float32"),
     "rollout-single": (generation.rollout_single, 15, "float32"),
+    "rollout-0.5b": (generation.rollout_05b, 3, "float32"),
     "rollout-tunix": (generation.rollout_tunix, 15, "float32"),
     "kept-cache": (caching.kept_cache, 15, "float32"),
     "group-prefill": (caching.group_prefill, 50, "float32"),
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
     "gpu": (llm.gpu, 5, "bfloat16"),
 }
-LARGE_BLOCKS = ("rollout-full", "kept-cache", "qwen-0.5b")  # as config.run_command chooses
+LARGE_BLOCKS = (
+    "rollout-full",
+    "rollout-0.5b",
+    "kept-cache",
+    "qwen-0.5b",
+)  # as config.run_command chooses
 
 
 def run(case, repeats=None, **sizes):

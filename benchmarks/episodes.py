@@ -138,12 +138,13 @@ class _Said:
 
 
 @contextlib.contextmanager
-def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0):
+def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=None):
     """A `Setting` of the tiny agent with random weights, and its directory.
 
     Args:
       context: "full" or "single_turn".
       turns: how many turns each group's episodes last, one number a group.
+      shape: `ModelConfig` instead of the tiny agent's, with its vocabulary or a larger one.
     """
     config = sokoban.get_config()
     config.env.context = context
@@ -151,7 +152,8 @@ def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0):
     w = config.warmstart
     tokenizer = build_tokenizer()
     model = Qwen(
-        ModelConfig(
+        shape
+        or ModelConfig(
             vocab_size=len(tokenizer),
             width=w.width,
             layers=w.layers,

@@ -4,14 +4,18 @@ Whole rollouts, environment and tokenizing included on both sides. Ours also ret
 log-probabilities of what it sampled, which the others are not asked for.
 """
 
+import os
+
 import jax
 import numpy as np
 
 from benchmarks.episodes import tiny_setting
+from benchmarks.llm import shape
 from benchmarks.measure import Row, compare
 from benchmarks.peers import (
     PeerMissing,
     choose_threads,
+    need,
     torch_generator,
     torch_logits,
     tunix_generator,
@@ -39,6 +43,30 @@ def rollout_single(repeats, *, turns=SHRINKING, members=16):
     ]
 
 
+def rollout_05b(repeats, *, name="qwen2.5-0.5b", turns=(5, 5), members=2, new_tokens=8):
+    """Five turns of the 0.5B shape, full history, against torch and against no kept cache."""
+    config = shape(name, "float32")
+    sizes = dict(turns=turns, members=members, new_tokens=new_tokens, shape=config)
+    with tiny_setting(context="full", **sizes) as (setting, directory):
+        fields = {"other_name": "torch", "other": None}
+        try:
+            generate = torch_generator(directory)
+            need("torch").set_num_threads(os.cpu_count())
+            _same_weights(setting, lambda prompt: torch_logits(directory, prompt))
+            fields["other"] = _played(setting, generate)
+        except PeerMissing as error:
+            fields = {"other": None, "skipped": str(error)}
+        again = {
+            "other_name": "prefill every turn",
+            "other": lambda: setting.play(read_again=True),
+            "target": 2,
+        }
+        return [
+            _row("full history", setting, repeats, **fields),
+            _row("the same", setting, repeats, **again),
+        ]
+
+
 def rollout_tunix(repeats, *, turns=ONE, members=16):
     """One turn against Tunix's sampler, which cannot continue a cache."""
     with tiny_setting(context="single_turn", turns=turns, members=members) as (setting, directory):
@@ -49,10 +77,11 @@ def rollout_tunix(repeats, *, turns=ONE, members=16):
                 directory, setting.model.config, prompt_width=width, new_tokens=new
             )
         except PeerMissing as error:
-            return [_row("one turn", setting, repeats, None, skipped=str(error))]
+            return [_row("one turn", setting, repeats, skipped=str(error))]
         config = setting.model.config
         _same_weights(setting, lambda prompt: tunix_logits(directory, config, prompt))
-        return [_row("one turn", setting, repeats, generate, other_name="tunix", target=4)]
+        other = _played(setting, generate)
+        return [_row("one turn", setting, repeats, other, other_name="tunix", target=4)]
 
 
 def _against_torch(name, repeats, context, turns, members, target=None):
@@ -60,23 +89,25 @@ def _against_torch(name, repeats, context, turns, members, target=None):
         try:
             generate = torch_generator(directory)
         except PeerMissing as error:
-            return _row(name, setting, repeats, None, skipped=str(error))
+            return _row(name, setting, repeats, skipped=str(error))
         _same_weights(setting, lambda prompt: torch_logits(directory, prompt))
         other_name = choose_threads(lambda: setting.play_with(generate))
-        return _row(name, setting, repeats, generate, other_name=other_name, target=target)
+        other = _played(setting, generate)
+        return _row(name, setting, repeats, other, other_name=other_name, target=target)
 
 
-def _row(name, setting, repeats, generate, **fields):
-    """The row of a setting; a peer must have been shown prompts of the same lengths."""
+def _played(setting, generate):
+    """A peer's run of a setting; it must have been shown prompts of the same lengths as ours."""
+    shown = setting.play_with(generate)
+    ours = sorted(len(turn.prompt) for episode in setting.play() for turn in episode.turns)
+    theirs = sorted(len(prompt) for prompts in shown for prompt in prompts)
+    if ours != theirs:
+        raise RuntimeError("the two sides played different episodes")
+    return lambda: setting.play_with(generate)
+
+
+def _row(name, setting, repeats, other=None, **fields):
     episodes = setting.play()
-    other = None
-    if generate is not None:
-        shown = setting.play_with(generate)
-        ours = sorted(len(turn.prompt) for episode in episodes for turn in episode.turns)
-        theirs = sorted(len(prompt) for prompts in shown for prompt in prompts)
-        if ours != theirs:
-            raise RuntimeError("the two sides played different episodes")
-        other = lambda: setting.play_with(generate)  # noqa: E731
     replies = sum(len(episode.turns) for episode in episodes)
     return Row(
         name=f"{name}: {len(episodes)} episodes, {replies} replies",

@@ -68,6 +68,14 @@ def test_without_a_peer_ours_is_still_measured(monkeypatch):
     assert "pip install torch" in row.skipped
 
 
+def test_another_shape_plays(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(generation, "shape", lambda name, dtype: llm.TINY)
+    alone, again = generation.rollout_05b(1, turns=(1, 2), members=2, new_tokens=4)
+    assert alone.other is None and "pip install torch" in alone.skipped
+    assert again.other > 0 and again.work == 6 * 4
+
+
 @pytest.mark.parametrize("context", ["full", "single_turn"])
 def test_both_sides_play_the_same_episodes(context):
     with tiny_setting(context=context, turns=(1, 3), members=2, new_tokens=4) as (setting, _):

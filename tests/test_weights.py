@@ -87,11 +87,11 @@ def test_a_part_is_all_that_is_read(directory, monkeypatch, piece_bytes):
     parts = 0
     with weights.open_tensors(directory) as tensors:
         for leaf in weights.plan(CONFIG):
-            whole = weights._read_part(tensors, *leaf[1:])
+            whole = weights.read_part(tensors, *leaf[1:])
             assert whole.shape == leaf.shape
             for bounds in some_bounds(leaf, heads_whole=True):
                 reads = []
-                part = weights._read_part(counted(tensors, reads), *leaf[1:], bounds)
+                part = weights.read_part(counted(tensors, reads), *leaf[1:], bounds)
                 np.testing.assert_array_equal(part, whole[tuple(slice(*b) for b in bounds)])
                 assert part.dtype == np.float32
                 assert sum(n for _, n in reads) == part.nbytes
@@ -106,9 +106,9 @@ def test_a_part_is_all_that_is_read(directory, monkeypatch, piece_bytes):
 def test_a_head_may_be_cut(directory):
     with weights.open_tensors(directory) as tensors:
         for leaf in weights.plan(CONFIG):
-            whole = weights._read_part(tensors, *leaf[1:])
+            whole = weights.read_part(tensors, *leaf[1:])
             for bounds in some_bounds(leaf, heads_whole=False):
-                part = weights._read_part(tensors, *leaf[1:], bounds)
+                part = weights.read_part(tensors, *leaf[1:], bounds)
                 np.testing.assert_array_equal(part, whole[tuple(slice(*b) for b in bounds)])
 
 

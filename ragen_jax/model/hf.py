@@ -3,6 +3,7 @@
 weights.py reads and writes the tensors, config_json.py config.json.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -74,32 +75,22 @@ def save(
         raise ValueError(f"dtype {dtype!r}; accepted: {', '.join(weights.SAVE_DTYPES)}")
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes {max_shard_bytes}: must be at least 1")
-    path = Path(path).expanduser().resolve()
     fields = config_json.from_config(model.config, dtype) | _token_ids(tokenizer, stop_ids)
     outside = [int(i) for i in stop_ids if not 0 <= i < model.config.vocab_size]
     if outside:
         raise ValueError(f"stop ids {outside}: the model has only {model.config.vocab_size} ids")
     weights.check_params(model.config, params)
 
-    fresh = path.with_name(f".{path.name}.saving-{os.getpid()}")
     writer = weights.is_writer(params)
-    try:
+    with replacement(path, writer=writer) as fresh:
         if writer:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(fresh, ignore_errors=True)
-            fresh.mkdir()
-            _write_json(fresh / "config.json", fields)
-            _write_json(
+            write_json(fresh / "config.json", fields)
+            write_json(
                 fresh / "generation_config.json",
                 {k: fields[k] for k in config_json.TOKEN_IDS if k in fields},
             )
             tokenizer.save_pretrained(fresh)
         weights.write(fresh, model.config, params, dtype=dtype, max_shard_bytes=max_shard_bytes)
-        if writer:
-            _replace(path, fresh)
-    finally:
-        if writer:
-            shutil.rmtree(fresh, ignore_errors=True)
 
 
 def resolve(path):
@@ -140,7 +131,7 @@ def model_config(path):
       ValueError: no config.json, another architecture, or a feature that qwen.py lacks.
     """
     file = resolve(path) / "config.json"
-    return config_json.to_config(_read_json(file), file)
+    return config_json.to_config(read_json(file), file)
 
 
 def stop_ids(path):
@@ -150,7 +141,7 @@ def stop_ids(path):
       tuple of int; empty without the file or its eos_token_id.
     """
     file = resolve(path) / "generation_config.json"
-    ids = _read_json(file).get("eos_token_id") if file.exists() else None
+    ids = read_json(file).get("eos_token_id") if file.exists() else None
     return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
 
 
@@ -199,22 +190,49 @@ def _token_ids(tokenizer, stop_ids):
     return {name: value for name, value in ids.items() if value is not None}
 
 
-def _replace(path, fresh):
-    """Renames `fresh` to `path`; what was there goes away only once its successor is in place."""
-    if not path.exists():
-        fresh.rename(path)
+@contextlib.contextmanager
+def replacement(path, *, writer=True):
+    """Yields a new directory beside `path`; at the end, if nothing failed, it becomes `path`.
+
+    What was at `path` goes away only once its successor is in place. Where another process is the
+    writer (`writer` False), yields None and touches nothing.
+
+    Raises:
+      ValueError: `path` holds files, beside weights, that the new directory does not replace.
+    """
+    if not writer:
+        yield None
         return
-    lost = sorted(set(os.listdir(path)) - set(os.listdir(fresh)))
-    lost = [name for name in lost if not re.fullmatch(WEIGHT_FILES, name)]
-    if lost:
-        raise ValueError(f"{path} holds other files ({', '.join(lost[:4])}); save elsewhere")
-    old = path.with_name(f".{path.name}.replaced-{os.getpid()}")
-    path.rename(old)
-    fresh.rename(path)
-    shutil.rmtree(old)
+    path = Path(path).expanduser().resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.saving-{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        yield fresh
+        if path.exists():
+            lost = sorted(set(os.listdir(path)) - set(os.listdir(fresh)))
+            lost = [name for name in lost if not re.fullmatch(WEIGHT_FILES, name)]
+            if lost:
+                raise ValueError(
+                    f"{path} holds other files ({', '.join(lost[:4])}); save elsewhere"
+                )
+            old = path.with_name(f".{path.name}.replaced-{os.getpid()}")
+            path.rename(old)
+            fresh.rename(path)
+            shutil.rmtree(old)
+        else:
+            fresh.rename(path)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _read_json(file):
+def read_json(file):
+    """The object in a JSON file of a model directory.
+
+    Raises:
+      ValueError: there is none.
+    """
     try:
         content = json.loads(file.read_text())
     except FileNotFoundError as error:
@@ -226,5 +244,6 @@ def _read_json(file):
     return content
 
 
-def _write_json(file, value):
+def write_json(file, value):
+    """Writes a JSON file as Hugging Face's libraries lay it out."""
     file.write_text(json.dumps(value, indent=2) + "\n")

@@ -15,8 +15,6 @@ Axes: L layers, I inputs of a projection (its input axes in one), r rank.
 
 import functools
 import math
-import os
-import shutil
 from pathlib import Path
 
 import jax
@@ -198,10 +196,10 @@ def save_adapter(path, adapters, *, config, rank, alpha, targets, base_model):
                 raise ValueError(
                     f"adapter {target}/{leaf} has shape {x.shape}, rank {rank} asks for {shape}"
                 )
-            out = weights._tensor_shape(weights.SPLIT, shape[1:])
+            out = weights.tensor_shape(weights.SPLIT, shape[1:])
             names = _names(config, target, leaf)
-            for name, one in zip(names, weights._on_host(x), strict=True):
-                tensors[name] = weights._to_tensor(one, name, weights.SPLIT, out, "float32")
+            for name, one in zip(names, weights.on_host(x), strict=True):
+                tensors[name] = weights.to_tensor(one, name, weights.SPLIT, out, "float32")
     description = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -220,19 +218,11 @@ def save_adapter(path, adapters, *, config, rank, alpha, targets, base_model):
     }
     if jax.process_index():
         return
-    path = Path(path).expanduser().resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.saving-{os.getpid()}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
-    try:
-        hf._write_json(fresh / CONFIG, description)
+    with hf.replacement(path) as fresh:
+        hf.write_json(fresh / CONFIG, description)
         save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
         # safetensors keeps its files to their owner; see weights.write.
         (fresh / WEIGHTS).chmod(fresh.stat().st_mode & 0o666)
-        hf._replace(path, fresh)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def load_adapter(path, config):
@@ -262,7 +252,7 @@ def load_adapter(path, config):
         for leaf, shape in _leaf_shapes(target, _kernels(config)[target], rank).items()
     }
     want = {
-        name: weights._tensor_shape(weights.SPLIT, shape[1:])
+        name: weights.tensor_shape(weights.SPLIT, shape[1:])
         for names, shape in leaves.values()
         for name in names
     }
@@ -277,14 +267,14 @@ def load_adapter(path, config):
         _check_tensors(file, tensors, want, rank)
         for (target, leaf), (names, shape) in leaves.items():
             everything = [(0, size) for size in shape]
-            x = weights._read_part(tensors, names, weights.SPLIT, shape, everything)
+            x = weights.read_part(tensors, names, weights.SPLIT, shape, everything)
             layers[target][leaf] = jnp.array(x, copy=True)  # an update may donate its state
     return {"layers": layers}, rank, alpha, targets
 
 
 def _read_config(file):
     """(rank, alpha, targets) of an adapter_config.json."""
-    c = hf._read_json(file)
+    c = hf.read_json(file)
     for name, accepted in (
         ("peft_type", ("LORA",)),
         ("bias", ("none",)),

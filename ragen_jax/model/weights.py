@@ -74,7 +74,7 @@ class Leaf(NamedTuple):
 
     @property
     def tensor_shape(self):
-        return _tensor_shape(self.layout, self.shape[1:] if _stacked(self.names) else self.shape)
+        return tensor_shape(self.layout, self.shape[1:] if _stacked(self.names) else self.shape)
 
 
 @functools.cache
@@ -103,7 +103,7 @@ def _groups(layout, ndim):
     return (axes,) if layout == FLAT else tuple((axis,) for axis in axes)
 
 
-def _tensor_shape(layout, shape):
+def tensor_shape(layout, shape):
     """Shape in the file of a parameter (one layer's) of shape `shape`."""
     groups = _groups(layout, len(shape))
     return tuple(math.prod(shape[axis] for axis in group) for group in groups)
@@ -199,7 +199,7 @@ def read(tensors, config, shardings=None):
     params = {}
     # The largest first: what a part needs on the host then matters least at the end.
     for leaf in sorted(plan(config), key=lambda leaf: -math.prod(leaf.shape)):
-        part = functools.partial(_read_part, tensors, leaf.names, leaf.layout, leaf.shape)
+        part = functools.partial(read_part, tensors, leaf.names, leaf.layout, leaf.shape)
         params[leaf.path] = _place(leaf.shape, shardings.get(leaf.path), part)
     return unflatten_dict(params)
 
@@ -226,7 +226,7 @@ def _place(shape, sharding, part):
     return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
-def _read_part(tensors, names, layout, shape, bounds=None):
+def read_part(tensors, names, layout, shape, bounds=None):
     """A parameter, or its part `bounds` (start, stop of every axis), as a new float32 array.
 
     Args:
@@ -303,10 +303,10 @@ def write(directory, config, params, *, dtype, max_shard_bytes):
     for file, entries in shards.items():
         tensors = {}
         for leaf, layer in entries:
-            x = _on_host(params[leaf.path] if layer is None else params[leaf.path][layer])
+            x = on_host(params[leaf.path] if layer is None else params[leaf.path][layer])
             if writer:
                 name = leaf.names[layer or 0]
-                tensors[name] = _to_tensor(x, name, leaf.layout, leaf.tensor_shape, dtype)
+                tensors[name] = to_tensor(x, name, leaf.layout, leaf.tensor_shape, dtype)
         if writer:
             save_file(tensors, directory / file, metadata={"format": "pt"})
             # safetensors keeps its files to their owner; a model is as public as its folder.
@@ -360,14 +360,14 @@ def check_params(config, params):
             )
 
 
-def _on_host(x):
+def on_host(x):
     """A NumPy array of an array on any devices, those of other processes included."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)
 
 
-def _to_tensor(x, name, layout, shape, dtype):
+def to_tensor(x, name, layout, shape, dtype):
     """A parameter (one layer's) as the file holds it."""
     order = [axis for group in _groups(layout, x.ndim) for axis in group]
     with np.errstate(over="ignore"):
