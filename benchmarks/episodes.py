@@ -16,7 +16,7 @@ from configs import sokoban
 from ragen_jax import config as cfg
 from ragen_jax.chat import Chat, Reply
 from ragen_jax.model import hf
-from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout import Budgets, Sampling, rollout
 
@@ -149,20 +149,8 @@ def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=Non
     config = sokoban.get_config()
     config.env.context = context
     config.env.options.size = ROOM
-    w = config.warmstart
     tokenizer = build_tokenizer()
-    model = Qwen(
-        shape
-        or ModelConfig(
-            vocab_size=len(tokenizer),
-            width=w.width,
-            layers=w.layers,
-            heads=w.heads,
-            kv_heads=w.kv_heads,
-            head_dim=w.width // w.heads,
-            mlp_width=w.mlp_width,
-        )
-    )
+    model = Qwen(shape or cfg.tiny_shape(config, len(tokenizer)))
     params = init_params(model.config, jax.random.key(seed))
     environment = cfg.build_environment(config, "train")
     chat = cfg.build_chat(config, tokenizer, environment)

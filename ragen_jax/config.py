@@ -23,7 +23,7 @@ from ragen_jax import advantage, chat, filter, losses
 from ragen_jax.memory import keep_freed_memory
 from ragen_jax.model import lora
 from ragen_jax.model.kernels import best_kernel
-from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.rollout import Budgets, Sampling
 from ragen_jax.sharding import data_shards, make_mesh
 from ragen_jax.update import SCHEDULES
@@ -275,6 +275,20 @@ def build_meshes(config):
             f"evenly over mesh.data x mesh.fsdp = {data_shards(mesh)}"
         )
     return mesh, sampling
+
+
+def tiny_shape(config, vocab_size):
+    """`ModelConfig` of the agent that warmstart.py trains."""
+    w = config.warmstart
+    return ModelConfig(
+        vocab_size=vocab_size,
+        width=w.width,
+        layers=w.layers,
+        heads=w.heads,
+        kv_heads=w.kv_heads,
+        head_dim=w.width // w.heads,
+        mlp_width=w.mlp_width,
+    )
 
 
 def build_model(config, shape, mesh):

@@ -88,17 +88,9 @@ def model_shape(config):
     Raises:
       ValueError: neither a directory nor a model whose shape is known.
     """
-    path, w = config.model.path, config.warmstart
+    path = config.model.path
     if path == "tiny":
-        return qwen.ModelConfig(
-            vocab_size=len(build_tokenizer()),
-            width=w.width,
-            layers=w.layers,
-            heads=w.heads,
-            kv_heads=w.kv_heads,
-            head_dim=w.width // w.heads,
-            mlp_width=w.mlp_width,
-        )
+        return cfg.tiny_shape(config, len(build_tokenizer()))
     if Path(path).expanduser().is_dir():
         return hf.model_config(path)
     name = path.rsplit("/", 1)[-1].lower().removesuffix("-instruct")

@@ -29,11 +29,12 @@ from ragen_jax.config import (
     define_config,
     environment_settings,
     run_command,
+    tiny_shape,
 )
 from ragen_jax.heldout import play_problems
 from ragen_jax.log import console
 from ragen_jax.model import hf
-from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout import Sampling, length_bucket
 from ragen_jax.types import Episode, Turn
@@ -96,17 +97,7 @@ def imitate(config, cache):
         environment, {example["identity"] for example in examples}, config
     )
 
-    model = Qwen(
-        ModelConfig(
-            vocab_size=len(tokenizer),
-            width=w.width,
-            layers=w.layers,
-            heads=w.heads,
-            kv_heads=w.kv_heads,
-            head_dim=w.width // w.heads,
-            mlp_width=w.mlp_width,
-        )
-    )
+    model = Qwen(tiny_shape(config, len(tokenizer)))
     key = jax.random.key(w.seed)
     params = init_params(model.config, jax.random.fold_in(key, 0))
     optimizer = optax.adam(optax.linear_schedule(0.0, w.learning_rate, 50), b2=0.99)
