@@ -22,6 +22,7 @@ setup(
         "chex>=0.1.92,<0.2",
         "tensorflow-datasets>=4.9.10,<5",
         "absl-py>=2.3,<3",
+        "gymnasium>=1.2.3,<2",  # the rules of FrozenLake
         "array_record>=0.8.1",  # the file format of our datasets
         "importlib_resources",  # tensorflow-datasets imports it without asking for it
         "jinja2>=3.1",  # chat templates

@@ -21,12 +21,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
     "gpu": (llm.gpu, 5, "bfloat16"),
 }
-LARGE_BLOCKS = (
-    "rollout-full",
-    "rollout-0.5b",
-    "kept-cache",
-    "qwen-0.5b",
-)  # as config.run_command chooses
+ONE_ARENA = ("rollout-full", "kept-cache")
 
 
 def run(case, repeats=None, **sizes):
@@ -60,7 +55,7 @@ def main(argv=None):
         parser.error("--shape belongs to the gpu case")
     if options.shape and options.shape not in ("tiny", *llm.SHAPES):
         parser.error(f"--shape is one of tiny, {', '.join(llm.SHAPES)}")
-    keep_freed_memory(one_arena=options.case in LARGE_BLOCKS)
+    keep_freed_memory(one_arena=options.case in ONE_ARENA)
     sizes = {"name": options.shape} if options.shape else {}
     found = run(options.case, options.repeats, **sizes)
     print(measure.as_json(found) if options.json else measure.as_table(found))

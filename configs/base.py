@@ -51,7 +51,9 @@ def get_config():
                 keep="largest",  # or "smallest", for diagnosis
                 include_zero=False,  # whether groups without variance are candidates
                 eps=0.01,  # slack of the linear threshold
-                loss_scale="linear",  # the loss times the keep rate: "linear" | "sqrt" | "none"
+                # The loss times the keep rate ("linear") or its root ("sqrt"), or the advantages
+                # alone times it ("advantage", the released code), or "none".
+                loss_scale="linear",
             ),
             algorithm=dict(
                 name="grpo",  # a key of advantage.GROUP_ADVANTAGES: grpo | dr_grpo | rloo
@@ -59,7 +61,7 @@ def get_config():
                 clip_high=0.28,  # and rise to 1 + clip_high
                 clip_c=3.0,  # dual clip for negative advantages
                 aggregation="token-mean",  # a key of losses.AGGREGATIONS
-                kl_kind="k3",  # k1 | abs | k2 | k3
+                kl_kind="k3",  # k1 | abs | k2 | k3; k1+ | abs+ | k3+: with the gradient of k2
                 kl_coef=0.001,  # of KL(policy || initial policy); 0 skips its forward pass
                 entropy_coef=0.001,  # of the exact entropy bonus
             ),

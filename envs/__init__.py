@@ -6,10 +6,12 @@ The contract is in `envs/types.py`.
 import inspect
 from typing import Any
 
+from envs.countdown import Countdown
+from envs.frozen_lake import FrozenLake
 from envs.sokoban import Sokoban
 from envs.types import Environment
 
-ENVS = {"sokoban": Sokoban}
+ENVS = {"countdown": Countdown, "frozen_lake": FrozenLake, "sokoban": Sokoban}
 
 
 def make_env(name: str, **options: Any) -> Environment:

@@ -36,7 +36,8 @@ class Step:
 class Environment(Protocol):
     """What the rollout needs of an environment.
 
-    actions: the accepted action words, exactly as `step` takes them
+    actions: the accepted action words, exactly as `step` takes them; empty where an action is
+        any text (the whole of an answer is then one action)
     instructions: the rules of the game in plain prose for a language model, with the meaning of
         every symbol that `render` uses under the configured options
     """
@@ -59,7 +60,8 @@ class Environment(Protocol):
     def step(self, state: Hashable, action: str, rng: np.random.Generator) -> Step:
         """Apply one action word; `rng` is the only source of noise.
 
-        Raises ValueError for a word not in `actions`: filtering replies is the rollout's work.
+        Raises ValueError for a word not in `actions`, unless that is empty: filtering replies is
+        the rollout's work.
         """
         ...
 

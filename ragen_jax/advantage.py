@@ -1,4 +1,4 @@
-"""Advantages: from returns (group-relative, leave-one-out) and their whitening.
+"""Advantages: of episodes within their group, of tokens with a critic (GAE) or without, whitening.
 
 Axes: G groups (prompts), K episodes a group, B rows, T tokens. Everything here is pure, has
 static shapes and returns float32, so it works under jit and vmap.
@@ -114,6 +114,154 @@ def whiten(x_BT, mask_BT):
     square = jnp.sum(jnp.where(counts_BT, (x_BT - mean) ** 2, 0.0))
     variance = square / jnp.maximum(tokens - 1.0, 1.0)
     return (x_BT - mean) * lax.rsqrt(variance + WHITEN_EPS)
+
+
+def soft_weights(return_GK, *, eps=1e-6):
+    """Weight of each group: its sample std of returns / (largest std of the batch + eps).
+
+    Multiplied into the advantages it is the soft form of filtering by reward variance: a group
+    that says little counts little, a dead one nothing. RAGEN's released code offers it for
+    Dr.GRPO; behind a division by the group's own std it restores what that division took away.
+
+    Args:
+      return_GK: undiscounted episode returns, penalties included.
+      eps: keeps a batch of dead groups at weight 0.
+    Returns:
+      weight_G float32 in [0, 1).
+    Raises:
+      AssertionError: return_GK is not of rank 2.
+    """
+    std_G = jnp.sqrt(sample_variance(return_GK))
+    return std_G / (jnp.max(std_G) + eps)
+
+
+def gae(reward_BT, value_BT, mask_BT, *, gamma, lam):
+    """Generalized advantage estimation over the sampled tokens of each row.
+
+    With t' the next sampled token of the row, however many observation tokens lie between
+    (nothing is discounted for those), and V = A = 0 behind the last one:
+    delta_t = r_t + gamma V_t' - V_t;  A_t = delta_t + gamma lam A_t'.
+    Schulman et al., arXiv 1506.02438, equation 16. Advantages are not whitened.
+
+    Args:
+      reward_BT: rewards; those outside the mask are not read.
+      value_BT: the critic's values; those outside the mask are not read, even if NaN.
+      mask_BT: nonzero where the policy sampled the token.
+      gamma: discount per sampled token.
+      lam: lambda, 0 (one step ahead) to 1 (the whole rest of the row).
+    Returns:
+      (advantage_BT, return_BT = advantage + value), float32, 0 outside the mask.
+    Raises:
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    arrays = [reward_BT, value_BT, mask_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    return _backward(*arrays, jnp.zeros(jnp.shape(mask_BT), bool), gamma, lam)
+
+
+def bi_level_gae(reward_BT, value_BT, mask_BT, turn_end_BT, *, gamma, lam, turn_gamma):
+    """GAE over turns, then over the tokens of each turn.
+
+    1. Over the turn ends alone, with n the next turn end of the row:
+       delta = r + turn_gamma V_n - V;  A = delta + turn_gamma lam A_n;  R = A + V.
+    2. Each turn end's reward is replaced by its R; then `gae` inside each turn with gamma and
+       lam, and nothing is bootstrapped across a turn end.
+
+    So a discount per token need not bury a reward some turns away. RAGEN's bi-level GAE, except
+    that turns end where turn_end_BT says: the released code takes tokens with a reward other than
+    zero, and loses the turns that earned nothing. Rewards within a turn (a KL penalty, say) enter
+    the second stage only.
+
+    Args:
+      reward_BT, value_BT, mask_BT, gamma, lam: as in `gae`.
+      turn_end_BT: nonzero on the last sampled token of each turn.
+      turn_gamma: discount per turn.
+    Returns:
+      (advantage_BT, return_BT = advantage + value), float32, 0 outside the mask.
+    Raises:
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    arrays = [reward_BT, value_BT, mask_BT, turn_end_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    end_BT = (jnp.asarray(turn_end_BT) != 0) & (jnp.asarray(mask_BT) != 0)
+    _, turn_return_BT = gae(reward_BT, value_BT, end_BT, gamma=turn_gamma, lam=lam)
+    reward_BT = jnp.where(end_BT, turn_return_BT, jnp.asarray(reward_BT, jnp.float32))
+    return _backward(reward_BT, value_BT, mask_BT, end_BT, gamma, lam)
+
+
+def _backward(reward_BT, value_BT, mask_BT, end_BT, gamma, lam):
+    """The recursion of `gae`, begun anew (V = A = 0) at each token of end_BT."""
+    inside_BT = jnp.asarray(mask_BT) != 0
+    # Masked out here, so that junk under the mask cannot enter as 0 * NaN.
+    reward_BT, value_BT = (
+        jnp.where(inside_BT, jnp.asarray(x_BT, jnp.float32), 0.0) for x_BT in (reward_BT, value_BT)
+    )
+
+    def step(carry, token):
+        next_value_B, next_advantage_B = carry
+        reward_B, value_B, inside_B, end_B = token
+        bootstrap_B = jnp.where(end_B, 0.0, next_value_B)
+        running_B = jnp.where(end_B, 0.0, next_advantage_B)
+        advantage_B = reward_B + gamma * bootstrap_B - value_B + gamma * lam * running_B
+        carry = (
+            jnp.where(inside_B, value_B, next_value_B),
+            jnp.where(inside_B, advantage_B, next_advantage_B),
+        )
+        return carry, jnp.where(inside_B, advantage_B, 0.0)
+
+    tokens = tuple(x_BT.T for x_BT in (reward_BT, value_BT, inside_BT, end_BT))
+    zero_B = jnp.zeros(inside_BT.shape[0], jnp.float32)
+    _, advantage_TB = lax.scan(step, (zero_B, zero_B), tokens, reverse=True)
+    return advantage_TB.T, advantage_TB.T + value_BT
+
+
+def reinforce_plus_plus(reward_BT, mask_BT, *, gamma):
+    """REINFORCE++: discounted returns-to-go of the tokens, whitened over the whole batch.
+
+    G_t = r_t + gamma G_t', with t' the next sampled token of the row. Hu, arXiv 2501.03262; its
+    token rewards hold the KL penalty (rewards.penalize_kl).
+
+    Args:
+      reward_BT: rewards; those outside the mask are not read.
+      mask_BT: nonzero where the policy sampled the token.
+      gamma: discount per sampled token.
+    Returns:
+      (advantage_BT, return_BT before whitening), float32, 0 outside the mask.
+    Raises:
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    # GAE without a critic and with lambda 1 is the discounted return.
+    _, return_BT = gae(reward_BT, jnp.zeros(jnp.shape(reward_BT)), mask_BT, gamma=gamma, lam=1.0)
+    return _whiten_inside(return_BT, mask_BT), return_BT
+
+
+def reinforce_plus_plus_baseline(return_GK, episode_B, mask_BT):
+    """REINFORCE++ with a group baseline: R - mean of its group on each token, whitened.
+
+    The spread is the whole batch's, not the group's as in GRPO: a group of nearly equal returns
+    is not blown up. Hu, arXiv 2501.03262. A group of one has no baseline but the batch's mean.
+
+    Args:
+      return_GK: undiscounted episode returns, penalties included.
+      episode_B: int, index of each row's episode into return_GK.reshape(-1); any on padding rows.
+      mask_BT: nonzero where the policy sampled the token.
+    Returns:
+      advantage_BT float32, 0 outside the mask; weighed by tokens, it sums to 0.
+    Raises:
+      AssertionError: return_GK or mask_BT is not of rank 2, episode_B not of rank 1, or the
+        numbers of rows differ.
+    """
+    chex.assert_rank([episode_B, mask_BT], [1, 2])
+    chex.assert_equal_shape_prefix([episode_B, mask_BT], 1)
+    advantage_E = group_relative(return_GK, normalize_by_std=False).reshape(-1)
+    advantage_B1 = advantage_E[jnp.asarray(episode_B)][:, None]
+    return _whiten_inside(jnp.broadcast_to(advantage_B1, jnp.shape(mask_BT)), mask_BT)
+
+
+def _whiten_inside(x_BT, mask_BT):
+    return jnp.where(jnp.asarray(mask_BT) != 0, whiten(x_BT, mask_BT), 0.0)
 
 
 # algorithm -> advantages of a group's returns

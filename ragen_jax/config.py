@@ -28,7 +28,6 @@ from ragen_jax.rollout import Budgets, Sampling
 from ragen_jax.sharding import data_shards, make_mesh
 from ragen_jax.update import SCHEDULES
 
-LOSS_SCALES = {"linear": lambda kept: kept, "sqrt": lambda kept: kept**0.5, "none": lambda _: 1.0}
 BAD_INPUT = 2  # exit code
 DEFAULT_CONFIG = "configs/sokoban.py"
 
@@ -140,7 +139,7 @@ def check(config):
         ("filter.metric", [name for name in filter.METRICS if "entropy" not in name]),
         ("filter.mode", filter.MODES),
         ("filter.keep", filter.KEEP),
-        ("filter.loss_scale", LOSS_SCALES),
+        ("filter.loss_scale", filter.LOSS_SCALES),
         ("algorithm.name", advantage.GROUP_ADVANTAGES),
         ("algorithm.aggregation", losses.AGGREGATIONS),
         ("optimizer.schedule", SCHEDULES),

@@ -5,7 +5,10 @@ Names (metric, strategy, mode, keep) and the numbers value and eps are static Py
 are traced, so both functions work under jit and vmap. Source: RAGEN-2, section 3.3 and appendix G.
 """
 
+import itertools
+
 import chex
+import jax
 import jax.numpy as jnp
 from jax import lax, nn
 
@@ -117,6 +120,82 @@ def select_groups(
     if not include_zero:
         candidate_G &= jnp.abs(score_G) > ZERO_SCORE
     return select(score_G, candidate_G, value=value, sign=sign, accumulate=accumulate, eps=eps)
+
+
+def select_by_environment(score_G, groups_E, **options):
+    """select_groups for each environment alone, so that none is starved by another's rewards.
+
+    Args:
+      score_G: scores, listed environment by environment.
+      groups_E: Python ints (static), the groups of each environment; they sum to G. Where all are
+        equal this is jax.vmap of select_groups over score_G.reshape(E, -1).
+      options: keyword arguments of select_groups, the same for all.
+    Returns:
+      keep_G bool.
+    Raises:
+      ValueError: groups_E do not sum to G; whatever select_groups raises.
+      AssertionError: score_G is not of rank 1.
+    """
+    chex.assert_rank(score_G, 1)
+    score_G = jnp.asarray(score_G, jnp.float32)
+    if sum(groups_E) != score_G.shape[0]:
+        raise ValueError(f"groups_E {groups_E} sum to {sum(groups_E)}, got {len(score_G)} scores")
+    ends = list(itertools.accumulate(groups_E))
+    parts = jnp.split(score_G, ends[:-1])
+    return jnp.concatenate([select_groups(part, **options) for part in parts])
+
+
+def select_members(return_GK, *, top, bottom):
+    """Mask of the best and the worst members of each group: filtering episodes, not prompts.
+
+    Members are ranked by falling return, ties by index; the first `top` and the last `bottom` of
+    the ranking are kept, and all where that is K or more. RAGEN-2, table 7 (trajectory level).
+
+    Args:
+      return_GK: undiscounted episode returns, penalties included.
+      top, bottom: Python ints (static), at least 0, not both 0.
+    Returns:
+      keep_GK bool, the same number in each group.
+    Raises:
+      ValueError: a negative number, or nobody to be kept.
+      AssertionError: return_GK is not of rank 2.
+    """
+    chex.assert_rank(return_GK, 2)
+    if min(top, bottom) < 0 or top + bottom == 0:
+        raise ValueError(f"top and bottom must be >= 0 and not both 0, got {top} and {bottom}")
+    return_GK = jnp.asarray(return_GK, jnp.float32)
+    K = return_GK.shape[1]
+    order_GK = jnp.argsort(-return_GK, axis=1, stable=True)
+    rank_K = jnp.arange(K)
+    wanted_K = (rank_K < top) | (rank_K >= K - bottom)
+    return jax.vmap(_unsort, in_axes=(None, 0))(wanted_K, order_GK)
+
+
+# keep rate -> (factor of the whole loss, factor of the advantages)
+LOSS_SCALES = {
+    "none": lambda kept: (1.0, 1.0),
+    "linear": lambda kept: (kept, 1.0),
+    "sqrt": lambda kept: (kept**0.5, 1.0),
+    "advantage": lambda kept: (1.0, kept),
+}
+
+
+def loss_scales(kept, mode):
+    """How much less a step should weigh of which only a part of the groups was kept.
+
+    linear: the loss times the keep rate (RAGEN-2, section 3.3), sqrt: times its square root,
+    none: unscaled. advantage: the policy term alone times the keep rate, KL and entropy at full
+    weight, as the released code does.
+
+    Args:
+      kept: share of the groups that was kept, from 0 to 1.
+      mode: a key of LOSS_SCALES.
+    Returns:
+      (factor of the whole loss, factor of the advantages).
+    Raises:
+      ValueError: unknown mode.
+    """
+    return _look_up(LOSS_SCALES, "loss_scale", mode)(kept)
 
 
 # keep -> sign that makes an ascending sort put the wanted scores first

@@ -105,6 +105,73 @@ def policy_loss(
     return loss, {k: aggregate(x_BT, mask_BT, "token-mean") for k, x_BT in token_metrics.items()}
 
 
+def value_terms(value_BT, old_value_BT, return_BT, *, clip):
+    """Clipped squared error of the critic at each token, to be minimised.
+
+    term = 0.5 max((V - R)^2, (old + clamp(V - old, -clip, clip) - R)^2): moving further than clip
+    from the old value earns nothing. Schulman et al., arXiv 1707.06347, as verl's PPO does.
+
+    Args:
+      value_BT: values of the critic; the only argument that gets a gradient.
+      old_value_BT: values from before the update, of which the advantages were made.
+      return_BT: what the values should be (the second result of advantage.gae).
+      clip: how far a value may move, in units of reward, > 0.
+    Returns:
+      term_BT float32, and per-token metrics without gradient, all float32 [B, T]:
+      - value_mean: V
+      - value_error: (V - R)^2
+      - value_clip_fraction: 1 where the clipped error decides the term
+    Raises:
+      ValueError: clip <= 0.
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    arrays = [value_BT, old_value_BT, return_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    if clip <= 0:
+        raise ValueError(f"clip must be > 0 (a value may move that far), got {clip}")
+    value_BT, old_value_BT, return_BT = (jnp.asarray(x, jnp.float32) for x in arrays)
+    old_value_BT, return_BT = lax.stop_gradient((old_value_BT, return_BT))
+
+    near_BT = old_value_BT + jnp.clip(value_BT - old_value_BT, -clip, clip)
+    error_BT = (value_BT - return_BT) ** 2
+    clipped_BT = (near_BT - return_BT) ** 2
+    # where, not maximum: at a tie (V = old, the first update) its gradient is the plain one.
+    clip_active_BT = clipped_BT > error_BT
+    term_BT = 0.5 * jnp.where(clip_active_BT, clipped_BT, error_BT)
+    metrics = {
+        "value_mean": value_BT,
+        "value_error": error_BT,
+        "value_clip_fraction": clip_active_BT.astype(jnp.float32),
+    }
+    return term_BT, lax.stop_gradient(metrics)
+
+
+def value_loss(value_BT, old_value_BT, return_BT, mask_BT, *, clip, aggregation):
+    """The critic's loss: sum(token_weights(mask, aggregation) * value_terms(...)).
+
+    Args:
+      value_BT, old_value_BT, return_BT, clip: as in value_terms.
+      mask_BT: nonzero where the policy sampled the token.
+      aggregation: a key of AGGREGATIONS.
+    Returns:
+      loss, a float32 scalar; metrics, averages of value_terms' over the masked tokens (0 if there
+      are none), whatever the aggregation.
+    Raises:
+      ValueError: unknown aggregation; clip <= 0.
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    arrays = [value_BT, old_value_BT, return_BT, mask_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    inside_BT = jnp.asarray(mask_BT) != 0
+    term_BT, token_metrics = value_terms(
+        *(jnp.where(inside_BT, x_BT, 0.0) for x_BT in arrays[:3]), clip=clip
+    )
+    loss = aggregate(term_BT, mask_BT, aggregation)
+    return loss, {k: aggregate(x_BT, mask_BT, "token-mean") for k, x_BT in token_metrics.items()}
+
+
 def _k1(logp_BT, ref_logp_BT):
     return logp_BT - ref_logp_BT
 
@@ -123,7 +190,24 @@ def _k3(logp_BT, ref_logp_BT):
     return jnp.clip(jnp.expm1(d_BT) - d_BT, -MAX_K3, MAX_K3)
 
 
-KL_KINDS = {"k1": _k1, "abs": _abs, "k2": _k2, "k3": _k3}
+def _with_gradient_of_k2(estimate):
+    def straight_through(logp_BT, ref_logp_BT):
+        k2_BT = _k2(logp_BT, ref_logp_BT)
+        # k2 - k2 is 0 in value, and only the first of the two has a gradient.
+        return k2_BT + lax.stop_gradient(estimate(logp_BT, ref_logp_BT) - k2_BT)
+
+    return straight_through
+
+
+KL_KINDS = {
+    "k1": _k1,
+    "abs": _abs,
+    "k2": _k2,
+    "k3": _k3,
+    "k1+": _with_gradient_of_k2(_k1),
+    "abs+": _with_gradient_of_k2(_abs),
+    "k3+": _with_gradient_of_k2(_k3),
+}
 
 
 def kl(logp_BT, ref_logp_BT, kind):
@@ -131,6 +215,9 @@ def kl(logp_BT, ref_logp_BT, kind):
 
     k1 = logp - ref (unbiased, any sign); abs = |k1|; k2 = k1^2 / 2;
     k3 = exp(d) - d - 1 with d = clip(ref - logp, -20, 20), result clipped to +-10 as verl does.
+    k1+, abs+, k3+: the value of that estimate with the gradient of k2, k1 d logp, as verl does.
+    On the policy's own samples the mean gradient of k2 is that of the KL, whereas the mean
+    gradient of k1 is 0 and that of k3 is the gradient of KL(reference || policy).
 
     Args:
       logp_BT, ref_logp_BT: log-probs under the policy and under the reference.
@@ -145,6 +232,28 @@ def kl(logp_BT, ref_logp_BT, kind):
     chex.assert_equal_shape([logp_BT, ref_logp_BT])
     estimate = _look_up(KL_KINDS, "kl kind", kind)
     return estimate(jnp.asarray(logp_BT, jnp.float32), jnp.asarray(ref_logp_BT, jnp.float32))
+
+
+def exact_kl(logp_V, ref_logp_V):
+    """KL(policy || reference) over the whole vocabulary: sum_v p_v (log p_v - log ref_v).
+
+    No estimate: its gradient is the KL's whatever was sampled. Tokens of probability 0 under the
+    policy count 0; one that the reference alone rules out makes the KL infinite.
+
+    Args:
+      logp_V, ref_logp_V: float [..., V], normalised log-probs; -inf is allowed.
+    Returns:
+      float32 [...], nats; at least 0 up to rounding.
+    Raises:
+      AssertionError: shapes differ, or there is no axis V.
+    """
+    chex.assert_equal_shape([logp_V, ref_logp_V])
+    chex.assert_axis_dimension_gt(logp_V, -1, 0)
+    logp_V, ref_logp_V = (jnp.asarray(x, jnp.float32) for x in (logp_V, ref_logp_V))
+    possible_V = logp_V > -jnp.inf
+    # Replaced before the product: 0 * inf would be NaN, in the gradient too.
+    gap_V = jnp.where(possible_V, logp_V, 0.0) - jnp.where(possible_V, ref_logp_V, 0.0)
+    return jnp.sum(jnp.where(possible_V, jnp.exp(logp_V) * gap_V, 0.0), axis=-1)
 
 
 def _token_mean(inside_BT, norm_length):

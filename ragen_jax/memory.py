@@ -17,9 +17,9 @@ def keep_freed_memory(one_arena=False):
 
     Args:
       one_arena: threads share one pool, from now on. A thread's own pool serves blocks of more than
-        64 MiB by mmap whatever is asked. Sharing makes the update of a 0.5B model 1.5 times and a
-        rollout with full history 1.2 times faster; the smaller blocks of the tiny agent's
-        single-turn step become 1.2 times slower.
+        64 MiB by mmap whatever is asked. Sharing makes a rollout of the tiny agent with full
+        history 1.2 times faster; the smaller blocks of its single-turn step become 1.2 times
+        slower, and a 0.5B model needs half as much memory again.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,6 +1,16 @@
-"""Rewards of turns and returns of episodes."""
+"""Rewards: of turns and episodes, where they are placed, how they are normalised and penalised.
 
+Axes: B rows, T tokens, G groups (prompts), K episodes a group. All but turn_reward and add_rewards
+is pure, has static shapes and returns float32, so it works under jit.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+DEAD_STD = 1e-6  # a block that spreads less than this has no scale to be divided by
+ASYMMETRIC_CLIP = (-1.0, 3.0)  # of the released code: failures are bounded, rare successes less
 
 
 def turn_reward(turn, *, format_penalty):
@@ -38,3 +48,275 @@ def add_rewards(batch, episodes, *, format_penalty):
     ]
     return_GK = np.asarray(totals, np.float32).reshape(G, -1)
     return batch.replace(reward_BT=reward_BT), return_GK
+
+
+# ---------------------------------------------------------------- placement
+
+
+def place_rewards(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B, *, level):
+    """Moves the rewards of turn ends to where `level` wants them; their sum stays the same.
+
+    | level | an episode's rewards lie |
+    | --- | --- |
+    | turn | each on its turn's last sampled token, where add_rewards puts them |
+    | token | each spread evenly over its turn's sampled tokens |
+    | episode | all on the last sampled token of the episode's last row |
+
+    Args:
+      reward_BT: rewards on turn ends.
+      mask_BT: nonzero where the policy sampled the token.
+      turn_BT: int, the turn of a sampled token, -1 elsewhere.
+      turn_end_BT: bool, the last sampled token of each turn.
+      episode_B: int, the episode of each row.
+      level: a key of PLACEMENTS.
+    Returns:
+      reward_BT float32.
+    Raises:
+      ValueError: unknown level.
+      AssertionError: ranks are not 2 (episode_B: 1) or shapes differ.
+    """
+    arrays = [reward_BT, mask_BT, turn_BT, turn_end_BT]
+    chex.assert_rank([*arrays, episode_B], [2, 2, 2, 2, 1])
+    chex.assert_equal_shape(arrays)
+    place = _look_up(PLACEMENTS, "level", level)
+    return place(jnp.asarray(reward_BT, jnp.float32), mask_BT, turn_BT, turn_end_BT, episode_B)
+
+
+def place_returns(return_B, turn_BT, turn_end_BT, episode_B):
+    """Each episode's return on the last sampled token of its last row, 0 elsewhere.
+
+    Args:
+      return_B: the return of each row's episode, normalised or not.
+      turn_BT, turn_end_BT, episode_B: as in place_rewards; padding rows have no turn end.
+    Returns:
+      reward_BT float32.
+    Raises:
+      AssertionError: ranks are not 1, 2, 2, 1, or shapes differ.
+    """
+    chex.assert_rank([return_B, turn_BT, turn_end_BT, episode_B], [1, 2, 2, 1])
+    chex.assert_equal_shape([turn_BT, turn_end_BT])
+    last_row_B = ~jnp.any(_later_rows(turn_BT, episode_B), axis=1)
+    place_BT = _last_end(turn_end_BT) & last_row_B[:, None]
+    return jnp.where(place_BT, jnp.asarray(return_B, jnp.float32)[:, None], 0.0)
+
+
+def carry_back(reward_BT, turn_BT, turn_end_BT, episode_B):
+    """Adds to the last turn end of each row the rewards of the episode's later rows.
+
+    Where an episode is cut into rows (sliding contexts), no recursion along a row can see the
+    next: with this, the sum of rewards from a token to the end of its row is the episode's
+    return-to-go, undiscounted between rows. Rows that are whole episodes stay as they are. After
+    place_returns or level "episode", each row ends with the whole return, as in the released code.
+
+    Args:
+      reward_BT, turn_BT, turn_end_BT, episode_B: as in place_rewards; rows in any order.
+    Returns:
+      reward_BT float32.
+    Raises:
+      AssertionError: ranks are not 2 (episode_B: 1) or shapes differ.
+    """
+    arrays = [reward_BT, turn_BT, turn_end_BT]
+    chex.assert_rank([*arrays, episode_B], [2, 2, 2, 1])
+    chex.assert_equal_shape(arrays)
+    reward_BT = jnp.asarray(reward_BT, jnp.float32)
+    later_BB = _later_rows(turn_BT, episode_B)
+    later_B = jnp.sum(jnp.where(later_BB, jnp.sum(reward_BT, axis=1)[None, :], 0.0), axis=1)
+    return reward_BT + jnp.where(_last_end(turn_end_BT), later_B[:, None], 0.0)
+
+
+def _on_turns(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B):
+    return reward_BT
+
+
+def _on_tokens(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B):
+    T = reward_BT.shape[1]
+
+    def row(reward_T, inside_T, turn_T):
+        segment_T = turn_T + 1  # -1, no turn, is segment 0; there are at most T turns
+        total_S = jax.ops.segment_sum(reward_T, segment_T, T + 1)
+        tokens_S = jax.ops.segment_sum(inside_T, segment_T, T + 1)
+        return inside_T * (total_S / jnp.maximum(tokens_S, 1.0))[segment_T]
+
+    inside_BT = (jnp.asarray(mask_BT) != 0).astype(jnp.float32)
+    return jax.vmap(row)(reward_BT, inside_BT, jnp.asarray(turn_BT))
+
+
+def _on_episodes(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B):
+    episode_B = jnp.asarray(episode_B)
+    same_BB = episode_B[:, None] == episode_B[None, :]
+    return_B = jnp.sum(jnp.where(same_BB, jnp.sum(reward_BT, axis=1)[None, :], 0.0), axis=1)
+    return place_returns(return_B, turn_BT, turn_end_BT, episode_B)
+
+
+PLACEMENTS = {"turn": _on_turns, "token": _on_tokens, "episode": _on_episodes}
+
+
+def _later_rows(turn_BT, episode_B):
+    """later_BB[b, c]: row c holds later turns of the episode of row b."""
+    episode_B, turn_B = jnp.asarray(episode_B), jnp.max(jnp.asarray(turn_BT), axis=1)
+    return (episode_B[:, None] == episode_B[None, :]) & (turn_B[None, :] > turn_B[:, None])
+
+
+def _last_end(turn_end_BT):
+    """bool [B, T], the last turn end of each row."""
+    end_BT = jnp.asarray(turn_end_BT) != 0
+    after_BT = jnp.cumsum(end_BT[:, ::-1], axis=1)[:, ::-1]  # turn ends from here on
+    return end_BT & (after_BT == 1)
+
+
+# ---------------------------------------------------------------- normalisation
+
+
+def normalize_returns(return_GK, *, method, grouping="state", environment_G=None):
+    """Returns of episodes, compared with those of their block.
+
+    Blocks: grouping "state": the group; "environment": all groups with equal environment_G;
+    "batch": everything. With m and s the block's mean and sample standard deviation:
+
+    | method | result |
+    | --- | --- |
+    | identity | R |
+    | mean | R - m |
+    | mean_std | (R - m) / (s + 1e-6); 0 where s <= 1e-6 or the block is one episode |
+    | asymmetric_clip | the same, clipped to [-1, 3] |
+
+    RAGEN's released reward normalisation. It leaves format penalties out and adds them behind;
+    for that pass returns without penalties. Filters read the returns from before it.
+
+    Args:
+      return_GK: undiscounted episode returns.
+      method: a key of METHODS. grouping: a key of GROUPINGS.
+      environment_G: int, the environment of each group; needed by grouping "environment".
+    Returns:
+      float32 [G, K].
+    Raises:
+      ValueError: unknown method or grouping, or environment_G is missing.
+      AssertionError: return_GK is not of rank 2, or environment_G not of shape [G].
+    """
+    chex.assert_rank(return_GK, 2)
+    normalize = _look_up(METHODS, "method", method)
+    block = _look_up(GROUPINGS, "grouping", grouping)
+    return_GK = jnp.asarray(return_GK, jnp.float32)
+    G, K = return_GK.shape
+    if environment_G is not None:
+        chex.assert_shape(environment_G, (G,))
+    elif grouping == "environment":
+        raise ValueError("grouping 'environment' needs environment_G")
+    block_G = block(G, environment_G)
+    same_GG = block_G[:, None] == block_G[None, :]
+    episodes_G1 = K * jnp.sum(same_GG, axis=1, keepdims=True)
+
+    def block_sum(x_GK):
+        return jnp.sum(jnp.where(same_GG, jnp.sum(x_GK, axis=1)[None, :], 0.0), 1, keepdims=True)
+
+    # Shifted by the first return of the block, so that equal returns deviate by exactly 0 (as in
+    # advantage.deviations).
+    shifted_GK = return_GK - return_GK[jnp.argmax(same_GG, axis=1), :1]
+    deviation_GK = shifted_GK - block_sum(shifted_GK) / episodes_G1
+    std_G1 = jnp.sqrt(block_sum(deviation_GK**2) / jnp.maximum(episodes_G1 - 1, 1))
+    return normalize(return_GK, deviation_GK, std_G1)
+
+
+GROUPINGS = {
+    "state": lambda G, environment_G: jnp.arange(G),
+    "environment": lambda G, environment_G: jnp.asarray(environment_G),
+    "batch": lambda G, environment_G: jnp.zeros(G, jnp.int32),
+}
+
+
+def _identity(return_GK, deviation_GK, std_G1):
+    return return_GK
+
+
+def _mean(return_GK, deviation_GK, std_G1):
+    return deviation_GK
+
+
+def _mean_std(return_GK, deviation_GK, std_G1):
+    return jnp.where(std_G1 > DEAD_STD, deviation_GK / (std_G1 + DEAD_STD), 0.0)
+
+
+def _asymmetric_clip(return_GK, deviation_GK, std_G1):
+    return jnp.clip(_mean_std(return_GK, deviation_GK, std_G1), *ASYMMETRIC_CLIP)
+
+
+METHODS = {
+    "identity": _identity,
+    "mean": _mean,
+    "mean_std": _mean_std,
+    "asymmetric_clip": _asymmetric_clip,
+}
+
+
+# ---------------------------------------------------------------- penalties
+
+
+def overlong_penalty(length, *, max_length, buffer):
+    """DAPO's soft penalty of long replies, to be added to their reward.
+
+    0 up to max_length - buffer, then linear down to -1 at max_length, and -1 beyond.
+    Yu et al., arXiv 2503.14476, equation 13.
+
+    Args:
+      length: sampled tokens, any shape and real dtype.
+      max_length: tokens from which the penalty is whole.
+      buffer: tokens over which it grows, from 1 to max_length.
+    Returns:
+      float32 of length's shape, from -1 to 0.
+    Raises:
+      ValueError: buffer is out of its range.
+    """
+    if not 1 <= buffer <= max_length:
+        raise ValueError(f"buffer must be from 1 to max_length = {max_length}, got {buffer}")
+    over = jnp.asarray(length, jnp.float32) - (max_length - buffer)
+    return -jnp.clip(over / buffer, 0.0, 1.0)
+
+
+def penalize_kl(reward_BT, kl_BT, mask_BT, *, coef):
+    """KL in the reward: r - coef * KL at each sampled token, r elsewhere.
+
+    Ziegler et al., arXiv 1909.08593, equation 2, token by token. For it the KL is a number, not a
+    term of the loss: use the k1 estimate (losses.kl) of the policy that sampled.
+
+    Args:
+      reward_BT: rewards.
+      kl_BT: KL(policy || reference) at each token; not read outside the mask, even if NaN.
+      mask_BT: nonzero where the policy sampled the token.
+      coef: weight of the KL, in reward per nat.
+    Returns:
+      reward_BT float32.
+    Raises:
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    arrays = [reward_BT, kl_BT, mask_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    kl_BT = jnp.where(jnp.asarray(mask_BT) != 0, jnp.asarray(kl_BT, jnp.float32), 0.0)
+    return jnp.asarray(reward_BT, jnp.float32) - coef * kl_BT
+
+
+def adapt_kl_coef(coef, kl, *, target, gain=0.1):
+    """The next KL coefficient, which steers the KL towards a target in log space.
+
+    coef * (1 + gain * clip((kl - target) / target, -0.2, 0.2)). Ziegler et al., arXiv 1909.08593,
+    section 2.2; their code's gain is episodes of the step / a horizon of 10,000.
+
+    Args:
+      coef: the coefficient in use.
+      kl: what the step measured, in the unit of target: nats a token, or nats an episode.
+      target: > 0. gain: at least 0; 0 keeps the coefficient.
+    Returns:
+      float32 scalar.
+    Raises:
+      ValueError: target <= 0.
+    """
+    if target <= 0:
+        raise ValueError(f"target must be > 0, got {target}")
+    error = jnp.clip((jnp.asarray(kl, jnp.float32) - target) / target, -0.2, 0.2)
+    return jnp.asarray(coef, jnp.float32) * (1.0 + gain * error)
+
+
+def _look_up(table, what, name):
+    if name not in table:
+        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(table)}")
+    return table[name]

@@ -26,7 +26,7 @@ from ragen_jax.batch import make_batch
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.evaluate import evaluate, load_policy
-from ragen_jax.filter import group_scores, select_groups
+from ragen_jax.filter import group_scores, loss_scales, select_groups
 from ragen_jax.log import (
     MetricsLog,
     Timers,
@@ -184,7 +184,8 @@ def train(config, workdir):
             length_GK = episode_lengths(episodes).reshape(return_GK.shape)
             score_G, keep_G = jax.device_get(score_and_select(return_GK, length_GK))
             advantage_E = np.asarray(group_advantage(return_GK)).reshape(-1)
-            advantage_BT = advantage_E[batch.episode_B][:, None] * batch.mask_BT
+            loss_scale, advantage_scale = loss_scales(keep_G.mean(), c.filter.loss_scale)
+            advantage_BT = advantage_scale * advantage_E[batch.episode_B][:, None] * batch.mask_BT
             kept_B = keep_G[batch.group_B]
             del policy  # the update replaces the parameters that it is, or is a copy of
             with jax.set_mesh(mesh):
@@ -202,7 +203,7 @@ def train(config, workdir):
                     minibatches=c.optimizer.minibatches,
                     micro_batch=c.optimizer.micro_batch,
                     minibatch_rows=cfg.minibatch_rows(c),
-                    loss_scale=cfg.LOSS_SCALES[c.filter.loss_scale](keep_G.mean()),
+                    loss_scale=loss_scale,
                     frozen=frozen,
                 )
             policy = policy_of(state)

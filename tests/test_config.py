@@ -49,7 +49,7 @@ def test_base_passes():
         ("filter.metric", "variance", "reward_variance, reward_std, reward_sum, reward_mean"),
         ("filter.mode", "cubic", "linear, softmax"),
         ("filter.keep", "middle", "largest, smallest"),
-        ("filter.loss_scale", "kept", "linear, sqrt, none"),
+        ("filter.loss_scale", "kept", "none, linear, sqrt, advantage"),
         ("algorithm.name", "ppo2", "grpo, dr_grpo, rloo"),
         ("algorithm.aggregation", "mean", "token-mean, seq-mean-token-mean"),
         ("algorithm.kl_kind", "k4", "k1, abs, k2, k3"),
@@ -251,7 +251,10 @@ def test_bad_meshes_are_refused_with_their_sizes():
     [
         (["--config=configs/sokoban.py", "--config.rollout.grops=4"], "grops"),
         (["--config=configs/sokoban.py:huge"], "'huge'; accepted: tiny, qwen2.5-0.5b"),
-        (["--config=configs/sokoban.py", "--config.env.name=frozen"], "'frozen'; known: sokoban"),
+        (
+            ["--config=configs/sokoban.py", "--config.env.name=frozen"],
+            "'frozen'; known: countdown, ",
+        ),
         (["--config=configs/sokoban.py", "--config.model.path={tmp}/no-model"], "{tmp}/no-model"),
         (["--config=configs/no_such_file.py"], "configs/no_such_file.py"),
     ],

@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax.filter import METRICS, STRATEGIES, group_scores, select_groups
+from ragen_jax.filter import (
+    LOSS_SCALES,
+    METRICS,
+    STRATEGIES,
+    group_scores,
+    loss_scales,
+    select_by_environment,
+    select_groups,
+    select_members,
+)
 
 jit_scores = jax.jit(group_scores, static_argnames="metric")
 
@@ -291,3 +300,87 @@ def test_selection_errors():
         select_groups(score_G, strategy="min_p", value=0.0, keep="smallest")
     with pytest.raises(AssertionError):
         select_groups(np.ones((2, 2)))
+
+
+# ---------------------------------------------------------------- environments
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[13], CASES[16], CASES[26]], ids=str)
+def test_each_environment_is_filtered_alone(case):
+    score_SG = random_scores(np.random.default_rng(6), 50, 12)
+    sizes = (3, 8, 1)
+
+    @jax.jit
+    @jax.vmap
+    def masks(score_G):
+        equal = select_by_environment(score_G, (4, 4, 4), **case)
+        mapped = jax.vmap(lambda s: select_groups(s, **case))(score_G.reshape(3, 4))
+        return select_by_environment(score_G, sizes, **case), equal, mapped.reshape(-1)
+
+    ragged_SG, equal_SG, mapped_SG = map(np.asarray, masks(score_SG))
+    np.testing.assert_array_equal(equal_SG, mapped_SG)
+    for scores, keep_G in zip(score_SG, ragged_SG, strict=True):
+        want, start = set(), 0
+        for size in sizes:
+            want |= {start + i for i in reference_kept(scores[start : start + size], **case)}
+            start += size
+        assert set(np.flatnonzero(keep_G).tolist()) == want, (case, scores)
+
+
+def test_environment_errors():
+    with pytest.raises(ValueError, match="sum to 5, got 4 scores"):
+        select_by_environment(np.ones(4), (2, 3))
+    with pytest.raises(AssertionError):
+        select_by_environment(np.ones((2, 2)), (2, 2))
+
+
+# ---------------------------------------------------------------- members
+
+
+def test_members_by_hand():
+    # ranking of 3, 1, 3, 0, 2 by falling return, ties by index: 0 2 4 1 3
+    return_GK = np.array([[3.0, 1.0, 3.0, 0.0, 2.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    for top, bottom, want in [
+        (1, 1, [[0, 3], [0, 4]]),
+        (2, 0, [[0, 2], [0, 1]]),
+        (0, 2, [[1, 3], [3, 4]]),
+        (1, 3, [[0, 1, 3, 4], [0, 2, 3, 4]]),
+        (3, 2, [[0, 1, 2, 3, 4]] * 2),
+        (9, 9, [[0, 1, 2, 3, 4]] * 2),
+    ]:
+        keep_GK = select_members(return_GK, top=top, bottom=bottom)
+        assert keep_GK.dtype == bool
+        assert [np.flatnonzero(k).tolist() for k in np.asarray(keep_GK)] == want, (top, bottom)
+
+
+@pytest.mark.parametrize("K, top, bottom", [(1, 1, 1), (4, 1, 2), (16, 4, 4), (5, 3, 3)])
+def test_members_against_reference(K, top, bottom):
+    return_SGK = random_scores(np.random.default_rng(K), 250 * 4, K).reshape(250, 4, K)
+    return_SGK = np.round(return_SGK)  # many ties
+    select = jax.jit(jax.vmap(lambda r: select_members(r, top=top, bottom=bottom)))
+    keep_SGK = np.asarray(select(return_SGK))
+    for returns, keep_K in zip(return_SGK.reshape(-1, K), keep_SGK.reshape(-1, K), strict=True):
+        ranking = sorted(range(K), key=lambda k: (-float(returns[k]), k))
+        want = {k for place, k in enumerate(ranking) if place < top or place >= K - bottom}
+        assert set(np.flatnonzero(keep_K).tolist()) == want
+
+
+def test_member_errors():
+    with pytest.raises(ValueError, match="not both 0, got 0 and 0"):
+        select_members(np.ones((2, 3)), top=0, bottom=0)
+    with pytest.raises(ValueError, match="got -1 and 2"):
+        select_members(np.ones((2, 3)), top=-1, bottom=2)
+    with pytest.raises(AssertionError):
+        select_members(np.ones(3), top=1, bottom=1)
+
+
+# ---------------------------------------------------------------- loss scale
+
+
+def test_loss_scales():
+    want = {"none": (1, 1), "linear": (0.25, 1), "sqrt": (0.5, 1), "advantage": (1, 0.25)}
+    assert {mode: loss_scales(0.25, mode) for mode in LOSS_SCALES} == want
+    assert {loss_scales(1.0, mode) for mode in LOSS_SCALES} == {(1.0, 1.0)}
+    np.testing.assert_allclose(jax.jit(lambda k: loss_scales(k, "sqrt"))(0.25), (0.5, 1.0))
+    with pytest.raises(ValueError, match="'half'; known: none, linear, sqrt, advantage"):
+        loss_scales(0.25, "half")

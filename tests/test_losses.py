@@ -17,6 +17,9 @@ policy_loss = jax.jit(losses.policy_loss, static_argnames=(*CLIP_NAMES, "aggrega
 kl = jax.jit(losses.kl, static_argnames="kind")
 token_weights = jax.jit(losses.token_weights, static_argnames=("mode", "norm_length"))
 aggregate = jax.jit(losses.aggregate, static_argnames="mode")
+value_terms = jax.jit(losses.value_terms, static_argnames="clip")
+value_loss = jax.jit(losses.value_loss, static_argnames=("clip", "aggregation"))
+exact_kl = jax.jit(losses.exact_kl)
 
 CLIPS = dict(clip_low=0.2, clip_high=0.28, clip_c=3.0)
 
@@ -226,12 +229,150 @@ def test_kl_against_reference(kind):
     for b, t in np.ndindex(5, 7):
         gap = float(logp_BT[b, t]) - float(ref_BT[b, t])
         k3 = min(max(math.exp(min(max(-gap, -20), 20)) + gap - 1, -10), 10)
-        want_BT[b, t] = {"k1": gap, "abs": abs(gap), "k2": gap * gap / 2, "k3": k3}[kind]
+        estimates = {"k1": gap, "abs": abs(gap), "k2": gap * gap / 2, "k3": k3}
+        want_BT[b, t] = estimates[kind.removesuffix("+")]
     got_BT = kl(logp_BT, ref_BT, kind)
     assert got_BT.dtype == jnp.float32
     np.testing.assert_allclose(got_BT, want_BT, rtol=1e-5, atol=1e-6)
     rows = jax.vmap(lambda a, b: kl(a[None], b[None], kind)[0])(logp_BT, ref_BT)
     np.testing.assert_allclose(rows, got_BT, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["k1+", "abs+", "k3+"])
+def test_straight_through_kl_has_the_gradient_of_k2(kind):
+    logp_BT, ref_BT, _, _ = random_batch(9)
+    grad_BT = jax.jit(jax.grad(lambda x: kl(x, ref_BT, kind).sum()))(logp_BT)
+    np.testing.assert_allclose(grad_BT, logp_BT - ref_BT, rtol=1e-5, atol=1e-6)
+
+
+def softmax_pair(seed, V=6):
+    return np.random.default_rng(seed).normal(size=(2, V)).astype(np.float32)
+
+
+def test_mean_gradients_of_the_kl_estimates():
+    logit_V, ref_logit_V = softmax_pair(0)
+    p_V, ref_V = jax.nn.softmax(logit_V), jax.nn.log_softmax(ref_logit_V)
+
+    @jax.jit
+    @jax.jacrev
+    def means(logit_V):  # over all that the policy could have sampled, as often as it would have
+        logp_V = jax.nn.log_softmax(logit_V)
+        estimates = [kl(logp_V[None], ref_V[None], kind)[0] @ p_V for kind in KL_KINDS]
+        ref_p_V = jnp.exp(ref_V)
+        return *estimates, exact_kl(logp_V, ref_V), ref_p_V @ (ref_V - logp_V)
+
+    *estimates, forward_V, reverse_V = means(logit_V)
+    gradient = dict(zip(KL_KINDS, estimates, strict=True))
+    for kind in ("k2", "k1+", "k3+"):
+        np.testing.assert_allclose(gradient[kind], forward_V, atol=1e-5, err_msg=kind)
+    np.testing.assert_allclose(gradient["k1"], 0.0, atol=1e-6)
+    np.testing.assert_allclose(gradient["k3"], reverse_V, atol=1e-5)
+
+
+def test_exact_kl():
+    # p = (1/2, 1/2), q = (1/4, 3/4): 1/2 log 2 + 1/2 log 2/3 = 0.143841
+    p, q = np.log([0.5, 0.5]), np.log([0.25, 0.75])
+    np.testing.assert_allclose(exact_kl(p, q), 0.143841, rtol=1e-5)
+    np.testing.assert_allclose(exact_kl(np.stack([p, q]), np.stack([q, q])), [0.143841, 0.0], 1e-5)
+    # a token the policy cannot sample counts nothing, whatever the reference says of it
+    never, unsure = np.array([0.0, -np.inf]), np.log([0.5, 0.5])
+    np.testing.assert_allclose(exact_kl(never, unsure), np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(exact_kl(never, never), 0.0)
+    assert np.all(np.isfinite(jax.grad(losses.exact_kl)(never, unsure)))
+    assert exact_kl(unsure, never) == np.inf
+    logit_V, ref_logit_V = np.random.default_rng(1).normal(size=(2, 3, 4, 9)) * 3
+    logp, ref = jax.nn.log_softmax(logit_V), jax.nn.log_softmax(ref_logit_V)
+    want = np.zeros((3, 4))
+    for *at, v in np.ndindex(3, 4, 9):
+        lp, lr = float(logp[*at, v]), float(ref[*at, v])
+        want[*at] += math.exp(lp) * (lp - lr)
+    np.testing.assert_allclose(exact_kl(logp, ref), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(losses.exact_kl(logp, ref), want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(AssertionError):
+        losses.exact_kl(p, q[:1])
+
+
+# ---------------------------------------------------------------- value loss
+
+
+def test_value_terms_by_hand():
+    # old 1, clip 0.5 throughout
+    # V        1.2    2      2      0     -1
+    # R        3      3      0      0      3
+    # clipped  1.2    1.5    1.5    0.5    0.5
+    # errors   1.8^2  1;1.5^2  4;1.5^2  0;0.5^2  16;2.5^2
+    value_BT = np.array([[1.2, 2.0, 2.0, 0.0, -1.0]])
+    return_BT = np.array([[3.0, 3.0, 0.0, 0.0, 3.0]])
+    term_BT, metrics = value_terms(value_BT, np.ones((1, 5)), return_BT, clip=0.5)
+    np.testing.assert_allclose(term_BT, [[1.62, 1.125, 2.0, 0.125, 8.0]], rtol=1e-5)
+    np.testing.assert_array_equal(metrics["value_clip_fraction"], [[0, 1, 0, 1, 0]])
+    np.testing.assert_allclose(metrics["value_error"], [[3.24, 1, 4, 0, 16]], rtol=1e-5)
+    np.testing.assert_allclose(metrics["value_mean"], value_BT)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_value_loss_against_reference(aggregation):
+    value_BT, old_BT, return_BT, mask_BT = random_batch(10)
+    row_terms, clipped, errors, values = [], 0, 0.0, 0.0
+    for b in range(5):
+        terms = []
+        for t in np.flatnonzero(mask_BT[b]):
+            v, old, target = (float(x[b, t]) for x in (value_BT, old_BT, return_BT))
+            near = min(max(v, old - 0.4), old + 0.4)
+            terms.append(0.5 * max((v - target) ** 2, (near - target) ** 2))
+            clipped += (near - target) ** 2 > (v - target) ** 2
+            errors, values = errors + (v - target) ** 2, values + v
+        row_terms.append(terms)
+    options = dict(clip=0.4, aggregation=aggregation)
+    want = reference_aggregate(row_terms, aggregation, T=7)
+    junk = [np.where(mask_BT > 0, x, np.nan) for x in (value_BT, old_BT, return_BT)]
+    pads = [np.pad(x, ((0, 2), (0, 0))) for x in (value_BT, old_BT, return_BT, mask_BT)]
+    order_B = [4, 2, 0, 1, 3]
+    for arrays in [
+        (value_BT, old_BT, return_BT, mask_BT),
+        (*junk, mask_BT),
+        pads,
+        [x[order_B] for x in (value_BT, old_BT, return_BT, mask_BT)],
+    ]:
+        for function in (value_loss, losses.value_loss):
+            loss, metrics = function(*arrays, **options)
+            assert loss.dtype == jnp.float32 and loss.shape == ()
+            np.testing.assert_allclose(loss, want, rtol=1e-5)
+        tokens = mask_BT.sum()
+        want_metrics = dict(value_mean=values, value_error=errors, value_clip_fraction=clipped)
+        assert metrics.keys() == want_metrics.keys()
+        for name, total in want_metrics.items():
+            np.testing.assert_allclose(metrics[name], total / tokens, rtol=1e-5, err_msg=name)
+
+
+def test_gradient_of_the_value_loss():
+    value_BT, old_BT, return_BT, mask_BT = random_batch(11)
+
+    def loss(*arrays):
+        return value_loss(*arrays, mask_BT, clip=0.4, aggregation="token-mean")[0]
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    # at the old values it is that of the plain squared error
+    grad_BT, _, _ = gradient(old_BT, old_BT, return_BT)
+    want_BT = (old_BT - return_BT) * mask_BT / mask_BT.sum()
+    np.testing.assert_allclose(grad_BT, want_BT, rtol=1e-5, atol=1e-7)
+    # elsewhere it is that or, where the clip decides, nothing; and it reaches only the values
+    grad_BT, *others = gradient(value_BT, old_BT, return_BT)
+    clip_BT = value_terms(value_BT, old_BT, return_BT, clip=0.4)[1]["value_clip_fraction"]
+    want_BT = (value_BT - return_BT) * mask_BT * (1 - np.asarray(clip_BT)) / mask_BT.sum()
+    np.testing.assert_allclose(grad_BT, want_BT, rtol=1e-5, atol=1e-7)
+    assert 0 < np.sum(clip_BT * mask_BT) < mask_BT.sum()
+    assert not any(np.any(x) for x in others)
+
+
+def test_value_errors():
+    x_BT = np.zeros((2, 3))
+    with pytest.raises(ValueError, match="clip must be > 0"):
+        losses.value_terms(x_BT, x_BT, x_BT, clip=0.0)
+    with pytest.raises(ValueError, match="'mean'; known: token-mean"):
+        losses.value_loss(x_BT, x_BT, x_BT, x_BT, clip=0.2, aggregation="mean")
+    with pytest.raises(AssertionError):
+        losses.value_loss(x_BT, x_BT, x_BT[:1], x_BT, clip=0.2, aggregation="token-mean")
 
 
 # ---------------------------------------------------------------- aggregation

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs import ENVS, make_env
-from envs.sokoban import SPLITS, Sokoban, canonical, rooms, split_of
+from envs.problems import SPLITS, Draws
+from envs.problems import canonical_grid as canonical
+from envs.sokoban import Sokoban, rooms, split_of
 from envs.sokoban.board import MOVES, State, cells
 from envs.sokoban.solver import live_cells
 from envs.types import Environment, SolvableEnvironment, Step
@@ -372,7 +374,7 @@ def test_rooms_are_as_asked_and_solvable(options, count):
 
 
 def test_no_attempt_starts_solved():
-    drawn = [rooms.draw_room(rooms.Draws(seed, 0), (6, 6), 1) for seed in range(300)]
+    drawn = [rooms.draw_room(Draws(seed, 0, rooms.TAG), (6, 6), 1) for seed in range(300)]
     assert sum(state is None for state in drawn) < 200
     assert not any(state.solved for state in drawn if state is not None)
 
@@ -396,7 +398,7 @@ def test_impossible_constraints_are_named(monkeypatch):
 
 
 def test_draws_are_uniform_and_exact():
-    draws = rooms.Draws(3, 0)
+    draws = Draws(3, 0, rooms.TAG)
     counts = np.bincount([draws.below(6) for _ in range(6000)], minlength=6)
     assert len(counts) == 6 and abs(counts - 1000).max() < 150
     assert draws.below(1) == 0
@@ -404,7 +406,7 @@ def test_draws_are_uniform_and_exact():
     assert members == {0b1, 0b1000, 0b100000}
     # Philox4x64-10 with this key, straight from NumPy: 2 bits at a time, lowest first.
     word = int(np.random.Philox(key=5 | (0x50C0BA11 << 32 | 2) << 64).random_raw())
-    fresh = rooms.Draws(5, 2)
+    fresh = Draws(5, 2, rooms.TAG)
     assert [fresh.below(4) for _ in range(32)] == [word >> 2 * i & 3 for i in range(32)]
 
 

@@ -5,11 +5,12 @@ that push when a box is in the way: -0.1 an action, +1 for a box pushed onto a t
 pushed off, +10 for the action that solves the room.
 """
 
-import operator
 from collections.abc import Sequence
 
 import numpy as np
 
+from envs.options import grid_size, one_of, problem_seed, whole
+from envs.problems import SPLITS, canonical_grid
 from envs.sokoban import board, rooms, solver
 from envs.sokoban.board import MOVES, State
 from envs.types import Step
@@ -61,10 +62,8 @@ class Sokoban:
         max_solution: int | None = None,
         split: str | None = "train",
     ):
-        if isinstance(size, str) or not isinstance(size, Sequence) or len(size) != 2:
-            raise ValueError(f"size must be two whole numbers (rows, columns), got {size!r}")
-        self.size = tuple(_whole("size", side, least=3) for side in size)
-        self.num_boxes = _whole("num_boxes", num_boxes, least=1)
+        self.size = grid_size(size, least=3)
+        self.num_boxes = whole("num_boxes", num_boxes, least=1)
         area = (self.size[0] - 2) * (self.size[1] - 2)
         if area < 2 * self.num_boxes + 1:
             raise ValueError(
@@ -74,22 +73,19 @@ class Sokoban:
         # A room is never solved at the start, so its shortest plan has at least one move.
         self.min_solution = 1
         if min_solution is not None:
-            self.min_solution = _whole("min_solution", min_solution, least=1)
+            self.min_solution = whole("min_solution", min_solution, least=1)
         self.max_solution = None
         if max_solution is not None:
-            self.max_solution = _whole("max_solution", max_solution, least=self.min_solution)
-        self.observation = _one_of("observation", observation, OBSERVATIONS)
-        self.split = _one_of("split", split, (*rooms.SPLITS, None))
+            self.max_solution = whole("max_solution", max_solution, least=self.min_solution)
+        self.observation = one_of("observation", observation, OBSERVATIONS)
+        self.split = one_of("split", split, (*SPLITS, None))
         modes = ("grid", "coordinate") if observation == "both" else (observation,)
         self.instructions = "\n".join([_RULES, *(_OBSERVATION_RULES[mode] for mode in modes)])
 
     def reset(self, seed: int) -> State:
         """Room number `seed`, an int in [0, 2**63), of this split and size."""
-        seed = _whole("seed", seed, least=0)
-        if seed >= 2**63:
-            raise ValueError(f"seed must be below 2**63, got {seed}")
         return rooms.generate(
-            seed,
+            problem_seed(seed),
             size=self.size,
             num_boxes=self.num_boxes,
             min_solution=self.min_solution,
@@ -137,7 +133,7 @@ class Sokoban:
 
     def identity(self, state: State) -> str:
         """The grid text, the same for rotated and mirrored rooms."""
-        return rooms.canonical(board.grid_text(state))
+        return canonical_grid(board.grid_text(state))
 
     def solve(self, state: State, max_moves: int | None = None) -> tuple[str, ...] | None:
         """A shortest plan in moves, for imitation; None if there is none (within `max_moves`)."""
@@ -194,20 +190,3 @@ def coordinate_text(state: State) -> str:
             f"Walls{' inside the border' if closed else ''}: {positions(walls)}",
         ]
     )
-
-
-def _whole(name: str, value: int, *, least: int) -> int:
-    """`value` as an int of at least `least`, or a ValueError that names it."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    return number
-
-
-def _one_of(name: str, value: str | None, accepted: tuple[str | None, ...]) -> str | None:
-    if value not in accepted:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, accepted))}, got {value!r}")
-    return value

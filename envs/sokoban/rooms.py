@@ -5,18 +5,9 @@ their targets, and pulling them away backwards: every pull undone is a push, so 
 be solved.
 """
 
-import hashlib
-
-import numpy as np
-
+from envs.problems import MAX_ATTEMPTS, Draws, canonical_grid, split_by_hash
 from envs.sokoban.board import Room, State, grid_text, shifts
 from envs.sokoban.solver import solve
-
-# Split -> share of all rooms, in percent.
-SPLIT_SHARES = {"imitation": 40, "train": 40, "eval": 20}
-SPLITS = tuple(SPLIT_SHARES)
-
-MAX_ATTEMPTS = 50_000
 
 # A room keeps at least this much of its interior as floor, and its boxes are pulled up to
 # PULLS_PER_BOX times each. On 6x6 rooms with one box these and the densities in `_carve` give
@@ -25,41 +16,7 @@ MAX_ATTEMPTS = 50_000
 LEAST_FLOOR_PERCENT = 45
 PULLS_PER_BOX = 6
 
-# Keeps the words drawn for rooms apart from those drawn for anything else with the same seed.
-_ROOM_TAG = 0x50C0BA11
-
-
-class Draws:
-    """Bounded integers from raw Philox words.
-
-    Only the raw words are NumPy's: they are fixed by the algorithm (Salmon et al. 2011), while
-    NumPy's distributions may change between versions.
-    """
-
-    def __init__(self, seed: int, attempt: int):
-        key = np.array([seed, _ROOM_TAG << 32 | attempt], dtype=np.uint64)
-        self._philox = np.random.Philox(key=key)
-        self._bits, self._count = 0, 0
-
-    def below(self, n: int) -> int:
-        """Uniform on [0, n), exactly: as few bits as can hold n - 1, drawn again if too large."""
-        width = (n - 1).bit_length()
-        while True:
-            while self._count < width:
-                words = self._philox.random_raw(8).astype("<u8").tobytes()
-                self._bits |= int.from_bytes(words, "little") << self._count
-                self._count += 512
-            value = self._bits & ((1 << width) - 1)
-            self._bits >>= width
-            self._count -= width
-            if value < n:
-                return value
-
-    def member(self, bits: int) -> int:
-        """A uniform member of a bit-set, as a bit-set of one."""
-        for _ in range(self.below(bits.bit_count())):
-            bits &= bits - 1
-        return bits & -bits
+TAG = 0x50C0BA11  # of this environment's `Draws`
 
 
 def generate(
@@ -77,7 +34,7 @@ def generate(
     None takes any. Raises RuntimeError after MAX_ATTEMPTS.
     """
     for attempt in range(MAX_ATTEMPTS):
-        state = draw_room(Draws(seed, attempt), size, num_boxes)
+        state = draw_room(Draws(seed, attempt, TAG), size, num_boxes)
         if state is None:
             continue
         # The hash costs a fraction of the search, so it goes first.
@@ -170,23 +127,6 @@ def _reach(player: int, free: int, stride: int) -> int:
     return reach
 
 
-def canonical(text: str) -> str:
-    """The one representative of a grid text under rotations and reflections.
-
-    The lexicographic minimum of the eight images (of either shape when the room is not square).
-    """
-    rows = text.split("\n")
-    columns = ["".join(column) for column in zip(*rows, strict=True)]
-    images = [
-        text,
-        "\n".join(rows[::-1]),
-        "\n".join(columns),
-        "\n".join(columns[::-1]),
-    ]
-    # Read backwards, a text is its own image turned by 180 degrees.
-    return min(images + [image[::-1] for image in images])
-
-
 # A room without its player and boxes.
 _LAYOUT = str.maketrans({"P": "_", "X": "_", "S": "O", "√": "O"})
 
@@ -197,11 +137,4 @@ def split_of(text: str) -> str:
     Splits therefore never share a room, and neither does any position reached by playing one:
     every state of an imitated episode stays in the imitation split.
     """
-    layout = canonical(text.translate(_LAYOUT))
-    digest = hashlib.sha256(b"ragen_jax sokoban split\n" + layout.encode()).digest()
-    percentile = int.from_bytes(digest[:8], "big") % 100
-    for split, share in SPLIT_SHARES.items():
-        if percentile < share:
-            return split
-        percentile -= share
-    raise AssertionError("the shares of the splits must add up to 100")
+    return split_by_hash("sokoban", canonical_grid(text.translate(_LAYOUT)))

@@ -1,0 +1,144 @@
+"""Exact values of arithmetic written by a policy, which may have written anything.
+
+Nothing is ever executed: Python's own parser reads the text into a tree, and only whole numbers,
++ - * / and signs are walked. Every limit is far above what an honest answer needs.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+MAX_TEXT = 200  # characters
+MAX_NESTING = 20  # of brackets
+MAX_NODES = 100  # numbers and operations
+MAX_DEPTH = 40  # of operations within operations; a + b + c + ... nests to the left
+MAX_SIZE = 10**30  # of a value's numerator and denominator, in between as well
+
+# Leaves out all that Python would read and arithmetic does not have: names, calls with commas,
+# decimals, hexadecimal, underscores, comments, digits of other scripts.
+_CHARACTERS = frozenset("0123456789+-*/() ")
+
+_SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What an expression says.
+
+    numbers: the numbers written, in the order in which the operations need them
+    value: exact; None where there is none (division by zero, or beyond MAX_SIZE)
+    """
+
+    numbers: tuple[int, ...]
+    value: Fraction | None
+
+
+def evaluate(text: str) -> Reading | None:
+    """Reads an expression of whole numbers, + - * /, signs and brackets; None if it is none.
+
+    Never raises, and takes well under a millisecond whatever the text holds.
+    """
+    tree = parse(text)
+    if tree is None:
+        return None
+    numbers = tuple(node.value for node in _nodes(tree) if isinstance(node, ast.Constant))
+    return Reading(numbers, _value(tree))
+
+
+def steps(text: str) -> list[str]:
+    """The operations of an expression one by one, as "44-19=25", innermost and leftmost first.
+
+    Raises ValueError for a text that `evaluate` gives no value.
+    """
+    tree = parse(text)
+    if tree is None or _value(tree) is None:
+        raise ValueError(f"not an expression with a value: {text!r}")
+    return [
+        f"{_value(node.left)}{_SYMBOLS[type(node.op)]}{_value(node.right)}={_value(node)}"
+        for node in _nodes(tree)
+        if isinstance(node, ast.BinOp)
+    ]
+
+
+def parse(text: str) -> ast.expr | None:
+    """The tree of an expression within all limits; None for any other text."""
+    if len(text) > MAX_TEXT:
+        return None
+    text = text.strip()
+    if not _CHARACTERS.issuperset(text) or _nesting(text) > MAX_NESTING:
+        return None
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return tree if _within_limits(tree) else None
+
+
+def _nesting(text: str) -> int:
+    """The deepest nesting of brackets, whether or not they match."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _within_limits(tree: ast.expr) -> bool:
+    """Whether only numbers, + - * / and signs occur, not too many and not too deep.
+
+    Walks with a list, not by recursion, so that the depth is known before anything recurses.
+    """
+    waiting, count = [(tree, 1)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        count += 1
+        if count > MAX_NODES or depth > MAX_DEPTH:
+            return False
+        match node:
+            case ast.Constant(value=int(number)) if number <= MAX_SIZE:
+                pass
+            case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
+                waiting.append((operand, depth + 1))
+            case ast.BinOp(
+                op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), left=left, right=right
+            ):
+                waiting += [(left, depth + 1), (right, depth + 1)]
+            case _:
+                return False
+    return True
+
+
+def _nodes(tree: ast.expr) -> Iterator[ast.expr]:
+    """All nodes, operands before their operation, left before right."""
+    match tree:
+        case ast.BinOp(left=left, right=right):
+            yield from _nodes(left)
+            yield from _nodes(right)
+        case ast.UnaryOp(operand=operand):
+            yield from _nodes(operand)
+    yield tree
+
+
+def _value(tree: ast.expr) -> Fraction | None:
+    match tree:
+        case ast.Constant(value=number):
+            return Fraction(number)
+        case ast.UnaryOp(op=op, operand=operand):
+            value = _value(operand)
+            return -value if value is not None and isinstance(op, ast.USub) else value
+    left, right = _value(tree.left), _value(tree.right)
+    if left is None or right is None:
+        return None
+    match tree.op:
+        case ast.Add():
+            value = left + right
+        case ast.Sub():
+            value = left - right
+        case ast.Mult():
+            value = left * right
+        case _:
+            if right == 0:
+                return None
+            value = left / right
+    return value if max(abs(value.numerator), value.denominator) <= MAX_SIZE else None

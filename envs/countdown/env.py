@@ -1,0 +1,174 @@
+"""Countdown for language agents: one turn, one arithmetic expression that reaches the target.
+
+Rewards follow the released RAGEN: 1 for the target, 0.1 for an expression of the right numbers with
+another value, 0 for everything else. Where that runs `eval`, we read (see `arithmetic`), so
+division by zero, which has no value, earns 0 here.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from envs.countdown import arithmetic, problems, solver
+from envs.countdown.problems import Problem
+from envs.options import one_of, problem_seed, whole
+from envs.problems import MAX_ATTEMPTS, SPLITS, Draws
+from envs.types import Step
+
+REWARD_SOLVED, REWARD_WRONG_VALUE, REWARD_UNREADABLE = 1.0, 0.1, 0.0
+
+_RULES = """\
+You are playing Countdown. Write an arithmetic expression whose value is the target.
+Use every given number {how_often}, and no other number. You may add (+), subtract (-), multiply \
+(*) and divide (/), and use brackets. Write the expression alone, without an equals sign: \
+for example (44-19)+35.
+You have one try. The target earns 1, an expression of the right numbers with another value earns \
+0.1, anything else earns nothing."""
+
+
+class Countdown:
+    """Generated or given Countdown problems; see `envs.types.Environment`.
+
+    An action is any text, so `actions` is empty.
+
+    count: (fewest, most) numbers of a generated problem
+    largest: generated numbers are uniform on 1..largest
+    targets: (lowest, highest) target of a generated problem
+    operators: those with which a problem, generated or given, must be solvable. "+-" is what
+        the released code keeps; "+-*/" all. Answers may use all four always
+    allow_subset: let an answer leave numbers out (the paper: "at most once")
+    path: parquet file of problems to draw from instead of generating them (`load_problems`);
+        count, largest and targets then have no part
+    max_rows: how many of its rows are read (None: all)
+    split: "imitation", "train" or "eval": three sets of problems that share none, even with the
+        numbers in another order; None draws from all
+    """
+
+    actions = ()
+
+    def __init__(
+        self,
+        count: Sequence[int] = (3, 4),
+        largest: int = 99,
+        targets: Sequence[int] = (10, 100),
+        operators: str = "+-",
+        allow_subset: bool = False,
+        path: str | Path | None = None,
+        max_rows: int | None = 20_000,
+        split: str | None = "train",
+    ):
+        self.count = _bounds("count", count)
+        if self.count[1] > problems.MAX_COUNT:
+            raise ValueError(f"count must be at most {problems.MAX_COUNT}, got {count!r}")
+        self.largest = whole("largest", largest, least=1)
+        if self.largest > problems.MAX_NUMBER:
+            raise ValueError(f"largest must be at most {problems.MAX_NUMBER}, got {largest!r}")
+        self.targets = _bounds("targets", targets)
+        known = isinstance(operators, str) and set(operators) <= set(solver.OPERATORS)
+        if not operators or not known:
+            raise ValueError(f"operators must be some of {solver.OPERATORS}, got {operators!r}")
+        self.operators = operators
+        if not isinstance(allow_subset, bool):
+            raise ValueError(f"allow_subset must be True or False, got {allow_subset!r}")
+        self.allow_subset = allow_subset
+        self.max_rows = None if max_rows is None else whole("max_rows", max_rows, least=1)
+        self.split = one_of("split", split, (*SPLITS, None))
+        self.path = path
+        self._given = None
+        if path is not None:
+            self._given = problems.load_problems(path, max_rows=self.max_rows)
+        how_often = "at most once" if allow_subset else "exactly once"
+        self.instructions = _RULES.format(how_often=how_often)
+
+    def reset(self, seed: int) -> Problem:
+        """Problem number `seed`, an int in [0, 2**63), of this split.
+
+        It can be solved by `operators` with whole numbers all the way. The first of attempts 0,
+        1, ... that meets the constraints. Raises RuntimeError after MAX_ATTEMPTS.
+        """
+        seed = problem_seed(seed)
+        for attempt in range(MAX_ATTEMPTS):
+            problem = self._draw(Draws(seed, attempt, problems.TAG))
+            if problem is not None and self.split in (None, problems.split_of(problem)):
+                return problem
+        raise RuntimeError(
+            f"no problem found in {MAX_ATTEMPTS} attempts for seed={seed}, count={self.count}, "
+            f"largest={self.largest}, targets={self.targets}, operators={self.operators!r}, "
+            f"path={self.path}, split={self.split!r}: allow more operators, or widen the bounds"
+        )
+
+    def _draw(self, draws: Draws) -> Problem | None:
+        """One attempt, of any split."""
+        if self._given is None:
+            return problems.draw_problem(
+                draws,
+                count=self.count,
+                largest=self.largest,
+                targets=self.targets,
+                operators=self.operators,
+            )
+        problem = self._given[draws.below(len(self._given))]
+        # To rule out every way through fractions would take most of the time.
+        return problem if self._solution(problem, fractions=False) is not None else None
+
+    def render(self, state: Problem) -> str:
+        """The observation, for example "Numbers: 44, 19, 35\\nTarget: 60"."""
+        return f"Numbers: {', '.join(map(str, state.numbers))}\nTarget: {state.target}"
+
+    def step(self, state: Problem, action: str, rng: np.random.Generator | None = None) -> Step:
+        """Checks an answer, whatever it holds: it is the only one. `rng` is unused.
+
+        info: "success", "readable" (an expression, whether or not it has a value) and
+        "right_numbers" (it uses the given ones, as often as it must).
+        """
+        reading = arithmetic.evaluate(action)
+        readable = reading is not None
+        right = readable and self._right_numbers(reading.numbers, state.numbers)
+        success = right and reading.value == state.target
+        reward = REWARD_UNREADABLE
+        if right and reading.value is not None:
+            reward = REWARD_SOLVED if success else REWARD_WRONG_VALUE
+        info = {"success": success, "readable": readable, "right_numbers": right}
+        return Step(state, reward, True, info)
+
+    def identity(self, state: Problem) -> str:
+        """Numbers and target, the same for every order of the numbers."""
+        return problems.identity(state)
+
+    def solve(self, state: Problem) -> tuple[str, ...] | None:
+        """The one answer that solves it, for imitation; None if none of `operators` does."""
+        found = self._solution(state, fractions=True)
+        return None if found is None else (found,)
+
+    def explain(self, state: Problem, plan: Sequence[str]) -> str:
+        """What an imitated expert thinks: the problem, and its answer one operation at a time.
+
+        For example "numbers 44 19 35 target 60 plan 44-19=25 25+35=60".
+        """
+        operations = [operation for answer in plan for operation in arithmetic.steps(answer)]
+        words = ["numbers", *map(str, state.numbers), "target", str(state.target)]
+        return " ".join([*words, "plan", *operations])
+
+    def _solution(self, problem: Problem, *, fractions: bool) -> str | None:
+        return solver.solve(
+            problem.numbers,
+            problem.target,
+            operators=self.operators,
+            allow_subset=self.allow_subset,
+            fractions=fractions,
+        )
+
+    def _right_numbers(self, used: Sequence[int], given: Sequence[int]) -> bool:
+        if self.allow_subset:
+            return Counter(used) <= Counter(given)
+        return Counter(used) == Counter(given)
+
+
+def _bounds(name: str, value: Sequence[int]) -> tuple[int, int]:
+    """`value` as (low, high), whole numbers with 1 <= low <= high."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise ValueError(f"{name} must be two whole numbers (low, high), got {value!r}")
+    low = whole(name, value[0], least=1)
+    return low, whole(name, value[1], least=low)

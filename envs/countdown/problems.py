@@ -1,0 +1,99 @@
+"""Problems from seeds or from a file, and which split a problem belongs to."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.countdown import solver
+from envs.problems import Draws, split_by_hash
+
+TAG = 0xC0117D03  # of this environment's `Draws`
+
+MAX_COUNT = 5  # numbers of a problem: with one more the search takes seconds
+MAX_NUMBER = 10_000  # keeps all that five of them can make far below arithmetic.MAX_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The state of an episode, which an answer does not change."""
+
+    numbers: tuple[int, ...]  # positive, in the order shown
+    target: int
+
+
+def draw_problem(
+    draws: Draws, *, count: tuple[int, int], largest: int, targets: tuple[int, int], operators: str
+) -> Problem | None:
+    """One attempt: a problem with a solution in whole numbers; None if no target is in bounds.
+
+    All bounds are inclusive. count: of numbers, each uniform on 1..largest; targets: the target
+    is uniform over those between them that the numbers reach with `operators`.
+    """
+    n = count[0] + draws.below(count[1] - count[0] + 1)
+    numbers = tuple(1 + draws.below(largest) for _ in range(n))
+    values = solver.reachable(numbers, operators=operators)
+    reached = sorted(value for value in values if targets[0] <= value <= targets[1])
+    return Problem(numbers, reached[draws.below(len(reached))]) if reached else None
+
+
+def identity(problem: Problem) -> str:
+    """The same for problems that differ in the order of their numbers only."""
+    return " ".join(map(str, sorted(problem.numbers))) + f" -> {problem.target}"
+
+
+def split_of(problem: Problem) -> str:
+    """The split of a problem: a hash of its identity."""
+    return split_by_hash("countdown", identity(problem))
+
+
+def load_problems(path: str | Path, *, max_rows: int | None = None) -> tuple[Problem, ...]:
+    """The first `max_rows` problems (None: all) of a parquet file, in the order of its rows.
+
+    The format is that of Jiayi-Pan/Countdown-Tasks-3to4: columns `target` (int) and `nums`
+    (list of int).
+
+    Raises:
+      ValueError: pyarrow is not installed, the file is missing or no parquet, lacks a column,
+        or holds a row that is no problem.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ValueError(f"reading {path} needs pyarrow: pip install 'ragen_jax[data]'")
+    import pyarrow
+    from pyarrow import parquet
+
+    if not Path(path).is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            missing = [name for name in ("target", "nums") if name not in names]
+            if missing:
+                raise ValueError(
+                    f"{path} lacks the column(s) {', '.join(missing)}; it has {', '.join(names)}"
+                )
+            rows = []
+            for batch in file.iter_batches(columns=["target", "nums"]):
+                rows += batch.to_pylist()
+                if max_rows is not None and len(rows) >= max_rows:
+                    break
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+    problems = tuple(_problem(path, i, row) for i, row in enumerate(rows[:max_rows]))
+    if not problems:
+        raise ValueError(f"{path} holds no problems")
+    return problems
+
+
+def _problem(path: str | Path, index: int, row: dict) -> Problem:
+    numbers, target = row["nums"], row["target"]
+    if (
+        type(target) is not int
+        or not isinstance(numbers, list)
+        or not all(type(n) is int and 1 <= n <= MAX_NUMBER for n in numbers)
+        or not 1 <= len(numbers) <= MAX_COUNT
+    ):
+        raise ValueError(
+            f"row {index} of {path} is no problem: target={target!r}, nums={numbers!r}; a target "
+            f"is a whole number, nums are 1 to {MAX_COUNT} whole numbers from 1 to {MAX_NUMBER}"
+        )
+    return Problem(tuple(numbers), target)

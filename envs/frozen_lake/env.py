@@ -1,0 +1,198 @@
+"""FrozenLake for language agents: cross the ice to the goal without falling into a hole.
+
+Rules and rewards are Gymnasium's (Farama Foundation, gymnasium.farama.org, FrozenLake): 1 for
+reaching the goal, 0 for everything else. Symbols and maps follow the released RAGEN.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from envs.frozen_lake import lake, maps, solver
+from envs.frozen_lake.lake import State
+from envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
+from envs.options import grid_size, one_of, probability, problem_seed, whole
+from envs.problems import MAX_ATTEMPTS, SPLITS, Draws, canonical_grid
+from envs.types import Step
+
+OBSERVATIONS = ("grid", "coordinate", "both")
+
+_RULES = """\
+You are crossing a frozen lake. Walk to the goal without falling into a hole.
+The actions are Left, Down, Right and Up. Each moves you one cell in that direction (Up is towards \
+the first row, Left towards the first column). A move off the lake changes nothing.{slippery}
+Reaching the goal earns 1 and ends the game. Falling into a hole earns nothing and ends the game."""
+
+_SLIPPERY = """
+The ice is slippery: a move goes at right angles to its direction, to either side, \
+with a probability of {slip:g} in all."""
+
+_OBSERVATION_RULES = {
+    "grid": """\
+The lake is drawn as rows of symbols: P you, _ frozen, O hole, G goal, X you in a hole, √ you on \
+the goal.""",
+    "coordinate": """\
+The lake is described by positions, written (row, column); rows count from 0 at the top and \
+columns from 0 at the left. Cells that are not listed are frozen.""",
+}
+
+
+class FrozenLake:
+    """Generated frozen lakes; see `envs.types.Environment`.
+
+    size: (rows, columns), at least 2 each
+    frozen: probability that a cell is ice rather than a hole, before unsolvable maps are dropped
+    slip: probability of an unintended move; either side of the intended one gets half of it. The
+        paper's 0.02; 2/3 is Gymnasium's classic lake, 0 leaves nothing to chance
+    observation: "grid" (symbols), "coordinate" (positions in words) or "both"
+    min_solution, max_solution: bounds on the shortest safe path of a generated map, in moves
+        (None: no bound)
+    split: "imitation", "train" or "eval": three sets of maps that share none, even rotated or
+        mirrored; None draws from all
+    """
+
+    actions = tuple(MOVES)
+
+    def __init__(
+        self,
+        size: Sequence[int] = (4, 4),
+        frozen: float = 0.8,
+        slip: float = 0.02,
+        observation: str = "grid",
+        min_solution: int | None = None,
+        max_solution: int | None = None,
+        split: str | None = "train",
+    ):
+        self.size = grid_size(size, least=2)
+        self.frozen = probability("frozen", frozen)
+        self.slip = probability("slip", slip)
+        # The player never starts on the goal, so its shortest path has at least one move.
+        self.min_solution = 1
+        if min_solution is not None:
+            self.min_solution = whole("min_solution", min_solution, least=1)
+        self.max_solution = None
+        if max_solution is not None:
+            self.max_solution = whole("max_solution", max_solution, least=self.min_solution)
+        self.observation = one_of("observation", observation, OBSERVATIONS)
+        self.split = one_of("split", split, (*SPLITS, None))
+        rules = _RULES.format(slippery=_SLIPPERY.format(slip=self.slip) if self.slip else "")
+        modes = ("grid", "coordinate") if observation == "both" else (observation,)
+        self.instructions = "\n".join([rules, *(_OBSERVATION_RULES[mode] for mode in modes)])
+
+    def reset(self, seed: int) -> State:
+        """Map number `seed`, an int in [0, 2**63), of this split and size; `slip` has no part.
+
+        The first of attempts 0, 1, ... that meets the constraints. Raises RuntimeError after
+        MAX_ATTEMPTS.
+        """
+        seed = problem_seed(seed)
+        for attempt in range(MAX_ATTEMPTS):
+            state = maps.draw_map(Draws(seed, attempt, maps.TAG), self.size, self.frozen)
+            # The hash costs a fraction of the search, so it goes first.
+            if self.split is not None and maps.split_of(state) != self.split:
+                continue
+            plan = self.solve(state)
+            if plan is None or len(plan) < self.min_solution:
+                continue
+            if self.max_solution is None or len(plan) <= self.max_solution:
+                return state
+        raise RuntimeError(
+            f"no map found in {MAX_ATTEMPTS} attempts for seed={seed}, size={self.size}, "
+            f"frozen={self.frozen}, min_solution={self.min_solution}, "
+            f"max_solution={self.max_solution}, split={self.split!r}: relax the bounds on the "
+            "solution, raise frozen or enlarge the lake"
+        )
+
+    def render(self, state: State) -> str:
+        """The observation: the grid, the positions in words, or the one above the other."""
+        if self.observation == "grid":
+            return lake.grid_text(state)
+        if self.observation == "coordinate":
+            return coordinate_text(state)
+        return lake.grid_text(state) + "\n" + coordinate_text(state)
+
+    def outcomes(self, state: State, action: str) -> Outcomes:
+        """(probability, cell, reward, done) of all that `action` can lead to: see `rules`.
+
+        Raises ValueError for an unknown action.
+        """
+        if action not in MOVES:
+            raise ValueError(f"unknown action {action!r}; accepted: {', '.join(MOVES)}")
+        return outcomes(state.lake, self.slip, state.player, action)
+
+    def step(self, state: State, action: str, rng: np.random.Generator | None) -> Step:
+        """Move, or slip: one draw of `rng` an action. Without `rng` (None) nothing slips.
+
+        info: "success" (the player is on the goal), "moved" (and has just changed its cell),
+        "slipped" (the move was not the intended one, even if it led nowhere else).
+        In a hole or on the goal every action stays there and earns 0.
+        """
+        possible = self.outcomes(state, action)
+        chosen = intended(possible) if rng is None else _draw(possible, rng.random())
+        _, cell, reward, done = possible[chosen]
+        after = State(state.lake, cell)
+        info = {
+            "success": after.on_goal,
+            "moved": cell != state.player,
+            "slipped": chosen != intended(possible),
+        }
+        return Step(after, float(reward), done, info)
+
+    def identity(self, state: State) -> str:
+        """The grid text, the same for rotated and mirrored maps."""
+        return canonical_grid(lake.grid_text(state))
+
+    def solve(self, state: State) -> tuple[str, ...] | None:
+        """A shortest safe path in moves, for imitation; None if there is none.
+
+        It holds as long as nothing slips: after a slip, solve again from where that led.
+        """
+        return solver.solve(state, self.slip)
+
+    def explain(self, state: State, plan: Sequence[str]) -> str:
+        """What an imitated expert thinks: where everything is, as rowcolumn, and its plan.
+
+        For example "player 23 hole 12 21 goal 33 plan Down".
+        """
+        holes, goal = _holes(state), state.lake.letters.index("G")
+        words = [
+            " ".join([name, *("{}{}".format(*state.lake.position(cell)) for cell in cells)])
+            for name, cells in (("player", [state.player]), ("hole", holes), ("goal", [goal]))
+        ]
+        return " ".join([*words, "plan", *plan])
+
+    def parse(self, grid_text: str) -> State:
+        """The state a grid text shows, of any size; strict (ValueError)."""
+        return lake.parse(grid_text)
+
+    def grid_text(self, state: State) -> str:
+        """Rows of `P _ O G X √` joined by newlines, none at the end."""
+        return lake.grid_text(state)
+
+
+def coordinate_text(state: State) -> str:
+    """The state in words, all positions (row, column) from 0 at the top left."""
+    letters, position = state.lake.letters, state.lake.position
+    where = {"F": "", "H": ", in a hole", "G": ", on the goal"}[letters[state.player]]
+    holes = ", ".join(str(position(cell)) for cell in _holes(state)) or "none"
+    return "\n".join(
+        [
+            "Lake: {} rows, {} columns".format(*state.lake.size),
+            f"Player: {position(state.player)}{where}",
+            f"Goal: {position(letters.index('G'))}",
+            f"Holes: {holes}",
+        ]
+    )
+
+
+def _holes(state: State) -> list[int]:
+    return [cell for cell, letter in enumerate(state.lake.letters) if letter == "H"]
+
+
+def _draw(possible: Outcomes, uniform: float) -> int:
+    """The index of the outcome that a number in [0, 1) falls on."""
+    for index, (share, _, _, _) in enumerate(possible):
+        uniform -= share
+        if uniform < 0:
+            return index
+    return len(possible) - 1  # the shares add up to 1 only up to rounding

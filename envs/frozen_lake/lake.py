@@ -1,0 +1,101 @@
+"""The lake: its state, and its text form in the symbols of the released RAGEN.
+
+Cells are numbered as Gymnasium numbers its states: row * columns + column, both from 0 at the top
+left.
+"""
+
+from dataclasses import dataclass
+
+PLAYER, FROZEN, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_ON_GOAL = SYMBOLS = "P_OGX√"
+
+# A cell's letter in Gymnasium -> its symbol without and with the player.
+_SYMBOL = {"F": FROZEN, "H": HOLE, "G": GOAL}
+_SYMBOL_WITH_PLAYER = {"F": PLAYER, "H": PLAYER_IN_HOLE, "G": PLAYER_ON_GOAL}
+_LETTER = {symbol: letter for d in (_SYMBOL, _SYMBOL_WITH_PLAYER) for letter, symbol in d.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """What never changes in an episode.
+
+    rows: of Gymnasium's letters: F frozen, H hole, G goal (once). The start is plain ice: it
+        means nothing once the player has left it.
+    """
+
+    rows: tuple[str, ...]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(rows, columns)."""
+        return len(self.rows), len(self.rows[0])
+
+    @property
+    def letters(self) -> str:
+        """The letter of every cell, in the order of their numbers."""
+        return "".join(self.rows)
+
+    def position(self, cell: int) -> tuple[int, int]:
+        """(row, column) of a cell."""
+        return divmod(cell, len(self.rows[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A position of the game; hashable, two equal positions are equal states."""
+
+    lake: Lake
+    player: int  # cell
+
+    @property
+    def on_goal(self) -> bool:
+        return self.lake.letters[self.player] == "G"
+
+
+def grid_text(state: State) -> str:
+    """Rows of symbols joined by newlines, none at the end."""
+    letters = state.lake.letters
+    symbols = [_SYMBOL[letter] for letter in letters]
+    symbols[state.player] = _SYMBOL_WITH_PLAYER[letters[state.player]]
+    height, width = state.lake.size
+    return "\n".join("".join(symbols[row * width : (row + 1) * width]) for row in range(height))
+
+
+def parse(text: str) -> State:
+    """The state that `grid_text` wrote. Strict: raises ValueError saying what is wrong and where.
+
+    Rows and columns in messages count from 0 at the top left.
+    """
+    rows = text.split("\n")
+    width = len(rows[0])
+    found = {symbol: [] for symbol in SYMBOLS}
+    for r, row in enumerate(rows):
+        if len(row) != width or not row:
+            raise ValueError(
+                f"row {r} has {len(row)} symbols where row 0 has {width}: {row!r} "
+                "(rows are joined by single newlines, with none at the end, and are not empty)"
+            )
+        for c, symbol in enumerate(row):
+            if symbol not in found:
+                raise ValueError(
+                    f"unknown symbol {symbol!r} at row {r}, column {c}; known: {' '.join(SYMBOLS)}"
+                )
+            found[symbol].append((r, c))
+    row, column = _only("player", (PLAYER, PLAYER_IN_HOLE, PLAYER_ON_GOAL), found)
+    _only("goal", (GOAL, PLAYER_ON_GOAL), found)
+    if not found[PLAYER] and not found[FROZEN]:
+        raise ValueError("expected at least one frozen cell (P or _), found none")
+    lake = Lake(tuple("".join(_LETTER[symbol] for symbol in row) for row in rows))
+    return State(lake, row * width + column)
+
+
+def _only(
+    what: str, symbols: tuple[str, ...], found: dict[str, list[tuple[int, int]]]
+) -> tuple[int, int]:
+    """The one place in which one of `symbols` was found."""
+    places = sorted(place for symbol in symbols for place in found[symbol])
+    if len(places) != 1:
+        where = ", at " + " and ".join(map(str, places)) if places else ""
+        raise ValueError(
+            f"expected exactly one {what} ({', '.join(symbols)}), found {len(places)}{where}"
+        )
+    return places[0]

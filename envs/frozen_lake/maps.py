@@ -1,0 +1,35 @@
+"""Maps from seeds, and which split a map belongs to.
+
+As in the released RAGEN the player starts anywhere and the goal lies anywhere else (Gymnasium's own
+maps run from corner to corner); every other cell is frozen with a given probability.
+"""
+
+from envs.frozen_lake.lake import Lake, State
+from envs.problems import Draws, canonical_grid, split_by_hash
+
+TAG = 0x0F202E17  # of this environment's `Draws`
+
+
+def draw_map(draws: Draws, size: tuple[int, int], frozen: float) -> State:
+    """One attempt: a map of (rows, columns), not always one that can be solved.
+
+    `frozen` is the probability that a cell is ice rather than a hole, to 32 bits.
+    """
+    rows, columns = size
+    cells = rows * columns
+    start = draws.below(cells)
+    goal = (start + 1 + draws.below(cells - 1)) % cells
+    threshold = round(frozen * 2**32)
+    letters = ["F" if draws.below(2**32) < threshold else "H" for _ in range(cells)]
+    letters[start], letters[goal] = "F", "G"
+    text = "".join(letters)
+    return State(Lake(tuple(text[i : i + columns] for i in range(0, cells, columns))), start)
+
+
+def split_of(state: State) -> str:
+    """The split of a map: a hash of its holes and goal up to symmetry.
+
+    Where the player stands does not count: every state of an imitated episode stays in the
+    imitation split.
+    """
+    return split_by_hash("frozen_lake", canonical_grid("\n".join(state.lake.rows)))

@@ -1,0 +1,146 @@
+"""Policy terms built on importance weights, beside losses.policy_terms (dual-clip PPO).
+
+Axes: B rows, T tokens. All take (logp, old_logp, advantage, mask) of shape [B, T] and return a term
+for each token and per-token metrics, as losses.policy_terms does: a loss is sum(weight * term)
+with losses.token_weights. A row is one sequence, so it must not be cut across micro-batches.
+"""
+
+import chex
+import jax.numpy as jnp
+from jax import lax
+
+from ragen_jax.losses import MAX_LOG_RATIO, policy_terms
+
+
+def ppo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=3.0):
+    """losses.policy_terms; 0 outside the mask, whatever lies there."""
+    _, *arrays = _inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
+    return policy_terms(*arrays, clip_low=clip_low, clip_high=clip_high, clip_c=clip_c)
+
+
+def gspo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=None):
+    """GSPO: PPO's clipped objective of each row's one ratio, the geometric mean of its tokens'.
+
+    s_b = exp(mean over the row's sampled tokens of (logp - old_logp)); each token's ratio is
+    stop_gradient(s_b) * p / stop_gradient(p): s_b in value, the token's own in gradient. With
+    aggregation "seq-mean-token-mean" and one advantage a row this is the sequence objective itself.
+    Zheng et al., arXiv 2507.18071, equations 5, 7 and 14.
+
+    Args:
+      logp_BT: log-probs under the current policy; the only argument that gets a gradient.
+      old_logp_BT: log-probs under the policy that sampled.
+      advantage_BT: advantages.
+      mask_BT: nonzero where the policy sampled the token; of several turns, all count.
+      clip_low, clip_high: how far s_b may fall below, rise above 1 (paper: 3e-4, 4e-4).
+      clip_c: the second clip of losses.policy_terms, on s_b; None (the paper) switches it off.
+    Returns:
+      term_BT float32, and the metrics of losses.policy_terms, with s_b for the ratio.
+    Raises:
+      ValueError: clip_c <= 1.
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    inside_BT, *arrays = _inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
+    logp_BT, old_logp_BT, advantage_BT = arrays
+    tokens_B1 = jnp.maximum(jnp.sum(inside_BT, axis=1, keepdims=True), 1)
+    mean_B1 = jnp.sum(logp_BT - old_logp_BT, axis=1, keepdims=True) / tokens_B1
+    log_ratio_BT = lax.stop_gradient(mean_B1) + (logp_BT - lax.stop_gradient(logp_BT))
+    return policy_terms(
+        log_ratio_BT,
+        jnp.zeros_like(log_ratio_BT),
+        advantage_BT,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        clip_c=clip_c,
+    )
+
+
+def cispo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=None):
+    """CISPO: REINFORCE with clipped importance weights; no token loses its gradient to a clip.
+
+    term = -stop_gradient(clip(r, 1 - clip_low, 1 + clip_high)) * A * logp, r = exp(logp - old_logp)
+    with the log-ratio clamped to +-20. MiniMax-M1, arXiv 2506.13585, equations 4 and 5.
+
+    Args:
+      logp_BT, old_logp_BT, advantage_BT, mask_BT: as in gspo_terms.
+      clip_low: the paper sets no lower bound: 1 or more.
+      clip_high: bound of the weight above 1.
+      clip_c: None; there is no second clip.
+    Returns:
+      term_BT float32, and per-token metrics without gradient, all float32 [B, T]: ratio_mean,
+      approx_kl as in losses.policy_terms; clip_fraction: 1 where the weight was clipped at all,
+      lower_clip_fraction: where from below.
+    Raises:
+      ValueError: clip_c is given.
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    if clip_c is not None:
+        raise ValueError(f"cispo has no dual clip: clip_c must be None, got {clip_c}")
+    _, *arrays = _inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
+    logp_BT, old_logp_BT, advantage_BT = arrays
+    old_logp_BT, advantage_BT = lax.stop_gradient((old_logp_BT, advantage_BT))
+    log_ratio_BT = lax.stop_gradient(jnp.clip(logp_BT - old_logp_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    ratio_BT = jnp.exp(log_ratio_BT)
+    weight_BT = jnp.clip(ratio_BT, 1.0 - clip_low, 1.0 + clip_high)
+    metrics = {
+        "ratio_mean": ratio_BT,
+        "clip_fraction": (weight_BT != ratio_BT).astype(jnp.float32),
+        "lower_clip_fraction": (weight_BT > ratio_BT).astype(jnp.float32),
+        "approx_kl": jnp.expm1(log_ratio_BT) - log_ratio_BT,
+    }
+    return -weight_BT * advantage_BT * logp_BT, metrics
+
+
+OBJECTIVES = {"ppo": ppo_terms, "gspo": gspo_terms, "cispo": cispo_terms}
+
+
+def mismatch_weights(logp_BT, sampler_logp_BT, mask_BT, *, cap, level="token"):
+    """Truncated importance weights for a sampler whose log-probs are not quite the trainer's.
+
+    token: min(exp(logp_t - sampler_t), cap), the bias of each token by itself;
+    sequence: min(exp(sum over the row's sampled tokens), cap), the same for all of them: right for
+    the whole row, at a larger variance. Multiply the policy terms by it. Truncation: Ionides 2008,
+    "Truncated importance sampling"; for samplers of language models: Yao et al. 2025, "Your
+    efficient RL framework secretly brings you off-policy RL training". The log-weight is clamped
+    to +-20 before.
+
+    Args:
+      logp_BT: the trainer's log-probs of the parameters that sampled, before any update.
+      sampler_logp_BT: the sampler's, of the same parameters.
+      mask_BT: nonzero where the policy sampled the token.
+      cap: largest weight, >= 1.
+      level: a key of LEVELS.
+    Returns:
+      weight_BT float32 without gradient, 0 outside the mask.
+    Raises:
+      ValueError: cap < 1; unknown level.
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    if cap < 1:
+        raise ValueError(f"cap must be >= 1 (the weight of equal log-probs is 1), got {cap}")
+    if level not in LEVELS:
+        raise ValueError(f"unknown level {level!r}; known: {', '.join(LEVELS)}")
+    inside_BT, logp_BT, sampler_logp_BT = _inside(mask_BT, logp_BT, sampler_logp_BT)
+    gap_BT = LEVELS[level](logp_BT - sampler_logp_BT)
+    weight_BT = jnp.minimum(jnp.exp(jnp.clip(gap_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO)), cap)
+    return lax.stop_gradient(jnp.where(inside_BT, weight_BT, 0.0))
+
+
+def _of_token(gap_BT):
+    return gap_BT
+
+
+def _of_sequence(gap_BT):
+    return jnp.broadcast_to(jnp.sum(gap_BT, axis=1, keepdims=True), gap_BT.shape)
+
+
+LEVELS = {"token": _of_token, "sequence": _of_sequence}
+
+
+def _inside(mask_BT, *arrays):
+    """The mask as bool, and each array in float32 with 0 outside of it."""
+    chex.assert_rank([mask_BT, *arrays], 2)
+    chex.assert_equal_shape([mask_BT, *arrays])
+    inside_BT = jnp.asarray(mask_BT) != 0
+    # Before exp, so that junk under the mask cannot put NaN into the gradient.
+    masked = (jnp.where(inside_BT, jnp.asarray(x_BT, jnp.float32), 0.0) for x_BT in arrays)
+    return inside_BT, *masked
