@@ -19,7 +19,7 @@ def keep_freed_memory(one_arena=False):
       one_arena: threads share one pool, from now on. A thread's own pool serves blocks of more than
         64 MiB by mmap whatever is asked. Sharing makes a rollout of the tiny agent with full
         history 1.2 times faster; the smaller blocks of its single-turn step become 1.2 times
-        slower, and a 0.5B model needs half as much memory again.
+        slower.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -260,7 +260,7 @@ def train(config, workdir):
     log.close()
     if c.checkpoint.export:
         export(workdir, c, model, state.params, frozen, chat)
-    if is_first():
+    if c.eval.every and is_first():
         console(learning_curve(workdir))
     console(f"done: {workdir}")
     return 0

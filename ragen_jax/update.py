@@ -355,6 +355,8 @@ def update_policy(
             "mask": part.mask_BT * part.weight_B[:, None],
         }
         arrays = {k: v.reshape(-1, micro_batch, v.shape[1]) for k, v in arrays.items()}
+        if found:  # XLA's CPU backend allots a call's temporaries at once, though it must wait
+            found[-1] = jax.device_get(found[-1])
         state, metrics = update_step(
             model,
             optimizer,
