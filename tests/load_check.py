@@ -110,7 +110,7 @@ def check_process(index, port, directory, out):
 
 
 def load_when_told(directory, mesh):
-    keep_freed_memory()  # as the commands do
+    keep_freed_memory(one_arena=True)  # as the commands do
     mesh = parse_mesh(mesh[0]) if mesh else None
     jax.block_until_ready(jax.device_put(np.zeros(1)))
     print("ready", flush=True)
