@@ -21,10 +21,12 @@ TINY = ModelConfig(
 )
 LOSS = Loss(
     temperature=1.0,
+    objective="ppo",
     clip_low=0.2,
     clip_high=0.28,
     clip_c=3.0,
     aggregation="token-mean",
+    norm_length=1,
     kl_kind="k3",
     kl_coef=0.0,
     entropy_coef=0.0,

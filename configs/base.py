@@ -54,16 +54,47 @@ def get_config():
                 # The loss times the keep rate ("linear") or its root ("sqrt"), or the advantages
                 # alone times it ("advantage", the released code), or "none".
                 loss_scale="linear",
+                # Of each group kept, only the so many best and worst episodes; 0 and 0: all.
+                top_members=0,
+                bottom_members=0,
+            ),
+            reward=dict(
+                # A reply's last so many tokens before max_new_tokens cost it up to 1; 0: nothing.
+                overlong_buffer=0,
+                # What the algorithm is given; filters and logs see the undiscounted return.
+                normalize="identity",  # identity | mean | mean_std | asymmetric_clip: of returns
+                grouping="state",  # over what: state (the group) | environment | batch
+                level="turn",  # where unnormalised rewards lie: token | turn | episode
             ),
             algorithm=dict(
-                name="grpo",  # a key of advantage.GROUP_ADVANTAGES: grpo | dr_grpo | rloo
+                # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
+                # reinforce_plus_plus_baseline
+                name="grpo",
+                gamma=1.0,  # ppo, reinforce_plus_plus: discount a sampled token
+                lam=1.0,  # ppo: lambda of GAE
+                bi_level=False,  # ppo: GAE over turns, then over the tokens of each
+                turn_gamma=1.0,  # its discount a turn
+                soft_weights=False,  # advantages times the group's std over the largest of the step
+                objective="ppo",  # ppo (dual clip) | gspo (sequence ratios) | cispo
                 clip_low=0.2,  # ratio may fall to 1 - clip_low
                 clip_high=0.28,  # and rise to 1 + clip_high
-                clip_c=3.0,  # dual clip for negative advantages
+                clip_c=3.0,  # dual clip for negative advantages; 0: none
                 aggregation="token-mean",  # a key of losses.AGGREGATIONS
-                kl_kind="k3",  # k1 | abs | k2 | k3; k1+ | abs+ | k3+: with the gradient of k2
+                # k1 | abs | k2 | k3; with the gradient of k2: k1+ | abs+ | k3+; over the whole
+                # vocabulary: exact
+                kl_kind="k3",
                 kl_coef=0.001,  # of KL(policy || initial policy); 0 skips its forward pass
+                kl_in="loss",  # or "reward": taken off each token's reward
+                kl_target=0.0,  # nats a token that kl_coef is steered to; 0: kl_coef stays
+                kl_gain=0.1,  # how fast
                 entropy_coef=0.001,  # of the exact entropy bonus
+                mismatch_cap=0.0,  # of the weights for a sampler unlike the trainer; 0: no weights
+                mismatch_level="token",  # or "sequence"
+            ),
+            critic=dict(  # of ppo; all else as the policy's optimizer
+                learning_rate=1e-5,
+                clip=0.5,  # how far a value may move in an update, in units of reward
+                warmup_steps=0,  # iterations in which the critic alone learns
             ),
             optimizer=dict(
                 learning_rate=1e-6,

@@ -19,14 +19,15 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from envs import make_env
-from ragen_jax import advantage, chat, filter, losses
+from ragen_jax import chat, credit, critic, filter, losses, objectives, rewards
 from ragen_jax.memory import keep_freed_memory
 from ragen_jax.model import lora
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import ModelConfig, Qwen
+from ragen_jax.optimize import SCHEDULES, make_optimizer
 from ragen_jax.rollout import Budgets, Sampling
 from ragen_jax.sharding import data_shards, make_mesh
-from ragen_jax.update import SCHEDULES
+from ragen_jax.update import EXACT, Loss
 
 BAD_INPUT = 2  # exit code
 DEFAULT_CONFIG = "configs/sokoban.py"
@@ -136,14 +137,20 @@ def check(config):
     c = config
     for name, accepted in (
         ("filter.strategy", filter.STRATEGIES),
-        ("filter.metric", [name for name in filter.METRICS if "entropy" not in name]),
+        ("filter.metric", filter.METRICS),
         ("filter.mode", filter.MODES),
         ("filter.keep", filter.KEEP),
         ("filter.loss_scale", filter.LOSS_SCALES),
-        ("algorithm.name", advantage.GROUP_ADVANTAGES),
+        ("reward.normalize", rewards.METHODS),
+        ("reward.grouping", rewards.GROUPINGS),
+        ("reward.level", rewards.PLACEMENTS),
+        ("algorithm.name", credit.ALGORITHMS),
+        ("algorithm.objective", objectives.OBJECTIVES),
         ("algorithm.aggregation", losses.AGGREGATIONS),
         ("optimizer.schedule", SCHEDULES),
-        ("algorithm.kl_kind", losses.KL_KINDS),
+        ("algorithm.kl_kind", (*losses.KL_KINDS, EXACT)),
+        ("algorithm.kl_in", ("loss", "reward")),
+        ("algorithm.mismatch_level", objectives.LEVELS),
         ("model.dtype", ("float32", "bfloat16", "float16")),
         ("env.context", chat.CONTEXTS),
         ("env.prompt", chat.PROMPTS),
@@ -166,6 +173,10 @@ def check(config):
         ("optimizer.micro_batch", 1),
         ("optimizer.warmup_updates", 0),
         ("optimizer.max_skipped", 1),
+        ("critic.warmup_steps", 0),
+        ("reward.overlong_buffer", 0),
+        ("filter.top_members", 0),
+        ("filter.bottom_members", 0),
         ("diagnose.every", 0),
         ("diagnose.first_turn_samples", 1),
         ("diagnose.trajectory_samples", 1),
@@ -188,6 +199,10 @@ def check(config):
         ("eval.temperature", 0, 100),
         ("eval.top_p", 0, 1),
         ("optimizer.learning_rate", 0, 1),
+        ("critic.learning_rate", 0, 1),
+        ("critic.clip", 0, math.inf),
+        ("algorithm.gamma", 0, 1),
+        ("algorithm.turn_gamma", 0, 1),
     ):
         if not low < field(c, name) <= high:
             raise ValueError(
@@ -200,8 +215,7 @@ def check(config):
     lora.check_targets(c.model.lora.targets)
     if c.seed >= 2**29:  # an environment's seeds are seed * 2**32 and up, below IMITATION_SEEDS
         raise ValueError(f"config.seed is {c.seed}; it must be below {2**29}")
-    if c.algorithm.clip_c <= 1:
-        raise ValueError(f"config.algorithm.clip_c is {c.algorithm.clip_c}; it must be above 1")
+    check_algorithm(c)
     if c.filter.strategy == "min_p" and c.filter.keep == "smallest" and c.filter.value <= 0:
         raise ValueError(
             f"config.filter.value is {c.filter.value}; min_p over the smallest needs more than 0"
@@ -219,6 +233,46 @@ def check(config):
         )
 
 
+def check_algorithm(config):
+    """The part of `check` that is about config.algorithm and what must agree with it."""
+    a = config.algorithm
+
+    def refuse(name, needed):
+        raise ValueError(f"config.{name} is {field(config, name)!r}; {needed}")
+
+    if a.clip_c != 0 and a.clip_c <= 1:
+        refuse("algorithm.clip_c", "it must be above 1, or 0 for no second clip")
+    if a.objective == "cispo" and a.clip_c:
+        refuse("algorithm.clip_c", "objective cispo has no second clip: give 0")
+    if not 0 <= a.lam <= 1:
+        refuse("algorithm.lam", "it must be from 0 to 1")
+    if a.mismatch_cap and a.mismatch_cap < 1:
+        refuse("algorithm.mismatch_cap", "it must be at least 1, or 0 for no weights")
+    if min(a.kl_target, a.kl_gain, a.kl_coef) < 0:
+        name = next(n for n in ("kl_target", "kl_gain", "kl_coef") if a[n] < 0)
+        refuse(f"algorithm.{name}", "it must be at least 0")
+    if a.kl_target and not a.kl_coef:
+        refuse("algorithm.kl_target", "it steers algorithm.kl_coef, which is 0")
+    if a.kl_in == "reward" and a.kl_kind == EXACT:
+        refuse(
+            "algorithm.kl_kind",
+            "KL in the reward is an estimate of each token: " + ", ".join(losses.KL_KINDS),
+        )
+    if config.reward.normalize != "identity" and config.reward.level != "turn":
+        refuse("reward.level", "normalised returns lie on an episode's last token: leave it 'turn'")
+    if config.reward.overlong_buffer >= config.rollout.max_new_tokens:
+        refuse(
+            "reward.overlong_buffer",
+            f"it must be below rollout.max_new_tokens={config.rollout.max_new_tokens}",
+        )
+    members = config.filter.top_members + config.filter.bottom_members
+    if members > config.rollout.group_size:
+        raise ValueError(
+            f"config.filter.top_members + bottom_members is {members}; a group has "
+            f"rollout.group_size={config.rollout.group_size} episodes"
+        )
+
+
 def field(config, dotted):
     """config.a.b for "a.b"."""
     for name in dotted.split("."):
@@ -226,11 +280,21 @@ def field(config, dotted):
     return config
 
 
-def minibatch_rows(config):
-    """The most rows that a minibatch can hold: every turn of every episode a row of its own."""
+def row_tokens(config):
+    """The most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
+    turns = config.env.max_turns if config.env.context == "full" else 1
+    return turns * config.rollout.max_new_tokens
+
+
+def step_rows(config):
+    """The most rows of a step: every turn of every episode a row of its own."""
     turns = config.env.max_turns if config.env.context != "full" else 1
-    rows = config.rollout.groups * config.rollout.group_size * turns
-    return -(-rows // config.optimizer.minibatches)
+    return config.rollout.groups * config.rollout.group_size * turns
+
+
+def minibatch_rows(config):
+    """The most rows that a minibatch can hold."""
+    return -(-step_rows(config) // config.optimizer.minibatches)
 
 
 def environment_settings(config):
@@ -306,6 +370,64 @@ def build_model(config, shape, mesh):
         )
     kernel = kernel if m.attention == "auto" else m.attention
     return Qwen(dataclasses.replace(shape, dtype=m.dtype, attention=kernel, remat=m.remat))
+
+
+def build_optimizer(config, learning_rate=None):
+    """The config's optimizer; of the critic with its own learning rate."""
+    o = config.optimizer
+    return make_optimizer(
+        learning_rate=o.learning_rate if learning_rate is None else learning_rate,
+        schedule=o.schedule,
+        warmup_updates=o.warmup_updates,
+        total_updates=config.steps * o.minibatches,
+        b1=o.b1,
+        b2=o.b2,
+        eps=o.eps,
+        weight_decay=o.weight_decay,
+        max_grad_norm=o.max_grad_norm,
+    )
+
+
+def build_loss(config):
+    """The config's `update.Loss`."""
+    a = config.algorithm
+    return Loss(
+        temperature=config.rollout.temperature,
+        objective=a.objective,
+        clip_low=a.clip_low,
+        clip_high=a.clip_high,
+        clip_c=a.clip_c or None,
+        aggregation=a.aggregation,
+        norm_length=row_tokens(config),
+        kl_kind=a.kl_kind,
+        kl_coef=a.kl_coef if a.kl_in == "loss" else 0.0,
+        entropy_coef=a.entropy_coef,
+    )
+
+
+def build_credit(config):
+    """The config's `credit.Credit`."""
+    a, r = config.algorithm, config.reward
+    return credit.Credit(
+        name=a.name,
+        gamma=a.gamma,
+        lam=a.lam,
+        bi_level=a.bi_level,
+        turn_gamma=a.turn_gamma,
+        soft_weights=a.soft_weights,
+        level=r.level,
+        normalize=r.normalize,
+        grouping=r.grouping,
+    )
+
+
+def build_value_loss(config):
+    """The config's `critic.ValueLoss`."""
+    return critic.ValueLoss(
+        clip=config.critic.clip,
+        aggregation=config.algorithm.aggregation,
+        norm_length=row_tokens(config),
+    )
 
 
 def build_adapters(config, model, mesh):

@@ -17,8 +17,11 @@ import optax
 from jax.sharding import NamedSharding
 
 from ragen_jax import config as cfg
-from ragen_jax import sharding
+from ragen_jax import passes, sharding
+from ragen_jax.credit import WITH_CRITIC
+from ragen_jax.critic import CriticState, critic_step
 from ragen_jax.diagnostics import cross_scoring
+from ragen_jax.learn import needs_statistics
 from ragen_jax.model import hf, lora, qwen
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -26,7 +29,7 @@ from ragen_jax.rollout import length_bucket
 from ragen_jax.roofline import Cost, Work
 from ragen_jax.sample import decode, extend, prefill
 from ragen_jax.types import TrainState
-from ragen_jax.update import Frozen, Loss, make_optimizer, update_step
+from ragen_jax.update import Frozen, update_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,37 +119,6 @@ def meshes(config, devices):
             f"evenly over mesh.data x mesh.fsdp = {sharding.data_shards(mesh)}"
         )
     return mesh, sampling
-
-
-def build_optimizer(config):
-    """As train.py."""
-    o = config.optimizer
-    return make_optimizer(
-        learning_rate=o.learning_rate,
-        schedule=o.schedule,
-        warmup_updates=o.warmup_updates,
-        total_updates=config.steps * o.minibatches,
-        b1=o.b1,
-        b2=o.b2,
-        eps=o.eps,
-        weight_decay=o.weight_decay,
-        max_grad_norm=o.max_grad_norm,
-    )
-
-
-def build_loss(config):
-    """As train.py."""
-    a = config.algorithm
-    return Loss(
-        temperature=config.rollout.temperature,
-        clip_low=a.clip_low,
-        clip_high=a.clip_high,
-        clip_c=a.clip_c,
-        aggregation=a.aggregation,
-        kl_kind=a.kl_kind,
-        kl_coef=a.kl_coef,
-        entropy_coef=a.entropy_coef,
-    )
 
 
 # ------------------------------------------------------------------------------ arrays
@@ -263,17 +235,21 @@ def describe(config, devices, prompt_tokens, observation_tokens):
         layers = {name: leaf | beside.get(name, {}) for name, leaf in policy["layers"].items()}
         policy = policy | {"layers": layers}
 
-    optimizer = build_optimizer(c)
-    # As update.init_state: moments like the parameters, all else on every device.
-    moments = optax.tree.map_params(
-        optimizer,
-        lambda x, like: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=like.sharding),
-        jax.eval_shape(optimizer.init, trained),
-        trained,
-        transform_non_params=lambda x: struct(mesh, x.shape, x.dtype),
+    optimizer = cfg.build_optimizer(c)
+    critic = None
+    if c.algorithm.name in WITH_CRITIC:
+        backbone = trained if frozen else {k: x for k, x in trained.items() if k != "head"}
+        values = struct(mesh, (shape.width,), jnp.float32)
+        critic = {"backbone": backbone, "value": values}
+        critic = CriticState(critic, moments(optimizer, critic, mesh))
+    state = TrainState(
+        params=trained,
+        opt_state=moments(optimizer, trained, mesh),
+        step=struct(mesh, (), jnp.int32),
+        seed_cursor=struct(mesh, (), jnp.uint32),
+        kl_scale=struct(mesh, (), jnp.float32),
+        critic=critic,
     )
-    scalars = struct(mesh, (), jnp.int32), struct(mesh, (), jnp.uint32)
-    state = TrainState(trained, moments, *scalars)
     if copied:
         held = state, reference, frozen and frozen.params
     else:  # the sampler reads the training's own parameters
@@ -292,6 +268,18 @@ def describe(config, devices, prompt_tokens, observation_tokens):
         base=params,
         copied=copied,
         held=held,
+    )
+
+
+def moments(optimizer, params, mesh):
+    """An optimizer's state as update.init_state lays it out: moments like the parameters, all else
+    on every device."""
+    return optax.tree.map_params(
+        optimizer,
+        lambda x, like: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=like.sharding),
+        jax.eval_shape(optimizer.init, params),
+        params,
+        transform_non_params=lambda x: struct(mesh, x.shape, x.dtype),
     )
 
 
@@ -450,45 +438,112 @@ def scoring_programs(run):
 
 
 def training_programs(run):
-    """The update of one minibatch, and the copy of the parameters that sampling reads."""
-    c, mesh = run.config, run.mesh
+    """The passes before an update, the updates, and the copy of parameters that sampling reads."""
+    c, mesh, state = run.config, run.mesh, run.state
     micro = c.optimizer.micro_batch
     A = -(-cfg.minibatch_rows(c) // micro)
     split = mesh.shape["fsdp"] * mesh.shape["tensor"]
-    trained = sum(x.size for x in jax.tree.leaves(run.state.params))
-    types = {
-        "tokens": jnp.int32,
-        "logp": jnp.float32,
-        "advantage": jnp.float32,
-        "mask": jnp.float32,
-    }
+    work = Work(run.model.config, mesh.shape["tensor"])
     helps = ["optimizer.micro_batch"]
     helps += [] if c.model.remat else ["model.remat"]
     helps += ["algorithm.kl_coef"] if run.reference else []
-    yield program(
+    helps += ["algorithm.name"] if state.critic else []
+    helps = (*helps, *run.helps)
+    # train.py drops the sampler's copy while it learns, unless its base is LoRA's.
+    copy = run.policy if run.frozen and run.copied else None
+
+    def rows(A, **types):
+        return {
+            name: struct(mesh, (A, micro, run.at.row), jnp.dtype(dtype), None, "rows")
+            for name, dtype in types.items()
+        }
+
+    def step(name, function, optimizer, loss, trained, minibatch, *rest, held, **cost):
+        return program(
+            name,
+            mesh,
+            function,
+            run.model,
+            optimizer,
+            loss,
+            trained,
+            *rest,
+            minibatch,
+            host(()),
+            host((), jnp.float32),
+            run.frozen,
+            held=(held, copy),
+            cost=work.update(
+                on_chip(micro, mesh),
+                run.at.row,
+                micro_batches=A,
+                trained=sum(x.size for x in jax.tree.leaves(trained.params)) // split,
+                frozen=bool(run.frozen),
+                **cost,
+            ),
+            calls=c.optimizer.minibatches,
+            helps=helps,
+        )
+
+    def read(name, function, params, extra, *, held, head):
+        count = -(-cfg.step_rows(c) // micro)
+        return program(
+            name,
+            mesh,
+            passes.read_micro_batches,
+            function,
+            run.model,
+            params,
+            rows(count, tokens="int32")["tokens"],
+            host(()),
+            extra,
+            held=(held, copy),
+            cost=work.read_rows(on_chip(micro, mesh), run.at.row, micro_batches=count, head=head),
+            calls=1,
+            helps=helps,
+        )
+
+    temperature = host((), jnp.float32)
+    if needs_statistics(c):
+        whole = run.frozen.attach(state.params) if run.frozen else state.params
+        held = state.opt_state, state.critic, run.reference
+        yield read("statistics", passes.statistics, whole, temperature, held=held, head=True)
+    if c.algorithm.kl_coef and c.algorithm.kl_in == "reward":
+        reference = run.frozen.params if run.frozen else run.reference
+        yield read("reference", passes.statistics, reference, temperature, held=state, head=True)
+    if state.critic:
+        rest = state.replace(critic=None), run.reference
+        critic, optimizer = state.critic, run.optimizer
+        yield read(
+            "values",
+            passes.values,
+            critic.params,
+            run.frozen,
+            held=(rest, critic.opt_state),
+            head=False,
+        )
+        yield step(
+            "critic",
+            critic_step,
+            optimizer,
+            cfg.build_value_loss(c),
+            critic,
+            rows(A, tokens="int32", value="f4", target="f4", mask="f4"),
+            held=rest,
+            reference=False,
+            with_head=False,
+        )
+    in_loss = bool(c.algorithm.kl_coef and c.algorithm.kl_in == "loss")
+    yield step(
         "update",
-        mesh,
         update_step,
-        run.model,
         run.optimizer,
-        build_loss(c),
-        run.state,
-        run.reference,
-        {k: struct(mesh, (A, micro, run.at.row), v, None, "rows") for k, v in types.items()},
-        host(()),
-        host((), jnp.float32),
-        run.frozen,
-        held=run.policy if run.frozen and run.copied else None,  # train.py drops its own copy
-        cost=Work(run.model.config, mesh.shape["tensor"]).update(
-            on_chip(micro, mesh),
-            run.at.row,
-            micro_batches=A,
-            reference=bool(c.algorithm.kl_coef),
-            trained=trained // split,
-            frozen=bool(run.frozen),
-        ),
-        calls=c.optimizer.minibatches,
-        helps=(*helps, *run.helps),
+        cfg.build_loss(c),
+        state,
+        rows(A, tokens="int32", logp="f4", advantage="f4", mask="f4"),
+        run.reference if in_loss else None,
+        held=None if in_loss else run.reference,
+        reference=in_loss,
     )
     if run.copied:
         work = Work(run.model.config, run.sampling_mesh.shape["tensor"])

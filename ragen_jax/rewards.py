@@ -4,6 +4,8 @@ Axes: B rows, T tokens, G groups (prompts), K episodes a group. All but turn_rew
 is pure, has static shapes and returns float32, so it works under jit.
 """
 
+import itertools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -18,13 +20,14 @@ def turn_reward(turn, *, format_penalty):
     return turn.reward + (0.0 if turn.valid else format_penalty)
 
 
-def add_rewards(batch, episodes, *, format_penalty):
+def add_rewards(batch, episodes, *, format_penalty, max_length=None, overlong_buffer=0):
     """Puts each turn's reward on its last sampled token and sums them up by episode.
 
     Args:
       batch: `batch.make_batch(episodes)`.
       episodes: G * K episodes, group by group.
       format_penalty: added to an invalid turn, at most 0.
+      max_length, overlong_buffer: of `overlong_penalty` of a reply's tokens; buffer 0: none.
 
     Returns:
       (batch with reward_BT, return_GK): return_GK float32 is the undiscounted sum of an
@@ -38,14 +41,20 @@ def add_rewards(batch, episodes, *, format_penalty):
         e.group != i // (len(episodes) // G) for i, e in enumerate(episodes)
     ):
         raise ValueError(f"{len(episodes)} episodes are not {G} groups of equal size, in order")
+
+    penalties = itertools.repeat(0.0)
+    if overlong_buffer:
+        lengths = np.array([len(turn.sampled) for e in episodes for turn in e.turns])
+        penalty = overlong_penalty(lengths, max_length=max_length, buffer=overlong_buffer)
+        penalties = iter(np.asarray(penalty, float))
+    rewards = [
+        [turn_reward(turn, format_penalty=format_penalty) + next(penalties) for turn in e.turns]
+        for e in episodes
+    ]
     reward_BT = np.zeros_like(batch.reward_BT)
     for b, t in zip(*np.nonzero(batch.turn_end_BT), strict=True):
-        turn = episodes[batch.episode_B[b]].turns[batch.turn_BT[b, t]]
-        reward_BT[b, t] = turn_reward(turn, format_penalty=format_penalty)
-    totals = [
-        sum(turn_reward(turn, format_penalty=format_penalty) for turn in episode.turns)
-        for episode in episodes
-    ]
+        reward_BT[b, t] = rewards[batch.episode_B[b]][batch.turn_BT[b, t]]
+    totals = [sum(turns) for turns in rewards]
     return_GK = np.asarray(totals, np.float32).reshape(G, -1)
     return batch.replace(reward_BT=reward_BT), return_GK
 

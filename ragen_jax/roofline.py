@@ -131,10 +131,17 @@ class Work:
         flops = self.layers(N * T, N * T * (S + T)) + self.head(N * T)
         return Cost(flops, self.weight_bytes() + self.cache_bytes(prompts * S))
 
-    def update(self, N, T, *, micro_batches, reference, trained, frozen=False):
-        """update.update_step with micro-batches of N rows of T tokens on a chip.
+    def read_rows(self, N, T, *, micro_batches, head):
+        """passes.read_micro_batches of N rows of T tokens on a chip; head: whether the model's."""
+        tokens = N * (T - 1)
+        flops = self.layers(tokens, self.causal_keys(N, T - 1)) + head * self.head(tokens)
+        return Cost(micro_batches * flops, micro_batches * self.weight_bytes(head=head))
+
+    def update(self, N, T, *, micro_batches, reference, trained, frozen=False, with_head=True):
+        """update.update_step or critic.critic_step, micro-batches of N rows of T tokens on a chip.
 
         Args:
+          with_head: False for the critic, whose own head is a vector.
           reference: whether the KL term runs the reference model.
           trained: parameters whose gradient and optimizer state the chip holds.
           frozen: whether those are LoRA's, so that no gradient of a matrix is formed.
@@ -146,14 +153,14 @@ class Work:
         # A backward pass is two products for each one; a kernel recomputes the scores, which is
         # half of attention's forward. The head always recomputes its logits.
         layers = (3 + remat) * forward + (0 if c.attention == "xla" else scores / 2)
-        head = (4 + reference) * self.head(tokens)
+        head = with_head * (4 + reference) * self.head(tokens)
         if frozen:
             layers -= self.layers(tokens, 0)
-            head -= self.head(tokens)
+            head -= with_head * self.head(tokens)
         flops = layers + head + reference * forward
         saved = 2 * c.layers * tokens * c.width * self._item  # layer inputs, written and read
         weights = (2 + remat + reference) * self.weight_bytes(head=False)
-        weights += (3 + reference) * self._item * self.head_weights / self.tensor
+        weights += with_head * (3 + reference) * self._item * self.head_weights / self.tensor
         own = 4 * trained  # float32
         # Each micro-batch adds to the gradient; Adam reads four arrays and writes three.
         traffic = micro_batches * (weights + saved + 2 * own) + 7 * own

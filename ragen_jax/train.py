@@ -7,7 +7,6 @@ This file is the algorithm: one call a stage, one timer a stage. Given the folde
 run, it goes on where that run's newest checkpoint stands.
 """
 
-import functools
 import json
 import signal
 import sys
@@ -15,18 +14,22 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from tqdm import tqdm
 
 from ragen_jax import config as cfg
-from ragen_jax.advantage import GROUP_ADVANTAGES
-from ragen_jax.batch import make_batch
+from ragen_jax.batch import make_batch, take_rows
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.evaluate import evaluate, load_policy
-from ragen_jax.filter import group_scores, loss_scales, select_groups
+from ragen_jax.learn import (
+    build_learner,
+    learn,
+    needs_statistics,
+    policy_statistics,
+    select_episodes,
+)
 from ragen_jax.log import (
     MetricsLog,
     Timers,
@@ -41,7 +44,7 @@ from ragen_jax.model import hf, lora
 from ragen_jax.rewards import add_rewards, turn_reward
 from ragen_jax.rollout import Sampling, compile_ahead, length_bucket, rollout
 from ragen_jax.sharding import agree, is_first, sampling_params
-from ragen_jax.update import Frozen, Loss, init_state, make_optimizer, update_policy
+from ragen_jax.update import Frozen
 
 PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
 
@@ -61,38 +64,11 @@ def train(config, workdir):
         (workdir / "config.json").write_text(json.dumps(c.to_dict(), indent=2) + "\n")
 
     # -------------------------------------------------------------------------- state
-    optimizer = make_optimizer(
-        learning_rate=c.optimizer.learning_rate,
-        schedule=c.optimizer.schedule,
-        warmup_updates=c.optimizer.warmup_updates,
-        total_updates=c.steps * c.optimizer.minibatches,
-        b1=c.optimizer.b1,
-        b2=c.optimizer.b2,
-        eps=c.optimizer.eps,
-        weight_decay=c.optimizer.weight_decay,
-        max_grad_norm=c.optimizer.max_grad_norm,
-    )
-    loss = Loss(
-        temperature=c.rollout.temperature,
-        clip_low=c.algorithm.clip_low,
-        clip_high=c.algorithm.clip_high,
-        clip_c=c.algorithm.clip_c,
-        aggregation=c.algorithm.aggregation,
-        kl_kind=c.algorithm.kl_kind,
-        kl_coef=c.algorithm.kl_coef,
-        entropy_coef=c.algorithm.entropy_coef,
-    )
-    frozen = reference = None
-    if c.model.lora.rank:
-        frozen = Frozen(params, np.float32(c.model.lora.alpha / c.model.lora.rank))
+    learner, state = build_learner(c, model, params, mesh)
+    frozen = learner.frozen
+    if frozen is not None:
         base_policy = sampling_params(params, model, sampling_mesh)  # does not change
-        trained = cfg.build_adapters(c, model, mesh)
-    else:
-        trained = params
-        if loss.kl_coef:  # a copy, because the update donates the policy's parameters
-            reference = jax.tree.map(jnp.copy, params)
     del params
-    state = init_state(trained, optimizer, mesh)
 
     def policy_of(state):
         """The parameters that sampling and scoring read."""
@@ -109,8 +85,6 @@ def train(config, workdir):
     log = MetricsLog(workdir / "metrics.jsonl", last_step=-1 if latest is None else latest)
     rollout_key = jax.random.fold_in(jax.random.key(c.seed), 0)
     budgets, sampling = cfg.build_budgets(c), Sampling(temperature=c.rollout.temperature)
-    group_advantage = jax.jit(GROUP_ADVANTAGES[c.algorithm.name])
-    score_and_select = jax.jit(functools.partial(score_groups, settings=c.filter.to_dict()))
     stop = Preemption()
 
     # -------------------------------------------------------------------------- first look
@@ -164,7 +138,14 @@ def train(config, workdir):
         with timer("batch"):
             longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
             batch = make_batch(episodes, length=length_bucket(longest))
-            batch, return_GK = add_rewards(batch, episodes, format_penalty=c.env.format_penalty)
+            batch = take_rows(batch, np.arange(len(batch.weight_B)), size=cfg.step_rows(c))
+            batch, return_GK = add_rewards(
+                batch,
+                episodes,
+                format_penalty=c.env.format_penalty,
+                max_length=c.rollout.max_new_tokens,
+                overlong_buffer=c.reward.overlong_buffer,
+            )
             metrics |= rollout_metrics(episodes, return_GK)
 
         with timer("diagnose"), jax.set_mesh(sampling_mesh):
@@ -181,36 +162,24 @@ def train(config, workdir):
                 )
 
         with timer("update"):
-            length_GK = episode_lengths(episodes).reshape(return_GK.shape)
-            score_G, keep_G = jax.device_get(score_and_select(return_GK, length_GK))
-            advantage_E = np.asarray(group_advantage(return_GK)).reshape(-1)
-            loss_scale, advantage_scale = loss_scales(keep_G.mean(), c.filter.loss_scale)
-            advantage_BT = advantage_scale * advantage_E[batch.episode_B][:, None] * batch.mask_BT
-            kept_B = keep_G[batch.group_B]
             del policy  # the update replaces the parameters that it is, or is a copy of
             with jax.set_mesh(mesh):
-                state, update = update_policy(
-                    model,
-                    optimizer,
-                    loss,
-                    state,
-                    reference,
-                    batch,
-                    advantage_BT,
-                    np.flatnonzero(kept_B),
-                    mesh=mesh,
-                    rng=np.random.Generator(np.random.Philox(key=[c.seed, step])),
-                    minibatches=c.optimizer.minibatches,
-                    micro_batch=c.optimizer.micro_batch,
-                    minibatch_rows=cfg.minibatch_rows(c),
-                    loss_scale=loss_scale,
-                    frozen=frozen,
+                logp_BT = entropy_GK = None
+                if needs_statistics(c):
+                    logp_BT, entropy_BT = policy_statistics(learner, state, batch)
+                    entropy_GK = episode_means(entropy_BT, batch).reshape(return_GK.shape)
+                length_GK = episode_lengths(episodes).reshape(return_GK.shape)
+                keep_GK, found = select_episodes(
+                    learner, return_GK, length_GK=length_GK, entropy_GK=entropy_GK
+                )
+                metrics |= found
+                state, found, advantage_BT = learn(
+                    learner, state, batch, keep_GK, return_GK, step=step, logp_BT=logp_BT
                 )
             policy = policy_of(state)
             state = state.replace(step=state.step + 1, seed_cursor=state.seed_cursor + len(seeds_G))
-            metrics |= filter_metrics(score_G, keep_G)
-            metrics["rollout/logp_gap"] = update.pop("update/logp_gap", np.nan)
-            metrics |= update
+            metrics["rollout/logp_gap"] = found.pop("update/logp_gap", np.nan)
+            metrics |= found
         train_seconds = time.perf_counter() - started
         sampled_tokens = metrics["rollout/response_length"] * metrics["rollout/replies"]
         metrics["throughput/tokens_per_second"] = sampled_tokens / train_seconds
@@ -284,22 +253,6 @@ def export(workdir, config, model, trained, frozen, chat):
     hf.save(workdir / "policy", model, params, chat.tokenizer, stop_ids=chat.stop_ids)
 
 
-def score_groups(return_GK, length_GK, settings):
-    """(score_G, keep_G) of a step's groups; `settings` is the config's filter section."""
-    s = settings
-    score_G = group_scores(return_GK, s["metric"], length_GK=length_GK)
-    keep_G = select_groups(
-        score_G,
-        strategy=s["strategy"],
-        value=s["value"],
-        mode=s["mode"],
-        keep=s["keep"],
-        include_zero=s["include_zero"],
-        eps=s["eps"],
-    )
-    return score_G, keep_G
-
-
 def rollout_metrics(episodes, return_GK):
     """rollout/* figures of a step's episodes."""
     turns = [turn for episode in episodes for turn in episode.turns]
@@ -316,20 +269,19 @@ def rollout_metrics(episodes, return_GK):
     }
 
 
-def filter_metrics(score_G, keep_G):
-    """filter/* figures: what the groups scored and how many were kept."""
-    return {
-        "filter/kept_ratio": keep_G.mean(),
-        "filter/score_mean": score_G.mean(),
-        "filter/score_max": score_G.max(),
-        "filter/zero_groups": (np.abs(score_G) <= 1e-10).mean(),
-        "filter/empty": float(not keep_G.any()),
-    }
-
-
 def episode_lengths(episodes):
     """Sampled tokens of each episode, int."""
     return np.array([sum(len(turn.sampled) for turn in e.turns) for e in episodes])
+
+
+def episode_means(x_BT, batch):
+    """Mean of x over the sampled tokens of each episode, float64."""
+    real = batch.weight_B > 0
+    sums, tokens = (
+        np.bincount(batch.episode_B[real], weights=(y * batch.mask_BT).sum(1)[real])
+        for y in (x_BT, 1.0)
+    )
+    return sums / tokens
 
 
 class Preemption:

@@ -7,7 +7,7 @@ Axis letters, used at the end of names everywhere:
     L layers    D width               H heads               S positions of a cache
 
 Entry t of every `_BT` array is about token t of the row (entry 0 is masked); the only shift
-between logits and tokens is in `update.token_logps`.
+between logits and tokens is in `likelihood.token_statistics`.
 """
 
 import dataclasses
@@ -73,3 +73,5 @@ class TrainState:
     opt_state: Any
     step: jax.Array  # int32, finished iterations
     seed_cursor: jax.Array  # uint32, environment seeds used so far
+    kl_scale: jax.Array  # float32, multiplies algorithm.kl_coef; moves where a target is set
+    critic: Any = None  # critic.CriticState, where the algorithm has one

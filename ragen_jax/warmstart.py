@@ -32,13 +32,13 @@ from ragen_jax.config import (
     tiny_shape,
 )
 from ragen_jax.heldout import play_problems
+from ragen_jax.likelihood import token_logps
 from ragen_jax.log import console
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout import Sampling, length_bucket
 from ragen_jax.types import Episode, Turn
-from ragen_jax.update import token_logps
 
 RECIPE = 1  # raise it when a change of this file changes the result
 NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid reply

@@ -31,6 +31,7 @@ def state_of(seed):
         opt_state=opt_state,
         step=jnp.int32(seed),
         seed_cursor=jnp.uint32(2**32 - 1 - seed),
+        kl_scale=jnp.float32(seed + 0.5),
     )
 
 
@@ -139,6 +140,7 @@ def test_what_is_saved_is_the_state_at_the_call(opened):
             opt_state=(jnp.full((2000, 1000), value, jnp.float32),),
             step=jnp.int32(value),
             seed_cursor=jnp.uint32(value),
+            kl_scale=jnp.float32(value),
         )
 
     checkpoints, state = opened(), large(1)

@@ -45,7 +45,8 @@ def test_base_passes():
     "name, value, accepted",
     [
         ("filter.strategy", "top_q", "top_p, top_k, top_k_abs, min_p, none"),
-        ("filter.metric", "entropy", "reward_variance, reward_std, reward_sum, reward_mean"),
+        ("algorithm.objective", "trpo", "ppo, gspo, cispo"),
+        ("reward.normalize", "zscore", "identity, mean, mean_std, asymmetric_clip"),
         ("filter.metric", "variance", "reward_variance, reward_std, reward_sum, reward_mean"),
         ("filter.mode", "cubic", "linear, softmax"),
         ("filter.keep", "middle", "largest, smallest"),

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
+from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.update import token_logps
 
 V = 50
 

@@ -13,9 +13,9 @@ import pytest
 
 from configs import sokoban
 from ragen_jax import preflight, programs
+from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.roofline import CHIPS, Chip, Cost, Work
-from ragen_jax.update import token_logps
 
 SMALL = ModelConfig(
     vocab_size=10, width=4, layers=2, heads=2, kv_heads=1, head_dim=3, mlp_width=5, tied=False

@@ -12,9 +12,9 @@ from ragen_jax import rollout as rollout_file
 from ragen_jax import sample
 from ragen_jax.batch import make_batch
 from ragen_jax.chat import make_chat
+from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import logits
 from ragen_jax.rollout import Budgets, Sampling, length_bucket, rollout, row_bucket
-from ragen_jax.update import token_logps
 
 BUDGETS = Budgets(max_turns=5, max_actions=10, max_new_tokens=24)
 KEY = jax.random.key(3)

@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from ragen_jax import evaluate, train
+from ragen_jax import evaluate, learn, train
 from ragen_jax.log import read_metrics
 
 DOCUMENTED = """
@@ -121,8 +121,8 @@ def test_a_batch_without_variance_updates_nothing(config, tmp_path):
 
 
 def test_non_finite_updates_stop_the_run_and_dump_the_batch(config, tmp_path, monkeypatch):
-    broken = {config.algorithm.name: lambda return_GK: np.full(return_GK.shape, np.nan)}
-    monkeypatch.setattr(train, "GROUP_ADVANTAGES", broken)
+    broken = lambda *args, **settings: (np.full_like(args[1].mask_BT, np.nan), None)  # noqa: E731
+    monkeypatch.setattr(learn, "assign_credit", broken)
     config.optimizer.max_skipped = 2
     config.eval.every = 0
     with pytest.raises(FloatingPointError, match="2 steps in a row, the last being step 2"):
@@ -146,3 +146,36 @@ def test_rows_that_do_not_split_over_devices_are_refused(config, tmp_path, capsy
         train.train(config, tmp_path / "run")
     assert "does not fit 1 device" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
+    config.steps, config.eval.every, config.checkpoint.every = 3, 0, 1
+    config.algorithm.update(
+        name="ppo",
+        bi_level=True,
+        kl_in="reward",
+        kl_kind="k1",
+        kl_coef=0.05,
+        kl_target=0.01,
+        mismatch_cap=2.0,
+    )
+    config.filter.update(metric="entropy", top_members=1, bottom_members=1)
+    config.reward.overlong_buffer = 5
+    config.critic.update(learning_rate=1e-2, warmup_steps=1)
+    assert train.train(config, tmp_path / "whole") == 0
+    rows = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    assert [row["update/count"] for row in rows] == [0, 2, 2]  # the critic alone, at first
+    assert [row["critic/count"] for row in rows] == [2, 2, 2]
+    # The policy is its own reference until it moves.
+    assert abs(rows[0]["update/kl"]) < 1e-5 < abs(rows[2]["update/kl"])
+    assert rows[0]["update/kl_coef"] != 0.05
+    assert all(row["update/sampler_gap"] < 1e-4 for row in rows)
+    assert all(row["filter/kept_ratio"] <= 0.5 for row in rows)
+    assert rows[2]["critic/loss"] != rows[0]["critic/loss"]
+
+    config.steps = 2
+    assert train.train(config, tmp_path / "resumed") == 0
+    config.steps = 3
+    assert train.train(config, tmp_path / "resumed") == 0
+    again = read_metrics(tmp_path / "resumed" / "metrics.jsonl")
+    assert timeless(again) == timeless(rows)

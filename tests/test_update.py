@@ -8,19 +8,21 @@ import numpy as np
 import optax
 import pytest
 
-from ragen_jax import update
-from ragen_jax.batch import take_rows
+from ragen_jax import likelihood, optimize, update
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
+from ragen_jax.optimize import micro_batches
 from ragen_jax.sharding import make_mesh
 from ragen_jax.types import Batch
 
 V, T = 30, 12
 LOSS = update.Loss(
     temperature=0.8,
+    objective="ppo",
     clip_low=0.2,
     clip_high=0.28,
     clip_c=3.0,
     aggregation="token-mean",
+    norm_length=T,
     kl_kind="k3",
     kl_coef=0.1,
     entropy_coef=0.05,
@@ -97,38 +99,6 @@ def largest_difference(a, b):
     )
 
 
-def test_token_logps_against_a_plain_softmax(policy):
-    model, params = policy
-    tokens = np.random.default_rng(0).integers(0, V, (3, T))
-    hidden, _ = model.apply({"params": params}, jnp.asarray(tokens))
-    p = np.asarray(jax.nn.softmax(logits(params, hidden) / 0.7))
-    found = np.asarray(update.token_logps(model, params, tokens, temperature=0.7))
-    assert np.array_equal(found[:, 0], np.zeros(3))
-    for b in range(3):
-        for t in range(1, T):
-            assert abs(found[b, t] - np.log(p[b, t - 1, tokens[b, t]])) < 1e-5
-    _, entropy = update.token_statistics(model, params, tokens, temperature=0.7)
-    np.testing.assert_allclose(entropy[:, 1:], -(p * np.log(p)).sum(-1)[:, :-1], atol=1e-5)
-
-
-@pytest.mark.parametrize("chunk", [7, 10, 29])
-def test_vocabulary_chunks_change_neither_values_nor_gradients(policy, monkeypatch, chunk):
-    rng = np.random.default_rng(0)
-    hidden = jnp.asarray(3 * rng.normal(size=(2, 5, 8)), jnp.float32)
-    head = jnp.asarray(rng.normal(size=(V, 8)), jnp.float32)
-    target = jnp.asarray(rng.integers(0, V, (2, 5)))
-
-    def both(hidden, head):
-        logp, entropy = update.vocabulary_statistics(hidden, head, target, 0.9)
-        return (logp * jnp.arange(5.0)).sum() + 2 * (entropy**2).sum()
-
-    whole = jax.value_and_grad(both, argnums=(0, 1))(hidden, head)
-    monkeypatch.setattr(update, "VOCAB_CHUNK", chunk)
-    pieces = jax.value_and_grad(both, argnums=(0, 1))(hidden, head)
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(pieces), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
 def reference_loss(policy, params, batch, advantage, loss):
     """The whole minibatch's loss in one piece, from its definition (token-mean)."""
     model, ref = policy
@@ -190,7 +160,7 @@ def test_without_signal_nothing_moves(policy, mesh):
     """Zero advantages, no KL, no entropy, no weight decay: parameters stay bit-identical."""
     batch, _ = make_rows(policy, 4)
     loss = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
-    optimizer = update.make_optimizer(
+    optimizer = optimize.make_optimizer(
         learning_rate=1e-2,
         schedule="constant",
         warmup_updates=0,
@@ -226,11 +196,11 @@ def test_every_kept_row_is_used_once(policy, mesh, monkeypatch):
     batch, advantage = make_rows(policy, 11)
     seen = []
 
-    def spy(batch, rows, *, size):
+    def spy(arrays, rows, **settings):
         seen.append(rows.tolist())
-        return take_rows(batch, rows, size=size)
+        return micro_batches(arrays, rows, **settings)
 
-    monkeypatch.setattr(update, "take_rows", spy)
+    monkeypatch.setattr(optimize, "micro_batches", spy)
     _, metrics = run(policy, mesh, batch, advantage, minibatches=3)
     assert sorted(sum(seen, [])) == list(range(11))
     assert sorted(map(len, seen)) == [3, 4, 4]
@@ -276,7 +246,7 @@ def test_logp_gap_is_the_largest_difference_on_sampled_tokens(policy, mesh):
     ],
 )
 def test_learning_rate_schedule(schedule, after):
-    optimizer = update.make_optimizer(
+    optimizer = optimize.make_optimizer(
         learning_rate=1.0,
         schedule=schedule,
         warmup_updates=4,
@@ -303,7 +273,9 @@ def test_memory_does_not_grow_with_the_vocabulary():
         model = Qwen(ModelConfig(vocab_size, width, 1, 1, 1, width, 8))
         params = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
         scalar = jax.ShapeDtypeStruct((), jnp.int32)
-        state = update.TrainState(params, optimizer.init(params), scalar, scalar)
+        state = update.TrainState(
+            params, optimizer.init(params), scalar, scalar, jax.ShapeDtypeStruct((), "f4")
+        )
         minibatch = {
             name: jax.ShapeDtypeStruct((1, rows, length), dtype)
             for name, dtype in dict(tokens="int32", logp="f4", advantage="f4", mask="f4").items()
@@ -314,7 +286,7 @@ def test_memory_does_not_grow_with_the_vocabulary():
         )
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
-    small, large = 2 * update.VOCAB_CHUNK, 16 * update.VOCAB_CHUNK
+    small, large = 2 * likelihood.VOCAB_CHUNK, 16 * likelihood.VOCAB_CHUNK
     grown = temporary_bytes(large) - temporary_bytes(small)
     assert grown < 3 * 4 * width * (large - small)  # of the embedding: a padded copy, gradients
     assert grown < 0.1 * 4 * rows * length * (large - small)  # of the logits

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ragen_jax.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import head
 from ragen_jax.sharding import constrain
-from ragen_jax.update import token_logps, vocabulary_statistics
 
 
 def cross_score(model, params, prompts, reasonings, *, micro_batch):

@@ -1,0 +1,54 @@
+"""The algorithms of RAGEN-2's main table (table 4), and newer ones, one recipe each.
+
+What a recipe leaves out is the paper's (configs/base.py): clip 0.2 / 0.28, token-mean, entropy
+0.001, KL 0.001, filter top-p 0.9.
+"""
+
+_PPO = {"algorithm.name": "ppo", "algorithm.gamma": 1.0, "algorithm.lam": 1.0}
+
+ALGORITHMS = {
+    "ppo": _PPO,
+    "bi_level_ppo": {**_PPO, "algorithm.bi_level": True},
+    "grpo": {"algorithm.name": "grpo"},
+    # Liu et al., arXiv 2503.20783: no division by the group's std, none by the row's length.
+    "dr_grpo": {"algorithm.name": "dr_grpo", "algorithm.aggregation": "seq-mean-token-sum-norm"},
+    "rloo": {"algorithm.name": "rloo"},
+    # Hu, arXiv 2501.03262: KL in the reward.
+    "reinforce_plus_plus": {
+        "algorithm.name": "reinforce_plus_plus",
+        "algorithm.kl_in": "reward",
+        "algorithm.kl_kind": "k1",
+    },
+    "reinforce_plus_plus_baseline": {"algorithm.name": "reinforce_plus_plus_baseline"},
+    # Yu et al., arXiv 2503.14476: clip-higher and token-mean (both in base.py), no KL, groups
+    # without variance sampled anew, long replies penalised over their last fifth.
+    "dapo": {
+        "algorithm.name": "grpo",
+        "algorithm.kl_coef": 0.0,
+        "collect.max_rounds": 3,
+        "filter.strategy": "top_p",
+        "filter.value": 1.0,
+        "filter.loss_scale": "none",
+        "reward.overlong_buffer": lambda config: max(config.rollout.max_new_tokens // 5, 1),
+    },
+    # What the main-table script of the released code runs as PPO, and nearly as DAPO: softmax over
+    # stds that cannot reject a batch, no loss scale, no KL.
+    "ppo_released": {
+        **_PPO,
+        "algorithm.kl_coef": 0.0,
+        "filter.metric": "reward_std",
+        "filter.mode": "softmax",
+        "filter.include_zero": True,
+        "filter.loss_scale": "none",
+    },
+    # Zheng et al., arXiv 2507.18071, section 5.1.
+    "gspo": {
+        "algorithm.objective": "gspo",
+        "algorithm.aggregation": "seq-mean-token-mean",
+        "algorithm.clip_low": 3e-4,
+        "algorithm.clip_high": 4e-4,
+        "algorithm.clip_c": 0.0,
+    },
+    # MiniMax-M1, arXiv 2506.13585: no lower bound.
+    "cispo": {"algorithm.objective": "cispo", "algorithm.clip_low": 1.0, "algorithm.clip_c": 0.0},
+}

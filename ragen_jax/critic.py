@@ -1,0 +1,169 @@
+"""The critic: a value head on a backbone of its own, and its updates.
+
+The backbone is a copy of the policy's initial parameters or, where the policy trains LoRA adapters,
+further adapters on the same frozen base. It is checkpointed and laid out like the policy.
+
+Axes: B rows, T tokens, D width, A micro-batches.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ragen_jax import losses, optimize
+from ragen_jax.update import on_mesh
+
+
+@flax.struct.dataclass
+class CriticState:
+    """What the critic has learnt: part of `TrainState`."""
+
+    params: dict  # {"backbone": parameters or adapters, "value": float32 [D]}
+    opt_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueLoss:
+    """Settings of the critic's loss; see configs/base.py (critic, algorithm)."""
+
+    clip: float
+    aggregation: str
+    norm_length: int  # of losses.token_weights
+
+
+def init_critic(backbone, width, optimizer, mesh):
+    """A `CriticState` whose values are all 0: it knows nothing yet, and says nothing.
+
+    Args:
+      backbone: parameters without use for an output head, or adapters; not copied.
+      width: D. mesh: of training.
+    """
+    params = {"backbone": backbone, "value": jnp.zeros(width, jnp.float32)}
+    return on_mesh(CriticState(params, optimizer.init(params)), mesh)
+
+
+def backbone_of(params):
+    """A copy of a policy's parameters without the output head, where that is an array apart."""
+    return jax.tree.map(jnp.copy, {name: x for name, x in params.items() if name != "head"})
+
+
+def token_values(model, params, tokens_BT, frozen=None):
+    """The value of the state in which each token is chosen: of the tokens before it.
+
+    Args:
+      params: of `CriticState`. tokens_BT: int32 [B, T].
+      frozen: `update.Frozen` where the backbone is adapters.
+
+    Returns:
+      float32 [B, T], in units of reward; entry 0 is 0.
+    """
+    backbone = params["backbone"] if frozen is None else frozen.attach(params["backbone"])
+    # Tied, the module asks for no output head.
+    body = dataclasses.replace(model, config=dataclasses.replace(model.config, tied=True))
+    hidden, _ = body.apply({"params": backbone}, jnp.asarray(tokens_BT)[:, :-1])
+    value_BT = jnp.einsum("btd,d->bt", hidden.astype(jnp.float32), params["value"])
+    return jnp.pad(value_BT, ((0, 0), (1, 0)))
+
+
+@functools.partial(
+    jax.jit, static_argnames=("model", "optimizer", "loss"), donate_argnames="critic"
+)
+def critic_step(model, optimizer, loss, critic, minibatch, count, loss_scale, frozen=None):
+    """One optimizer step of the critic on one minibatch; see `update.update_step`.
+
+    Args:
+      loss: `ValueLoss`. critic: `CriticState`, donated.
+      minibatch: dict of tokens, value (from before the update), target and mask, each
+        [A, micro_batch, T].
+      loss_scale: scalar, multiplies the loss.
+
+    Returns:
+      (CriticState, metrics).
+    """
+    mask = minibatch["mask"]
+    mask_BT = mask.reshape(-1, mask.shape[-1])
+    weight = losses.token_weights(mask_BT, loss.aggregation, norm_length=loss.norm_length)
+    pieces = {**minibatch, "weight": weight.reshape(mask.shape)}
+
+    def objective(params, piece):
+        value_BT = token_values(model, params, piece["tokens"], frozen)
+        term_BT, parts = losses.value_terms(
+            value_BT, piece["value"], piece["target"], clip=loss.clip
+        )
+        parts = {name: (piece["mask"] * part_BT).sum() for name, part_BT in parts.items()}
+        return loss_scale * (piece["weight"] * term_BT).sum(), (parts, {})
+
+    value, grads, sums, _ = optimize.summed_gradient(objective, critic.params, pieces, count)
+    params, opt_state, metrics = optimize.apply_gradient(
+        optimizer, critic.params, critic.opt_state, value, grads
+    )
+    tokens = jnp.maximum(mask.sum(), 1.0)
+    metrics |= {name: total / tokens for name, total in sums.items()} | {"loss": value}
+    return CriticState(params, opt_state), metrics
+
+
+def update_critic(
+    model,
+    optimizer,
+    loss,
+    critic,
+    batch,
+    value_BT,
+    target_BT,
+    rows_B,
+    *,
+    mesh,
+    rng,
+    minibatches,
+    micro_batch,
+    minibatch_rows,
+    loss_scale,
+    frozen=None,
+):
+    """An iteration's updates of the critic on the kept rows of a batch.
+
+    Args:
+      value_BT, target_BT: float32, on the host: the values of which the advantages were made, and
+        what they should have been (`advantage.gae`). The others: as in `update.update_policy`.
+
+    Returns:
+      (CriticState, critic/* metrics: means over the minibatches, critic/explained_variance of all
+      rows before the update; critic/skipped and critic/count are sums).
+    """
+    mask_BT = batch.mask_BT * batch.weight_B[:, None]
+    dealt = optimize.minibatches(
+        {"tokens": batch.tokens_BT, "value": value_BT, "target": target_BT, "mask": mask_BT},
+        rows_B,
+        mesh=mesh,
+        rng=rng,
+        minibatches=minibatches,
+        micro_batch=micro_batch,
+        minibatch_rows=minibatch_rows,
+    )
+
+    def step(critic, arrays, count):
+        scale = np.float32(loss_scale)
+        return critic_step(model, optimizer, loss, critic, arrays, count, scale, frozen)
+
+    critic, found = optimize.run_updates(step, critic, dealt)
+    metrics = optimize.averaged(found, prefix="critic")
+    inside = mask_BT[rows_B] > 0
+    if inside.any():
+        metrics["critic/explained_variance"] = explained_variance(
+            value_BT[rows_B][inside], target_BT[rows_B][inside]
+        )
+    return critic, metrics
+
+
+def explained_variance(value_N, target_N):
+    """1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 one that says one number.
+
+    Targets that do not vary explain nothing: nan, which a log leaves out.
+    """
+    spread = np.var(target_N)
+    return float(1.0 - np.var(target_N - value_N) / spread) if spread > 0 else float("nan")

@@ -1,0 +1,251 @@
+"""What an iteration learns from: the filter, advantages, then the critic's and policy's updates.
+
+Sets up what training needs besides the model (`build_learner`), and takes a step with it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ragen_jax import config as cfg
+from ragen_jax import losses
+from ragen_jax.credit import WITH_CRITIC, Credit, assign_credit
+from ragen_jax.critic import ValueLoss, backbone_of, init_critic, update_critic
+from ragen_jax.filter import group_scores, loss_scales, select_groups, select_members
+from ragen_jax.objectives import mismatch_weights
+from ragen_jax.passes import over_rows, statistics, values
+from ragen_jax.rewards import adapt_kl_coef
+from ragen_jax.update import Frozen, Loss, init_state, update_policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """All that stays the same from step to step."""
+
+    config: object
+    model: object
+    mesh: object
+    select: Callable  # (return_GK, length_GK, entropy_GK) -> (score_G, keep_GK)
+    optimizer: object
+    loss: Loss
+    credit: Credit
+    critic_optimizer: object  # None without a critic
+    value_loss: ValueLoss
+    reference: dict | None  # parameters of the KL reference, where they are held apart
+    frozen: Frozen | None  # the base model of LoRA training
+
+
+def build_learner(config, model, params, mesh):
+    """(Learner, TrainState at step 0) of a config.
+
+    Args:
+      params: the initial policy on the mesh; the state takes them over (updates donate them).
+    """
+    c, loss = config, cfg.build_loss(config)
+    frozen = reference = critic = critic_optimizer = None
+    trained = params
+    if c.model.lora.rank:
+        frozen = Frozen(params, np.float32(c.model.lora.alpha / c.model.lora.rank))
+        trained = cfg.build_adapters(c, model, mesh)
+    elif c.algorithm.kl_coef:  # a copy, because the update donates the policy's parameters
+        reference = jax.tree.map(jnp.copy, params)
+    if c.algorithm.name in WITH_CRITIC:
+        critic_optimizer = cfg.build_optimizer(c, c.critic.learning_rate)
+        backbone = backbone_of(trained)
+        critic = init_critic(backbone, model.config.width, critic_optimizer, mesh)
+    learner = Learner(
+        config=c,
+        model=model,
+        mesh=mesh,
+        select=jax.jit(functools.partial(_select, c.filter.to_dict())),
+        optimizer=cfg.build_optimizer(c),
+        loss=loss,
+        credit=cfg.build_credit(c),
+        critic_optimizer=critic_optimizer,
+        value_loss=cfg.build_value_loss(c),
+        reference=reference,
+        frozen=frozen,
+    )
+    return learner, init_state(trained, learner.optimizer, mesh, critic)
+
+
+def select_episodes(learner, return_GK, *, length_GK, entropy_GK=None):
+    """Which episodes the update reads, and filter/* figures.
+
+    Args:
+      return_GK: undiscounted returns, penalties included.
+      length_GK: sampled tokens. entropy_GK: their mean entropy, for metrics that need it.
+
+    Returns:
+      (keep_GK bool, metrics).
+    """
+    score_G, keep_GK = jax.device_get(learner.select(return_GK, length_GK, entropy_GK))
+    return keep_GK, {
+        "filter/kept_ratio": keep_GK.mean(),
+        "filter/score_mean": score_G.mean(),
+        "filter/score_max": score_G.max(),
+        "filter/zero_groups": (np.abs(score_G) <= 1e-10).mean(),
+        "filter/empty": float(not keep_GK.any()),
+    }
+
+
+def _select(settings, return_GK, length_GK, entropy_GK):
+    """(score_G, keep_GK); `settings` is the config's filter section."""
+    s = settings
+    score_G = group_scores(return_GK, s["metric"], entropy_GK=entropy_GK, length_GK=length_GK)
+    keep_G = select_groups(
+        score_G,
+        strategy=s["strategy"],
+        value=s["value"],
+        mode=s["mode"],
+        keep=s["keep"],
+        include_zero=s["include_zero"],
+        eps=s["eps"],
+    )
+    keep_GK = jnp.broadcast_to(keep_G[:, None], return_GK.shape)
+    if s["top_members"] + s["bottom_members"]:
+        keep_GK &= select_members(return_GK, top=s["top_members"], bottom=s["bottom_members"])
+    return score_G, keep_GK
+
+
+def needs_statistics(config):
+    """Whether a step reads its rows again with the policy before it learns."""
+    return "entropy" in config.filter.metric or config.algorithm.mismatch_cap > 0
+
+
+def policy_statistics(learner, state, batch):
+    """(logp_BT, entropy_BT) of all rows under the policy that is about to be updated."""
+    rows_B = np.flatnonzero(batch.weight_B > 0)
+    return _pass(learner, statistics, _whole(learner, state.params), batch, rows_B)
+
+
+def learn(learner, state, batch, keep_GK, return_GK, *, step, logp_BT=None):
+    """An iteration's updates.
+
+    Args:
+      state: `TrainState`, donated.
+      batch: `Batch` with rewards, padded to config.step_rows.
+      keep_GK: bool, the episodes to learn from.
+      return_GK: as in select_episodes.
+      step: number of the iteration, for the order of rows.
+      logp_BT: `policy_statistics`, where algorithm.mismatch_cap asks for it.
+
+    Returns:
+      (TrainState, update/* and critic/* metrics, advantage_BT).
+    """
+    c, mesh = learner.config, learner.mesh
+    a = c.algorithm
+    keep_B = keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0)
+    rows_B = np.flatnonzero(keep_B)
+    metrics = {}
+
+    value_BT = kl_BT = None
+    if state.critic is not None:
+        (value_BT,) = _pass(learner, values, state.critic.params, batch, rows_B, learner.frozen)
+    if a.kl_coef and a.kl_in == "reward":
+        reference = learner.reference if learner.frozen is None else learner.frozen.params
+        ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B)
+        kl_BT = np.asarray(losses.kl(batch.logp_BT, ref_BT, a.kl_kind))
+        inside = batch.mask_BT[rows_B] > 0
+        metrics["update/kl"] = float(kl_BT[rows_B][inside].mean()) if inside.any() else np.nan
+    advantage_BT, target_BT = jax.device_get(
+        assign_credit(
+            learner.credit,
+            batch,
+            keep_B,
+            return_GK,
+            value_BT=value_BT,
+            kl_BT=kl_BT,
+            kl_coef=a.kl_coef * float(state.kl_scale),
+        )
+    )
+    loss_scale, advantage_scale = loss_scales(keep_GK.mean(), c.filter.loss_scale)
+    advantage_BT = advantage_scale * advantage_BT
+    if a.mismatch_cap:
+        # A weight of at least 0 may as well multiply the advantage: every objective is linear in
+        # it on either side of 0.
+        weight_BT = mismatch_weights(
+            logp_BT, batch.logp_BT, batch.mask_BT, cap=a.mismatch_cap, level=a.mismatch_level
+        )
+        advantage_BT = advantage_BT * np.asarray(weight_BT)
+        metrics["update/sampler_gap"] = float((batch.mask_BT * abs(logp_BT - batch.logp_BT)).max())
+        batch = batch.replace(logp_BT=(batch.mask_BT * logp_BT).astype(np.float32))
+
+    settings = dict(
+        mesh=mesh,
+        minibatches=c.optimizer.minibatches,
+        micro_batch=c.optimizer.micro_batch,
+        minibatch_rows=cfg.minibatch_rows(c),
+        loss_scale=loss_scale,
+        frozen=learner.frozen,
+    )
+    if state.critic is not None:
+        critic, found = update_critic(
+            learner.model,
+            learner.critic_optimizer,
+            learner.value_loss,
+            state.critic,
+            batch,
+            value_BT,
+            target_BT,
+            rows_B,
+            rng=_order(c.seed, step, 1),
+            **settings,
+        )
+        state = state.replace(critic=critic)
+        metrics |= found
+    found = {"update/count": 0}
+    if state.critic is None or step > c.critic.warmup_steps:
+        state, found = update_policy(
+            learner.model,
+            learner.optimizer,
+            learner.loss,
+            state,
+            learner.reference,
+            batch,
+            advantage_BT,
+            rows_B,
+            rng=_order(c.seed, step, 0),
+            **settings,
+        )
+    metrics = found | metrics
+    if a.kl_target and np.isfinite(metrics.get("update/kl", np.nan)):
+        kl_scale = adapt_kl_coef(
+            state.kl_scale, metrics["update/kl"], target=a.kl_target, gain=a.kl_gain
+        )
+        state = state.replace(kl_scale=jax.device_put(kl_scale, state.kl_scale.sharding))
+        metrics["update/kl_coef"] = a.kl_coef * float(kl_scale)
+    return state, metrics, advantage_BT
+
+
+def _order(seed, step, purpose):
+    """The generator that shuffles the rows of a step."""
+    return np.random.Generator(np.random.Philox(key=[seed, purpose << 32 | step]))
+
+
+def _whole(learner, trained):
+    """Trained parameters as the model runs with them."""
+    return trained if learner.frozen is None else learner.frozen.attach(trained)
+
+
+def _pass(learner, function, params, batch, rows_B, extra=None):
+    """`over_rows` with the shapes of an update."""
+    c = learner.config
+    micro = c.optimizer.micro_batch
+    if function is statistics:
+        extra = np.float32(c.rollout.temperature)
+    return over_rows(
+        function,
+        learner.model,
+        params,
+        batch,
+        rows_B,
+        extra,
+        mesh=learner.mesh,
+        micro_batch=micro,
+        size=-(-cfg.step_rows(c) // micro) * micro,
+    )

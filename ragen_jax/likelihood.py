@@ -1,0 +1,147 @@
+"""Log-probs of tokens, the entropy behind each, and the exact KL to a reference.
+
+`token_statistics` holds the project's one shift between logits and tokens. The vocabulary is read
+in chunks, so that no [B, T, V] array lives however large V is.
+
+Axes: B rows, T tokens, D width, V vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.model.qwen import head
+
+VOCAB_CHUNK = 8192  # logits of one token held at a time
+
+
+def _chunks(V):
+    """Into how many chunks a vocabulary is cut: evenly where up to twice the least number does, so
+    that the head need not be padded (which copies it)."""
+    least = -(-V // VOCAB_CHUNK)
+    return next((n for n in range(least, 2 * least + 1) if V % n == 0), least)
+
+
+def vocabulary_statistics(hidden, head_VD, target, temperature, reference=None):
+    """log p(target) and the entropy of p = softmax(hidden @ head.T / temperature), in nats.
+
+    Runs over the vocabulary in chunks with a running maximum (online log-sum-exp); the backward
+    pass recomputes each chunk's logits. With q the reference's distribution and l its and p's
+    logits, KL(p || q) = sum_v p_v (l_p - l_q) + log Z_q - log Z_p, with its whole gradient.
+
+    Args:
+      hidden: [..., D]. head_VD: [V, D]. target: int32 [...]. temperature: scalar > 0.
+      reference: (hidden, head) of q over the same vocabulary, or None.
+
+    Returns:
+      (logp, entropy) or, with a reference, (logp, entropy, KL(p || q)), float32 [...].
+    """
+    V, D = head_VD.shape
+    shape = target.shape
+    # As matrices: see model/qwen.py, Linear.
+    hidden, target = hidden.reshape(-1, D), target.reshape(-1)
+    chunks = _chunks(V)
+    chunk = -(-V // chunks)
+
+    def cut(weight_VD):
+        padded = jnp.pad(weight_VD, ((0, chunks * chunk - V), (0, 0)))
+        return padded.reshape(chunks, chunk, -1)
+
+    def scaled_logits(hidden, weight_CD):
+        logit = jnp.einsum(
+            "nd,vd->nv",
+            hidden,
+            weight_CD.astype(hidden.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        return logit / temperature
+
+    zero = jnp.zeros(target.shape, jnp.float32)
+    lowest = jnp.full(target.shape, -jnp.inf, jnp.float32)
+    pieces, start = [jnp.arange(chunks), cut(head_VD)], [lowest, zero, zero, zero]
+    if reference is not None:
+        reference_hidden, reference_head = reference
+        reference_hidden = reference_hidden.reshape(target.shape[0], -1)
+        pieces.append(cut(reference_head))
+        start += [lowest, zero, zero]
+
+    @jax.checkpoint
+    def body(carry, piece):
+        top, total, weighted, picked, *other = carry
+        index, weight_CD, *other_weight = piece
+        column = index * chunk + jnp.arange(chunk)
+        logit = jnp.where(column < V, scaled_logits(hidden, weight_CD), -jnp.inf)
+        new_top = jax.lax.stop_gradient(jnp.maximum(top, logit.max(-1)))
+        e = jnp.exp(logit - new_top[..., None])
+        old = jnp.exp(top - new_top)
+        # sum of e * (logit - new_top), carried over when the maximum moves by `shift`.
+        shift = jnp.where(jnp.isfinite(top), top - new_top, 0.0)
+        weighted = old * (weighted + shift * total)
+        centred = jnp.where(column < V, logit - new_top[..., None], 0.0)
+        weighted = weighted + (e * centred).sum(-1)
+        total = old * total + e.sum(-1)
+        inside = (target >= index * chunk) & (target < (index + 1) * chunk)
+        local = jnp.clip(target - index * chunk, 0, chunk - 1)
+        here = jnp.take_along_axis(logit, local[..., None], -1)[..., 0]
+        picked = jnp.where(inside, here, picked)
+        carry = (new_top, total, weighted, picked)
+        if other:
+            ref_top, ref_total, gap = other
+            ref_logit = scaled_logits(reference_hidden, other_weight[0])
+            ref_logit = jnp.where(column < V, ref_logit, -jnp.inf)
+            new_ref_top = jax.lax.stop_gradient(jnp.maximum(ref_top, ref_logit.max(-1)))
+            ref_e = jnp.exp(ref_logit - new_ref_top[..., None])
+            ref_total = jnp.exp(ref_top - new_ref_top) * ref_total + ref_e.sum(-1)
+            # The two logits are subtracted before they are weighed: nearly equal policies would
+            # lose their digits otherwise.
+            difference = jnp.where(column < V, logit - ref_logit, 0.0)
+            carry += (new_ref_top, ref_total, old * gap + (e * difference).sum(-1))
+        return carry, None
+
+    (top, total, weighted, picked, *other), _ = jax.lax.scan(body, tuple(start), tuple(pieces))
+    log_total = jnp.log(total)
+    found = [picked - top - log_total, log_total - weighted / total]
+    if other:
+        ref_top, ref_total, gap = other
+        found.append(gap / total + (ref_top - top) + (jnp.log(ref_total) - log_total))
+    return tuple(x.reshape(shape) for x in found)
+
+
+def token_statistics(model, params, tokens_BT, *, temperature=1.0, reference=None):
+    """Of each token given those before it: (logp_BT, entropy_BT), and KL_BT with a reference.
+
+    Args:
+      model, params: as `model.hf.load` returns them.
+      tokens_BT: int32 [B, T], right-padded with any id.
+      temperature: logits are divided by it, the reference's too.
+      reference: parameters of the model that the KL is measured to, or None.
+
+    Returns:
+      float32 [B, T] each; entry 0 is 0.
+    """
+    tokens_BT = jnp.asarray(tokens_BT)
+
+    def read(params):
+        hidden, _ = model.apply({"params": params}, tokens_BT[:, :-1])
+        return hidden, head(params)
+
+    found = vocabulary_statistics(
+        *read(params),
+        tokens_BT[:, 1:],
+        temperature,
+        None if reference is None else read(reference),
+    )
+    return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in found)
+
+
+def token_logps(model, params, tokens_BT, *, temperature=1.0):
+    """Log-probabilities of tokens under the model.
+
+    Args:
+      model, params: as `model.hf.load` returns them.
+      tokens_BT: int32 [B, T], right-padded with any id.
+      temperature: logits are divided by it.
+
+    Returns:
+      float32 [B, T]: entry t is log p(token t | tokens before t); entry 0 is 0.
+    """
+    return token_statistics(model, params, tokens_BT, temperature=temperature)[0]

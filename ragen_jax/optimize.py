@@ -1,0 +1,178 @@
+"""What policy and critic share: optimizers, minibatches, gradients summed over micro-batches.
+
+A minibatch is one program: a loop over as many micro-batches as its rows need adds up gradients of
+sum(weight * term), with token weights fixed on the whole minibatch, so the micro-batch size cannot
+change the result.
+
+Axes: B rows, T tokens, A micro-batches.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ragen_jax.sharding import shard_micro_batches
+
+# What follows the warm-up, of a learning rate over so many updates.
+SCHEDULES = {
+    "constant": lambda rate, updates: optax.constant_schedule(rate),
+    "linear": lambda rate, updates: optax.linear_schedule(rate, 0.0, updates),
+    "cosine": lambda rate, updates: optax.cosine_decay_schedule(rate, updates),
+}
+
+
+@functools.cache  # the optimizer is a static argument: equal settings should compile once
+def make_optimizer(
+    *,
+    learning_rate,
+    schedule,
+    warmup_updates,
+    total_updates,
+    b1,
+    b2,
+    eps,
+    weight_decay,
+    max_grad_norm,
+):
+    """AdamW behind a global-norm clip.
+
+    Args:
+      learning_rate: the largest, reached at the end of the warm-up, which is linear from 0 over
+        `warmup_updates`.
+      schedule: a key of SCHEDULES; linear and cosine fall to 0 at `total_updates`.
+    """
+    after = SCHEDULES[schedule](learning_rate, max(total_updates - warmup_updates, 1))
+    if warmup_updates:
+        start = learning_rate / warmup_updates
+        rising = optax.linear_schedule(start, learning_rate, max(warmup_updates - 1, 1))
+        after = optax.join_schedules([rising, after], [warmup_updates])
+    return optax.chain(
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.adamw(after, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay),
+    )
+
+
+def summed_gradient(objective, params, pieces, count):
+    """The objective and its gradient, summed over the first `count` micro-batches.
+
+    Args:
+      objective: (params, micro-batch) -> (scalar, (dict of scalars to be added up, dict of scalars
+        of which the largest counts)).
+      pieces: tree of arrays [A, ...]. count: scalar int32, at least 1.
+
+    Returns:
+      (value, gradient, sums, maxima).
+    """
+
+    def gradient(a):
+        piece = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, a, 0, False), pieces)
+        (value, (sums, maxima)), grads = jax.value_and_grad(objective, has_aux=True)(params, piece)
+        return (value, grads, sums), maxima
+
+    def micro(a, carry):
+        added, largest = carry
+        found, maxima = gradient(a)
+        return jax.tree.map(jnp.add, added, found), jax.tree.map(jnp.maximum, largest, maxima)
+
+    if len(jax.tree.leaves(pieces)[0]) == 1:  # no sums of the parameters' size
+        added, largest = gradient(0)
+    else:
+        (_, _, sums), maxima = jax.eval_shape(gradient, 0)
+        zero = jnp.float32(0)
+        start = zero, jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda _: zero, sums)
+        lowest = jax.tree.map(lambda _: jnp.float32(-jnp.inf), maxima)
+        added, largest = jax.lax.fori_loop(0, count, micro, (start, lowest))
+    return *added, largest
+
+
+def apply_gradient(optimizer, params, opt_state, value, grads):
+    """One optimizer step, left out where the objective or its gradient is not finite.
+
+    Returns:
+      (params, opt_state, {grad_norm, update_norm, skipped}).
+    """
+    grad_norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
+    updates, new_opt_state = optimizer.update(grads, opt_state, params)
+    new_params = optax.apply_updates(params, updates)
+
+    def keep(new, old):
+        return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+    metrics = {
+        "grad_norm": grad_norm,
+        "update_norm": optax.tree.norm(updates),
+        "skipped": (~finite).astype(jnp.float32),
+    }
+    return keep(new_params, params), keep(new_opt_state, opt_state), metrics
+
+
+def micro_batches(arrays, rows, *, mesh, micro_batch, size):
+    """Chosen rows of [B, ...] arrays as [A, micro_batch, ...] on the mesh, and how many hold any.
+
+    Padding is zero: an array of masks or weights must be among them for it not to count.
+
+    Args:
+      size: A * micro_batch, at least the number of rows.
+    """
+    placed = {}
+    for name, x in arrays.items():
+        out = np.zeros((size, *x.shape[1:]), x.dtype)
+        out[: len(rows)] = x[rows]
+        placed[name] = out.reshape(-1, micro_batch, *x.shape[1:])
+    return shard_micro_batches(placed, mesh), np.int32(-(-len(rows) // micro_batch))
+
+
+def minibatches(arrays, rows_B, *, mesh, rng, minibatches, micro_batch, minibatch_rows):
+    """The rows shuffled and dealt to a fixed number of minibatches, each padded to one shape.
+
+    Filtering makes minibatches smaller, not updates fewer (RAGEN-2, section 3.3). Padding costs
+    nothing, since only micro-batches with real rows are run.
+
+    Args:
+      arrays: dict of [B, T] arrays on the host.
+      rows_B: indices of the rows to be learnt from; may be empty.
+      rng: np.random.Generator of the order.
+      minibatch_rows: the most rows a minibatch can have.
+
+    Yields:
+      `micro_batches` of a minibatch; none for one without rows.
+    """
+    order = rng.permutation(len(rows_B))  # on the host: the number of rows changes every step
+    size = -(-minibatch_rows // micro_batch) * micro_batch
+    for rows in np.array_split(np.asarray(rows_B)[order], minibatches):
+        if len(rows):  # none where there are fewer rows than minibatches
+            yield micro_batches(arrays, rows, mesh=mesh, micro_batch=micro_batch, size=size)
+
+
+def run_updates(step, state, batches):
+    """step(state, arrays, count) -> (state, metrics) over `minibatches`, one after the other.
+
+    Returns:
+      (state, list of the metrics, on the host).
+    """
+    found = []
+    for arrays, count in batches:
+        if found:  # XLA's CPU backend allots a call's temporaries at once, though it must wait
+            found[-1] = jax.device_get(found[-1])
+        state, metrics = step(state, arrays, count)
+        found.append(metrics)
+    return state, jax.device_get(found)
+
+
+def averaged(found, *, prefix, sums=("skipped",)):
+    """Metrics of an iteration's updates: their mean, the sum of those in `sums`, and the count.
+
+    Args:
+      found: list of dicts of floats; may be empty.
+    """
+    if not found:
+        return {f"{prefix}/count": 0}
+    metrics = {
+        f"{prefix}/{name}": float((np.sum if name in sums else np.mean)([m[name] for m in found]))
+        for name in found[0]
+    }
+    return metrics | {f"{prefix}/count": len(found)}
