@@ -28,7 +28,10 @@ def get_config():
             env=dict(
                 name="sokoban",  # a key of envs.ENVS
                 options=dict(),  # keyword arguments of the environment
-                context="full",  # what a prompt shows: "full" history or "single_turn"
+                context="full",  # turns a prompt shows: "full" all | "window" | "single_turn" one
+                window=3,  # turns that "window" shows, the current one included
+                max_context=0,  # tokens of prompt and reply: older turns make room; 0: no limit
+                pool=0,  # problems that training plays again and again; 0: always fresh ones
                 prompt="full",  # "full": rules, format, budgets; "terse": the observation alone
                 max_turns=5,  # replies an episode may hold
                 actions_per_turn=2,  # actions of a reply that are run
@@ -42,6 +45,12 @@ def get_config():
                 max_new_tokens=400,  # of one reply
                 compact=True,  # drop finished episodes from the batch
                 save_every=10,  # steps between rollouts/*.jsonl files; 0: none
+            ),
+            collect=dict(  # which groups a step has, before the filter
+                max_rounds=1,  # rollouts to find rollout.groups groups with variance in (DAPO)
+                # A problem of env.pool whose last n visits had no variance is played with chance
+                explore=1.0,  # explore ** n (GRESO: 0.5); 1: always
+                explore_least=0.01,  # but no less
             ),
             filter=dict(
                 strategy="top_p",  # top_p | top_k | top_k_abs | min_p | none
@@ -88,6 +97,7 @@ def get_config():
                 kl_target=0.0,  # nats a token that kl_coef is steered to; 0: kl_coef stays
                 kl_gain=0.1,  # how fast
                 entropy_coef=0.001,  # of the exact entropy bonus
+                zvp_coef=0.0,  # of RL-ZVP's advantages of groups without variance; 0: none
                 mismatch_cap=0.0,  # of the weights for a sampler unlike the trainer; 0: no weights
                 mismatch_level="token",  # or "sequence"
             ),
@@ -107,7 +117,6 @@ def get_config():
                 max_grad_norm=1.0,  # clip by global norm
                 minibatches=4,  # updates an iteration; the kept rows are split evenly over them
                 micro_batch=4,  # rows of one forward and backward pass
-                max_skipped=3,  # non-finite updates in a row that stop the run
             ),
             diagnose=dict(
                 every=1,  # steps between collapse diagnostics; 0: never
@@ -123,6 +132,27 @@ def get_config():
                 top_p=1.0,  # 1: all
                 min_p=0.0,  # 0: all
                 seed=0,  # of the set and of the noise of each problem
+            ),
+            stopping=dict(  # action of a rule: "stop" (exit code 3) | "warn" once a streak | "off"
+                variance=dict(  # the groups' mean reward variance has collapsed
+                    action="stop",
+                    patience=5,  # iterations in a row
+                    ratio=0.1,  # of the mean over the first iterations, below which one counts
+                    baseline=10,  # those first iterations
+                ),
+                success=dict(  # held-out success stays low
+                    action="stop",
+                    patience=5,  # evaluations in a row, the first (before any update) apart
+                    least=0.01,  # success below which one counts
+                ),
+                empty=dict(  # the filter keeps nothing
+                    action="stop",
+                    patience=5,  # iterations in a row
+                ),
+                nonfinite=dict(  # an update was skipped: its loss or gradient was not finite
+                    action="stop",
+                    patience=3,  # iterations in a row
+                ),
             ),
             checkpoint=dict(
                 every=20,  # steps; the last step is always saved; 0: only the last

@@ -1,8 +1,12 @@
 """Text and tokens: chat templates as data, prompts of a turn, and what a reply says.
 
-Only this file knows context modes. A prompt always ends with the opening `<think>`, so that
-X (the prompt) ends and Z (the reasoning) begins at a token boundary. Sampled ids are kept as
-they are: a later turn's prompt repeats them, never their re-tokenised text.
+Only this file knows context modes, which say how many turns a prompt shows, the current one
+included: "full" all, "window" the last W, "single_turn" one (W = 1). What stands before the first
+turn (a system message with full prompts) is always shown.
+
+A prompt always ends with the opening `<think>`, so that X (the prompt) ends and Z (the reasoning)
+begins at a token boundary. Sampled ids are kept as they are: a later turn's prompt repeats them,
+never their re-tokenised text.
 """
 
 import dataclasses
@@ -11,7 +15,12 @@ import re
 
 import numpy as np
 
-CONTEXTS = ("full", "single_turn")
+# context -> the most turns that a prompt shows when the episode has `turns` of them
+CONTEXTS = {
+    "full": lambda turns, window: turns,
+    "window": lambda turns, window: min(turns, window),
+    "single_turn": lambda turns, window: 1,
+}
 PROMPTS = ("full", "terse")
 NOTICE = "Your last reply had no valid action."
 
@@ -47,6 +56,8 @@ class Chat:
     stop_ids: tuple[int, ...]
     close_id: int  # the stop id with which the template ends a reply
     context: str
+    window: int  # turns that context "window" shows, at least 1
+    max_prompt: int  # tokens of a prompt; 0: no limit
     prompt: str
     actions: tuple[str, ...]
     actions_per_turn: int
@@ -63,14 +74,36 @@ class Chat:
         return "\n".join(parts)
 
     def prompt_ids(self, turns, message):
-        """int32 ids of the prompt that shows `message` after the episode's earlier `turns`."""
-        if not turns or self.context == "single_turn":
+        """int32 ids of the prompt that shows `message` after the episode's earlier `turns`.
+
+        Shows the turns that the context mode allows, less the oldest where they are more than
+        max_prompt tokens. A turn is shown whole, with the message it had then.
+
+        Raises:
+          ValueError: `message` alone is too long.
+        """
+        oldest = len(turns) + 1 - CONTEXTS[self.context](len(turns) + 1, self.window)
+        for first in range(oldest, len(turns) + 1):
+            prompt = self._show(turns, first, message)
+            if not self.max_prompt or len(prompt) <= self.max_prompt:
+                return prompt
+        raise ValueError(
+            f"the prompt of turn {len(turns) + 1} has {len(prompt)} tokens without any earlier "
+            f"turn, but env.max_context leaves {self.max_prompt} (rollout.max_new_tokens are the "
+            "reply's); raise env.max_context, or set it to 0 for the model's own limit"
+        )
+
+    def _show(self, turns, first, message):
+        """The prompt that shows turns[first:] and `message`."""
+        if first == len(turns):
             return self._encode(self.opening + message + self.middle)
         last = turns[-1]
+        # A prompt from which nothing is dropped goes on from the last one, which dropped nothing.
+        shown = self._show(turns[:-1], first, last.message) if first else last.prompt
         # The template closes a reply; where the policy did so itself that token is not repeated.
         closed = len(last.sampled) > 0 and last.sampled[-1] == self.close_id
         close = self._encode(self.between + message + self.middle)
-        return np.concatenate([last.prompt, last.sampled, close[1:] if closed else close])
+        return np.concatenate([shown, last.sampled, close[1:] if closed else close])
 
     def read(self, sampled):
         """The `Reply` in sampled ids. Never raises: a reply may hold anything."""
@@ -118,25 +151,38 @@ def _token_span(ends, start, stop):
 
 
 def make_chat(
-    tokenizer, environment, *, context, prompt, actions_per_turn, max_actions, extra_stop_ids=()
+    tokenizer,
+    environment,
+    *,
+    context,
+    window=1,
+    max_prompt=0,
+    prompt,
+    actions_per_turn,
+    max_actions,
+    extra_stop_ids=(),
 ):
     """Takes the tokenizer's chat template apart by rendering it around markers.
 
     Args:
       tokenizer: a transformers tokenizer with a chat template.
       environment: gives `actions` and `instructions`.
-      context: "full" (every earlier turn is shown) or "single_turn" (the present one alone).
+      context: a key of CONTEXTS.
+      window: turns that context "window" shows, the current one included.
+      max_prompt: tokens from which on a prompt drops its oldest turns; 0: no limit.
       prompt: "full" (rules and reply format in the system message, budgets in the user message)
         or "terse" (the bare observation: for an agent that has learnt the rest by imitation).
       actions_per_turn, max_actions: the rollout's budgets, told to a policy with full prompts.
       extra_stop_ids: further ids that end a reply (a model's generation_config).
 
     Raises:
-      ValueError: unknown context or prompt, no chat template, or a template that does not show
-        its messages verbatim.
+      ValueError: unknown context or prompt, a window below 1, no chat template, or a template
+        that does not show its messages verbatim.
     """
     if context not in CONTEXTS:
         raise ValueError(f"env.context is {context!r}; accepted: {', '.join(CONTEXTS)}")
+    if window < 1:
+        raise ValueError(f"env.window is {window}; it must be at least 1")
     if prompt not in PROMPTS:
         raise ValueError(f"env.prompt is {prompt!r}; accepted: {', '.join(PROMPTS)}")
     if not tokenizer.chat_template:
@@ -179,6 +225,8 @@ def make_chat(
         stop_ids=tuple(sorted(stops)),
         close_id=close_id,
         context=context,
+        window=window,
+        max_prompt=max_prompt,
         prompt=prompt,
         actions=environment.actions,
         actions_per_turn=actions_per_turn,

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict, config_flags
 
 from envs import make_env
 from ragen_jax import chat, credit, critic, filter, losses, objectives, rewards
+from ragen_jax.diagnostics import stopping
 from ragen_jax.memory import keep_freed_memory
 from ragen_jax.model import lora
 from ragen_jax.model.kernels import best_kernel
@@ -154,6 +155,7 @@ def check(config):
         ("model.dtype", ("float32", "bfloat16", "float16")),
         ("env.context", chat.CONTEXTS),
         ("env.prompt", chat.PROMPTS),
+        *((f"stopping.{rule}.action", stopping.ACTIONS) for rule in stopping.RULES),
     ):
         value = field(c, name)
         if value not in accepted:
@@ -164,6 +166,12 @@ def check(config):
         ("env.max_turns", 1),
         ("env.actions_per_turn", 1),
         ("env.max_actions", 1),
+        ("env.window", 1),
+        ("env.max_context", 0),
+        ("env.pool", 0),
+        ("collect.max_rounds", 1),
+        *((f"stopping.{rule}.patience", 1) for rule in stopping.RULES),
+        ("stopping.variance.baseline", 1),
         ("model.lora.rank", 0),
         ("rollout.groups", 1),
         ("rollout.group_size", 2),  # a group of one has no variance to learn from
@@ -172,7 +180,6 @@ def check(config):
         ("optimizer.minibatches", 1),
         ("optimizer.micro_batch", 1),
         ("optimizer.warmup_updates", 0),
-        ("optimizer.max_skipped", 1),
         ("critic.warmup_steps", 0),
         ("reward.overlong_buffer", 0),
         ("filter.top_members", 0),
@@ -203,6 +210,10 @@ def check(config):
         ("critic.clip", 0, math.inf),
         ("algorithm.gamma", 0, 1),
         ("algorithm.turn_gamma", 0, 1),
+        ("collect.explore", 0, 1),
+        ("collect.explore_least", 0, 1),
+        ("stopping.variance.ratio", 0, 1),
+        ("stopping.success.least", 0, 1),
     ):
         if not low < field(c, name) <= high:
             raise ValueError(
@@ -219,6 +230,29 @@ def check(config):
     if c.filter.strategy == "min_p" and c.filter.keep == "smallest" and c.filter.value <= 0:
         raise ValueError(
             f"config.filter.value is {c.filter.value}; min_p over the smallest needs more than 0"
+        )
+    if 0 < c.env.max_context <= c.rollout.max_new_tokens:
+        raise ValueError(
+            f"config.env.max_context is {c.env.max_context}; it must be above "
+            f"rollout.max_new_tokens = {c.rollout.max_new_tokens}, which it holds beside the "
+            "prompt, or 0"
+        )
+    if 0 < c.env.pool < c.rollout.groups:
+        raise ValueError(
+            f"config.env.pool is {c.env.pool}; it must be at least rollout.groups = "
+            f"{c.rollout.groups}, or 0"
+        )
+    if c.collect.explore < 1 and not c.env.pool:
+        raise ValueError(
+            f"config.collect.explore is {c.collect.explore}, but without env.pool no problem is "
+            "met twice; set env.pool, or collect.explore to 1"
+        )
+    if not 0 <= c.algorithm.zvp_coef < math.inf:
+        raise ValueError(f"config.algorithm.zvp_coef is {c.algorithm.zvp_coef}; it must be >= 0")
+    if c.algorithm.zvp_coef and c.filter.strategy != "none":
+        raise ValueError(
+            f"config.algorithm.zvp_coef is {c.algorithm.zvp_coef}, but filter.strategy="
+            f"{c.filter.strategy} drops the groups it learns from; it needs filter.strategy=none"
         )
     episodes = c.rollout.groups * c.rollout.group_size
     if c.optimizer.minibatches > episodes:
@@ -280,16 +314,23 @@ def field(config, dotted):
     return config
 
 
+def turns_together(config):
+    """The turns of an episode that are sure to lie in one row: those that one prompt can show."""
+    env = config.env
+    # At the limit of the context any turn may have to start another row.
+    return 1 if env.max_context else chat.CONTEXTS[env.context](env.max_turns, env.window)
+
+
 def row_tokens(config):
     """The most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
-    turns = config.env.max_turns if config.env.context == "full" else 1
-    return turns * config.rollout.max_new_tokens
+    env = config.env
+    return chat.CONTEXTS[env.context](env.max_turns, env.window) * config.rollout.max_new_tokens
 
 
 def step_rows(config):
-    """The most rows of a step: every turn of every episode a row of its own."""
-    turns = config.env.max_turns if config.env.context != "full" else 1
-    return config.rollout.groups * config.rollout.group_size * turns
+    """The most rows of a step: what does not lie in an episode's first row has rows of its own."""
+    rows = config.env.max_turns - turns_together(config) + 1
+    return config.rollout.groups * config.rollout.group_size * rows
 
 
 def minibatch_rows(config):
@@ -309,10 +350,13 @@ def build_environment(config, split):
 
 def build_chat(config, tokenizer, environment, extra_stop_ids=()):
     """The config's `Chat`."""
+    limit = config.env.max_context
     return chat.make_chat(
         tokenizer,
         environment,
         context=config.env.context,
+        window=config.env.window,
+        max_prompt=limit - config.rollout.max_new_tokens if limit else 0,
         prompt=config.env.prompt,
         actions_per_turn=config.env.actions_per_turn,
         max_actions=config.env.max_actions,
@@ -480,7 +524,8 @@ def same_run(config, workdir):
 
     Raises:
       ValueError: names the first field that differs; steps (where the learning rate is
-        constant), eval.every, checkpoint.every and .keep and rollout.save_every may change.
+        constant), eval.every, checkpoint.every and .keep, rollout.save_every and stopping.* may
+        change.
     """
     if not (workdir / "config.json").exists():
         return
@@ -489,7 +534,8 @@ def same_run(config, workdir):
         free.append("steps")
     before, now = _flat(read_run_config(workdir)), _flat(config)
     for name in sorted(set(before) | set(now)):
-        if name not in free and before.get(name) != now.get(name):
+        free_to_change = name in free or name.startswith("stopping.")
+        if not free_to_change and before.get(name) != now.get(name):
             raise ValueError(
                 f"{workdir} holds a run with config.{name}={before.get(name)!r}, but this command "
                 f"has {now.get(name)!r}; give the same value, or another --workdir"

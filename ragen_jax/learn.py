@@ -15,11 +15,14 @@ from ragen_jax import config as cfg
 from ragen_jax import losses
 from ragen_jax.credit import WITH_CRITIC, Credit, assign_credit
 from ragen_jax.critic import ValueLoss, backbone_of, init_critic, update_critic
+from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.filter import group_scores, loss_scales, select_groups, select_members
 from ragen_jax.objectives import mismatch_weights
 from ragen_jax.passes import over_rows, statistics, values
+from ragen_jax.pool import init_streaks
 from ragen_jax.rewards import adapt_kl_coef
 from ragen_jax.update import Frozen, Loss, init_state, update_policy
+from ragen_jax.zero_variance import zero_variance_advantage, zero_variance_signs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,15 @@ def build_learner(config, model, params, mesh):
         reference=reference,
         frozen=frozen,
     )
-    return learner, init_state(trained, learner.optimizer, mesh, critic)
+    pool = c.env.pool
+    return learner, init_state(
+        trained,
+        learner.optimizer,
+        mesh,
+        critic=critic,
+        stopping=init_stopping(),
+        streak_P=init_streaks(pool) if pool else None,
+    )
 
 
 def select_episodes(learner, return_GK, *, length_GK, entropy_GK=None):
@@ -114,7 +125,8 @@ def _select(settings, return_GK, length_GK, entropy_GK):
 
 def needs_statistics(config):
     """Whether a step reads its rows again with the policy before it learns."""
-    return "entropy" in config.filter.metric or config.algorithm.mismatch_cap > 0
+    a = config.algorithm
+    return "entropy" in config.filter.metric or a.mismatch_cap > 0 or a.zvp_coef > 0
 
 
 def policy_statistics(learner, state, batch):
@@ -123,16 +135,18 @@ def policy_statistics(learner, state, batch):
     return _pass(learner, statistics, _whole(learner, state.params), batch, rows_B)
 
 
-def learn(learner, state, batch, keep_GK, return_GK, *, step, logp_BT=None):
+def learn(
+    learner, state, batch, keep_GK, return_GK, success_GK, *, step, logp_BT=None, entropy_BT=None
+):
     """An iteration's updates.
 
     Args:
       state: `TrainState`, donated.
       batch: `Batch` with rewards, padded to config.step_rows.
       keep_GK: bool, the episodes to learn from.
-      return_GK: as in select_episodes.
+      return_GK: as in select_episodes. success_GK: bool.
       step: number of the iteration, for the order of rows.
-      logp_BT: `policy_statistics`, where algorithm.mismatch_cap asks for it.
+      logp_BT, entropy_BT: `policy_statistics`, where it `needs_statistics`.
 
     Returns:
       (TrainState, update/* and critic/* metrics, advantage_BT).
@@ -163,6 +177,11 @@ def learn(learner, state, batch, keep_GK, return_GK, *, step, logp_BT=None):
             kl_coef=a.kl_coef * float(state.kl_scale),
         )
     )
+    if a.zvp_coef:
+        sign_B = np.asarray(zero_variance_signs(return_GK, success_GK))[batch.group_B]
+        advantage_BT = advantage_BT + keep_B[:, None] * np.asarray(
+            zero_variance_advantage(entropy_BT, batch.mask_BT, sign_B, coef=a.zvp_coef)
+        )
     loss_scale, advantage_scale = loss_scales(keep_GK.mean(), c.filter.loss_scale)
     advantage_BT = advantage_scale * advantage_BT
     if a.mismatch_cap:

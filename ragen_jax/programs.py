@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 
 from ragen_jax import config as cfg
 from ragen_jax import passes, sharding
+from ragen_jax.chat import CONTEXTS
 from ragen_jax.credit import WITH_CRITIC
 from ragen_jax.critic import CriticState, critic_step
 from ragen_jax.diagnostics import cross_scoring
@@ -49,6 +50,8 @@ class Program:
 class Lengths:
     """Tokens, padded as the run would pad them, but for `last`."""
 
+    shown: int  # turns of a prompt, at most
+    whole: int  # turns of an episode until one is dropped, every reply being as long as it may
     last: int  # the last turn's prompt, not padded
     first: int  # the first turn's prompt
     before: int  # the cache of the turn before
@@ -62,7 +65,7 @@ def lengths(config, prompt_tokens, observation_tokens):
     """`Lengths` of a config, every reply being as long as it may.
 
     Raises:
-      ValueError: a length below 1.
+      ValueError: a length below 1, or a first prompt that env.max_context does not hold.
     """
     for name, value in (
         ("prompt_tokens", prompt_tokens),
@@ -70,11 +73,20 @@ def lengths(config, prompt_tokens, observation_tokens):
     ):
         if value < 1:
             raise ValueError(f"--{name} is {value}; it must be at least 1")
-    reply = config.rollout.max_new_tokens
-    turns = config.env.max_turns if config.env.context == "full" else 1
-    last = prompt_tokens + (turns - 1) * (reply + observation_tokens)
+    env, reply = config.env, config.rollout.max_new_tokens
+    shown = CONTEXTS[env.context](env.max_turns, env.window)
+    last = prompt_tokens + (shown - 1) * (reply + observation_tokens)
+    if env.max_context:
+        last = min(last, env.max_context - reply)
+        if last < prompt_tokens:
+            raise ValueError(
+                f"--prompt_tokens is {prompt_tokens}, but config.env.max_context = "
+                f"{env.max_context} leaves {last} beside a reply"
+            )
     before = max(last - reply - observation_tokens, prompt_tokens)
     return Lengths(
+        shown=shown,
+        whole=1 + (last - prompt_tokens) // (reply + observation_tokens),
         last=last,
         first=length_bucket(prompt_tokens),
         before=length_bucket(before),
@@ -320,7 +332,7 @@ def rollout_programs(run):
     G, K, T = c.rollout.groups, c.rollout.group_size, c.rollout.max_new_tokens
     B = -(-G * K // shards) * shards
     V = run.model.config.vocab_size
-    turns, continues = c.env.max_turns, c.env.context == "full"
+    turns, fresh = c.env.max_turns, c.env.max_turns - at.whole
     shared = {"helps": ("rollout.groups", "rollout.max_new_tokens", *run.helps)}
 
     def rows(*shape, dtype=jnp.int32):
@@ -329,9 +341,9 @@ def rollout_programs(run):
     def cache(positions):
         return cache_struct(run.model, run.policy, mesh, B, positions)
 
-    def read(name, N, *, members, calls):
+    def read(name, N, length, *, members, calls):
         even = N % shards == 0
-        tokens = (rows(N, at.first), rows(N)) if even else (host((N, at.first)), host((N,)))
+        tokens = (rows(N, length), rows(N)) if even else (host((N, length)), host((N,)))
         return program(
             name,
             mesh,
@@ -341,20 +353,20 @@ def rollout_programs(run):
             *tokens,
             keywords={"members": 1 if even else members},
             held=run.held,
-            cost=work.prefill(on_chip(N, mesh), at.first),
+            cost=work.prefill(on_chip(N, mesh), length),
             calls=calls,
             **shared,
         )
 
     by_group = G * K % shards == 0  # as rollout.py
     if by_group:
-        yield read("prefill", G, members=K, calls=1)
+        yield read("prefill", G, at.first, members=K, calls=1)
     # Every row reads a prompt of its own: in evaluations, and where a turn starts afresh.
-    fresh = (0 if continues else turns - 1) + (not by_group)
-    if fresh or c.rollout.compact or c.eval.every:
-        yield read("prefill_rows", B, members=1, calls=fresh)
+    if fresh or not by_group or c.rollout.compact or c.eval.every:
+        length = at.prompt if fresh else at.first
+        yield read("prefill_rows", B, length, members=1, calls=fresh + (not by_group))
     before = own = None
-    if continues and turns > 1:
+    if at.shown > 1:
         before, own = cache(at.before), cache(T)
         yield program(
             "extend",
@@ -370,7 +382,7 @@ def rollout_programs(run):
             keywords={"capacity": at.prompt},
             held=run.held,
             cost=work.extend(B // shards, at.prompt, at.news),
-            calls=turns - 1,
+            calls=at.whole - 1,
             **shared,
         )
     yield program(

@@ -20,6 +20,26 @@ def turn_reward(turn, *, format_penalty):
     return turn.reward + (0.0 if turn.valid else format_penalty)
 
 
+def turn_rewards(episodes, *, format_penalty, max_length=None, overlong_buffer=0):
+    """The reward of each turn of each episode as training counts it, penalties included.
+
+    Args:
+      format_penalty, max_length, overlong_buffer: as in add_rewards.
+
+    Returns:
+      list of lists of floats; an episode's return is their sum.
+    """
+    penalties = itertools.repeat(0.0)
+    if overlong_buffer:
+        lengths = np.array([len(turn.sampled) for e in episodes for turn in e.turns])
+        penalty = overlong_penalty(lengths, max_length=max_length, buffer=overlong_buffer)
+        penalties = iter(np.asarray(penalty, float))
+    return [
+        [turn_reward(turn, format_penalty=format_penalty) + next(penalties) for turn in e.turns]
+        for e in episodes
+    ]
+
+
 def add_rewards(batch, episodes, *, format_penalty, max_length=None, overlong_buffer=0):
     """Puts each turn's reward on its last sampled token and sums them up by episode.
 
@@ -42,15 +62,12 @@ def add_rewards(batch, episodes, *, format_penalty, max_length=None, overlong_bu
     ):
         raise ValueError(f"{len(episodes)} episodes are not {G} groups of equal size, in order")
 
-    penalties = itertools.repeat(0.0)
-    if overlong_buffer:
-        lengths = np.array([len(turn.sampled) for e in episodes for turn in e.turns])
-        penalty = overlong_penalty(lengths, max_length=max_length, buffer=overlong_buffer)
-        penalties = iter(np.asarray(penalty, float))
-    rewards = [
-        [turn_reward(turn, format_penalty=format_penalty) + next(penalties) for turn in e.turns]
-        for e in episodes
-    ]
+    rewards = turn_rewards(
+        episodes,
+        format_penalty=format_penalty,
+        max_length=max_length,
+        overlong_buffer=overlong_buffer,
+    )
     reward_BT = np.zeros_like(batch.reward_BT)
     for b, t in zip(*np.nonzero(batch.turn_end_BT), strict=True):
         reward_BT[b, t] = rewards[batch.episode_B[b]][batch.turn_BT[b, t]]

@@ -49,6 +49,7 @@ class _Play:
     state: object
     rng: np.random.Generator
     turns: list
+    message: str = ""  # of the turn under way
     prompt: np.ndarray | None = None  # of the turn under way
     actions_used: int = 0
     success: bool = False
@@ -107,7 +108,7 @@ def rollout(
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
         for play in live:
-            play.prompt = _prompt(play, chat, environment)
+            play.message, play.prompt = _prompt(play, chat, environment)
         new = [len(_news(play)) for play in live]
         most, longest, new, fresh = agree(
             max(map(len, shards)),
@@ -121,7 +122,8 @@ def rollout(
             raise ValueError(
                 f"a prompt with its reply needs {longest + budgets.max_new_tokens} positions at "
                 f"turn {turn + 1}, but the model has {model.config.max_positions}; lower "
-                "rollout.max_new_tokens or env.max_turns, or set env.context to single_turn"
+                "rollout.max_new_tokens or env.max_turns, or show less (env.max_context, "
+                "env.context)"
             )
         rows = row_bucket(most, per_shard) if compact and turn else per_shard
         # The play of each of this process's rows, shard by shard; None is padding.
@@ -190,13 +192,13 @@ def _everyone(episodes):
 
 
 def _prompt(play, chat, environment):
-    """The token ids that an episode's next reply answers."""
+    """(user message, token ids) that an episode's next reply answers."""
     message = chat.observe(
         environment.render(play.state),
         actions_used=play.actions_used,
         last_valid=not play.turns or play.turns[-1].valid,
     )
-    return chat.prompt_ids(play.turns, message)
+    return message, chat.prompt_ids(play.turns, message)
 
 
 def compile_ahead(model, params, chat, environment, seed, state, *, rows, key, budgets, sampling):
@@ -242,6 +244,7 @@ def _act(play, sampled, logp, environment, chat):
     play.turns.append(
         Turn(
             prompt=play.prompt,
+            message=play.message,
             sampled=sampled,
             logp=logp,
             reasoning=reply.reasoning,
@@ -292,7 +295,7 @@ def _read_groups(model, params, firsts, members, chat, environment):
     Where the groups do not split evenly over the row shards, every device reads all of them and
     the result is repeated for the members.
     """
-    prompts = [_prompt(play, chat, environment) for play in firsts]
+    prompts = [_prompt(play, chat, environment)[1] for play in firsts]
     tokens_NP, length_N = _pad(prompts, max(map(len, prompts)))
     count, mine = row_shards()
     if len(prompts) % count:

@@ -7,6 +7,7 @@ This file is the algorithm: one call a stage, one timer a stage. Given the folde
 run, it goes on where that run's newest checkpoint stands.
 """
 
+import functools
 import json
 import signal
 import sys
@@ -19,10 +20,14 @@ from absl import flags
 from tqdm import tqdm
 
 from ragen_jax import config as cfg
+from ragen_jax.advantage import sample_variance
 from ragen_jax.batch import make_batch, take_rows
 from ragen_jax.checkpoint import Checkpoints
+from ragen_jax.collect import collect_groups
 from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.stopping import update_stopping
 from ragen_jax.evaluate import evaluate, load_policy
+from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.learn import (
     build_learner,
     learn,
@@ -41,12 +46,15 @@ from ragen_jax.log import (
     write_rollouts,
 )
 from ragen_jax.model import hf, lora
-from ragen_jax.rewards import add_rewards, turn_reward
+from ragen_jax.pool import count_visits, draw_seeds, play_chances
+from ragen_jax.rewards import add_rewards, turn_reward, turn_rewards
 from ragen_jax.rollout import Sampling, compile_ahead, length_bucket, rollout
-from ragen_jax.sharding import agree, is_first, sampling_params
+from ragen_jax.sharding import agree, is_first, place, sampling_params
 from ragen_jax.update import Frozen
 
 PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
+STOPPED = 3  # exit code after a stopping rule's "stop"
+STOPPING = {"stop": "stopped", "warn": "warning"}
 
 
 def train(config, workdir):
@@ -111,7 +119,6 @@ def train(config, workdir):
         console(eval_line(0, log.write(0, metrics | timer.seconds)))
 
     # -------------------------------------------------------------------------- loop
-    skipped_in_a_row = 0
     bar = None if is_first() else True  # None: on a terminal
     first = int(state.step) + 1
     for step in tqdm(range(first, c.steps + 1), initial=first - 1, total=c.steps, disable=bar):
@@ -119,21 +126,21 @@ def train(config, workdir):
         metrics = {}
 
         with timer("rollout"), jax.set_mesh(sampling_mesh):
-            cursor = int(state.seed_cursor)
-            seeds_G = [(c.seed << 32) + cursor + g for g in range(c.rollout.groups)]
-            episodes = rollout(
+            play = functools.partial(
+                rollout,
                 model,
                 policy,
                 chat,
                 environment,
-                seeds_G,
-                [environment.reset(seed) for seed in seeds_G],
                 group_size=c.rollout.group_size,
-                key=rollout_key,
                 budgets=budgets,
                 sampling=sampling,
                 compact=c.rollout.compact,
             )
+            collected, cursor = collect(c, play, environment, state, step, rollout_key)
+            del play  # it holds the policy, which an update replaces
+            episodes = collected.episodes
+            metrics |= collected.metrics()
 
         with timer("batch"):
             longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
@@ -164,7 +171,7 @@ def train(config, workdir):
         with timer("update"):
             del policy  # the update replaces the parameters that it is, or is a copy of
             with jax.set_mesh(mesh):
-                logp_BT = entropy_GK = None
+                logp_BT = entropy_BT = entropy_GK = None
                 if needs_statistics(c):
                     logp_BT, entropy_BT = policy_statistics(learner, state, batch)
                     entropy_GK = episode_means(entropy_BT, batch).reshape(return_GK.shape)
@@ -174,10 +181,18 @@ def train(config, workdir):
                 )
                 metrics |= found
                 state, found, advantage_BT = learn(
-                    learner, state, batch, keep_GK, return_GK, step=step, logp_BT=logp_BT
+                    learner,
+                    state,
+                    batch,
+                    keep_GK,
+                    return_GK,
+                    np.array([e.success for e in episodes]).reshape(return_GK.shape),
+                    step=step,
+                    logp_BT=logp_BT,
+                    entropy_BT=entropy_BT,
                 )
             policy = policy_of(state)
-            state = state.replace(step=state.step + 1, seed_cursor=state.seed_cursor + len(seeds_G))
+            state = state.replace(step=state.step + 1, **place_cursor(state, collected, cursor))
             metrics["rollout/logp_gap"] = found.pop("update/logp_gap", np.nan)
             metrics |= found
         train_seconds = time.perf_counter() - started
@@ -205,21 +220,22 @@ def train(config, workdir):
         console(step_line(step, c.steps, row))
         if evaluated:
             console(eval_line(step, row))
-        skipped_in_a_row = skipped_in_a_row + 1 if row.get("update/skipped", 0) else 0
-        if skipped_in_a_row >= c.optimizer.max_skipped:
-            dump = workdir / f"nonfinite_step_{step}.npz"
-            if is_first():
+        state, fired = watch(c, state, row, return_GK)
+        for rule in fired:
+            console(f"{STOPPING[rule.action]}: {rule.reason}")
+            if rule.rule == "nonfinite" and is_first():
+                dump = workdir / f"nonfinite_step_{step}.npz"
                 np.savez_compressed(dump, advantage_BT=advantage_BT, **vars(batch))
-            checkpoints.close()
-            raise FloatingPointError(
-                f"updates were not finite in {skipped_in_a_row} steps in a row, the last being "
-                f"step {step}; its batch is in {dump}"
-            )
+                console(f"its batch is in {dump}")
+        halted = any(rule.action == "stop" for rule in fired)
         due = c.checkpoint.every and step % c.checkpoint.every == 0
         with jax.set_mesh(mesh):
             (stopping,) = agree(int(stop.requested))
-        if due or step == c.steps or stopping:
+        if due or step == c.steps or stopping or halted:
             checkpoints.save(step, state)
+        if halted:
+            checkpoints.close()
+            return STOPPED
         if stopping:
             checkpoints.close()
             console(f"stopped by SIGTERM; step {step} is saved in {workdir}")
@@ -251,6 +267,69 @@ def export(workdir, config, model, trained, frozen, chat):
         )
         params = lora.merge(frozen.params, trained, scale=frozen.scale)
     hf.save(workdir / "policy", model, params, chat.tokenizer, stop_ids=chat.stop_ids)
+
+
+def collect(c, play, environment, state, step, key):
+    """The groups of a step, by rollouts `play(seeds_G, states_G, key=key)`.
+
+    Returns:
+      (`Collected`, the cursor of seeds behind them).
+    """
+    cursor, chance_P = int(state.seed_cursor), None
+    if c.env.pool:
+        # The same problem draws other noise when it comes again.
+        key = jax.random.fold_in(key, step)
+        chance_P = play_chances(
+            jax.device_get(state.streak_P), explore=c.collect.explore, least=c.collect.explore_least
+        )
+
+    def play_round(round_):
+        nonlocal cursor
+        seeds_G, cursor = draw_seeds(
+            cursor, c.rollout.groups, pool=c.env.pool, seed=c.seed, chance_P=chance_P
+        )
+        noise = jax.random.fold_in(key, round_) if round_ and c.env.pool else key
+        return play(seeds_G, [environment.reset(seed) for seed in seeds_G], key=noise)
+
+    def informative(episodes):
+        rewards = turn_rewards(
+            episodes,
+            format_penalty=c.env.format_penalty,
+            max_length=c.rollout.max_new_tokens,
+            overlong_buffer=c.reward.overlong_buffer,
+        )
+        return_GK = np.reshape([sum(turns) for turns in rewards], (-1, c.rollout.group_size))
+        return np.asarray(sample_variance(return_GK)) > ZERO_SCORE
+
+    collected = collect_groups(
+        play_round, informative, wanted=c.rollout.groups, max_rounds=c.collect.max_rounds
+    )
+    return collected, cursor
+
+
+def place_cursor(state, collected, cursor):
+    """The fields of `TrainState` that say which problems come next."""
+    sharding = state.seed_cursor.sharding
+    fields = {"seed_cursor": place(np.uint32(cursor), sharding)}
+    if state.streak_P is not None:
+        streak_P = count_visits(
+            jax.device_get(state.streak_P), collected.seeds_N, collected.informative_N
+        )
+        fields["streak_P"] = place(streak_P, sharding)
+    return fields
+
+
+def watch(c, state, row, return_GK):
+    """(TrainState, rules that fired) after an iteration; `row` is its line of metrics.jsonl."""
+    stopping, fired = update_stopping(
+        jax.device_get(state.stopping),
+        c.stopping.to_dict(),
+        variance=float(sample_variance(return_GK).mean()),
+        kept=row["filter/kept_ratio"],
+        skipped=row.get("update/skipped", 0),
+        success=row.get("eval/success"),
+    )
+    return state.replace(stopping=place(stopping, state.step.sharding)), fired
 
 
 def rollout_metrics(episodes, return_GK):

@@ -26,6 +26,7 @@ class Turn:
     """
 
     prompt: np.ndarray  # int32 [P], everything the policy read, earlier turns included
+    message: str  # the user message with which the prompt ends
     sampled: np.ndarray  # int32 [n], with the stop token if one was sampled
     logp: np.ndarray  # float32 [n], of the distribution actually sampled from
     reasoning: tuple[int, int]  # token span of `sampled` before </think>; (0, 0): unclosed or empty
@@ -74,4 +75,6 @@ class TrainState:
     step: jax.Array  # int32, finished iterations
     seed_cursor: jax.Array  # uint32, environment seeds used so far
     kl_scale: jax.Array  # float32, multiplies algorithm.kl_coef; moves where a target is set
+    stopping: Any = None  # diagnostics.stopping.StoppingState
+    streak_P: Any = None  # int32, uninformative visits in a row of each problem of env.pool
     critic: Any = None  # critic.CriticState, where the algorithm has one

@@ -139,15 +139,19 @@ def update_step(
     return state.replace(params=params, opt_state=opt_state), metrics
 
 
-def init_state(params, optimizer, mesh, critic=None):
-    """A `TrainState` at step 0, its optimizer state laid out like the parameters."""
+def init_state(params, optimizer, mesh, **parts):
+    """A `TrainState` at step 0, its optimizer state laid out like the parameters.
+
+    Args:
+      parts: fields of `TrainState` that a run need not have.
+    """
     state = TrainState(
         params=params,
         opt_state=optimizer.init(params),
         step=jnp.int32(0),
         seed_cursor=jnp.uint32(0),
         kl_scale=jnp.float32(1.0),
-        critic=critic,
+        **parts,
     )
     return on_mesh(state, mesh)
 
@@ -155,7 +159,10 @@ def init_state(params, optimizer, mesh, critic=None):
 def on_mesh(tree, mesh):
     """The tree, with what has no place on a mesh yet on every device of this one."""
     return jax.tree.map(
-        lambda x: x if isinstance(x.sharding, NamedSharding) else replicate(x, mesh), tree
+        lambda x: (
+            x if isinstance(getattr(x, "sharding", None), NamedSharding) else replicate(x, mesh)
+        ),
+        tree,
     )
 
 

@@ -60,6 +60,10 @@ def tiny_model(config, cache=None):
         "actions_per_turn": config.env.actions_per_turn,
         "max_new_tokens": config.rollout.max_new_tokens,
     }
+    if config.env.context == "window":
+        settings["env.window"] = config.env.window
+    if config.env.max_context:
+        settings["env.max_context"] = config.env.max_context
     directory = cache / "models" / f"tiny_{datasets.settings_hash(settings)}"
     if not directory.exists():
         console(f"warm start: imitating the solver (once; kept in {directory})")
@@ -180,6 +184,7 @@ def _as_episodes(examples, chat):
         turns.append(
             Turn(
                 prompt=chat.prompt_ids(turns, message),
+                message=message,
                 sampled=np.concatenate([np.asarray(reply, np.int32), stop]),
                 logp=np.float32(0.0),
                 reasoning=(0, 0),

@@ -29,10 +29,21 @@ def tokenizer():
 def make_turn():
     """make_turn(prompt, sampled, ...) -> `Turn`; log-probs are -0.1, -0.2, ... unless given."""
 
-    def make(prompt, sampled, *, logp=None, reasoning=(0, 0), actions=(), valid=True, reward=0.0):
+    def make(
+        prompt,
+        sampled,
+        *,
+        message="",
+        logp=None,
+        reasoning=(0, 0),
+        actions=(),
+        valid=True,
+        reward=0.0,
+    ):
         logp = [-0.1 * (i + 1) for i in range(len(sampled))] if logp is None else logp
         return Turn(
             prompt=np.array(prompt, np.int32),
+            message=message,
             sampled=np.array(sampled, np.int32),
             logp=np.array(logp, np.float32),
             reasoning=reasoning,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.batch import make_batch, take_rows
-from ragen_jax.rewards import add_rewards, turn_reward
+from ragen_jax.rewards import add_rewards, carry_back, place_returns, turn_reward
 
 
 @pytest.fixture
@@ -75,6 +75,49 @@ def test_a_turn_that_does_not_extend_starts_a_row_that_later_turns_extend(make_t
         [[-1, 0, -1, -1, -1, -1, -1], [-1, -1, -1, -1, 1, -1, 2], [-1, -1, -1, -1, 3, -1, -1]],
     )
     np.testing.assert_array_equal(batch.episode_B, [0, 0, 0])
+
+
+@pytest.fixture
+def windowed(make_turn, make_episode):
+    """Four turns in a window of two: 1 opens, 10 + i is message i behind it, 20 + i elsewhere."""
+    turns = [
+        make_turn([1, 10], [2, 3], reward=1.0),
+        make_turn([1, 10, 2, 3, 21], [4], reward=2.0),
+        make_turn([1, 11, 4, 22], [5, 6], reward=4.0),
+        make_turn([1, 12, 5, 6, 23], [7], reward=8.0),
+    ]
+    return make_episode(0, 0, turns)
+
+
+def test_rows_of_a_window_by_hand(windowed):
+    batch = make_batch([windowed])
+    np.testing.assert_array_equal(
+        batch.tokens_BT, [[1, 10, 2, 3, 21, 4], [1, 11, 4, 22, 5, 6], [1, 12, 5, 6, 23, 7]]
+    )
+    # Each reply is trained where it was sampled, and is only read in the next row.
+    np.testing.assert_array_equal(
+        batch.turn_BT, [[-1, -1, 0, 0, -1, 1], [-1, -1, -1, -1, 2, 2], [-1, -1, -1, -1, -1, 3]]
+    )
+    np.testing.assert_array_equal(batch.mask_BT, batch.turn_BT >= 0)
+    np.testing.assert_array_equal(
+        batch.turn_end_BT, [[0, 0, 0, 1, 0, 1], [0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 1]]
+    )
+    np.testing.assert_array_equal(batch.episode_B, [0, 0, 0])
+    np.testing.assert_array_equal(batch.group_B, [0, 0, 0])
+
+
+def test_rewards_of_a_window_by_hand(windowed):
+    batch, return_GK = add_rewards(make_batch([windowed]), [windowed], format_penalty=-1.0)
+    np.testing.assert_array_equal(return_GK, [[15.0]])
+    arrays = batch.turn_BT, batch.turn_end_BT, batch.episode_B
+    np.testing.assert_array_equal(
+        carry_back(batch.reward_BT, *arrays),
+        [[0, 0, 0, 1, 0, 2 + 12], [0, 0, 0, 0, 0, 4 + 8], [0, 0, 0, 0, 0, 8]],
+    )
+    np.testing.assert_array_equal(
+        place_returns(np.full(3, 15.0), *arrays),
+        [[0] * 6, [0] * 6, [0, 0, 0, 0, 0, 15]],
+    )
 
 
 def test_episodes_never_share_a_row(make_turn, make_episode):

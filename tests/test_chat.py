@@ -1,5 +1,7 @@
 """chat.py and model/tokenizer.py: text and tokens, prompts of a turn, what a reply says."""
 
+import itertools
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ragen_jax.chat import NOTICE, Reply, make_chat, token_bytes
+from ragen_jax.chat import CONTEXTS, NOTICE, Reply, make_chat, token_bytes
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SOKOBAN, SPECIAL, TAGS
 
 RULES = "Push the box."
@@ -187,6 +189,105 @@ def test_single_turn_shows_the_present_message_alone(tokenizer, make_turn):
     turns = [make_turn(first, encode(tokenizer, REPLY + "<|im_end|>"))]
     assert chat.text(chat.prompt_ids(turns, "GRID 2")) == SECOND
     np.testing.assert_array_equal(chat.prompt_ids(turns, "GRID 1"), first)
+
+
+REPLIES = (
+    REPLY + "<|im_end|>",
+    "cut off by the budget",
+    "<|endoftext|>",  # stops, and is not what the template closes a reply with
+    REPLY + "<|im_end|>",
+    "",
+)
+
+
+def user(number):
+    return f"<|im_start|>user\nGRID {number}<|im_end|>\n<|im_start|>assistant\n<think>"
+
+
+def converse(chat, tokenizer, make_turn, replies=REPLIES):
+    """An episode's turns: message i is GRID i, reply i is replies[i], cut into single bytes."""
+    turns = []
+    for number, reply in enumerate(replies):
+        message = f"GRID {number}"
+        # Not as the tokenizer would cut it, but for the special tokens.
+        ids = []
+        for piece in re.split(r"(<\|\w+\|>)", reply):
+            ids += sum(
+                (encode(tokenizer, p) for p in ([piece] if piece.startswith("<|") else piece)), []
+            )
+        prompt = chat.prompt_ids(turns, message)
+        turns.append(make_turn(prompt, ids, message=message))
+    return turns
+
+
+def test_a_window_of_two_by_hand(tokenizer, make_turn):
+    stop = encode(tokenizer, "<|endoftext|>")
+    chat = terse(tokenizer, context="window", window=2, extra_stop_ids=stop)
+    turns = converse(chat, tokenizer, make_turn)
+    assert [chat.text(turn.prompt) for turn in turns] == [
+        user(0),
+        user(0) + REPLY + "<|im_end|>\n" + user(1),
+        user(1) + "cut off by the budget<|im_end|>\n" + user(2),
+        user(2) + "<|endoftext|><|im_end|>\n" + user(3),
+        user(3) + REPLY + "<|im_end|>\n" + user(4),
+    ]
+    for earlier, turn in itertools.pairwise(turns):
+        # The reply shown is the ids that were sampled; the messages are the tokenizer's.
+        start = len(encode(tokenizer, user(0)))
+        shown = turn.prompt[start : start + len(earlier.sampled)]
+        np.testing.assert_array_equal(shown, earlier.sampled)
+        assert turn.prompt.dtype == np.int32
+    assert len(encode(tokenizer, chat.text(turns[0].sampled))) < len(turns[0].sampled)
+
+
+@pytest.mark.parametrize("prompt", ["full", "terse"])
+def test_windows_of_one_and_of_all_turns_are_the_other_contexts(tokenizer, make_turn, prompt):
+    def prompts(**context):
+        chat = terse(tokenizer, prompt=prompt, **context)
+        return [turn.prompt.tolist() for turn in converse(chat, tokenizer, make_turn)]
+
+    assert prompts(context="window", window=1) == prompts(context="single_turn")
+    for window in (len(REPLIES), 99):
+        assert prompts(context="window", window=window) == prompts(context="full")
+    different = {str(prompts(context="window", window=n)) for n in range(1, len(REPLIES) + 1)}
+    assert len(different) == len(REPLIES)
+
+
+@pytest.mark.parametrize("prompt", ["full", "terse"])
+def test_a_prompt_that_is_too_long_drops_its_oldest_turns(tokenizer, make_turn, prompt):
+    def chat_of(**options):
+        return terse(tokenizer, prompt=prompt, **options)
+
+    turns = converse(chat_of(), tokenizer, make_turn)
+    shows = [
+        chat_of(context="window", window=n).prompt_ids(turns, "GRID 5").tolist()
+        for n in range(1, len(turns) + 2)
+    ]
+    lengths = [len(ids) for ids in shows]
+    assert lengths == sorted(set(lengths))
+    for limit in range(lengths[0], lengths[-1] + 2):
+        found = chat_of(max_prompt=limit).prompt_ids(turns, "GRID 5").tolist()
+        assert found == max((ids for ids in shows if len(ids) <= limit), key=len)
+        narrow = chat_of(context="window", window=3, max_prompt=limit).prompt_ids(turns, "GRID 5")
+        assert narrow.tolist() == max((ids for ids in shows[:3] if len(ids) <= limit), key=len)
+    match = f"turn 6 has {lengths[0]} tokens .* env.max_context leaves {lengths[0] - 1} "
+    for context in CONTEXTS:
+        with pytest.raises(ValueError, match=match):
+            chat_of(context=context, max_prompt=lengths[0] - 1).prompt_ids(turns, "GRID 5")
+
+
+def test_after_dropping_a_turn_the_next_may_go_on(tokenizer, make_turn):
+    full = terse(tokenizer)
+    turns = converse(full, tokenizer, make_turn, ["long " * 9, "a", "b", "c"])
+    limit = len(turns[2].prompt) - 1
+    limited = converse(
+        terse(tokenizer, max_prompt=limit), tokenizer, make_turn, ["long " * 9, "a", "b", "c"]
+    )
+    texts = [full.text(turn.prompt) for turn in limited]
+    assert texts[2] == user(1) + "a<|im_end|>\n" + user(2)
+    assert texts[3] == user(1) + "a<|im_end|>\n" + user(2) + "b<|im_end|>\n" + user(3)
+    known = np.concatenate([limited[2].prompt, limited[2].sampled])
+    np.testing.assert_array_equal(limited[3].prompt[: len(known)], known)
 
 
 def test_full_prompt_tells_rules_format_and_budgets(tokenizer):
@@ -416,8 +517,10 @@ def test_a_template_that_does_not_show_its_messages_is_refused(template):
 
 
 def test_bad_arguments_are_named(tokenizer):
-    with pytest.raises(ValueError, match=r"'sliding'; accepted: full, single_turn"):
+    with pytest.raises(ValueError, match=r"'sliding'; accepted: full, window, single_turn"):
         terse(tokenizer, context="sliding")
+    with pytest.raises(ValueError, match="env.window is 0; it must be at least 1"):
+        terse(tokenizer, context="window", window=0)
     with pytest.raises(ValueError, match=r"'long'; accepted: full, terse"):
         terse(tokenizer, prompt="long")
     with pytest.raises(ValueError, match="has no chat template"):

@@ -12,6 +12,7 @@ import pytest
 from configs import base, sokoban
 from ragen_jax import filter, losses
 from ragen_jax.config import check, field, minibatch_rows, read_run_config
+from ragen_jax.diagnostics import stopping
 from ragen_jax.rollout import Sampling
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
@@ -55,6 +56,8 @@ def test_base_passes():
         ("algorithm.aggregation", "mean", "token-mean, seq-mean-token-mean"),
         ("algorithm.kl_kind", "k4", "k1, abs, k2, k3"),
         ("model.dtype", "float64", "float32, bfloat16, float16"),
+        ("env.context", "sliding", "full, window, single_turn"),
+        *((f"stopping.{rule}.action", "exit", "stop, warn, off") for rule in stopping.RULES),
     ],
 )
 def test_unknown_names_are_refused_with_those_accepted(name, value, accepted):
@@ -70,9 +73,12 @@ LEAST = {
     **dict.fromkeys(["checkpoint.every"], 0),
     **dict.fromkeys(["env.max_turns", "env.actions_per_turn", "env.max_actions"], 1),
     **dict.fromkeys(["rollout.groups", "rollout.max_new_tokens", "optimizer.minibatches"], 1),
-    **dict.fromkeys(["optimizer.micro_batch", "optimizer.max_skipped", "checkpoint.keep"], 1),
+    **dict.fromkeys(["optimizer.micro_batch", "checkpoint.keep"], 1),
     **dict.fromkeys(["diagnose.first_turn_samples", "diagnose.trajectory_samples"], 1),
     **dict.fromkeys(["diagnose.micro_batch", "eval.episodes"], 1),
+    **dict.fromkeys(["env.max_context", "env.pool"], 0),
+    **dict.fromkeys(["env.window", "collect.max_rounds", "stopping.variance.baseline"], 1),
+    **dict.fromkeys([f"stopping.{rule}.patience" for rule in stopping.RULES], 1),
     "rollout.group_size": 2,
 }
 
@@ -97,6 +103,9 @@ def test_numbers_below_their_least_are_refused(name):
         ("eval.temperature", 0, 100),
         ("eval.top_p", 0, 1),
         ("optimizer.learning_rate", 0, 1),
+        ("collect.explore_least", 0, 1),
+        ("stopping.variance.ratio", 0, 1),
+        ("stopping.success.least", 0, 1),
     ],
 )
 def test_ranges_are_open_below_and_closed_above(name, low, high):
@@ -135,8 +144,14 @@ def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
         ),
         ("eval.min_p", dict(eval__min_p=1.5)),
         ("env.format_penalty", dict(env__format_penalty=float("nan"))),
-        ("env.context", dict(env__context="sliding")),
         ("env.prompt", dict(env__prompt="long")),
+        ("env.max_context", dict(env__max_context=22)),  # a reply of 22 tokens leaves nothing
+        ("env.pool", dict(env__pool=7)),  # for 8 groups
+        ("collect.explore", dict(collect__explore=0.0, env__pool=8)),
+        ("collect.explore", dict(collect__explore=0.5)),  # without a pool
+        ("algorithm.zvp_coef", dict(algorithm__zvp_coef=-0.1, filter__strategy="none")),
+        ("algorithm.zvp_coef", dict(algorithm__zvp_coef=float("nan"), filter__strategy="none")),
+        ("algorithm.zvp_coef", dict(algorithm__zvp_coef=0.1)),  # the filter drops those groups
         ("warmstart.batch", dict(warmstart__batch=0)),
         ("warmstart.check_every", dict(warmstart__check_every=0)),
     ],
@@ -144,6 +159,12 @@ def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
 def test_values_that_no_run_could_use_are_refused(name, fields):
     with pytest.raises(ValueError, match=name):
         check(changed(**fields))
+
+
+def test_values_at_the_edge_pass():
+    check(changed(env__max_context=23))
+    check(changed(env__pool=8, collect__explore=0.5))
+    check(changed(algorithm__zvp_coef=0.1, filter__strategy="none"))
 
 
 # ---- arithmetic and lookup ----------------------------------------------------------------------
@@ -154,6 +175,12 @@ def test_minibatch_rows_by_hand():
     # single_turn: every turn of the 128 episodes is a row of its own; full: one row an episode.
     assert minibatch_rows(changed(**sizes, optimizer__minibatches=4)) == 160
     assert minibatch_rows(changed(**sizes, optimizer__minibatches=4, env__context="full")) == 32
+    # A window: two turns in the first row, one in each of the others; the limit may cut any turn.
+    window = dict(**sizes, optimizer__minibatches=4, env__context="window")
+    assert [minibatch_rows(changed(**window, env__window=n)) for n in (1, 2, 5, 9)] == [
+        *(160, 128, 32, 32)
+    ]
+    assert minibatch_rows(changed(**window, env__window=5, env__max_context=99)) == 160
     # 3 * 3 = 9 rows over 4 minibatches: the largest has 3.
     sizes = dict(rollout__groups=3, rollout__group_size=3, env__context="full")
     assert minibatch_rows(changed(**sizes, optimizer__minibatches=4)) == 3

@@ -122,6 +122,27 @@ def test_lengths_of_the_papers_setting():
         programs.lengths(sokoban.get_config(), 50, 0)
 
 
+def test_lengths_of_windows_and_limits():
+    def found(**env):
+        config = sokoban.get_config("qwen2.5-3b")
+        config.env.update(env)
+        return programs.lengths(config, 800, 200)
+
+    full = found()
+    assert (full.shown, full.whole) == (5, 5)
+    assert found(context="window", window=9) == full
+    assert found(context="window", window=1) == found(context="single_turn")
+    two = found(context="window", window=2)
+    # One earlier turn of 600 beside the first prompt; what the second turn goes on from is 800.
+    assert (two.shown, two.whole, two.last, two.before, two.row) == (2, 2, 1400, 896, 2048)
+    # 2,500 tokens leave 2,100 of a prompt: two whole earlier turns, or more of shorter replies.
+    limited = found(max_context=2500)
+    assert (limited.shown, limited.whole, limited.last) == (5, 3, 2100)
+    assert found(max_context=9999) == full
+    with pytest.raises(ValueError, match="--prompt_tokens is 800, but .* 1199 leaves 799"):
+        found(max_context=1199)
+
+
 def test_shapes_of_models(tmp_path):
     config = sokoban.get_config("qwen2.5-3b")
     assert programs.model_shape(config).layers == 36
@@ -161,6 +182,21 @@ def test_programs_lower():
         "update": 4,
         "resharding": 1,
     }
+
+
+def test_programs_of_windows_and_limits():
+    found = plan(**{"env.context": "window", "env.window": 2})
+    calls = {name: program.calls for name, program in found.items()}
+    assert (calls["prefill"], calls["extend"], calls["prefill_rows"], calls["decode"]) == (
+        *(1, 1, 3, 5),
+    )
+    # A prompt of 40, a reply of 22 and an observation of 8, padded.
+    assert [x.shape for x in found["prefill_rows"].arguments[-2:]] == [(128, 80), (128,)]
+    assert [x.shape for x in found["prefill"].arguments[-2:]] == [(8, 40), (8,)]
+    assert found["extend"].lower().out_info is not None
+    # With a limit nothing may fit beside the prompt, and everything where replies are short.
+    found = plan(**{"env.context": "full", "env.max_context": 64})
+    assert (found["extend"].calls, found["prefill_rows"].calls) == (0, 4)
 
 
 def test_what_is_held_beside_a_program():

@@ -20,19 +20,22 @@ BUDGETS = Budgets(max_turns=5, max_actions=10, max_new_tokens=24)
 KEY = jax.random.key(3)
 
 
-def chat_of(agent, context):
+def chat_of(agent, context, **limits):
     return make_chat(
         agent.tokenizer,
         agent.environment,
         context=context,
+        **limits,
         prompt="terse",
         actions_per_turn=2,
         max_actions=10,
     )
 
 
-def play(agent, seeds, *, group_size, context="single_turn", temperature=1.0, **options):
-    chat = chat_of(agent, context)
+def play(
+    agent, seeds, *, group_size, context="single_turn", limits=None, temperature=1.0, **options
+):
+    chat = chat_of(agent, context, **(limits or {}))
     return rollout(
         agent.model,
         agent.params,
@@ -105,6 +108,57 @@ def test_sampler_and_trainer_agree(agent, context, temperature):
     turns = sum(len(e.turns) for e in episodes)
     assert len(batch.weight_B) == (turns if context == "single_turn" else len(episodes))
     assert batch.turn_end_BT.sum() == turns
+
+
+def test_window_of_two(agent):
+    episodes = play(agent, [7, 8, 9], group_size=4, context="window", limits=dict(window=2))
+    assert max(len(e.turns) for e in episodes) == 5
+    batch = make_batch(episodes)
+    logp = token_logps(agent.model, agent.params, batch.tokens_BT)
+    gap = np.abs(np.asarray(logp) - batch.logp_BT) * batch.mask_BT
+    assert gap.max() <= 1e-4
+    # The first two turns are one row, each further turn is one by itself.
+    rows = [
+        (index, turns[: len(e.turns)])
+        for index, e in enumerate(episodes)
+        for turns in [[0, 1], [2], [3], [4]][: max(len(e.turns) - 1, 1)]
+    ]
+    found = [
+        (int(episode), sorted(set(turn_T[turn_T >= 0].tolist())))
+        for episode, turn_T in zip(batch.episode_B, batch.turn_BT, strict=True)
+    ]
+    assert found == rows
+    # Every sampled token is trained once, with the log-probability it was sampled with.
+    for index, episode in enumerate(episodes):
+        for number, turn in enumerate(episode.turns):
+            own = (batch.episode_B == index)[:, None] & (batch.turn_BT == number)
+            np.testing.assert_array_equal(batch.tokens_BT[own], turn.sampled)
+            np.testing.assert_array_equal(batch.logp_BT[own], turn.logp)
+            parts = agent.tokenizer.decode(turn.prompt).split("<|im_start|>user\n")[1:]
+            messages = [t.message for t in episode.turns[max(number - 1, 0) : number + 1]]
+            assert [part.split("<|im_end|>")[0] for part in parts] == messages
+            assert len(turn.message) >= 41  # a grid of 6 x 6 and its line ends
+
+
+@pytest.mark.slow
+def test_the_context_limit_cuts_rows_and_sampler_and_trainer_agree(agent):
+    whole = play(agent, [7, 8, 9], group_size=4, context="full")
+    lengths = sorted({len(t.prompt) for e in whole for t in e.turns})
+    limit = lengths[len(lengths) // 2]
+    episodes = play(agent, [7, 8, 9], group_size=4, context="full", limits=dict(max_prompt=limit))
+    assert max(len(t.prompt) for e in episodes for t in e.turns) <= limit < lengths[-1]
+    batch = make_batch(episodes)
+    # Some rows hold several turns, and some episodes several rows.
+    assert len(episodes) < len(batch.episode_B) < batch.turn_end_BT.sum()
+    logp = token_logps(agent.model, agent.params, batch.tokens_BT)
+    gap = np.abs(np.asarray(logp) - batch.logp_BT) * batch.mask_BT
+    assert gap.max() <= 1e-4
+    for e in episodes:
+        assert agent.tokenizer.decode(e.turns[-1].prompt).endswith(
+            e.turns[-1].message + "<|im_end|>\n<|im_start|>assistant\n<think>"
+        )
+    with pytest.raises(ValueError, match="env.max_context leaves 20"):
+        play(agent, [7], group_size=2, limits=dict(max_prompt=20))
 
 
 def test_rules_of_an_episode(agent):

@@ -1,0 +1,103 @@
+"""collect.py: which groups make a step, of episodes made by hand and their real scores."""
+
+import numpy as np
+import pytest
+
+from ragen_jax.batch import make_batch
+from ragen_jax.collect import collect_groups
+from ragen_jax.filter import ZERO_SCORE, group_scores
+from ragen_jax.rewards import add_rewards
+
+
+def informative(episodes):
+    """As training judges: the score of each group's returns."""
+    _, return_GK = add_rewards(make_batch(episodes), episodes, format_penalty=-0.1)
+    return np.asarray(group_scores(return_GK)) > ZERO_SCORE
+
+
+@pytest.fixture
+def player(make_turn, make_episode):
+    """player(pattern): plays round i as pattern[i], a string with a letter a group: `x` earns
+    differently, `.` the same. Members are two; a group's sampled token is its place of all."""
+
+    def make(pattern):
+        before = np.cumsum([0, *map(len, pattern)])
+
+        def play(index):
+            assert index == len(play.rounds), "rounds are played in order, each once"
+            play.rounds.append(index)
+            return [
+                make_episode(
+                    g,
+                    k,
+                    [make_turn([1], [before[index] + g], reward=k if letter == "x" else 1.0)],
+                )
+                for g, letter in enumerate(pattern[index])
+                for k in range(2)
+            ]
+
+        play.rounds = []
+        return play
+
+    return make
+
+
+def places(found):
+    """The place among all groups played of each group of the step; checks numbers and members."""
+    episodes = found.episodes
+    assert [(e.group, e.member) for e in episodes] == [
+        (g, k) for g in range(len(episodes) // 2) for k in range(2)
+    ]
+    shown = [int(e.turns[0].sampled[0]) for e in episodes]
+    assert shown[::2] == shown[1::2]  # members stay together
+    return shown[::2]
+
+
+@pytest.mark.parametrize(
+    "pattern, max_rounds, expected, rounds",
+    [
+        (["x.x.", ".xxx"], 9, [0, 2, 5, 6], 2),  # the picture in collect.py
+        (["xxxx", "xxxx"], 9, [0, 1, 2, 3], 1),  # enough at once
+        (["....", ".x..", "x..x", "xxxx"], 9, [5, 8, 11, 12], 4),
+        (["x.x.", "...x", "xxxx"], 2, [0, 1, 2, 7], 2),  # the cap: filled from the earliest
+        (["....", "...."], 2, [0, 1, 2, 3], 2),  # nothing to learn from
+        (["..x."], 1, [0, 1, 2, 3], 1),  # one round is left as it is
+    ],
+)
+def test_groups_of_a_step_by_hand(player, pattern, max_rounds, expected, rounds):
+    play = player(pattern)
+    found = collect_groups(play, informative, wanted=4, max_rounds=max_rounds)
+    assert places(found) == expected
+    assert found.rounds == len(play.rounds) == rounds
+    assert found.informative_N.tolist() == [letter == "x" for letter in "".join(pattern[:rounds])]
+    assert found.metrics() == {
+        "collect/rounds": rounds,
+        "collect/groups": 4 * rounds,
+        "collect/informative_ratio": "".join(pattern[:rounds]).count("x") / (4 * rounds),
+    }
+
+
+def test_one_round_comes_back_as_it_was_played(player):
+    played = player(["x..x"])(0)
+    found = collect_groups(lambda index: played, informative, wanted=4, max_rounds=1)
+    assert found.episodes == played
+    assert found.seeds_N == (100, 101, 102, 103)  # conftest numbers seeds by group
+
+
+def test_seeds_of_all_groups_are_told_the_dropped_ones_included(player):
+    found = collect_groups(player(["x.", ".x"]), informative, wanted=2, max_rounds=3)
+    assert found.seeds_N == (100, 101, 100, 101)
+    assert found.informative_N.tolist() == [True, False, False, True]
+
+
+def test_the_step_has_equal_groups_for_everything_behind_it(player):
+    found = collect_groups(player(["x.x.", ".xxx"]), informative, wanted=4, max_rounds=2)
+    _, return_GK = add_rewards(make_batch(found.episodes), found.episodes, format_penalty=0.0)
+    np.testing.assert_array_equal(return_GK, [[0, 1]] * 4)
+
+
+def test_too_few_groups_and_wrong_judgements_are_refused(player):
+    with pytest.raises(ValueError, match=r"4 groups are wanted, but 2 round\(s\) played 2"):
+        collect_groups(player(["x", "x"]), informative, wanted=4, max_rounds=2)
+    with pytest.raises(ValueError, match=r"2 groups were played, but \(3,\) judged"):
+        collect_groups(player(["xx"]), lambda episodes: [True] * 3, wanted=2, max_rounds=2)
