@@ -68,6 +68,18 @@ def test_update_by_hand():
     assert plain.bytes == 3 * (weights + saved + 2 * own) + 7 * own
 
 
+def test_critic_and_passes_by_hand():
+    forward, head = 2 * (264 * 6 + 24 * 18), 80 * 6  # as above
+    work = Work(SMALL)
+    critic = work.update(2, 4, micro_batches=3, reference=False, trained=300, with_head=False)
+    assert critic.flops == 3 * 3 * forward
+    own, saved = 4 * 300, 2 * 2 * 6 * 4 * 4
+    assert critic.bytes == 3 * (4 * 2 * 264 + saved + 2 * own) + 7 * own
+    whole, values = (work.read_rows(2, 4, micro_batches=5, head=h) for h in (True, False))
+    assert (whole.flops, values.flops) == (5 * (forward + head), 5 * forward)
+    assert (whole.bytes, values.bytes) == (5 * 4 * 304, 5 * 4 * 264)
+
+
 def test_kernels_skip_the_masked_half():
     assert Work(SMALL).causal_keys(2, 4) == 2 * 16
     assert Work(dataclasses.replace(SMALL, attention="splash")).causal_keys(2, 4) == 2 * 10
@@ -182,6 +194,29 @@ def test_programs_lower():
         "update": 4,
         "resharding": 1,
     }
+
+
+def test_programs_of_ppo():
+    overrides = {
+        "algorithm.name": "ppo",
+        "algorithm.kl_coef": 0.01,
+        "algorithm.kl_in": "reward",
+        "algorithm.mismatch_cap": 2.0,
+    }
+    found = plan(**overrides)
+    new = ["statistics", "reference", "values", "critic"]
+    assert [name for name in found if name not in plan()] == new
+    for name in (*new, "update"):
+        assert found[name].lower().out_info is not None
+    # Whatever a program does not read lies beside it: seven copies of the model (parameters and
+    # critic with two moments each, and the reference), and some rows of tokens.
+    shape = programs.model_shape(sokoban.get_config())
+    shapes = jax.eval_shape(Qwen(shape).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    size = 4 * sum(x.size for x in jax.tree.leaves(shapes))
+    for name in (*new, "update"):
+        program = found[name]
+        whole = sum(programs.bytes_per_chip(x) for x in (program.held, program.arguments))
+        assert 7 * size <= whole < 7.5 * size, name
 
 
 def test_programs_of_windows_and_limits():

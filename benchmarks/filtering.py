@@ -1,0 +1,62 @@
+"""What filtering saves: an iteration's updates on half of the groups against those on all."""
+
+import jax
+import numpy as np
+
+from benchmarks.episodes import tiny_setting
+from benchmarks.generation import FIVE
+from benchmarks.measure import Row, compare
+from configs import sokoban
+from ragen_jax import config as cfg
+from ragen_jax.batch import make_batch, take_rows
+from ragen_jax.learn import build_learner, learn
+from ragen_jax.rollout import length_bucket
+
+
+def filtered_update(repeats, *, turns=FIVE, members=16):
+    """The tiny agent's updates of a step, half of the groups kept, against all kept."""
+    config = sokoban.get_config()
+    config.rollout.update(groups=len(turns), group_size=members)
+    config.env.max_turns = max(turns)
+    mesh, _ = cfg.build_meshes(config)
+    with tiny_setting(context="single_turn", turns=turns, members=members) as (setting, _):
+        batch = make_batch(setting.play())
+        learner, state = build_learner(config, setting.model, setting.params, mesh)
+    size = cfg.step_rows(config)
+    batch = take_rows(batch, np.arange(len(batch.weight_B)), size=size)
+    pad = length_bucket(batch.tokens_BT.shape[1]) - batch.tokens_BT.shape[1]
+    batch = batch.replace(
+        **{
+            name: np.pad(x, ((0, 0), (0, pad)))
+            for name, x in vars(batch).items()
+            if name.endswith("_BT")
+        }
+    )
+    return_GK = np.random.default_rng(0).normal(size=(len(turns), members)).astype(np.float32)
+    held = [state]
+
+    def update(kept):
+        keep_GK = np.zeros(return_GK.shape, bool)
+        keep_GK[:kept] = True
+
+        def run():
+            with jax.set_mesh(mesh):
+                held[0], _, _ = learn(
+                    learner, held[0], batch, keep_GK, return_GK, return_GK > 0, step=1
+                )
+            jax.block_until_ready(held[0])
+
+        return run
+
+    kept = len(turns) // 2
+    rows = int((batch.group_B[batch.weight_B > 0] < kept).sum())
+    return [
+        Row(
+            name=f"updates on {kept} of {len(turns)} groups",
+            other_name="all groups",
+            target=1 / 0.6,
+            work=rows,
+            unit="rows",
+            **compare(update(kept), update(len(turns)), repeats=repeats),
+        )
+    ]
