@@ -174,7 +174,7 @@ def check(config):
         ("stopping.variance.baseline", 1),
         ("model.lora.rank", 0),
         ("rollout.groups", 1),
-        ("rollout.group_size", 2),  # a group of one has no variance to learn from
+        ("rollout.group_size", 1),
         ("rollout.max_new_tokens", 1),
         ("rollout.save_every", 0),
         ("optimizer.minibatches", 1),
@@ -294,6 +294,13 @@ def check_algorithm(config):
         )
     if config.reward.normalize != "identity" and config.reward.level != "turn":
         refuse("reward.level", "normalised returns lie on an episode's last token: leave it 'turn'")
+    alone = a.name in credit.OF_TOKENS and config.filter.strategy == "none"
+    if config.rollout.group_size == 1 and not alone:
+        refuse(
+            "rollout.group_size",
+            "a group of one has no variance: it needs filter.strategy none and an algorithm that "
+            f"learns from tokens ({', '.join(credit.OF_TOKENS)})",
+        )
     if config.reward.overlong_buffer >= config.rollout.max_new_tokens:
         refuse(
             "reward.overlong_buffer",

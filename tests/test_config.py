@@ -79,7 +79,7 @@ LEAST = {
     **dict.fromkeys(["env.max_context", "env.pool"], 0),
     **dict.fromkeys(["env.window", "collect.max_rounds", "stopping.variance.baseline"], 1),
     **dict.fromkeys([f"stopping.{rule}.patience" for rule in stopping.RULES], 1),
-    "rollout.group_size": 2,
+    "rollout.group_size": 1,
 }
 
 

@@ -1,0 +1,56 @@
+"""configs/recipes: every recipe gives a config that a run accepts, and says what it changes."""
+
+import pytest
+
+from configs import countdown, frozen_lake, recipes, sokoban
+from configs.recipes import RECIPES
+from ragen_jax.config import check, field
+from ragen_jax.credit import ALGORITHMS
+
+FILES = {"sokoban": sokoban, "frozen_lake": frozen_lake, "countdown": countdown}
+
+
+@pytest.mark.parametrize("preset", ["tiny", "qwen2.5-3b"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_makes_a_valid_config(name, preset):
+    for file, module in FILES.items():
+        if name.startswith("slip") and file != "frozen_lake":
+            continue
+        config = module.get_config(f"{preset}+{name}")
+        if name == "groups-128x1":  # a group of one: for PPO without a filter alone
+            config = module.get_config(f"{preset}+{name}+ppo+no_filter")
+        check(config)
+        for path, value in RECIPES[name].items():
+            expected = value(config) if callable(value) else value
+            assert field(config, path) == expected or name == "groups-128x1"
+
+
+def test_every_algorithm_has_a_recipe():
+    assert set(ALGORITHMS) <= set(RECIPES)
+
+
+def test_recipes_apply_from_left_to_right():
+    config = sokoban.get_config("tiny+dapo+kl-0.01+entropy-0.0")
+    assert config.algorithm.kl_coef == 0.01 and config.algorithm.entropy_coef == 0.0
+    assert config.collect.max_rounds == 3
+    assert config.reward.overlong_buffer == config.rollout.max_new_tokens // 5
+
+
+def test_unknown_recipes_are_refused_with_those_known():
+    with pytest.raises(ValueError, match="unknown recipe 'pppo'; known: ppo, bi_level_ppo, grpo"):
+        sokoban.get_config("tiny+pppo")
+    with pytest.raises(ValueError, match="sets env.options.slip, which sokoban has not"):
+        sokoban.get_config("tiny+slip-0.5")
+
+
+def test_no_recipe_changes_nothing():
+    config = sokoban.get_config("tiny")
+    recipes.apply(config, [])
+    assert config.to_dict() == sokoban.get_config("tiny").to_dict()
+
+
+def test_groups_of_one_need_tokens_to_learn_from():
+    check(sokoban.get_config("tiny+groups-128x1+ppo+no_filter"))
+    for refused in ("tiny+groups-128x1+grpo+no_filter", "tiny+groups-128x1+ppo"):
+        with pytest.raises(ValueError, match="config.rollout.group_size is 1"):
+            check(sokoban.get_config(refused))
