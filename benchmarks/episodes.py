@@ -149,10 +149,10 @@ def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=Non
     config = sokoban.get_config()
     config.env.context = context
     config.env.options.size = ROOM
-    tokenizer = build_tokenizer()
+    environment = cfg.build_environment(config, "train")
+    tokenizer = build_tokenizer(environment.words)
     model = Qwen(shape or cfg.tiny_shape(config, len(tokenizer)))
     params = init_params(model.config, jax.random.key(seed))
-    environment = cfg.build_environment(config, "train")
     chat = cfg.build_chat(config, tokenizer, environment)
     with tempfile.TemporaryDirectory() as directory:
         hf.save(f"{directory}/tiny", model, params, tokenizer)

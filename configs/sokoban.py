@@ -17,18 +17,12 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
     filter, 21.1 with it (table 4); expect hours on several accelerators.
 """
 
-from configs import base
-
-LLMS = {
-    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
-    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
-    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
-    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
-}
+from configs import base, presets, recipes
 
 
 def get_config(preset="tiny"):
-    """The config of a preset: "tiny" or one of LLMS."""
+    """The config of a preset: "tiny" or one of presets.LLMS, then recipes: "tiny+ppo"."""
+    model, names = presets.split(preset)
     config = base.get_config()
     config.env.name = "sokoban"
     config.env.options.size = (6, 6)
@@ -36,31 +30,9 @@ def get_config(preset="tiny"):
     config.env.options.observation = "grid"
     config.env.options.min_solution = 3
     config.env.options.max_solution = 10  # the budget of actions
-    if preset in LLMS:
-        config.model.path = LLMS[preset]
-        config.model.dtype = "bfloat16"
-        config.model.remat = True
-        # Trained on split parameters, sampled with whole ones (docs/preflight.md).
-        config.mesh.update(data=1, fsdp=-1)
-        config.sampling_mesh.update(data=-1, fsdp=1, tensor=1)
-        config.optimizer.micro_batch = 16  # over 16 devices; a multiple of however many there are
-        return config
-    if preset != "tiny":
-        accepted = ", ".join(["tiny", *LLMS])
-        raise ValueError(f"configs/sokoban.py has no preset {preset!r}; accepted: {accepted}")
-    config.env.context = "single_turn"
-    config.env.prompt = "terse"
-    config.env.format_penalty = -1.0
-    config.rollout.max_new_tokens = 22
-    config.algorithm.kl_coef = 0.0
-    config.optimizer.learning_rate = 1e-4
-    config.optimizer.warmup_updates = 20
-    config.optimizer.b2 = 0.99
-    config.optimizer.micro_batch = 32
-    config.diagnose.trajectory_samples = 16
-    config.diagnose.micro_batch = 512
-    config.eval.episodes = 1024
-    config.eval.every = 25
-    config.checkpoint.every = 25
-    config.steps = 250
+    presets.apply(config, model)
+    if model == "tiny":
+        config.env.format_penalty = -1.0
+        config.rollout.max_new_tokens = 22
+    recipes.apply(config, names)
     return config

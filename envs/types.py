@@ -68,10 +68,19 @@ class Environment(Protocol):
 
 @runtime_checkable
 class SolvableEnvironment(Environment, Protocol):
-    """An environment that can also show how it is done: optional, for imitation (warm start)."""
+    """An environment that can also show how it is done: optional, for imitation (warm start).
+
+    words: texts that the tiny agent's tokenizer keeps as one token each, besides single bytes;
+        what `render` and `explain` write and actions hold, cut as one would say it
+    """
+
+    words: tuple[str, ...]
 
     def solve(self, state: Hashable) -> tuple[str, ...] | None:
-        """A shortest sequence of action words that ends the task from `state`; None if none is."""
+        """A shortest sequence of actions that ends the task from `state`; None if there is none.
+
+        Noise has no part in it: after a slip, ask again from where that led.
+        """
         ...
 
     def explain(self, state: Hashable, plan: Sequence[str]) -> str:

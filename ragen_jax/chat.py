@@ -32,6 +32,10 @@ _REPLY_FORMAT = (
     "<think>your reasoning</think><answer>your actions</answer>, with at most {actions_per_turn} "
     "action(s) separated by ||, each one of: {actions}. Example: <answer>{example}</answer>"
 )
+_TEXT_REPLY_FORMAT = (
+    "Think first, then answer. Answer in the form "
+    "<think>your reasoning</think><answer>your answer</answer>."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Reply:
 
     reasoning: tuple[int, int]
     answer: tuple[int, int]
-    actions: tuple[str, ...]  # the known ones, at most actions_per_turn
+    actions: tuple[str, ...]  # the known ones, at most actions_per_turn; a text answer is one
     valid: bool
 
 
@@ -59,7 +63,7 @@ class Chat:
     window: int  # turns that context "window" shows, at least 1
     max_prompt: int  # tokens of a prompt; 0: no limit
     prompt: str
-    actions: tuple[str, ...]
+    actions: tuple[str, ...]  # empty: any text is an action
     actions_per_turn: int
     max_actions: int
 
@@ -67,10 +71,12 @@ class Chat:
         """The user message of a turn."""
         parts = [] if last_valid else [NOTICE]
         parts.append(observation)
-        if self.prompt == "full":
-            left = self.max_actions - actions_used
+        left = self.max_actions - actions_used
+        if self.prompt == "full" and self.actions:
             limit = min(left, self.actions_per_turn)
             parts.append(f"You have {left} action(s) left, at most {limit} in this reply.")
+        elif self.prompt == "full" and self.max_actions > 1:
+            parts.append(f"You have {left} answer(s) left.")
         return "\n".join(parts)
 
     def prompt_ids(self, turns, message):
@@ -118,11 +124,14 @@ class Chat:
         found = _ANSWER.match(text, thought.end(1)) if thought else None
         if not found:
             return Reply(reasoning, (0, 0), (), False)
-        known = {action.lower(): action for action in self.actions}
-        words = found[1].decode("utf-8", errors="replace").split("||")
-        words = [word.strip().lower() for word in words][: self.actions_per_turn]
-        actions = tuple(known[word] for word in words if word in known)
         answer = _token_span(ends, *found.span(1))
+        said = found[1].decode("utf-8", errors="replace")
+        if not self.actions:
+            said = said.strip()
+            return Reply(reasoning, answer, (said,) if said else (), bool(said))
+        known = {action.lower(): action for action in self.actions}
+        words = [word.strip().lower() for word in said.split("||")][: self.actions_per_turn]
+        actions = tuple(known[word] for word in words if word in known)
         return Reply(reasoning, answer, actions, len(actions) == len(words))
 
     def text(self, ids):
@@ -193,11 +202,13 @@ def make_chat(
         {"role": "user", "content": "SECOND_USER"},
     ]
     if prompt == "full":
-        rules = _REPLY_FORMAT.format(
-            actions_per_turn=actions_per_turn,
-            actions=", ".join(environment.actions),
-            example=" || ".join(environment.actions[:actions_per_turn]),
-        )
+        rules = _TEXT_REPLY_FORMAT
+        if environment.actions:
+            rules = _REPLY_FORMAT.format(
+                actions_per_turn=actions_per_turn,
+                actions=", ".join(environment.actions),
+                example=" || ".join(environment.actions[:actions_per_turn]),
+            )
         system = environment.instructions + "\n\n" + rules
         messages = [{"role": "system", "content": system}, *messages]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

@@ -6,6 +6,7 @@ line that names the value and what is accepted.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -346,13 +347,36 @@ def minibatch_rows(config):
 
 
 def environment_settings(config):
-    """What decides an environment's problems, JSON-like: for cache names."""
-    return {"env": config.env.name, **config.env.options.to_dict()}
+    """What decides an environment's problems, JSON-like: for cache names.
+
+    A file of problems (the option `path`) counts by its content, wherever it lies.
+
+    Raises:
+      ValueError: the file cannot be read.
+    """
+    options = config.env.options.to_dict()
+    if options.get("path") is not None:
+        try:
+            content = Path(options["path"]).read_bytes()
+        except OSError as error:
+            raise ValueError(f"config.env.options.path cannot be read: {error}") from error
+        options["path"] = hashlib.sha256(content).hexdigest()
+    return {"env": config.env.name, **options}
 
 
 def build_environment(config, split):
-    """The config's environment, its problems drawn from `split`."""
-    return make_env(config.env.name, **config.env.options.to_dict(), split=split)
+    """The config's environment, its problems drawn from `split`.
+
+    Raises:
+      ValueError: unknown name or options, or several actions a turn where an action is a text.
+    """
+    environment = make_env(config.env.name, **config.env.options.to_dict(), split=split)
+    if not environment.actions and config.env.actions_per_turn != 1:
+        raise ValueError(
+            f"config.env.actions_per_turn is {config.env.actions_per_turn}; accepted: 1, because "
+            f"the whole answer is one action in environment {config.env.name!r}"
+        )
+    return environment
 
 
 def build_chat(config, tokenizer, environment, extra_stop_ids=()):

@@ -120,13 +120,27 @@ def heldout_problems(environment, *, count, seed, settings, directory):
     return seeds, states
 
 
-def demonstrations(environment, *, rooms, plan_moves, actions_per_turn, settings, directory):
-    """Solved problems, cut into turns: what is seen, and what an expert would reply.
+def demonstrations(
+    environment,
+    *,
+    rooms,
+    plan_moves,
+    actions_per_turn,
+    max_turns,
+    max_actions,
+    settings,
+    directory,
+):
+    """Problems played by an expert, turn by turn: what is seen, and what the expert replies.
+
+    The expert solves the problem again from where each turn finds it, so that after a slip every
+    reply is still a right one. An episode ends when the task is over or a budget is spent.
 
     Args:
       environment: built with split="imitation"; gives solve, explain and identity.
-      rooms: how many seeds are solved.
+      rooms: how many seeds are played.
       plan_moves: moves of the plan spelt out in the reasoning.
+      actions_per_turn, max_turns, max_actions: the rollout's budgets.
 
     Returns:
       list of dicts, problem by problem, with `turn`, `observation`, `reply` (behind "<think>",
@@ -135,25 +149,36 @@ def demonstrations(environment, *, rooms, plan_moves, actions_per_turn, settings
 
     def generate():
         for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
-            state = environment.reset(seed)
+            rng = np.random.Generator(np.random.Philox(key=[seed, 0]))  # of slips
+            state, done = environment.reset(seed), False
             identity = environment.identity(state)
-            plan = environment.solve(state)
-            for start in range(0, len(plan), actions_per_turn):
-                now = plan[start : start + actions_per_turn]
-                thought = environment.explain(state, plan[start : start + plan_moves])
+            for turn in range(max_turns):
+                left = max_actions - turn * actions_per_turn
+                if done or left <= 0:
+                    break
+                plan = environment.solve(state)
+                now = plan[: min(actions_per_turn, left)]
+                thought = environment.explain(state, plan[:plan_moves])
                 yield {
                     "observation": environment.render(state),
                     "reply": f"{thought}</think><answer>{'||'.join(now)}</answer>",
                     "identity": identity,
-                    "turn": start // actions_per_turn,
+                    "turn": turn,
                 }
                 for action in now:
-                    state = environment.step(state, action, None).state
+                    if not done:
+                        step = environment.step(state, action, rng)
+                        state, done = step.state, step.done
 
     text = tfds.features.Text()
     return load_or_generate(
         "demonstrations",
-        {"rooms": rooms, "plan": plan_moves, "actions": actions_per_turn, **settings},
+        {
+            "rooms": rooms,
+            "plan": plan_moves,
+            "budgets": [actions_per_turn, max_turns, max_actions],
+            **settings,
+        },
         features={"observation": text, "reply": text, "identity": text, "turn": np.int64},
         generate=generate,
         directory=directory,

@@ -105,7 +105,8 @@ def model_shape(config):
     """
     path = config.model.path
     if path == "tiny":
-        return cfg.tiny_shape(config, len(build_tokenizer()))
+        words = cfg.build_environment(config, "train").words
+        return cfg.tiny_shape(config, len(build_tokenizer(words)))
     if Path(path).expanduser().is_dir():
         return hf.model_config(path)
     name = path.rsplit("/", 1)[-1].lower().removesuffix("-instruct")

@@ -1,4 +1,4 @@
-"""Build the tiny agent: a small Qwen2.5-shaped model that imitates a solver.
+"""Build the tiny agent: a small Qwen2.5-shaped model that imitates the environment's solver.
 
     python -m ragen_jax.warmstart --config=configs/sokoban.py
 
@@ -56,14 +56,12 @@ def tiny_model(config, cache=None):
         "recipe": RECIPE,
         **environment_settings(config),
         **{f"warmstart.{name}": value for name, value in config.warmstart.items()},
-        **{f"env.{n}": config.env[n] for n in ("context", "prompt", "max_turns", "max_actions")},
+        "words": build_environment(config, "imitation").words,
+        **{f"env.{n}": config.env[n] for n in ("context", "window", "max_context", "prompt")},
+        **{f"env.{n}": config.env[n] for n in ("max_turns", "max_actions")},
         "actions_per_turn": config.env.actions_per_turn,
         "max_new_tokens": config.rollout.max_new_tokens,
     }
-    if config.env.context == "window":
-        settings["env.window"] = config.env.window
-    if config.env.max_context:
-        settings["env.max_context"] = config.env.max_context
     directory = cache / "models" / f"tiny_{datasets.settings_hash(settings)}"
     if not directory.exists():
         console(f"warm start: imitating the solver (once; kept in {directory})")
@@ -83,13 +81,15 @@ def imitate(config, cache):
     """
     w = config.warmstart
     environment = build_environment(config, "imitation")
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(environment.words)
     chat = build_chat(config, tokenizer, environment)
     examples = datasets.demonstrations(
         environment,
         rooms=w.rooms,
         plan_moves=w.plan_moves,
         actions_per_turn=config.env.actions_per_turn,
+        max_turns=config.env.max_turns,
+        max_actions=config.env.max_actions,
         settings=environment_settings(config),
         directory=cache / "datasets",
     )
@@ -203,15 +203,25 @@ def _episode(turns):
 
 
 def _check_problems(environment, seen, config):
-    """Imitation problems that are not among the demonstrations."""
-    seed = datasets.IMITATION_SEEDS + config.warmstart.rooms
+    """Imitation problems that are not among the demonstrations.
+
+    Raises:
+      ValueError: the environment has too few problems.
+    """
+    count = config.warmstart.check_episodes
+    first = seed = datasets.IMITATION_SEEDS + config.warmstart.rooms
     seeds, states = [], []
-    while len(seeds) < config.warmstart.check_episodes:
+    while len(seeds) < count:
         state = environment.reset(seed)
         if environment.identity(state) not in seen:
             seeds.append(seed)
             states.append(state)
         seed += 1
+        if seed - first > 100 * count:
+            raise ValueError(
+                f"100 x {count} seeds gave only {len(seeds)} problems besides the demonstrations; "
+                f"lower config.warmstart.rooms={config.warmstart.rooms} or widen env.options"
+            )
     return seeds, states
 
 
@@ -220,7 +230,8 @@ def main(argv):
     config = CONFIG.value
     with bad_input():
         check(config)
-    print(json.dumps({"model": str(tiny_model(config))}))
+        directory = tiny_model(config)
+    print(json.dumps({"model": str(directory)}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from configs import sokoban
+from envs.sokoban import Sokoban
 from ragen_jax.config import build_environment
 from ragen_jax.memory import keep_freed_memory
 from ragen_jax.model import hf
@@ -22,7 +23,7 @@ keep_freed_memory()
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return build_tokenizer()
+    return build_tokenizer(Sokoban.words)
 
 
 @pytest.fixture(scope="session")

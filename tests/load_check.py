@@ -105,7 +105,7 @@ def check_process(index, port, directory, out):
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
     model, params, reads = read_counted(directory, parse_mesh("1,8,1"))
     assert not any(x.is_fully_addressable for x in jax.tree.leaves(params))
-    hf.save(out, model, params, build_tokenizer(), max_shard_bytes=20_000)
+    hf.save(out, model, params, build_tokenizer(()), max_shard_bytes=20_000)
     print(json.dumps({"read": sum(n for _, n in reads), "devices": len(jax.local_devices())}))
 
 

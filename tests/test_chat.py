@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from envs import ENVS, make_env
+from envs.sokoban import Sokoban
 from ragen_jax.chat import CONTEXTS, NOTICE, Reply, make_chat, token_bytes
-from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SOKOBAN, SPECIAL, TAGS
+from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SPECIAL, TAGS, build_tokenizer
 
 RULES = "Push the box."
 GAME = SimpleNamespace(actions=("Up", "Down", "Left", "Right"), instructions=RULES)
+SUM = SimpleNamespace(actions=(), instructions="Write a sum.")  # any text is an action
 
 ODD_TEXTS = [
     "",
@@ -34,9 +37,13 @@ ODD_TEXTS = [
 ]
 
 
-def terse(tokenizer, **changes):
+def terse(tokenizer, game=GAME, **changes):
     options = dict(context="full", prompt="terse", actions_per_turn=2, max_actions=10)
-    return make_chat(tokenizer, GAME, **(options | changes))
+    return make_chat(tokenizer, game, **(options | changes))
+
+
+def text_answers(tokenizer, **changes):
+    return terse(tokenizer, SUM, **(dict(actions_per_turn=1, max_actions=1) | changes))
 
 
 def encode(tokenizer, text):
@@ -110,7 +117,7 @@ def test_saved_files_open_in_autotokenizer_with_the_same_ids(tokenizer, tmp_path
 def test_words_of_the_game_are_one_token_each(tokenizer):
     moves = ("Up", "Down", "Left", "Right")
     words = [*"#_O√XPS", *"0123456789", *moves, *(" " + move for move in moves), "||", "\n"]
-    for word in (*words, *TAGS, *SPECIAL, *ROLES, *SOKOBAN, NOTICE):
+    for word in (*words, *TAGS, *SPECIAL, *ROLES, *Sokoban.words, NOTICE):
         assert len(encode(tokenizer, word)) == 1, word
     # ... in their places too, not only alone.
     assert tokenizer.tokenize("<think>player 12 plan Up</think><answer>Up||Down</answer>") == [
@@ -118,6 +125,45 @@ def test_words_of_the_game_are_one_token_each(tokenizer):
         *("<answer>", "Up", "||", "Down", "</answer>"),
     ]
     assert len(encode(tokenizer, "#P_O√X\n#_S_##")) == 13
+
+
+def test_the_ids_of_sokoban_never_change(tokenizer):
+    # The warm-started agents that exist were trained on them.
+    assert tokenizer.convert_ids_to_tokens(range(256, len(tokenizer))) == [
+        *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        *("<think>", "</think>", "<answer>", "</answer>", "system", "user", "assistant"),
+        *(NOTICE, "√", "||", "Up", "Down", "Left", "Right", " Up", " Down", " Left", " Right"),
+        *("player ", " box ", " target ", " plan"),
+    ]
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_every_word_of_an_environment_is_one_token(name):
+    words = make_env(name).words
+    tokenizer = build_tokenizer(words)
+    assert len(set(words)) == len(words)
+    assert all(len(encode(tokenizer, word)) == 1 for word in words)
+
+
+def test_what_the_environments_say_in_tokens():
+    tokenizer = build_tokenizer(make_env("frozen_lake", size=(4, 4)).words)
+    said = "player 23 hole 12 21 goal 33 plan Down</think><answer>Down||Right</answer>"
+    assert tokenizer.tokenize(said) == [
+        *("player", " 23", " hole", " 12", " 21", " goal", " 33", " plan", " Down", "</think>"),
+        *("<answer>", "Down", "||", "Right", "</answer>"),
+    ]
+    assert len(encode(tokenizer, "P_O√\n_GX_")) == 9
+    tokenizer = build_tokenizer(make_env("countdown").words)
+    seen = "Numbers: 44, 9, 35\nTarget: 70"
+    assert [tokenizer.decode(id_) for id_ in encode(tokenizer, seen)] == [
+        *("Numbers:", " 44", ",", " 9", ",", " 35", "\nTarget:", " 70")
+    ]
+    said = "numbers 44 9 35 target 70 plan 44-9=35 35+35=70</think><answer>44-9+35</answer>"
+    assert tokenizer.tokenize(said) == [
+        *("numbers", " 44", " 9", " 35", " target", " 70", " plan"),
+        *(" 44", "-", "9", "=", "35", " 35", "+", "35", "=", "70", "</think>"),
+        *("<answer>", "44", "-", "9", "+", "35", "</answer>"),
+    ]
 
 
 def test_a_tokenizer_that_is_not_byte_level_is_refused():
@@ -318,6 +364,22 @@ def test_messages_by_hand(tokenizer):
     assert message == NOTICE + "\nGRID\n" + left.format(1, 1)
 
 
+def test_a_full_prompt_for_text_answers(tokenizer):
+    def shown(used=0, **changes):
+        chat = text_answers(tokenizer, prompt="full", **changes)
+        message = chat.observe("1 2", actions_used=used, last_valid=True)
+        return chat.text(chat.prompt_ids([], message))
+
+    assert shown() == (
+        "<|im_start|>system\nWrite a sum.\n\n"
+        "Think first, then answer. Answer in the form <think>your reasoning</think><answer>your "
+        "answer</answer>.<|im_end|>\n"
+        "<|im_start|>user\n1 2<|im_end|>\n<|im_start|>assistant\n<think>"
+    )
+    # A budget is worth a line only where there is more than the one answer.
+    assert "user\n1 2\nYou have 2 answer(s) left.<|im_end|>" in shown(used=1, max_actions=3)
+
+
 # ---- replies ------------------------------------------------------------------------------------
 
 
@@ -369,6 +431,24 @@ def test_spans_of_a_reply_are_exact(tokenizer):
 )
 def test_replies_by_hand(tokenizer, text, reasoning, answer, actions, valid):
     assert read(tokenizer, text) == Reply(reasoning, answer, actions, valid)
+
+
+@pytest.mark.parametrize(
+    "text, reasoning, answer, actions, valid",
+    [
+        ("a</think><answer>1+2</answer>", (0, 1), (3, 6), ("1+2",), True),
+        ("a</think><answer>\n1 + 2 \t</answer>", (0, 1), (3, 11), ("1 + 2",), True),
+        ("a</think><answer>1||2</answer>", (0, 1), (3, 6), ("1||2",), True),  # no separator here
+        ("a</think><answer>UP</answer>", (0, 1), (3, 5), ("UP",), True),  # case is kept
+        ("a</think><answer></answer>", (0, 1), (0, 0), (), False),
+        ("a</think><answer> \n</answer>", (0, 1), (3, 5), (), False),
+        ("a</think>1+2", (0, 1), (0, 0), (), False),
+        ("1+2", (0, 0), (0, 0), (), False),
+    ],
+)
+def test_text_answers_by_hand(tokenizer, text, reasoning, answer, actions, valid):
+    found = text_answers(tokenizer).read(encode(tokenizer, text))
+    assert found == Reply(reasoning, answer, actions, valid)
 
 
 def test_actions_per_turn_limits_what_is_run(tokenizer):

@@ -1,5 +1,6 @@
 """config.py, configs/, sharding.make_mesh: bad input is refused with one line that names it."""
 
+import hashlib
 import inspect
 import os
 import subprocess
@@ -9,15 +10,23 @@ from pathlib import Path
 import jax
 import pytest
 
-from configs import base, sokoban
+from configs import base, countdown, frozen_lake, presets, sokoban
 from ragen_jax import filter, losses
-from ragen_jax.config import check, field, minibatch_rows, read_run_config
+from ragen_jax.config import (
+    build_environment,
+    check,
+    environment_settings,
+    field,
+    minibatch_rows,
+    read_run_config,
+)
 from ragen_jax.diagnostics import stopping
 from ragen_jax.rollout import Sampling
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
 ROOT = Path(__file__).parents[1]
-PRESETS = ("tiny", *sokoban.LLMS)
+PRESETS = ("tiny", *presets.LLMS)
+CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
 
 
 def changed(**fields):
@@ -30,12 +39,18 @@ def changed(**fields):
 # ---- check --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_passes(preset):
-    config = sokoban.get_config(preset)
+def test_every_preset_passes(name, preset):
+    config = CONFIGS[name].get_config(preset)
     check(config)
-    assert config.env.name == "sokoban"
-    assert config.model.path == sokoban.LLMS.get(preset, "tiny")
+    assert config.env.name == name
+    assert config.model.path == presets.LLMS.get(preset, "tiny")
+    environment = build_environment(config, "train")  # its options are accepted
+    assert environment.render(environment.reset(0))
+    # Every problem can be solved within the budgets.
+    assert config.env.max_actions == config.env.max_turns * config.env.actions_per_turn
+    assert len(environment.solve(environment.reset(0))) <= config.env.max_actions
 
 
 def test_base_passes():
@@ -79,7 +94,6 @@ LEAST = {
     **dict.fromkeys(["env.max_context", "env.pool"], 0),
     **dict.fromkeys(["env.window", "collect.max_rounds", "stopping.variance.baseline"], 1),
     **dict.fromkeys([f"stopping.{rule}.patience" for rule in stopping.RULES], 1),
-    "rollout.group_size": 1,
 }
 
 
@@ -238,10 +252,93 @@ def test_configs_are_not_shared():
     assert sokoban.get_config().rollout.groups == base.get_config().rollout.groups != 99
 
 
-def test_an_unknown_preset_lists_the_known_ones():
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_unknown_preset_lists_the_known_ones(name):
     with pytest.raises(ValueError) as error:
-        sokoban.get_config("huge")
-    assert "'huge'; accepted: " + ", ".join(PRESETS) in str(error.value)
+        CONFIGS[name].get_config("huge")
+    accepted = ", ".join(PRESETS)
+    assert str(error.value) == f"configs/{name}.py has no preset 'huge'; accepted: {accepted}"
+
+
+def departures(config):
+    """{field: value} of what a config changes in base.py."""
+    before = dict(leaves(base.get_config()))
+    return {name: value for name, value in leaves(config) if value != before.get(name, "no field")}
+
+
+def leaves(config, prefix=""):
+    for name, value in config.to_dict().items():
+        if isinstance(value, dict) and value:
+            yield from leaves(config[name], f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+ROOMS = {
+    "env.options.size": (6, 6),
+    "env.options.num_boxes": 1,
+    "env.options.observation": "grid",
+    "env.options.min_solution": 3,
+    "env.options.max_solution": 10,
+}
+
+
+def test_sokoban_is_what_its_results_were_measured_with():
+    assert departures(sokoban.get_config("tiny")) == ROOMS | {
+        "env.context": "single_turn",
+        "env.prompt": "terse",
+        "env.format_penalty": -1.0,
+        "rollout.max_new_tokens": 22,
+        "algorithm.kl_coef": 0.0,
+        "optimizer.learning_rate": 1e-4,
+        "critic.learning_rate": 1e-3,
+        "optimizer.warmup_updates": 20,
+        "optimizer.b2": 0.99,
+        "optimizer.micro_batch": 32,
+        "diagnose.trajectory_samples": 16,
+        "diagnose.micro_batch": 512,
+        "eval.episodes": 1024,
+        "eval.every": 25,
+        "checkpoint.every": 25,
+        "steps": 250,
+    }
+    assert departures(sokoban.get_config("qwen2.5-3b")) == ROOMS | {
+        "model.path": "Qwen/Qwen2.5-3B",
+        "model.dtype": "bfloat16",
+        "model.remat": True,
+        "mesh.data": 1,
+        "mesh.fsdp": -1,
+        "sampling_mesh.data": -1,
+        "sampling_mesh.fsdp": 1,
+        "sampling_mesh.tensor": 1,
+        "optimizer.micro_batch": 16,
+    }
+
+
+# ---- environments -------------------------------------------------------------------------------
+
+
+def test_text_answers_are_one_action_a_turn():
+    config = countdown.get_config()
+    build_environment(config, "train")
+    config.env.actions_per_turn = 2
+    with pytest.raises(ValueError, match="config.env.actions_per_turn is 2; accepted: 1, because"):
+        build_environment(config, "train")
+
+
+def test_a_file_of_problems_counts_by_its_content(tmp_path):
+    config = countdown.get_config()
+    assert environment_settings(config) == {"env": "countdown", **config.env.options.to_dict()}
+    settings = []
+    for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+        (tmp_path / name).write_bytes(content)
+        config.env.options.path = str(tmp_path / name)
+        settings.append(environment_settings(config))
+    assert settings[0] == settings[1] != settings[2]
+    assert settings[0]["path"] == hashlib.sha256(b"1").hexdigest()
+    config.env.options.path = str(tmp_path / "none")
+    with pytest.raises(ValueError, match="config.env.options.path cannot be read: .*none"):
+        environment_settings(config)
 
 
 # ---- mesh ---------------------------------------------------------------------------------------
@@ -285,8 +382,12 @@ def test_bad_meshes_are_refused_with_their_sizes():
         ),
         (["--config=configs/sokoban.py", "--config.model.path={tmp}/no-model"], "{tmp}/no-model"),
         (["--config=configs/no_such_file.py"], "configs/no_such_file.py"),
+        (
+            ["--config=configs/countdown.py", "--config.env.options.path={tmp}/none.parquet"],
+            "there is no file {tmp}/none.parquet",
+        ),
     ],
-    ids=["field", "preset", "environment", "model", "file"],
+    ids=["field", "preset", "environment", "model", "file", "problems"],
 )
 def test_bad_input_ends_with_one_line_and_exit_code_2(tmp_path, arguments, named):
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

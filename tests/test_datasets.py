@@ -5,9 +5,11 @@ import re
 import numpy as np
 import pytest
 
+from configs import countdown, frozen_lake, sokoban
 from envs import make_env
 from envs.sokoban import split_of
 from ragen_jax.chat import make_chat
+from ragen_jax.config import build_chat, build_environment, environment_settings
 from ragen_jax.datasets import (
     EVALUATION_SEEDS,
     IMITATION_SEEDS,
@@ -16,10 +18,12 @@ from ragen_jax.datasets import (
     load_or_generate,
     settings_hash,
 )
+from ragen_jax.model.tokenizer import build_tokenizer
 
 OPTIONS = {"size": (6, 6), "num_boxes": 1, "min_solution": 3, "max_solution": 10}
 SETTINGS = {"env": "sokoban", **OPTIONS}
 ROOMS, PLAN_MOVES, ACTIONS = 300, 6, 2
+BUDGETS = {"actions_per_turn": ACTIONS, "max_turns": 5, "max_actions": 10}
 
 
 class Counting:
@@ -43,8 +47,8 @@ def shown(tmp_path_factory):
         make_env("sokoban", **OPTIONS, split="imitation"),
         rooms=ROOMS,
         plan_moves=PLAN_MOVES,
-        actions_per_turn=ACTIONS,
         settings=SETTINGS,
+        **BUDGETS,
         directory=tmp_path_factory.mktemp("demonstrations"),
     )
 
@@ -180,6 +184,93 @@ def test_a_demonstrated_reply_is_read_as_valid(shown, tokenizer):
         assert reply.valid and reply.actions == tuple(answer.split("||"))
         assert chat.text(ids[slice(*reply.reasoning)]) == thought
         assert chat.text(ids[slice(*reply.answer)]) == answer
+
+
+def slippery(directory, **budgets):
+    """Demonstrations of 60 lakes where every other move slips, and their environment."""
+    options = {"size": (4, 4), "slip": 0.5, "max_solution": 10}
+    environment = make_env("frozen_lake", **options, split="imitation")
+    shown = demonstrations(
+        environment,
+        rooms=60,
+        plan_moves=3,
+        settings={"env": "frozen_lake", **options},
+        directory=directory,
+        **(BUDGETS | budgets),
+    )
+    return by_room(shown), environment
+
+
+def test_the_expert_plans_anew_from_where_a_slip_has_led(tmp_path):
+    lakes, environment = slippery(tmp_path / "a")
+    slipped = holes = 0
+    for turns in lakes:
+        # Every place where the player can be before each turn, and what is intended there.
+        places = {environment.parse(turns[0]["observation"])}
+        for index, turn in enumerate(turns):
+            assert turn["turn"] == index
+            state = environment.parse(turn["observation"])
+            assert state in places
+            plan = environment.solve(state)
+            thought = environment.explain(state, plan[:3])
+            answer = "||".join(plan[:ACTIONS])
+            assert turn["reply"] == f"{thought}</think><answer>{answer}</answer>"
+            intended, places = state, {state}
+            for action in plan[:ACTIONS]:
+                intended = environment.step(intended, action, None).state
+                places = {
+                    type(place)(place.lake, cell)
+                    for place in places
+                    for _, cell, _, _ in environment.outcomes(place, action)
+                }
+            if index + 1 < len(turns):
+                slipped += environment.parse(turns[index + 1]["observation"]) != intended
+        assert len(turns) <= 5
+        holes += len(turns) < 5 and not intended.on_goal
+    assert slipped > 20 and holes > 0  # an episode that ends in a hole is shown up to it
+    assert slippery(tmp_path / "b")[0] == lakes  # slips are drawn by the seed
+
+
+def test_the_expert_keeps_to_the_budgets(tmp_path):
+    lakes, _ = slippery(tmp_path, max_turns=4, max_actions=5)
+    answers = [[turn["reply"].count("||") + 1 for turn in turns] for turns in lakes]
+    assert max(map(len, answers)) == 3  # 2 + 2 + 1 actions
+    assert all(counts[2] == 1 for counts in answers if len(counts) == 3)
+    lakes, _ = slippery(tmp_path, max_turns=2)
+    assert max(map(len, lakes)) == 2
+
+
+@pytest.mark.parametrize("module", [countdown, frozen_lake, sokoban])
+def test_demonstrated_replies_are_what_the_rollout_reads(module, tmp_path):
+    config = module.get_config()
+    environment = build_environment(config, "imitation")
+    tokenizer = build_tokenizer(environment.words)
+    chat = build_chat(config, tokenizer, environment)
+    shown = demonstrations(
+        environment,
+        rooms=60,
+        plan_moves=config.warmstart.plan_moves,
+        actions_per_turn=config.env.actions_per_turn,
+        max_turns=config.env.max_turns,
+        max_actions=config.env.max_actions,
+        settings=environment_settings(config),
+        directory=tmp_path,
+    )
+    solved = 0
+    for seed, turns in enumerate(by_room(shown), IMITATION_SEEDS):
+        state = environment.reset(seed)
+        for turn in turns:
+            if environment.render(state) != turn["observation"]:
+                break  # a slip has led here
+            ids = tokenizer.encode(turn["reply"], add_special_tokens=False)
+            assert len(ids) < config.rollout.max_new_tokens  # and the stop token
+            reply = chat.read([*ids, chat.close_id])
+            assert reply.valid
+            for action in reply.actions:
+                step = environment.step(state, action, None)
+                state = step.state
+        solved += step.info["success"]
+    assert solved >= 50
 
 
 # ---- splits -------------------------------------------------------------------------------------

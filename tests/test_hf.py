@@ -14,12 +14,13 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
+from envs.sokoban import Sokoban
 from ragen_jax.model import config_json, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.sharding import make_mesh
 
 REFERENCE = Path(__file__).parent / "reference"
-TOKENIZER = build_tokenizer()
+TOKENIZER = build_tokenizer(Sokoban.words)
 TINY = qwen.ModelConfig(
     vocab_size=len(TOKENIZER) + 6,  # may exceed the tokenizer's
     width=12,

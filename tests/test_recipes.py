@@ -51,6 +51,10 @@ def test_no_recipe_changes_nothing():
 
 def test_groups_of_one_need_tokens_to_learn_from():
     check(sokoban.get_config("tiny+groups-128x1+ppo+no_filter"))
+    none = sokoban.get_config("tiny")
+    none.rollout.group_size = 0
+    with pytest.raises(ValueError, match="group_size is 0; it must be at least 1"):
+        check(none)
     for refused in ("tiny+groups-128x1+grpo+no_filter", "tiny+groups-128x1+ppo"):
         with pytest.raises(ValueError, match="config.rollout.group_size is 1"):
             check(sokoban.get_config(refused))

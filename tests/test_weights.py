@@ -17,6 +17,7 @@ import pytest
 from load_check import counted
 from safetensors.numpy import save_file
 
+from envs.sokoban import Sokoban
 from ragen_jax.model import config_json, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
 
@@ -25,7 +26,7 @@ SCRIPT = [sys.executable, str(Path(__file__).with_name("load_check.py"))]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 # Divides over 8 devices, but for the key-value heads.
 CONFIG = qwen.ModelConfig(
-    vocab_size=8 * math.ceil(len(build_tokenizer()) / 8),
+    vocab_size=8 * math.ceil(len(build_tokenizer(Sokoban.words)) / 8),
     width=16,
     layers=3,
     heads=8,

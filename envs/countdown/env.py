@@ -47,6 +47,11 @@ class Countdown:
     """
 
     actions = ()
+    words = (
+        *("Numbers:", "\nTarget:", "numbers", " target", " plan"),
+        *(f" {number}" for number in range(100)),
+        *(str(number) for number in range(10, 100)),
+    )
 
     def __init__(
         self,

@@ -64,6 +64,10 @@ class FrozenLake:
         split: str | None = "train",
     ):
         self.size = grid_size(size, least=2)
+        rows, columns = self.size
+        cells = [f" {row}{column}" for row in range(rows) for column in range(columns)]
+        moves = [*MOVES, *(f" {move}" for move in MOVES)]
+        self.words = ("√", "||", *moves, "player", " hole", " goal", " plan", *cells)
         self.frozen = probability("frozen", frozen)
         self.slip = probability("slip", slip)
         # The player never starts on the goal, so its shortest path has at least one move.

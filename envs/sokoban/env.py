@@ -52,6 +52,10 @@ class Sokoban:
     """
 
     actions = tuple(MOVES)
+    words = (
+        *("√", "||", "Up", "Down", "Left", "Right", " Up", " Down", " Left", " Right"),
+        *("player ", " box ", " target ", " plan"),
+    )
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The tiny agent's tokenizer: byte-level BPE in Hugging Face format.
 
-256 byte tokens, no merges, and whole words for what the small games say: any text round-trips,
+256 byte tokens, no merges, and whole words for what the environment says: any text round-trips,
 while grid symbols, digits, tags and action words are one token each. Its chat template is
 ChatML, the format of Qwen's own.
 """
@@ -13,10 +13,6 @@ from ragen_jax.chat import NOTICE
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 ROLES = ("system", "user", "assistant")
-SOKOBAN = (
-    *("√", "||", "Up", "Down", "Left", "Right", " Up", " Down", " Left", " Right"),
-    *("player ", " box ", " target ", " plan"),
-)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -26,14 +22,17 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer():
-    """A `PreTrainedTokenizerFast`; `save_pretrained` writes files that AutoTokenizer opens."""
+def build_tokenizer(words):
+    """A `PreTrainedTokenizerFast`; `save_pretrained` writes files that AutoTokenizer opens.
+
+    words: texts that are one token each, in the order of their ids (the environment's `words`).
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in SPECIAL])
-    words = (*TAGS, *ROLES, NOTICE, *SOKOBAN)
+    words = (*TAGS, *ROLES, NOTICE, *words)
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

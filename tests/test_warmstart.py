@@ -1,0 +1,68 @@
+"""warmstart.py: which directory an agent is kept in, and that each config's agent can be built."""
+
+import numpy as np
+import pytest
+
+from configs import countdown, frozen_lake, sokoban
+from envs.countdown import Countdown
+from ragen_jax import evaluate, train, warmstart
+from ragen_jax.log import read_metrics
+
+CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
+
+
+def name_of(config, cache, monkeypatch):
+    """The name of a config's agent, which is not trained."""
+    monkeypatch.setattr(warmstart, "imitate", lambda config, cache: (None, None, None))
+    monkeypatch.setattr(warmstart.hf, "save", lambda directory, *_: None)
+    return warmstart.tiny_model(config, cache).name
+
+
+def test_the_agent_of_sokoban_keeps_its_name(tmp_path, monkeypatch):
+    # The agent that docs/results/sokoban_tiny.md was measured with.
+    assert name_of(sokoban.get_config(), tmp_path, monkeypatch) == "tiny_1d262977ab9a"
+
+
+def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypatch):
+    names = [name_of(module.get_config(), tmp_path, monkeypatch) for module in CONFIGS.values()]
+    for field, value in (
+        ("env.options.slip", 0.5),
+        ("env.max_turns", 4),
+        ("warmstart.success", 0.9),
+        ("rollout.max_new_tokens", 99),
+    ):
+        config = frozen_lake.get_config()
+        config.update_from_flattened_dict({field: value})
+        names.append(name_of(config, tmp_path, monkeypatch))
+    monkeypatch.setattr(Countdown, "words", ("another",))
+    names.append(name_of(countdown.get_config(), tmp_path, monkeypatch))
+    assert len(set(names)) == len(names)
+    config = frozen_lake.get_config()
+    config.update_from_flattened_dict({"seed": 5, "rollout.temperature": 0.7, "eval.every": 3})
+    assert name_of(config, tmp_path, monkeypatch) == names[1]
+
+
+def test_an_environment_with_too_few_problems_is_refused(tmp_path):
+    config = frozen_lake.get_config()
+    config.env.options.size = (2, 2)
+    config.warmstart.update(rooms=200, check_episodes=4)
+    with pytest.raises(ValueError, match="only 0 problems besides .* config.warmstart.rooms=200"):
+        warmstart.imitate(config, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_imitates_trains_and_evaluates(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = CONFIGS[name].get_config()
+    config.warmstart.update(rooms=1024, success=0.0, check_every=100, check_episodes=32)
+    config.update_from_flattened_dict({"steps": 2, "eval.episodes": 64, "eval.every": 2})
+    assert train.train(config, tmp_path / "run") == 0
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows[1:]:
+        assert row["rollout/logp_gap"] <= 1e-4
+        assert row["rollout/valid_rate"] > 0.5  # imitation has taught the format
+        assert np.isfinite(row["collapse/first_turn/mi"])
+    _, policy = evaluate.restore_run(tmp_path / "run")
+    assert policy.chat.actions == policy.environment.actions
