@@ -310,8 +310,9 @@ def test_sokoban_is_what_its_results_were_measured_with():
         "mesh.fsdp": -1,
         "sampling_mesh.data": -1,
         "sampling_mesh.fsdp": 1,
-        "sampling_mesh.tensor": 1,
+        "sampling_mesh.tensor": 2,
         "optimizer.micro_batch": 16,
+        "algorithm.name": "ppo",
     }
 
 

@@ -21,7 +21,7 @@ ALGORITHMS = {
     },
     "reinforce_plus_plus_baseline": {"algorithm.name": "reinforce_plus_plus_baseline"},
     # Yu et al., arXiv 2503.14476: clip-higher and token-mean (both in base.py), no KL, groups
-    # without variance sampled anew, long replies penalised over their last fifth.
+    # without variance sampled anew; a fifth of the reply's budget, added to it, is penalised.
     "dapo": {
         "algorithm.name": "grpo",
         "algorithm.kl_coef": 0.0,
@@ -29,7 +29,10 @@ ALGORITHMS = {
         "filter.strategy": "top_p",
         "filter.value": 1.0,
         "filter.loss_scale": "none",
-        "reward.overlong_buffer": lambda config: max(config.rollout.max_new_tokens // 5, 1),
+        "reward.overlong_buffer": lambda config: max(config.rollout.max_new_tokens // 4, 1),
+        "rollout.max_new_tokens": lambda config: (
+            config.rollout.max_new_tokens + config.reward.overlong_buffer
+        ),
     },
     # What the main-table script of the released code runs as PPO, and nearly as DAPO: softmax over
     # stds that cannot reject a batch, no loss scale, no KL.
