@@ -15,6 +15,7 @@ from absl import flags
 
 from ragen_jax import config as cfg
 from ragen_jax import datasets
+from ragen_jax.check import check
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.heldout import play_problems, summarise
@@ -71,7 +72,7 @@ def restore_run(workdir):
       ValueError: the folder holds no run, or none with a checkpoint.
     """
     config = cfg.read_run_config(workdir)
-    cfg.check(config)
+    check(config)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = checkpoints.latest_step()
     if step is None:
@@ -131,7 +132,7 @@ def main(argv):
         else:
             config = CONFIG.value
             config.model.path = MODEL.value
-            cfg.check(config)
+            check(config)
             policy = load_policy(config, None)
             _, mesh = cfg.build_meshes(config)
             params = sampling_params(policy.params, policy.model, mesh)

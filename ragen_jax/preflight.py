@@ -23,6 +23,7 @@ from absl import flags
 from jax.experimental import topologies
 
 from ragen_jax import config as cfg
+from ragen_jax.check import check
 from ragen_jax.programs import bytes_per_chip, model_shape, programs
 from ragen_jax.roofline import CHIPS
 
@@ -180,7 +181,7 @@ def main(argv):
     del argv
     config = CONFIG.value
     with cfg.bad_input():
-        cfg.check(config)
+        check(config)
         model_shape(config)  # before the compiler is looked for
         with quiet_stderr():
             devices, chip = find_topology(TOPOLOGY.value)

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from ragen_jax import config as cfg
 from ragen_jax.advantage import sample_variance
 from ragen_jax.batch import make_batch, take_rows
+from ragen_jax.check import check
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.collect import collect_groups
 from ragen_jax.diagnostics.scopes import collapse_metrics
@@ -62,7 +63,7 @@ def train(config, workdir):
     c = config
     with cfg.bad_input():
         # ---------------------------------------------------------------- check, mesh, model
-        cfg.check(c)
+        check(c)
         mesh, sampling_mesh = cfg.build_meshes(c)
         cfg.same_run(c, workdir)
         environment = cfg.build_environment(c, "train")

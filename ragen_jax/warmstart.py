@@ -19,13 +19,13 @@ from tqdm import tqdm
 
 from ragen_jax import datasets
 from ragen_jax.batch import make_batch
+from ragen_jax.check import check
 from ragen_jax.config import (
     bad_input,
     build_budgets,
     build_chat,
     build_environment,
     cache_directory,
-    check,
     define_config,
     environment_settings,
     run_command,

@@ -12,11 +12,10 @@ import pytest
 
 from configs import base, countdown, frozen_lake, presets, sokoban
 from ragen_jax import filter, losses
+from ragen_jax.check import check, field
 from ragen_jax.config import (
     build_environment,
-    check,
     environment_settings,
-    field,
     minibatch_rows,
     read_run_config,
 )

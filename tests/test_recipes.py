@@ -4,7 +4,7 @@ import pytest
 
 from configs import countdown, frozen_lake, recipes, sokoban
 from configs.recipes import RECIPES
-from ragen_jax.config import check, field
+from ragen_jax.check import check, field
 from ragen_jax.credit import ALGORITHMS
 
 FILES = {"sokoban": sokoban, "frozen_lake": frozen_lake, "countdown": countdown}

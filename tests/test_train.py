@@ -179,3 +179,26 @@ def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
     assert train.train(config, tmp_path / "resumed") == 0
     again = read_metrics(tmp_path / "resumed" / "metrics.jsonl")
     assert timeless(again) == timeless(rows)
+
+
+def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, capsys):
+    config.steps = 3
+    config.env.pool = 6
+    config.collect.update(max_rounds=2, explore=0.5)
+    config.filter.strategy = "none"
+    config.algorithm.zvp_coef = 0.1
+    config.stopping.success.update(least=1.0, patience=1)
+    assert train.train(config, tmp_path / "run") == train.STOPPED
+    assert "stopped: held-out success" in capsys.readouterr().out
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]  # at the first evaluation that counts
+    for row in rows[1:]:
+        assert 1 <= row["collect/rounds"] <= 2 and row["collect/groups"] in (4, 8)
+        assert row["filter/kept_ratio"] == 1
+
+    # Saved when it stopped, it goes on under a milder rule, and warns once.
+    config.stopping.success.action = "warn"
+    assert train.train(config, tmp_path / "run") == 0
+    assert "warning" not in capsys.readouterr().out  # the streak is older
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
