@@ -1,4 +1,19 @@
-"""FrozenLake"""
+"""FrozenLake (RAGEN-2, section 4.1): cross slippery ice to the goal in five replies of two moves.
+
+    python -m ragen_jax.train --config=configs/frozen_lake.py[:PRESET]
+
+tiny (default)
+    A 0.2 M parameter agent that first imitates a solver, in single-turn context.
+    Hardware and time: 2 CPU cores; 40 s of warm start (once), under 6 minutes of training on a
+    busy machine.
+    Expected: held-out success 0.44 -> 0.56 (+12.1 points, mean of three seeds;
+    docs/results/frozen_lake_tiny.md).
+    Departs from the paper: no KL term; learning rate 1e-4 (benchmarks/NOTES.md); lakes can be
+    crossed within the ten moves an episode has.
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+    The paper's setting with group-relative advantages, full history, 400 new tokens a reply. Not
+    trained here yet.
+"""
 
 from configs import base, presets, recipes
 
