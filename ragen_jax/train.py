@@ -327,7 +327,7 @@ def watch(c, state, row, return_GK):
         c.stopping.to_dict(),
         variance=float(sample_variance(return_GK).mean()),
         kept=row["filter/kept_ratio"],
-        skipped=row.get("update/skipped", 0),
+        skipped=row.get("update/skipped", 0) + row.get("critic/skipped", 0),
         success=row.get("eval/success"),
     )
     return state.replace(stopping=place(stopping, state.step.sharding)), fired
