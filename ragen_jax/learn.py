@@ -175,6 +175,7 @@ def learn(
             value_BT=value_BT,
             kl_BT=kl_BT,
             kl_coef=a.kl_coef * float(state.kl_scale),
+            environment_G=np.zeros(len(return_GK), np.int32),  # a run has one environment
         )
     )
     if a.zvp_coef:

@@ -187,6 +187,7 @@ def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, caps
     config.collect.update(max_rounds=2, explore=0.5)
     config.filter.strategy = "none"
     config.algorithm.zvp_coef = 0.1
+    config.reward.update(normalize="mean_std", grouping="environment")
     config.stopping.success.update(least=1.0, patience=1)
     assert train.train(config, tmp_path / "run") == train.STOPPED
     assert "stopped: held-out success" in capsys.readouterr().out
