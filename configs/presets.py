@@ -28,7 +28,7 @@ def apply(config, model):
         config.critic.learning_rate = 1e-3
         config.optimizer.warmup_updates = 20
         config.optimizer.b2 = 0.99
-        config.optimizer.micro_batch = 32
+        config.optimizer.micro_batch = 16
         config.diagnose.trajectory_samples = 16
         config.diagnose.micro_batch = 512
         config.eval.episodes = 1024

@@ -293,7 +293,7 @@ def test_sokoban_is_what_its_results_were_measured_with():
         "critic.learning_rate": 1e-3,
         "optimizer.warmup_updates": 20,
         "optimizer.b2": 0.99,
-        "optimizer.micro_batch": 32,
+        "optimizer.micro_batch": 16,
         "diagnose.trajectory_samples": 16,
         "diagnose.micro_batch": 512,
         "eval.episodes": 1024,
