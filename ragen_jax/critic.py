@@ -86,9 +86,7 @@ def critic_step(model, optimizer, loss, critic, minibatch, count, loss_scale, fr
       (CriticState, metrics).
     """
     mask = minibatch["mask"]
-    mask_BT = mask.reshape(-1, mask.shape[-1])
-    weight = losses.token_weights(mask_BT, loss.aggregation, norm_length=loss.norm_length)
-    pieces = {**minibatch, "weight": weight.reshape(mask.shape)}
+    pieces = optimize.weighted(minibatch, loss.aggregation, loss.norm_length)
 
     def objective(params, piece):
         value_BT = token_values(model, params, piece["tokens"], frozen)

@@ -132,7 +132,9 @@ def needs_statistics(config):
 def policy_statistics(learner, state, batch):
     """(logp_BT, entropy_BT) of all rows under the policy that is about to be updated."""
     rows_B = np.flatnonzero(batch.weight_B > 0)
-    return _pass(learner, statistics, _whole(learner, state.params), batch, rows_B)
+    return _pass(
+        learner, statistics, _whole(learner, state.params), batch, rows_B, _temperature(learner)
+    )
 
 
 def learn(
@@ -162,7 +164,7 @@ def learn(
         (value_BT,) = _pass(learner, values, state.critic.params, batch, rows_B, learner.frozen)
     if a.kl_coef and a.kl_in == "reward":
         reference = learner.reference if learner.frozen is None else learner.frozen.params
-        ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B)
+        ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B, _temperature(learner))
         kl_BT = np.asarray(losses.kl(batch.logp_BT, ref_BT, a.kl_kind))
         inside = batch.mask_BT[rows_B] > 0
         metrics["update/kl"] = float(kl_BT[rows_B][inside].mean()) if inside.any() else np.nan
@@ -252,12 +254,15 @@ def _whole(learner, trained):
     return trained if learner.frozen is None else learner.frozen.attach(trained)
 
 
-def _pass(learner, function, params, batch, rows_B, extra=None):
+def _temperature(learner):
+    """The temperature at which training reads log-probs."""
+    return np.float32(learner.config.rollout.temperature)
+
+
+def _pass(learner, function, params, batch, rows_B, extra):
     """`over_rows` with the shapes of an update."""
     c = learner.config
     micro = c.optimizer.micro_batch
-    if function is statistics:
-        extra = np.float32(c.rollout.temperature)
     return over_rows(
         function,
         learner.model,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ragen_jax import losses
 from ragen_jax.sharding import shard_micro_batches
 
 # What follows the warm-up, of a learning rate over so many updates.
@@ -53,6 +54,14 @@ def make_optimizer(
         optax.clip_by_global_norm(max_grad_norm),
         optax.adamw(after, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay),
     )
+
+
+def weighted(minibatch, aggregation, norm_length):
+    """A minibatch of [A, micro_batch, T] arrays with the `losses.token_weights` of its mask."""
+    mask = minibatch["mask"]
+    mask_BT = mask.reshape(-1, mask.shape[-1])
+    weight_BT = losses.token_weights(mask_BT, aggregation, norm_length=norm_length)
+    return {**minibatch, "weight": weight_BT.reshape(mask.shape)}
 
 
 def summed_gradient(objective, params, pieces, count):

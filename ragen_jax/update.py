@@ -118,9 +118,7 @@ def update_step(
       counted in `skipped`.
     """
     mask = minibatch["mask"]
-    mask_BT = mask.reshape(-1, mask.shape[-1])
-    weight = losses.token_weights(mask_BT, loss.aggregation, norm_length=loss.norm_length)
-    pieces = {**minibatch, "weight": weight.reshape(mask.shape)}
+    pieces = optimize.weighted(minibatch, loss.aggregation, loss.norm_length)
 
     def objective(params, piece):
         reference = ref_params
