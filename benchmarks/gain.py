@@ -10,6 +10,7 @@ noise) and, for the mean, one over runs (Student's t).
 import math
 import statistics
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -22,7 +23,7 @@ T_975 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t, runs - 1 degrees o
 def main(workdirs):
     firsts, lasts, gains = [], [], []
     for workdir in workdirs:
-        first, *later = read_outcomes(workdir).values()
+        first, *later = read_outcomes(Path(workdir) / "eval").values()
         gain, half_width = paired_gain(first, later[-3:])
         print(
             f"{workdir}: {np.mean(first):.3f} -> {np.mean(later[-3:]):.3f}, "

@@ -27,7 +27,7 @@ def main(argv):
     chats = {}
     for context in ("single_turn", "full"):
         config.env.context = context
-        chats[context] = cfg.build_chat(config, policy.chat.tokenizer, environment)
+        chats[context] = cfg.build_chat(config, policy.tokenizer, environment)
     seconds = {name: [] for name in (*chats, "shared prompts", "naive pairs")}
     for repeat in range(REPEATS.value + 3):
         seeds = [8 * repeat + g for g in range(config.rollout.groups)]

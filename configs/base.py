@@ -38,8 +38,11 @@ def get_config():
                 max_actions=10,  # actions of an episode
                 format_penalty=-0.1,  # of a malformed reply or an unknown action, <= 0
             ),
+            # Environments that train together with env, as in configs/mixture.py:
+            # name -> dict(groups of a step, env: a section like env).
+            also=dict(),
             rollout=dict(
-                groups=8,  # G: environment seeds (prompts) a step
+                groups=8,  # G: environment seeds (prompts) a step, of env alone
                 group_size=16,  # K: episodes of each
                 temperature=1.0,  # of sampling and of the loss
                 max_new_tokens=400,  # of one reply

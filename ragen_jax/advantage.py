@@ -7,6 +7,7 @@ static shapes and returns float32, so it works under jit and vmap.
 import functools
 
 import chex
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -116,7 +117,7 @@ def whiten(x_BT, mask_BT):
     return (x_BT - mean) * lax.rsqrt(variance + WHITEN_EPS)
 
 
-def soft_weights(return_GK, *, eps=1e-6):
+def soft_weights(return_GK, *, environment_G=None, eps=1e-6):
     """Weight of each group: its sample std of returns / (largest std of the batch + eps).
 
     Multiplied into the advantages it is the soft form of filtering by reward variance: a group
@@ -125,6 +126,8 @@ def soft_weights(return_GK, *, eps=1e-6):
 
     Args:
       return_GK: undiscounted episode returns, penalties included.
+      environment_G: int in 0..G-1, the environment of each group: the largest is then that of its
+        own environment, whose rewards may have another scale. None: all have the same.
       eps: keeps a batch of dead groups at weight 0.
     Returns:
       weight_G float32 in [0, 1).
@@ -132,7 +135,11 @@ def soft_weights(return_GK, *, eps=1e-6):
       AssertionError: return_GK is not of rank 2.
     """
     std_G = jnp.sqrt(sample_variance(return_GK))
-    return std_G / (jnp.max(std_G) + eps)
+    largest_G = jnp.max(std_G)
+    if environment_G is not None:
+        of_environment = jax.ops.segment_max(std_G, environment_G, num_segments=len(std_G))
+        largest_G = of_environment[environment_G]
+    return std_G / (largest_G + eps)
 
 
 def gae(reward_BT, value_BT, mask_BT, *, gamma, lam):

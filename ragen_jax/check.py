@@ -2,8 +2,10 @@
 
 import math
 
+from ml_collections import ConfigDict
+
 from ragen_jax import chat, credit, filter, losses, objectives, rewards
-from ragen_jax.config import minibatch_rows
+from ragen_jax.config import minibatch_rows, step_groups
 from ragen_jax.diagnostics import stopping
 from ragen_jax.model import lora
 from ragen_jax.optimize import SCHEDULES
@@ -17,6 +19,7 @@ def check(config):
       ValueError: names the field, its value and what is accepted.
     """
     c = config
+    sections = environment_sections(c)
     for name, accepted in (
         ("filter.strategy", filter.STRATEGIES),
         ("filter.metric", filter.METRICS),
@@ -34,8 +37,8 @@ def check(config):
         ("algorithm.kl_in", ("loss", "reward")),
         ("algorithm.mismatch_level", objectives.LEVELS),
         ("model.dtype", ("float32", "bfloat16", "float16")),
-        ("env.context", chat.CONTEXTS),
-        ("env.prompt", chat.PROMPTS),
+        *((f"{section}.context", chat.CONTEXTS) for section in sections),
+        *((f"{section}.prompt", chat.PROMPTS) for section in sections),
         *((f"stopping.{rule}.action", stopping.ACTIONS) for rule in stopping.RULES),
     ):
         value = field(c, name)
@@ -44,12 +47,19 @@ def check(config):
     for name, least in (
         ("seed", 0),
         ("steps", 0),
-        ("env.max_turns", 1),
-        ("env.actions_per_turn", 1),
-        ("env.max_actions", 1),
-        ("env.window", 1),
-        ("env.max_context", 0),
-        ("env.pool", 0),
+        *(
+            (f"{section}.{name}", least)
+            for section in sections
+            for name, least in (
+                ("max_turns", 1),
+                ("actions_per_turn", 1),
+                ("max_actions", 1),
+                ("window", 1),
+                ("max_context", 0),
+                ("pool", 0),
+            )
+        ),
+        *((f"also.{name}.groups", 1) for name in c.also),
         ("collect.max_rounds", 1),
         *((f"stopping.{rule}.patience", 1) for rule in stopping.RULES),
         ("stopping.variance.baseline", 1),
@@ -100,8 +110,6 @@ def check(config):
             raise ValueError(
                 f"config.{name} is {field(c, name)}; it must be above {low}, at most {high}"
             )
-    if not -math.inf < c.env.format_penalty <= 0:
-        raise ValueError(f"config.env.format_penalty is {c.env.format_penalty}; it must be <= 0")
     if not 0 <= c.eval.min_p < 1:
         raise ValueError(f"config.eval.min_p is {c.eval.min_p}; it must be at least 0, below 1")
     lora.check_targets(c.model.lora.targets)
@@ -112,18 +120,9 @@ def check(config):
         raise ValueError(
             f"config.filter.value is {c.filter.value}; min_p over the smallest needs more than 0"
         )
-    if 0 < c.env.max_context <= c.rollout.max_new_tokens:
-        raise ValueError(
-            f"config.env.max_context is {c.env.max_context}; it must be above "
-            f"rollout.max_new_tokens = {c.rollout.max_new_tokens}, which it holds beside the "
-            "prompt, or 0"
-        )
-    if 0 < c.env.pool < c.rollout.groups:
-        raise ValueError(
-            f"config.env.pool is {c.env.pool}; it must be at least rollout.groups = "
-            f"{c.rollout.groups}, or 0"
-        )
-    if c.collect.explore < 1 and not c.env.pool:
+    for section in sections:
+        check_environment(c, section)
+    if c.collect.explore < 1 and not all(field(c, section).pool for section in sections):
         raise ValueError(
             f"config.collect.explore is {c.collect.explore}, but without env.pool no problem is "
             "met twice; set env.pool, or collect.explore to 1"
@@ -135,16 +134,57 @@ def check(config):
             f"config.algorithm.zvp_coef is {c.algorithm.zvp_coef}, but filter.strategy="
             f"{c.filter.strategy} drops the groups it learns from; it needs filter.strategy=none"
         )
-    episodes = c.rollout.groups * c.rollout.group_size
+    episodes = step_groups(c) * c.rollout.group_size
     if c.optimizer.minibatches > episodes:
         raise ValueError(
             f"config.optimizer.minibatches is {c.optimizer.minibatches}, but a step has only "
-            f"{episodes} episodes (rollout.groups x rollout.group_size)"
+            f"{episodes} episodes (groups of all environments x rollout.group_size)"
         )
     if c.optimizer.micro_batch > minibatch_rows(c):
         raise ValueError(
             f"config.optimizer.micro_batch is {c.optimizer.micro_batch}, but a minibatch has at "
             f"most {minibatch_rows(c)} rows (all rows of a step over optimizer.minibatches)"
+        )
+
+
+def environment_sections(config):
+    """The dotted names of the sections that describe environments.
+
+    Raises:
+      ValueError: config.also holds something that is none.
+    """
+    for name, part in config.also.items():
+        if not isinstance(part, ConfigDict) or set(part) != {"groups", "env"}:
+            raise ValueError(f"config.also.{name} must have groups and env, see configs/base.py")
+        if name == config.env.name:
+            raise ValueError(f"config.also.{name} has the name of config.env; give it another")
+        missing = sorted(set(config.env) ^ set(part.env))
+        if missing:
+            raise ValueError(
+                f"config.also.{name}.env must have the fields of config.env; one of them alone has "
+                f"{', '.join(missing)}"
+            )
+    return ("env", *(f"also.{name}.env" for name in config.also))
+
+
+def check_environment(config, section):
+    """The part of `check` that is about one environment."""
+    env = field(config, section)
+    groups = "rollout.groups" if section == "env" else section.replace(".env", ".groups")
+    if not -math.inf < env.format_penalty <= 0:
+        raise ValueError(
+            f"config.{section}.format_penalty is {env.format_penalty}; it must be <= 0"
+        )
+    if 0 < env.max_context <= config.rollout.max_new_tokens:
+        raise ValueError(
+            f"config.{section}.max_context is {env.max_context}; it must be above "
+            f"rollout.max_new_tokens = {config.rollout.max_new_tokens}, which it holds beside the "
+            "prompt, or 0"
+        )
+    if 0 < env.pool < field(config, groups):
+        raise ValueError(
+            f"config.{section}.pool is {env.pool}; it must be at least {groups} = "
+            f"{field(config, groups)}, or 0"
         )
 
 

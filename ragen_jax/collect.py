@@ -1,4 +1,4 @@
-"""Dynamic sampling: play on until enough groups of a step are informative.
+"""The groups of a step. Dynamic sampling: play on until enough of them are informative.
 
     round 0   g0 . g2 .      `.`: all members earned the same, so a group-relative advantage is 0
     round 1   .  g5 g6 g7
@@ -12,7 +12,14 @@ there and would have to be part of the checkpoint.
 
 import dataclasses
 
+import jax
 import numpy as np
+
+from ragen_jax.advantage import sample_variance
+from ragen_jax.filter import ZERO_SCORE
+from ragen_jax.pool import count_visits, draw_seeds, play_chances
+from ragen_jax.rewards import turn_rewards
+from ragen_jax.sharding import place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +30,7 @@ class Collected:
     rounds: int
     seeds_N: tuple[int, ...]  # environment seed of each group played, in order
     informative_N: np.ndarray  # bool
+    cursor: int = 0  # of environment seeds, behind them
 
     def metrics(self):
         """collect/* figures."""
@@ -33,11 +41,76 @@ class Collected:
         }
 
 
+def collect(task, play, state, step):
+    """A task's groups of a step.
+
+    Args:
+      task: `tasks.Task`.
+      play: (task, seeds_G, states_G, key) -> list of `Episode`.
+      state: `TrainState`, which says what has been played.
+      step: number of the iteration.
+
+    Returns:
+      `Collected`.
+    """
+    c, key = task.config, task.key
+    cursor, chance_P = int(state.seed_cursor[task.name]), None
+    if c.env.pool:
+        # The same problem draws other noise when it comes again.
+        key = jax.random.fold_in(key, step)
+        streak_P = jax.device_get(state.streak_P[task.name])
+        chance_P = play_chances(streak_P, explore=c.collect.explore, least=c.collect.explore_least)
+
+    def play_round(round_):
+        nonlocal cursor
+        seeds_G, cursor = draw_seeds(
+            cursor, c.rollout.groups, pool=c.env.pool, seed=c.seed, chance_P=chance_P
+        )
+        noise = jax.random.fold_in(key, round_) if round_ and c.env.pool else key
+        return play(task, seeds_G, [task.environment.reset(seed) for seed in seeds_G], noise)
+
+    def informative(episodes):
+        rewards = turn_rewards(
+            episodes,
+            format_penalty=c.env.format_penalty,
+            max_length=c.rollout.max_new_tokens,
+            overlong_buffer=c.reward.overlong_buffer,
+        )
+        return_GK = np.reshape([sum(turns) for turns in rewards], (-1, c.rollout.group_size))
+        return np.asarray(sample_variance(return_GK)) > ZERO_SCORE
+
+    collected = collect_groups(
+        play_round, informative, wanted=c.rollout.groups, max_rounds=c.collect.max_rounds
+    )
+    return dataclasses.replace(collected, cursor=cursor)
+
+
+def joined_episodes(collected):
+    """The episodes of several `Collected`, their groups numbered on from one to the next."""
+    episodes = []
+    for one in collected:
+        first = episodes[-1].group + 1 if episodes else 0
+        episodes += [dataclasses.replace(e, group=first + e.group) for e in one.episodes]
+    return episodes
+
+
+def mark_played(state, tasks, collected):
+    """The `TrainState` that knows what was played, so that the next step plays what comes then."""
+    cursors, streaks = dict(state.seed_cursor), dict(state.streak_P)
+    for task, one in zip(tasks, collected, strict=True):
+        name = task.name
+        cursors[name] = place(np.uint32(one.cursor), cursors[name].sharding)
+        if name in streaks:
+            before_P = jax.device_get(streaks[name])
+            after_P = count_visits(before_P, one.seeds_N, one.informative_N)
+            streaks[name] = place(after_P, streaks[name].sharding)
+    return state.replace(seed_cursor=cursors, streak_P=streaks)
+
+
 def collect_groups(play, informative, *, wanted, max_rounds):
     """Plays rounds until `wanted` groups are informative, at most `max_rounds`.
 
-    One round of `wanted` groups comes back as it was played. Where several environments train
-    together, collect each one's groups by itself.
+    One round of `wanted` groups comes back as it was played.
 
     Args:
       play: round index -> list of `Episode`, group by group, groups numbered from 0.

@@ -59,7 +59,10 @@ def run_command(main):
                     f"unexpected argument {rest[1]!r}; overrides are --config.FIELD=VALUE"
                 )
             config = flags.FLAGS.config
-            keep_freed_memory(one_arena=config.model.path != "tiny" or config.env.context == "full")
+            keep_freed_memory(
+                one_arena=config.model.path != "tiny"
+                or any(c.env.context == "full" for c in of_environments(config).values())
+            )
             if flags.FLAGS.distributed:
                 join_processes(os.environ)
             return rest
@@ -124,23 +127,53 @@ def _one_line(error):
     return " ".join(text.split()) or type(error).__name__
 
 
-def turns_together(config):
-    """The turns of an episode that are sure to lie in one row: those that one prompt can show."""
-    env = config.env
-    # At the limit of the context any turn may have to start another row.
-    return 1 if env.max_context else chat.CONTEXTS[env.context](env.max_turns, env.window)
+def of_environments(config):
+    """{name: the run's config with that environment as its only one}, config.env first.
+
+    A config of one environment is its own only entry.
+    """
+    alone = {config.env.name: config}
+    if config.also:
+        parts = {config.env.name: ConfigDict(dict(groups=config.rollout.groups, env=config.env))}
+        for name, part in (parts | dict(config.also)).items():
+            alone[name] = config.copy_and_resolve_references()
+            with alone[name].unlocked():
+                alone[name].env = part.env
+                alone[name].also = ConfigDict()
+            alone[name].rollout.groups = part.groups
+    return alone
+
+
+def groups_of_environments(config):
+    """The groups of a step, environment by environment, as ints."""
+    return tuple(c.rollout.groups for c in of_environments(config).values())
+
+
+def step_groups(config):
+    """The groups of a step, of all environments."""
+    return sum(groups_of_environments(config))
+
+
+def turns_shown(env):
+    """The most turns that a prompt of an environment's section can show."""
+    return chat.CONTEXTS[env.context](env.max_turns, env.window)
 
 
 def row_tokens(config):
     """The most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
-    env = config.env
-    return chat.CONTEXTS[env.context](env.max_turns, env.window) * config.rollout.max_new_tokens
+    shown = max(turns_shown(c.env) for c in of_environments(config).values())
+    return shown * config.rollout.max_new_tokens
 
 
 def step_rows(config):
     """The most rows of a step: what does not lie in an episode's first row has rows of its own."""
-    rows = config.env.max_turns - turns_together(config) + 1
-    return config.rollout.groups * config.rollout.group_size * rows
+
+    def rows(c):
+        # At the limit of the context any turn may have to start another row.
+        together = 1 if c.env.max_context else turns_shown(c.env)
+        return c.rollout.groups * c.rollout.group_size * (c.env.max_turns - together + 1)
+
+    return sum(map(rows, of_environments(config).values()))
 
 
 def minibatch_rows(config):
@@ -149,7 +182,7 @@ def minibatch_rows(config):
 
 
 def environment_settings(config):
-    """What decides an environment's problems, JSON-like: for cache names.
+    """What decides the problems of config.env, JSON-like: for cache names.
 
     A file of problems (the option `path`) counts by its content, wherever it lies.
 
@@ -166,8 +199,14 @@ def environment_settings(config):
     return {"env": config.env.name, **options}
 
 
+def words(config):
+    """What a tokenizer of the config's environments keeps whole, each word once."""
+    environments = [build_environment(c, "train") for c in of_environments(config).values()]
+    return tuple(dict.fromkeys(word for e in environments for word in e.words))
+
+
 def build_environment(config, split):
-    """The config's environment, its problems drawn from `split`.
+    """The environment of config.env, its problems drawn from `split`.
 
     Raises:
       ValueError: unknown name or options, or several actions a turn where an action is a text.

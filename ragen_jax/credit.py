@@ -56,7 +56,8 @@ def assign_credit(
       return_GK: undiscounted episode returns, penalties included.
       value_BT: the critic's values (ppo).
       kl_BT: KL to the reference at each token, for KL in the reward; kl_coef: its weight.
-      environment_G: int, the environment of each group (reward.grouping "environment").
+      environment_G: int, the environment of each group (for reward.grouping "environment" and soft
+        weights); None: all are of one.
 
     Returns:
       (advantage_BT, target_BT): float32, 0 outside the kept rows' sampled tokens; target_BT is what
@@ -102,6 +103,6 @@ def assign_credit(
         advantage_GK = advantage.GROUP_ADVANTAGES[credit.name](normal_GK)
         advantage_BT = advantage_GK.reshape(-1)[batch.episode_B][:, None]
     if credit.soft_weights:
-        weight_G = advantage.soft_weights(return_GK)
+        weight_G = advantage.soft_weights(return_GK, environment_G=environment_G)
         advantage_BT = advantage_BT * weight_G[batch.group_B][:, None]
     return jnp.where(mask_BT > 0, advantage_BT, 0.0), target_BT

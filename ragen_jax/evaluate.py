@@ -6,6 +6,7 @@
 With --workdir the config is the run's own and the model its newest checkpoint.
 """
 
+import math
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,6 @@ import jax
 from absl import flags
 
 from ragen_jax import config as cfg
-from ragen_jax import datasets
 from ragen_jax.check import check
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.scopes import collapse_metrics
@@ -22,17 +22,17 @@ from ragen_jax.heldout import play_problems, summarise
 from ragen_jax.log import console
 from ragen_jax.model import hf, lora
 from ragen_jax.sharding import first_goes_first, is_first, sampling_params
+from ragen_jax.tasks import build_tasks, joined
 from ragen_jax.warmstart import tiny_model
 
 
 class Policy(NamedTuple):
-    """A model, how it talks, and the problems it is judged on."""
+    """A model, and what it plays."""
 
     model: object
     params: dict
-    chat: object
-    environment: object  # of the evaluation split
-    heldout: tuple  # (seeds, states)
+    tokenizer: object
+    tasks: tuple  # of `Task`
 
 
 def load_policy(config, workdir):
@@ -42,7 +42,7 @@ def load_policy(config, workdir):
     where the cache is another one.
     """
     mesh, _ = cfg.build_meshes(config)
-    environment = cfg.build_environment(config, "eval")
+    cfg.words(config)  # refuses unusable environments before a model is built or read
     path = config.model.path
     with first_goes_first("model"):
         if path == "tiny":
@@ -53,16 +53,7 @@ def load_policy(config, workdir):
                 unfinished.rename(path)
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     model = cfg.build_model(config, model.config, mesh)
-    chat = cfg.build_chat(config, tokenizer, environment, hf.stop_ids(path))
-    with first_goes_first("heldout"):
-        heldout = datasets.heldout_problems(
-            environment,
-            count=config.eval.episodes,
-            seed=config.eval.seed,
-            settings=cfg.environment_settings(config),
-            directory=cfg.cache_directory() / "datasets",
-        )
-    return Policy(model, params, chat, environment, heldout)
+    return Policy(model, params, tokenizer, build_tasks(config, tokenizer, hf.stop_ids(path)))
 
 
 def restore_run(workdir):
@@ -93,28 +84,38 @@ def restore_run(workdir):
     return config, policy._replace(params=params)
 
 
-def evaluate(config, model, params, chat, environment, heldout, *, samples=1):
-    """(eval/* metrics, episodes) on the held-out problems.
+def evaluate(model, params, tasks, *, samples=1):
+    """eval/* metrics on the held-out problems of each task, and the episodes.
 
     Args:
-      model, params, chat, environment, heldout: as in `Policy`.
       samples: episodes a problem.
+
+    Returns:
+      (metrics, [episodes of the first task, ...]). Where there are several tasks, each has figures
+      under its label, and eval/success is their mean.
     """
-    episodes = play_problems(
-        model,
-        params,
-        chat,
-        environment,
-        *heldout,
-        samples=samples,
-        rows=config.rollout.groups * config.rollout.group_size,
-        key=jax.random.fold_in(jax.random.key(config.eval.seed), 2),
-        budgets=cfg.build_budgets(config),
-        sampling=cfg.build_eval_sampling(config),
-        compact=config.rollout.compact,
-    )
-    metrics = summarise(episodes, samples=samples, format_penalty=config.env.format_penalty)
-    return metrics, episodes
+    found, played = [], []
+    for task in tasks:
+        c = task.config
+        episodes = play_problems(
+            model,
+            params,
+            task.chat,
+            task.heldout_environment,
+            *task.heldout,
+            samples=samples,
+            rows=c.rollout.groups * c.rollout.group_size,
+            key=jax.random.fold_in(jax.random.key(c.eval.seed), 2),
+            budgets=cfg.build_budgets(c),
+            sampling=cfg.build_eval_sampling(c),
+            compact=c.rollout.compact,
+        )
+        found.append(summarise(episodes, samples=samples, format_penalty=c.env.format_penalty))
+        played.append(episodes)
+    metrics = joined(tasks, found)
+    # Of a mean of independent figures.
+    half_width = math.hypot(*(one["eval/success_ci95"] for one in found)) / len(tasks)
+    return metrics | {"eval/success_ci95": half_width}, played
 
 
 COLLAPSE_PROBLEMS = 64  # held-out problems whose reasonings are cross-scored
@@ -138,17 +139,22 @@ def main(argv):
             params = sampling_params(policy.params, policy.model, mesh)
             policy = policy._replace(params=params)
     with jax.set_mesh(cfg.build_meshes(config)[1]):
-        metrics, episodes = evaluate(config, *policy, samples=SAMPLES.value)
-        metrics |= collapse_metrics(
-            policy.model,
-            policy.params,
-            [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
-            first_turn_samples=config.diagnose.first_turn_samples,
-            trajectory_samples=config.diagnose.trajectory_samples,
-            micro_batch=config.diagnose.micro_batch,
-            seed=config.eval.seed,
-            step=0,
-        )
+        model, params, _, tasks = policy
+        metrics, played = evaluate(model, params, tasks, samples=SAMPLES.value)
+        found = [
+            collapse_metrics(
+                model,
+                params,
+                [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
+                first_turn_samples=config.diagnose.first_turn_samples,
+                trajectory_samples=config.diagnose.trajectory_samples,
+                micro_batch=config.diagnose.micro_batch,
+                seed=config.eval.seed,
+                step=0,
+            )
+            for episodes in played
+        ]
+        metrics |= joined(tasks, found)
     if is_first():
         for name, value in metrics.items():
             print(f"{name:<45} {value:.4f}")

@@ -16,7 +16,7 @@ from ragen_jax import losses
 from ragen_jax.credit import WITH_CRITIC, Credit, assign_credit
 from ragen_jax.critic import ValueLoss, backbone_of, init_critic, update_critic
 from ragen_jax.diagnostics.stopping import init_stopping
-from ragen_jax.filter import group_scores, loss_scales, select_groups, select_members
+from ragen_jax.filter import group_scores, loss_scales, select_by_environment, select_members
 from ragen_jax.objectives import mismatch_weights
 from ragen_jax.passes import over_rows, statistics, values
 from ragen_jax.pool import init_streaks
@@ -33,6 +33,7 @@ class Learner:
     model: object
     mesh: object
     select: Callable  # (return_GK, length_GK, entropy_GK) -> (score_G, keep_GK)
+    environment_G: np.ndarray  # int, the environment of each group of a step
     optimizer: object
     loss: Loss
     credit: Credit
@@ -60,11 +61,13 @@ def build_learner(config, model, params, mesh):
         critic_optimizer = cfg.build_optimizer(c, c.critic.learning_rate)
         backbone = backbone_of(trained)
         critic = init_critic(backbone, model.config.width, critic_optimizer, mesh)
+    groups_E = cfg.groups_of_environments(c)
     learner = Learner(
         config=c,
         model=model,
         mesh=mesh,
-        select=jax.jit(functools.partial(_select, c.filter.to_dict())),
+        select=jax.jit(functools.partial(_select, c.filter.to_dict(), groups_E)),
+        environment_G=np.repeat(np.arange(len(groups_E)), groups_E),
         optimizer=cfg.build_optimizer(c),
         loss=loss,
         credit=cfg.build_credit(c),
@@ -73,29 +76,34 @@ def build_learner(config, model, params, mesh):
         reference=reference,
         frozen=frozen,
     )
-    pool = c.env.pool
+    environments = cfg.of_environments(c)
     return learner, init_state(
         trained,
         learner.optimizer,
         mesh,
+        environments=environments,
         critic=critic,
         stopping=init_stopping(),
-        streak_P=init_streaks(pool) if pool else None,
+        streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
     )
 
 
 def select_episodes(learner, return_GK, *, length_GK, entropy_GK=None):
-    """Which episodes the update reads, and filter/* figures.
+    """Which episodes the update reads; each environment's groups are selected by themselves.
 
     Args:
       return_GK: undiscounted returns, penalties included.
       length_GK: sampled tokens. entropy_GK: their mean entropy, for metrics that need it.
 
     Returns:
-      (keep_GK bool, metrics).
+      (score_G, keep_GK bool).
     """
-    score_G, keep_GK = jax.device_get(learner.select(return_GK, length_GK, entropy_GK))
-    return keep_GK, {
+    return jax.device_get(learner.select(return_GK, length_GK, entropy_GK))
+
+
+def filter_metrics(score_G, keep_GK):
+    """filter/* figures of what `select_episodes` says."""
+    return {
         "filter/kept_ratio": keep_GK.mean(),
         "filter/score_mean": score_G.mean(),
         "filter/score_max": score_G.max(),
@@ -104,12 +112,14 @@ def select_episodes(learner, return_GK, *, length_GK, entropy_GK=None):
     }
 
 
-def _select(settings, return_GK, length_GK, entropy_GK):
-    """(score_G, keep_GK); `settings` is the config's filter section."""
+def _select(settings, groups_E, return_GK, length_GK, entropy_GK):
+    """(score_G, keep_GK); `settings` is the config's filter section, groups_E the groups of each
+    environment."""
     s = settings
     score_G = group_scores(return_GK, s["metric"], entropy_GK=entropy_GK, length_GK=length_GK)
-    keep_G = select_groups(
+    keep_G = select_by_environment(
         score_G,
+        groups_E,
         strategy=s["strategy"],
         value=s["value"],
         mode=s["mode"],
@@ -177,7 +187,7 @@ def learn(
             value_BT=value_BT,
             kl_BT=kl_BT,
             kl_coef=a.kl_coef * float(state.kl_scale),
-            environment_G=np.zeros(len(return_GK), np.int32),  # a run has one environment
+            environment_G=learner.environment_G,
         )
     )
     if a.zvp_coef:
@@ -194,7 +204,8 @@ def learn(
             logp_BT, batch.logp_BT, batch.mask_BT, cap=a.mismatch_cap, level=a.mismatch_level
         )
         advantage_BT = advantage_BT * np.asarray(weight_BT)
-        metrics["update/sampler_gap"] = float((batch.mask_BT * abs(logp_BT - batch.logp_BT)).max())
+        # The update itself will compare the policy with `logp_BT`, that is, with itself.
+        metrics["update/logp_gap"] = float((batch.mask_BT * abs(logp_BT - batch.logp_BT)).max())
         batch = batch.replace(logp_BT=(batch.mask_BT * logp_BT).astype(np.float32))
 
     settings = dict(

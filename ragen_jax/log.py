@@ -141,32 +141,32 @@ def eval_line(step, row):
     )
 
 
-def write_outcomes(workdir, step, episodes):
-    """eval/step_N.json: [problem's seed, solved] of every held-out problem at a step."""
+def write_outcomes(folder, step, episodes):
+    """step_N.json: [problem's seed, solved] of every held-out problem at a step."""
     if not is_first():
         return
-    path = Path(workdir) / "eval" / f"step_{step:06d}.json"
+    path = Path(folder) / f"step_{step:06d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([[episode.seed, int(episode.success)] for episode in episodes]))
 
 
-def read_outcomes(workdir):
-    """{step: [solved of every held-out problem]} of a run's evaluations, in order."""
-    paths = sorted((Path(workdir) / "eval").glob("step_*.json"))
+def read_outcomes(folder):
+    """{step: [solved of every held-out problem]} of what `write_outcomes` wrote, in order."""
+    paths = sorted(Path(folder).glob("step_*.json"))
     return {
         int(path.stem.removeprefix("step_")): [solved for _, solved in json.loads(path.read_text())]
         for path in paths
     }
 
 
-def learning_curve(workdir):
-    """A run's evaluations as lines with bars, and what was gained since step 0.
+def learning_curve(folder, title="held-out success"):
+    """Evaluations as lines with bars, and what was gained since step 0.
 
     The gain is the mean of the last three evaluations minus the first one, over the same
     problems with the same noise, with a 95 % half-width over problems.
     """
-    outcomes = read_outcomes(workdir)
-    lines = ["held-out success"]
+    outcomes = read_outcomes(folder)
+    lines = [title]
     for step, solved in outcomes.items():
         value = sum(solved) / len(solved)
         lines.append(f"  step {step:>5}  {value:.3f}  " + "#" * round(50 * value))

@@ -164,10 +164,14 @@ def run_updates(step, state, batches):
       (state, list of the metrics, on the host).
     """
     found = []
+    layout = jax.tree.map(lambda x: x.sharding, state)
     for arrays, count in batches:
         if found:  # XLA's CPU backend allots a call's temporaries at once, though it must wait
             found[-1] = jax.device_get(found[-1])
         state, metrics = step(state, arrays, count)
+        # XLA may call the same layout by another name (P() for P(None)), for which the next call
+        # would be compiled again. Nothing is copied where only the name differs.
+        state = jax.device_put(state, layout)
         found.append(metrics)
     return state, jax.device_get(found)
 

@@ -24,8 +24,9 @@ from jax.experimental import topologies
 
 from ragen_jax import config as cfg
 from ragen_jax.check import check
-from ragen_jax.programs import bytes_per_chip, model_shape, programs
+from ragen_jax.programs import programs
 from ragen_jax.roofline import CHIPS
+from ragen_jax.run_shapes import bytes_per_chip, model_shape
 
 DOES_NOT_FIT = 1  # exit code
 GIB = 2**30

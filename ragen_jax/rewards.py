@@ -29,13 +29,15 @@ def turn_rewards(episodes, *, format_penalty, max_length=None, overlong_buffer=0
     Returns:
       list of lists of floats; an episode's return is their sum.
     """
+    groups = episodes[-1].group + 1
+    format_G = np.broadcast_to(format_penalty, groups).tolist()
     penalties = itertools.repeat(0.0)
     if overlong_buffer:
         lengths = np.array([len(turn.sampled) for e in episodes for turn in e.turns])
         penalty = overlong_penalty(lengths, max_length=max_length, buffer=overlong_buffer)
         penalties = iter(np.asarray(penalty, float))
     return [
-        [turn_reward(turn, format_penalty=format_penalty) + next(penalties) for turn in e.turns]
+        [turn_reward(turn, format_penalty=format_G[e.group]) + next(penalties) for turn in e.turns]
         for e in episodes
     ]
 
@@ -46,7 +48,7 @@ def add_rewards(batch, episodes, *, format_penalty, max_length=None, overlong_bu
     Args:
       batch: `batch.make_batch(episodes)`.
       episodes: G * K episodes, group by group.
-      format_penalty: added to an invalid turn, at most 0.
+      format_penalty: added to an invalid turn, at most 0; one number, or one a group.
       max_length, overlong_buffer: of `overlong_penalty` of a reply's tokens; buffer 0: none.
 
     Returns:

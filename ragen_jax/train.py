@@ -24,13 +24,13 @@ from ragen_jax.advantage import sample_variance
 from ragen_jax.batch import make_batch, take_rows
 from ragen_jax.check import check
 from ragen_jax.checkpoint import Checkpoints
-from ragen_jax.collect import collect_groups
+from ragen_jax.collect import collect, joined_episodes, mark_played
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.diagnostics.stopping import update_stopping
 from ragen_jax.evaluate import evaluate, load_policy
-from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.learn import (
     build_learner,
+    filter_metrics,
     learn,
     needs_statistics,
     policy_statistics,
@@ -47,10 +47,10 @@ from ragen_jax.log import (
     write_rollouts,
 )
 from ragen_jax.model import hf, lora
-from ragen_jax.pool import count_visits, draw_seeds, play_chances
-from ragen_jax.rewards import add_rewards, turn_reward, turn_rewards
+from ragen_jax.rewards import add_rewards, turn_reward
 from ragen_jax.rollout import Sampling, compile_ahead, length_bucket, rollout
 from ragen_jax.sharding import agree, is_first, place, sampling_params
+from ragen_jax.tasks import joined, labelled
 from ragen_jax.update import Frozen
 
 PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
@@ -66,8 +66,7 @@ def train(config, workdir):
         check(c)
         mesh, sampling_mesh = cfg.build_meshes(c)
         cfg.same_run(c, workdir)
-        environment = cfg.build_environment(c, "train")
-        model, params, chat, *evaluation = load_policy(c, workdir)
+        model, params, tokenizer, tasks = load_policy(c, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     if is_first():
         (workdir / "config.json").write_text(json.dumps(c.to_dict(), indent=2) + "\n")
@@ -92,31 +91,48 @@ def train(config, workdir):
         state = checkpoints.restore(latest, state)
         console(f"continuing {workdir} behind step {latest}")
     log = MetricsLog(workdir / "metrics.jsonl", last_step=-1 if latest is None else latest)
-    rollout_key = jax.random.fold_in(jax.random.key(c.seed), 0)
-    budgets, sampling = cfg.build_budgets(c), Sampling(temperature=c.rollout.temperature)
+    penalty_G = np.concatenate([np.full(t.groups, t.config.env.format_penalty) for t in tasks])
     stop = Preemption()
 
     # -------------------------------------------------------------------------- first look
-    policy = policy_of(state)
-    if c.rollout.compact:
+    policy, sampling = policy_of(state), Sampling(temperature=c.rollout.temperature)
+
+    def play(task, seeds_G, states_G, key):
+        """Episodes of the policy as it is."""
+        return rollout(
+            model,
+            policy,
+            task.chat,
+            task.environment,
+            seeds_G,
+            states_G,
+            group_size=c.rollout.group_size,
+            key=key,
+            budgets=cfg.build_budgets(task.config),
+            sampling=sampling,
+            compact=c.rollout.compact,
+        )
+
+    for task in tasks if c.rollout.compact else ():
         with jax.set_mesh(sampling_mesh):
             compile_ahead(
                 model,
                 policy,
-                chat,
-                environment,
+                task.chat,
+                task.environment,
                 0,
-                environment.reset(0),
-                rows=c.rollout.groups * c.rollout.group_size,
-                key=rollout_key,
-                budgets=budgets,
+                task.environment.reset(0),
+                rows=task.groups * c.rollout.group_size,
+                key=task.key,
+                budgets=cfg.build_budgets(task.config),
                 sampling=sampling,
             )
     if latest is None and c.eval.every:
         timer = Timers()
         with timer("eval"), jax.set_mesh(sampling_mesh):
-            metrics, played = evaluate(c, model, policy, chat, *evaluation)
-        write_outcomes(workdir, 0, played)
+            metrics, played = evaluate(model, policy, tasks)
+        for task, episodes in zip(tasks, played, strict=True):
+            write_outcomes(workdir / "eval" / task.label, 0, episodes)
         console(eval_line(0, log.write(0, metrics | timer.seconds)))
 
     # -------------------------------------------------------------------------- loop
@@ -127,21 +143,9 @@ def train(config, workdir):
         metrics = {}
 
         with timer("rollout"), jax.set_mesh(sampling_mesh):
-            play = functools.partial(
-                rollout,
-                model,
-                policy,
-                chat,
-                environment,
-                group_size=c.rollout.group_size,
-                budgets=budgets,
-                sampling=sampling,
-                compact=c.rollout.compact,
-            )
-            collected, cursor = collect(c, play, environment, state, step, rollout_key)
-            del play  # it holds the policy, which an update replaces
-            episodes = collected.episodes
-            metrics |= collected.metrics()
+            collected = [collect(task, play, state, step) for task in tasks]
+            metrics |= joined(tasks, [one.metrics() for one in collected])
+            episodes = joined_episodes(collected)
 
         with timer("batch"):
             longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
@@ -150,24 +154,29 @@ def train(config, workdir):
             batch, return_GK = add_rewards(
                 batch,
                 episodes,
-                format_penalty=c.env.format_penalty,
+                format_penalty=penalty_G,
                 max_length=c.rollout.max_new_tokens,
                 overlong_buffer=c.reward.overlong_buffer,
             )
             metrics |= rollout_metrics(episodes, return_GK)
+            metrics |= labelled(tasks, rollout_metrics, episodes, return_GK)
 
         with timer("diagnose"), jax.set_mesh(sampling_mesh):
             if c.diagnose.every and step % c.diagnose.every == 0:
-                metrics |= collapse_metrics(
-                    model,
-                    policy,
-                    episodes,
-                    first_turn_samples=c.diagnose.first_turn_samples,
-                    trajectory_samples=c.diagnose.trajectory_samples,
-                    micro_batch=c.diagnose.micro_batch,
-                    seed=c.seed,
-                    step=step,
-                )
+                found = [
+                    collapse_metrics(
+                        model,
+                        policy,
+                        one.episodes,
+                        first_turn_samples=c.diagnose.first_turn_samples,
+                        trajectory_samples=c.diagnose.trajectory_samples,
+                        micro_batch=c.diagnose.micro_batch,
+                        seed=c.seed,
+                        step=step,
+                    )
+                    for one in collected
+                ]
+                metrics |= joined(tasks, found)
 
         with timer("update"):
             del policy  # the update replaces the parameters that it is, or is a copy of
@@ -177,10 +186,11 @@ def train(config, workdir):
                     logp_BT, entropy_BT = policy_statistics(learner, state, batch)
                     entropy_GK = episode_means(entropy_BT, batch).reshape(return_GK.shape)
                 length_GK = episode_lengths(episodes).reshape(return_GK.shape)
-                keep_GK, found = select_episodes(
+                score_G, keep_GK = select_episodes(
                     learner, return_GK, length_GK=length_GK, entropy_GK=entropy_GK
                 )
-                metrics |= found
+                metrics |= filter_metrics(score_G, keep_GK)
+                metrics |= labelled(tasks, filter_metrics, score_G, keep_GK)
                 state, found, advantage_BT = learn(
                     learner,
                     state,
@@ -193,7 +203,7 @@ def train(config, workdir):
                     entropy_BT=entropy_BT,
                 )
             policy = policy_of(state)
-            state = state.replace(step=state.step + 1, **place_cursor(state, collected, cursor))
+            state = mark_played(state.replace(step=state.step + 1), tasks, collected)
             metrics["rollout/logp_gap"] = found.pop("update/logp_gap", np.nan)
             metrics |= found
         train_seconds = time.perf_counter() - started
@@ -204,16 +214,18 @@ def train(config, workdir):
         evaluated = c.eval.every and (step % c.eval.every == 0 or step == c.steps)
         if evaluated:
             with timer("eval"), jax.set_mesh(sampling_mesh):
-                found, played = evaluate(c, model, policy, chat, *evaluation)
+                found, played = evaluate(model, policy, tasks)
             metrics |= found
-            write_outcomes(workdir, step, played)
+            for task, part in zip(tasks, played, strict=True):
+                write_outcomes(workdir / "eval" / task.label, step, part)
         if c.rollout.save_every and step % c.rollout.save_every == 0 and is_first():
-            write_rollouts(
-                workdir / "rollouts" / f"step_{step:06d}.jsonl",
-                episodes,
-                chat,
-                lambda turn: turn_reward(turn, format_penalty=c.env.format_penalty),
-            )
+            for task, one in zip(tasks, collected, strict=True):
+                write_rollouts(
+                    workdir / "rollouts" / task.label / f"step_{step:06d}.jsonl",
+                    one.episodes,
+                    task.chat,
+                    functools.partial(turn_reward, format_penalty=task.config.env.format_penalty),
+                )
         metrics |= timer.seconds
         metrics["time/step"] = train_seconds
         metrics["time/diagnose_share"] = metrics["time/diagnose"] / train_seconds
@@ -245,14 +257,16 @@ def train(config, workdir):
     checkpoints.close()
     log.close()
     if c.checkpoint.export:
-        export(workdir, c, model, state.params, frozen, chat)
-    if c.eval.every and is_first():
-        console(learning_curve(workdir))
+        stop_ids = tasks[0].chat.stop_ids
+        export(workdir, c, model, state.params, frozen, tokenizer, stop_ids)
+    for task in tasks if c.eval.every and is_first() else ():
+        title = f"held-out success {task.label}".rstrip()
+        console(learning_curve(workdir / "eval" / task.label, title))
     console(f"done: {workdir}")
     return 0
 
 
-def export(workdir, config, model, trained, frozen, chat):
+def export(workdir, config, model, trained, frozen, tokenizer, stop_ids):
     """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's."""
     params = trained
     if frozen is not None:
@@ -267,57 +281,7 @@ def export(workdir, config, model, trained, frozen, chat):
             base_model=config.model.path,
         )
         params = lora.merge(frozen.params, trained, scale=frozen.scale)
-    hf.save(workdir / "policy", model, params, chat.tokenizer, stop_ids=chat.stop_ids)
-
-
-def collect(c, play, environment, state, step, key):
-    """The groups of a step, by rollouts `play(seeds_G, states_G, key=key)`.
-
-    Returns:
-      (`Collected`, the cursor of seeds behind them).
-    """
-    cursor, chance_P = int(state.seed_cursor), None
-    if c.env.pool:
-        # The same problem draws other noise when it comes again.
-        key = jax.random.fold_in(key, step)
-        chance_P = play_chances(
-            jax.device_get(state.streak_P), explore=c.collect.explore, least=c.collect.explore_least
-        )
-
-    def play_round(round_):
-        nonlocal cursor
-        seeds_G, cursor = draw_seeds(
-            cursor, c.rollout.groups, pool=c.env.pool, seed=c.seed, chance_P=chance_P
-        )
-        noise = jax.random.fold_in(key, round_) if round_ and c.env.pool else key
-        return play(seeds_G, [environment.reset(seed) for seed in seeds_G], key=noise)
-
-    def informative(episodes):
-        rewards = turn_rewards(
-            episodes,
-            format_penalty=c.env.format_penalty,
-            max_length=c.rollout.max_new_tokens,
-            overlong_buffer=c.reward.overlong_buffer,
-        )
-        return_GK = np.reshape([sum(turns) for turns in rewards], (-1, c.rollout.group_size))
-        return np.asarray(sample_variance(return_GK)) > ZERO_SCORE
-
-    collected = collect_groups(
-        play_round, informative, wanted=c.rollout.groups, max_rounds=c.collect.max_rounds
-    )
-    return collected, cursor
-
-
-def place_cursor(state, collected, cursor):
-    """The fields of `TrainState` that say which problems come next."""
-    sharding = state.seed_cursor.sharding
-    fields = {"seed_cursor": place(np.uint32(cursor), sharding)}
-    if state.streak_P is not None:
-        streak_P = count_visits(
-            jax.device_get(state.streak_P), collected.seeds_N, collected.informative_N
-        )
-        fields["streak_P"] = place(streak_P, sharding)
-    return fields
+    hf.save(workdir / "policy", model, params, tokenizer, stop_ids=stop_ids)
 
 
 def watch(c, state, row, return_GK):

@@ -73,8 +73,9 @@ class TrainState:
     params: Any
     opt_state: Any
     step: jax.Array  # int32, finished iterations
-    seed_cursor: jax.Array  # uint32, environment seeds used so far
+    seed_cursor: dict  # environment -> uint32, seeds used so far
     kl_scale: jax.Array  # float32, multiplies algorithm.kl_coef; moves where a target is set
     stopping: Any = None  # diagnostics.stopping.StoppingState
-    streak_P: Any = None  # int32, uninformative visits in a row of each problem of env.pool
+    # environment -> int32, uninformative visits in a row of each problem of its pool, if it has one
+    streak_P: Any = None
     critic: Any = None  # critic.CriticState, where the algorithm has one

@@ -137,17 +137,18 @@ def update_step(
     return state.replace(params=params, opt_state=opt_state), metrics
 
 
-def init_state(params, optimizer, mesh, **parts):
+def init_state(params, optimizer, mesh, *, environments=(), **parts):
     """A `TrainState` at step 0, its optimizer state laid out like the parameters.
 
     Args:
+      environments: their names.
       parts: fields of `TrainState` that a run need not have.
     """
     state = TrainState(
         params=params,
         opt_state=optimizer.init(params),
         step=jnp.int32(0),
-        seed_cursor=jnp.uint32(0),
+        seed_cursor={name: jnp.uint32(0) for name in environments},
         kl_scale=jnp.float32(1.0),
         **parts,
     )

@@ -28,8 +28,10 @@ from ragen_jax.config import (
     cache_directory,
     define_config,
     environment_settings,
+    of_environments,
     run_command,
     tiny_shape,
+    words,
 )
 from ragen_jax.heldout import play_problems
 from ragen_jax.likelihood import token_logps
@@ -52,15 +54,13 @@ def tiny_model(config, cache=None):
       cache: folder of generated models and datasets.
     """
     cache = cache_directory() if cache is None else Path(cache)
+    alone = of_environments(config)
     settings = {
         "recipe": RECIPE,
-        **environment_settings(config),
+        **_what_is_imitated(config),
         **{f"warmstart.{name}": value for name, value in config.warmstart.items()},
-        "words": build_environment(config, "imitation").words,
-        **{f"env.{n}": config.env[n] for n in ("context", "window", "max_context", "prompt")},
-        **{f"env.{n}": config.env[n] for n in ("max_turns", "max_actions")},
-        "actions_per_turn": config.env.actions_per_turn,
         "max_new_tokens": config.rollout.max_new_tokens,
+        **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
     }
     directory = cache / "models" / f"tiny_{datasets.settings_hash(settings)}"
     if not directory.exists():
@@ -70,8 +70,21 @@ def tiny_model(config, cache=None):
     return directory
 
 
+def _what_is_imitated(config):
+    """What decides the demonstrations of config.env, JSON-like."""
+    return {
+        **environment_settings(config),
+        "words": build_environment(config, "imitation").words,
+        **{f"env.{n}": config.env[n] for n in ("context", "window", "max_context", "prompt")},
+        **{f"env.{n}": config.env[n] for n in ("max_turns", "max_actions")},
+        "actions_per_turn": config.env.actions_per_turn,
+    }
+
+
 def imitate(config, cache):
-    """Trains the tiny agent until it solves `warmstart.success` of fresh imitation rooms.
+    """Trains the tiny agent until it solves `warmstart.success` of fresh imitation problems.
+
+    Where several environments train together, of each.
 
     Returns:
       (model, params, tokenizer).
@@ -80,26 +93,29 @@ def imitate(config, cache):
       RuntimeError: `warmstart.max_updates` updates did not get there.
     """
     w = config.warmstart
-    environment = build_environment(config, "imitation")
-    tokenizer = build_tokenizer(environment.words)
-    chat = build_chat(config, tokenizer, environment)
-    examples = datasets.demonstrations(
-        environment,
-        rooms=w.rooms,
-        plan_moves=w.plan_moves,
-        actions_per_turn=config.env.actions_per_turn,
-        max_turns=config.env.max_turns,
-        max_actions=config.env.max_actions,
-        settings=environment_settings(config),
-        directory=cache / "datasets",
-    )
-    batch = make_batch(list(_as_episodes(examples, chat)))
+    tokenizer = build_tokenizer(words(config))
+    episodes, checks = [], {}
+    for name, c in of_environments(config).items():
+        environment = build_environment(c, "imitation")
+        chat = build_chat(c, tokenizer, environment)
+        examples = datasets.demonstrations(
+            environment,
+            rooms=w.rooms,
+            plan_moves=w.plan_moves,
+            actions_per_turn=c.env.actions_per_turn,
+            max_turns=c.env.max_turns,
+            max_actions=c.env.max_actions,
+            settings=environment_settings(c),
+            directory=cache / "datasets",
+        )
+        episodes += _as_episodes(examples, chat)
+        seen = {example["identity"] for example in examples}
+        problems = _check_problems(environment, seen, c)
+        checks[name] = functools.partial(_success, c, chat, environment, *problems)
+    batch = make_batch(episodes)
     length = length_bucket(batch.tokens_BT.shape[1])
     tokens_BT = np.pad(batch.tokens_BT, ((0, 0), (0, length - batch.tokens_BT.shape[1])))
     mask_BT = np.pad(batch.mask_BT, ((0, 0), (0, length - batch.mask_BT.shape[1])))
-    check_seeds, check_states = _check_problems(
-        environment, {example["identity"] for example in examples}, config
-    )
 
     model = Qwen(tiny_shape(config, len(tokenizer)))
     key = jax.random.key(w.seed)
@@ -120,27 +136,15 @@ def imitate(config, cache):
                 model, optimizer, params, opt_state, tokens_BT[rows], mask_BT[rows]
             )
             if (update + 1) % w.check_every == 0:
-                episodes = play_problems(
-                    model,
-                    params,
-                    chat,
-                    environment,
-                    check_seeds,
-                    check_states,
-                    samples=1,
-                    rows=config.rollout.groups * config.rollout.group_size,
-                    key=jax.random.fold_in(key, 0),
-                    budgets=build_budgets(config),
-                    sampling=Sampling(temperature=1.0),
-                )
-                success = float(np.mean([episode.success for episode in episodes]))
+                found = {name: solved(model, params) for name, solved in checks.items()}
+                success = min(found.values())
                 history.append(success)
                 bar.n = 1.0 if success >= w.success else success / w.success
                 bar.set_postfix_str(f"success {success:.2f} of {w.success:.2f}")
                 if success >= w.success:
                     seconds = time.perf_counter() - start
                     console(
-                        f"warm start: success {success:.2f} (temperature 1) after {update + 1} "
+                        f"warm start: success {_listed(found)} (temperature 1) after {update + 1} "
                         f"updates, {seconds:.0f} s, loss {float(loss):.3f}"
                     )
                     return model, params, tokenizer
@@ -148,6 +152,31 @@ def imitate(config, cache):
         f"imitation reached success {max(history, default=0):.2f} in {w.max_updates} updates, not "
         f"warmstart.success={w.success}; raise warmstart.max_updates or lower the target"
     )
+
+
+def _success(config, chat, environment, seeds, states, model, params):
+    """Share of the problems that are solved at temperature 1."""
+    episodes = play_problems(
+        model,
+        params,
+        chat,
+        environment,
+        seeds,
+        states,
+        samples=1,
+        rows=config.rollout.groups * config.rollout.group_size,
+        key=jax.random.fold_in(jax.random.key(config.warmstart.seed), 0),
+        budgets=build_budgets(config),
+        sampling=Sampling(temperature=1.0),
+    )
+    return float(np.mean([episode.success for episode in episodes]))
+
+
+def _listed(found):
+    """0.41 of one environment; sokoban 0.41, frozen_lake 0.56 of two."""
+    if len(found) == 1:
+        return f"{min(found.values()):.2f}"
+    return ", ".join(f"{name} {value:.2f}" for name, value in found.items())
 
 
 _BAR = "{desc} {bar} {elapsed} {postfix}"

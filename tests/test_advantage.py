@@ -172,6 +172,9 @@ def test_soft_weights():
     # eps stands beside the largest std
     weights = advantage.soft_weights(return_GK, eps=2**0.5)
     np.testing.assert_allclose(weights, [0.5, 0.0, 0.25], rtol=1e-5)
+    # The last group is of another environment, whose largest std is its own.
+    weights = soft_weights(return_GK, environment_G=np.array([0, 0, 1]))
+    np.testing.assert_allclose(weights, [1.0, 0.0, 1.0], rtol=1e-5)
 
 
 # ---------------------------------------------------------------- along a row

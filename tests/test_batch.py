@@ -187,6 +187,10 @@ def test_returns_by_group_and_member(make_turn, make_episode):
     ]
     _, return_GK = add_rewards(make_batch(played), played, format_penalty=-0.1)
     np.testing.assert_array_equal(return_GK, [[0, 1, 2], [10, 11, 12]])
+    # A penalty of its own for each group.
+    played = [make_episode(g, 0, [make_turn([1], [2], valid=False)] * 2) for g in range(3)]
+    _, return_GK = add_rewards(make_batch(played), played, format_penalty=np.array([-1, 0, -0.5]))
+    np.testing.assert_array_equal(return_GK, [[-2], [0], [-1]])
 
 
 def test_rewards_of_an_episode_add_up_to_its_return(episodes):

@@ -7,7 +7,10 @@ import pytest
 
 from configs import countdown, frozen_lake, recipes, sokoban
 from ragen_jax import train
+from ragen_jax.credit import assign_credit
+from ragen_jax.critic import critic_step
 from ragen_jax.log import read_metrics
+from ragen_jax.update import update_step
 
 AXES = {
     "algorithm": (
@@ -54,6 +57,7 @@ def test_cover_is_pairwise():
 
 
 COVER = pairwise_cover(AXES)
+LEARNING = {"update": update_step, "critic": critic_step, "credit": assign_credit}
 
 
 @pytest.mark.slow
@@ -70,12 +74,23 @@ def test_two_steps(index, tmp_path_factory, tmp_path, monkeypatch):
     config.steps = 2
     config.optimizer.update(minibatches=2, micro_batch=4, learning_rate=1e-3, warmup_updates=0)
     config.warmstart.update(
-        success=0.0, rooms=256, check_every=4, check_episodes=16, width=32, mlp_width=64
+        success=0.0, rooms=512, check_every=100, check_episodes=16, width=32, mlp_width=64
     )
     config.eval.update(episodes=16, every=2)
+    lengths = []
+    plain = train.make_batch
+    monkeypatch.setattr(
+        train, "make_batch", lambda es, length: lengths.append(length) or plain(es, length=length)
+    )
+    before = {name: jitted._cache_size() for name, jitted in LEARNING.items()}
     assert train.train(config, tmp_path / "run") == 0
+    for name, jitted in LEARNING.items():
+        # One program for each length of rows, whatever is kept of them; a second step of the first
+        # one's length compiles nothing.
+        assert jitted._cache_size() - before[name] <= len(set(lengths)), name
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
+    assert sum(row.get("update/count", 0) for row in rows) > 0
     for row in rows[1:]:
         assert row.get("update/skipped", 0) == 0
         assert row.get("rollout/logp_gap", 0) <= 1e-4

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs import sokoban
-from ragen_jax import preflight, programs
+from ragen_jax import preflight, programs, run_shapes
 from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.roofline import CHIPS, Chip, Cost, Work
@@ -124,21 +124,23 @@ def test_one_layer_against_xla():
 
 
 def test_lengths_of_the_papers_setting():
-    found = programs.lengths(sokoban.get_config("qwen2.5-3b"), 800, 200)
+    found = run_shapes.lengths(sokoban.get_config("qwen2.5-3b"), 800, 200)
     assert found.last + 400 == 3600
     # Padded as rollout.length_bucket does; the turn before ended at 2,600.
     assert (found.before, found.prompt, found.news, found.row) == (3072, 3584, 224, 4096)
-    one = programs.lengths(sokoban.get_config(), 50, 10)  # single turn: every prompt is a first one
+    one = run_shapes.lengths(
+        sokoban.get_config(), 50, 10
+    )  # single turn: every prompt is a first one
     assert one.first == one.prompt == 56
     with pytest.raises(ValueError, match="--observation_tokens is 0"):
-        programs.lengths(sokoban.get_config(), 50, 0)
+        run_shapes.lengths(sokoban.get_config(), 50, 0)
 
 
 def test_lengths_of_windows_and_limits():
     def found(**env):
         config = sokoban.get_config("qwen2.5-3b")
         config.env.update(env)
-        return programs.lengths(config, 800, 200)
+        return run_shapes.lengths(config, 800, 200)
 
     full = found()
     assert (full.shown, full.whole) == (5, 5)
@@ -157,14 +159,14 @@ def test_lengths_of_windows_and_limits():
 
 def test_shapes_of_models(tmp_path):
     config = sokoban.get_config("qwen2.5-3b")
-    assert programs.model_shape(config).layers == 36
+    assert run_shapes.model_shape(config).layers == 36
     config.model.path = "meta-llama/Llama-3.2-1B-Instruct"
-    assert programs.model_shape(config).width == 2048
+    assert run_shapes.model_shape(config).width == 2048
     config.model.path = "tiny"
-    assert programs.model_shape(config).width == config.warmstart.width
+    assert run_shapes.model_shape(config).width == config.warmstart.width
     config.model.path = "Qwen/Qwen9-1B"
     with pytest.raises(ValueError, match="Qwen/Qwen9-1B.*qwen2.5-0.5b.*llama-3.1-8b"):
-        programs.model_shape(config)
+        run_shapes.model_shape(config)
 
 
 def plan(**overrides):
@@ -210,12 +212,12 @@ def test_programs_of_ppo():
         assert found[name].lower().out_info is not None
     # Whatever a program does not read lies beside it: seven copies of the model (parameters and
     # critic with two moments each, and the reference), and some rows of tokens.
-    shape = programs.model_shape(sokoban.get_config())
+    shape = run_shapes.model_shape(sokoban.get_config())
     shapes = jax.eval_shape(Qwen(shape).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     size = 4 * sum(x.size for x in jax.tree.leaves(shapes))
     for name in (*new, "update"):
         program = found[name]
-        whole = sum(programs.bytes_per_chip(x) for x in (program.held, program.arguments))
+        whole = sum(run_shapes.bytes_per_chip(x) for x in (program.held, program.arguments))
         assert 7 * size <= whole < 7.5 * size, name
 
 
@@ -235,20 +237,20 @@ def test_programs_of_windows_and_limits():
 
 
 def test_what_is_held_beside_a_program():
-    shape = programs.model_shape(sokoban.get_config())
+    shape = run_shapes.model_shape(sokoban.get_config())
     shapes = jax.eval_shape(Qwen(shape).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     size = 4 * sum(x.size for x in jax.tree.leaves(shapes))
     # float32 on one mesh: the sampler reads the state's own parameters, beside Adam's moments.
     plain = plan()
     assert "resharding" not in plain and "extend" not in plain
-    held = programs.bytes_per_chip(plain["decode"].held)
+    held = run_shapes.bytes_per_chip(plain["decode"].held)
     assert held == pytest.approx(2 * size, abs=100)
     copied = plan(**{"model.dtype": "bfloat16", "algorithm.kl_coef": 0.1})
-    held = programs.bytes_per_chip(copied["decode"].held)
+    held = run_shapes.bytes_per_chip(copied["decode"].held)
     assert held == pytest.approx(4 * size, abs=100)  # parameters, moments, reference
     adapted = plan(**{"model.dtype": "bfloat16", "model.lora.rank": 2})
     assert adapted["update"].lower().out_info is not None
-    held = programs.bytes_per_chip(adapted["decode"].held)
+    held = run_shapes.bytes_per_chip(adapted["decode"].held)
     assert size < held < 1.5 * size  # the frozen model, small adapters and their moments
     assert adapted["update"].cost.flops < copied["update"].cost.flops
 

@@ -104,8 +104,8 @@ def test_sigterm_saves_the_step_and_resuming_goes_on(config, finished, tmp_path,
 
 def test_evaluation_of_a_run_repeats_its_last_row(finished):
     last = read_metrics(finished / "metrics.jsonl")[-1]
-    run_config, policy = evaluate.restore_run(finished)
-    metrics, _ = evaluate.evaluate(run_config, *policy)
+    _, policy = evaluate.restore_run(finished)
+    metrics, _ = evaluate.evaluate(policy.model, policy.params, policy.tasks)
     assert metrics["eval/success"] == last["eval/success"]
     assert metrics["eval/return"] == pytest.approx(last["eval/return"])
 
@@ -169,7 +169,7 @@ def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
     # The policy is its own reference until it moves.
     assert abs(rows[0]["update/kl"]) < 1e-5 < abs(rows[2]["update/kl"])
     assert rows[0]["update/kl_coef"] != 0.05
-    assert all(row["update/sampler_gap"] < 1e-4 for row in rows)
+    assert all(1e-8 < row["rollout/logp_gap"] < 1e-4 for row in rows)  # the sampler's, not its own
     assert all(row["filter/kept_ratio"] <= 0.5 for row in rows)
     assert rows[2]["critic/loss"] != rows[0]["critic/loss"]
 

@@ -11,7 +11,7 @@ import pytest
 from ragen_jax import likelihood, optimize, update
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.optimize import micro_batches
-from ragen_jax.sharding import make_mesh
+from ragen_jax.sharding import make_mesh, param_shardings
 from ragen_jax.types import Batch
 
 V, T = 30, 12
@@ -129,6 +129,16 @@ def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh
     assert largest_difference(found, expected) < 2e-6
     assert metrics["update/loss"] == pytest.approx(float(value), abs=1e-5)
     assert metrics["update/kl"] > 0 and metrics["update/count"] == 1
+
+
+def test_all_updates_share_one_program(policy, mesh):
+    batch, advantage = make_rows(policy, 8)
+    model, params = policy
+    policy = model, jax.device_put(params, param_shardings(model, mesh))  # as hf.load lays them out
+    optimizer = optax.adam(1e-3)  # of this test alone
+    before = update.update_step._cache_size()
+    run(policy, mesh, batch, advantage, optimizer=optimizer, minibatches=4)
+    assert update.update_step._cache_size() == before + 1
 
 
 def test_micro_batch_size_and_padding_do_not_change_the_update(policy, mesh):

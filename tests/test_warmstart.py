@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from configs import countdown, frozen_lake, sokoban
+from configs import countdown, frozen_lake, mixture, sokoban
 from envs.countdown import Countdown
 from ragen_jax import evaluate, train, warmstart
 from ragen_jax.log import read_metrics
@@ -36,6 +36,10 @@ def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypat
         names.append(name_of(config, tmp_path, monkeypatch))
     monkeypatch.setattr(Countdown, "words", ("another",))
     names.append(name_of(countdown.get_config(), tmp_path, monkeypatch))
+    config = mixture.get_config()
+    names.append(name_of(config, tmp_path, monkeypatch))
+    config.also.frozen_lake.env.max_turns = 4  # of another environment than the first
+    names.append(name_of(config, tmp_path, monkeypatch))
     assert len(set(names)) == len(names)
     config = frozen_lake.get_config()
     config.update_from_flattened_dict({"seed": 5, "rollout.temperature": 0.7, "eval.every": 3})
@@ -65,4 +69,5 @@ def test_a_config_imitates_trains_and_evaluates(name, tmp_path, monkeypatch):
         assert row["rollout/valid_rate"] > 0.5  # imitation has taught the format
         assert np.isfinite(row["collapse/first_turn/mi"])
     _, policy = evaluate.restore_run(tmp_path / "run")
-    assert policy.chat.actions == policy.environment.actions
+    (task,) = policy.tasks
+    assert task.chat.actions == task.environment.actions

@@ -1,0 +1,110 @@
+"""The environments of a run, each with all that playing it needs.
+
+Most runs have one. Where several train together, each has its own groups, filter and figures, and
+one update learns from all of them.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from ragen_jax import config as cfg
+from ragen_jax import datasets
+from ragen_jax.chat import Chat
+from ragen_jax.sharding import first_goes_first
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One environment of a run."""
+
+    name: str
+    label: str  # its name where several train together, "" where it is alone: for metrics, folders
+    config: object  # ConfigDict, the run's, with this environment as its only one
+    chat: Chat
+    environment: object  # problems of the training split
+    heldout_environment: object  # of the evaluation split
+    heldout: tuple  # (seeds, states)
+    key: jax.Array  # of the policy's draws and the environment's noise while training
+
+    @property
+    def groups(self):
+        """Groups of a step."""
+        return self.config.rollout.groups
+
+
+def build_tasks(config, tokenizer, stop_ids):
+    """The `Task`s of a config, in the order of config.of_environments.
+
+    Args:
+      stop_ids: token ids at which the model's replies end.
+    """
+    alone = cfg.of_environments(config)
+    return tuple(
+        _build(name, name if len(alone) > 1 else "", index, c, tokenizer, stop_ids)
+        for index, (name, c) in enumerate(alone.items())
+    )
+
+
+def _build(name, label, index, config, tokenizer, stop_ids):
+    environment = cfg.build_environment(config, "train")
+    heldout_environment = cfg.build_environment(config, "eval")
+    with first_goes_first("heldout"):
+        heldout = datasets.heldout_problems(
+            heldout_environment,
+            count=config.eval.episodes,
+            seed=config.eval.seed,
+            settings=cfg.environment_settings(config),
+            directory=cfg.cache_directory() / "datasets",
+        )
+    # Environments count their seeds alike, so that each needs noise of its own.
+    key = jax.random.fold_in(jax.random.key(config.seed), 0)
+    return Task(
+        name=name,
+        label=label,
+        config=config,
+        chat=cfg.build_chat(config, tokenizer, environment, stop_ids),
+        environment=environment,
+        heldout_environment=heldout_environment,
+        heldout=heldout,
+        key=jax.random.fold_in(key, index) if index else key,
+    )
+
+
+def labelled(tasks, measure, *listed):
+    """measure(*listed) of each task alone, under its label; {} where there is but one task.
+
+    Args:
+      measure: returns a dict of metrics a/b, which become a/label/b.
+      listed: lists or arrays, episode by episode or group by group, task by task.
+    """
+    metrics = {}
+    groups = sum(task.groups for task in tasks)
+    first = 0
+    for task in tasks:
+        parts = []
+        for values in listed:
+            each = len(values) // groups  # entries of a group
+            parts.append(values[first * each : (first + task.groups) * each])
+        metrics |= _named(task, measure(*parts)) if task.label else {}
+        first += task.groups
+    return metrics
+
+
+def joined(tasks, found):
+    """The metrics of each task under its label, and their mean over the tasks that have them.
+
+    Args:
+      found: one dict of metrics a task.
+    """
+    metrics = {}
+    for name in dict.fromkeys(name for one in found for name in one):
+        metrics[name] = np.mean([one[name] for one in found if name in one])
+    for task, one in zip(tasks, found, strict=True):
+        metrics |= _named(task, one) if task.label else {}
+    return metrics
+
+
+def _named(task, metrics):
+    return {name.replace("/", f"/{task.label}/", 1): value for name, value in metrics.items()}

@@ -1,0 +1,185 @@
+"""Several environments in one run: their parts of a step, of a config and of the figures."""
+
+import types
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from configs import frozen_lake, mixture, sokoban
+from ragen_jax import config as cfg
+from ragen_jax import evaluate, train
+from ragen_jax.check import check
+from ragen_jax.learn import build_learner, select_episodes
+from ragen_jax.log import read_metrics, read_outcomes
+from ragen_jax.model import hf
+from ragen_jax.tasks import joined, labelled
+
+
+def parts(*groups):
+    """Stand-ins for tasks with so many groups."""
+    names = ["first", "second", "third"] if len(groups) > 1 else [""]
+    return [types.SimpleNamespace(label=n, groups=g) for n, g in zip(names, groups, strict=False)]
+
+
+def test_figures_of_each_task_by_hand():
+    def measure(x, y):
+        return {"a/sum": sum(x), "a/b/rows": len(y)}
+
+    # Four groups, two entries a group in x and one in y.
+    found = labelled(parts(2, 1, 1), measure, [1, 2, 4, 8, 16, 32, 64, 128], np.zeros((4, 5)))
+    assert found == {
+        "a/first/sum": 15,
+        "a/first/b/rows": 2,
+        "a/second/sum": 48,
+        "a/second/b/rows": 1,
+        "a/third/sum": 192,
+        "a/third/b/rows": 1,
+    }
+    assert labelled(parts(3), measure, range(6), range(3)) == {}
+
+
+def test_the_plain_name_is_the_mean_over_the_tasks_that_have_it():
+    found = joined(parts(1, 2, 1), [{"a/x": 1.0}, {"a/x": 4.0, "a/y": 2.0}, {}])
+    assert found == {
+        "a/x": 2.5,
+        "a/y": 2.0,
+        "a/first/x": 1.0,
+        "a/second/x": 4.0,
+        "a/second/y": 2.0,
+    }
+    assert joined(parts(2), [{"a/x": 3.0}]) == {"a/x": 3.0}
+
+
+@pytest.fixture
+def config(agent):
+    """Two environments, three and two groups, played by the agent of the first."""
+    config = agent.config.copy_and_resolve_references()
+    config.model.path = str(agent.directory)
+    config.steps = 2
+    config.rollout.update(groups=3, group_size=4, save_every=2)
+    lake = frozen_lake.get_config().env
+    lake.update(format_penalty=-0.5, max_turns=2, pool=4)
+    config.also.frozen_lake = ConfigDict(dict(groups=2, env=lake))
+    config.optimizer.update(minibatches=2, micro_batch=8, learning_rate=1e-3, warmup_updates=0)
+    config.diagnose.update(first_turn_samples=8, trajectory_samples=8)
+    config.eval.update(episodes=8, every=2)
+    config.checkpoint.every = 1
+    return config
+
+
+def test_a_config_of_several_is_one_of_each(config):
+    check(config)
+    alone = cfg.of_environments(config)
+    assert list(alone) == ["sokoban", "frozen_lake"]
+    first, second = alone.values()
+    assert (first.env.name, first.rollout.groups, len(first.also)) == ("sokoban", 3, 0)
+    assert (second.env.name, second.rollout.groups, second.env.max_turns) == ("frozen_lake", 2, 2)
+    assert second.optimizer.learning_rate == config.optimizer.learning_rate
+    assert cfg.groups_of_environments(config) == (3, 2) and cfg.step_groups(config) == 5
+    assert cfg.step_rows(config) == 4 * (3 * 5 + 2 * 2)  # single turn: a row a turn
+    config.also.frozen_lake.env.context = "full"
+    assert cfg.step_rows(config) == 4 * (3 * 5 + 2)
+    assert cfg.row_tokens(config) == 2 * config.rollout.max_new_tokens
+    one = sokoban.get_config()
+    assert list(cfg.of_environments(one).values()) == [one]
+    assert config.also.frozen_lake.env.name == "frozen_lake"  # the config itself stays as it was
+    assert config.rollout.groups == 3
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda c: c.also.frozen_lake.env.update(context="none"),
+            "frozen_lake.env.context is",
+        ),
+        (lambda c: c.also.frozen_lake.env.update(max_turns=0), "frozen_lake.env.max_turns is"),
+        (
+            lambda c: c.also.frozen_lake.env.update(format_penalty=1.0),
+            "also.frozen_lake.env.format_penalty is 1.0; it must be <= 0",
+        ),
+        (
+            lambda c: c.also.frozen_lake.env.update(pool=1),
+            "also.frozen_lake.env.pool is 1; it must be at least also.frozen_lake.groups = 2",
+        ),
+        (lambda c: c.also.frozen_lake.update(groups=0), "also.frozen_lake.groups is 0"),
+        (lambda c: c.also.update(sokoban=c.also.frozen_lake), "has the name of config.env"),
+        (lambda c: c.also.update(other=ConfigDict(dict(groups=1))), "other must have groups and"),
+        (lambda c: c.also.frozen_lake.env.__delattr__("window"), "one of them alone has window"),
+    ],
+)
+def test_what_no_run_could_use_is_refused(config, change, message):
+    with config.unlocked():
+        change(config)
+    with pytest.raises(ValueError, match=message):
+        check(config)
+
+
+def test_each_environment_is_filtered_by_itself(config, agent):
+    mesh, _ = cfg.build_meshes(config)
+    model, params, _ = hf.load(agent.directory, mesh=mesh)
+    learner, state = build_learner(config, model, params, mesh)
+    np.testing.assert_array_equal(learner.environment_G, [0, 0, 0, 1, 1])
+    assert set(state.seed_cursor) == {"sokoban", "frozen_lake"}
+    assert {name: len(streak) for name, streak in state.streak_P.items()} == {"frozen_lake": 4}
+    # Nearly all variance is in the first environment: ranked together, nothing else would be kept.
+    return_GK = np.array([[9, 0, 9, 0], [9, 0, 9, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
+    length_GK = np.ones((5, 4), int)
+    _, keep_GK = select_episodes(learner, return_GK.astype(np.float32), length_GK=length_GK)
+    assert keep_GK[:, 0].tolist() == [True, True, False, True, False]
+
+
+def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.directory.parent.parent / "xdg"))
+    config.steps = 1
+    assert train.train(config, tmp_path / "resumed") == 0
+    config.steps = 2
+    assert train.train(config, tmp_path / "resumed") == 0
+    assert train.train(config, tmp_path / "whole") == 0
+    whole, resumed = (
+        [
+            {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))}
+            for row in read_metrics(tmp_path / name / "metrics.jsonl")
+        ]
+        for name in ("whole", "resumed")
+    )
+    last = whole[-1]
+    assert resumed[-1] == last
+    assert last["rollout/success"] == pytest.approx(
+        (3 * last["rollout/sokoban/success"] + 2 * last["rollout/frozen_lake/success"]) / 5
+    )
+    for name in ("eval/success", "collapse/first_turn/mi", "collect/groups"):
+        family, rest = name.split("/", 1)
+        its = [last[f"{family}/{env}/{rest}"] for env in ("sokoban", "frozen_lake")]
+        assert last[name] == pytest.approx(np.mean(its))
+    for env in ("sokoban", "frozen_lake"):
+        assert 0 <= last[f"filter/{env}/kept_ratio"] <= 1
+        assert set(read_outcomes(tmp_path / "whole" / "eval" / env)) == {0, 2}
+        assert (tmp_path / "whole" / "rollouts" / env / "step_000002.jsonl").exists()
+    assert last["rollout/frozen_lake/turns"] <= 2
+
+    # An environment's first step is the one it would have had alone.
+    alone = config.copy_and_resolve_references()
+    with alone.unlocked():
+        alone.also = ConfigDict()
+    alone.steps = 1
+    assert train.train(alone, tmp_path / "alone") == 0
+    before, first = read_metrics(tmp_path / "alone" / "metrics.jsonl")[:2]
+    assert before["eval/success"] == whole[0]["eval/sokoban/success"]
+    for name in ("rollout/return", "rollout/response_length", "filter/score_mean"):
+        assert first[name] == whole[1][name.replace("/", "/sokoban/", 1)]
+
+    _, policy = evaluate.restore_run(tmp_path / "whole")
+    metrics, played = evaluate.evaluate(policy.model, policy.params, policy.tasks)
+    assert metrics["eval/success"] == last["eval/success"]
+    assert [len(episodes) for episodes in played] == [8, 8]
+
+
+def test_the_mixture_config_is_valid():
+    config = mixture.get_config()
+    check(config)
+    assert set(cfg.of_environments(config)) == {"sokoban", "frozen_lake", "countdown"}
+    assert len(cfg.words(config)) == len(set(cfg.words(config)))
+    for preset in ("qwen2.5-0.5b", "tiny+ppo+no_filter"):
+        check(mixture.get_config(preset))
