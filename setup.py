@@ -24,6 +24,7 @@ setup(
         "absl-py>=2.3,<3",
         "gymnasium>=1.2.3,<2",  # the rules of FrozenLake
         "array_record>=0.8.1",  # the file format of our datasets
+        "scipy>=1.16",  # quantiles of Student's t
         "importlib_resources",  # tensorflow-datasets imports it without asking for it
         "jinja2>=3.1",  # chat templates
         "ml_collections>=1.1,<2",  # config files and their command-line overrides

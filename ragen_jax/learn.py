@@ -15,7 +15,9 @@ from ragen_jax import config as cfg
 from ragen_jax import losses
 from ragen_jax.credit import WITH_CRITIC, Credit, assign_credit
 from ragen_jax.critic import ValueLoss, backbone_of, init_critic, update_critic
+from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.diagnostics.stopping import init_stopping
+from ragen_jax.diagnostics.zscores import init_zscores
 from ragen_jax.filter import group_scores, loss_scales, select_by_environment, select_members
 from ragen_jax.objectives import mismatch_weights
 from ragen_jax.passes import over_rows, statistics, values
@@ -77,6 +79,8 @@ def build_learner(config, model, params, mesh):
         frozen=frozen,
     )
     environments = cfg.of_environments(c)
+    labels = environments if len(environments) > 1 else ()
+    scopes = [*SCOPES, *(f"{label}/{scope}" for label in labels for scope in SCOPES)]
     return learner, init_state(
         trained,
         learner.optimizer,
@@ -84,6 +88,7 @@ def build_learner(config, model, params, mesh):
         environments=environments,
         critic=critic,
         stopping=init_stopping(),
+        zscores=init_zscores(scopes),
         streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
     )
 

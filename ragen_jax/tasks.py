@@ -5,6 +5,7 @@ one update learns from all of them.
 """
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -95,12 +96,19 @@ def labelled(tasks, measure, *listed):
 def joined(tasks, found):
     """The metrics of each task under its label, and their mean over the tasks that have them.
 
+    The mean of E independent figures has the interval sqrt(sum of their squared half-widths) / E
+    (names ending in _ci95); p-values (in _p) have no mean.
+
     Args:
       found: one dict of metrics a task.
     """
     metrics = {}
     for name in dict.fromkeys(name for one in found for name in one):
-        metrics[name] = np.mean([one[name] for one in found if name in one])
+        values = [one[name] for one in found if name in one]
+        if name.endswith("_ci95"):
+            metrics[name] = math.hypot(*values) / len(values)
+        elif len(tasks) == 1 or not name.endswith("_p"):
+            metrics[name] = np.mean(values)
     for task, one in zip(tasks, found, strict=True):
         metrics |= _named(task, one) if task.label else {}
     return metrics

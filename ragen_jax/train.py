@@ -27,6 +27,7 @@ from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.collect import collect, joined_episodes, mark_played
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.diagnostics.stopping import update_stopping
+from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.evaluate import evaluate, load_policy
 from ragen_jax.learn import (
     build_learner,
@@ -177,6 +178,9 @@ def train(config, workdir):
                     for one in collected
                 ]
                 metrics |= joined(tasks, found)
+                zscores, found = update_zscores(jax.device_get(state.zscores), metrics)
+                metrics |= found
+                state = state.replace(zscores=place(zscores, state.step.sharding))
 
         with timer("update"):
             del policy  # the update replaces the parameters that it is, or is a copy of

@@ -78,4 +78,5 @@ class TrainState:
     stopping: Any = None  # diagnostics.stopping.StoppingState
     # environment -> int32, uninformative visits in a row of each problem of its pool, if it has one
     streak_P: Any = None
+    zscores: Any = None  # diagnostics.zscores.ZScoreState
     critic: Any = None  # critic.CriticState, where the algorithm has one

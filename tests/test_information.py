@@ -6,6 +6,8 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ragen_jax.diagnostics.information import information_metrics
 
@@ -144,6 +146,23 @@ def test_identity_of_entropies(strength):
         got["h_marginal_released"], got["mi_released"] + got["h_cond"], rtol=1e-6
     )
     assert got["mi_seq"] <= got["mi_upper_bound"] + 1e-12
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_identity_of_entropies_of_any_scores(data):
+    M, N = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 9))
+    score = st.floats(-500, 0, width=32)
+    rows = st.lists(score, min_size=N, max_size=N)
+    score_MN = np.array(data.draw(st.lists(rows, min_size=M, max_size=M)))
+    length_M = data.draw(st.lists(st.integers(1, 200), min_size=M, max_size=M))
+    prompt_M = np.array(data.draw(st.lists(st.integers(0, N - 1), min_size=M, max_size=M)))
+    got = information_metrics(score_MN, length_M, prompt_M)
+    for form in ("", "_seq"):
+        total = got["mi" + form] + got["h_cond" + form]
+        # mi and h_cond may cancel: relative to the larger of the three
+        scale = max(abs(got["h_cond" + form]), abs(got["h_marginal" + form]))
+        assert abs(got["h_marginal" + form] - total) <= 1e-6 * scale + 1e-12
 
 
 def test_copy_policy_reaches_the_bound():

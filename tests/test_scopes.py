@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.diagnostics import scopes
+from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
 from ragen_jax.diagnostics.scopes import (
     collapse_metrics,
     first_turns,
@@ -15,6 +16,7 @@ from ragen_jax.diagnostics.scopes import (
 )
 
 G, K, TURNS = 5, 4, 3
+FIGURES = ("mi", "mi_seq", "h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq", "retrieval_acc")
 
 
 @pytest.fixture
@@ -155,7 +157,12 @@ def test_collapse_metrics_names_scopes_and_tells_equal_prompts(episodes, monkeyp
     monkeypatch.setattr(scopes, "information_metrics", information_metrics)
     options = dict(first_turn_samples=8, trajectory_samples=20, micro_batch=4, seed=0, step=0)
     metrics = collapse_metrics(None, None, episodes, **options)
-    assert metrics == {"collapse/first_turn/mi": 1.0, "collapse/trajectory/mi": 2.0}
+    assert metrics.keys() == {
+        f"collapse/{scope}/{name}"
+        for scope in ("first_turn", "trajectory")
+        for name in ("mi", "retrieval_p", *(f"{figure}_ci95" for figure in FIGURES))
+    }
+    assert metrics["collapse/first_turn/mi"] == 1.0 and metrics["collapse/trajectory/mi"] == 2.0
     assert seen[0] == list(range(G))
     # First turns of a group show the same prompt: their columns have one id, all others their own.
     prompts, _, _ = trajectory_turns(episodes, samples=20, seed=0, step=0)
@@ -169,4 +176,30 @@ def test_collapse_metrics_names_scopes_and_tells_equal_prompts(episodes, monkeyp
     mute = [without_reasoning(episode) for episode in episodes]
     assert collapse_metrics(None, None, mute, **options) == {}
     # One group has one first prompt: nothing to tell it from.
-    assert set(collapse_metrics(None, None, episodes[:K], **options)) == {"collapse/trajectory/mi"}
+    metrics = collapse_metrics(None, None, episodes[:K], **options)
+    assert {name.split("/")[1] for name in metrics} == {"trajectory"}
+
+
+def test_intervals_and_p_values_are_of_the_scopes_own_scores(episodes, monkeypatch):
+    def cross_score(model, params, prompts, reasonings, *, micro_batch):
+        rng = np.random.default_rng(len(reasonings))
+        prompt_of = {tuple(prompt): rng.normal() for prompt in map(np.ndarray.tolist, prompts)}
+        score_N = [prompt_of[tuple(prompt.tolist())] for prompt in prompts]
+        return rng.normal(size=(len(reasonings), 1)) * score_N, np.full(len(reasonings), 2)
+
+    monkeypatch.setattr(scopes, "cross_score", cross_score)
+    options = dict(first_turn_samples=8, trajectory_samples=20, micro_batch=4, seed=3, step=7)
+    metrics = collapse_metrics(None, None, episodes, **options)
+    for index, (scope, (prompts, reasonings, prompt_M)) in enumerate(
+        {
+            "first_turn": first_turns(episodes, samples=8),
+            "trajectory": trajectory_turns(episodes, samples=20, seed=3, step=7),
+        }.items()
+    ):
+        scores = cross_score(None, None, prompts, reasonings, micro_batch=4)
+        ids = [str(prompt) for prompt in prompts]
+        want = confidence_intervals(*scores, prompt_M, prompt_id_N=ids)
+        want["retrieval_p"] = retrieval_p(scores[0], prompt_M, prompt_id_N=ids, seed=[3, 7, index])
+        assert want["mi_ci95"] > 0 and want["retrieval_p"] < 1
+        for name, value in want.items():
+            assert metrics[f"collapse/{scope}/{name}"] == pytest.approx(value, rel=1e-9)

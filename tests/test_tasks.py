@@ -40,15 +40,21 @@ def test_figures_of_each_task_by_hand():
 
 
 def test_the_plain_name_is_the_mean_over_the_tasks_that_have_it():
-    found = joined(parts(1, 2, 1), [{"a/x": 1.0}, {"a/x": 4.0, "a/y": 2.0}, {}])
+    found = joined(
+        parts(1, 2, 1), [{"a/x": 1.0, "a/x_ci95": 3.0}, {"a/x": 4.0, "a/y": 2.0, "a/x_ci95": 4}, {}]
+    )
     assert found == {
         "a/x": 2.5,
+        "a/x_ci95": 2.5,
+        "a/first/x_ci95": 3.0,
+        "a/second/x_ci95": 4,
         "a/y": 2.0,
         "a/first/x": 1.0,
         "a/second/x": 4.0,
         "a/second/y": 2.0,
     }
-    assert joined(parts(2), [{"a/x": 3.0}]) == {"a/x": 3.0}
+    assert joined(parts(2), [{"a/x": 3.0, "a/p_p": 0.5}]) == {"a/x": 3.0, "a/p_p": 0.5}
+    assert "a/p_p" not in joined(parts(1, 1), [{"a/p_p": 0.5}, {"a/p_p": 0.1}])
 
 
 @pytest.fixture

@@ -63,15 +63,10 @@ def information_metrics(score_MN, length_M, prompt_M, *, prompt_id_N=None, std_e
         an integer in 0..N-1.
       AssertionError: ranks or axis lengths disagree.
     """
-    score_MN = np.asarray(score_MN, np.float64)
-    length_M = np.asarray(length_M, np.float64)
-    own_M = np.asarray(prompt_M)
-    chex.assert_rank([score_MN, length_M, own_M], [2, 1, 1])
+    score_MN, length_M, own_M, prompt_id_N = checked_scores(
+        score_MN, length_M, prompt_M, prompt_id_N
+    )
     M, N = score_MN.shape
-    chex.assert_shape([length_M, own_M], (M,))
-    prompt_id_N = np.arange(N) if prompt_id_N is None else np.asarray(prompt_id_N)
-    chex.assert_shape(prompt_id_N, (N,))
-    _reject_bad_input(score_MN, length_M, own_M)
 
     # ---- entropies and mutual information ----
     rows_M = np.arange(M)
@@ -99,27 +94,25 @@ def information_metrics(score_MN, length_M, prompt_M, *, prompt_id_N=None, std_e
 
     # ---- retrieval: is the own prompt the one that explains the reasoning best? ----
     _, answer_N, columns_D = np.unique(prompt_id_N, return_inverse=True, return_counts=True)
-    best_MD = np.full((M, len(columns_D)), -np.inf)
-    for n in range(N):
-        best_MD[:, answer_N[n]] = np.maximum(best_MD[:, answer_N[n]], score_MN[:, n])
+    best_MD = join_columns(np.maximum, score_MN, answer_N)
     own_answer_M = answer_N[own_M]
     own_best_M1 = best_MD[rows_M, own_answer_M][:, None]
     higher_M = np.sum(best_MD > own_best_M1, axis=1)
     tied_MD = best_MD == own_best_M1
 
     ranks = np.minimum((1, *RECALL_AT), N)
-    chance_by_columns = {
-        c: _first_rank_probabilities(c, np.delete(columns_D, np.flatnonzero(columns_D == c)[0]))
-        for c in set(columns_D.tolist())
-    }
-    hit_MR, chance_MR = np.zeros((M, len(ranks))), np.zeros((M, len(ranks)))
-    for m in range(M):
+    hit_MR = (higher_M[:, None] < ranks).astype(float)
+    for m in np.flatnonzero(np.sum(tied_MD, axis=1) > 1):
         own = own_answer_M[m]
         tied_others_D = tied_MD[m].copy()
         tied_others_D[own] = False
         at_rank = _first_rank_probabilities(columns_D[own], columns_D[tied_others_D])
         hit_MR[m] = [_within(at_rank, k - higher_M[m]) for k in ranks]
-        chance_MR[m] = [_within(chance_by_columns[int(columns_D[own])], k) for k in ranks]
+    own_columns_M = columns_D[own_answer_M]
+    chance_MR = np.zeros((M, len(ranks)))
+    for c in np.unique(own_columns_M):
+        at_rank = _first_rank_probabilities(c, np.delete(columns_D, np.argmax(columns_D == c)))
+        chance_MR[own_columns_M == c] = [_within(at_rank, k) for k in ranks]
     hit_R, chance_R = hit_MR.mean(axis=0), chance_MR.mean(axis=0)
     metrics["retrieval_acc"], metrics["retrieval_chance"] = hit_R[0], chance_R[0]
     for k, hit, chance in zip(RECALL_AT, hit_R[1:], chance_R[1:], strict=True):
@@ -160,8 +153,32 @@ def _within(at_rank_R, count):
     return float(np.sum(at_rank_R[: max(count, 0)]))
 
 
-def _reject_bad_input(score_MN, length_M, own_M):
+def join_columns(ufunc, score_MN, answer_N):
+    """Each distinct prompt's columns joined by np.maximum or np.logaddexp, [M, D].
+
+    Args:
+      answer_N: integers 0..D-1, each at least once: the distinct prompt that a column is.
+    """
+    joined_MD = np.full((len(score_MN), np.max(answer_N) + 1), -np.inf)
+    for n, answer in enumerate(answer_N):
+        joined_MD[:, answer] = ufunc(joined_MD[:, answer], score_MN[:, n])
+    return joined_MD
+
+
+def checked_scores(score_MN, length_M, prompt_M, prompt_id_N=None):
+    """The arguments of `information_metrics` as (float64, float64, integer, ids) NumPy arrays.
+
+    Raises:
+      ValueError, AssertionError: as `information_metrics` does.
+    """
+    score_MN = np.asarray(score_MN, np.float64)
+    length_M = np.asarray(length_M, np.float64)
+    own_M = np.asarray(prompt_M)
+    chex.assert_rank([score_MN, length_M, own_M], [2, 1, 1])
     M, N = score_MN.shape
+    chex.assert_shape([length_M, own_M], (M,))
+    prompt_id_N = np.arange(N) if prompt_id_N is None else np.asarray(prompt_id_N)
+    chex.assert_shape(prompt_id_N, (N,))
     if M == 0 or N == 0:
         raise ValueError(f"need at least one reasoning and one prompt, got score_MN {M} x {N}")
     bad = np.argwhere(~np.isfinite(score_MN))
@@ -178,3 +195,4 @@ def _reject_bad_input(score_MN, length_M, own_M):
     if len(bad):
         m = bad[0]
         raise ValueError(f"prompt_M[{m}] = {own_M[m]} is not a column of 0..{N - 1}")
+    return score_MN, length_M, own_M, prompt_id_N

@@ -9,6 +9,9 @@ import numpy as np
 
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.information import information_metrics
+from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
+
+SCOPES = ("first_turn", "trajectory")
 
 
 def collapse_metrics(
@@ -22,18 +25,18 @@ def collapse_metrics(
       first_turn_samples: most reasonings of the first scope.
       trajectory_samples: S of the second scope.
       micro_batch: (prompt, reasoning) rows of a device call.
-      seed, step: key of the draws.
+      seed, step: key of the draws and of the permutations.
 
     Returns:
-      dict collapse/{first_turn,trajectory}/* of `information_metrics`. A scope is left out when
-      fewer than two prompts have a scorable reasoning.
+      dict collapse/{first_turn,trajectory}/* of `information_metrics`, `confidence_intervals` and
+      `retrieval_p`. A scope is left out when fewer than two prompts have a scorable reasoning.
     """
     scopes = {
         "first_turn": first_turns(episodes, samples=first_turn_samples),
         "trajectory": trajectory_turns(episodes, samples=trajectory_samples, seed=seed, step=step),
     }
     metrics = {}
-    for scope, (prompts, reasonings, prompt_M) in scopes.items():
+    for index, (scope, (prompts, reasonings, prompt_M)) in enumerate(scopes.items()):
         if len(prompts) < 2 or not reasonings:
             continue
         score_MN, length_M = cross_score(
@@ -42,6 +45,10 @@ def collapse_metrics(
         ids = {}
         prompt_id_N = np.array([ids.setdefault(prompt.tobytes(), len(ids)) for prompt in prompts])
         found = information_metrics(score_MN, length_M, prompt_M, prompt_id_N=prompt_id_N)
+        found |= confidence_intervals(score_MN, length_M, prompt_M, prompt_id_N=prompt_id_N)
+        found["retrieval_p"] = retrieval_p(
+            score_MN, prompt_M, prompt_id_N=prompt_id_N, seed=[seed, step, index]
+        )
         metrics |= {f"collapse/{scope}/{name}": value for name, value in found.items()}
     return metrics
 

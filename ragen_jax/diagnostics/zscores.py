@@ -1,0 +1,61 @@
+"""z-scores of mutual information against a moving average of the marginal's spread.
+
+Source: RAGEN-2, section 2.3 (MI-ZScore-EMA). The z-scores of one batch are in information.py.
+"""
+
+import flax.struct
+import numpy as np
+
+DECAY = 0.9  # the paper's alpha
+STD_EPS = 1e-3  # the paper's epsilon, as in information_metrics
+FORMS = ("", "_seq")  # per token, per reasoning
+
+
+@flax.struct.dataclass
+class ZScoreState:
+    """What the moving averages remember; part of `types.TrainState`."""
+
+    std: dict[str, np.ndarray]  # scope -> float32 [2], in the order of FORMS; -1: no batch yet
+
+
+def init_zscores(scopes):
+    """The `ZScoreState` of a run that has not begun.
+
+    Args:
+      scopes: what stands between collapse/ and the figure: "first_turn", "sokoban/first_turn".
+    """
+    return ZScoreState(std={scope: np.full(len(FORMS), -1, np.float32) for scope in scopes})
+
+
+def update_zscores(state, metrics):
+    """Takes in one step's spread and measures its information against the average.
+
+    With sigma_batch the step's marginal_std of a scope (marginal_std_seq for the sequence form):
+
+        sigma_EMA = 0.9 sigma_EMA + 0.1 sigma_batch      (the first batch: sigma_batch)
+        mi_zscore_ema = mi / (sigma_EMA + 1e-3);   mi_zscore_seq_ema likewise
+
+    Args:
+      state: `ZScoreState`; arrays of any kind, as a checkpoint restores them.
+      metrics: what `scopes.collapse_metrics` returned. A scope that is not in it, as in a step
+        without diagnostics, keeps its average.
+
+    Returns:
+      (ZScoreState, dict collapse/<scope>/mi_zscore_ema and mi_zscore_seq_ema, Python floats).
+    """
+    std, found = {}, {}
+    for scope, old in state.std.items():
+        prefix = f"collapse/{scope}/"
+        old, std[scope] = np.asarray(old), np.array(old, np.float32)
+        if prefix + "mi" not in metrics:
+            continue
+        for i, form in enumerate(FORMS):
+            # float32 throughout, so that a run and its resumed twin get the same numbers.
+            batch = np.float32(metrics[f"{prefix}marginal_std{form}"])
+            decay = np.float32(0 if old[i] < 0 else DECAY)
+            average = decay * old[i] + (np.float32(1) - decay) * batch
+            std[scope][i] = average
+            found[f"{prefix}mi_zscore{form}_ema"] = float(
+                metrics[f"{prefix}mi{form}"] / (float(average) + STD_EPS)
+            )
+    return ZScoreState(std=std), found

@@ -1,0 +1,295 @@
+"""intervals.py: against deletion one by one, all permutations, and thousands of simulated batches.
+
+A simulated batch draws everything anew: its prompts, and each prompt's reasonings; scores are the
+true log-likelihoods, so that the mean of `information_metrics` over many batches is the in-batch
+information that an interval is to cover.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import rankdata
+
+from ragen_jax.diagnostics.information import information_metrics
+from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
+
+FIGURES = ("mi", "mi_seq", "h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq", "retrieval_acc")
+T975 = {2: 4.302653, 3: 3.182446, 4: 2.776445, 5: 2.570582, 7: 2.364624}  # tables of Student's t
+
+
+def random_case(seed, M=14, N=6, strength=2.0, ids=None):
+    """Scores, lengths, own columns and ids; columns of equal ids score alike."""
+    rng = np.random.default_rng(seed)
+    ids = np.arange(N) if ids is None else np.array(ids)
+    length_M, prompt_M = rng.integers(1, 30, M), rng.integers(0, len(ids), M)
+    score_MN = -rng.exponential(20.0, size=(M, 1)) + rng.normal(size=(M, len(ids)))
+    score_MN[np.arange(M), prompt_M] += strength
+    return score_MN[:, [ids.tolist().index(i) for i in ids]], length_M, prompt_M, ids
+
+
+# ---- the jackknife ------------------------------------------------------------------------------
+
+
+def deleted_one_by_one(score_MN, length_M, prompt_M, ids):
+    """The half-widths, by taking rows and columns out of the matrix and measuring what is left."""
+    replicates = []
+    distinct = sorted(set(ids.tolist()))
+    for i in distinct:
+        columns = np.flatnonzero(ids != i)
+        rows = np.flatnonzero(ids[prompt_M] != i)
+        replicates.append(
+            information_metrics(
+                score_MN[np.ix_(rows, columns)],
+                length_M[rows],
+                np.searchsorted(columns, prompt_M[rows]),
+                prompt_id_N=ids[columns],
+            )
+        )
+    full = information_metrics(score_MN, length_M, prompt_M, prompt_id_N=ids)
+    D, matched_M = len(distinct), score_MN[np.arange(len(prompt_M)), prompt_M]
+    half = {}
+    for name in FIGURES:
+        values = [replicate[name] for replicate in replicates]
+        center = sum(values) / D
+        se = math.sqrt((D - 1) / D * sum((v - center) ** 2 for v in values))
+        if name in ("mi", "mi_seq"):
+            se = max(se, abs(full[name]) / D / 2)
+        if name == "retrieval_acc":
+            se = max(se, (full[name] - full["retrieval_chance"]) / D / 2)
+        half[name + "_ci95"] = T975[D - 1] * se
+        if name != "retrieval_acc":
+            unit_M = 1 if name.endswith("_seq") else length_M
+            half[name + "_ci95"] += 2.0**-23 * np.mean(np.abs(matched_M / unit_M))
+    return half
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("strength", [0.0, 3.0, 60.0])
+@pytest.mark.parametrize("ids", [None, [0, 1, 2, 0, 1, 4], [3, 3, 3, 1, 2, 0, 7, 5, 3, 1]])
+def test_against_deletion_one_by_one(seed, strength, ids):
+    score_MN, length_M, prompt_M, ids = random_case(seed, strength=strength, ids=ids)
+    got = confidence_intervals(score_MN, length_M, prompt_M, prompt_id_N=ids)
+    want = deleted_one_by_one(score_MN, length_M, prompt_M, ids)
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        assert type(got[key]) is float
+        np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
+
+
+def test_by_hand():
+    # One reasoning a prompt, p(z | x):  0.4 0.1 0.1 / 0.2 0.4 0.2 / 0.1 0.1 0.1.
+    # Left of z0 without x1: log(0.4 / 0.25), and so on; mi_seq of what is left, halves apart:
+    #   without x0: log(0.4 / 0.3) + log(0.1 / 0.1)  = 0.287682
+    #   without x1: log(0.4 / 0.25) + log(0.1 / 0.1) = 0.470004
+    #   without x2: log(0.4 / 0.25) + log(0.4 / 0.3) = 0.757686
+    # Half of them: 0.143841 0.235002 0.378843, mean 0.252562, squares sum to 0.0280755,
+    # se = sqrt(2 / 3 * 0.0280755) = 0.136810, t(2) = 4.302653.
+    score_MN = np.log([[0.4, 0.1, 0.1], [0.2, 0.4, 0.2], [0.1, 0.1, 0.1]])
+    got = confidence_intervals(score_MN, [1, 1, 1], np.arange(3))
+    assert got["mi_seq_ci95"] == pytest.approx(4.302653 * 0.136810, rel=1e-5)
+    # h_cond: -log of 0.4 0.4 0.1 = 0.916291 0.916291 2.302585; the three means of two are
+    # 1.609438 1.609438 0.916291, mean 1.378389, squares sum to 0.320302.
+    assert got["h_cond_ci95"] == pytest.approx(4.302653 * math.sqrt(0.320302 * 2 / 3), rel=1e-5)
+    # First ranks: 1, 1, 1/3; with one prompt away 1, 1, 1/2. Means of two: 3/4, 3/4, 1.
+    assert got["retrieval_acc_ci95"] == pytest.approx(4.302653 / 6, rel=1e-5)
+
+
+def test_a_dominating_prompt_can_be_deleted():
+    # lse(all) - own has no digit left: what remains must come from the other columns.
+    score_MN, length_M, prompt_M, ids = random_case(0, N=5, strength=1e5)
+    got = confidence_intervals(score_MN, length_M, prompt_M)
+    want = deleted_one_by_one(score_MN, length_M, prompt_M, ids)
+    for key, value in want.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-6, err_msg=key)
+
+
+def test_copying_leaves_the_floor():
+    N = 8
+    score_MN = np.where(np.eye(N), 0.0, -1e4)
+    got = confidence_intervals(score_MN, np.full(N, 5), np.arange(N))
+    assert got["mi_seq_ci95"] == pytest.approx(T975[7] * math.log(8) / 16, rel=1e-5)
+    assert got["mi_ci95"] == pytest.approx(T975[7] * math.log(8) / 80, rel=1e-5)
+    assert got["retrieval_acc_ci95"] == pytest.approx(T975[7] * 7 / 8 / 16, rel=1e-5)
+    assert got["h_cond_ci95"] == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ignoring_is_within_its_interval_of_zero(seed):
+    rng = np.random.default_rng(seed)
+    exact_MN = np.repeat(-rng.exponential(60.0, size=(64, 1)), 8, axis=1)
+    rounded_MN = exact_MN * (1 + 2.0**-25 * rng.normal(size=(64, 8)))
+    for score_MN in (exact_MN, rounded_MN.astype(np.float32)):
+        case = score_MN, rng.integers(1, 40, 64), np.arange(64) % 8
+        figures, half = information_metrics(*case), confidence_intervals(*case)
+        for name in ("mi", "mi_seq"):
+            assert abs(figures[name]) < half[name + "_ci95"] < 1e-4
+
+
+def test_too_few_prompts_have_no_interval():
+    score_MN = np.random.default_rng(0).normal(size=(4, 3))
+    assert confidence_intervals(score_MN[:, :2], np.ones(4), np.array([0, 1, 0, 1])) == {}
+    assert confidence_intervals(score_MN, np.ones(4), np.arange(4) % 3, prompt_id_N=[1, 2, 1]) == {}
+    assert confidence_intervals(score_MN, np.ones(4), np.array([2, 2, 2, 2])) == {}
+    assert len(confidence_intervals(score_MN, np.ones(4), np.array([2, 2, 2, 1]))) == 7
+    with pytest.raises(ValueError, match=r"length_M\[1\] = 0"):
+        confidence_intervals(score_MN, [1, 0, 1, 1], np.zeros(4, int))
+
+
+# ---- coverage -----------------------------------------------------------------------------------
+
+
+def symbols(rng, N, M, concentration):
+    """A prompt is a distribution over 20 symbols, a reasoning 5 to 15 symbols drawn from it."""
+    p_NV = rng.dirichlet(np.full(20, concentration), size=N) + 1e-12
+    prompt_M, length_M = np.arange(M) % N, rng.integers(5, 16, M)
+    count_MV = rng.multinomial(length_M, (p_NV / p_NV.sum(1, keepdims=True))[prompt_M])
+    return count_MV @ np.log(p_NV).T, length_M, prompt_M
+
+
+def channel(rng, N, M, spread):
+    """A prompt is a point in 3-space and a noise of its own, a reasoning the point with noise."""
+    point_N3, noise_N = spread * rng.normal(size=(N, 3)), np.exp(0.7 * rng.normal(size=N))
+    prompt_M = np.arange(M) % N
+    seen_M3 = point_N3[prompt_M] + noise_N[prompt_M, None] * rng.normal(size=(M, 3))
+    distance_MN = np.sum((seen_M3[:, None] - point_N3) ** 2, axis=2)
+    return -distance_MN / 2 / noise_N**2 - 3 * np.log(noise_N), rng.integers(5, 16, M), prompt_M
+
+
+def coverage(simulate, N, M, strength, *, batches, names):
+    """{name: (share of batches whose interval holds the truth, truth)}."""
+    rng = np.random.default_rng(0)
+    # The truth: the mean over other batches, four times as many, so its own error is small.
+    truth = {name: 0.0 for name in names}
+    for _ in range(4 * batches):
+        figures = information_metrics(*simulate(rng, N, M, strength))
+        truth = {name: truth[name] + figures[name] / (4 * batches) for name in names}
+    hits = dict.fromkeys(names, 0)
+    for _ in range(batches):
+        case = simulate(rng, N, M, strength)
+        figures, half = information_metrics(*case), confidence_intervals(*case)
+        for name in names:
+            hits[name] += abs(figures[name] - truth[name]) <= half[name + "_ci95"]
+    return {name: (hits[name] / batches, truth[name]) for name in names}
+
+
+@pytest.mark.parametrize("simulate, strength", [(symbols, 5.0), (channel, 1.0)])
+def test_intervals_cover_at_8_prompts(simulate, strength):
+    found = coverage(simulate, 8, 64, strength, batches=300, names=("mi", "mi_seq"))
+    for share, _ in found.values():  # standard deviation 0.013
+        assert 0.90 <= share <= 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("N, M", [(8, 64), (8, 8), (16, 16), (64, 64)])
+@pytest.mark.parametrize(
+    "simulate, strength",
+    [(symbols, 30.0), (symbols, 10.0), (symbols, 3.0), (channel, 0.5), (channel, 1.0)],
+)
+def test_intervals_cover(simulate, strength, N, M):
+    found = coverage(
+        simulate, N, M, strength, batches=1000, names=("mi", "mi_seq", "h_cond_seq", "h_marginal")
+    )
+    print(simulate.__name__, strength, (N, M), found)
+    assert found["mi_seq"][1] < 0.8 * math.log(N)
+    for name in ("mi", "mi_seq"):
+        assert 0.90 <= found[name][0] <= 0.98
+    for name in ("h_cond_seq", "h_marginal"):
+        assert 0.90 <= found[name][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("N, M, strength", [(8, 64, 0.5), (8, 8, 0.5), (64, 64, 0.25)])
+def test_intervals_near_the_bound_are_wide_rather_than_wrong(N, M, strength):
+    share, truth = coverage(symbols, N, M, strength, batches=1000, names=("mi_seq",))["mi_seq"]
+    assert 0.9 * math.log(N) < truth < math.log(N)
+    assert share >= 0.90
+
+
+# ---- the permutation test -----------------------------------------------------------------------
+
+
+def noisy(rng, N, M, signal=0.0):
+    """Scores with an offset for each reasoning, one for each prompt, and noise that grows with
+    the length; `signal` is added for the own prompt."""
+    prompt_M, length_M = np.arange(M) % N, rng.integers(10, 120, M)
+    score_MN = -rng.exponential(40, size=(M, 1)) + 3 * rng.normal(size=N)
+    score_MN = score_MN + 0.3 * np.sqrt(length_M)[:, None] * rng.normal(size=(M, N))
+    score_MN[np.arange(M), prompt_M] += signal
+    return score_MN, prompt_M
+
+
+def test_against_all_permutations():
+    rng = np.random.default_rng(1)
+    for tied in (False, False, True):
+        score_MN, _ = noisy(rng, 3, 6)
+        if tied:  # two prompts that no reasoning tells apart
+            score_MN[:, 2] = score_MN[:, 0]
+        prompt_M = np.array([0, 0, 1, 1, 1, 2])
+        calibrated_MN = score_MN - score_MN.mean(axis=0)
+        rank_MN = rankdata(calibrated_MN, axis=1)
+        observed = sum(rank_MN[m, n] for m, n in enumerate(prompt_M))
+        dealt = [
+            sum(rank_MN[m, n] for m, n in enumerate(labels))
+            for labels in itertools.permutations(prompt_M)
+        ]
+        want = np.mean(np.array(dealt) >= observed)
+        got = retrieval_p(score_MN, prompt_M, seed=0, permutations=20000)
+        assert got == pytest.approx(want, abs=0.015)  # 4 standard deviations
+
+
+def test_p_values_by_hand():
+    # Only one of the 8! ways to deal the labels is as good as this one.
+    score_MN = np.where(np.eye(8), 0.0, -50.0)
+    assert retrieval_p(score_MN, np.arange(8), seed=0) == 1 / 1000
+    assert retrieval_p(score_MN, np.arange(8), seed=0, permutations=99) == 1 / 100
+    # The opposite: every way is at least as good, as the own prompt always ranks last.
+    assert retrieval_p(-score_MN, np.arange(8), seed=0) == 1.0
+    # No prompt differs from another, and nothing can be dealt differently.
+    assert retrieval_p(np.full((6, 3), -4.0), np.arange(6) % 3, seed=0) == 1.0
+    assert retrieval_p(score_MN, np.zeros(8, int), seed=0) == 1.0
+
+
+def test_offsets_and_duplicates_do_not_matter():
+    rng = np.random.default_rng(3)
+    score_MN, prompt_M = noisy(rng, 8, 24, signal=1.0)
+    p = retrieval_p(score_MN, prompt_M, seed=[3, 4])
+    assert 0.001 < p < 0.9 and p == retrieval_p(score_MN, prompt_M, seed=[3, 4])
+    moved_MN = score_MN + rng.normal(size=(24, 1)) + 9 * rng.normal(size=8)
+    assert retrieval_p(moved_MN, prompt_M, seed=[3, 4]) == p
+    # A prompt of which some reasonings hang on a second column is still one prompt.
+    twice_MN, own_M = np.hstack([score_MN, score_MN[:, [5]]]), prompt_M.copy()
+    own_M[np.flatnonzero(prompt_M == 5)[1:]] = 8
+    ids = [*range(8), 5]
+    assert retrieval_p(twice_MN, own_M, prompt_id_N=ids, seed=[3, 4]) == p
+    assert retrieval_p(score_MN, prompt_M, seed=[3, 5]) != p
+
+
+@pytest.mark.parametrize("N, M", [(8, 64), (16, 16)])
+def test_false_alarms_and_power(N, M):
+    rng = np.random.default_rng(0)
+    alarms, found = 0, 0
+    for seed in range(1000):
+        alarms += retrieval_p(*noisy(rng, N, M), seed=seed, permutations=199) <= 0.05
+    assert 30 <= alarms <= 70  # 50, standard deviation 7
+    signal = {8: 1.0, 16: 2.0}[N]  # of noises of 1 to 3.3: the best prompt often is another one
+    for seed in range(100):
+        found += retrieval_p(*noisy(rng, N, M, signal), seed=seed, permutations=199) <= 0.05
+    assert found >= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("N, M", [(8, 64), (16, 16), (64, 64)])
+def test_false_alarms_of_the_default(N, M):
+    rng = np.random.default_rng(1)
+    alarms = sum(retrieval_p(*noisy(rng, N, M), seed=seed) <= 0.05 for seed in range(1000))
+    print((N, M), alarms)
+    assert 30 <= alarms <= 70
+
+
+def test_permutations_are_refused_below_one():
+    with pytest.raises(ValueError, match="permutations is 0"):
+        retrieval_p(np.zeros((2, 2)), np.arange(2), seed=0, permutations=0)
+    with pytest.raises(ValueError, match=r"prompt_M\[1\] = 2"):
+        retrieval_p(np.zeros((2, 2)), np.array([0, 2]), seed=0)
