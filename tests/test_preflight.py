@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs import sokoban
+from configs import mixture, sokoban
 from ragen_jax import preflight, programs, run_shapes
 from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen
@@ -234,6 +234,21 @@ def test_programs_of_windows_and_limits():
     # With a limit nothing may fit beside the prompt, and everything where replies are short.
     found = plan(**{"env.context": "full", "env.max_context": 64})
     assert (found["extend"].calls, found["prefill_rows"].calls) == (0, 4)
+
+
+def test_each_environment_of_several_has_programs_of_its_own():
+    found = programs.programs(
+        mixture.get_config(), jax.devices()[:1], prompt_tokens=40, observation_tokens=8
+    )
+    found = {program.name: program for program in found}
+    for name in ("sokoban", "countdown", "frozen_lake"):
+        assert found[f"decode:{name}"].lower().out_info is not None
+    # Countdown has one turn.
+    assert (found["decode:sokoban"].calls, found["decode:countdown"].calls) == (5, 1)
+    assert found["score:sokoban"].calls >= 1
+    # One update for all: 128 rows of Countdown beside twice 640, over four minibatches.
+    (tokens,) = (x for x in found["update"].arguments if len(x.shape) == 3 and x.dtype == "int32")
+    assert tokens.shape[0] * tokens.shape[1] == (2 * 640 + 128) // 4
 
 
 def test_what_is_held_beside_a_program():
