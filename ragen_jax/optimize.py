@@ -64,36 +64,51 @@ def weighted(minibatch, aggregation, norm_length):
     return {**minibatch, "weight": weight_BT.reshape(mask.shape)}
 
 
+def summed(function, pieces, count):
+    """function(micro-batch) -> (tree to be added up, tree of which the largest counts), over the
+    first `count` micro-batches.
+
+    Args:
+      pieces: tree of arrays [A, ...]. count: scalar int32, at least 1.
+
+    Returns:
+      (sums, maxima).
+    """
+
+    def at(a):
+        piece = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, a, 0, False), pieces)
+        return function(piece)
+
+    def micro(a, carry):
+        sums, maxima = carry
+        more, larger = at(a)
+        return jax.tree.map(jnp.add, sums, more), jax.tree.map(jnp.maximum, maxima, larger)
+
+    if len(jax.tree.leaves(pieces)[0]) == 1:  # no second copy of the sums
+        return at(0)
+    sums, maxima = jax.eval_shape(at, 0)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
+    lowest = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), maxima)
+    return jax.lax.fori_loop(0, count, micro, (zero, lowest))
+
+
 def summed_gradient(objective, params, pieces, count):
     """The objective and its gradient, summed over the first `count` micro-batches.
 
     Args:
       objective: (params, micro-batch) -> (scalar, (dict of scalars to be added up, dict of scalars
         of which the largest counts)).
-      pieces: tree of arrays [A, ...]. count: scalar int32, at least 1.
+      pieces, count: as in `summed`.
 
     Returns:
       (value, gradient, sums, maxima).
     """
 
-    def gradient(a):
-        piece = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, a, 0, False), pieces)
+    def gradient(piece):
         (value, (sums, maxima)), grads = jax.value_and_grad(objective, has_aux=True)(params, piece)
         return (value, grads, sums), maxima
 
-    def micro(a, carry):
-        added, largest = carry
-        found, maxima = gradient(a)
-        return jax.tree.map(jnp.add, added, found), jax.tree.map(jnp.maximum, largest, maxima)
-
-    if len(jax.tree.leaves(pieces)[0]) == 1:  # no sums of the parameters' size
-        added, largest = gradient(0)
-    else:
-        (_, _, sums), maxima = jax.eval_shape(gradient, 0)
-        zero = jnp.float32(0)
-        start = zero, jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda _: zero, sums)
-        lowest = jax.tree.map(lambda _: jnp.float32(-jnp.inf), maxima)
-        added, largest = jax.lax.fori_loop(0, count, micro, (start, lowest))
+    added, largest = summed(gradient, pieces, count)
     return *added, largest
 
 

@@ -81,6 +81,13 @@ def labelled(tasks, measure, *listed):
       listed: lists or arrays, episode by episode or group by group, task by task.
     """
     metrics = {}
+    for task, *parts in split(tasks, *listed):
+        metrics |= _named(task, measure(*parts)) if task.label else {}
+    return metrics
+
+
+def split(tasks, *listed):
+    """(task, its part of each list) of each task; `listed` as in `labelled`."""
     groups = sum(task.groups for task in tasks)
     first = 0
     for task in tasks:
@@ -88,9 +95,8 @@ def labelled(tasks, measure, *listed):
         for values in listed:
             each = len(values) // groups  # entries of a group
             parts.append(values[first * each : (first + task.groups) * each])
-        metrics |= _named(task, measure(*parts)) if task.label else {}
+        yield task, *parts
         first += task.groups
-    return metrics
 
 
 def joined(tasks, found):

@@ -25,9 +25,10 @@ from ragen_jax.batch import make_batch, take_rows
 from ragen_jax.check import check
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.collect import collect, joined_episodes, mark_played
-from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnose import diagnose
+from ragen_jax.diagnostics.gradients import gradient_report, play_groups
+from ragen_jax.diagnostics.regimes import update_regimes
 from ragen_jax.diagnostics.stopping import update_stopping
-from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.evaluate import evaluate, load_policy
 from ragen_jax.learn import (
     build_learner,
@@ -56,7 +57,7 @@ from ragen_jax.update import Frozen
 
 PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
 STOPPED = 3  # exit code after a stopping rule's "stop"
-STOPPING = {"stop": "stopped", "warn": "warning"}
+ACTIONS = {"stop": "stopped", "warn": "warning", "checkpoint": "saved", "tighten": "tightened"}
 
 
 def train(config, workdir):
@@ -164,23 +165,20 @@ def train(config, workdir):
 
         with timer("diagnose"), jax.set_mesh(sampling_mesh):
             if c.diagnose.every and step % c.diagnose.every == 0:
-                found = [
-                    collapse_metrics(
-                        model,
-                        policy,
-                        one.episodes,
-                        first_turn_samples=c.diagnose.first_turn_samples,
-                        trajectory_samples=c.diagnose.trajectory_samples,
-                        micro_batch=c.diagnose.micro_batch,
-                        seed=c.seed,
-                        step=step,
-                    )
-                    for one in collected
-                ]
-                metrics |= joined(tasks, found)
-                zscores, found = update_zscores(jax.device_get(state.zscores), metrics)
+                played = [one.episodes for one in collected]
+                state, found = diagnose(c, model, policy, tasks, played, return_GK, state, step)
                 metrics |= found
-                state = state.replace(zscores=place(zscores, state.step.sharding))
+        if c.diagnose.gradients_every and step % c.diagnose.gradients_every == 0:
+            with timer("gradients"):
+                found = []
+                for task in tasks:
+                    own = batch, return_GK
+                    if c.diagnose.gradients_groups:
+                        with jax.set_mesh(sampling_mesh):
+                            own = play_groups(model, policy, task)
+                    with jax.set_mesh(mesh):
+                        found.append(gradient_report(learner, state, *own, task))
+                metrics |= joined(tasks, found)
 
         with timer("update"):
             del policy  # the update replaces the parameters that it is, or is a copy of
@@ -191,7 +189,11 @@ def train(config, workdir):
                     entropy_GK = episode_means(entropy_BT, batch).reshape(return_GK.shape)
                 length_GK = episode_lengths(episodes).reshape(return_GK.shape)
                 score_G, keep_GK = select_episodes(
-                    learner, return_GK, length_GK=length_GK, entropy_GK=entropy_GK
+                    learner,
+                    return_GK,
+                    tighten=float(state.regimes.filter_scale),
+                    length_GK=length_GK,
+                    entropy_GK=entropy_GK,
                 )
                 metrics |= filter_metrics(score_G, keep_GK)
                 metrics |= labelled(tasks, filter_metrics, score_G, keep_GK)
@@ -233,22 +235,23 @@ def train(config, workdir):
         metrics |= timer.seconds
         metrics["time/step"] = train_seconds
         metrics["time/diagnose_share"] = metrics["time/diagnose"] / train_seconds
-        row = log.write(step, metrics)
+        state, found, fired = watch(c, state, metrics, return_GK)
+        row = log.write(step, metrics | found)
         console(step_line(step, c.steps, row))
         if evaluated:
             console(eval_line(step, row))
-        state, fired = watch(c, state, row, return_GK)
         for rule in fired:
-            console(f"{STOPPING[rule.action]}: {rule.reason}")
+            console(f"{ACTIONS[rule.action]}: {rule.reason}")
             if rule.rule == "nonfinite" and is_first():
                 dump = workdir / f"nonfinite_step_{step}.npz"
                 np.savez_compressed(dump, advantage_BT=advantage_BT, **vars(batch))
                 console(f"its batch is in {dump}")
         halted = any(rule.action == "stop" for rule in fired)
+        kept = any(rule.action == "checkpoint" for rule in fired)
         due = c.checkpoint.every and step % c.checkpoint.every == 0
         with jax.set_mesh(mesh):
             (stopping,) = agree(int(stop.requested))
-        if due or step == c.steps or stopping or halted:
+        if due or kept or step == c.steps or stopping or halted:
             checkpoints.save(step, state)
         if halted:
             checkpoints.close()
@@ -288,17 +291,27 @@ def export(workdir, config, model, trained, frozen, tokenizer, stop_ids):
     hf.save(workdir / "policy", model, params, tokenizer, stop_ids=stop_ids)
 
 
-def watch(c, state, row, return_GK):
-    """(TrainState, rules that fired) after an iteration; `row` is its line of metrics.jsonl."""
+def watch(c, state, metrics, return_GK):
+    """What the stopping rules and the alarm say of an iteration.
+
+    Returns:
+      (TrainState, regime/* metrics, list of `Fired`).
+    """
     stopping, fired = update_stopping(
         jax.device_get(state.stopping),
         c.stopping.to_dict(),
         variance=float(sample_variance(return_GK).mean()),
-        kept=row["filter/kept_ratio"],
-        skipped=row.get("update/skipped", 0) + row.get("critic/skipped", 0),
-        success=row.get("eval/success"),
+        kept=metrics["filter/kept_ratio"],
+        skipped=metrics.get("update/skipped", 0) + metrics.get("critic/skipped", 0),
+        success=metrics.get("eval/success"),
     )
-    return state.replace(stopping=place(stopping, state.step.sharding)), fired
+    regimes, found, alarms = update_regimes(
+        jax.device_get(state.regimes), c.regimes.to_dict(), metrics
+    )
+    state = state.replace(
+        stopping=place(stopping, state.step.sharding), regimes=place(regimes, state.step.sharding)
+    )
+    return state, found, fired + alarms
 
 
 def rollout_metrics(episodes, return_GK):

@@ -76,6 +76,7 @@ class TrainState:
     seed_cursor: dict  # environment -> uint32, seeds used so far
     kl_scale: jax.Array  # float32, multiplies algorithm.kl_coef; moves where a target is set
     stopping: Any = None  # diagnostics.stopping.StoppingState
+    regimes: Any = None  # diagnostics.regimes.RegimeState
     # environment -> int32, uninformative visits in a row of each problem of its pool, if it has one
     streak_P: Any = None
     zscores: Any = None  # diagnostics.zscores.ZScoreState

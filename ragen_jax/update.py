@@ -51,6 +51,43 @@ class Frozen:
 EXACT = "exact"  # the kl_kind that is no estimate: over the whole vocabulary
 
 
+def loss_terms(model, loss, params, ref_params, piece):
+    """What the loss is made of, at every token of a micro-batch.
+
+    Args:
+      loss, ref_params, piece: as in `loss_parts`; piece["weight"] is not read.
+
+    Returns:
+      (policy term, KL to the reference or None where kl_coef is 0, entropy, log-prob), float32
+      [B, T] each, and a dict of the objective's metrics, [B, T] too.
+    """
+    tokens_BT = piece["tokens"]
+    exact = loss.kl_coef and loss.kl_kind == EXACT
+    logp_BT, entropy_BT, *exact_kl = token_statistics(
+        model,
+        params,
+        tokens_BT,
+        temperature=loss.temperature,
+        reference=ref_params if exact else None,
+    )
+    term_BT, metrics = OBJECTIVES[loss.objective](
+        logp_BT,
+        piece["logp"],
+        piece["advantage"],
+        piece["mask"],
+        clip_low=loss.clip_low,
+        clip_high=loss.clip_high,
+        clip_c=loss.clip_c,
+    )
+    kl_BT = None
+    if exact:
+        (kl_BT,) = exact_kl
+    elif loss.kl_coef:
+        ref_BT = token_logps(model, ref_params, tokens_BT, temperature=loss.temperature)
+        kl_BT = losses.kl(logp_BT, jax.lax.stop_gradient(ref_BT), loss.kl_kind)
+    return term_BT, kl_BT, entropy_BT, logp_BT, metrics
+
+
 def loss_parts(model, loss, params, ref_params, piece, kl_scale=1.0):
     """The loss of one micro-batch and its parts.
 
@@ -66,33 +103,13 @@ def loss_parts(model, loss, params, ref_params, piece, kl_scale=1.0):
     Returns:
       (loss, dict of sums over sampled tokens, largest |log-prob - piece["logp"]|).
     """
-    mask_BT, weight_BT, tokens_BT = piece["mask"], piece["weight"], piece["tokens"]
-    exact = loss.kl_coef and loss.kl_kind == EXACT
-    logp_BT, entropy_BT, *exact_kl = token_statistics(
-        model,
-        params,
-        tokens_BT,
-        temperature=loss.temperature,
-        reference=ref_params if exact else None,
-    )
-    term_BT, parts = OBJECTIVES[loss.objective](
-        logp_BT,
-        piece["logp"],
-        piece["advantage"],
-        mask_BT,
-        clip_low=loss.clip_low,
-        clip_high=loss.clip_high,
-        clip_c=loss.clip_c,
-    )
+    mask_BT, weight_BT = piece["mask"], piece["weight"]
+    term_BT, kl_BT, entropy_BT, logp_BT, parts = loss_terms(model, loss, params, ref_params, piece)
     total_BT = term_BT - loss.entropy_coef * entropy_BT
     parts["entropy"] = entropy_BT
-    if loss.kl_coef:
-        if exact:
-            (parts["kl"],) = exact_kl
-        else:
-            ref_BT = token_logps(model, ref_params, tokens_BT, temperature=loss.temperature)
-            parts["kl"] = losses.kl(logp_BT, jax.lax.stop_gradient(ref_BT), loss.kl_kind)
-        total_BT = total_BT + loss.kl_coef * kl_scale * parts["kl"]
+    if kl_BT is not None:
+        parts["kl"] = kl_BT
+        total_BT = total_BT + loss.kl_coef * kl_scale * kl_BT
     parts = {name: (mask_BT * value_BT).sum() for name, value_BT in parts.items()}
     parts["policy_loss"] = (weight_BT * term_BT).sum()
     gap = jnp.where(mask_BT > 0, jnp.abs(logp_BT - piece["logp"]), 0.0).max()

@@ -19,6 +19,7 @@ from ragen_jax import config as cfg
 from ragen_jax import sample
 from ragen_jax.batch import make_batch
 from ragen_jax.diagnostics.cross_scoring import cross_score
+from ragen_jax.diagnostics.gradients import bucket_gradients
 from ragen_jax.diagnostics.scopes import first_turns
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import logits
@@ -30,6 +31,7 @@ BUDGETS = Budgets(max_turns=3, max_actions=6, max_new_tokens=22)
 KEY = jax.random.key(3)
 LOSS = Loss(1.0, "ppo", 0.2, 0.28, 3.0, "token-mean", 16, "k3", 0.01, 0.01)
 GROUPS, MEMBERS = 4, 16
+PARTS = ("task", "kl", "entropy", "total")
 
 
 def play(directory, mesh):
@@ -63,12 +65,36 @@ def score(model, params, episodes, mesh):
         return cross_score(model, params, prompts, reasonings, micro_batch=64)[0]
 
 
-def update(model, params, episodes, mesh):
-    """(first gradient, parameters behind 3 updates)."""
+def training_rows(params, episodes):
+    """(batch, random advantages, parameters of the KL reference)."""
     batch = make_batch(episodes[: GROUPS * MEMBERS])
     rng = np.random.Generator(np.random.Philox(key=[0, 0]))
     advantage_BT = rng.standard_normal(batch.mask_BT.shape).astype(np.float32) * batch.mask_BT
-    reference = jax.tree.map(lambda x: x + 0.01 * np.float32(1), params)
+    return batch, advantage_BT, jax.tree.map(lambda x: x + 0.01 * np.float32(1), params)
+
+
+def bucket_norms(model, params, episodes, mesh):
+    """The norms of the gradients of the loss's parts in two buckets of groups."""
+    batch, advantage_BT, reference = training_rows(params, episodes)
+    with jax.set_mesh(mesh):
+        found = bucket_gradients(
+            model,
+            LOSS,
+            params,
+            reference,
+            batch,
+            advantage_BT,
+            np.arange(GROUPS) % 2,
+            mesh=mesh,
+            micro_batch=32,
+            group_rows=MEMBERS * BUDGETS.max_turns,
+        )
+    return np.array([[row[f"{part}_norm"] for part in PARTS] for row in found.values()])
+
+
+def update(model, params, episodes, mesh):
+    """(first gradient, parameters behind 3 updates)."""
+    batch, advantage_BT, reference = training_rows(params, episodes)
     found = []
     # With plain gradient descent at rate 1 the first step is the gradient itself.
     for optimizer, minibatches in ((optax.sgd(1.0), 1), (optax.adam(1e-3), 3)):
@@ -131,6 +157,7 @@ def main(directory, *meshes):
     model, params, episodes = play(directory, one)
     score_one = score(model, params, episodes, one)
     gradient_one, params_one = update(model, params, episodes, one)
+    norms_one = bucket_norms(model, params, episodes, one)
     size = float(optax.tree.norm(gradient_one))
     for text in meshes:
         data, fsdp, tensor = map(int, text.split(","))
@@ -142,6 +169,8 @@ def main(directory, *meshes):
         found["split"] = any(not x.is_fully_replicated for x in jax.tree.leaves(sharded))
         found["score"] = float(np.abs(score(model, sharded, episodes, mesh) - score_one).max())
         gradient, after = update(model, sharded, episodes, mesh)
+        norms = bucket_norms(model, sharded, episodes, mesh)
+        found["norms"] = float(np.abs(norms / norms_one - 1).max())
         difference = jax.tree.map(np.subtract, gradient, gradient_one)
         found["gradient"] = float(optax.tree.norm(difference)) / size
         apart = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), after, params_one)

@@ -19,7 +19,7 @@ from ragen_jax.config import (
     minibatch_rows,
     read_run_config,
 )
-from ragen_jax.diagnostics import stopping
+from ragen_jax.diagnostics import regimes, stopping
 from ragen_jax.rollout import Sampling
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
@@ -72,6 +72,7 @@ def test_base_passes():
         ("model.dtype", "float64", "float32, bfloat16, float16"),
         ("env.context", "sliding", "full, window, single_turn"),
         *((f"stopping.{rule}.action", "exit", "stop, warn, off") for rule in stopping.RULES),
+        ("regimes.action", "exit", "warn, stop, checkpoint, tighten, off"),
     ],
 )
 def test_unknown_names_are_refused_with_those_accepted(name, value, accepted):
@@ -90,9 +91,12 @@ LEAST = {
     **dict.fromkeys(["optimizer.micro_batch", "checkpoint.keep"], 1),
     **dict.fromkeys(["diagnose.first_turn_samples", "diagnose.trajectory_samples"], 1),
     **dict.fromkeys(["diagnose.micro_batch", "eval.episodes"], 1),
+    **dict.fromkeys(["diagnose.gradients_every", "diagnose.gradients_groups"], 0),
+    **dict.fromkeys(["diagnose.gradients_buckets"], 1),
     **dict.fromkeys(["env.max_context", "env.pool"], 0),
     **dict.fromkeys(["env.window", "collect.max_rounds", "stopping.variance.baseline"], 1),
     **dict.fromkeys([f"stopping.{rule}.patience" for rule in stopping.RULES], 1),
+    **dict.fromkeys(["regimes.baseline", "regimes.patience", "regimes.clear_patience"], 1),
 }
 
 
@@ -119,6 +123,12 @@ def test_numbers_below_their_least_are_refused(name):
         ("collect.explore_least", 0, 1),
         ("stopping.variance.ratio", 0, 1),
         ("stopping.success.least", 0, 1),
+        ("regimes.recover", 0, 1),
+        ("regimes.low", 0, 1),
+        *((f"regimes.{kind}", 0, 1) for kind in regimes.FALLING),
+        *((f"regimes.{kind}.fall", 0, 1) for kind in regimes.EITHER),
+        ("regimes.tighten.factor", 0, 1),
+        ("regimes.tighten.least", 0, 1),
     ],
 )
 def test_ranges_are_open_below_and_closed_above(name, low, high):
@@ -165,6 +175,10 @@ def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
         ("algorithm.zvp_coef", dict(algorithm__zvp_coef=-0.1, filter__strategy="none")),
         ("algorithm.zvp_coef", dict(algorithm__zvp_coef=float("nan"), filter__strategy="none")),
         ("algorithm.zvp_coef", dict(algorithm__zvp_coef=0.1)),  # the filter drops those groups
+        *((f"regimes.{k}.rise", {f"regimes__{k}__rise": 1.0}) for k in regimes.EITHER),
+        ("filter.strategy", dict(regimes__action="tighten", filter__strategy="min_p")),
+        ("filter.strategy", dict(regimes__action="tighten", filter__strategy="none")),
+        ("diagnose.gradients_edges", dict(diagnose__gradients_edges=(2.0, 1.0))),
         ("warmstart.batch", dict(warmstart__batch=0)),
         ("warmstart.check_every", dict(warmstart__check_every=0)),
     ],
@@ -176,8 +190,10 @@ def test_values_that_no_run_could_use_are_refused(name, fields):
 
 def test_values_at_the_edge_pass():
     check(changed(env__max_context=23))
+    check(changed(diagnose__gradients_edges=(1.0, 2.0)))
     check(changed(env__pool=8, collect__explore=0.5))
     check(changed(algorithm__zvp_coef=0.1, filter__strategy="none"))
+    check(changed(regimes__action="tighten", filter__strategy="top_k", filter__value=0.5))
 
 
 # ---- arithmetic and lookup ----------------------------------------------------------------------

@@ -53,6 +53,7 @@ def test_eight_devices_do_what_one_does(agent, mesh):
     assert found["score"] < 1e-3  # nats of a reasoning of about ten tokens
     assert found["gradient"] < 1e-5
     assert found["params"] < 1e-4
+    assert found["norms"] < 1e-4  # of the parts' gradients in buckets
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ragen_jax import evaluate, learn, train
+from ragen_jax.diagnostics.gradients import checkpoint_gradients
 from ragen_jax.log import read_metrics
 
 DOCUMENTED = """
@@ -108,6 +109,29 @@ def test_evaluation_of_a_run_repeats_its_last_row(finished):
     metrics, _ = evaluate.evaluate(policy.model, policy.params, policy.tasks)
     assert metrics["eval/success"] == last["eval/success"]
     assert metrics["eval/return"] == pytest.approx(last["eval/return"])
+
+
+def test_gradients_of_a_checkpoint(finished):
+    run_config, policy = evaluate.restore_run(finished)
+    run_config.diagnose.gradients_groups = 6
+    run_config.algorithm.kl_coef = 0.1  # the run itself had none
+    initial = evaluate.load_policy(run_config, finished)
+    step, found = checkpoint_gradients(run_config, finished, initial, policy)
+    assert step == 4
+    rows = {}
+    for name, value in found.items():
+        _, bucket, figure = name.split("/")
+        rows.setdefault(bucket, {})[figure] = value
+    assert sum(row["groups"] for row in rows.values()) == 6
+    assert sum(row["episodes"] for row in rows.values()) == 6 * 4
+    varied = [row for bucket, row in rows.items() if bucket != "zero"]
+    variances = [row["reward_variance"] for row in varied]
+    assert variances == sorted(variances) and variances[0] > 0
+    for row in varied:
+        assert row["task_norm"] > 0 and row["kl_norm"] > 0 and row["entropy_norm"] > 0
+        assert 0 < row["dominance"] < 1
+    if "zero" in rows:
+        assert rows["zero"]["task_norm"] == 0
 
 
 def test_a_batch_without_variance_updates_nothing(config, tmp_path):

@@ -5,6 +5,7 @@ another value, 0 for everything else. Where that runs `eval`, we read (see `arit
 division by zero, which has no value, earns 0 here.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,10 @@ Use every given number {how_often}, and no other number. You may add (+), subtra
 for example (44-19)+35.
 You have one try. The target earns 1, an expression of the right numbers with another value earns \
 0.1, anything else earns nothing."""
+
+# Lists of numbers behind the word, and the number behind "target".
+_NUMBERS = re.compile(r"\bnumbers?\b(?:\s|:|\bare\b)*((?:\d+(?:\s|,|\band\b)*)+)", re.IGNORECASE)
+_TARGET = re.compile(r"\btarget\b(?:\s|:|\bis\b)*(\d+)", re.IGNORECASE)
 
 
 class Countdown:
@@ -155,6 +160,21 @@ class Countdown:
         operations = [operation for answer in plan for operation in arithmetic.steps(answer)]
         words = ["numbers", *map(str, state.numbers), "target", str(state.target)]
         return " ".join([*words, "plan", *operations])
+
+    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+        """(numbers of the problem in `thought` that are so, numbers stated).
+
+        Each list of numbers is compared with the given ones, and each target with the target.
+        """
+        (given,), (target,) = _NUMBERS.findall(observation), _TARGET.findall(observation)
+        given = Counter(re.findall(r"\d+", given))
+        right = stated = 0
+        for listed in _NUMBERS.findall(thought):
+            numbers = Counter(re.findall(r"\d+", listed))
+            right += (numbers & given).total()
+            stated += numbers.total()
+        targets = _TARGET.findall(thought)
+        return right + targets.count(target), stated + len(targets)
 
     def _solution(self, problem: Problem, *, fractions: bool) -> str | None:
         return solver.solve(

@@ -4,6 +4,7 @@ Rules and rewards are Gymnasium's (Farama Foundation, gymnasium.farama.org, Froz
 reaching the goal, 0 for everything else. Symbols and maps follow the released RAGEN.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from envs.frozen_lake import lake, maps, solver
 from envs.frozen_lake.lake import State
 from envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
+from envs.grounding import count_true, grid_lines, stated_positions
 from envs.options import grid_size, one_of, probability, problem_seed, whole
 from envs.problems import MAX_ATTEMPTS, SPLITS, Draws, canonical_grid
 from envs.types import Step
@@ -36,6 +38,9 @@ The lake is described by positions, written (row, column); rows count from 0 at 
 columns from 0 at the left. Cells that are not listed are frozen.""",
 }
 
+# Names of things in a text -> what they name.
+_THINGS = {"player": "player", "hole": "hole", "holes": "hole", "goal": "goal"}
+
 
 class FrozenLake:
     """Generated frozen lakes; see `envs.types.Environment`.
@@ -52,6 +57,7 @@ class FrozenLake:
     """
 
     actions = tuple(MOVES)
+    opposites = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
 
     def __init__(
         self,
@@ -165,6 +171,10 @@ class FrozenLake:
         ]
         return " ".join([*words, "plan", *plan])
 
+    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+        """(positions of player, holes and goal in `thought` that are so, positions stated)."""
+        return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
+
     def parse(self, grid_text: str) -> State:
         """The state a grid text shows, of any size; strict (ValueError)."""
         return lake.parse(grid_text)
@@ -187,6 +197,14 @@ def coordinate_text(state: State) -> str:
             f"Holes: {holes}",
         ]
     )
+
+
+@functools.lru_cache(maxsize=1024)  # the members of a group see the same lake
+def _positions_shown(observation: str) -> frozenset:
+    """Where everything is, as `stated_positions` says it."""
+    grid = grid_lines(observation, lake.SYMBOLS)
+    shown = coordinate_text(lake.parse(grid)) if grid else observation
+    return frozenset(stated_positions(shown, _THINGS))
 
 
 def _holes(state: State) -> list[int]:

@@ -5,10 +5,12 @@ that push when a box is in the way: -0.1 an action, +1 for a box pushed onto a t
 pushed off, +10 for the action that solves the room.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
+from envs.grounding import count_true, grid_lines, stated_positions
 from envs.options import grid_size, one_of, problem_seed, whole
 from envs.problems import SPLITS, canonical_grid
 from envs.sokoban import board, rooms, solver
@@ -38,6 +40,12 @@ columns from 0 at the left. A wall runs all around the room and is not listed. A
 position is also that of a target is on that target.""",
 }
 
+# Names of things in a text -> what they name.
+_THINGS = {
+    **{"player": "player", "box": "box", "boxes": "box"},
+    **{"target": "target", "targets": "target"},
+}
+
 
 class Sokoban:
     """Generated Sokoban rooms; see `envs.types.Environment`.
@@ -52,6 +60,7 @@ class Sokoban:
     """
 
     actions = tuple(MOVES)
+    opposites = {"Up": "Down", "Down": "Up", "Left": "Right", "Right": "Left"}
     words = (
         *("√", "||", "Up", "Down", "Left", "Right", " Up", " Down", " Left", " Right"),
         *("player ", " box ", " target ", " plan"),
@@ -159,6 +168,10 @@ class Sokoban:
         ]
         return " ".join([*words, "plan", *plan])
 
+    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+        """(positions of player, boxes and targets in `thought` that are so, positions stated)."""
+        return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
+
     def parse(self, grid_text: str) -> State:
         """The state a grid text shows, of any size and number of boxes; strict (ValueError)."""
         return board.parse(grid_text)
@@ -194,3 +207,11 @@ def coordinate_text(state: State) -> str:
             f"Walls{' inside the border' if closed else ''}: {positions(walls)}",
         ]
     )
+
+
+@functools.lru_cache(maxsize=1024)  # the members of a group see the same room
+def _positions_shown(observation: str) -> frozenset:
+    """Where everything is, as `stated_positions` says it."""
+    grid = grid_lines(observation, board.SYMBOLS)
+    shown = coordinate_text(board.parse(grid)) if grid else observation
+    return frozenset(stated_positions(shown, _THINGS))

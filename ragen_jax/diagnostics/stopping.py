@@ -34,10 +34,10 @@ class StoppingState:
 
 @dataclasses.dataclass(frozen=True)
 class Fired:
-    """A rule that fired."""
+    """A rule that fired, or the alarm of regimes.py."""
 
-    rule: str  # one of RULES
-    action: str  # "stop" or "warn"
+    rule: str  # one of RULES, or "regimes"
+    action: str  # "stop" or "warn"; of the alarm, one of regimes.ACTIONS
     reason: str  # a sentence with the numbers
 
 

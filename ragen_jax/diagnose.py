@@ -1,0 +1,57 @@
+"""A step's diagnostics, of each environment by itself: what the episodes say about the policy."""
+
+import jax
+
+from envs.types import GroundedEnvironment, ReversibleEnvironment
+from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, reasoning_metrics
+from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.zscores import update_zscores
+from ragen_jax.sharding import place
+from ragen_jax.tasks import joined, split
+
+
+def diagnose(config, model, policy, tasks, played, return_GK, state, step):
+    """The diagnostics of a step's episodes, before the filter.
+
+    Args:
+      policy: the parameters that sampled them.
+      played: the episodes of each task, its groups numbered from 0.
+      return_GK: of all tasks, undiscounted, penalties included.
+      state: `TrainState`.
+      step: number of the iteration.
+
+    Returns:
+      (TrainState with the moving averages, collapse/*, anatomy/*, action/* and reasoning/*
+      metrics).
+    """
+    d = config.diagnose
+    found = []
+    parts = (part_GK for _, part_GK in split(tasks, return_GK))
+    for task, episodes, part_GK in zip(tasks, played, parts, strict=True):
+        metrics = collapse_metrics(
+            model,
+            policy,
+            episodes,
+            first_turn_samples=d.first_turn_samples,
+            trajectory_samples=d.trajectory_samples,
+            micro_batch=d.micro_batch,
+            seed=config.seed,
+            step=step,
+        )
+        found.append(metrics | behaviour_metrics(episodes, part_GK, task.environment, task.chat))
+    metrics = joined(tasks, found)
+    zscores, found = update_zscores(jax.device_get(state.zscores), metrics)
+    state = state.replace(zscores=place(zscores, state.step.sharding))
+    return state, metrics | found
+
+
+def behaviour_metrics(episodes, return_GK, environment, chat):
+    """anatomy/*, action/* and reasoning/* metrics, as far as the environment offers the checks."""
+    reversible = isinstance(environment, ReversibleEnvironment)
+    metrics = anatomy_metrics(episodes, return_GK)
+    metrics |= action_metrics(
+        episodes, len(return_GK), opposites=environment.opposites if reversible else None
+    )
+    if isinstance(environment, GroundedEnvironment):
+        metrics |= reasoning_metrics(episodes, environment.grounded, chat.text)
+    return metrics

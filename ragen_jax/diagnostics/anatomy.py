@@ -1,0 +1,124 @@
+"""Why a group of episodes teaches or does not, and what its members do.
+
+Low reward variance has several causes with several treatments, so every group is one of four:
+
+    class    returns of its members       success of its members
+    mixed    differ (as the filter sees)  any: it teaches
+    solved   equal                        all: too easy
+    failed   equal                        none: too hard, or the reward is blind to progress
+    tied     equal                        some: suspect reward, which does not tell success
+
+A strategy is all the actions of an episode in order, whatever the turns they were given in.
+All of this is NumPy on the host, about finished episodes.
+"""
+
+import collections
+import itertools
+
+import numpy as np
+
+from ragen_jax.advantage import sample_variance
+from ragen_jax.filter import ZERO_SCORE
+
+CLASSES = ("mixed", "solved", "failed", "tied")
+
+
+def anatomy_metrics(episodes, return_GK):
+    """The classes of a step's groups.
+
+    Args:
+      episodes: G * K `Episode`s, group by group.
+      return_GK: their undiscounted returns, penalties included.
+
+    Returns:
+      dict: anatomy/<class>, shares of the groups that sum to 1, and anatomy/<class>_count;
+      anatomy/failed_differing, the share of groups that failed with more than one strategy:
+      where it is near anatomy/failed the policy explores and the reward does not answer, where it
+      is far below, the policy does the same thing over and over.
+
+    Raises:
+      ValueError: another number of episodes than returns.
+    """
+    if len(episodes) != return_GK.size:
+        raise ValueError(f"{len(episodes)} episodes, but return_GK is {return_GK.shape}")
+    groups = _groups(episodes, len(return_GK))
+    success_G = np.array([np.mean([episode.success for episode in group]) for group in groups])
+    mixed_G = np.asarray(sample_variance(return_GK)) > ZERO_SCORE
+    class_G = np.select(
+        [mixed_G, success_G == 1, success_G == 0], ["mixed", "solved", "failed"], "tied"
+    )
+    differing_G = np.array([len(set(map(strategy, group))) > 1 for group in groups])
+    metrics = {f"anatomy/{name}": np.mean(class_G == name) for name in CLASSES}
+    metrics |= {f"anatomy/{name}_count": np.sum(class_G == name) for name in CLASSES}
+    metrics["anatomy/failed_differing"] = np.mean((class_G == "failed") & differing_G)
+    return metrics
+
+
+def action_metrics(episodes, groups, *, opposites=None):
+    """What the members of a group do differently, and what they undo.
+
+    Args:
+      episodes: G * K `Episode`s, group by group.
+      groups: G.
+      opposites: action -> the action that goes back, where the environment has such
+        (`envs.types.ReversibleEnvironment`).
+
+    Returns:
+      dict: action/strategies, distinct strategies of a group, 1 to K; action/strategy_entropy,
+      entropy of their frequencies inside a group in nats, at most log K; both means over groups.
+      With opposites, and episodes of two actions or more: action/oscillation_rate, the share of
+      actions (an episode's last apart) that are followed by their opposite.
+    """
+    counts = [collections.Counter(map(strategy, group)) for group in _groups(episodes, groups)]
+    metrics = {
+        "action/strategies": np.mean([len(count) for count in counts]),
+        "action/strategy_entropy": np.mean([_entropy(count) for count in counts]),
+    }
+    if opposites is not None:
+        pairs = [pair for episode in episodes for pair in itertools.pairwise(strategy(episode))]
+        if pairs:
+            undone = [opposites.get(first) == second for first, second in pairs]
+            metrics["action/oscillation_rate"] = np.mean(undone)
+    return metrics
+
+
+def reasoning_metrics(episodes, grounded, text):
+    """Whether what the reasoning says of the state is so.
+
+    Args:
+      episodes: list of `Episode`.
+      grounded: an environment's check (`envs.types.GroundedEnvironment`).
+      text: token ids -> text (`chat.Chat.text`).
+
+    Returns:
+      dict: reasoning/stated, facts stated a turn; reasoning/grounded_rate, the share of all facts
+      stated that are so, left out where none is stated. Turns without reasoning state nothing.
+    """
+    turns = [turn for episode in episodes for turn in episode.turns]
+    found = [
+        grounded(turn.message, text(turn.sampled[slice(*turn.reasoning)]))
+        for turn in turns
+        if turn.reasoning[1] > turn.reasoning[0]
+    ]
+    right, stated = (sum(numbers) for numbers in zip((0, 0), *found, strict=True))
+    metrics = {"reasoning/stated": stated / len(turns)}
+    if stated:
+        metrics["reasoning/grounded_rate"] = right / stated
+    return metrics
+
+
+def strategy(episode):
+    """All actions of an episode, in order."""
+    return tuple(action for turn in episode.turns for action in turn.actions)
+
+
+def _groups(episodes, groups):
+    """The episodes of each group, from a list group by group."""
+    size = len(episodes) // groups
+    return [episodes[first : first + size] for first in range(0, groups * size, size)]
+
+
+def _entropy(counts):
+    """Entropy in nats of the frequencies of a Counter."""
+    share = np.array(list(counts.values())) / counts.total()
+    return -np.sum(share * np.log(share))

@@ -1,0 +1,394 @@
+"""Gradients of the loss's parts over groups of low and of high reward variance.
+
+RAGEN-2, sections 3 and 5 and appendices H and K: where a prompt's returns hardly differ, the task's
+gradient is small and noisy while the regularisers pull as hard as ever. Here the groups of a batch
+are put into buckets by their reward variance, and of each bucket the gradients of
+
+    task      the policy term, with advantages R - mean of the group
+    kl        kl_coef * KL(policy || reference)
+    entropy   -entropy_coef * H
+
+are compared: one forward pass of each row, one vjp a part. The advantages are those of appendix H
+whatever algorithm trains: a division by the group's standard deviation would hide what the buckets
+are to show. Parts whose coefficient is 0 are left out, as is a KL that is part of the reward.
+
+Nothing as large as the parameters leaves the device: all figures follow from inner products of the
+gradients (`figures`).
+
+Axes: B rows, T tokens, G groups of the batch, K episodes a group, N groups of a bucket, A
+micro-batches of a group, P parts.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ragen_jax import config as cfg
+from ragen_jax import losses, optimize
+from ragen_jax.advantage import deviations, sample_variance
+from ragen_jax.batch import make_batch
+from ragen_jax.checkpoint import Checkpoints
+from ragen_jax.filter import ZERO_SCORE
+from ragen_jax.heldout import play_problems
+from ragen_jax.learn import build_learner
+from ragen_jax.rewards import add_rewards
+from ragen_jax.rollout import Sampling, length_bucket
+from ragen_jax.tasks import joined
+from ragen_jax.update import loss_terms
+
+ZERO = -1  # the bucket of groups without variance
+
+
+def variance_buckets(variance_G, *, buckets=6, edges=()):
+    """The bucket of each group, by rising reward variance.
+
+    Args:
+      variance_G: sample variance of each group's returns, >= 0.
+      buckets: how many of equally many groups (sizes differ by one at most, the lower ones are
+        larger; of equal variances the lower index comes first). With fewer groups than buckets the
+        upper ones stay empty.
+      edges: or, rising variances above 0: bucket i holds edges[i - 1] <= variance < edges[i].
+
+    Returns:
+      int [G]: 0 for the lowest; ZERO for a group without variance (at most `filter.ZERO_SCORE`).
+
+    Raises:
+      ValueError: fewer than one bucket; edges that do not rise from above 0.
+    """
+    if buckets < 1:
+        raise ValueError(f"buckets is {buckets}; it must be at least 1")
+    check_edges(edges, "edges")
+    variance_G = np.asarray(variance_G)
+    bucket_G = np.full(len(variance_G), ZERO)
+    varied_N = np.flatnonzero(variance_G > ZERO_SCORE)
+    if len(edges):
+        bucket_G[varied_N] = np.searchsorted(edges, variance_G[varied_N], side="right")
+    else:
+        order_N = varied_N[np.argsort(variance_G[varied_N], kind="stable")]
+        for bucket, groups in enumerate(np.array_split(order_N, buckets)):
+            bucket_G[groups] = bucket
+    return bucket_G
+
+
+def check_edges(edges, name):
+    """Refuses edges of buckets that do not rise from above 0 (ValueError)."""
+    if any(low >= high for low, high in itertools.pairwise((0, *edges))):
+        raise ValueError(f"{name} is {tuple(edges)}; it must be variances above 0 that rise")
+
+
+def part_names(loss):
+    """The parts that a `Loss` has, in the order of every P axis."""
+    return ("task", *(["kl"] if loss.kl_coef else []), *(["entropy"] if loss.entropy_coef else []))
+
+
+def part_gradients(model, loss, params, ref_params, pieces, count, kl_scale, frozen=None):
+    """The gradient of sum(weight * part) over rows, for each part: they add up to the loss's.
+
+    Args:
+      loss: `update.Loss`. ref_params, kl_scale: as in `update.loss_parts`.
+      pieces: dict of tokens, logp, advantage, mask and weight, each [A, micro_batch, T].
+      count: scalar int32, at least 1: the first `count` micro-batches are run.
+      frozen: `update.Frozen` where params are adapters; then ref_params is not read.
+
+    Returns:
+      tree like params, of arrays [P, ...] in the order of `part_names`.
+    """
+    names = part_names(loss)
+
+    def parts(params, piece):
+        reference = ref_params
+        if frozen is not None:
+            params, reference = frozen.attach(params), frozen.params
+        term_BT, kl_BT, entropy_BT, *_ = loss_terms(model, loss, params, reference, piece)
+        found = {"task": term_BT, "entropy": -loss.entropy_coef * entropy_BT}
+        if kl_BT is not None:
+            found["kl"] = loss.kl_coef * kl_scale * kl_BT
+        return jnp.stack([(piece["weight"] * found[name]).sum() for name in names])
+
+    def micro(piece):
+        _, pull = jax.vjp(lambda params: parts(params, piece), params)
+        # A loop, so that the backward pass is compiled once.
+        return jax.lax.map(lambda one_P: pull(one_P)[0], jnp.eye(len(names))), {}
+
+    gradients, _ = optimize.summed(micro, pieces, count)
+    return gradients
+
+
+@functools.partial(jax.jit, static_argnames=("model", "loss"))
+def bucket_products(
+    model, loss, params, ref_params, pieces, count_N, groups, kl_scale, frozen=None
+):
+    """Inner products of `part_gradients` over a bucket's groups.
+
+    A device holds about three trees like params a part: the bucket's, the group's, a micro-batch's.
+
+    Args:
+      pieces: as in `part_gradients`, each [N * A, micro_batch, T], group after group.
+      count_N: int32, how many of a group's micro-batches hold rows. groups: scalar int32, at most
+        N: the first so many are run.
+      kl_scale: scalar. The rest: as in `part_gradients`.
+
+    Returns:
+      (total_PP, group_PP): float32; with S_ip the gradient of part p over group i,
+      total[p, q] = <sum_i S_ip, sum_i S_iq> and group[p, q] = sum_i <S_ip, S_iq>.
+    """
+    N, P = len(count_N), len(part_names(loss))
+    pieces = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), pieces)
+
+    def add_group(i, carry):
+        sums, group_PP = carry
+        own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), pieces)
+        found = part_gradients(model, loss, params, ref_params, own, count_N[i], kl_scale, frozen)
+        return jax.tree.map(jnp.add, sums, found), group_PP + inner_products(found)
+
+    zero = jax.tree.map(lambda x: jnp.zeros((P, *x.shape), x.dtype), params)
+    sums, group_PP = jax.lax.fori_loop(0, groups, add_group, (zero, jnp.zeros((P, P))))
+    return inner_products(sums), group_PP
+
+
+def inner_products(tree):
+    """float32 [P, P]: <x_p, x_q> over a tree of arrays [P, ...]."""
+
+    def one(x):
+        axes = tuple(range(1, x.ndim))
+        return jnp.tensordot(x, x, axes=(axes, axes), precision="highest")
+
+    return sum(jax.tree.leaves(jax.tree.map(one, tree)))
+
+
+def figures(total_PP, group_PP, names, *, weight, groups, tokens, episodes):
+    """A bucket's norms, cosines, signal and noise.
+
+    With S_i the gradient of sum(weight * part) over group i of n, and W the bucket's weights:
+
+    | name | formula |
+    | --- | --- |
+    | X_norm | norm of g = sum_i S_i / W: of the mean per token, weighed as the loss weighs tokens |
+    | X_norm_per_episode | X_norm * tokens / episodes: of the mean per episode (its tokens' sum) |
+    | X_signal_squared | mean over pairs of groups i != j of <x_i, x_j>, with x_i = n S_i / W |
+    | X_noise_squared | sample variance of the x_i / n: of their mean, which is g |
+    | snr | task_signal_squared / task_noise_squared |
+    | cos_X_Y | cosine of two parts |
+    | dominance | regulariser_norm / (task_norm + regulariser_norm) (RAGEN-2, appendix K) |
+
+    X is task, kl, entropy, regulariser (kl + entropy) or total; signal and noise are those of task
+    and regulariser.
+
+    Signal and noise: for two halves a, b of equally many groups, E<g_a, g_b> is the squared norm
+    of the expected gradient, and |g_a - g_b|^2 / 4 the variance of their mean, the bucket's
+    gradient. These are the means of both over all ways to halve the bucket, at the cost of one:
+    norm^2 = signal^2 + noise^2 to the last digit. The signal's square is unbiased, so below 0 where
+    there is none to be seen, and the ratio with it. Its square root is what appendix H.3 bounds.
+
+    Args:
+      total_PP, group_PP: as `bucket_products` returns them. names: of the parts P.
+      weight: W. groups, tokens, episodes: of the bucket.
+
+    Returns:
+      dict of finite floats; what is undefined (the cosine of a zero gradient) is left out.
+    """
+    total_PP, group_PP = (np.asarray(x, np.float64) / weight**2 for x in (total_PP, group_PP))
+    parts = {name: np.eye(len(names))[p] for p, name in enumerate(names)}
+    vectors = dict(parts)
+    if len(names) > 1:
+        vectors["regulariser"] = sum(u for name, u in parts.items() if name != "task")
+    vectors["total"] = np.ones(len(names))
+    norm = {name: np.sqrt(max(u @ total_PP @ u, 0.0)) for name, u in vectors.items()}
+    found = {}
+    for name in vectors:
+        found[f"{name}_norm"] = norm[name]
+        found[f"{name}_norm_per_episode"] = norm[name] * tokens / episodes
+    for a, b in itertools.combinations(parts, 2):
+        if norm[a] and norm[b]:
+            found[f"cos_{a}_{b}"] = parts[a] @ total_PP @ parts[b] / (norm[a] * norm[b])
+    if groups > 1:
+        for name in ("task", "regulariser"):
+            if name in vectors:
+                together, apart = (vectors[name] @ x @ vectors[name] for x in (total_PP, group_PP))
+                found[f"{name}_signal_squared"] = (together - apart) * groups / (groups - 1)
+                found[f"{name}_noise_squared"] = (groups * apart - together) / (groups - 1)
+        if found["task_noise_squared"] > 0:
+            found["snr"] = found["task_signal_squared"] / found["task_noise_squared"]
+    pull = norm.get("regulariser", 0.0)
+    if norm["task"] + pull:
+        found["dominance"] = pull / (norm["task"] + pull)
+    return {name: float(value) for name, value in found.items()}
+
+
+def bucket_gradients(
+    model,
+    loss,
+    params,
+    ref_params,
+    batch,
+    advantage_BT,
+    bucket_G,
+    *,
+    mesh,
+    micro_batch,
+    group_rows,
+    kl_scale=1.0,
+    frozen=None,
+):
+    """`figures` of each bucket of a batch; run under the mesh of training.
+
+    One program for all buckets, and for all batches of G groups and T tokens.
+
+    Args:
+      model, loss, params, ref_params, kl_scale, frozen: as in `part_gradients`.
+      batch: `Batch` on the host. advantage_BT: float32.
+      bucket_G: int, as `variance_buckets` returns it.
+      micro_batch: rows of a forward and backward pass; a group begins a new one.
+      group_rows: the most rows a group can have.
+
+    Returns:
+      {bucket: `figures`} of those that hold groups, the lowest first, with groups, episodes and
+      tokens.
+    """
+    mask_BT = batch.mask_BT * batch.weight_B[:, None]
+    weight_BT = np.asarray(
+        losses.token_weights(mask_BT, loss.aggregation, norm_length=loss.norm_length)
+    )
+    arrays = {
+        "tokens": batch.tokens_BT,
+        "logp": batch.logp_BT,
+        "advantage": advantage_BT,
+        "mask": mask_BT,
+        "weight": weight_BT,
+    }
+    # Row -1 is empty: it fills a group up.
+    arrays = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in arrays.items()}
+    size = -(-group_rows // micro_batch) * micro_batch
+    found = {}
+    for bucket in np.unique(bucket_G).tolist():
+        groups = np.flatnonzero(bucket_G == bucket)
+        rows_NR = np.full((len(bucket_G), size), -1)
+        count_N = np.zeros(len(bucket_G), np.int32)
+        for i, group in enumerate(groups):
+            rows = np.flatnonzero((batch.group_B == group) & (batch.weight_B > 0))
+            rows_NR[i, : len(rows)] = rows
+            count_N[i] = -(-len(rows) // micro_batch)
+        pieces, _ = optimize.micro_batches(
+            arrays, rows_NR.reshape(-1), mesh=mesh, micro_batch=micro_batch, size=rows_NR.size
+        )
+        products = bucket_products(
+            model,
+            loss,
+            params,
+            ref_params,
+            pieces,
+            count_N,
+            np.int32(len(groups)),
+            kl_scale,
+            frozen,
+        )
+        inside_B = np.isin(batch.group_B, groups) & (batch.weight_B > 0)
+        counts = {
+            "groups": len(groups),
+            "episodes": len(np.unique(batch.episode_B[inside_B])),
+            "tokens": float(mask_BT[inside_B].sum()),
+        }
+        weight = weight_BT[inside_B].sum(dtype=np.float64)
+        found[bucket] = counts | figures(
+            *jax.device_get(products), part_names(loss), weight=weight, **counts
+        )
+    return found
+
+
+def gradient_report(learner, state, batch, return_GK, task):
+    """gradient/* metrics of a batch; run under the mesh of training.
+
+    Args:
+      learner: `learn.Learner`. state: `TrainState`, which sampled the batch.
+      batch: `Batch` of G * K episodes. return_GK: undiscounted returns, penalties included.
+      task: `tasks.Task` that they are of.
+
+    Returns:
+      dict gradient/zero/* of the groups without variance and gradient/bucket_<i>/* of the others:
+      `figures`, groups, episodes, tokens and reward_variance, the mean over the bucket's groups.
+    """
+    c = learner.config
+    variance_G = np.asarray(sample_variance(return_GK))
+    bucket_G = variance_buckets(
+        variance_G, buckets=c.diagnose.gradients_buckets, edges=c.diagnose.gradients_edges
+    )
+    advantage_E = np.asarray(deviations(return_GK)).reshape(-1)
+    found = bucket_gradients(
+        learner.model,
+        learner.loss,
+        state.params,
+        learner.reference,
+        batch,
+        advantage_E[batch.episode_B][:, None] * batch.mask_BT,
+        bucket_G,
+        mesh=learner.mesh,
+        micro_batch=c.optimizer.micro_batch,
+        group_rows=cfg.step_rows(task.config) // task.groups,
+        kl_scale=state.kl_scale,
+        frozen=learner.frozen,
+    )
+    metrics = {}
+    for bucket, values in found.items():
+        values["reward_variance"] = float(variance_G[bucket_G == bucket].mean())
+        place = "zero" if bucket == ZERO else f"bucket_{bucket}"
+        metrics |= {f"gradient/{place}/{name}": value for name, value in values.items()}
+    return metrics
+
+
+def play_groups(model, params, task):
+    """(`Batch` with rewards, return_GK) of groups on held-out problems, sampled as training does.
+
+    The first diagnose.gradients_groups of the held-out problems, as far as there are so many, with
+    the same noise every time: buckets of two policies can be compared.
+
+    Args:
+      params: those for sampling.
+      task: `tasks.Task`.
+    """
+    c = task.config
+    groups = c.diagnose.gradients_groups or task.groups
+    episodes = play_problems(
+        model,
+        params,
+        task.chat,
+        task.heldout_environment,
+        *(x[:groups] for x in task.heldout),
+        samples=c.rollout.group_size,
+        rows=c.rollout.groups * c.rollout.group_size,
+        key=jax.random.fold_in(jax.random.key(c.eval.seed), 4),
+        budgets=cfg.build_budgets(c),
+        sampling=Sampling(temperature=c.rollout.temperature),
+        compact=c.rollout.compact,
+    )
+    longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
+    return add_rewards(
+        make_batch(episodes, length=length_bucket(longest)),
+        episodes,
+        format_penalty=c.env.format_penalty,
+        max_length=c.rollout.max_new_tokens,
+        overlong_buffer=c.reward.overlong_buffer,
+    )
+
+
+def checkpoint_gradients(config, workdir, initial, policy):
+    """(step, gradient/* metrics) of a run's newest checkpoint, on `play_groups`.
+
+    Args:
+      initial: `evaluate.Policy` that the run started from, the reference of the KL.
+      policy: the same with the checkpoint's parameters for sampling.
+    """
+    mesh, sampling_mesh = cfg.build_meshes(config)
+    learner, state = build_learner(config, initial.model, initial.params, mesh)
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    step = checkpoints.latest_step()
+    state = checkpoints.restore(step, state)
+    found = []
+    for task in policy.tasks:
+        with jax.set_mesh(sampling_mesh):
+            own = play_groups(policy.model, policy.params, task)
+        with jax.set_mesh(mesh):
+            found.append(gradient_report(learner, state, *own, task))
+    return step, joined(policy.tasks, found)

@@ -1,0 +1,184 @@
+"""diagnostics/anatomy.py: classes of groups, strategies, moves undone and facts, by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from envs import ENVS
+from envs.sokoban import Sokoban
+from envs.types import GroundedEnvironment, ReversibleEnvironment
+from ragen_jax.chat import make_chat
+from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, reasoning_metrics
+from ragen_jax.model.tokenizer import build_tokenizer
+
+UP, DOWN, LEFT, RIGHT = "Up", "Down", "Left", "Right"
+
+
+@pytest.fixture
+def play(make_turn, make_episode):
+    """play(group, member, turns of actions, success) -> `Episode`."""
+
+    def make(group, member, turns, success=False):
+        made = [make_turn([1], [2], actions=actions) for actions in turns]
+        return make_episode(group, member, made, success=success)
+
+    return make
+
+
+def test_each_class_by_hand(play):
+    # Two members a group: their returns, whether they succeeded, what they did.
+    groups = [
+        ((1.0, 2.0), (True, True), ([UP], [DOWN])),  # mixed, though all succeeded
+        ((9.0, 9.0), (True, True), ([UP], [DOWN])),  # solved, in two ways
+        ((-1.0, -1.0), (False, False), ([UP], [UP])),  # failed, twice the same
+        ((-1.0, -1.0), (False, False), ([UP], [DOWN])),  # failed, in two ways
+        ((0.0, 0.0), (True, False), ([UP], [DOWN])),  # tied: the reward hides the success
+    ]
+    episodes = [
+        play(g, k, [did[k]], success[k])
+        for g, (_, success, did) in enumerate(groups)
+        for k in range(2)
+    ]
+    assert anatomy_metrics(episodes, np.array([returns for returns, _, _ in groups])) == {
+        "anatomy/mixed": 0.2,
+        "anatomy/solved": 0.2,
+        "anatomy/failed": 0.4,
+        "anatomy/tied": 0.2,
+        "anatomy/mixed_count": 1,
+        "anatomy/solved_count": 1,
+        "anatomy/failed_count": 2,
+        "anatomy/tied_count": 1,
+        "anatomy/failed_differing": 0.2,
+    }
+
+
+def test_rounding_is_no_variance(play):
+    # Sums of -0.1 in another order differ by less than the filter's zero.
+    episodes = [play(0, k, [[UP]], True) for k in range(3)]
+    assert anatomy_metrics(episodes, np.array([[0.3, 0.1 + 0.2, 0.300001]]))["anatomy/solved"] == 1
+    assert anatomy_metrics(episodes, np.array([[0.3, 0.3, 0.301]]))["anatomy/mixed"] == 1
+
+
+def test_classes_are_shares_that_sum_to_one(play):
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        episodes = [
+            play(g, k, [[str(rng.integers(2))]], bool(rng.integers(2)))
+            for g in range(7)
+            for k in range(2)
+        ]
+        found = anatomy_metrics(episodes, rng.integers(2, size=(7, 2)))
+        names = ("mixed", "solved", "failed", "tied")
+        assert sum(found[f"anatomy/{name}"] for name in names) == pytest.approx(1)
+        assert sum(found[f"anatomy/{name}_count"] for name in names) == 7
+        assert found["anatomy/failed_differing"] <= found["anatomy/failed"]
+
+
+def test_episodes_and_returns_must_agree(play):
+    with pytest.raises(ValueError, match=r"3 episodes, but return_GK is \(1, 2\)"):
+        anatomy_metrics([play(0, k, [[UP]]) for k in range(3)], np.zeros((1, 2)))
+
+
+def test_strategies_by_hand(play):
+    members = [
+        # Group 0: "Up Down" three times, however it was given, and once something else.
+        [[[UP], [DOWN]], [[UP, DOWN]], [[], [UP, DOWN]], [[LEFT]]],
+        # Group 1: four times the same.
+        [[[LEFT]]] * 4,
+    ]
+    episodes = [play(g, k, turns) for g, rows in enumerate(members) for k, turns in enumerate(rows)]
+    found = action_metrics(episodes, 2)
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    assert found == {
+        "action/strategies": 1.5,
+        "action/strategy_entropy": pytest.approx(entropy / 2),
+    }
+    # Four different ones: log K.
+    apart = [play(0, k, [[move]]) for k, move in enumerate((UP, DOWN, LEFT, RIGHT))]
+    assert action_metrics(apart, 1)["action/strategy_entropy"] == pytest.approx(math.log(4))
+
+
+def test_oscillation_by_hand(play):
+    episodes = [
+        play(0, 0, [[UP, DOWN], [UP, LEFT]]),  # over a turn's end as well: 2 of 3
+        play(0, 1, [[UP], [UP]]),  # 0 of 1
+        play(1, 0, [[RIGHT, LEFT]]),  # 1 of 1
+        play(1, 1, [[], [UP]]),  # nothing to be undone
+    ]
+    found = action_metrics(episodes, 2, opposites=Sokoban.opposites)
+    assert found["action/oscillation_rate"] == pytest.approx(3 / 5)
+    assert "action/oscillation_rate" not in action_metrics(episodes, 2)
+    single = action_metrics(episodes[3:], 1, opposites=Sokoban.opposites)
+    assert "action/oscillation_rate" not in single
+
+
+def test_grounded_rate_by_hand(make_turn, make_episode):
+    thoughts = ["right right wrong", "", "nothing", "wrong"]
+    turns = [
+        make_turn([1], [i, 9], message="shown", reasoning=(0, 1) if thought else (0, 0))
+        for i, thought in enumerate(thoughts)
+    ]
+    episodes = [make_episode(0, 0, turns[:2]), make_episode(0, 1, turns[2:])]
+
+    def grounded(observation, thought):
+        assert observation == "shown"
+        words = thought.split()
+        return words.count("right"), words.count("right") + words.count("wrong")
+
+    def text(ids):
+        (i,) = ids
+        return thoughts[i]
+
+    found = reasoning_metrics(episodes, grounded, text)
+    assert found == {"reasoning/stated": 4 / 4, "reasoning/grounded_rate": 2 / 4}
+    # Nothing said, nothing to judge.
+    silent = reasoning_metrics([make_episode(0, 0, turns[1:3])], grounded, text)
+    assert silent == {"reasoning/stated": 0}
+
+
+# ---- what environments offer --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("prompt", ["full", "terse"])
+def test_a_solvers_reasoning_is_grounded_and_a_strangers_is_not(
+    name, prompt, make_turn, make_episode
+):
+    environment = ENVS[name]()
+    assert isinstance(environment, GroundedEnvironment)
+    tokenizer = build_tokenizer(environment.words)
+    chat = make_chat(
+        tokenizer,
+        environment,
+        context="single_turn",
+        prompt=prompt,
+        actions_per_turn=2,
+        max_actions=10,
+    )
+
+    def turn(shown, thought):
+        message = chat.observe(environment.render(shown), actions_used=1, last_valid=False)
+        ids = tokenizer.encode(thought)
+        return make_turn([1], ids, message=message, reasoning=(0, len(ids)))
+
+    states = [environment.reset(seed) for seed in range(20)]
+    thoughts = [environment.explain(state, environment.solve(state)) for state in states]
+    own = [turn(*pair) for pair in zip(states, thoughts, strict=True)]
+    found = reasoning_metrics([make_episode(0, 0, own)], environment.grounded, chat.text)
+    assert found["reasoning/grounded_rate"] == 1
+    assert found["reasoning/stated"] >= 2
+    # One reasoning for all states, as a template would be: right only by chance.
+    template = [turn(state, thoughts[0]) for state in states]
+    found = reasoning_metrics([make_episode(0, 0, template)], environment.grounded, chat.text)
+    assert 1 / 20 < found["reasoning/grounded_rate"] < 0.5
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_opposites_are_pairs_of_actions(name):
+    environment = ENVS[name]()
+    assert isinstance(environment, ReversibleEnvironment) == bool(environment.actions)
+    if environment.actions:
+        assert set(environment.opposites) == set(environment.actions)
+        for action, back in environment.opposites.items():
+            assert back != action and environment.opposites[back] == action
