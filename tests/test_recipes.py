@@ -25,8 +25,17 @@ def test_a_recipe_makes_a_valid_config(name, preset):
                 assert field(config, path) == value
 
 
-def test_every_algorithm_has_a_recipe():
-    assert set(ALGORITHMS) <= set(RECIPES)
+def test_a_recipe_does_what_its_name_says():
+    for name in ALGORITHMS:
+        assert RECIPES[name]["algorithm.name"] == name
+    for name, fields in RECIPES.items():
+        kind, _, value = name.partition("-")
+        if kind in ("top_p", "min_p", "top_k") and value:
+            assert fields == {"filter.strategy": kind, "filter.value": float(value)}
+        elif kind in ("kl", "entropy", "slip"):
+            assert list(fields.values()) == [float(value)]
+        elif kind.startswith("by_"):
+            assert fields["filter.metric"] == kind.removeprefix("by_")
 
 
 def test_recipes_apply_from_left_to_right():
