@@ -8,7 +8,7 @@ Without a case: what there is. Figures and what they taught are in NOTES.md.
 import argparse
 import sys
 
-from benchmarks import caching, filtering, generation, llm, measure
+from benchmarks import caching, filtering, generation, llm, measure, scoring
 from ragen_jax.memory import keep_freed_memory
 
 CASES = {  # name: (function, repeats, dtype of the product that limits it)
@@ -19,6 +19,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "kept-cache": (caching.kept_cache, 15, "float32"),
     "group-prefill": (caching.group_prefill, 50, "float32"),
     "filtered-update": (filtering.filtered_update, 9, "float32"),
+    "scoring": (scoring.scoring, 3, "float32"),
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
     "gpu": (llm.gpu, 5, "bfloat16"),
 }

@@ -14,7 +14,7 @@ from absl import flags
 
 from ragen_jax import config as cfg
 from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
-from ragen_jax.diagnostics.scopes import first_turns
+from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
 from ragen_jax.evaluate import load_policy
 from ragen_jax.rollout import Sampling, rollout
 
@@ -47,7 +47,8 @@ def main(argv):
                 sampling=Sampling(temperature=1.0),
             )
             seconds[context].append(time.perf_counter() - start)
-        prompts, reasonings, _ = first_turns(episodes, samples=config.diagnose.first_turn_samples)
+        prompts, turns, _ = first_turns(episodes, samples=config.diagnose.first_turn_samples)
+        reasonings = [reasoning_ids(turn) for turn in turns]
         for name, score in (("shared prompts", cross_score), ("naive pairs", cross_score_pairs)):
             start = time.perf_counter()
             score(policy.model, policy.params, prompts, reasonings, micro_batch=512)

@@ -123,6 +123,7 @@ def get_config():
             ),
             diagnose=dict(
                 every=1,  # steps between collapse diagnostics; 0: never
+                flow_every=5,  # steps between flow figures, where `every` falls, too; 0: never
                 first_turn_samples=64,  # reasonings scored under all first prompts
                 trajectory_samples=64,  # turns drawn over whole trajectories
                 micro_batch=64,  # (prompt, reasoning) rows of a device call

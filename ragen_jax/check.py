@@ -81,6 +81,7 @@ def check(config):
         ("filter.top_members", 0),
         ("filter.bottom_members", 0),
         ("diagnose.every", 0),
+        ("diagnose.flow_every", 0),
         ("diagnose.first_turn_samples", 1),
         ("diagnose.trajectory_samples", 1),
         ("diagnose.micro_batch", 1),

@@ -21,8 +21,8 @@ def diagnose(config, model, policy, tasks, played, return_GK, state, step):
       step: number of the iteration.
 
     Returns:
-      (TrainState with the moving averages, collapse/*, anatomy/*, action/* and reasoning/*
-      metrics).
+      (TrainState with the moving averages, collapse/*, flow/*, anatomy/*, action/* and
+      reasoning/* metrics).
     """
     d = config.diagnose
     found = []
@@ -37,6 +37,7 @@ def diagnose(config, model, policy, tasks, played, return_GK, state, step):
             micro_batch=d.micro_batch,
             seed=config.seed,
             step=step,
+            flow=d.flow_every > 0 and step % d.flow_every == 0,
         )
         found.append(metrics | behaviour_metrics(episodes, part_GK, task.environment, task.chat))
     metrics = joined(tasks, found)

@@ -155,10 +155,17 @@ def scoring_programs(run, config, at):
     work = Work(run.model.config, mesh.shape["tensor"])
     episodes = c.rollout.groups * c.rollout.group_size
     N = min(c.diagnose.trajectory_samples, episodes)
-    n, m, calls = blocks(N, N, c.diagnose.micro_batch)
+    shards = sharding.data_shards(mesh)
+
+    def blocks(prompts, reasonings):
+        """(prompts of a call, reasonings of a call, calls) of cross_scoring.cross_score."""
+        n, m = cross_scoring.blocks(prompts, reasonings, c.diagnose.micro_batch, shards)
+        return n, m, -(-prompts // n) * -(-reasonings // m)
+
+    n, m, calls = blocks(N, N)
     # The first turn's scope has as many rows a call and shorter prompts.
     first = min(c.diagnose.first_turn_samples, episodes)
-    first_calls = blocks(c.rollout.groups, first, c.diagnose.micro_batch)[2]
+    first_calls = blocks(c.rollout.groups, first)[2]
     P = -(-at.last // 32) * 32
     shared = {
         "held": run.held,
@@ -312,10 +319,3 @@ def training_programs(run):
             calls=0 if run.frozen else 1,  # LoRA's base model is copied once a run
             helps=run.helps,
         )
-
-
-def blocks(N, M, micro_batch):
-    """(prompts of a call, reasonings of a call, calls) of cross_scoring.cross_score."""
-    n = min(-(-N // 8) * 8, micro_batch)
-    m = min(-(-M // 16) * 16, max(1, micro_batch // n))
-    return n, m, -(-N // n) * -(-M // m)

@@ -19,8 +19,9 @@ from ragen_jax import config as cfg
 from ragen_jax import sample
 from ragen_jax.batch import make_batch
 from ragen_jax.diagnostics.cross_scoring import cross_score
+from ragen_jax.diagnostics.flow import score_flow
 from ragen_jax.diagnostics.gradients import bucket_gradients
-from ragen_jax.diagnostics.scopes import first_turns
+from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import logits
 from ragen_jax.rollout import Budgets, Sampling, rollout
@@ -60,9 +61,24 @@ def play(directory, mesh):
 
 
 def score(model, params, episodes, mesh):
-    prompts, reasonings, _ = first_turns(episodes[: GROUPS * MEMBERS], samples=24)
+    """Log-probs a token of reasonings, and flow figures of actions; with and without a start that
+    all prompts have in common."""
+    prompts, turns, prompt_M = first_turns(episodes[: GROUPS * MEMBERS], samples=24)
+    longer = [np.concatenate([np.arange(70) % 10, prompt]) for prompt in prompts]
+    options = dict(siblings=True, micro_batch=64, seed=[0])
+    found = []
     with jax.set_mesh(mesh):
-        return cross_score(model, params, prompts, reasonings, micro_batch=64)[0]
+        score_MN, length_M = cross_score(
+            model, params, prompts, [reasoning_ids(turn) for turn in turns], micro_batch=64
+        )
+        found.append(score_MN / length_M[:, None])
+        for shown in (prompts, longer):
+            score_MN, length_M, flow = score_flow(
+                model, params, shown, turns, prompt_M, np.arange(GROUPS), **options
+            )
+            assert len(flow) == 8
+            found += [score_MN / length_M[:, None], [[x] * GROUPS for x in flow.values()]]
+    return np.concatenate(found)
 
 
 def training_rows(params, episodes):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import caching, generation, llm, measure, peers
+from benchmarks import caching, generation, llm, measure, peers, scoring
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
 
@@ -120,6 +120,36 @@ def test_counts_of_work():
 def test_a_case_runs():
     (row,) = caching.group_prefill(2, turns=(1, 1), members=3)
     assert row.ours > 0 and row.other > 0 and row.ratio > 0 and row.work == 6
+
+
+def test_shared_prompts_against_pairs():
+    (row,) = scoring.scoring(1, sizes=((2, 3, 40, 8, 4),))
+    assert row.ours > 0 and row.other > 0 and row.target == 4 and "MB a call" in row.name
+
+
+def test_scoring_memory_stops_growing_with_prompts_and_reasonings():
+    sizes = dict(N=8, M=16, P=64, Z=16)
+    least = scoring.call_memory(**sizes)
+    assert scoring.call_memory(**sizes | {"N": 64, "M": 256}) == least
+
+
+def test_growth_is_fitted_by_tokens_and_pairs():
+    rates = np.array([2e-6, 3e-9])
+    sizes = [dict(N=8, M=16, P=p, Z=z) for p in (32, 512) for z in (16, 128)]
+    points = [("P", one, rates @ scoring.counts(**one), 0) for one in sizes]
+    np.testing.assert_allclose(scoring.fitted(points), rates, rtol=1e-9)
+    assert scoring.counts(N=2, M=3, P=5, Z=4) == (10 + 24, 50 + 24 * 9)
+
+
+def test_growth_is_drawn(tmp_path):
+    varied = {"M": (16, 32), "N": (8,), "P": (32,), "Z": (16,)}
+    points = scoring.growth(1, base={"M": 16, "N": 8, "P": 32, "Z": 16}, varied=varied)
+    assert [(name, sizes[name]) for name, sizes, _, _ in points] == [
+        *(("M", 16), ("M", 32), ("N", 8), ("P", 32), ("Z", 16))
+    ]
+    pytest.importorskip("matplotlib")
+    scoring.draw(points, tmp_path / "growth.png")
+    assert (tmp_path / "growth.png").stat().st_size > 10_000
 
 
 def test_command_line(monkeypatch, capsys):

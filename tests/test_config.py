@@ -85,7 +85,7 @@ def test_unknown_names_are_refused_with_those_accepted(name, value, accepted):
 LEAST = {
     **dict.fromkeys(["seed", "steps", "rollout.save_every", "optimizer.warmup_updates"], 0),
     **dict.fromkeys(["diagnose.every", "eval.every", "eval.top_k", "eval.seed"], 0),
-    **dict.fromkeys(["checkpoint.every"], 0),
+    **dict.fromkeys(["checkpoint.every", "diagnose.flow_every"], 0),
     **dict.fromkeys(["env.max_turns", "env.actions_per_turn", "env.max_actions"], 1),
     **dict.fromkeys(["rollout.groups", "rollout.max_new_tokens", "optimizer.minibatches"], 1),
     **dict.fromkeys(["optimizer.micro_batch", "checkpoint.keep"], 1),

@@ -4,7 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
+from ragen_jax.diagnostics import cross_scoring
+from ragen_jax.diagnostics.cross_scoring import (
+    Spoken,
+    blocks,
+    cross_score,
+    cross_score_actions,
+    cross_score_pairs,
+)
 from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 
@@ -42,6 +49,98 @@ def test_shared_prompts_equal_naive_pairs(policy, micro_batch):
     assert length.tolist() == naive_length.tolist() == [len(z) for z in reasonings]
     np.testing.assert_allclose(score / length[:, None], naive / length[:, None], atol=1e-5)
     assert np.array_equal(score[:, 3], score[:, 1])
+
+
+@pytest.mark.parametrize("common, shared", [(40, 0), (70, 64), (200, 192)])
+def test_a_common_start_is_read_once(policy, monkeypatch, common, shared):
+    rng = np.random.default_rng(3)
+    start = rng.integers(0, V, common).tolist()
+    # One prompt is the start itself and a token, others part at once.
+    prompts = [start + [t] for t in (1, 2)] + [start + row for row in ids(rng, 3, 5, 40)]
+    reasonings = ids(rng, 4, 1, 20)
+    read = []
+    inner = cross_scoring._read_prompts
+
+    def reading(model, params, tokens, length, prefix=None):
+        read.append(length.tolist())
+        return inner(model, params, tokens, length, prefix)
+
+    monkeypatch.setattr(cross_scoring, "_read_prompts", reading)
+    score, length = cross_score(*policy, prompts, reasonings, micro_batch=64)
+    naive, _ = cross_score_pairs(*policy, prompts, reasonings, micro_batch=20)
+    np.testing.assert_allclose(score / length[:, None], naive / length[:, None], atol=1e-5)
+    own = [len(prompt) - shared for prompt in prompts]
+    assert read == ([[shared]] if shared else []) + [own + own[:1] * 3]
+    # Where the model has a kernel for whole rows, prompts are read by it.
+    assert cross_scoring._common([tuple(prompt) for prompt in prompts]) == shared
+    assert cross_scoring._common([tuple(prompts[0])]) == 0
+
+
+def test_actions_ride_along(policy):
+    """Reasonings, actions under every prompt, and actions behind other reasonings."""
+    rng = np.random.default_rng(4)
+    prompts, reasonings, tags, actions = (
+        ids(rng, *sizes) for sizes in ((3, 70, 90), (5, 1, 9), (5, 2, 4), (5, 1, 4))
+    )
+    prompts = [prompts[0][:66] + prompt[66:] for prompt in prompts]  # read behind a common start
+    actions[2] = []
+    spoken = [
+        Spoken(np.array(z + (tag + a if a else [])), len(z), len(a))
+        for z, tag, a in zip(reasonings, tags, actions, strict=True)
+    ]
+    swaps = [(2, 0, 1), (0, 0, 3), (2, 4, 0), (2, 4, 1), (2, 1, 4)]  # prompt, action, reasoning
+    swapped = [
+        (n, Spoken(np.array(reasonings[z] + tags[m] + actions[m]), 0, len(actions[m])))
+        for n, m, z in swaps
+    ]
+    found = cross_score_actions(*policy, prompts, spoken, swapped, micro_batch=32)
+    score, action, swap = found
+    alone, _ = cross_score(*policy, prompts, reasonings, micro_batch=32)
+    np.testing.assert_allclose(score, alone, atol=1e-4)
+
+    def naive(n, m, z):
+        before = prompts[n] + reasonings[z] + tags[m]
+        logps, _ = cross_score_pairs(*policy, [before], [actions[m]], micro_batch=1)
+        return logps[0, 0]
+
+    expected = [[naive(n, m, m) if actions[m] else 0 for n in range(3)] for m in range(5)]
+    np.testing.assert_allclose(action, expected, atol=1e-4)
+    np.testing.assert_allclose(swap, [naive(*which) for which in swaps], atol=1e-4)
+
+
+def test_blocks_fill_the_call_and_divide_over_the_mesh():
+    assert blocks(8, 64, 512) == (8, 64)  # the tiny agent's first turns: one call
+    assert blocks(16, 16, 512) == (16, 16)
+    assert blocks(64, 64, 64) == (8, 8)
+    assert blocks(64, 64, 64, shards=16) == (16, 4)
+    assert blocks(64, 128, 512) == (8, 64)
+    assert blocks(5, 7, 6) == (6, 1) and blocks(3, 3, 1) == (1, 1)
+
+
+def test_lengths_come_from_few_buckets():
+    lengths = {cross_scoring._bucket(length, 16) for length in range(1, 1025)}
+    assert len(lengths) == 16 + 8 + 8  # eight an octave above 256
+    assert {cross_scoring._bucket(n, 16) for n in (1, 16)} == {16}
+    assert cross_scoring._bucket(80, 16) == 80 and cross_scoring._bucket(900, 32) == 960
+    assert all(n <= cross_scoring._bucket(n, 32) <= max(32, n * 1.13 + 31) for n in range(1, 4096))
+
+
+def test_at_most_two_calls_are_under_way(policy, monkeypatch):
+    """However many there are: the memory of a step does not grow with them."""
+    under_way, most = [0], [0]
+
+    class Result:
+        def __init__(self):
+            under_way[0] += 1
+            most[0] = max(most[0], under_way[0])
+
+        def __array__(self, dtype=None, copy=None):
+            under_way[0] -= 1
+            return np.zeros((1, 2, 8), np.float32)
+
+    monkeypatch.setattr(cross_scoring, "_score", lambda *args, **kwargs: Result())
+    cross_score(*policy, [[1], [2]], [[3]] * 12, micro_batch=16)
+    assert under_way[0] == 0 and most[0] == 2
 
 
 def test_score_is_the_sum_of_token_logps(policy):

@@ -36,9 +36,10 @@ def episodes(make_turn, make_episode):
     ]
 
 
-def named(reasonings):
-    """(group, member, turn) of each reasoning."""
-    return [(int(z[0]) // 100, int(z[0]) // 10 % 10, int(z[0]) % 10) for z in reasonings]
+def named(turns):
+    """(group, member, turn) of each turn, by its reasoning."""
+    first = [int(reasoning_ids(turn)[0]) for turn in turns]
+    return [(z // 100, z // 10 % 10, z % 10) for z in first]
 
 
 def without_reasoning(episode, turns=range(TURNS)):
@@ -60,30 +61,30 @@ def test_reasoning_ids_by_hand(make_turn):
 
 
 def test_first_turns_take_every_member_before_the_next(episodes):
-    prompts, reasonings, prompt_M = first_turns(episodes, samples=7)
+    prompts, turns, prompt_M = first_turns(episodes, samples=7)
     assert [prompt.tolist() for prompt in prompts] == [[g, 0] for g in range(G)]
-    assert named(reasonings) == [*((g, 0, 0) for g in range(G)), (0, 1, 0), (1, 1, 0)]
+    assert named(turns) == [*((g, 0, 0) for g in range(G)), (0, 1, 0), (1, 1, 0)]
     assert prompt_M.tolist() == [0, 1, 2, 3, 4, 0, 1]
 
 
 @pytest.mark.parametrize("samples", [1, 4, 5, 12, 20, 64])
 def test_first_turns_are_spread_evenly_and_at_most_samples(episodes, samples):
-    prompts, reasonings, prompt_M = first_turns(episodes, samples=samples)
+    prompts, turns, prompt_M = first_turns(episodes, samples=samples)
     assert len(prompts) == G
-    assert len(reasonings) == len(prompt_M) == min(samples, G * K)
+    assert len(turns) == len(prompt_M) == min(samples, G * K)
     counts = np.bincount(prompt_M, minlength=G)
     assert counts.max() - counts.min() <= 1
-    for z, n in zip(reasonings, prompt_M, strict=True):
-        assert prompts[n][0] == z[0] // 100  # the prompt that it was sampled under
+    for (g, _, _), n in zip(named(turns), prompt_M, strict=True):
+        assert prompts[n][0] == g  # the prompt that it was sampled under
 
 
 def test_first_turns_skip_empty_reasonings_but_keep_their_prompts(episodes):
     episodes[0] = without_reasoning(episodes[0])  # group 0, member 0
     for k in range(K):
         episodes[2 * K + k] = without_reasoning(episodes[2 * K + k])  # all of group 2
-    prompts, reasonings, prompt_M = first_turns(episodes, samples=6)
+    prompts, turns, prompt_M = first_turns(episodes, samples=6)
     assert len(prompts) == G
-    assert named(reasonings) == [
+    assert named(turns) == [
         *((1, 0, 0), (3, 0, 0), (4, 0, 0)),
         *((0, 1, 0), (1, 1, 0), (3, 1, 0)),
     ]
@@ -94,18 +95,18 @@ def test_first_turns_skip_empty_reasonings_but_keep_their_prompts(episodes):
 
 
 def test_trajectory_turns_come_with_their_own_prompts(episodes):
-    prompts, reasonings, prompt_M = trajectory_turns(episodes, samples=12, seed=1, step=2)
-    assert len(prompts) == len(reasonings) == 12
+    prompts, turns, prompt_M = trajectory_turns(episodes, samples=12, seed=1, step=2)
+    assert len(prompts) == len(turns) == 12
     np.testing.assert_array_equal(prompt_M, np.arange(12))
-    for prompt, (g, k, t) in zip(prompts, named(reasonings), strict=True):
+    for prompt, (g, k, t) in zip(prompts, named(turns), strict=True):
         assert prompt.tolist() == [g, t, *([k] if t else [])]
 
 
 @pytest.mark.parametrize("samples", [3, 5, 7, 10, 20, 64])
 def test_trajectory_turns_draw_episodes_without_replacement_over_groups(episodes, samples):
     for step in range(10):
-        _, reasonings, _ = trajectory_turns(episodes, samples=samples, seed=0, step=step)
-        drawn = [name[:2] for name in named(reasonings)]
+        _, turns, _ = trajectory_turns(episodes, samples=samples, seed=0, step=step)
+        drawn = [name[:2] for name in named(turns)]
         assert len(drawn) == len(set(drawn)) == min(samples, G * K)
         counts = np.bincount([g for g, _ in drawn], minlength=G)
         assert counts.max() - counts.min() <= 1
@@ -122,8 +123,8 @@ def test_trajectory_turns_depend_on_seed_and_step_alone(episodes):
 def test_members_and_turns_are_drawn_uniformly(episodes):
     counts = collections.Counter()
     for step in range(600):
-        _, reasonings, _ = trajectory_turns(episodes, samples=G, seed=0, step=step)
-        counts.update(named(reasonings))
+        _, turns, _ = trajectory_turns(episodes, samples=G, seed=0, step=step)
+        counts.update(named(turns))
     # 3000 draws over 60 turns: 50 each, standard deviation 7.
     assert len(counts) == G * K * TURNS
     assert min(counts.values()) > 50 - 5 * 7 and max(counts.values()) < 50 + 5 * 7
@@ -131,13 +132,13 @@ def test_members_and_turns_are_drawn_uniformly(episodes):
 
 def test_trajectory_turns_skip_empty_reasonings(episodes):
     lame = [without_reasoning(episode, turns=(0, 1)) for episode in episodes]
-    _, reasonings, prompt_M = trajectory_turns(lame, samples=20, seed=0, step=0)
-    assert 0 < len(reasonings) < 20
-    assert {t for _, _, t in named(reasonings)} == {2}
-    np.testing.assert_array_equal(prompt_M, np.arange(len(reasonings)))
+    _, turns, prompt_M = trajectory_turns(lame, samples=20, seed=0, step=0)
+    assert 0 < len(turns) < 20
+    assert {t for _, _, t in named(turns)} == {2}
+    np.testing.assert_array_equal(prompt_M, np.arange(len(turns)))
     mute = [without_reasoning(episode) for episode in episodes]
-    prompts, reasonings, prompt_M = trajectory_turns(mute, samples=20, seed=0, step=0)
-    assert prompts == reasonings == [] and len(prompt_M) == 0
+    prompts, turns, prompt_M = trajectory_turns(mute, samples=20, seed=0, step=0)
+    assert prompts == turns == [] and len(prompt_M) == 0
 
 
 # ---- metrics ------------------------------------------------------------------------------------

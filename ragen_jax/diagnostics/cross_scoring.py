@@ -2,11 +2,16 @@
 
 Each distinct prompt is read once and its keys and values are shared by all reasonings scored
 under it: N * P + M * N * Z tokens of work instead of M * N * (P + Z), and no copy of a prompt's
-cache. Log-probabilities are at temperature 1.
+cache. The tokens that all prompts begin with are read once for all. What was sampled behind a
+reasoning can ride along, so that its action is scored in the same pass. Log-probabilities are at
+temperature 1.
 
-Axes: M reasonings, N prompts, P prompt tokens, Z reasoning tokens, V vocabulary.
+Axes: M reasonings, N prompts, P prompt tokens, Z tokens of a reasoning and what rides behind it,
+V vocabulary. Of one device call: n prompts, m reasonings.
 """
 
+import collections
+import dataclasses
 import functools
 
 import jax
@@ -16,7 +21,18 @@ import numpy as np
 from ragen_jax.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import head
-from ragen_jax.sharding import constrain
+from ragen_jax.sharding import constrain, row_shards
+
+LEAST_PREFIX = 64  # common tokens from which on saving their reading is worth a call of its own
+
+
+@dataclasses.dataclass(frozen=True)
+class Spoken:
+    """A reasoning and, where its action is scored too, what was sampled up to the action's end."""
+
+    tokens: np.ndarray  # int, at least one
+    reasoning: int  # tokens of the reasoning, at the start; 0: not scored
+    action: int = 0  # tokens of the action, at the end; what lies between the two is only read
 
 
 def cross_score(model, params, prompts, reasonings, *, micro_batch):
@@ -35,35 +51,108 @@ def cross_score(model, params, prompts, reasonings, *, micro_batch):
       ValueError: no prompt, no reasoning, or an empty one.
     """
     _check(prompts, reasonings)
+    spoken = [Spoken(np.asarray(reasoning), len(reasoning)) for reasoning in reasonings]
+    found_1MN, _ = _score_all(
+        model, params, prompts, spoken, (), micro_batch=micro_batch, actions=False
+    )
+    return found_1MN[0], np.array([len(reasoning) for reasoning in reasonings], np.int32)
+
+
+def cross_score_actions(model, params, prompts, spoken, swapped, *, micro_batch):
+    """`cross_score` with the actions behind the reasonings, and actions behind other reasonings.
+
+    Args:
+      prompts, micro_batch: as `cross_score`.
+      spoken: M `Spoken`, scored under every prompt.
+      swapped: R pairs (column of a prompt, `Spoken`), scored under that prompt alone: an action
+        behind a reasoning that it was not sampled with.
+
+    Returns:
+      (score_MN of the reasonings, action_MN: log p(a_m | x_n, z_m) summed over the action's tokens,
+      action_R: the same of `swapped`), float32; 0 where there is no action.
+
+    Raises:
+      ValueError: no prompt, nothing spoken, or an empty one.
+    """
+    rows = [*spoken, *(row for _, row in swapped)]
+    _check(prompts, [row.tokens for row in rows])
+    found_2MN, action_R = _score_all(
+        model, params, prompts, spoken, swapped, micro_batch=micro_batch, actions=True
+    )
+    return *found_2MN, action_R
+
+
+def blocks(N, M, micro_batch, shards=1):
+    """(prompts, reasonings) of one device call, for N distinct prompts and M reasonings.
+
+    Rounded up to multiples of 8 and 16, since the numbers change from step to step by a few and
+    each shape is a compilation. Few prompts a call: their queries meet the same keys in larger
+    products. But as many as divide over the mesh, whose devices would otherwise all read all.
+
+    Args:
+      shards: parts that rows are split into on the mesh.
+    """
+    unit = min(-(-8 // shards) * shards, micro_batch)
+    m = min(-(-M // 16) * 16, max(1, micro_batch // unit))
+    n = min(-(-N // unit) * unit, max(1, micro_batch // m // unit) * unit)
+    return n, m
+
+
+def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions):
+    """(float32 [1 or 2, M, N]: sums over reasonings and, with `actions`, actions; action_R)."""
     distinct, column_N = _distinct(prompts)
-    tokens_NP, length_N = _pad(distinct, 32)
-    tokens_MZ, length_M = _pad(reasonings, 16)
-    N, M = len(distinct), len(reasonings)
-    # Blocks of n prompts and m reasonings. Rounded up, since the numbers change from step to
-    # step by a few and each shape is a compilation.
-    n = min(-(-N // 8) * 8, micro_batch)
-    m = min(-(-M // 16) * 16, max(1, micro_batch // n))
-    score_MN = np.zeros((M, N), np.float32)
-    # Queue every call before waiting for any. The last block is padded with row 0, so that
-    # all calls share one shape.
-    pending = []
-    for n0 in range(0, N, n):
-        prompt = _rows(tokens_NP, length_N, n0, n)
-        segment, last_ND = _read_prompts(model, params, *prompt)
-        for m0 in range(0, M, m):
-            reasoning = _rows(tokens_MZ, length_M, m0, m)
-            pending.append((m0, n0, _score(model, params, segment, last_ND, *reasoning)))
-    for m0, n0, block_mn in pending:
-        block_mn = np.asarray(block_mn)[: M - m0, : N - n0]
-        score_MN[m0 : m0 + m, n0 : n0 + n] = block_mn
-    return score_MN[:, column_N], length_M
+    N, M = len(distinct), len(spoken)
+    n, m = blocks(N, M, micro_batch, row_shards()[0])
+    shared = _common(distinct) if model.config.attention == "xla" else 0
+    prefix = None
+    if shared:
+        prefix, _ = _read_prompts(model, params, *_pad([distinct[0][:shared]], shared))
+    own = [prompt[shared:] for prompt in distinct]
+    P = _bucket(max(map(len, own)), 32)
+    # Reasonings of similar length share a call, which is padded to its longest.
+    by_length = sorted(range(M), key=lambda i: len(spoken[i].tokens))
+    rows_of = [[] for _ in range(N)]  # of `swapped`, by prompt
+    for r, (prompt, _) in enumerate(swapped):
+        rows_of[column_N[prompt]].append(r)
+
+    def calls():
+        """(what is scored, scores on the device) of one call after the other."""
+        for n0 in range(0, N, n):
+            read = _read_prompts(model, params, *_pad(own[n0 : n0 + n], P, size=n), prefix)
+            for m0 in range(0, M, m):
+                chosen = by_length[m0 : m0 + m]
+                tokens, *spans = _lay_out([spoken[i] for i in chosen], m)
+                spans = spans if actions else spans[:1]
+                yield (n0, chosen), _score(model, params, *read, tokens, *spans)
+            here = rows_of[n0 : n0 + n]
+            most = max(map(len, here))
+            width = min(_bucket(most, 4), m) if most else 1
+            for r0 in range(0, most, width):
+                chosen = [rows[r0 : r0 + width] for rows in here]
+                anything = next(rows[0] for rows in chosen if rows)
+                cells = [[*rows, *[anything] * (width - len(rows))] for rows in chosen]
+                cells += [[anything] * width] * (n - len(cells))
+                laid = _lay_out([swapped[r][1] for rows in cells for r in rows], n * width)
+                tokens, *spans = (x.reshape(n, width, *x.shape[1:]) for x in laid)
+                yield chosen, _score(model, params, *read, tokens, *spans)
+
+    found = np.zeros((1 + actions, M, N), np.float32)
+    action_R = np.zeros(len(swapped), np.float32)
+    for what, block in _one_ahead(calls()):
+        if isinstance(what, tuple):
+            n0, chosen = what
+            found[:, chosen, n0 : n0 + n] = block[:, : len(chosen), : N - n0]
+        else:
+            for column, rows in enumerate(what):
+                action_R[rows] = block[1, : len(rows), column]
+    return found[:, :, column_N], action_R
 
 
 def cross_score_pairs(model, params, prompts, reasonings, *, micro_batch):
     """The naive twin of `cross_score`: a forward pass over prompt + reasoning for every pair."""
     _check(prompts, reasonings)
     pairs = [[*prompt, *reasoning] for reasoning in reasonings for prompt in prompts]
-    tokens_BT, length_B = _pad(pairs, 16)
+    tokens_BT, length_B = _pad(pairs, _bucket(max(map(len, pairs)), 16))
     start_B = np.array([len(prompt) for _ in reasonings for prompt in prompts])
     position_T = np.arange(tokens_BT.shape[1])
     inside_BT = (position_T >= start_B[:, None]) & (position_T < length_B[:, None])
@@ -80,25 +169,77 @@ _pair_logps = jax.jit(token_logps, static_argnames="model")
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _read_prompts(model, params, tokens_NP, length_N):
-    hidden, (k, v) = model.apply({"params": params}, tokens_NP, keep_kv=True)
+def _read_prompts(model, params, tokens_NP, length_N, prefix=None):
+    """(`Segment` of whole prompts, hidden states of their last tokens).
+
+    Args:
+      tokens_NP, length_N: prompts, or what follows `prefix`: a `Segment` of one row, all real.
+    """
+    positions_NP, memory = None, ()
+    if prefix is not None:
+        positions_NP = prefix.length_N + jnp.arange(tokens_NP.shape[1])
+        positions_NP, memory = jnp.broadcast_to(positions_NP, tokens_NP.shape), (prefix,)
+    hidden, kv = model.apply({"params": params}, tokens_NP, positions_NP, memory, keep_kv=True)
     last_ND = jnp.take_along_axis(hidden, (length_N - 1)[:, None, None], 1)[:, 0]
-    return Segment(k=k, v=v, length_N=length_N), last_ND
+    if prefix is None:
+        return Segment(*kv, length_N=length_N), last_ND
+
+    # Repeated for each prompt of a call, so that what is scored reads one piece: on CPU a second
+    # one costs more than reading the whole prompts.
+    def behind(first, own):
+        first = jnp.broadcast_to(first, (*own.shape[:-2], first.shape[-2], own.shape[-1]))
+        return jnp.concatenate([first, own], axis=-2)
+
+    k, v = jax.tree.map(behind, (prefix.k, prefix.v), kv)
+    return Segment(k=k, v=v, length_N=prefix.length_N + length_N), last_ND
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _score(model, params, segment, last_ND, tokens_MZ, length_M):
-    """[M, N] scores of one block; rows are prompt by prompt, so that rows share a segment row."""
-    N, (M, Z) = last_ND.shape[0], tokens_MZ.shape
-    tokens_BZ = constrain(jnp.tile(tokens_MZ, (N, 1)), "rows", None)
+def _score(model, params, segment, last_ND, tokens_MZ, length_M, action_M2=None):
+    """Sums of log-probs of one block, whole on every device.
+
+    Args:
+      segment, last_ND: of N prompts, by `_read_prompts`.
+      tokens_MZ: under every prompt; or [N, M, Z], other ones under each, the next two likewise.
+      length_M: tokens of the reasoning, at the start. action_M2: span of the action.
+
+    Returns:
+      float32 [1, M, N] over the reasoning; [2, M, N] with an action.
+    """
+    N, (M, Z) = last_ND.shape[0], tokens_MZ.shape[-2:]
+    # Rows are prompt by prompt, so that rows share a segment row.
+    tokens_BZ = jnp.broadcast_to(tokens_MZ, (N, M, Z)).reshape(N * M, Z)
+    tokens_BZ = constrain(tokens_BZ, "rows", None)
     position_BZ = jnp.repeat(segment.length_N, M)[:, None] + jnp.arange(Z)
     hidden, _ = model.apply({"params": params}, tokens_BZ, position_BZ, (segment,))
     # Token 0 is predicted by the prompt's last token, token j by token j - 1.
     before = jnp.concatenate([jnp.repeat(last_ND, M, axis=0)[:, None], hidden[:, :-1]], axis=1)
     logp_BZ, _ = vocabulary_statistics(before, head(params), tokens_BZ, 1.0)
-    real_MZ = jnp.arange(Z) < length_M[:, None]
-    score_MN = jnp.where(real_MZ, logp_BZ.reshape(N, M, Z), 0.0).sum(-1).T
-    return constrain(score_MN, None, None)  # every process reads all of it
+    logp_NMZ, at_Z = logp_BZ.reshape(N, M, Z), jnp.arange(Z)
+    spans = [(0, length_M)]
+    if action_M2 is not None:
+        spans.append((action_M2[..., 0], action_M2[..., 1]))
+    sums = []
+    for first, last in spans:
+        inside = (at_Z >= jnp.asarray(first)[..., None]) & (at_Z < last[..., None])
+        sums.append(jnp.where(inside, logp_NMZ, 0.0).sum(-1).T)
+    return constrain(jnp.stack(sums), None, None, None)  # every process reads all of it
+
+
+def _one_ahead(calls):
+    """(what, result on the host) of each (what, result on the device), in order.
+
+    One call runs while the next is dispatched, no more: XLA's CPU backend allots the temporaries
+    of every call when it is dispatched.
+    """
+    waiting = collections.deque()
+    for call in calls:
+        waiting.append(call)
+        if len(waiting) > 1:
+            what, result = waiting.popleft()
+            yield what, np.asarray(result)
+    for what, result in waiting:
+        yield what, np.asarray(result)
 
 
 def _check(prompts, reasonings):
@@ -119,17 +260,41 @@ def _distinct(prompts):
     return list(index), np.asarray(column_N)
 
 
-def _pad(rows, multiple):
-    """Right-padded int32 [rows, T], T a multiple of `multiple`, and the lengths."""
-    length = np.array([len(row) for row in rows], np.int32)
-    tokens = np.zeros((len(rows), -(-int(length.max()) // multiple) * multiple), np.int32)
+def _common(prompts):
+    """Tokens that all prompts begin with, in whole 32s; 0 where they are not worth sharing.
+
+    The attention kernels of accelerators read no earlier segment, so that there the prompts are
+    read whole: see `_score_all`.
+    """
+    if len(prompts) == 1:
+        return 0
+    shortest = min(map(len, prompts))
+    rows = np.array([prompt[: shortest - 1] for prompt in prompts])  # one token must be left
+    differs = (rows != rows[0]).any(axis=0)
+    common = int(differs.argmax()) if differs.any() else shortest - 1
+    return common // 32 * 32 if common >= LEAST_PREFIX else 0
+
+
+def _bucket(length, least):
+    """The next multiple of `least`, or of a sixteenth of the next power of two if that is more."""
+    step = max(least, (1 << (int(length) - 1).bit_length()) // 16)
+    return -(-int(length) // step) * step
+
+
+def _pad(rows, width, size=None):
+    """(int32 [size, width], right-padded, and the lengths); more rows repeat the first."""
+    rows = [*rows, *[rows[0]] * ((size or len(rows)) - len(rows))]
+    tokens = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
-    return tokens, length
+    return tokens, np.array([len(row) for row in rows], np.int32)
 
 
-def _rows(tokens, length, start, size):
-    """`size` rows from `start` on; past the end the first row is repeated."""
-    index = np.arange(start, start + size)
-    index = np.where(index < len(tokens), index, 0)
-    return tokens[index], length[index]
+def _lay_out(spoken, size):
+    """(tokens [size, Z], tokens of the reasoning [size], span of the action [size, 2])."""
+    width = _bucket(max(len(row.tokens) for row in spoken), 16)
+    tokens, length = _pad([row.tokens for row in spoken], width, size)
+    spoken = [*spoken, *[spoken[0]] * (size - len(spoken))]
+    action = length - np.array([row.action for row in spoken], np.int32)
+    reasoning = np.array([row.reasoning for row in spoken], np.int32)
+    return tokens, reasoning, np.stack([action, length], axis=1)

@@ -74,22 +74,23 @@ def attend(q_BTHD, k_BTKD, v_BTKD, segments, *, kernel="xla"):
 
     causal = jnp.tile(jnp.tril(jnp.ones((T, T), bool)), (H // K, 1))  # [Q, T]
     own = _scores(q, by_head(k_BTKD.swapaxes(1, 2)))
-    scores = [jnp.where(causal, own, MASKED)]  # each [B, K, Q, S]
+    # Scores stay laid out by segment row, [N, K, m * Q, S]: only figures of a query move.
+    scores = [jnp.where(causal, own, MASKED)]
     for k_NKSD, _, length_N in segments:
         N, S = length_N.shape[0], k_NKSD.shape[2]
         real = (jnp.arange(S) < length_N[:, None]).reshape(N, *(1 for _ in heads), 1, S)
-        score = jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED)
-        scores.append(_scatter(score, B))
+        scores.append(jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED))
 
     # One softmax over all keys, as a shared maximum and a shared denominator, so that the
     # pieces are never concatenated.
-    top = functools.reduce(jnp.maximum, [score.max(-1, keepdims=True) for score in scores])
-    weights = [jnp.exp(score - jax.lax.stop_gradient(top)) for score in scores]
-    total = sum(weight.sum(-1, keepdims=True) for weight in weights)  # [B, K, Q, 1]
+    tops = [_scatter(score.max(-1, keepdims=True), B) for score in scores]
+    top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))  # [B, K, Q, 1]
+    weights = [jnp.exp(score - _gather(top, score.shape[0])) for score in scores]
+    total = sum(_scatter(weight.sum(-1, keepdims=True), B) for weight in weights)
 
     out = _mix(weights[0], by_head(v_BTKD.swapaxes(1, 2)))
-    for weight, (_, v_NKSD, length_N) in zip(weights[1:], segments, strict=True):
-        out = out + _scatter(_mix(_gather(weight, length_N.shape[0]), by_head(v_NKSD)), B)
+    for weight, (_, v_NKSD, _) in zip(weights[1:], segments, strict=True):
+        out = out + _scatter(_mix(weight, by_head(v_NKSD)), B)
     out = (out / total).astype(v_BTKD.dtype)
     return out.reshape(B, K, H // K, T, D).transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)
 

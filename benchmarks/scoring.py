@@ -1,0 +1,208 @@
+"""Cross-scoring by shared prompts against a forward pass for every pair; what its cost grows with.
+
+    python -m benchmarks scoring                              the two against each other
+    python -m benchmarks.scoring [--repeats=5] [--png=FILE]   growth of time and memory
+
+The model has the tiny agent's shape and random weights; tokens are random.
+"""
+
+import argparse
+import statistics
+import time
+
+import jax
+import numpy as np
+
+from benchmarks.llm import random_params
+from benchmarks.measure import Row, compare
+from ragen_jax.diagnostics import cross_scoring
+from ragen_jax.diagnostics.cross_scoring import blocks, cross_score, cross_score_pairs
+from ragen_jax.memory import keep_freed_memory
+from ragen_jax.model.qwen import ModelConfig, Qwen
+
+SHAPE = ModelConfig(
+    vocab_size=512, width=96, layers=2, heads=4, kv_heads=1, head_dim=24, mlp_width=256
+)
+MICRO_BATCH, PAIRS = 32, 2  # rows a call of ours and of the pairs: about the fastest of each
+# prompts, reasonings, mean tokens of each, wanted ratio
+SIZES = ((8, 128, 350, 80, 4), (64, 64, 900, 80, 8))
+BASE = {"M": 32, "N": 16, "P": 256, "Z": 64}
+VARIED = {
+    "M": (16, 32, 64, 128, 256),
+    "N": (8, 16, 32, 64, 128),
+    "P": (64, 128, 256, 512, 1024),
+    "Z": (16, 32, 64, 128, 256),
+}
+NAMES = {"M": "reasonings M", "N": "prompts N", "P": "prompt tokens P", "Z": "reasoning tokens Z"}
+
+
+def scoring(repeats, *, sizes=SIZES):
+    """All reasonings under all prompts: shared prompts against a forward pass for every pair."""
+    model, params = Qwen(SHAPE), random_params(SHAPE)
+    rows = []
+    for N, M, P, Z, target in sizes:
+        rng = np.random.default_rng(0)
+        prompts, reasonings = _ids(rng, N, P, P // 20), _ids(rng, M, Z, Z // 4)
+        found = {}
+
+        def ours(prompts=prompts, reasonings=reasonings, found=found):
+            found["ours"] = cross_score(model, params, prompts, reasonings, micro_batch=MICRO_BATCH)
+
+        def naive(prompts=prompts, reasonings=reasonings, found=found):
+            found["naive"] = cross_score_pairs(
+                model, params, prompts, reasonings, micro_batch=PAIRS
+            )
+
+        seconds = compare(ours, naive, repeats=repeats, warmup=1)
+        (score, length_M), (expected, _) = found["ours"], found["naive"]
+        apart = np.abs((score - expected) / length_M[:, None]).max()
+        if apart > 1e-4:
+            raise RuntimeError(f"the two differ by {apart:.2g} nats a token")
+        tokens, lengths = sum(map(len, prompts)), sum(map(len, reasonings))
+        ceiling = (M * tokens + N * lengths) / (tokens + N * lengths)
+        memory = call_memory(N=N, M=M, P=max(map(len, prompts)), Z=max(map(len, reasonings)))
+        rows.append(
+            Row(
+                name=f"{N} prompts of {P} x {M} reasonings of {Z} "
+                f"(ceiling {ceiling:.1f}, {apart:.0e} nats, {memory / 1e6:.0f} MB a call)",
+                other_name="pairs",
+                target=target,
+                work=N * lengths,
+                **seconds,
+            )
+        )
+    return rows
+
+
+def _ids(rng, count, mean, spread):
+    """Lists of random token ids, of random lengths."""
+    lengths = rng.integers(mean - spread, mean + spread + 1, count)
+    return [rng.integers(0, SHAPE.vocab_size, length).tolist() for length in lengths]
+
+
+def call_memory(*, N, M, P, Z):
+    """Bytes that the largest device call holds: inputs, temporaries and outputs without parameters.
+
+    By the compiler's account. Two calls are under way at most.
+    """
+    model = Qwen(SHAPE)
+    params = jax.eval_shape(lambda: random_params(SHAPE))
+    n, m = blocks(N, M, MICRO_BATCH)
+    ints = [
+        jax.ShapeDtypeStruct(shape, np.int32)
+        for shape in (
+            (n, cross_scoring._bucket(P, 32)),
+            (n,),
+            (m, cross_scoring._bucket(Z, 16)),
+            (m,),
+        )
+    ]
+    read = cross_scoring._read_prompts
+    outs = jax.eval_shape(lambda params, *args: read(model, params, *args), params, *ints[:2])
+    parameters = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
+    largest = 0
+    for lowered in (
+        read.lower(model, params, *ints[:2]),
+        cross_scoring._score.lower(model, params, *outs, *ints[2:]),
+    ):
+        found = lowered.compile().memory_analysis()
+        held = found.argument_size_in_bytes + found.temp_size_in_bytes + found.output_size_in_bytes
+        largest = max(largest, held - parameters)
+    return largest
+
+
+# ------------------------------------------------------------------------------ growth
+
+
+def growth(repeats, *, base=BASE, varied=VARIED):
+    """[(name of the varied size, sizes, median seconds, bytes of the largest call)].
+
+    All points in turn, `repeats` times, so that a slow period of the machine is shared by all.
+    """
+    model, params = Qwen(SHAPE), random_params(SHAPE)
+    points = [(name, base | {name: value}) for name, values in varied.items() for value in values]
+    seconds = [[] for _ in points]
+    for _ in range(1 + repeats):
+        for (_, sizes), taken in zip(points, seconds, strict=True):
+            rng = np.random.default_rng(0)
+            prompts = _ids(rng, sizes["N"], sizes["P"], 0)
+            reasonings = _ids(rng, sizes["M"], sizes["Z"], 0)
+            start = time.perf_counter()
+            cross_score(model, params, prompts, reasonings, micro_batch=MICRO_BATCH)
+            taken.append(time.perf_counter() - start)
+    return [
+        (name, sizes, statistics.median(taken[1:]), call_memory(**sizes))
+        for (name, sizes), taken in zip(points, seconds, strict=True)
+    ]
+
+
+def counts(*, N, M, P, Z):
+    """(tokens read, (query, key) pairs of one head and layer): what the time should grow with."""
+    return N * P + M * N * Z, N * P * P + M * N * Z * (P + Z)
+
+
+def fitted(points):
+    """Seconds a token and a (query, key) pair, the best for all points in relative terms."""
+    taken = np.array([seconds for _, _, seconds, _ in points])
+    work = np.array([counts(**sizes) for _, sizes, _, _ in points])
+    rates, *_ = np.linalg.lstsq(work / taken[:, None], np.ones(len(taken)), rcond=None)
+    return rates
+
+
+def draw(points, path):
+    """Seconds and memory against each size, with the slope that the counts predict."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rates = fitted(points)
+    figure, axes = plt.subplots(2, len(NAMES), figsize=(13, 6), sharey="row")
+    for column, (name, label) in enumerate(NAMES.items()):
+        one = [point for point in points if point[0] == name]
+        values = [sizes[name] for _, sizes, _, _ in one]
+        top, bottom = axes[:, column]
+        top.loglog(values, [seconds for *_, seconds, _ in one], "o", label="measured")
+        predicted = [rates @ counts(**sizes) for _, sizes, _, _ in one]
+        top.loglog(values, predicted, "-", label="predicted by the counts")
+        memory = [held / 1e6 for *_, held in one]
+        bottom.loglog(values, memory, "s-", label="largest call")
+        pairs = memory[0] * np.array(values) / values[0]
+        bottom.loglog(values, pairs, ":", label=f"in proportion to {name}")
+        bottom.set_xlabel(label)
+        for axis in (top, bottom):
+            axis.set_xticks(values, map(str, values), minor=False)
+            axis.minorticks_off()
+            axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("seconds")
+    axes[1, 0].set_ylabel("MB without parameters")
+    for row in axes:
+        row[0].legend()
+    fixed = ", ".join(f"{name} = {value}" for name, value in BASE.items())
+    figure.suptitle(f"Cross-scoring by shared prompts; each size varied alone from {fixed}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scoring")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--png", help="where to draw")
+    options = parser.parse_args()
+    keep_freed_memory()
+    points = growth(options.repeats)
+    token, pair = fitted(points)
+    for name, sizes, seconds, held in points:
+        predicted = np.array([token, pair]) @ counts(**sizes)
+        print(
+            f"{name} = {sizes[name]:<5} {seconds:7.3f} s  predicted {predicted:7.3f} s  "
+            f"{held / 1e6:6.1f} MB a call"
+        )
+    print(f"{1e6 * token:.3f} us a token, {1e9 * pair:.3f} ns a (query, key) pair")
+    if options.png:
+        draw(points, options.png)
+
+
+if __name__ == "__main__":
+    main()

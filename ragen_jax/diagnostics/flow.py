@@ -1,0 +1,208 @@
+"""Does the action follow the reasoning, and does it follow the input beyond the reasoning?
+
+Mutual information between prompt x and reasoning z does not tell whether z controls the action a.
+Here log p(a | x, z), summed over the tokens inside <answer>, is compared with what it is when z or
+x is exchanged. What was sampled between reasoning and action (the tags) is read, not scored.
+
+Axes: M scored turns, A of them with an action, N scoring prompts, J reasonings of a panel,
+D distinct prompts. The figures are NumPy float64 on the host.
+"""
+
+import dataclasses
+
+import numpy as np
+from scipy.special import stdtrit
+
+from ragen_jax.diagnostics.cross_scoring import Spoken, cross_score_actions
+
+PANEL = 4  # reasonings that an action is scored behind, its own included
+LEAST_PROMPTS = 3  # of an interval: behind fewer, deleting one leaves a single prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Each action behind the reasonings of its panel, its own first."""
+
+    logp_AJ: np.ndarray  # log p(a | x, z_j)
+    prompt_AJ: np.ndarray  # int, column of the prompt that z_j was sampled from; -1: no z_j
+
+
+def flow_metrics(score_AN, action_AN, prompt_A, prompt_id_N, *, others, siblings=None):
+    """How far actions depend on reasonings and on prompts, in nats an action.
+
+    With L(a | x, z) = log p(a | x, z), all means over the A actions, own prompt and reasoning x, z:
+
+        za_swap    = mean(L(a|x,z) - log mean_j p(a|x,z_j))   z_j sampled from other prompts
+        xa_swap    = mean(L(a|x,z) - log mean_n p(a|x_n,z))   n over all N prompts
+        za_given_x = mean(L(a|x,z) - log mean_j p(a|x,z_j))   z_j sampled from x; I(Z;A|X)
+        xa_given_z = mean(L(a|x,z) - log sum_n w_n p(a|x_n,z))   w_n = p(x_n|z); I(X;A|Z)
+
+    The first and third ask whether the action follows the reasoning, the others whether it follows
+    the prompt beyond the reasoning.
+
+    w_n is the posterior of the prompt under a uniform prior over columns: softmax over n of
+    log p(z | x_n). The own reasoning is in its panel, as the own prompt is among the N: an actor
+    that ignores what is exchanged gives exactly 0 (to the rounding of its scores), and one action
+    that is impossible behind another reasoning cannot carry the mean away. So za_swap and
+    za_given_x are at most log J (J = PANEL = 4) and xa_swap at most log N: near these, read them as
+    "at least". za_given_x is the multi-sample lower bound of I(Z;A|X) (Poole et al. 2019,
+    arXiv 1905.06922, equation 12) with its best critic, which here is known. The swap forms are
+    no mutual informations: a foreign z is not what x would make the policy think, so they may be
+    large where the conditional forms, which exchange only what could have been, are small.
+
+    `<key>_ci95` is the half-width of a 95 % interval by deleting one distinct prompt at a time (its
+    actions, its columns and its reasonings in others' panels):
+    t(0.975, D - 1) * sqrt((D - 1) / D * sum_d (f_d - mean f_d)^2).
+
+    Args:
+      score_AN: log p(z_a | x_n). action_AN: log p(a | x_n, z_a).
+      prompt_A: int, own column. prompt_id_N: equal ids = same prompt.
+      others, siblings: `Panel`s of reasonings from other prompts, and from the same one.
+
+    Returns:
+      dict of floats. A figure is left out where it is not defined: no action, no second prompt, no
+      panel with a second reasoning; its interval where it has fewer than three distinct prompts.
+
+    Raises:
+      ValueError: a score is not finite.
+    """
+    score_AN, action_AN = (np.asarray(x, np.float64) for x in (score_AN, action_AN))
+    for name, x in (("score_AN", score_AN), ("action_AN", action_AN)):
+        if not np.isfinite(x).all():
+            raise ValueError(f"{name} holds {np.sum(~np.isfinite(x))} values that are not finite")
+    prompt_A = np.asarray(prompt_A, int)
+    ids_D, id_N = np.unique(np.asarray(prompt_id_N), return_inverse=True)
+    if len(prompt_A) == 0 or len(ids_D) < 2:
+        return {}
+    matched_A = action_AN[np.arange(len(prompt_A)), prompt_A]
+    posterior_AN = np.exp(score_AN - score_AN.max(axis=1, keepdims=True))
+    panels = {"za_swap": others, "za_given_x": siblings}
+
+    def figures(keep_N):
+        """Of the prompts that are kept."""
+        keep_A, found = keep_N[prompt_A], {}
+        for name, weight_AN in (("xa_swap", np.ones_like(score_AN)), ("xa_given_z", posterior_AN)):
+            value_A = contrast(matched_A[keep_A], action_AN[keep_A], (weight_AN * keep_N)[keep_A])
+            found[name] = value_A.mean() if keep_A.any() else np.nan
+        for name, panel in panels.items():
+            if panel is None:
+                continue
+            weight_AJ = ((panel.prompt_AJ >= 0) & keep_N[panel.prompt_AJ]).astype(np.float64)
+            rows_A = keep_A & (weight_AJ.sum(axis=1) >= 2)
+            value_A = contrast(matched_A[rows_A], panel.logp_AJ[rows_A], weight_AJ[rows_A])
+            found[name] = value_A.mean() if rows_A.any() else np.nan
+        return found
+
+    found = figures(np.ones(len(id_N), bool))
+    found = {name: value for name, value in found.items() if np.isfinite(value)}
+    metrics = dict(found)
+    if len(ids_D) >= LEAST_PROMPTS:
+        deleted = [figures(id_N != d) for d in range(len(ids_D))]
+        for name in found:
+            half = jackknife([figure[name] for figure in deleted])
+            if np.isfinite(half):
+                metrics[f"{name}_ci95"] = half
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def contrast(matched_A, swapped_AJ, weight_AJ):
+    """matched - log(sum_j w_j exp(swapped_j) / sum_j w_j), float64 [A].
+
+    Args:
+      weight_AJ: at least 0, at least one above 0 in a row.
+    """
+    with np.errstate(divide="ignore"):
+        weight_AJ = np.log(weight_AJ)
+    total_A = np.logaddexp.reduce(swapped_AJ + weight_AJ, axis=1)
+    return matched_A - (total_A - np.logaddexp.reduce(weight_AJ, axis=1))
+
+
+def jackknife(deleted_D):
+    """Half-width of the 95 % interval of a figure, of which `deleted_D` are the figures without
+    each prompt: t(0.975, D - 1) * sqrt((D - 1) / D * sum_d (f_d - mean f_d)^2). NaN stays NaN."""
+    deleted_D = np.asarray(deleted_D)
+    D = len(deleted_D)
+    spread = np.sum((deleted_D - deleted_D.mean()) ** 2)
+    return stdtrit(D - 1, 0.975) * np.sqrt((D - 1) / D * spread)
+
+
+def draw_panels(rng, prompt_id_M, acts_M, *, same):
+    """PANEL - 1 random other turns for each turn with an action, fewer where there are no more.
+
+    Args:
+      rng: numpy Generator. prompt_id_M: equal ids = same prompt. acts_M: bool.
+      same: turns of the same prompt, else of other prompts.
+
+    Returns:
+      A int arrays of indices into the M turns.
+    """
+    panels = []
+    for m in np.flatnonzero(acts_M):
+        fits_M = (prompt_id_M == prompt_id_M[m]) == same
+        fits_M[m] = False
+        fits = rng.permutation(np.flatnonzero(fits_M))
+        panels.append(fits[: PANEL - 1])
+    return panels
+
+
+def score_flow(
+    model, params, prompts, turns, prompt_M, prompt_id_N, *, siblings, micro_batch, seed
+):
+    """Cross-scores of a scope's reasonings, and the flow figures of its actions in the same pass.
+
+    Args:
+      prompts: N lists of token ids.
+      turns: M `Turn`s with a reasoning, scored under every prompt.
+      prompt_M: int, own column. prompt_id_N: equal ids = same prompt.
+      siblings: whether to exchange reasonings of the same prompt, too.
+      micro_batch: (prompt, reasoning) rows of a device call.
+      seed: ints, key of the panels.
+
+    Returns:
+      (score_MN and length_M as `cross_score`, dict of `flow_metrics`).
+    """
+    spoken = [_spoken(turn) for turn in turns]
+    acts_M = np.array([row.action > 0 for row in spoken])
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+    own_A = np.flatnonzero(acts_M)
+    kinds = {"others": False} | ({"siblings": True} if siblings else {})
+    drawn = {
+        kind: draw_panels(rng, prompt_id_N[prompt_M], acts_M, same=same)
+        for kind, same in kinds.items()
+    }
+    swapped = [
+        (prompt_M[m], _behind(turns[m], turns[j]))
+        for panels in drawn.values()
+        for m, panel in zip(own_A, panels, strict=True)
+        for j in panel
+    ]
+    score_MN, action_MN, logp_R = cross_score_actions(
+        model, params, prompts, spoken, swapped, micro_batch=micro_batch
+    )
+    found, r = {}, 0
+    for kind, panels in drawn.items():
+        logp_AJ = np.zeros((len(own_A), PANEL))
+        prompt_AJ = np.full((len(own_A), PANEL), -1)
+        for a, (m, panel) in enumerate(zip(own_A, panels, strict=True)):
+            count = len(panel)
+            logp_AJ[a, 0], prompt_AJ[a, 0] = action_MN[m, prompt_M[m]], prompt_M[m]
+            logp_AJ[a, 1 : 1 + count] = logp_R[r : r + count]
+            prompt_AJ[a, 1 : 1 + count] = prompt_M[panel]
+            r += count
+        found[kind] = Panel(logp_AJ, prompt_AJ)
+    metrics = flow_metrics(score_MN[own_A], action_MN[own_A], prompt_M[own_A], prompt_id_N, **found)
+    return score_MN, np.array([row.reasoning for row in spoken], np.int32), metrics
+
+
+def _spoken(turn):
+    """The reasoning of a turn and, where it has an answer, all up to the answer's end."""
+    (start, end), (first, last) = turn.reasoning, turn.answer
+    return Spoken(turn.sampled[start : max(end, last)], end - start, last - first)
+
+
+def _behind(turn, other):
+    """The action of a turn, its tags included, behind the reasoning of another."""
+    first, last = turn.answer
+    reasoning = other.sampled[slice(*other.reasoning)]
+    ending = turn.sampled[turn.reasoning[1] : last]
+    return Spoken(np.concatenate([reasoning, ending]), 0, last - first)

@@ -1,0 +1,116 @@
+"""The laboratory: its arms, and what its report says of runs made by hand."""
+
+import math
+
+import pytest
+
+from configs import sokoban
+from configs.experiments import EXPERIMENTS
+from ragen_jax import lab, lab_report
+from ragen_jax.lab_report import ENTROPY, MI, SUCCESS
+
+
+def rows(success, mi, *, entropy=0.2, updates=4):
+    """Rows of a run: success every 10 steps from step 0, MI and entropy at every step from 1."""
+    found = [{"step": 0, SUCCESS: success[0]}]
+    for step in range(1, len(mi) + 1):
+        row = {"step": step, MI: mi[step - 1], ENTROPY: entropy, "update/count": updates}
+        row |= {lab_report.VALID: 0.9, lab_report.RETRIEVAL: 1.0}
+        if step % 10 == 0:
+            row[SUCCESS] = success[step // 10]
+        found.append(row)
+    return found
+
+
+HEALTHY = rows([0.4, 0.5, 0.6], [0.15] * 20)
+# MI falls at step 8: the mean over steps 6 to 10 is (2 * 0.15 + 3 * 0) / 5 = 0.06 < 0.075.
+COLLAPSED = rows([0.4, 0.5, 0.2], [0.15] * 7 + [0.0] * 13)
+
+
+def test_when_half_is_lost():
+    assert lab_report.success_lost(HEALTHY) is lab_report.information_lost(HEALTHY) is None
+    assert lab_report.success_lost(COLLAPSED) == 20
+    assert lab_report.success_lost(rows([0.4, 0.1, 0.6], [0.1] * 20)) == 10  # it came back
+    assert lab_report.information_lost(COLLAPSED) == 10
+    assert lab_report.entropy_ratio(COLLAPSED, 10) == pytest.approx(1.0)
+    # The first steps are what is compared with: nothing can be lost in them.
+    assert lab_report.information_lost(rows([0.4], [1.0, 0, 0, 0, 0])) is None
+    assert lab_report.information_lost(rows([0.4], [0.0, 0, 0, 0, 5, 5, 5])) is None
+
+
+def test_arms_are_compared_after_equally_many_updates():
+    rising = rows([0.4, 0.5, 0.6], [0.1 * i for i in range(20)], updates=2)
+    # 20 updates are ten steps: MI 0.5 to 0.9 there.
+    assert lab_report.at_update(rising, MI, 20) == pytest.approx(0.7)
+    assert lab_report.at_update(rising, SUCCESS, 20) == 0.5
+    assert lab_report.at_update(rising, SUCCESS, 19) == 0.4
+    assert lab_report.updates(rising) == 40
+    runs = {
+        ("s", "filter", 0): rising,  # 40 updates
+        ("s", "none", 0): rows([0.4, 0.3, 0.2], [0.0] * 20, updates=4),  # 80
+    }
+    # After 40 updates the second run is at step 10.
+    mean, half_width = lab_report.compare(runs, SUCCESS)["s"]
+    assert mean == pytest.approx(0.6 - 0.3) and half_width == math.inf
+
+
+def test_interval_by_hand():
+    # 1, 2, 3: standard deviation 1, t with two degrees of freedom 4.303.
+    mean, half_width = lab_report.interval([1.0, 2.0, 3.0])
+    assert mean == 2 and half_width == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
+
+
+def test_verdicts_by_hand():
+    fine = {("a", f, s): HEALTHY for f in ("filter", "none") for s in (0, 1)}
+    assert "Not tested" in lab_report.order_verdict(fine)
+    assert "Not tested" in lab_report.filter_verdict(fine)
+    bad = fine | {("a", "none", 0): COLLAPSED, ("a", "none", 1): COLLAPSED}
+    assert lab_report.order_verdict(bad).startswith("**Reproduced.** 2 of 4 runs")
+    assert lab_report.filter_verdict(bad).startswith("**Reproduced.** 2 runs with none")
+    both = bad | {("a", "filter", 0): COLLAPSED}
+    assert lab_report.filter_verdict(both).startswith("**Reproduced in part.**")
+    # Success was lost, but not MI.
+    other = rows([0.4, 0.5, 0.1], [0.15] * 20)
+    none = {key: other for key in fine}
+    assert lab_report.order_verdict(none).startswith("**Not reproduced at this scale.**")
+    assert lab_report.filter_verdict(none).startswith("**Not reproduced at this scale.**")
+    # Entropy had tripled by then.
+    wild = rows([0.4, 0.5, 0.2], [0.15] * 7 + [0.0] * 13)
+    for row in wild[6:]:
+        row[ENTROPY] = 1.0
+    assert "0 of these entropy" in lab_report.order_verdict({("a", "none", 0): wild})
+
+
+def test_a_report_is_written(tmp_path):
+    runs = {("a", "filter", 0): HEALTHY, ("a", "none", 0): COLLAPSED}
+    pytest.importorskip("matplotlib")
+    path = lab_report.write_report("collapse", runs, tmp_path / "docs")
+    text = path.read_text()
+    assert "| a | none | 0 | 80 | 0.20, 0.50 | 0.15 -> 0.00 |" in text
+    assert (tmp_path / "docs" / "lab_collapse.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_arms_of_an_experiment():
+    plan = lab.arms(EXPERIMENTS["collapse"], sokoban.get_config())
+    assert len(plan) == 5 * 2 * 3 == len({arm.folder for arm in plan})
+    assert sum(arm.config.steps for arm in plan) == 1800
+    assert {arm.seed for arm in plan[:10]} == {0}
+    for arm in plan:
+        assert arm.config.seed == arm.seed
+        assert (arm.config.filter.strategy == "none") == (arm.filter == "no filter")
+        assert arm.config.algorithm.entropy_coef == (
+            0.1 if arm.setting == "entropy 0.1" else 0.05 if "0.05" in arm.setting else 0.001
+        )
+        assert all(rule.action == "warn" for rule in arm.config.stopping.values())
+    config = sokoban.get_config()
+    config.rollout.groups = 0
+    with pytest.raises(ValueError, match="rollout.groups is 0"):
+        lab.arms(EXPERIMENTS["collapse"], config)
+
+
+def test_what_is_finished_is_not_run_again(tmp_path):
+    assert not lab.finished(tmp_path, 3)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n')
+    assert not lab.finished(tmp_path, 3)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
+    assert lab.finished(tmp_path, 3)
