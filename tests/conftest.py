@@ -6,6 +6,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import jax
 import numpy as np
 import pytest
 
@@ -19,6 +20,14 @@ from ragen_jax.types import Episode, Turn
 from ragen_jax.warmstart import tiny_model
 
 keep_freed_memory()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_of_the_module():
+    """Drops what a module has compiled. Each program holds several memory mappings, and XLA's CPU
+    backend crashes when a process has as many as Linux allows (vm.max_map_count, 65,530)."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
