@@ -166,7 +166,7 @@ def scoring_programs(run, config, at):
     # The first turn's scope has as many rows a call and shorter prompts.
     first = min(c.diagnose.first_turn_samples, episodes)
     first_calls = blocks(c.rollout.groups, first)[2]
-    P = -(-at.last // 32) * 32
+    P = cross_scoring._bucket(at.last, 32)
     shared = {
         "held": run.held,
         "helps": ("diagnose.micro_batch", "diagnose.trajectory_samples", *run.helps),

@@ -18,6 +18,7 @@ from ragen_jax import config as cfg
 from ragen_jax import sharding
 from ragen_jax.credit import WITH_CRITIC
 from ragen_jax.critic import CriticState
+from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.model import hf, lora, qwen
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -73,7 +74,7 @@ def lengths(config, prompt_tokens, observation_tokens):
         prompt=length_bucket(last),
         news=length_bucket(observation_tokens + 1),  # and the last sampled token
         row=length_bucket(last + reply),
-        reasoning=-(-reply // 16) * 16,
+        reasoning=cross_scoring._bucket(reply, 16),
     )
 
 

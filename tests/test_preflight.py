@@ -190,9 +190,9 @@ def test_programs_lower():
         "prefill_rows": 0,
         "extend": 4,
         "decode": 5,
-        # 16 trajectory samples in one block; 64 first reasonings by 8 prompts in one.
-        "score_prompts": 1,
-        "score": 2,
+        # Blocks of 8 prompts by 8 reasonings: 16 by 16 turns of trajectories, 8 by 64 first ones.
+        "score_prompts": 2,
+        "score": 4 + 8,
         "update": 4,
         "resharding": 1,
     }
