@@ -11,12 +11,11 @@ D distinct prompts. The figures are NumPy float64 on the host.
 import dataclasses
 
 import numpy as np
-from scipy.special import stdtrit
 
 from ragen_jax.diagnostics.cross_scoring import Spoken, cross_score_actions
+from ragen_jax.diagnostics.intervals import LEAST_PROMPTS, jackknife
 
 PANEL = 4  # reasonings that an action is scored behind, its own included
-LEAST_PROMPTS = 3  # of an interval: behind fewer, deleting one leaves a single prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,15 +114,6 @@ def contrast(matched_A, swapped_AJ, weight_AJ):
         weight_AJ = np.log(weight_AJ)
     total_A = np.logaddexp.reduce(swapped_AJ + weight_AJ, axis=1)
     return matched_A - (total_A - np.logaddexp.reduce(weight_AJ, axis=1))
-
-
-def jackknife(deleted_D):
-    """Half-width of the 95 % interval of a figure, of which `deleted_D` are the figures without
-    each prompt: t(0.975, D - 1) * sqrt((D - 1) / D * sum_d (f_d - mean f_d)^2). NaN stays NaN."""
-    deleted_D = np.asarray(deleted_D)
-    D = len(deleted_D)
-    spread = np.sum((deleted_D - deleted_D.mean()) ** 2)
-    return stdtrit(D - 1, 0.975) * np.sqrt((D - 1) / D * spread)
 
 
 def draw_panels(rng, prompt_id_M, acts_M, *, same):

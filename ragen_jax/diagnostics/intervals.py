@@ -105,12 +105,22 @@ def confidence_intervals(score_MN, length_M, prompt_M, *, prompt_id_N=None):
     above_chance = np.mean(first(higher_M1, tied_M1)) - np.mean(own_columns_M1) / N
     floor["retrieval_acc"] = max(above_chance, 0.0) / (2 * D)
 
-    t = stdtrit(D - 1, 0.975)
-    half = {}
-    for name, figure_D in deleted.items():
-        se = np.sqrt((D - 1) / D * np.sum((figure_D - np.mean(figure_D)) ** 2))
-        half[name + "_ci95"] = t * max(se, floor.get(name, 0.0)) + rounding.get(name, 0.0)
-    return {name: float(value) for name, value in half.items()}
+    return {
+        name + "_ci95": float(jackknife(figure_D, floor.get(name, 0.0)) + rounding.get(name, 0.0))
+        for name, figure_D in deleted.items()
+    }
+
+
+def jackknife(deleted_D, floor=0.0):
+    """Half-width of the 95 % interval of a figure, of which `deleted_D` are the figures without
+    each prompt: t(0.975, D - 1) * max(floor, sqrt((D - 1) / D * sum_d (f_d - mean f_d)^2)).
+
+    NaN stays NaN.
+    """
+    deleted_D = np.asarray(deleted_D)
+    D = len(deleted_D)
+    se = np.sqrt((D - 1) / D * np.sum((deleted_D - np.mean(deleted_D)) ** 2))
+    return stdtrit(D - 1, 0.975) * max(se, floor)
 
 
 def retrieval_p(score_MN, prompt_M, *, prompt_id_N=None, seed, permutations=999):
