@@ -93,7 +93,7 @@ def call_memory(*, N, M, P, Z):
         for shape in (
             (n, cross_scoring._bucket(P, 32)),
             (n,),
-            (m, cross_scoring._bucket(Z, 16)),
+            (m, cross_scoring._spoken_bucket(Z)),
             (m,),
         )
     ]

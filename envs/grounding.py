@@ -1,5 +1,6 @@
 """What a text says about where things are: claims that can be checked against a state."""
 
+import functools
 import re
 from collections.abc import Mapping, Set
 
@@ -21,15 +22,20 @@ def stated_positions(text: str, things: Mapping[str, str]) -> list[Claim]:
 
     things: name as it is written, in lower case -> the thing it names
     """
-    names = "|".join(re.escape(name) for name in sorted(things, key=len, reverse=True))
-    claim = re.compile(rf"\b({names})\b((?:{_FILLER}|{_POSITION})*)", re.IGNORECASE | re.ASCII)
     claims = []
-    for name, places in claim.findall(text):
+    for name, places in _claim(tuple(things)).findall(text):
         for place in re.findall(_POSITION, places):
             numbers = re.findall(r"\d+", place)
             row, column = numbers if len(numbers) == 2 else place
             claims.append((things[name.lower()], (int(row), int(column))))
     return claims
+
+
+@functools.cache
+def _claim(names):
+    """The pattern of a claim about one of the names."""
+    names = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.compile(rf"\b({names})\b((?:{_FILLER}|{_POSITION})*)", re.IGNORECASE | re.ASCII)
 
 
 def grid_lines(text: str, symbols: str) -> str:

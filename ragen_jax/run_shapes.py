@@ -74,7 +74,7 @@ def lengths(config, prompt_tokens, observation_tokens):
         prompt=length_bucket(last),
         news=length_bucket(observation_tokens + 1),  # and the last sampled token
         row=length_bucket(last + reply),
-        reasoning=cross_scoring._bucket(reply, 16),
+        reasoning=cross_scoring._spoken_bucket(reply),
     )
 
 

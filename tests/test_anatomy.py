@@ -114,7 +114,7 @@ def test_oscillation_by_hand(play):
 
 
 def test_grounded_rate_by_hand(make_turn, make_episode):
-    thoughts = ["right right wrong", "", "nothing", "wrong"]
+    thoughts = ["right right wrong", "", "nothing", "wrong", "right right wrong"]
     turns = [
         make_turn([1], [i, 9], message="shown", reasoning=(0, 1) if thought else (0, 0))
         for i, thought in enumerate(thoughts)
@@ -131,7 +131,7 @@ def test_grounded_rate_by_hand(make_turn, make_episode):
         return thoughts[i]
 
     found = reasoning_metrics(episodes, grounded, text)
-    assert found == {"reasoning/stated": 4 / 4, "reasoning/grounded_rate": 2 / 4}
+    assert found == {"reasoning/stated": 7 / 5, "reasoning/grounded_rate": 4 / 7}
     # Nothing said, nothing to judge.
     silent = reasoning_metrics([make_episode(0, 0, turns[1:3])], grounded, text)
     assert silent == {"reasoning/stated": 0}

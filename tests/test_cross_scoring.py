@@ -76,6 +76,42 @@ def test_a_common_start_is_read_once(policy, monkeypatch, common, shared):
     assert cross_scoring._common([tuple(prompts[0])]) == 0
 
 
+@pytest.mark.parametrize("actions", [False, True])
+def test_what_stands_twice_is_scored_once(policy, monkeypatch, actions):
+    """Equal reasonings share a row, and with actions equal pairs of the two do."""
+    rng = np.random.default_rng(6)
+    prompts, kinds, other = ids(rng, 3, 3, 40), ids(rng, 4, 3, 20), ids(rng, 1, 3, 20)[0]
+    which = [0, 1, 0, 2, 3, 1, 0, 2]
+    scored = []
+    inner = cross_scoring._score
+
+    def scoring(model, params, segment, last, tokens, *spans):
+        scored.append({row.tobytes() for row in tokens.reshape(-1, tokens.shape[-1])})
+        return inner(model, params, segment, last, tokens, *spans)
+
+    monkeypatch.setattr(cross_scoring, "_score", scoring)
+    if actions:
+        # The end of a reasoning is its action; the last three say the same, but act less of it.
+        spoken = [Spoken(np.array(kinds[k]), 1, 2 if i < 5 else 1) for i, k in enumerate(which)]
+        swaps = [(0, 2), (1, 2), (0, 2), (0, 1)]  # prompt, tokens of the action
+        swapped = [(n, Spoken(np.array(other), 0, most)) for n, most in swaps]
+        score, action, swap = cross_score_actions(*policy, prompts, spoken, swapped, micro_batch=8)
+        groups, rows = [(0, 2), (1,), (3,), (4,), (5,), (6,), (7,)], 7
+        assert np.array_equal(action[0], action[2]) and (action[0] != action[6]).all()
+        assert swap[0] == swap[2] and len(set(swap.tolist())) == 3
+        assert len(scored) == rows + 2  # of prompt 0 two swapped rows, of prompt 1 one
+    else:
+        score, _ = cross_score(*policy, prompts, [kinds[k] for k in which], micro_batch=8)
+        groups, rows = [(0, 2, 6), (1, 5), (3, 7), (4,)], 4
+        assert len(scored) == rows  # micro_batch holds the three prompts and one reasoning
+    for group in groups:
+        assert (score[list(group)] == score[group[0]]).all()
+    naive, _ = cross_score_pairs(
+        *policy, prompts, [kinds[k][:1] if actions else kinds[k] for k in which], micro_batch=24
+    )
+    np.testing.assert_allclose(score, naive, atol=1e-4)
+
+
 def test_actions_ride_along(policy):
     """Reasonings, actions under every prompt, and actions behind other reasonings."""
     rng = np.random.default_rng(4)
@@ -121,6 +157,8 @@ def test_lengths_come_from_few_buckets():
     lengths = {cross_scoring._bucket(length, 16) for length in range(1, 1025)}
     assert len(lengths) == 16 + 8 + 8  # eight an octave above 256
     assert {cross_scoring._bucket(n, 16) for n in (1, 16)} == {16}
+    spoken = [cross_scoring._spoken_bucket(n) for n in (1, 16, 17, 25, 33, 80, 81)]
+    assert spoken == [16, 16, 24, 32, 48, 80, 96]
     assert cross_scoring._bucket(80, 16) == 80 and cross_scoring._bucket(900, 32) == 960
     assert all(n <= cross_scoring._bucket(n, 32) <= max(32, n * 1.13 + 31) for n in range(1, 4096))
 
@@ -139,7 +177,7 @@ def test_at_most_two_calls_are_under_way(policy, monkeypatch):
             return np.zeros((1, 2, 8), np.float32)
 
     monkeypatch.setattr(cross_scoring, "_score", lambda *args, **kwargs: Result())
-    cross_score(*policy, [[1], [2]], [[3]] * 12, micro_batch=16)
+    cross_score(*policy, [[1], [2]], [[i] for i in range(12)], micro_batch=16)
     assert under_way[0] == 0 and most[0] == 2
 
 

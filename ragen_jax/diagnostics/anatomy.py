@@ -95,12 +95,16 @@ def reasoning_metrics(episodes, grounded, text):
       stated that are so, left out where none is stated. Turns without reasoning state nothing.
     """
     turns = [turn for episode in episodes for turn in episode.turns]
-    found = [
-        grounded(turn.message, text(turn.sampled[slice(*turn.reasoning)]))
+    # Members of a group say much that is the same: each text is checked once for a state.
+    said = collections.Counter(
+        (turn.message, text(turn.sampled[slice(*turn.reasoning)]))
         for turn in turns
         if turn.reasoning[1] > turn.reasoning[0]
-    ]
-    right, stated = (sum(numbers) for numbers in zip((0, 0), *found, strict=True))
+    )
+    right = stated = 0
+    for (message, thought), times in said.items():
+        right_here, stated_here = grounded(message, thought)
+        right, stated = right + times * right_here, stated + times * stated_here
     metrics = {"reasoning/stated": stated / len(turns)}
     if stated:
         metrics["reasoning/grounded_rate"] = right / stated

@@ -2,9 +2,9 @@
 
 Each distinct prompt is read once and its keys and values are shared by all reasonings scored
 under it: N * P + M * N * Z tokens of work instead of M * N * (P + Z), and no copy of a prompt's
-cache. The tokens that all prompts begin with are read once for all. What was sampled behind a
-reasoning can ride along, so that its action is scored in the same pass. Log-probabilities are at
-temperature 1.
+cache. The tokens that all prompts begin with are read once for all, and what was sampled twice is
+scored once. What was sampled behind a reasoning can ride along, so that its action is scored in the
+same pass. Log-probabilities are at temperature 1.
 
 Axes: M reasonings, N prompts, P prompt tokens, Z tokens of a reasoning and what rides behind it,
 V vocabulary. Of one device call: n prompts, m reasonings.
@@ -100,9 +100,15 @@ def blocks(N, M, micro_batch, shards=1):
 
 def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions):
     """(float32 [1 or 2, M, N]: sums over reasonings and, with `actions`, actions; action_R)."""
-    distinct, column_N = _distinct(prompts)
+    distinct, column_N = _distinct(prompts, lambda prompt: tuple(map(int, prompt)))
+    # The block is that of all M, so that its shape does not depend on how many are distinct.
+    n, m = blocks(len(distinct), len(spoken), micro_batch, row_shards()[0])
+    spoken, row_M = _distinct(spoken, _same)
+    swapped, row_R = _distinct(
+        [(column_N[prompt], row) for prompt, row in swapped],
+        lambda pair: (pair[0], *_same(pair[1])),
+    )
     N, M = len(distinct), len(spoken)
-    n, m = blocks(N, M, micro_batch, row_shards()[0])
     shared = _common(distinct) if model.config.attention == "xla" else 0
     prefix = None
     if shared:
@@ -112,8 +118,8 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
     # Reasonings of similar length share a call, which is padded to its longest.
     by_length = sorted(range(M), key=lambda i: len(spoken[i].tokens))
     rows_of = [[] for _ in range(N)]  # of `swapped`, by prompt
-    for r, (prompt, _) in enumerate(swapped):
-        rows_of[column_N[prompt]].append(r)
+    for r, (column, _) in enumerate(swapped):
+        rows_of[column].append(r)
 
     def calls():
         """(what is scored, scores on the device) of one call after the other."""
@@ -126,7 +132,7 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
                 yield (n0, chosen), _score(model, params, *read, tokens, *spans)
             here = rows_of[n0 : n0 + n]
             most = max(map(len, here))
-            width = min(_bucket(most, 4), m) if most else 1
+            width = min(_bucket(most, 8), m) if most else 1
             for r0 in range(0, most, width):
                 chosen = [rows[r0 : r0 + width] for rows in here]
                 anything = next(rows[0] for rows in chosen if rows)
@@ -145,7 +151,7 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
         else:
             for column, rows in enumerate(what):
                 action_R[rows] = block[1, : len(rows), column]
-    return found[:, :, column_N], action_R
+    return found[:, row_M][:, :, column_N], action_R[row_R]
 
 
 def cross_score_pairs(model, params, prompts, reasonings, *, micro_batch):
@@ -253,11 +259,18 @@ def _check(prompts, reasonings):
             raise ValueError(f"{name} {empty[0]} is empty; leave it out of the scoring")
 
 
-def _distinct(prompts):
-    """(distinct prompts in order of appearance, column_N: which of them each prompt is)."""
-    index = {}
-    column_N = [index.setdefault(tuple(map(int, prompt)), len(index)) for prompt in prompts]
-    return list(index), np.asarray(column_N)
+def _distinct(items, key):
+    """(items with distinct keys in order of appearance, int array: which of them each item is)."""
+    index, first = {}, []
+    for item in items:
+        if index.setdefault(key(item), len(index)) == len(first):
+            first.append(item)
+    return first, np.array([index[key(item)] for item in items], int)
+
+
+def _same(spoken):
+    """Equal for `Spoken`s with equal scores."""
+    return spoken.tokens.astype(np.int32).tobytes(), spoken.reasoning, spoken.action
 
 
 def _common(prompts):
@@ -290,9 +303,14 @@ def _pad(rows, width, size=None):
     return tokens, np.array([len(row) for row in rows], np.int32)
 
 
+def _spoken_bucket(length):
+    """The length that rows of up to so many tokens are padded to: 16, 24, 32, then by `_bucket`."""
+    return max(16, _bucket(length, 8 if length <= 32 else 16))
+
+
 def _lay_out(spoken, size):
     """(tokens [size, Z], tokens of the reasoning [size], span of the action [size, 2])."""
-    width = _bucket(max(len(row.tokens) for row in spoken), 16)
+    width = _spoken_bucket(max(len(row.tokens) for row in spoken))
     tokens, length = _pad([row.tokens for row in spoken], width, size)
     spoken = [*spoken, *[spoken[0]] * (size - len(spoken))]
     action = length - np.array([row.action for row in spoken], np.int32)
