@@ -23,7 +23,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
     "gpu": (llm.gpu, 5, "bfloat16"),
 }
-ONE_ARENA = ("rollout-full", "kept-cache", "rollout-0.5b", "qwen-0.5b")  # as config.run_command
+ONE_ARENA = ("rollout-full", "kept-cache", "rollout-0.5b", "qwen-0.5b")  # as command.run_command
 
 
 def run(case, repeats=None, **sizes):

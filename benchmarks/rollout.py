@@ -12,6 +12,7 @@ import time
 import jax
 from absl import flags
 
+from ragen_jax import command
 from ragen_jax import config as cfg
 from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
 from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
@@ -58,6 +59,6 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    CONFIG = cfg.define_config()
+    CONFIG = command.define_config()
     REPEATS = flags.DEFINE_integer("repeats", 15, "Measured rollouts of each context.")
-    cfg.run_command(main)
+    command.run_command(main)

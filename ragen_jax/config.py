@@ -1,22 +1,16 @@
-"""From the command line to a config, and from a config to the objects that it describes."""
+"""What a config describes: the numbers that follow from it and the objects it stands for."""
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import re
-import sys
-import traceback
 from pathlib import Path
 
 import jax
-from absl import app, flags, logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from envs import make_env
 from ragen_jax import chat, credit, critic
-from ragen_jax.memory import keep_freed_memory
 from ragen_jax.model import lora
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import ModelConfig, Qwen
@@ -24,107 +18,6 @@ from ragen_jax.optimize import make_optimizer
 from ragen_jax.rollout import Budgets, Sampling
 from ragen_jax.sharding import data_shards, make_mesh
 from ragen_jax.update import Loss
-
-BAD_INPUT = 2  # exit code
-DEFAULT_CONFIG = "configs/sokoban.py"
-
-
-def define_config():
-    """The --config flag: a file with get_config(), after a colon its argument."""
-    flags.DEFINE_bool(
-        "distributed",
-        False,
-        "Join the run's other processes: JAX finds them on TPU pods, GKE, Slurm and Open MPI; "
-        "elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say.",
-    )
-    return config_flags.DEFINE_config_file(
-        "config", None, f"Config file[:PRESET]; default {DEFAULT_CONFIG}.", lock_config=True
-    )
-
-
-def run_command(main):
-    """Runs `main(argv)` behind absl's flags; unusable flags print one line and exit with 2."""
-    logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console
-
-    def parse(argv):
-        # ml_collections reports an unknown field as AttributeError or KeyError, a wrong type as
-        # TypeError, and a file that it cannot read as OSError when the config is first looked at.
-        with bad_input(AttributeError, KeyError, TypeError, OSError, flags.Error):
-            # Not the flag's own default: absl would read it outside of this function.
-            if not any(word.split("=")[0].lstrip("-") == "config" for word in argv[1:]):
-                argv = [argv[0], f"--config={DEFAULT_CONFIG}", *argv[1:]]
-            rest = flags.FLAGS(argv)
-            if len(rest) > 1:
-                raise ValueError(
-                    f"unexpected argument {rest[1]!r}; overrides are --config.FIELD=VALUE"
-                )
-            config = flags.FLAGS.config
-            keep_freed_memory(
-                one_arena=config.model.path != "tiny"
-                or any(c.env.context == "full" for c in of_environments(config).values())
-            )
-            if flags.FLAGS.distributed:
-                join_processes(os.environ)
-            return rest
-
-    def run(argv):
-        try:
-            main(argv)
-        except (Exception, SystemExit) as error:
-            code = error.code if isinstance(error, SystemExit) else 1
-            if jax.process_count() == 1 or not code:
-                raise
-            # JAX would first wait for the other processes, which wait for this one.
-            if not isinstance(error, SystemExit):
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-    app.run(run, flags_parser=parse)
-
-
-def join_processes(environ):
-    """jax.distributed.initialize, with what JAX does not find by itself from `environ`.
-
-    Raises:
-      ValueError: only some of the variables are set, or a number is none.
-    """
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    given = {name: environ[name] for name in names if name in environ}
-    if not given:
-        jax.distributed.initialize()
-        return
-    if len(given) < len(names):
-        raise ValueError(f"--distributed needs all of {', '.join(names)}, or none; got {given}")
-    address, *numbers = given.values()
-    if not all(number.isdigit() for number in numbers):
-        raise ValueError(f"JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers, got {numbers}")
-    processes, process = map(int, numbers)
-    jax.distributed.initialize(address, num_processes=processes, process_id=process)
-
-
-@contextlib.contextmanager
-def bad_input(*further):
-    """Turns a ValueError (and the exceptions named) into one line on stderr and exit code 2."""
-    try:
-        yield
-    except (ValueError, *further) as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr)
-        raise SystemExit(BAD_INPUT) from None
-
-
-def _one_line(error):
-    # ml_collections hands on what a config file raised as the text of its traceback.
-    text = str(error).rsplit("ValueError: ", 1)[-1]
-    if isinstance(error, (AttributeError, KeyError)):
-        # Their text is a repr of a repr: the name, and sometimes a suggestion.
-        name = re.search(r"\w+", text)
-        suggestion = re.search(r'Did you mean "\w+"', text)
-        text = f"the config has no field {name[0] if name else text!r}"
-        text += f"; did you mean {suggestion[0][13:]}?" if suggestion else ""
-        text += " (configs/base.py lists every field, env.options are the environment's)"
-    return " ".join(text.split()) or type(error).__name__
 
 
 def of_environments(config):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 from absl import flags
 
+from ragen_jax import command
 from ragen_jax import config as cfg
 from ragen_jax.check import check
 from ragen_jax.checkpoint import Checkpoints
@@ -122,7 +123,7 @@ COLLAPSE_PROBLEMS = 64  # held-out problems whose reasonings are cross-scored
 
 def main(argv):
     del argv
-    with cfg.bad_input():
+    with command.bad_input():
         if bool(WORKDIR.value) == bool(MODEL.value):
             raise ValueError("give either --workdir (a run) or --model (a directory or hub id)")
         if SAMPLES.value < 1:
@@ -167,11 +168,11 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    CONFIG = cfg.define_config()
+    CONFIG = command.define_config()
     WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to evaluate.")
     MODEL = flags.DEFINE_string("model", None, "Model directory or hub id to evaluate.")
     SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes a problem; pass@k up to it.")
     GRADIENTS = flags.DEFINE_bool(
         "gradients", False, "Gradients of the loss's parts by reward variance, of a run."
     )
-    cfg.run_command(main)
+    command.run_command(main)

@@ -15,7 +15,7 @@ from pathlib import Path
 from absl import flags
 
 from configs.experiments import EXPERIMENTS
-from ragen_jax import config as cfg
+from ragen_jax import command
 from ragen_jax.check import check
 from ragen_jax.lab_report import write_report
 from ragen_jax.log import console, read_metrics
@@ -69,7 +69,7 @@ def finished(workdir, steps):
 
 def main(argv):
     del argv
-    with cfg.bad_input():
+    with command.bad_input():
         name = EXPERIMENT.value
         if name not in EXPERIMENTS:
             raise ValueError(f"--experiment is {name!r}; known: {', '.join(EXPERIMENTS)}")
@@ -94,10 +94,10 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    CONFIG = cfg.define_config()
+    CONFIG = command.define_config()
     EXPERIMENT = flags.DEFINE_string(
         "experiment", "collapse", "An entry of configs/experiments.py."
     )
     WORKDIR = flags.DEFINE_string("workdir", "runs/lab", "Folder of the runs.")
     REPORT = flags.DEFINE_string("report", "docs", "Folder of lab.md and its figure.")
-    cfg.run_command(main)
+    command.run_command(main)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ragen_jax import config as cfg
 from ragen_jax import losses
+from ragen_jax.batch import make_batch
 from ragen_jax.credit import WITH_CRITIC, Credit, assign_credit
 from ragen_jax.critic import ValueLoss, backbone_of, init_critic, update_critic
 from ragen_jax.diagnostics.regimes import init_regimes
@@ -23,7 +24,8 @@ from ragen_jax.filter import group_scores, loss_scales, select_by_environment, s
 from ragen_jax.objectives import mismatch_weights
 from ragen_jax.passes import over_rows, statistics, values
 from ragen_jax.pool import init_streaks
-from ragen_jax.rewards import adapt_kl_coef
+from ragen_jax.rewards import adapt_kl_coef, add_rewards
+from ragen_jax.rollout import length_bucket
 from ragen_jax.update import Frozen, Loss, init_state, update_policy
 from ragen_jax.zero_variance import zero_variance_advantage, zero_variance_signs
 
@@ -94,6 +96,23 @@ def build_learner(config, model, params, mesh):
         regimes=init_regimes(),
         zscores=init_zscores(scopes),
         streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
+    )
+
+
+def rewarded_batch(config, episodes, *, format_penalty):
+    """(`Batch` with the rewards of the config, return_GK), its rows padded to a bucket's length.
+
+    Args:
+      episodes: G * K episodes, group by group.
+      format_penalty: one number, or one a group.
+    """
+    longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
+    return add_rewards(
+        make_batch(episodes, length=length_bucket(longest)),
+        episodes,
+        format_penalty=format_penalty,
+        max_length=config.rollout.max_new_tokens,
+        overlong_buffer=config.reward.overlong_buffer,
     )
 
 

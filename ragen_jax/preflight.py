@@ -22,7 +22,7 @@ import jax
 from absl import flags
 from jax.experimental import topologies
 
-from ragen_jax import config as cfg
+from ragen_jax import command
 from ragen_jax.check import check
 from ragen_jax.programs import programs
 from ragen_jax.roofline import CHIPS
@@ -157,7 +157,7 @@ def table(results, chip, found):
     lines = [HEADER]
     for r, shown in zip(results, found["programs"], strict=True):
         lines.append(
-            f"{r.program.name:<14} {r.program.calls:>5} {r.compile_s:>10.1f} {r.peak_gib:>9.2f} "
+            f"{r.program.name:<14} {r.program.calls:>5.3g} {r.compile_s:>10.1f} {r.peak_gib:>9.2f} "
             f"{r.held_gib:>11.2f}  {'yes' if r.fits else 'NO':<4} {shown['flops'] / 1e12:>11.1f} "
             f"{shown['bytes'] / 1e9:>8.1f} {r.roofline_s:>8.3f}"
         )
@@ -181,7 +181,7 @@ def complaints(results, chip):
 def main(argv):
     del argv
     config = CONFIG.value
-    with cfg.bad_input():
+    with command.bad_input():
         check(config)
         model_shape(config)  # before the compiler is looked for
         with quiet_stderr():
@@ -204,7 +204,7 @@ if __name__ == "__main__":
     # libtpu reads its variables when JAX starts it, JAX has read its own when it was imported.
     os.environ.update(LIBTPU)
     jax.config.update("jax_platforms", LIBTPU["JAX_PLATFORMS"])
-    CONFIG = cfg.define_config()
+    CONFIG = command.define_config()
     TOPOLOGY = flags.DEFINE_string("topology", "v5e:4x4", "TPU type and shape of the slice.")
     JSON = flags.DEFINE_bool("json", False, "Print one JSON object and nothing else.")
     PROMPT = flags.DEFINE_integer(
@@ -213,4 +213,4 @@ if __name__ == "__main__":
     OBSERVATION = flags.DEFINE_integer(
         "observation_tokens", OBSERVATION_TOKENS, "Tokens that each further turn's prompt adds."
     )
-    cfg.run_command(main)
+    command.run_command(main)

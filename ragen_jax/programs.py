@@ -5,6 +5,7 @@ shapes of run_shapes.py in place of arrays.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from ragen_jax import config as cfg
 from ragen_jax import passes, sharding
 from ragen_jax.critic import critic_step
-from ragen_jax.diagnostics import cross_scoring
+from ragen_jax.diagnostics import cross_scoring, flow
 from ragen_jax.learn import needs_statistics
 from ragen_jax.roofline import Cost, Work
 from ragen_jax.run_shapes import cache_struct, describe, host, struct
@@ -30,7 +31,7 @@ class Program:
     arguments: object  # tree of arrays
     held: object  # tree of arrays in memory that are not its arguments
     cost: Cost  # of a call, on a chip
-    calls: int  # of a step
+    calls: float  # of a step, on average
     helps: tuple[str, ...]  # config fields that make it smaller
 
 
@@ -148,7 +149,7 @@ def rollout_programs(run, config, at):
 
 
 def scoring_programs(run, config, at):
-    """Cross-scoring of the trajectory scope, whose prompts are the longest."""
+    """Cross-scoring of the trajectory scope, whose prompts are the longest, and flow's rows."""
     c, mesh = config, run.sampling_mesh
     if not c.diagnose.every:
         return
@@ -180,23 +181,35 @@ def scoring_programs(run, config, at):
         host((n, P)),
         host((n,)),
         cost=work.score_prompts(on_chip(n, mesh), P),
-        calls=-(-N // n),
+        calls=-(-N // n) / c.diagnose.every,
         **shared,
     )
-    yield program(
-        "score",
-        mesh,
-        cross_scoring._score,
-        run.model,
-        run.policy,
-        cache_struct(run.model, run.policy, mesh, n, P),
-        struct(mesh, (n, run.model.config.width), jnp.dtype(c.model.dtype), "rows"),
-        host((m, at.reasoning)),
-        host((m,)),
-        cost=work.score(on_chip(n * m, mesh), on_chip(n, mesh), P, at.reasoning),
-        calls=calls + first_calls,
-        **shared,
-    )
+
+    def score(name, shape, *further, calls):
+        return program(
+            name,
+            mesh,
+            cross_scoring._score,
+            run.model,
+            run.policy,
+            cache_struct(run.model, run.policy, mesh, n, P),
+            struct(mesh, (n, run.model.config.width), jnp.dtype(c.model.dtype), "rows"),
+            host((*shape, at.reasoning)),
+            host(shape),
+            *further,
+            cost=work.score(on_chip(n * m, mesh), on_chip(n, mesh), P, at.reasoning),
+            calls=calls,
+            **shared,
+        )
+
+    yield score("score", (m,), calls=(calls + first_calls) / c.diagnose.every)
+    if c.diagnose.flow_every:
+        # Actions behind the other reasonings of their panels, which differ from prompt to prompt:
+        # one panel a turn, and two a first turn.
+        most = -(-2 * (flow.PANEL - 1) * first // c.rollout.groups)
+        swapped = blocks(N, flow.PANEL - 1)[2] + blocks(c.rollout.groups, most)[2]
+        every = math.lcm(c.diagnose.every, c.diagnose.flow_every)
+        yield score("score_flow", (n, m), host((n, m, 2)), calls=swapped / every)
 
 
 def training_programs(run):

@@ -19,9 +19,10 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
+from ragen_jax import command
 from ragen_jax import config as cfg
 from ragen_jax.advantage import sample_variance
-from ragen_jax.batch import make_batch, take_rows
+from ragen_jax.batch import take_rows
 from ragen_jax.check import check
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.collect import collect, joined_episodes, mark_played
@@ -36,6 +37,7 @@ from ragen_jax.learn import (
     learn,
     needs_statistics,
     policy_statistics,
+    rewarded_batch,
     select_episodes,
 )
 from ragen_jax.log import (
@@ -49,8 +51,8 @@ from ragen_jax.log import (
     write_rollouts,
 )
 from ragen_jax.model import hf, lora
-from ragen_jax.rewards import add_rewards, turn_reward
-from ragen_jax.rollout import Sampling, compile_ahead, length_bucket, rollout
+from ragen_jax.rewards import turn_reward
+from ragen_jax.rollout import Sampling, compile_ahead, rollout
 from ragen_jax.sharding import agree, is_first, place, sampling_params
 from ragen_jax.tasks import joined, labelled
 from ragen_jax.update import Frozen
@@ -63,7 +65,7 @@ ACTIONS = {"stop": "stopped", "warn": "warning", "checkpoint": "saved", "tighten
 def train(config, workdir):
     """Runs or continues a training run in `workdir`; returns the exit code."""
     c = config
-    with cfg.bad_input():
+    with command.bad_input():
         # ---------------------------------------------------------------- check, mesh, model
         check(c)
         mesh, sampling_mesh = cfg.build_meshes(c)
@@ -150,16 +152,8 @@ def train(config, workdir):
             episodes = joined_episodes(collected)
 
         with timer("batch"):
-            longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
-            batch = make_batch(episodes, length=length_bucket(longest))
+            batch, return_GK = rewarded_batch(c, episodes, format_penalty=penalty_G)
             batch = take_rows(batch, np.arange(len(batch.weight_B)), size=cfg.step_rows(c))
-            batch, return_GK = add_rewards(
-                batch,
-                episodes,
-                format_penalty=penalty_G,
-                max_length=c.rollout.max_new_tokens,
-                overlong_buffer=c.reward.overlong_buffer,
-            )
             metrics |= rollout_metrics(episodes, return_GK)
             metrics |= labelled(tasks, rollout_metrics, episodes, return_GK)
 
@@ -358,7 +352,7 @@ class Preemption:
 
 def main(argv):
     del argv
-    with cfg.bad_input():
+    with command.bad_input():
         if jax.process_count() > 1 and not WORKDIR.value:
             raise ValueError("several processes need --workdir, the same folder for all of them")
         if "://" in (WORKDIR.value or ""):
@@ -372,8 +366,8 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    CONFIG = cfg.define_config()
+    CONFIG = command.define_config()
     WORKDIR = flags.DEFINE_string(
         "workdir", None, "Folder of the run; one of an earlier run is continued."
     )
-    cfg.run_command(main)
+    command.run_command(main)

@@ -20,16 +20,14 @@ from tqdm import tqdm
 from ragen_jax import datasets
 from ragen_jax.batch import make_batch
 from ragen_jax.check import check
+from ragen_jax.command import bad_input, define_config, run_command
 from ragen_jax.config import (
-    bad_input,
     build_budgets,
     build_chat,
     build_environment,
     cache_directory,
-    define_config,
     environment_settings,
     of_environments,
-    run_command,
     tiny_shape,
     words,
 )

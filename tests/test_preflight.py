@@ -180,8 +180,8 @@ def test_programs_lower():
     # The run's own functions take these shapes; no compiler is needed to see that.
     found = plan(**{"env.context": "full", "algorithm.kl_coef": 0.1, "model.dtype": "bfloat16"})
     assert list(found) == [
-        "prefill", "prefill_rows", "extend", "decode", "score_prompts", "score", "update",
-        "resharding",
+        "prefill", "prefill_rows", "extend", "decode", "score_prompts", "score", "score_flow",
+        "update", "resharding",
     ]  # fmt: skip
     for program in found.values():
         assert program.lower().out_info is not None
@@ -193,6 +193,9 @@ def test_programs_lower():
         # Blocks of 8 prompts by 8 reasonings: 16 by 16 turns of trajectories, 8 by 64 first ones.
         "score_prompts": 2,
         "score": 4 + 8,
+        # Every fifth step, of each prompt: 3 reasonings behind its turn of a trajectory, in two
+        # blocks, and 48 behind its 8 first turns, in six.
+        "score_flow": (2 + 6) / 5,
         "update": 4,
         "resharding": 1,
     }

@@ -29,13 +29,11 @@ import numpy as np
 from ragen_jax import config as cfg
 from ragen_jax import losses, optimize
 from ragen_jax.advantage import deviations, sample_variance
-from ragen_jax.batch import make_batch
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.heldout import play_problems
-from ragen_jax.learn import build_learner
-from ragen_jax.rewards import add_rewards
-from ragen_jax.rollout import Sampling, length_bucket
+from ragen_jax.learn import build_learner, rewarded_batch
+from ragen_jax.rollout import Sampling
 from ragen_jax.tasks import joined
 from ragen_jax.update import loss_terms
 
@@ -363,14 +361,7 @@ def play_groups(model, params, task):
         sampling=Sampling(temperature=c.rollout.temperature),
         compact=c.rollout.compact,
     )
-    longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
-    return add_rewards(
-        make_batch(episodes, length=length_bucket(longest)),
-        episodes,
-        format_penalty=c.env.format_penalty,
-        max_length=c.rollout.max_new_tokens,
-        overlong_buffer=c.reward.overlong_buffer,
-    )
+    return rewarded_batch(c, episodes, format_penalty=c.env.format_penalty)
 
 
 def checkpoint_gradients(config, workdir, initial, policy):
