@@ -14,8 +14,10 @@ WINDOW = 5  # steps
 BASELINE = 5  # first steps, which the rest of a run is compared with
 LOST = 0.5  # of success or information: the share of it that counts as lost
 HEALTHY = (0.5, 2.0)  # entropy, over its baseline, that looks healthy
-SUCCESS, MI, ENTROPY = "eval/success", "collapse/first_turn/mi", "update/entropy"
-RETRIEVAL, VALID = "collapse/first_turn/retrieval_acc", "rollout/valid_rate"
+SUCCESS, ENTROPY, VALID = "eval/success", "update/entropy", "rollout/valid_rate"
+# The released form of MI first: mi_seq stands at log N while reasonings still name their prompt.
+MI, MI_SEQ = "collapse/first_turn/mi_released", "collapse/first_turn/mi_seq"
+RETRIEVAL = "collapse/first_turn/retrieval_acc"
 
 
 def curve(rows, name):
@@ -32,16 +34,23 @@ def smoothed(rows, name):
 
 
 def success_lost(rows):
-    """The first evaluation with less than half of the highest success before it, or None."""
+    """The step at which success falls below half of the highest evaluation before, or None.
+
+    Between two evaluations success is taken to follow a straight line.
+    """
     steps, values = curve(rows, SUCCESS)
     peak = np.maximum.accumulate(values) if len(values) else values
     lost = np.flatnonzero(values < LOST * peak)
-    return int(steps[lost[0]]) if len(lost) else None
+    if not len(lost):
+        return None
+    after = lost[0]  # at least 1, and above half of this peak in the evaluation before
+    above, below = values[after - 1 : after + 1] - LOST * peak[after]
+    return float(steps[after - 1] + (steps[after] - steps[after - 1]) * above / (above - below))
 
 
-def information_lost(rows):
+def information_lost(rows, name=MI):
     """The first step at which MI is below half of its baseline (both smoothed), or None."""
-    steps, values = smoothed(rows, MI)
+    steps, values = smoothed(rows, name)
     if len(values) <= BASELINE:
         return None
     lost = np.flatnonzero(values < LOST * values[BASELINE - 1])
@@ -49,10 +58,15 @@ def information_lost(rows):
     return int(steps[lost[0]]) if len(lost) else None
 
 
-def entropy_ratio(rows, step):
-    """Smoothed entropy at a step over its baseline."""
-    steps, values = smoothed(rows, ENTROPY)
+def share(rows, name, step):
+    """A smoothed figure at a step over its baseline."""
+    steps, values = smoothed(rows, name)
     return float(values[np.searchsorted(steps, step, side="right") - 1] / values[BASELINE - 1])
+
+
+def alarm_step(rows):
+    """The first step of the alarm, or None."""
+    return next((row["step"] for row in rows if row.get("regime/alarm")), None)
 
 
 def at_update(rows, name, updates):
@@ -109,22 +123,34 @@ def compare(runs, name):
 
 
 def order_verdict(runs):
-    """A sentence: did MI fall before success while entropy looked healthy?"""
-    collapsed = {key: rows for key, rows in runs.items() if success_lost(rows) is not None}
-    first = healthy = 0
-    for rows in collapsed.values():
-        step = information_lost(rows)
-        if step is not None and step < success_lost(rows):
-            first += 1
-            healthy += HEALTHY[0] <= entropy_ratio(rows, step) <= HEALTHY[1]
+    """Sentences: did MI fall before success while entropy looked healthy?"""
+    collapsed = [rows for rows in runs.values() if success_lost(rows) is not None]
     n = len(collapsed)
     if not n:
         return "Not tested: no run lost half of its success."
-    word = _word(healthy, n)
+    first, healthy = {MI: 0, MI_SEQ: 0}, 0
+    for rows in collapsed:
+        for name in first:
+            step = information_lost(rows, name)
+            if step is not None and step < success_lost(rows):
+                first[name] += 1
+                is_healthy = HEALTHY[0] <= share(rows, ENTROPY, step) <= HEALTHY[1]
+                healthy += is_healthy and name == MI
+    left = {
+        name: sorted(share(rows, name, success_lost(rows)) for rows in collapsed)
+        for name in (MI, MI_SEQ, ENTROPY)
+    }
+    mi, mi_seq, entropy = (
+        f"{values[0]:.2f} to {values[-1]:.2f} (median {statistics.median(values):.2f})"
+        for values in left.values()
+    )
     return (
-        f"**{word}.** {n} of {len(runs)} runs lost half of their success. In {first} of them MI "
-        f"had lost half of its baseline at an earlier step; in {healthy} of these entropy was then "
-        f"still within {HEALTHY[0]:g} to {HEALTHY[1]:g} times its own."
+        f"**{_word(healthy, n)}.** {n} of {len(runs)} runs lost half of their success. In "
+        f"{first[MI]} of them `mi_released` had lost half of its baseline before, in "
+        f"{first[MI_SEQ]} `mi_seq` had; in {healthy} of the former entropy was then still within "
+        f"{HEALTHY[0]:g} to {HEALTHY[1]:g} times its own. At the step at which half of success "
+        f"was lost, `mi_released` stood at {mi} of its baseline, `mi_seq` at {mi_seq}, entropy at "
+        f"{entropy}: what falls first is below {LOST:g}."
     )
 
 
@@ -151,6 +177,24 @@ def filter_verdict(runs):
         f"**{_word(prevented, happened)}.** {happened} runs with {plain} lost half of their "
         f"success; with {filtered} {prevented} of these kept it. {caused} lost it with {filtered} "
         "alone."
+    )
+
+
+def alarm_verdict(runs):
+    """A sentence: does the alarm come before success is lost, and only then?"""
+    before = late = silent = false = 0
+    for rows in runs.values():
+        alarm, lost = alarm_step(rows), success_lost(rows)
+        if lost is None:
+            false += alarm is not None
+        else:
+            silent += alarm is None
+            before += alarm is not None and alarm < lost
+            late += alarm is not None and alarm >= lost
+    n = before + late + silent
+    return (
+        f"Of the {n} runs that lost half of their success it came before in {before}, later in "
+        f"{late}, never in {silent}. Of the other {len(runs) - n} it came in {false}."
     )
 
 
@@ -198,18 +242,23 @@ def markdown(name, runs, picture):
         "",
         filter_verdict(runs),
         "",
+        "## The alarm",
+        "",
+        alarm_verdict(runs),
+        "",
         f"![success, information, entropy and valid replies of all arms]({picture})",
         "",
         "## Every run",
         "",
-        "Success: the last evaluation, and the highest. MI (nats a token), entropy (nats a token) "
-        f"and valid replies: mean of the first and of the last {WINDOW} steps. *Half lost*: the "
-        "first evaluation with less than half of the highest success before it; the first step "
-        "with less than half of the first MI.",
+        "Success: the last evaluation, and the highest. MI (first turn; `mi_released` in nats a "
+        "token, `mi_seq` in nats a reasoning), entropy (nats a token) and valid replies: mean of "
+        f"the first and of the last {WINDOW} steps that have them. *Half lost*: the step at which "
+        "success, on a straight line between two evaluations, falls below half of its highest; the "
+        "first step with less than half of the first `mi_released`.",
         "",
-        "| setting | filter | seed | updates | success, highest | MI | entropy | valid | half of "
-        "success lost | half of MI lost | alarm |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| setting | filter | seed | updates | success, highest | mi_released | mi_seq | entropy | "
+        "valid | half of success lost | half of MI lost | alarm |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [_line(*key, rows) for key, rows in runs.items()]
     lines += [
@@ -219,7 +268,7 @@ def markdown(name, runs, picture):
         f"With {filters[0]} minus with {filters[-1]}, paired by seed, after equally many updates; "
         f"95 % intervals over {len(seeds)} seeds (Student's t).",
         "",
-        "| setting | held-out success | MI, nats a token | retrieval | entropy |",
+        "| setting | held-out success | mi_released | retrieval | entropy |",
         "| --- | --- | --- | --- | --- |",
     ]
     compared = {figure: compare(runs, figure) for figure in (SUCCESS, MI, RETRIEVAL, ENTROPY)}
@@ -240,13 +289,12 @@ def _line(setting, selection, seed, rows):
         _, values = curve(rows, name)
         return f"{values[:BASELINE].mean():.2f} -> {values[-WINDOW:].mean():.2f}"
 
-    alarms = [row["step"] for row in rows if row.get("regime/alarm")]
+    steps = (success_lost(rows), information_lost(rows), alarm_step(rows))
     cells = (
         *(setting, selection, seed, updates(rows)),
         f"{success[-1]:.2f}, {success.max():.2f}",
-        *(change(name) for name in (MI, ENTROPY, VALID)),
-        *("" if step is None else step for step in (success_lost(rows), information_lost(rows))),
-        alarms[0] if alarms else "",
+        *(change(name) for name in (MI, MI_SEQ, ENTROPY, VALID)),
+        *("" if step is None else round(step) for step in steps),
     )
     return "| " + " | ".join(map(str, cells)) + " |"
 
@@ -260,7 +308,7 @@ def draw(runs, path):
 
     figures = {
         "held-out success": SUCCESS,
-        "MI, nats a token": MI,
+        "MI (released), nats a token": MI,
         "entropy, nats a token": ENTROPY,
         "valid replies": VALID,
     }
@@ -289,6 +337,8 @@ def draw(runs, path):
                 if len({len(steps) for steps, _ in curves}) == 1:
                     mean = np.mean([values for _, values in curves], axis=0)
                     axis.plot(curves[0][0], mean, color=color, linewidth=2, label=selection)
+            if name == ENTROPY:
+                axis.set_yscale("log")
             if row == 0:
                 axis.set_title(title, fontsize=10)
             if column == 0:

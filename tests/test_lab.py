@@ -7,7 +7,7 @@ import pytest
 from configs import sokoban
 from configs.experiments import EXPERIMENTS
 from ragen_jax import lab, lab_report
-from ragen_jax.lab_report import ENTROPY, MI, SUCCESS
+from ragen_jax.lab_report import ENTROPY, MI, MI_SEQ, SUCCESS
 
 
 def rows(success, mi, *, entropy=0.2, updates=4):
@@ -15,6 +15,7 @@ def rows(success, mi, *, entropy=0.2, updates=4):
     found = [{"step": 0, SUCCESS: success[0]}]
     for step in range(1, len(mi) + 1):
         row = {"step": step, MI: mi[step - 1], ENTROPY: entropy, "update/count": updates}
+        row[MI_SEQ] = 1.0  # never falls
         row |= {lab_report.VALID: 0.9, lab_report.RETRIEVAL: 1.0}
         if step % 10 == 0:
             row[SUCCESS] = success[step // 10]
@@ -29,10 +30,15 @@ COLLAPSED = rows([0.4, 0.5, 0.2], [0.15] * 7 + [0.0] * 13)
 
 def test_when_half_is_lost():
     assert lab_report.success_lost(HEALTHY) is lab_report.information_lost(HEALTHY) is None
-    assert lab_report.success_lost(COLLAPSED) == 20
-    assert lab_report.success_lost(rows([0.4, 0.1, 0.6], [0.1] * 20)) == 10  # it came back
+    # From 0.5 at step 10 to 0.2 at step 20 it passes 0.25 behind five sixths of the way.
+    assert lab_report.success_lost(COLLAPSED) == pytest.approx(10 + 10 * 5 / 6)
+    back = rows([0.4, 0.1, 0.6], [0.1] * 20)
+    assert lab_report.success_lost(back) == pytest.approx(10 * 2 / 3)
     assert lab_report.information_lost(COLLAPSED) == 10
-    assert lab_report.entropy_ratio(COLLAPSED, 10) == pytest.approx(1.0)
+    assert lab_report.information_lost(COLLAPSED, MI_SEQ) is None
+    assert lab_report.share(COLLAPSED, ENTROPY, 10) == pytest.approx(1.0)
+    assert lab_report.share(COLLAPSED, MI, 9.9) == pytest.approx(0.6)
+    assert lab_report.share(COLLAPSED, MI, 10.1) == pytest.approx(0.4)
     # The first steps are what is compared with: nothing can be lost in them.
     assert lab_report.information_lost(rows([0.4], [1.0, 0, 0, 0, 0])) is None
     assert lab_report.information_lost(rows([0.4], [0.0, 0, 0, 0, 5, 5, 5])) is None
@@ -65,7 +71,12 @@ def test_verdicts_by_hand():
     assert "Not tested" in lab_report.order_verdict(fine)
     assert "Not tested" in lab_report.filter_verdict(fine)
     bad = fine | {("a", "none", 0): COLLAPSED, ("a", "none", 1): COLLAPSED}
-    assert lab_report.order_verdict(bad).startswith("**Reproduced.** 2 of 4 runs")
+    text = lab_report.order_verdict(bad)
+    assert text.startswith("**Reproduced.** 2 of 4 runs lost half of their success. In 2 of them ")
+    assert "in 0 `mi_seq` had; in 2 of the former entropy" in text
+    # At step 18.3 the last five steps had no MI left.
+    assert "`mi_released` stood at 0.00 to 0.00 (median 0.00) of its baseline" in text
+    assert "`mi_seq` at 1.00 to 1.00 (median 1.00)" in text
     assert lab_report.filter_verdict(bad).startswith("**Reproduced.** 2 runs with none")
     both = bad | {("a", "filter", 0): COLLAPSED}
     assert lab_report.filter_verdict(both).startswith("**Reproduced in part.**")
@@ -78,7 +89,25 @@ def test_verdicts_by_hand():
     wild = rows([0.4, 0.5, 0.2], [0.15] * 7 + [0.0] * 13)
     for row in wild[6:]:
         row[ENTROPY] = 1.0
-    assert "0 of these entropy" in lab_report.order_verdict({("a", "none", 0): wild})
+    assert "0 of the former entropy" in lab_report.order_verdict({("a", "none", 0): wild})
+
+
+def test_the_alarm_is_judged_by_when_it_came():
+    def alarmed(made, step):
+        return [row | {"regime/alarm": row["step"] >= step} for row in made]
+
+    runs = {
+        ("a", "none", 0): alarmed(COLLAPSED, 18),
+        ("a", "none", 1): alarmed(COLLAPSED, 19),
+        ("a", "none", 2): COLLAPSED,
+        ("a", "filter", 0): alarmed(HEALTHY, 3),
+        ("a", "filter", 1): HEALTHY,
+    }
+    assert lab_report.alarm_step(runs["a", "none", 0]) == 18
+    assert lab_report.alarm_verdict(runs) == (
+        "Of the 3 runs that lost half of their success it came before in 1, later in 1, never in "
+        "1. Of the other 2 it came in 1."
+    )
 
 
 def test_a_report_is_written(tmp_path):
@@ -86,7 +115,8 @@ def test_a_report_is_written(tmp_path):
     pytest.importorskip("matplotlib")
     path = lab_report.write_report("collapse", runs, tmp_path / "docs")
     text = path.read_text()
-    assert "| a | none | 0 | 80 | 0.20, 0.50 | 0.15 -> 0.00 |" in text
+    assert "| a | none | 0 | 80 | 0.20, 0.50 | 0.15 -> 0.00 | 1.00 -> 1.00 | 0.20 ->" in text
+    assert "| 0.90 -> 0.90 | 18 | 10 |  |" in text
     assert (tmp_path / "docs" / "lab_collapse.png").read_bytes().startswith(b"\x89PNG")
 
 
