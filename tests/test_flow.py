@@ -127,9 +127,11 @@ def planted(actor, thinker, *, prompts=8, members=6, seed=0):
     panels = {}
     for name, same in (("others", False), ("siblings", True)):
         drawn = draw_panels(rng, prompt_M, np.ones(len(prompt_M), bool), same=same)
-        panel_MJ = np.concatenate([np.arange(len(prompt_M))[:, None], drawn], axis=1)
+        panel_MJ = np.full((len(prompt_M), PANEL), -1)  # as many as there are
+        for m, others in enumerate(drawn):
+            panel_MJ[m, : 1 + len(others)] = [m, *others]
         logp_MJ = log[prompt_M[:, None], z_M[panel_MJ], a_M[:, None]]
-        panels[name] = Panel(logp_MJ, prompt_M[panel_MJ])
+        panels[name] = Panel(logp_MJ, np.where(panel_MJ < 0, -1, prompt_M[panel_MJ]))
     return flow_metrics(
         np.log(thinker[:, z_M]).T, log[:, z_M, a_M].T, prompt_M, np.arange(prompts), **panels
     )
@@ -177,6 +179,46 @@ def test_conditional_forms_estimate_conditional_information():
     found = planted(actor, thinker, prompts=X, members=1000)
     assert abs(found["xa_given_z"] - x_given_z) < 0.03
     assert 0.5 * z_given_x < found["za_given_x"] < z_given_x + 0.03
+
+
+def coverage(strength_z, strength_x, prompts, members, batches):
+    """{figure: share of batches whose interval holds the figure's mean over all of them}.
+
+    Every batch draws its prompts anew: how they lead to 6 reasonings, and how they and what a
+    reasoning says everywhere lead to 4 actions.
+    """
+    rng = np.random.default_rng(0)
+    says = strength_z * rng.normal(size=(6, 4))
+    found = []
+    for seed in range(batches):
+        thinker = rng.dirichlet(np.full(6, 0.5), prompts) + 1e-3
+        own = rng.normal(size=(prompts, 1, 4)) + rng.normal(size=(prompts, 6, 4)) / 2
+        weight = np.exp(says + strength_x * own)
+        actor = weight / weight.sum(-1, keepdims=True)
+        thinker /= thinker.sum(-1, keepdims=True)
+        found.append(planted(actor, thinker, prompts=prompts, members=members, seed=seed))
+    shares = {}
+    for name in found[0].keys() & KEYS:
+        mean = np.mean([one[name] for one in found])
+        shares[name] = np.mean([abs(one[name] - mean) <= one[f"{name}_ci95"] for one in found])
+    return shares
+
+
+@pytest.mark.parametrize("strengths", [(3.0, 0.3), (0.3, 3.0)])
+def test_intervals_cover(strengths):
+    shares = coverage(*strengths, prompts=8, members=8, batches=300)
+    assert shares.keys() == KEYS
+    for share in shares.values():  # standard deviation 0.013
+        assert 0.90 <= share <= 0.995
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strengths", [(1.0, 0.3), (3.0, 0.3), (0.3, 1.0), (0.3, 3.0), (2.0, 2.0)])
+@pytest.mark.parametrize("prompts, members", [(8, 4), (8, 8), (16, 4), (64, 2)])
+def test_intervals_cover_at_more_sizes(strengths, prompts, members):
+    shares = coverage(*strengths, prompts, members, batches=400)
+    print(strengths, prompts, members, shares)
+    assert all(0.90 <= share <= 0.997 for share in shares.values())
 
 
 # ---- panels -------------------------------------------------------------------------------------

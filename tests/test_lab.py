@@ -85,6 +85,9 @@ def test_verdicts_by_hand():
     none = {key: other for key in fine}
     assert lab_report.order_verdict(none).startswith("**Not reproduced at this scale.**")
     assert lab_report.filter_verdict(none).startswith("**Not reproduced at this scale.**")
+    # MI went behind success (which passed half at step 6.7).
+    late = {("a", "none", 0): rows([0.4, 0.1, 0.1], [0.15] * 10 + [0.0] * 10)}
+    assert "In 0 of them `mi_released`" in lab_report.order_verdict(late)
     # Entropy had tripled by then.
     wild = rows([0.4, 0.5, 0.2], [0.15] * 7 + [0.0] * 13)
     for row in wild[6:]:

@@ -51,7 +51,8 @@ def flow_metrics(score_AN, action_AN, prompt_A, prompt_id_N, *, others, siblings
 
     `<key>_ci95` is the half-width of a 95 % interval by deleting one distinct prompt at a time (its
     actions, its columns and its reasonings in others' panels):
-    t(0.975, D - 1) * sqrt((D - 1) / D * sum_d (f_d - mean f_d)^2).
+    t(0.975, D - 1) * sqrt((D - 1) / D * sum_d (f_d - mean f_d)^2). Simulated coverage of a figure's
+    mean over batches (tests/test_flow.py): 0.91 to 0.99 at 8, 16 and 64 prompts.
 
     Args:
       score_AN: log p(z_a | x_n). action_AN: log p(a | x_n, z_a).
