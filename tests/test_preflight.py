@@ -190,12 +190,12 @@ def test_programs_lower():
         "prefill_rows": 0,
         "extend": 4,
         "decode": 5,
-        # Blocks of 8 prompts by 8 reasonings: 16 by 16 turns of trajectories, 8 by 64 first ones.
+        # Blocks of 8 prompts by 16 reasonings: 16 by 16 turns of trajectories, 8 by 64 first ones.
         "score_prompts": 2,
-        "score": 4 + 8,
+        "score": 2 + 4,
         # Every fifth step, of each prompt: 3 reasonings behind its turn of a trajectory, in two
-        # blocks, and 48 behind its 8 first turns, in six.
-        "score_flow": (2 + 6) / 5,
+        # blocks, and 48 behind its 8 first turns, in three.
+        "score_flow": (2 + 3) / 5,
         "update": 4,
         "resharding": 1,
     }
