@@ -55,9 +55,10 @@ def deleted_one_by_one(score_MN, length_M, prompt_M, ids):
         center = sum(values) / D
         se = math.sqrt((D - 1) / D * sum((v - center) ** 2 for v in values))
         if name in ("mi", "mi_seq"):
-            se = max(se, abs(full[name]) / D / 2)
+            se = math.sqrt(se**2 + (full[name] / D / 2) ** 2)
         if name == "retrieval_acc":
-            se = max(se, (full[name] - full["retrieval_chance"]) / D / 2)
+            above_chance = max(full[name] - full["retrieval_chance"], 0)
+            se = math.sqrt(se**2 + (above_chance / D / 2) ** 2)
         half[name + "_ci95"] = T975[D - 1] * se
         if name != "retrieval_acc":
             unit_M = 1 if name.endswith("_seq") else length_M
@@ -85,15 +86,19 @@ def test_by_hand():
     #   without x1: log(0.4 / 0.25) + log(0.1 / 0.1) = 0.470004
     #   without x2: log(0.4 / 0.25) + log(0.4 / 0.3) = 0.757686
     # Half of them: 0.143841 0.235002 0.378843, mean 0.252562, squares sum to 0.0280755,
-    # se = sqrt(2 / 3 * 0.0280755) = 0.136810, t(2) = 4.302653.
+    # se^2 = 2 / 3 * 0.0280755 = 0.0187170; mi_seq is a third of log(0.4 * 3 / 0.6) +
+    # log(0.4 * 3 / 0.8) + log(0.1 * 3 / 0.3) = 0.366204, floor^2 = (0.366204 / 6)^2 = 0.0037251,
+    # the root of both 0.149807, t(2) = 4.302653.
     score_MN = np.log([[0.4, 0.1, 0.1], [0.2, 0.4, 0.2], [0.1, 0.1, 0.1]])
     got = confidence_intervals(score_MN, [1, 1, 1], np.arange(3))
-    assert got["mi_seq_ci95"] == pytest.approx(4.302653 * 0.136810, rel=1e-5)
+    assert got["mi_seq_ci95"] == pytest.approx(4.302653 * 0.149807, rel=1e-5)
     # h_cond: -log of 0.4 0.4 0.1 = 0.916291 0.916291 2.302585; the three means of two are
     # 1.609438 1.609438 0.916291, mean 1.378389, squares sum to 0.320302.
     assert got["h_cond_ci95"] == pytest.approx(4.302653 * math.sqrt(0.320302 * 2 / 3), rel=1e-5)
-    # First ranks: 1, 1, 1/3; with one prompt away 1, 1, 1/2. Means of two: 3/4, 3/4, 1.
-    assert got["retrieval_acc_ci95"] == pytest.approx(4.302653 / 6, rel=1e-5)
+    # First ranks: 1, 1, 1/3; with one prompt away 1, 1, 1/2. Means of two: 3/4, 3/4, 1, se = 1/6.
+    # Above chance: 7/9 - 1/3 = 4/9, floor = 4/54.
+    error = math.sqrt(1 / 36 + (4 / 54) ** 2)
+    assert got["retrieval_acc_ci95"] == pytest.approx(4.302653 * error, rel=1e-5)
 
 
 def test_a_dominating_prompt_can_be_deleted():
@@ -197,6 +202,18 @@ def test_intervals_cover(simulate, strength, N, M):
         assert 0.90 <= found[name][0] <= 0.98
     for name in ("h_cond_seq", "h_marginal"):
         assert 0.90 <= found[name][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("N, M", [(8, 8), (16, 16), (64, 64)])
+@pytest.mark.parametrize(
+    "simulate, strength", [(symbols, 1.5), (symbols, 1.0), (channel, 2.0), (channel, 3.0)]
+)
+def test_intervals_cover_less_where_failures_are_rare(simulate, strength, N, M):
+    found = coverage(simulate, N, M, strength, batches=1000, names=("mi_seq",))
+    print(simulate.__name__, strength, (N, M), found)
+    assert found["mi_seq"][1] > 0.5 * math.log(N)
+    assert 0.86 <= found["mi_seq"][0]
 
 
 @pytest.mark.slow

@@ -26,28 +26,29 @@ def confidence_intervals(score_MN, length_M, prompt_M, *, prompt_id_N=None):
 
         f_d = f of the remaining scores; log N becomes log(N - columns of d)
         se  = sqrt((D - 1) / D * sum over d of (f_d - mean of all f_d)^2)
-        half-width = t * max(se, floor) + rounding,   t the 0.975 quantile of Student's t, D - 1
+        half-width = t * sqrt(se^2 + floor^2) + rounding, t the 0.975 quantile of Student's t, D - 1
 
     f_d is about fewer prompts than f, which shifts all f_d alike; the interval takes only their
     spread and stays centred at f. Deleting a prompt that no reasoning was sampled from counts, too.
 
     **Floor**, for mi, mi_seq and retrieval_acc. Where every prompt is told from all others, no f_d
     differs and se is 0, though a few prompts of the next batch may well be confused: a batch
-    without failures does not say that there are none. So se is at least what half a prompt
-    answered at chance would shift (the half observation that Jeffreys' prior adds to a proportion):
+    without failures does not say that there are none, and one with few not how many there are. So
+    what half a prompt answered at chance would shift is added as an error of its own (the half
+    observation that Jeffreys' prior adds to a proportion):
 
         floor = |mi| / (2 D);   (retrieval_acc - retrieval_chance) / (2 D)
 
-    It rarely acts below 0.8 log N. **Rounding**, for entropies and information: a score is a
+    **Rounding**, for entropies and information: a score is a
     float32, so a figure may be off by 2^-23 * mean |L[m, own]| (per token: of |L[m, own]| / |z|).
     That is the width left to reasonings that ignore the prompt altogether.
 
     **Simulated coverage** of mi and mi_seq (tests/test_intervals.py; 1,000 batches, prompts and
-    reasonings drawn anew, scores their true likelihoods): 0.92 to 0.98 at 8 x 8, 8 x 64, 16 x 16
+    reasonings drawn anew, scores their true likelihoods): 0.94 to 0.98 at 8 x 8, 8 x 64, 16 x 16
     and 64 x 64 (prompts x reasonings) while mi_seq is below 0.6 log N. Above, failures become too
-    rare for a batch to tell how rare: 0.80 to 0.95 with one reasoning a prompt at 8 or 16 prompts,
-    0.90 to 0.96 at 64, 0.92 to 1 at 8 x 64; and from about 0.95 log N the floor makes it 1. Were
-    prompts held fixed, the interval would be a little too wide (0.96 to 0.99). A retrieval_acc of
+    rare for a batch to tell how rare: 0.88 to 0.96 with one reasoning a prompt at 8 or 16 prompts,
+    0.93 to 0.98 at 64, 0.98 to 1 at 8 x 64; and from about 0.95 log N the floor makes it 1. Were
+    prompts held fixed, the interval would be too wide. A retrieval_acc of
     few reasonings at chance has too short an interval, since often nothing is retrieved and se is
     0. Prompts count as independent, even turns of one episode that resemble each other.
 
@@ -113,14 +114,14 @@ def confidence_intervals(score_MN, length_M, prompt_M, *, prompt_id_N=None):
 
 def jackknife(deleted_D, floor=0.0):
     """Half-width of the 95 % interval of a figure, of which `deleted_D` are the figures without
-    each prompt: t(0.975, D - 1) * max(floor, sqrt((D - 1) / D * sum_d (f_d - mean f_d)^2)).
+    each prompt: t(0.975, D - 1) * sqrt(floor^2 + (D - 1) / D * sum_d (f_d - mean f_d)^2).
 
     NaN stays NaN.
     """
     deleted_D = np.asarray(deleted_D)
     D = len(deleted_D)
     se = np.sqrt((D - 1) / D * np.sum((deleted_D - np.mean(deleted_D)) ** 2))
-    return stdtrit(D - 1, 0.975) * max(se, floor)
+    return stdtrit(D - 1, 0.975) * np.hypot(se, floor)
 
 
 def retrieval_p(score_MN, prompt_M, *, prompt_id_N=None, seed, permutations=999):
