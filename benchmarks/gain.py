@@ -7,17 +7,14 @@ with a 95 % interval over problems (paired: every evaluation plays the same prob
 noise) and, for the mean, one over runs (Student's t).
 """
 
-import math
-import statistics
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from ragen_jax.heldout import paired_gain
+from ragen_jax.lab_report import interval
 from ragen_jax.log import read_outcomes
-
-T_975 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's t, runs - 1 degrees of freedom
 
 
 def main(workdirs):
@@ -36,8 +33,8 @@ def main(workdirs):
     gain, half_width = paired_gain(np.mean(firsts, 0), [np.mean(lasts, 0)])
     low, high = 100 * (gain - half_width), 100 * (gain + half_width)
     print(f"mean: {100 * gain:+.1f} points, 95 % {low:.1f} to {high:.1f} over problems")
-    if len(gains) in T_975:
-        error = T_975[len(gains)] * statistics.stdev(gains) / math.sqrt(len(gains))
+    if len(gains) > 1:
+        _, error = interval(gains)
         print(f"      95 % {100 * (gain - error):.1f} to {100 * (gain + error):.1f} over runs")
 
 

@@ -21,6 +21,11 @@ RETRIEVAL = "collapse/first_turn/retrieval_acc"
 GROUNDED, ZA_SWAP = "reasoning/grounded_rate", "flow/first_turn/za_swap"
 
 
+def factors(runs):
+    """(settings, filters, seeds) of an experiment's runs, each in order of appearance."""
+    return tuple(list(dict.fromkeys(column)) for column in zip(*runs, strict=True))
+
+
 def curve(rows, name):
     """(steps, values) of a figure, where a row has it."""
     pairs = [(row["step"], row[name]) for row in rows if name in row]
@@ -105,11 +110,11 @@ def compare(runs, name):
 
     Paired by seed, after equally many updates.
     """
-    filters = list(dict.fromkeys(key[1] for key in runs))
+    settings, filters, seeds = factors(runs)
     found = {}
-    for setting in dict.fromkeys(key[0] for key in runs):
+    for setting in settings:
         differences = []
-        for seed in sorted({key[2] for key in runs}):
+        for seed in seeds:
             pair = [runs[setting, one, seed] for one in (filters[0], filters[-1])]
             common = min(map(updates, pair))
             values = [at_update(rows, name, common) for rows in pair]
@@ -129,14 +134,17 @@ def order_verdict(runs):
     n = len(collapsed)
     if not n:
         return "Not tested: no run lost half of its success."
-    first, healthy = {MI: 0, MI_SEQ: 0}, 0
-    for rows in collapsed:
-        for name in first:
-            step = information_lost(rows, name)
-            if step is not None and step < success_lost(rows):
-                first[name] += 1
-                is_healthy = HEALTHY[0] <= share(rows, ENTROPY, step) <= HEALTHY[1]
-                healthy += is_healthy and name == MI
+    first = {
+        name: [
+            (rows, step)
+            for rows in collapsed
+            if (step := information_lost(rows, name)) is not None and step < success_lost(rows)
+        ]
+        for name in (MI, MI_SEQ)
+    }
+    healthy = sum(
+        HEALTHY[0] <= share(rows, ENTROPY, step) <= HEALTHY[1] for rows, step in first[MI]
+    )
     left = {
         name: sorted(share(rows, name, success_lost(rows)) for rows in collapsed)
         for name in (MI, MI_SEQ, ENTROPY)
@@ -147,38 +155,34 @@ def order_verdict(runs):
     )
     return (
         f"**{_word(healthy, n)}.** {n} of {len(runs)} runs lost half of their success. In "
-        f"{first[MI]} of them `mi_released` had lost half of its baseline before, in "
-        f"{first[MI_SEQ]} `mi_seq` had; in {healthy} of the former entropy was then still within "
-        f"{HEALTHY[0]:g} to {HEALTHY[1]:g} times its own. At the step at which half of success "
-        f"was lost, `mi_released` stood at {mi} of its baseline, `mi_seq` at {mi_seq}, entropy at "
-        f"{entropy}. Where MI had fallen first it would stand below {LOST:g}."
+        f"{len(first[MI])} of them `mi_released` had lost half of its baseline before, in "
+        f"{len(first[MI_SEQ])} `mi_seq` had; in {healthy} of the former entropy was then still "
+        f"within {HEALTHY[0]:g} to {HEALTHY[1]:g} times its own. At the step at which half of "
+        f"success was lost, `mi_released` stood at {mi} of its baseline, `mi_seq` at {mi_seq}, "
+        f"entropy at {entropy}. Where MI had fallen first it would stand below {LOST:g}."
     )
 
 
 def filter_verdict(runs):
     """A sentence: does filtering prevent collapse where it happens without?"""
-    filters = list(dict.fromkeys(key[1] for key in runs))
-    filtered, plain = filters[0], filters[-1]
-    seeds = sorted({key[2] for key in runs})
-    prevented, last = 0, []
-    for setting in dict.fromkeys(key[0] for key in runs):
-        for seed in seeds:
-            if success_lost(runs[setting, plain, seed]) is not None:
-                pair = [runs[setting, one, seed] for one in (filtered, plain)]
-                last.append([curve(rows, SUCCESS)[1][-1] for rows in pair])
-                prevented += success_lost(pair[0]) is None
-    happened = len(last)
-    caused = sum(
-        success_lost(runs[setting, plain, seed]) is None
-        and success_lost(runs[setting, filtered, seed]) is not None
-        for setting in dict.fromkeys(key[0] for key in runs)
+    settings, (filtered, *_, plain), seeds = factors(runs)
+    pairs = [
+        (runs[setting, filtered, seed], runs[setting, plain, seed])
+        for setting in settings
         for seed in seeds
+    ]
+    happened = [pair for pair in pairs if success_lost(pair[1]) is not None]
+    prevented = sum(success_lost(rows) is None for rows, _ in happened)
+    caused = sum(
+        success_lost(rows) is not None and success_lost(without) is None for rows, without in pairs
     )
     if not happened:
         return f"Not tested: no run with {plain} lost half of its success."
+    last = [[curve(rows, SUCCESS)[1][-1] for rows in pair] for pair in happened]
     with_filter, without = np.mean(last, axis=0)
+    n = len(happened)
     return (
-        f"**{_word(prevented, happened)}.** {happened} runs with {plain} lost half of their "
+        f"**{_word(prevented, n)}.** {n} runs with {plain} lost half of their "
         f"success; with {filtered} {prevented} of these kept it. Their last evaluation, on "
         f"average: {without:.2f} with {plain}, {with_filter:.2f} with {filtered}. {caused} lost it "
         f"with {filtered} alone."
@@ -187,16 +191,12 @@ def filter_verdict(runs):
 
 def alarm_verdict(runs):
     """A sentence: does the alarm come before success is lost, and only then?"""
-    before = late = silent = false = 0
-    for rows in runs.values():
-        alarm, lost = alarm_step(rows), success_lost(rows)
-        if lost is None:
-            false += alarm is not None
-        else:
-            silent += alarm is None
-            before += alarm is not None and alarm < lost
-            late += alarm is not None and alarm >= lost
-    n = before + late + silent
+    found = [(alarm_step(rows), success_lost(rows)) for rows in runs.values()]
+    collapsed = [(alarm, lost) for alarm, lost in found if lost is not None]
+    n, silent = len(collapsed), sum(alarm is None for alarm, _ in collapsed)
+    before = sum(alarm is not None and alarm < lost for alarm, lost in collapsed)
+    late = n - before - silent
+    false = sum(alarm is not None for alarm, lost in found if lost is None)
     return (
         f"Of the {n} runs that lost half of their success it came before in {before}, later in "
         f"{late}, never in {silent}. Of the other {len(runs) - n} it came in {false}."
@@ -225,8 +225,7 @@ def write_report(name, runs, folder):
 
 def markdown(name, runs, picture):
     """The text of lab.md."""
-    filters = list(dict.fromkeys(key[1] for key in runs))
-    seeds = sorted({key[2] for key in runs})
+    settings, filters, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
         f"# Laboratory: {name}",
@@ -281,7 +280,7 @@ def markdown(name, runs, picture):
         "| --- | --- | --- | --- | --- |",
     ]
     compared = {figure: compare(runs, figure) for figure in (SUCCESS, MI, RETRIEVAL, ENTROPY)}
-    for setting in dict.fromkeys(key[0] for key in runs):
+    for setting in settings:
         cells = [
             "{:+.3f} +- {:.3f}".format(*found[setting]) if setting in found else ""
             for found in compared.values()
@@ -322,8 +321,7 @@ def draw(runs, path):
         "entropy, nats a token": ENTROPY,
         "valid replies": VALID,
     }
-    settings = list(dict.fromkeys(key[0] for key in runs))
-    filters = list(dict.fromkeys(key[1] for key in runs))
+    settings, filters, _ = factors(runs)
     fig, axes = plt.subplots(
         len(settings),
         len(figures),

@@ -324,9 +324,13 @@ def _continue(model, params, cache, slots, longest, new):
     )
 
 
-def length_bucket(length):
-    """The padded length of a program: multiples of an eighth of the next power of two (>= 8)."""
-    step = max(8, (1 << (int(length) - 1).bit_length()) // 8)
+def length_bucket(length, *, least=8, parts=8):
+    """The padded length of a program: multiples of an eighth of the next power of two (>= 8).
+
+    Args:
+      least, parts: other numbers than those: multiples of at least `least`, and of a `parts`th.
+    """
+    step = max(least, (1 << (int(length) - 1).bit_length()) // parts)
     return -(-int(length) // step) * step
 
 

@@ -27,7 +27,7 @@ from ragen_jax.check import check
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.collect import collect, joined_episodes, mark_played
 from ragen_jax.diagnose import diagnose
-from ragen_jax.diagnostics.gradients import gradient_report, play_groups
+from ragen_jax.diagnostics.gradients import gradient_report, heldout_gradients
 from ragen_jax.diagnostics.regimes import update_regimes
 from ragen_jax.diagnostics.stopping import update_stopping
 from ragen_jax.evaluate import evaluate, load_policy
@@ -164,15 +164,11 @@ def train(config, workdir):
                 metrics |= found
         if c.diagnose.gradients_every and step % c.diagnose.gradients_every == 0:
             with timer("gradients"):
-                found = []
-                for task in tasks:
-                    own = batch, return_GK
-                    if c.diagnose.gradients_groups:
-                        with jax.set_mesh(sampling_mesh):
-                            own = play_groups(model, policy, task)
+                if c.diagnose.gradients_groups:
+                    metrics |= heldout_gradients(learner, state, policy, tasks, sampling_mesh)
+                else:  # one environment (check.py)
                     with jax.set_mesh(mesh):
-                        found.append(gradient_report(learner, state, *own, task))
-                metrics |= joined(tasks, found)
+                        metrics |= gradient_report(learner, state, batch, return_GK, tasks[0])
 
         with timer("update"):
             del policy  # the update replaces the parameters that it is, or is a copy of

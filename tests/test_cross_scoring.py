@@ -86,7 +86,7 @@ def test_what_stands_twice_is_scored_once(policy, monkeypatch, actions):
     inner = cross_scoring._score
 
     def scoring(model, params, segment, last, tokens, *spans):
-        scored.append({row.tobytes() for row in tokens.reshape(-1, tokens.shape[-1])})
+        scored.append(tokens.shape)
         return inner(model, params, segment, last, tokens, *spans)
 
     monkeypatch.setattr(cross_scoring, "_score", scoring)

@@ -15,9 +15,9 @@ from ragen_jax.diagnostics.flow import (
     contrast,
     draw_panels,
     flow_metrics,
-    jackknife,
     score_flow,
 )
+from ragen_jax.diagnostics.intervals import jackknife
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params

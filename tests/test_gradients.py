@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from random_rows import LOSS, T, V, random_batch
 
 from ragen_jax import update
 from ragen_jax.advantage import deviations, sample_variance
@@ -20,21 +21,8 @@ from ragen_jax.diagnostics.gradients import ZERO, bucket_gradients, figures, var
 from ragen_jax.model import lora
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.sharding import make_mesh
-from ragen_jax.types import Batch
 
-V, T, G, K = 30, 12, 5, 3
-LOSS = update.Loss(
-    temperature=0.8,
-    objective="ppo",
-    clip_low=0.2,
-    clip_high=0.28,
-    clip_c=3.0,
-    aggregation="token-mean",
-    norm_length=T,
-    kl_kind="k3",
-    kl_coef=0.1,
-    entropy_coef=0.05,
-)
+G, K = 5, 3
 
 # ---- buckets ------------------------------------------------------------------------------------
 
@@ -181,23 +169,12 @@ def rows(policy):
     """
     rng = np.random.default_rng(0)
     episode = np.array([e for e in range(G * K) for _ in range(1 + (e % K == 0))])
-    B = len(episode) + 1
-    tokens = rng.integers(0, V, (B, T)).astype(np.int32)
-    start, stop = rng.integers(2, 6, B), rng.integers(8, T + 1, B)
-    inside = (np.arange(T) >= start[:, None]) & (np.arange(T) < stop[:, None])
-    inside[-1] = False
-    logp = np.asarray(update.token_logps(*policy[:2], tokens, temperature=LOSS.temperature))
-    logp = np.where(inside, logp + 0.2 * rng.normal(size=logp.shape), 0.0)  # some are clipped
-    batch = Batch(
-        tokens_BT=tokens,
-        mask_BT=inside.astype(np.float32),
-        logp_BT=logp.astype(np.float32),
-        turn_BT=np.where(inside, 0, -1).astype(np.int32),
-        turn_end_BT=np.zeros((B, T), bool),
-        reward_BT=np.zeros((B, T), np.float32),
-        episode_B=np.append(episode, -1).astype(np.int32),
-        group_B=np.append(episode // K, -1).astype(np.int32),
-        weight_B=np.append(np.ones(B - 1), 0).astype(np.float32),
+    batch = random_batch(
+        policy[:2],
+        rng,
+        episode_B=np.append(episode, -1),
+        group_B=np.append(episode // K, -1),
+        weight_B=np.append(np.ones(len(episode)), 0),
     )
     return_GK = rng.normal(size=(G, K)).astype(np.float32) * np.arange(1, G + 1)[:, None]
     return_GK[1] = 2.5

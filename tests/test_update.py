@@ -7,26 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from random_rows import LOSS, V, random_batch
 
 from ragen_jax import likelihood, optimize, update
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.optimize import micro_batches
 from ragen_jax.sharding import make_mesh, param_shardings
-from ragen_jax.types import Batch
-
-V, T = 30, 12
-LOSS = update.Loss(
-    temperature=0.8,
-    objective="ppo",
-    clip_low=0.2,
-    clip_high=0.28,
-    clip_c=3.0,
-    aggregation="token-mean",
-    norm_length=T,
-    kl_kind="k3",
-    kl_coef=0.1,
-    entropy_coef=0.05,
-)
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +31,8 @@ def mesh():
 def make_rows(policy, rows, seed=0):
     """A batch of random rows, its log-probs a little off the policy's own."""
     rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, V, (rows, T)).astype(np.int32)
-    start, stop = rng.integers(2, 6, rows), rng.integers(8, T + 1, rows)
-    inside = (np.arange(T) >= start[:, None]) & (np.arange(T) < stop[:, None])
-    logp = np.asarray(update.token_logps(*policy, tokens, temperature=LOSS.temperature))
-    logp = np.where(inside, logp + 0.2 * rng.normal(size=logp.shape), 0.0)
-    batch = Batch(
-        tokens_BT=tokens,
-        mask_BT=inside.astype(np.float32),
-        logp_BT=logp.astype(np.float32),
-        turn_BT=np.where(inside, 0, -1).astype(np.int32),
-        turn_end_BT=np.zeros((rows, T), bool),
-        reward_BT=np.zeros((rows, T), np.float32),
-        episode_B=np.arange(rows, dtype=np.int32),
-        group_B=np.zeros(rows, np.int32),
-        weight_B=np.ones(rows, np.float32),
+    batch = random_batch(
+        policy, rng, episode_B=np.arange(rows), group_B=np.zeros(rows), weight_B=np.ones(rows)
     )
     advantage = rng.normal(size=(rows, 1)).astype(np.float32) * batch.mask_BT
     return batch, advantage

@@ -10,9 +10,9 @@ Axes: M reasonings, N prompts, P prompt tokens, Z tokens of a reasoning and what
 V vocabulary. Of one device call: n prompts, m reasonings.
 """
 
-import collections
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ import numpy as np
 from ragen_jax.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import head
+from ragen_jax.rollout import length_bucket
 from ragen_jax.sharding import constrain, row_shards
 
 LEAST_PREFIX = 64  # common tokens from which on saving their reading is worth a call of its own
@@ -121,15 +122,26 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
     for r, (column, _) in enumerate(swapped):
         rows_of[column].append(r)
 
+    found = np.zeros((1 + actions, M, N), np.float32)
+    action_R = np.zeros(len(swapped), np.float32)
+
+    def keep(n0, chosen, block):
+        found[:, chosen, n0 : n0 + n] = block[:, : len(chosen), : N - n0]
+
+    def keep_swapped(chosen, block):
+        for column, rows in enumerate(chosen):
+            action_R[rows] = block[1, : len(rows), column]
+
     def calls():
-        """(what is scored, scores on the device) of one call after the other."""
+        """(what keeps them, scores on the device) of one call after the other."""
         for n0 in range(0, N, n):
             read = _read_prompts(model, params, *_pad(own[n0 : n0 + n], P, size=n), prefix)
             for m0 in range(0, M, m):
                 chosen = by_length[m0 : m0 + m]
                 tokens, *spans = _lay_out([spoken[i] for i in chosen], m)
                 spans = spans if actions else spans[:1]
-                yield (n0, chosen), _score(model, params, *read, tokens, *spans)
+                block = _score(model, params, *read, tokens, *spans)
+                yield functools.partial(keep, n0, chosen), block
             here = rows_of[n0 : n0 + n]
             most = max(map(len, here))
             width = min(_bucket(most, 8), m) if most else 1
@@ -140,17 +152,13 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
                 cells += [[anything] * width] * (n - len(cells))
                 laid = _lay_out([swapped[r][1] for rows in cells for r in rows], n * width)
                 tokens, *spans = (x.reshape(n, width, *x.shape[1:]) for x in laid)
-                yield chosen, _score(model, params, *read, tokens, *spans)
+                block = _score(model, params, *read, tokens, *spans)
+                yield functools.partial(keep_swapped, chosen), block
 
-    found = np.zeros((1 + actions, M, N), np.float32)
-    action_R = np.zeros(len(swapped), np.float32)
-    for what, block in _one_ahead(calls()):
-        if isinstance(what, tuple):
-            n0, chosen = what
-            found[:, chosen, n0 : n0 + n] = block[:, : len(chosen), : N - n0]
-        else:
-            for column, rows in enumerate(what):
-                action_R[rows] = block[1, : len(rows), column]
+    # One call runs while the next is dispatched, no more: XLA's CPU backend allots the temporaries
+    # of every call when it is dispatched.
+    for (store, block), _ in itertools.pairwise(itertools.chain(calls(), [None])):
+        store(np.asarray(block))
     return found[:, row_M][:, :, column_N], action_R[row_R]
 
 
@@ -222,30 +230,14 @@ def _score(model, params, segment, last_ND, tokens_MZ, length_M, action_M2=None)
     before = jnp.concatenate([jnp.repeat(last_ND, M, axis=0)[:, None], hidden[:, :-1]], axis=1)
     logp_BZ, _ = vocabulary_statistics(before, head(params), tokens_BZ, 1.0)
     logp_NMZ, at_Z = logp_BZ.reshape(N, M, Z), jnp.arange(Z)
-    spans = [(0, length_M)]
+    spans = [(jnp.zeros_like(length_M), length_M)]
     if action_M2 is not None:
         spans.append((action_M2[..., 0], action_M2[..., 1]))
     sums = []
     for first, last in spans:
-        inside = (at_Z >= jnp.asarray(first)[..., None]) & (at_Z < last[..., None])
+        inside = (at_Z >= first[..., None]) & (at_Z < last[..., None])
         sums.append(jnp.where(inside, logp_NMZ, 0.0).sum(-1).T)
     return constrain(jnp.stack(sums), None, None, None)  # every process reads all of it
-
-
-def _one_ahead(calls):
-    """(what, result on the host) of each (what, result on the device), in order.
-
-    One call runs while the next is dispatched, no more: XLA's CPU backend allots the temporaries
-    of every call when it is dispatched.
-    """
-    waiting = collections.deque()
-    for call in calls:
-        waiting.append(call)
-        if len(waiting) > 1:
-            what, result = waiting.popleft()
-            yield what, np.asarray(result)
-    for what, result in waiting:
-        yield what, np.asarray(result)
 
 
 def _check(prompts, reasonings):
@@ -290,8 +282,7 @@ def _common(prompts):
 
 def _bucket(length, least):
     """The next multiple of `least`, or of a sixteenth of the next power of two if that is more."""
-    step = max(least, (1 << (int(length) - 1).bit_length()) // 16)
-    return -(-int(length) // step) * step
+    return length_bucket(length, least=least, parts=16)
 
 
 def _pad(rows, width, size=None):

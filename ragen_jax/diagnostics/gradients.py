@@ -364,6 +364,17 @@ def play_groups(model, params, task):
     return rewarded_batch(c, episodes, format_penalty=c.env.format_penalty)
 
 
+def heldout_gradients(learner, state, params, tasks, sampling_mesh):
+    """gradient/* metrics of the policy on each task's `play_groups`; `params` are for sampling."""
+    found = []
+    for task in tasks:
+        with jax.set_mesh(sampling_mesh):
+            played = play_groups(learner.model, params, task)
+        with jax.set_mesh(learner.mesh):
+            found.append(gradient_report(learner, state, *played, task))
+    return joined(tasks, found)
+
+
 def checkpoint_gradients(config, workdir, initial, policy):
     """(step, gradient/* metrics) of a run's newest checkpoint, on `play_groups`.
 
@@ -376,10 +387,4 @@ def checkpoint_gradients(config, workdir, initial, policy):
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = checkpoints.latest_step()
     state = checkpoints.restore(step, state)
-    found = []
-    for task in policy.tasks:
-        with jax.set_mesh(sampling_mesh):
-            own = play_groups(policy.model, policy.params, task)
-        with jax.set_mesh(mesh):
-            found.append(gradient_report(learner, state, *own, task))
-    return step, joined(policy.tasks, found)
+    return step, heldout_gradients(learner, state, policy.params, policy.tasks, sampling_mesh)

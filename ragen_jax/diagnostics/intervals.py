@@ -39,18 +39,18 @@ def confidence_intervals(score_MN, length_M, prompt_M, *, prompt_id_N=None):
 
         floor = |mi| / (2 D);   (retrieval_acc - retrieval_chance) / (2 D)
 
-    **Rounding**, for entropies and information: a score is a
-    float32, so a figure may be off by 2^-23 * mean |L[m, own]| (per token: of |L[m, own]| / |z|).
-    That is the width left to reasonings that ignore the prompt altogether.
+    **Rounding**, for entropies and information: a score is a float32, so a figure may be off by
+    2^-23 * mean |L[m, own]| (per token: of |L[m, own]| / |z|). That is the width left to reasonings
+    that ignore the prompt altogether.
 
     **Simulated coverage** of mi and mi_seq (tests/test_intervals.py; 1,000 batches, prompts and
     reasonings drawn anew, scores their true likelihoods): 0.94 to 0.98 at 8 x 8, 8 x 64, 16 x 16
     and 64 x 64 (prompts x reasonings) while mi_seq is below 0.6 log N. Above, failures become too
     rare for a batch to tell how rare: 0.88 to 0.96 with one reasoning a prompt at 8 or 16 prompts,
     0.93 to 0.98 at 64, 0.98 to 1 at 8 x 64; and from about 0.95 log N the floor makes it 1. Were
-    prompts held fixed, the interval would be too wide. A retrieval_acc of
-    few reasonings at chance has too short an interval, since often nothing is retrieved and se is
-    0. Prompts count as independent, even turns of one episode that resemble each other.
+    prompts held fixed, the interval would be too wide. A retrieval_acc of few reasonings at chance
+    has too short an interval, since often nothing is retrieved and se is 0. Prompts count as
+    independent, even turns of one episode that resemble each other.
 
     Args, errors: as `information_metrics`.
 
