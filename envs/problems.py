@@ -2,7 +2,7 @@
 
 import hashlib
 
-import numpy as np
+from ragen_jax.randomness import philox
 
 # Split -> share of all problems, in percent.
 SPLIT_SHARES = {"imitation": 40, "train": 40, "eval": 20}
@@ -24,8 +24,7 @@ class Draws:
     """
 
     def __init__(self, seed: int, attempt: int, tag: int):
-        key = np.array([seed, tag << 32 | attempt], dtype=np.uint64)
-        self._philox = np.random.Philox(key=key)
+        self._philox = philox(tag, seed, attempt)
         self._bits, self._count = 0, 0
 
     def below(self, n: int) -> int:

@@ -56,8 +56,6 @@ def collect(task, play, state, step):
     c, key = task.config, task.key
     cursor, chance_P = int(state.seed_cursor[task.name]), None
     if c.env.pool:
-        # The same problem draws other noise when it comes again.
-        key = jax.random.fold_in(key, step)
         streak_P = jax.device_get(state.streak_P[task.name])
         chance_P = play_chances(streak_P, explore=c.collect.explore, least=c.collect.explore_least)
 
@@ -66,7 +64,9 @@ def collect(task, play, state, step):
         seeds_G, cursor = draw_seeds(
             cursor, c.rollout.groups, pool=c.env.pool, seed=c.seed, chance_P=chance_P
         )
-        noise = jax.random.fold_in(key, round_) if round_ and c.env.pool else key
+        noise = key
+        if c.env.pool:  # the same problem draws other noise when it comes again
+            noise = jax.random.fold_in(jax.random.fold_in(key, step), round_)
         return play(task, seeds_G, [task.environment.reset(seed) for seed in seeds_G], noise)
 
     def informative(episodes):

@@ -6,7 +6,6 @@ import json
 import os
 from pathlib import Path
 
-import jax
 from ml_collections import ConfigDict
 
 from envs import make_env
@@ -15,6 +14,7 @@ from ragen_jax.model import lora
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.optimize import make_optimizer
+from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout import Budgets, Sampling
 from ragen_jax.sharding import data_shards, make_mesh
 from ragen_jax.update import Loss
@@ -242,7 +242,7 @@ def build_value_loss(config):
 def build_adapters(config, model, mesh):
     """The config's fresh LoRA adapters on the mesh."""
     settings = config.model.lora
-    key = jax.random.fold_in(jax.random.key(config.seed), 3)
+    key = stream_key(Purpose.ADAPTERS, config.seed)
     adapters = lora.init_adapters(model.config, key, rank=settings.rank, targets=settings.targets)
     return lora.place_adapters(adapters, model, mesh)
 

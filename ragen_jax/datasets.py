@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 
+from ragen_jax.randomness import Purpose, generator
+
 # First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
 EVALUATION_SEEDS = 1 << 62
 IMITATION_SEEDS = 1 << 61
@@ -149,7 +151,7 @@ def demonstrations(
 
     def generate():
         for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
-            rng = np.random.Generator(np.random.Philox(key=[seed, 0]))  # of slips
+            rng = generator(Purpose.DEMONSTRATION, seed)
             state, done = environment.reset(seed), False
             identity = environment.identity(state)
             for turn in range(max_turns):

@@ -27,7 +27,7 @@ def diagnose(config, model, policy, tasks, played, return_GK, state, step):
     d = config.diagnose
     found = []
     parts = (part_GK for _, part_GK in split(tasks, return_GK))
-    for task, episodes, part_GK in zip(tasks, played, parts, strict=True):
+    for index, (task, episodes, part_GK) in enumerate(zip(tasks, played, parts, strict=True)):
         metrics = collapse_metrics(
             model,
             policy,
@@ -37,6 +37,7 @@ def diagnose(config, model, policy, tasks, played, return_GK, state, step):
             micro_batch=d.micro_batch,
             seed=config.seed,
             step=step,
+            environment=index,
             flow=d.flow_every > 0 and step % d.flow_every == 0,
         )
         found.append(metrics | behaviour_metrics(episodes, part_GK, task.environment, task.chat))

@@ -24,6 +24,7 @@ from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.heldout import play_problems, summarise
 from ragen_jax.log import console, write_gradients
 from ragen_jax.model import hf, lora
+from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.sharding import first_goes_first, is_first, sampling_params
 from ragen_jax.tasks import build_tasks, joined
 from ragen_jax.warmstart import tiny_model
@@ -108,7 +109,7 @@ def evaluate(model, params, tasks, *, samples=1):
             *task.heldout,
             samples=samples,
             rows=c.rollout.groups * c.rollout.group_size,
-            key=jax.random.fold_in(jax.random.key(c.eval.seed), 2),
+            key=stream_key(Purpose.EVALUATE, c.eval.seed),
             budgets=cfg.build_budgets(c),
             sampling=cfg.build_eval_sampling(c),
             compact=c.rollout.compact,
@@ -153,8 +154,9 @@ def main(argv):
                 micro_batch=config.diagnose.micro_batch,
                 seed=config.eval.seed,
                 step=0,
+                environment=index,
             )
-            for episodes in played
+            for index, episodes in enumerate(played)
         ]
         metrics |= joined(tasks, found)
     if GRADIENTS.value:

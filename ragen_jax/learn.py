@@ -24,6 +24,7 @@ from ragen_jax.filter import group_scores, loss_scales, select_by_environment, s
 from ragen_jax.objectives import mismatch_weights
 from ragen_jax.passes import over_rows, statistics, values
 from ragen_jax.pool import init_streaks
+from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef, add_rewards
 from ragen_jax.rollout import length_bucket
 from ragen_jax.update import Frozen, Loss, init_state, update_policy
@@ -256,7 +257,7 @@ def learn(
             value_BT,
             target_BT,
             rows_B,
-            rng=_order(c.seed, step, 1),
+            rng=generator(Purpose.CRITIC_ORDER, c.seed, step),
             **settings,
         )
         state = state.replace(critic=critic)
@@ -272,7 +273,7 @@ def learn(
             batch,
             advantage_BT,
             rows_B,
-            rng=_order(c.seed, step, 0),
+            rng=generator(Purpose.POLICY_ORDER, c.seed, step),
             **settings,
         )
     metrics = found | metrics
@@ -283,11 +284,6 @@ def learn(
         state = state.replace(kl_scale=jax.device_put(kl_scale, state.kl_scale.sharding))
         metrics["update/kl_coef"] = a.kl_coef * float(kl_scale)
     return state, metrics, advantage_BT
-
-
-def _order(seed, step, purpose):
-    """The generator that shuffles the rows of a step."""
-    return np.random.Generator(np.random.Philox(key=[seed, purpose << 32 | step]))
 
 
 def _whole(learner, trained):

@@ -10,7 +10,7 @@ Axis: P problems of the pool.
 
 import numpy as np
 
-_TAG = 0x706F6F6C  # keeps these words apart from those drawn for anything else with the seed
+from ragen_jax.randomness import Purpose, philox
 
 
 def draw_seeds(cursor, groups, *, pool, seed, chance_P=None):
@@ -52,8 +52,8 @@ def draw_seeds(cursor, groups, *, pool, seed, chance_P=None):
 def _epoch(seed, epoch, pool):
     """(order in which an epoch visits the problems, uniform [0, 1) number of each), from raw
     Philox words, which never change between versions of NumPy."""
-    philox = np.random.Philox(key=[seed, _TAG << 32 | epoch])
-    word_P, other_P = philox.random_raw(2 * pool).reshape(2, pool)
+    words = philox(Purpose.POOL, seed, epoch).random_raw(2 * pool)
+    word_P, other_P = words.reshape(2, pool)
     return np.argsort(word_P, kind="stable"), (other_P >> np.uint64(11)) * 2.0**-53
 
 

@@ -12,9 +12,9 @@ every process gets every episode.
 import dataclasses
 import pickle
 
-import jax
 import numpy as np
 
+from ragen_jax.randomness import Purpose, generator, key_word
 from ragen_jax.sample import decode, episode_keys, extend, prefill
 from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_rows, row_shards
 from ragen_jax.types import Episode, Turn
@@ -86,15 +86,14 @@ def rollout(
     Raises:
       ValueError: a prompt and its reply do not fit the model's positions.
     """
-    # The environment's own noise (slips, say) is keyed like the policy's draws.
-    salt = int(jax.random.key_data(key).ravel()[-1])
+    noise = key_word(key)  # the environment's own noise (slips, say) is keyed like the draws
     plays = [
         _Play(
             seed=seed,
             group=group,
             member=member,
             state=state,
-            rng=np.random.Generator(np.random.Philox(key=[seed, salt << 32 | member])),
+            rng=generator(Purpose.ENVIRONMENT, seed, member, noise),
             turns=[],
         )
         for group, (seed, state) in enumerate(zip(seeds_G, states_G, strict=True))

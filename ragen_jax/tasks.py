@@ -13,6 +13,7 @@ import numpy as np
 from ragen_jax import config as cfg
 from ragen_jax import datasets
 from ragen_jax.chat import Chat
+from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.sharding import first_goes_first
 
 
@@ -59,8 +60,6 @@ def _build(name, label, index, config, tokenizer, stop_ids):
             settings=cfg.environment_settings(config),
             directory=cfg.cache_directory() / "datasets",
         )
-    # Environments count their seeds alike, so that each needs noise of its own.
-    key = jax.random.fold_in(jax.random.key(config.seed), 0)
     return Task(
         name=name,
         label=label,
@@ -69,7 +68,8 @@ def _build(name, label, index, config, tokenizer, stop_ids):
         environment=environment,
         heldout_environment=heldout_environment,
         heldout=heldout,
-        key=jax.random.fold_in(key, index) if index else key,
+        # Environments count their seeds alike, so that each needs noise of its own.
+        key=stream_key(Purpose.PLAY, config.seed, index),
     )
 
 

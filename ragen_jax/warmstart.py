@@ -37,10 +37,11 @@ from ragen_jax.log import console
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout import Sampling, length_bucket
 from ragen_jax.types import Episode, Turn
 
-RECIPE = 1  # raise it when a change of this file changes the result
+RECIPE = 2  # raise it when a change of this file changes the result
 NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid reply
 
 
@@ -116,8 +117,7 @@ def imitate(config, cache):
     mask_BT = np.pad(batch.mask_BT, ((0, 0), (0, length - batch.mask_BT.shape[1])))
 
     model = Qwen(tiny_shape(config, len(tokenizer)))
-    key = jax.random.key(w.seed)
-    params = init_params(model.config, jax.random.fold_in(key, 0))
+    params = init_params(model.config, stream_key(Purpose.WARMSTART_PARAMETERS, w.seed))
     optimizer = optax.adam(optax.linear_schedule(0.0, w.learning_rate, 50), b2=0.99)
     opt_state = optimizer.init(params)
 
@@ -127,8 +127,8 @@ def imitate(config, cache):
         for update in range(w.max_updates):
             epoch, place = divmod(update, len(tokens_BT) // w.batch)
             if place == 0:
-                order = jax.random.permutation(jax.random.fold_in(key, 1 + epoch), len(tokens_BT))
-                order = np.asarray(order)
+                key = stream_key(Purpose.WARMSTART_ORDER, w.seed, epoch)
+                order = np.asarray(jax.random.permutation(key, len(tokens_BT)))
             rows = order[place * w.batch : (place + 1) * w.batch]
             params, opt_state, loss = _imitation_step(
                 model, optimizer, params, opt_state, tokens_BT[rows], mask_BT[rows]
@@ -163,7 +163,7 @@ def _success(config, chat, environment, seeds, states, model, params):
         states,
         samples=1,
         rows=config.rollout.groups * config.rollout.group_size,
-        key=jax.random.fold_in(jax.random.key(config.warmstart.seed), 0),
+        key=stream_key(Purpose.WARMSTART_CHECK, config.warmstart.seed),
         budgets=build_budgets(config),
         sampling=Sampling(temperature=1.0),
     )

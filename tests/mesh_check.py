@@ -24,6 +24,7 @@ from ragen_jax.diagnostics.gradients import bucket_gradients
 from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import logits
+from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rollout import Budgets, Sampling, rollout
 from ragen_jax.sharding import make_mesh, sampling_params
 from ragen_jax.update import Loss, init_state, update_policy
@@ -65,7 +66,7 @@ def score(model, params, episodes, mesh):
     all prompts have in common."""
     prompts, turns, prompt_M = first_turns(episodes[: GROUPS * MEMBERS], samples=24)
     longer = [np.concatenate([np.arange(70) % 10, prompt]) for prompt in prompts]
-    options = dict(siblings=True, micro_batch=64, seed=[0])
+    options = dict(siblings=True, micro_batch=64)
     found = []
     with jax.set_mesh(mesh):
         score_MN, length_M = cross_score(
@@ -74,18 +75,22 @@ def score(model, params, episodes, mesh):
         found.append(score_MN / length_M[:, None])
         for shown in (prompts, longer):
             score_MN, length_M, flow = score_flow(
-                model, params, shown, turns, prompt_M, np.arange(GROUPS), **options
+                model, params, shown, turns, prompt_M, np.arange(GROUPS), rng=rng(0), **options
             )
             assert len(flow) == 8
             found += [score_MN / length_M[:, None], [[x] * GROUPS for x in flow.values()]]
     return np.concatenate(found)
 
 
+def rng(seed):
+    """The same generator in every process."""
+    return generator(Purpose.POLICY_ORDER, seed)
+
+
 def training_rows(params, episodes):
     """(batch, random advantages, parameters of the KL reference)."""
     batch = make_batch(episodes[: GROUPS * MEMBERS])
-    rng = np.random.Generator(np.random.Philox(key=[0, 0]))
-    advantage_BT = rng.standard_normal(batch.mask_BT.shape).astype(np.float32) * batch.mask_BT
+    advantage_BT = rng(0).standard_normal(batch.mask_BT.shape).astype(np.float32) * batch.mask_BT
     return batch, advantage_BT, jax.tree.map(lambda x: x + 0.01 * np.float32(1), params)
 
 
@@ -125,7 +130,7 @@ def update(model, params, episodes, mesh):
                 advantage_BT,
                 np.arange(len(batch.tokens_BT)),
                 mesh=mesh,
-                rng=np.random.Generator(np.random.Philox(key=[0, 1])),
+                rng=rng(1),
                 minibatches=minibatches,
                 micro_batch=32,
                 minibatch_rows=len(batch.tokens_BT),

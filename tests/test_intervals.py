@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.random import default_rng as fresh
 from scipy.stats import rankdata
 
 from ragen_jax.diagnostics.information import information_metrics
@@ -252,35 +253,35 @@ def test_against_all_permutations():
             for labels in itertools.permutations(prompt_M)
         ]
         want = np.mean(np.array(dealt) >= observed)
-        got = retrieval_p(score_MN, prompt_M, seed=0, permutations=20000)
+        got = retrieval_p(score_MN, prompt_M, rng=fresh(0), permutations=20000)
         assert got == pytest.approx(want, abs=0.015)  # 4 standard deviations
 
 
 def test_p_values_by_hand():
     # Only one of the 8! ways to deal the labels is as good as this one.
     score_MN = np.where(np.eye(8), 0.0, -50.0)
-    assert retrieval_p(score_MN, np.arange(8), seed=0) == 1 / 1000
-    assert retrieval_p(score_MN, np.arange(8), seed=0, permutations=99) == 1 / 100
+    assert retrieval_p(score_MN, np.arange(8), rng=fresh(0)) == 1 / 1000
+    assert retrieval_p(score_MN, np.arange(8), rng=fresh(0), permutations=99) == 1 / 100
     # The opposite: every way is at least as good, as the own prompt always ranks last.
-    assert retrieval_p(-score_MN, np.arange(8), seed=0) == 1.0
+    assert retrieval_p(-score_MN, np.arange(8), rng=fresh(0)) == 1.0
     # No prompt differs from another, and nothing can be dealt differently.
-    assert retrieval_p(np.full((6, 3), -4.0), np.arange(6) % 3, seed=0) == 1.0
-    assert retrieval_p(score_MN, np.zeros(8, int), seed=0) == 1.0
+    assert retrieval_p(np.full((6, 3), -4.0), np.arange(6) % 3, rng=fresh(0)) == 1.0
+    assert retrieval_p(score_MN, np.zeros(8, int), rng=fresh(0)) == 1.0
 
 
 def test_offsets_and_duplicates_do_not_matter():
     rng = np.random.default_rng(3)
     score_MN, prompt_M = noisy(rng, 8, 24, signal=1.0)
-    p = retrieval_p(score_MN, prompt_M, seed=[3, 4])
-    assert 0.001 < p < 0.9 and p == retrieval_p(score_MN, prompt_M, seed=[3, 4])
+    p = retrieval_p(score_MN, prompt_M, rng=fresh([3, 4]))
+    assert 0.001 < p < 0.9 and p == retrieval_p(score_MN, prompt_M, rng=fresh([3, 4]))
     moved_MN = score_MN + rng.normal(size=(24, 1)) + 9 * rng.normal(size=8)
-    assert retrieval_p(moved_MN, prompt_M, seed=[3, 4]) == p
+    assert retrieval_p(moved_MN, prompt_M, rng=fresh([3, 4])) == p
     # A prompt of which some reasonings hang on a second column is still one prompt.
     twice_MN, own_M = np.hstack([score_MN, score_MN[:, [5]]]), prompt_M.copy()
     own_M[np.flatnonzero(prompt_M == 5)[1:]] = 8
     ids = [*range(8), 5]
-    assert retrieval_p(twice_MN, own_M, prompt_id_N=ids, seed=[3, 4]) == p
-    assert retrieval_p(score_MN, prompt_M, seed=[3, 5]) != p
+    assert retrieval_p(twice_MN, own_M, prompt_id_N=ids, rng=fresh([3, 4])) == p
+    assert retrieval_p(score_MN, prompt_M, rng=fresh([3, 5])) != p
 
 
 @pytest.mark.parametrize("N, M", [(8, 64), (16, 16)])
@@ -288,11 +289,11 @@ def test_false_alarms_and_power(N, M):
     rng = np.random.default_rng(0)
     alarms, found = 0, 0
     for seed in range(1000):
-        alarms += retrieval_p(*noisy(rng, N, M), seed=seed, permutations=199) <= 0.05
+        alarms += retrieval_p(*noisy(rng, N, M), rng=fresh(seed), permutations=199) <= 0.05
     assert 30 <= alarms <= 70  # 50, standard deviation 7
     signal = {8: 1.0, 16: 2.0}[N]  # of noises of 1 to 3.3: the best prompt often is another one
     for seed in range(100):
-        found += retrieval_p(*noisy(rng, N, M, signal), seed=seed, permutations=199) <= 0.05
+        found += retrieval_p(*noisy(rng, N, M, signal), rng=fresh(seed), permutations=199) <= 0.05
     assert found >= 80
 
 
@@ -300,13 +301,13 @@ def test_false_alarms_and_power(N, M):
 @pytest.mark.parametrize("N, M", [(8, 64), (16, 16), (64, 64)])
 def test_false_alarms_of_the_default(N, M):
     rng = np.random.default_rng(1)
-    alarms = sum(retrieval_p(*noisy(rng, N, M), seed=seed) <= 0.05 for seed in range(1000))
+    alarms = sum(retrieval_p(*noisy(rng, N, M), rng=fresh(seed)) <= 0.05 for seed in range(1000))
     print((N, M), alarms)
     assert 30 <= alarms <= 70
 
 
 def test_permutations_are_refused_below_one():
     with pytest.raises(ValueError, match="permutations is 0"):
-        retrieval_p(np.zeros((2, 2)), np.arange(2), seed=0, permutations=0)
+        retrieval_p(np.zeros((2, 2)), np.arange(2), rng=fresh(0), permutations=0)
     with pytest.raises(ValueError, match=r"prompt_M\[1\] = 2"):
-        retrieval_p(np.zeros((2, 2)), np.array([0, 2]), seed=0)
+        retrieval_p(np.zeros((2, 2)), np.array([0, 2]), rng=fresh(0))

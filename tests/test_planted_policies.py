@@ -76,7 +76,7 @@ def test_copying_the_prompts_id_is_log_n():
     assert figures["retrieval_acc"] == 1.0
     half = confidence_intervals(*scores, PROMPT_M)
     assert abs(figures["mi_seq"] - math.log(N)) < half["mi_seq_ci95"]
-    assert retrieval_p(scores[0], PROMPT_M, seed=0) == 1 / 1000
+    assert retrieval_p(scores[0], PROMPT_M, rng=np.random.default_rng(0)) == 1 / 1000
 
 
 @pytest.mark.parametrize("attention", [0.0, 1e-4])
@@ -90,7 +90,7 @@ def test_ignoring_the_prompt_is_within_its_interval_of_zero(attention, seed):
     for name in ("mi", "mi_seq"):
         assert abs(figures[name]) < half[name + "_ci95"] < 0.01
     assert figures["h_marginal"] == pytest.approx(figures["mi"] + figures["h_cond"], rel=1e-6)
-    assert retrieval_p(scores[0], PROMPT_M, seed=0) > 0.01
+    assert retrieval_p(scores[0], PROMPT_M, rng=np.random.default_rng(0)) > 0.01
 
 
 def test_a_noisy_copy_has_the_information_of_its_channel():

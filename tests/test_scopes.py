@@ -5,6 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from numpy.random import default_rng as fresh
 
 from ragen_jax.diagnostics import scopes
 from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
@@ -14,6 +15,7 @@ from ragen_jax.diagnostics.scopes import (
     reasoning_ids,
     trajectory_turns,
 )
+from ragen_jax.randomness import Purpose, generator
 
 G, K, TURNS = 5, 4, 3
 FIGURES = ("mi", "mi_seq", "h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq", "retrieval_acc")
@@ -95,7 +97,7 @@ def test_first_turns_skip_empty_reasonings_but_keep_their_prompts(episodes):
 
 
 def test_trajectory_turns_come_with_their_own_prompts(episodes):
-    prompts, turns, prompt_M = trajectory_turns(episodes, samples=12, seed=1, step=2)
+    prompts, turns, prompt_M = trajectory_turns(episodes, samples=12, rng=fresh([1, 2]))
     assert len(prompts) == len(turns) == 12
     np.testing.assert_array_equal(prompt_M, np.arange(12))
     for prompt, (g, k, t) in zip(prompts, named(turns), strict=True):
@@ -105,25 +107,41 @@ def test_trajectory_turns_come_with_their_own_prompts(episodes):
 @pytest.mark.parametrize("samples", [3, 5, 7, 10, 20, 64])
 def test_trajectory_turns_draw_episodes_without_replacement_over_groups(episodes, samples):
     for step in range(10):
-        _, turns, _ = trajectory_turns(episodes, samples=samples, seed=0, step=step)
+        _, turns, _ = trajectory_turns(episodes, samples=samples, rng=fresh([0, step]))
         drawn = [name[:2] for name in named(turns)]
         assert len(drawn) == len(set(drawn)) == min(samples, G * K)
         counts = np.bincount([g for g, _ in drawn], minlength=G)
         assert counts.max() - counts.min() <= 1
 
 
-def test_trajectory_turns_depend_on_seed_and_step_alone(episodes):
-    def draw(seed, step):
-        return named(trajectory_turns(episodes, samples=10, seed=seed, step=step)[1])
+def test_draws_depend_on_seed_step_and_environment_alone(episodes, monkeypatch):
+    drawn = []
 
-    assert draw(3, 4) == draw(3, 4)
-    assert len({tuple(draw(seed, step)) for seed in range(3) for step in range(3)}) == 9
+    def cross_score(model, params, prompts, reasonings, *, micro_batch):
+        drawn.append(tuple(tuple(prompt.tolist()) for prompt in prompts))
+        return np.zeros((len(reasonings), len(prompts))), np.ones(len(reasonings))
+
+    monkeypatch.setattr(scopes, "cross_score", cross_score)
+
+    def draw(**words):
+        options = dict(first_turn_samples=8, trajectory_samples=10, micro_batch=4)
+        collapse_metrics(None, None, episodes, **options, **words)
+        return drawn[-1]  # the trajectory scope comes last
+
+    words = [
+        dict(seed=seed, step=step, environment=environment)
+        for seed in (0, 3, 2**29 - 1)
+        for step in (1, 2)
+        for environment in (0, 1)
+    ]
+    assert [draw(**one) for one in words] == [draw(**one) for one in words]
+    assert len({draw(**one) for one in words}) == len(words)
 
 
 def test_members_and_turns_are_drawn_uniformly(episodes):
     counts = collections.Counter()
     for step in range(600):
-        _, turns, _ = trajectory_turns(episodes, samples=G, seed=0, step=step)
+        _, turns, _ = trajectory_turns(episodes, samples=G, rng=fresh([0, step]))
         counts.update(named(turns))
     # 3000 draws over 60 turns: 50 each, standard deviation 7.
     assert len(counts) == G * K * TURNS
@@ -132,12 +150,12 @@ def test_members_and_turns_are_drawn_uniformly(episodes):
 
 def test_trajectory_turns_skip_empty_reasonings(episodes):
     lame = [without_reasoning(episode, turns=(0, 1)) for episode in episodes]
-    _, turns, prompt_M = trajectory_turns(lame, samples=20, seed=0, step=0)
+    _, turns, prompt_M = trajectory_turns(lame, samples=20, rng=fresh([0, 0]))
     assert 0 < len(turns) < 20
     assert {t for _, _, t in named(turns)} == {2}
     np.testing.assert_array_equal(prompt_M, np.arange(len(turns)))
     mute = [without_reasoning(episode) for episode in episodes]
-    prompts, turns, prompt_M = trajectory_turns(mute, samples=20, seed=0, step=0)
+    prompts, turns, prompt_M = trajectory_turns(mute, samples=20, rng=fresh([0, 0]))
     assert prompts == turns == [] and len(prompt_M) == 0
 
 
@@ -166,7 +184,7 @@ def test_collapse_metrics_names_scopes_and_tells_equal_prompts(episodes, monkeyp
     assert metrics["collapse/first_turn/mi"] == 1.0 and metrics["collapse/trajectory/mi"] == 2.0
     assert seen[0] == list(range(G))
     # First turns of a group show the same prompt: their columns have one id, all others their own.
-    prompts, _, _ = trajectory_turns(episodes, samples=20, seed=0, step=0)
+    prompts, _, _ = trajectory_turns(episodes, samples=20, rng=generator(Purpose.TRAJECTORY, 0, 0))
     distinct = {tuple(prompt.tolist()) for prompt in prompts}
     assert len(distinct) < 20
     assert len(set(seen[1])) == len(distinct)
@@ -194,13 +212,16 @@ def test_intervals_and_p_values_are_of_the_scopes_own_scores(episodes, monkeypat
     for index, (scope, (prompts, reasonings, prompt_M)) in enumerate(
         {
             "first_turn": first_turns(episodes, samples=8),
-            "trajectory": trajectory_turns(episodes, samples=20, seed=3, step=7),
+            "trajectory": trajectory_turns(
+                episodes, samples=20, rng=generator(Purpose.TRAJECTORY, 3, 7)
+            ),
         }.items()
     ):
         scores = cross_score(None, None, prompts, reasonings, micro_batch=4)
         ids = [str(prompt) for prompt in prompts]
         want = confidence_intervals(*scores, prompt_M, prompt_id_N=ids)
-        want["retrieval_p"] = retrieval_p(scores[0], prompt_M, prompt_id_N=ids, seed=[3, 7, index])
+        permutations = generator(Purpose.PERMUTATIONS, 3, 7, 0, index)
+        want["retrieval_p"] = retrieval_p(scores[0], prompt_M, prompt_id_N=ids, rng=permutations)
         assert want["mi_ci95"] > 0 and want["retrieval_p"] < 1
         for name, value in want.items():
             assert metrics[f"collapse/{scope}/{name}"] == pytest.approx(value, rel=1e-9)

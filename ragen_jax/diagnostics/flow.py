@@ -136,9 +136,7 @@ def draw_panels(rng, prompt_id_M, acts_M, *, same):
     return panels
 
 
-def score_flow(
-    model, params, prompts, turns, prompt_M, prompt_id_N, *, siblings, micro_batch, seed
-):
+def score_flow(model, params, prompts, turns, prompt_M, prompt_id_N, *, siblings, micro_batch, rng):
     """Cross-scores of a scope's reasonings, and the flow figures of its actions in the same pass.
 
     Args:
@@ -147,14 +145,13 @@ def score_flow(
       prompt_M: int, own column. prompt_id_N: equal ids = same prompt.
       siblings: whether to exchange reasonings of the same prompt, too.
       micro_batch: (prompt, reasoning) rows of a device call.
-      seed: ints, key of the panels.
+      rng: np.random.Generator of the panels.
 
     Returns:
       (score_MN and length_M as `cross_score`, dict of `flow_metrics`).
     """
     spoken = [_spoken(turn) for turn in turns]
     acts_M = np.array([row.action > 0 for row in spoken])
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
     own_A = np.flatnonzero(acts_M)
     kinds = {"others": False} | ({"siblings": True} if siblings else {})
     drawn = {

@@ -33,6 +33,7 @@ from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.heldout import play_problems
 from ragen_jax.learn import build_learner, rewarded_batch
+from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout import Sampling
 from ragen_jax.tasks import joined
 from ragen_jax.update import loss_terms
@@ -356,7 +357,7 @@ def play_groups(model, params, task):
         *(x[:groups] for x in task.heldout),
         samples=c.rollout.group_size,
         rows=c.rollout.groups * c.rollout.group_size,
-        key=jax.random.fold_in(jax.random.key(c.eval.seed), 4),
+        key=stream_key(Purpose.GRADIENTS, c.eval.seed),
         budgets=cfg.build_budgets(c),
         sampling=Sampling(temperature=c.rollout.temperature),
         compact=c.rollout.compact,

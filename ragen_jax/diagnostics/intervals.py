@@ -124,7 +124,7 @@ def jackknife(deleted_D, floor=0.0):
     return stdtrit(D - 1, 0.975) * np.hypot(se, floor)
 
 
-def retrieval_p(score_MN, prompt_M, *, prompt_id_N=None, seed, permutations=999):
+def retrieval_p(score_MN, prompt_M, *, prompt_id_N=None, rng, permutations=999):
     """Permutation p-value of retrieval: is the own prompt ranked better than luck would?
 
     **Null**: reasonings do not depend on the prompt that they were sampled from. They are then M
@@ -154,7 +154,7 @@ def retrieval_p(score_MN, prompt_M, *, prompt_id_N=None, seed, permutations=999)
 
     Args:
       score_MN, prompt_M, prompt_id_N: as in `information_metrics`.
-      seed: int, or sequence of ints >= 0, of the permutations.
+      rng: np.random.Generator of the permutations.
       permutations: how many, R.
 
     Returns:
@@ -174,7 +174,6 @@ def retrieval_p(score_MN, prompt_M, *, prompt_id_N=None, seed, permutations=999)
 
     own_answer_M = answer_N[own_M]
     rows_M = np.arange(len(own_M))
-    rng = np.random.Generator(np.random.Philox(seed))
     dealt_RM = rng.permuted(np.tile(own_answer_M, (permutations, 1)), axis=1)
     observed = np.sum(rank_MD[rows_M, own_answer_M])
     as_good = np.sum(np.sum(rank_MD[rows_M, dealt_RM], axis=1) >= observed)

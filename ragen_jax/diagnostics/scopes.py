@@ -11,6 +11,7 @@ from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.flow import score_flow
 from ragen_jax.diagnostics.information import information_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
+from ragen_jax.randomness import Purpose, generator
 
 SCOPES = ("first_turn", "trajectory")
 
@@ -25,6 +26,7 @@ def collapse_metrics(
     micro_batch,
     seed,
     step,
+    environment=0,
     flow=False,
 ):
     """Mutual information and retrieval of both scopes and, on request, what actions depend on.
@@ -35,7 +37,8 @@ def collapse_metrics(
       first_turn_samples: most reasonings of the first scope.
       trajectory_samples: S of the second scope.
       micro_batch: (prompt, reasoning) rows of a device call.
-      seed, step: key of the draws and of the permutations.
+      seed, step, environment: ints of what the draws and permutations are for: seed of the run,
+        number of the iteration and of the environment within the run.
       flow: also score the actions (diagnostics/flow.py), in the same pass.
 
     Returns:
@@ -45,7 +48,11 @@ def collapse_metrics(
     """
     scopes = {
         "first_turn": first_turns(episodes, samples=first_turn_samples),
-        "trajectory": trajectory_turns(episodes, samples=trajectory_samples, seed=seed, step=step),
+        "trajectory": trajectory_turns(
+            episodes,
+            samples=trajectory_samples,
+            rng=generator(Purpose.TRAJECTORY, seed, step, environment),
+        ),
     }
     metrics = {}
     for index, (scope, (prompts, turns, prompt_M)) in enumerate(scopes.items()):
@@ -63,7 +70,7 @@ def collapse_metrics(
                 prompt_id_N,
                 siblings=scope == "first_turn",  # later turns of a group show other states
                 micro_batch=micro_batch,
-                seed=[seed, step, index],
+                rng=generator(Purpose.PANELS, seed, step, environment, index),
             )
             metrics |= {f"flow/{scope}/{name}": value for name, value in found.items()}
         else:
@@ -74,7 +81,10 @@ def collapse_metrics(
         found = information_metrics(score_MN, length_M, prompt_M, prompt_id_N=prompt_id_N)
         found |= confidence_intervals(score_MN, length_M, prompt_M, prompt_id_N=prompt_id_N)
         found["retrieval_p"] = retrieval_p(
-            score_MN, prompt_M, prompt_id_N=prompt_id_N, seed=[seed, step, index]
+            score_MN,
+            prompt_M,
+            prompt_id_N=prompt_id_N,
+            rng=generator(Purpose.PERMUTATIONS, seed, step, environment, index),
         )
         metrics |= {f"collapse/{scope}/{name}": value for name, value in found.items()}
     return metrics
@@ -103,14 +113,16 @@ def first_turns(episodes, *, samples):
     )
 
 
-def trajectory_turns(episodes, *, samples, seed, step):
+def trajectory_turns(episodes, *, samples, rng):
     """One uniformly drawn turn of each of up to `samples` episodes, spread over groups.
+
+    Args:
+      rng: np.random.Generator of the draws.
 
     Returns:
       (prompts, turns, prompt_M) with as many prompts as turns: each reasoning is scored under its
       own prompt and the others'. Turns whose reasoning is empty or unclosed are left out.
     """
-    rng = np.random.Generator(np.random.Philox(key=[seed, step]))
     # Random members, groups in turn: the first `samples` cover the groups evenly.
     order = rng.permutation(len(episodes))
     rank = {}

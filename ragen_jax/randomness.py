@@ -1,0 +1,108 @@
+"""Every random stream of the project, by what it is for.
+
+A stream is named by a purpose and by words: the seed of the run or of a problem, and what else
+tells it from the others of its purpose (member, step, epoch, ...). NumPy's streams are Philox
+generators, JAX's are typed keys; neither knows where or in which order it is used.
+"""
+
+import enum
+import operator
+
+import jax
+import numpy as np
+
+WORDS = 5  # of a NumPy stream, at most
+
+
+class Purpose(enum.IntEnum):
+    """What a stream is for. Numbers are never used again for anything else: runs hold them.
+
+    Those of the environments' problems are in `envs` (their TAGs), far above these.
+    """
+
+    # NumPy
+    ENVIRONMENT = 1  # noise inside an episode: problem's seed, member, key of the rollout
+    POOL = 2  # order of an epoch of env.pool: run's seed, epoch
+    POLICY_ORDER = 3  # rows over minibatches: run's seed, step
+    CRITIC_ORDER = 4
+    TRAJECTORY = 5  # turns of the trajectory scope: run's seed, step, environment
+    PANELS = 6  # reasonings that an action is scored behind: run's seed, step, environment, scope
+    PERMUTATIONS = 7  # of the test of retrieval: the same
+    DEMONSTRATION = 8  # noise while a demonstration is played: problem's seed
+    # JAX
+    PLAY = 16  # training episodes: run's seed, environment
+    EVALUATE = 17  # held-out episodes: eval.seed
+    GRADIENTS = 18  # held-out groups of the gradient report: eval.seed
+    ADAPTERS = 19  # LoRA's first values: run's seed
+    WARMSTART_PARAMETERS = 20  # the tiny agent's first values: warmstart.seed
+    WARMSTART_ORDER = 21  # of its demonstrations: warmstart.seed, epoch
+    WARMSTART_CHECK = 22  # episodes that tell whether it is done: warmstart.seed
+
+
+def philox(purpose, *words):
+    """NumPy's Philox of a stream; its raw words are the same in every version of NumPy.
+
+    The purpose and all words are part of Philox's 128-bit key and of the upper 192 bits of its
+    256-bit counter, each in a place of its own, so that different streams never share a state. Of a
+    list of Python ints NumPy would make float64 as soon as one of them needs its 64th bit, and
+    round the others: what goes in here are uint64 words, checked one by one.
+
+    Args:
+      purpose: int below 2**32, a `Purpose` or the TAG of an environment.
+      words: up to five ints from 0: the second below 2**32, the others below 2**64; what is left
+        out is 0.
+
+    Raises:
+      ValueError: too many words, or one that does not fit its place.
+    """
+    if len(words) > WORDS:
+        raise ValueError(f"a stream has at most {WORDS} words, got {len(words)}: {words}")
+    first, second, *rest = (*map(_word, words), *(0,) * (WORDS - len(words)))
+    for name, value in (("purpose", _word(purpose)), ("the second word", second)):
+        if value >= 1 << 32:
+            raise ValueError(f"{name} of a stream must be below 2**32, got {value}")
+    # The counter's lowest word counts the blocks that are drawn.
+    return np.random.Philox(
+        key=np.array([first, int(purpose) << 32 | second], np.uint64),
+        counter=np.array([0, *rest], np.uint64),
+    )
+
+
+def generator(purpose, *words):
+    """np.random.Generator of a stream; see `philox`."""
+    return np.random.Generator(philox(purpose, *words))
+
+
+def stream_key(purpose, seed, *words):
+    """The typed JAX key of a stream.
+
+    Args:
+      purpose: `Purpose`.
+      seed: int in [0, 2**64), all of whose bits count (jax.random.key drops the upper half).
+      words: ints in [0, 2**32).
+
+    Raises:
+      ValueError: seed or a word out of its range.
+    """
+    seed = _word(seed)
+    key = jax.random.wrap_key_data(
+        np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), impl="threefry2x32"
+    )
+    for word in (purpose, *words):
+        if _word(word) >= 1 << 32:
+            raise ValueError(f"a word of a JAX key must be below 2**32, got {word}")
+        key = jax.random.fold_in(key, np.uint32(word))
+    return key
+
+
+def key_word(key):
+    """All 64 bits of a typed key as an int: a word of a NumPy stream."""
+    high, low = np.asarray(jax.random.key_data(key), np.uint64).ravel()
+    return int(high) << 32 | int(low)
+
+
+def _word(value):
+    value = operator.index(value)
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"a word of a stream must be from 0, below 2**64, got {value}")
+    return value
