@@ -36,9 +36,9 @@ class Credit:
 
 @functools.partial(jax.jit, static_argnames="credit")
 def assign_credit(
-    credit, batch, keep_B, return_GK, *, value_BT=None, kl_BT=None, kl_coef=0.0, environment_G=None
+    credit, batch, keep_GK, return_GK, *, value_BT=None, kl_BT=None, kl_coef=0.0, environment_G=None
 ):
-    """Advantages of the kept rows' tokens.
+    """Advantages of the kept episodes' tokens.
 
     - ppo: rewards where credit.level puts them, then GAE (bi-level or plain), then whitened.
       Where returns are normalised, an episode's normalised return lies on its last token instead.
@@ -47,31 +47,40 @@ def assign_credit(
     - reinforce_plus_plus_baseline, grpo, dr_grpo, rloo: of the (normalised) returns, the same for
       all tokens of an episode.
 
-    Statistics over the batch are those of the kept rows; those of a group are of all its episodes.
+    Statistics over tokens, environments and the batch are those of the kept episodes; those of a
+    group are of all its episodes. A KL in the reward comes before them; soft weights are about the
+    returns without it.
 
     Args:
       credit: `Credit`.
       batch: `Batch` with reward_BT; rows of any number, padding included.
-      keep_B: bool, the rows that the update reads.
+      keep_GK: bool, the episodes that the update reads.
       return_GK: undiscounted episode returns, penalties included.
       value_BT: the critic's values (ppo).
-      kl_BT: KL to the reference at each token, for KL in the reward; kl_coef: its weight.
+      kl_BT: KL to the reference at each token, for KL in the reward, of all episodes of the groups
+        that hold a kept one; kl_coef: its weight.
       environment_G: int, the environment of each group (for reward.grouping "environment" and soft
         weights); None: all are of one.
 
     Returns:
-      (advantage_BT, target_BT): float32, 0 outside the kept rows' sampled tokens; target_BT is what
-      the critic should have said, None without one.
+      (advantage_BT, target_BT): float32, 0 outside the kept episodes' sampled tokens; target_BT is
+      what the critic should have said, None without one.
     """
-    keep_B = jnp.asarray(keep_B) & (batch.weight_B > 0)
+    keep_GK = jnp.asarray(keep_GK)
+    keep_B = keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0)
     mask_BT = batch.mask_BT * keep_B[:, None]
     of_tokens = credit.name in OF_TOKENS
+    rewarded_GK = return_GK
     if kl_BT is not None and not of_tokens:
         kl_B = (batch.mask_BT * kl_BT).sum(1)
         kl_E = jax.ops.segment_sum(kl_B, batch.episode_B, num_segments=return_GK.size)
-        return_GK = return_GK - kl_coef * kl_E.reshape(return_GK.shape)
+        rewarded_GK = return_GK - kl_coef * kl_E.reshape(return_GK.shape)
     normal_GK = rewards.normalize_returns(
-        return_GK, method=credit.normalize, grouping=credit.grouping, environment_G=environment_G
+        rewarded_GK,
+        method=credit.normalize,
+        grouping=credit.grouping,
+        environment_G=environment_G,
+        keep_GK=keep_GK,
     )
     target_BT = None
     if of_tokens:

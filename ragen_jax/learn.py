@@ -167,7 +167,9 @@ def _select(settings, groups_E, return_GK, length_GK, entropy_GK, value):
 def needs_statistics(config):
     """Whether a step reads its rows again with the policy before it learns."""
     a = config.algorithm
-    return "entropy" in config.filter.metric or a.mismatch_cap > 0 or a.zvp_coef > 0
+    kl_in_reward = a.kl_coef > 0 and a.kl_in == "reward"
+    by_entropy = "entropy" in config.filter.metric
+    return by_entropy or kl_in_reward or a.mismatch_cap > 0 or a.zvp_coef > 0
 
 
 def policy_statistics(learner, state, batch):
@@ -176,6 +178,61 @@ def policy_statistics(learner, state, batch):
     return _pass(
         learner, statistics, _whole(learner, state.params), batch, rows_B, _temperature(learner)
     )
+
+
+def token_advantages(
+    learner, state, batch, keep_GK, return_GK, success_GK, *, logp_BT=None, entropy_BT=None
+):
+    """What the kept episodes' tokens are credited with, before any loss scale.
+
+    Args: as in `learn`.
+
+    Returns:
+      (advantage_BT, target_BT and value_BT of the critic or None, update/* metrics), on the host.
+    """
+    a = learner.config.algorithm
+    kept_B = _rows_of(keep_GK, batch)
+    metrics = {}
+    value_BT = kl_BT = None
+    if state.critic is not None:
+        (value_BT,) = _pass(learner, values, state.critic.params, batch, kept_B, learner.frozen)
+    if a.kl_coef and a.kl_in == "reward":
+        reference = learner.reference if learner.frozen is None else learner.frozen.params
+        # A group is compared with all its members: what is kept of it with what is not.
+        compared_GK = np.broadcast_to(keep_GK.any(1, keepdims=True), keep_GK.shape)
+        rows_B = _rows_of(compared_GK, batch)
+        ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B, _temperature(learner))
+        # Not the sampler's log-probs: its rounding would be a KL of a policy that is its own
+        # reference, and a group of equal returns is blown up by whatever tells its members apart.
+        kl_BT = np.array(losses.kl(logp_BT, ref_BT, a.kl_kind))
+        kl_BT[np.setdiff1d(np.arange(len(kl_BT)), rows_B)] = 0.0  # ref_BT was not read there
+        inside = batch.mask_BT[kept_B] > 0
+        metrics["update/kl"] = float(kl_BT[kept_B][inside].mean()) if inside.any() else np.nan
+    advantage_BT, target_BT = jax.device_get(
+        assign_credit(
+            learner.credit,
+            batch,
+            keep_GK,
+            return_GK,
+            value_BT=value_BT,
+            kl_BT=kl_BT,
+            kl_coef=a.kl_coef * float(state.kl_scale),
+            environment_G=learner.environment_G,
+        )
+    )
+    if a.zvp_coef:
+        sign_B = np.asarray(zero_variance_signs(return_GK, success_GK))[batch.group_B]
+        shaped_BT = np.asarray(
+            zero_variance_advantage(entropy_BT, batch.mask_BT, sign_B, coef=a.zvp_coef)
+        )
+        advantage_BT = advantage_BT.copy()
+        advantage_BT[kept_B] += shaped_BT[kept_B]
+    return advantage_BT, target_BT, value_BT, metrics
+
+
+def _rows_of(keep_GK, batch):
+    """Indices of the rows that hold the episodes of a mask."""
+    return np.flatnonzero(keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0))
 
 
 def learn(
@@ -196,36 +253,17 @@ def learn(
     """
     c, mesh = learner.config, learner.mesh
     a = c.algorithm
-    keep_B = keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0)
-    rows_B = np.flatnonzero(keep_B)
-    metrics = {}
-
-    value_BT = kl_BT = None
-    if state.critic is not None:
-        (value_BT,) = _pass(learner, values, state.critic.params, batch, rows_B, learner.frozen)
-    if a.kl_coef and a.kl_in == "reward":
-        reference = learner.reference if learner.frozen is None else learner.frozen.params
-        ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B, _temperature(learner))
-        kl_BT = np.asarray(losses.kl(batch.logp_BT, ref_BT, a.kl_kind))
-        inside = batch.mask_BT[rows_B] > 0
-        metrics["update/kl"] = float(kl_BT[rows_B][inside].mean()) if inside.any() else np.nan
-    advantage_BT, target_BT = jax.device_get(
-        assign_credit(
-            learner.credit,
-            batch,
-            keep_B,
-            return_GK,
-            value_BT=value_BT,
-            kl_BT=kl_BT,
-            kl_coef=a.kl_coef * float(state.kl_scale),
-            environment_G=learner.environment_G,
-        )
+    advantage_BT, target_BT, value_BT, metrics = token_advantages(
+        learner,
+        state,
+        batch,
+        keep_GK,
+        return_GK,
+        success_GK,
+        logp_BT=logp_BT,
+        entropy_BT=entropy_BT,
     )
-    if a.zvp_coef:
-        sign_B = np.asarray(zero_variance_signs(return_GK, success_GK))[batch.group_B]
-        advantage_BT = advantage_BT + keep_B[:, None] * np.asarray(
-            zero_variance_advantage(entropy_BT, batch.mask_BT, sign_B, coef=a.zvp_coef)
-        )
+    rows_B = _rows_of(keep_GK, batch)
     loss_scale, advantage_scale = loss_scales(keep_GK.mean(), c.filter.loss_scale)
     advantage_BT = advantage_scale * advantage_BT
     if a.mismatch_cap:

@@ -195,17 +195,18 @@ def _last_end(turn_end_BT):
 # ---------------------------------------------------------------- normalisation
 
 
-def normalize_returns(return_GK, *, method, grouping="state", environment_G=None):
+def normalize_returns(return_GK, *, method, grouping="state", environment_G=None, keep_GK=None):
     """Returns of episodes, compared with those of their block.
 
-    Blocks: grouping "state": the group; "environment": all groups with equal environment_G;
-    "batch": everything. With m and s the block's mean and sample standard deviation:
+    Blocks: grouping "state": all episodes of the group; "environment": the kept episodes of all
+    groups with equal environment_G; "batch": all kept episodes. With m and s the block's mean and
+    sample standard deviation:
 
     | method | result |
     | --- | --- |
     | identity | R |
     | mean | R - m |
-    | mean_std | (R - m) / (s + 1e-6); 0 where s <= 1e-6 or the block is one episode |
+    | mean_std | (R - m) / (s + 1e-6); 0 where s <= 1e-6 or the block is at most one episode |
     | asymmetric_clip | the same, clipped to [-1, 3] |
 
     RAGEN's released reward normalisation. It leaves format penalties out and adds them behind;
@@ -215,11 +216,13 @@ def normalize_returns(return_GK, *, method, grouping="state", environment_G=None
       return_GK: undiscounted episode returns.
       method: a key of METHODS. grouping: a key of GROUPINGS.
       environment_G: int, the environment of each group; needed by grouping "environment".
+      keep_GK: bool, the episodes that the update reads; None: all.
     Returns:
-      float32 [G, K].
+      float32 [G, K]; of episodes that are not kept, what they are to their block.
     Raises:
       ValueError: unknown method or grouping, or environment_G is missing.
-      AssertionError: return_GK is not of rank 2, or environment_G not of shape [G].
+      AssertionError: return_GK is not of rank 2, environment_G not of shape [G], or keep_GK not of
+        return_GK's shape.
     """
     chex.assert_rank(return_GK, 2)
     normalize = _look_up(METHODS, "method", method)
@@ -232,15 +235,22 @@ def normalize_returns(return_GK, *, method, grouping="state", environment_G=None
         raise ValueError("grouping 'environment' needs environment_G")
     block_G = block(G, environment_G)
     same_GG = block_G[:, None] == block_G[None, :]
-    episodes_G1 = K * jnp.sum(same_GG, axis=1, keepdims=True)
+    counts_GK = jnp.ones((G, K), bool)
+    if keep_GK is not None and grouping != "state":
+        chex.assert_shape(keep_GK, (G, K))
+        counts_GK = jnp.asarray(keep_GK, bool)
 
     def block_sum(x_GK):
-        return jnp.sum(jnp.where(same_GG, jnp.sum(x_GK, axis=1)[None, :], 0.0), 1, keepdims=True)
+        sum_G = jnp.sum(jnp.where(counts_GK, x_GK, 0.0), axis=1)
+        return jnp.sum(jnp.where(same_GG, sum_G[None, :], 0.0), axis=1, keepdims=True)
 
-    # Shifted by the first return of the block, so that equal returns deviate by exactly 0 (as in
+    episodes_G1 = block_sum(jnp.ones((G, K)))
+    # Shifted by the first return that counts, so that equal returns deviate by exactly 0 (as in
     # advantage.deviations).
-    shifted_GK = return_GK - return_GK[jnp.argmax(same_GG, axis=1), :1]
-    deviation_GK = shifted_GK - block_sum(shifted_GK) / episodes_G1
+    counts_GGK = same_GG[:, :, None] & counts_GK
+    first_G = jnp.argmax(counts_GGK.reshape(G, -1), axis=1)
+    shifted_GK = return_GK - return_GK.reshape(-1)[first_G][:, None]
+    deviation_GK = shifted_GK - block_sum(shifted_GK) / jnp.maximum(episodes_G1, 1)
     std_G1 = jnp.sqrt(block_sum(deviation_GK**2) / jnp.maximum(episodes_G1 - 1, 1))
     return normalize(return_GK, deviation_GK, std_G1)
 

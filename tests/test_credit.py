@@ -62,8 +62,11 @@ def batch():
     return make_batch(ROWS, size=6)
 
 
-def assign(batch, keep=None, credit=PLAIN, **arrays):
-    keep = batch.weight_B > 0 if keep is None else keep
+ALL = np.ones((2, 2), bool)
+FIRST_GROUP = np.array([[True, True], [False, False]])  # rows 0, 1, 2
+
+
+def assign(batch, keep=ALL, credit=PLAIN, **arrays):
     found, target = assign_credit(credit, batch, keep, RETURN_GK, **arrays)
     return np.asarray(found), target
 
@@ -76,8 +79,7 @@ def test_group_advantages_lie_on_every_token_of_an_episode(batch):
     np.testing.assert_allclose(found[1, 2:4], 0.5 / std, rtol=1e-5)
     np.testing.assert_allclose(found[2, [1, 3, 4]], -0.5 / std, rtol=1e-5)
     assert np.array_equal(found != 0, batch.mask_BT > 0)
-    keep = np.array([1, 1, 1, 0, 0, 0], bool)
-    assert not assign(batch, keep)[0][3:].any()
+    assert not assign(batch, FIRST_GROUP)[0][3:].any()
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline"])
@@ -89,8 +91,7 @@ def test_kl_in_the_reward_lowers_an_episodes_return(batch, name):
     for b in range(5):
         e = batch.episode_B[b]
         lowered[e // 2, e % 2] -= 0.3 * (batch.mask_BT[b] * kl_BT[b]).sum()
-    keep = batch.weight_B > 0
-    want, _ = assign_credit(credit, batch, keep, lowered.astype(np.float32))
+    want, _ = assign_credit(credit, batch, ALL, lowered.astype(np.float32))
     found, _ = assign(batch, credit=credit, kl_BT=kl_BT, kl_coef=0.3)
     np.testing.assert_allclose(found, want, atol=1e-5)
 
@@ -114,8 +115,7 @@ def test_ppo_by_hand(batch):
 
 def test_ppo_whitens_over_the_kept_rows_alone(batch):
     value_BT = np.zeros(batch.mask_BT.shape, np.float32)
-    keep = np.array([1, 1, 1, 0, 0, 0], bool)
-    found, _ = assign(batch, keep, dataclasses.replace(PLAIN, name="ppo"), value_BT=value_BT)
+    found, _ = assign(batch, FIRST_GROUP, dataclasses.replace(PLAIN, name="ppo"), value_BT=value_BT)
     kept = found[:3][batch.mask_BT[:3] > 0]
     assert abs(kept.mean()) < 1e-6 and kept.std(ddof=1) == pytest.approx(1.0, abs=1e-5)
     assert not found[3:].any()
@@ -168,6 +168,23 @@ def test_reinforce_plus_plus(batch):
     inside = batch.mask_BT > 0
     raw = to_go[inside]
     np.testing.assert_allclose(found[inside], (raw - raw.mean()) / raw.std(ddof=1), atol=1e-5)
+
+
+def test_returns_are_compared_with_those_of_the_kept_episodes(batch):
+    """Over the batch; within a group with all of it."""
+    best_and_worst = np.array([[True, False], [False, True]])  # returns 1.5 and -1
+    value_BT = np.zeros(batch.mask_BT.shape, np.float32)
+    for grouping, best, worst in (("batch", 1.25, -1.25), ("state", 0.5, -1.5)):
+        credit = dataclasses.replace(PLAIN, name="ppo", normalize="mean", grouping=grouping)
+        _, target = assign(batch, best_and_worst, credit, value_BT=value_BT)
+        np.testing.assert_allclose(target[0, 1:3], best, atol=1e-6)
+        np.testing.assert_allclose(target[4, 2:4], worst, atol=1e-6)
+    credit = dataclasses.replace(PLAIN, name="dr_grpo", normalize="mean_std", grouping="batch")
+    found, _ = assign(batch, best_and_worst, credit)
+    std = 2.5 / np.sqrt(2)
+    np.testing.assert_allclose(found[0, 1:3], 0.5 / std, rtol=1e-5)
+    np.testing.assert_allclose(found[4, 2:4], -1.5 / std, rtol=1e-5)
+    assert not found[2:4].any()
 
 
 def test_soft_weights(batch):

@@ -1,0 +1,230 @@
+"""learn.py: a step's advantages and updates from episodes, through the config."""
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from configs import base
+from ragen_jax import config as cfg
+from ragen_jax import losses
+from ragen_jax.batch import take_rows
+from ragen_jax.check import check
+from ragen_jax.credit import ALGORITHMS, OF_TOKENS
+from ragen_jax.learn import (
+    build_learner,
+    needs_statistics,
+    policy_statistics,
+    rewarded_batch,
+    select_episodes,
+    token_advantages,
+)
+from ragen_jax.likelihood import token_logps
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
+
+V, G, K = 40, 4, 4
+
+
+@pytest.fixture(scope="module")
+def policy():
+    config = ModelConfig(
+        vocab_size=V, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48
+    )
+    return Qwen(config), init_params(config, jax.random.key(0))
+
+
+@pytest.fixture
+def config():
+    config = base.get_config()
+    config.env.update(context="single_turn", max_turns=2, format_penalty=-0.5)
+    config.rollout.update(groups=G, group_size=K, max_new_tokens=6)
+    config.optimizer.update(minibatches=2, micro_batch=4)
+    config.algorithm.kl_coef = 0.0
+    return config
+
+
+@pytest.fixture(scope="module")
+def episodes(make_turn, make_episode):
+    """context -> G groups of one or two turns, of which the last group earned the same whatever it
+    did."""
+
+    def play(context, rng, group, turns):
+        played = []
+        for _ in range(turns):
+            prompt, sampled = rng.integers(0, V, 5), rng.integers(0, V, rng.integers(2, 7))
+            if played and context == "full":
+                prompt = np.concatenate([played[-1].prompt, played[-1].sampled, prompt])
+            equal = group == G - 1
+            reward = 1.0 if equal else rng.normal()
+            valid = equal or rng.random() < 0.8
+            played.append(make_turn(prompt, sampled, valid=valid, reward=reward))
+        return played
+
+    def groups(context):
+        rng = np.random.default_rng(0)
+        return [
+            make_episode(
+                g, k, play(context, rng, g, 2 if g == G - 1 else 1 + k % 2), success=k == 0
+            )
+            for g in range(G)
+            for k in range(K)
+        ]
+
+    return {context: groups(context) for context in ("single_turn", "full")}
+
+
+def advantages(config, policy, episodes, keep_GK=None):
+    """(advantages as train.py gets them, batch, mask of the episodes kept, update/* metrics)."""
+    check(config)
+    episodes = episodes[config.env.context]
+    model, params = policy
+    mesh, _ = cfg.build_meshes(config)
+    learner, state = build_learner(config, model, jax.tree.map(lambda x: x + 0, params), mesh)
+    batch, return_GK = rewarded_batch(
+        config, episodes, format_penalty=np.repeat(config.env.format_penalty, G)
+    )
+    batch = take_rows(batch, np.arange(len(batch.weight_B)), size=cfg.step_rows(config))
+    with jax.set_mesh(mesh):
+        logp_BT = entropy_BT = None
+        if needs_statistics(config):
+            logp_BT, entropy_BT = policy_statistics(learner, state, batch)
+        if keep_GK is None:
+            length_GK = np.reshape([len(e.turns) for e in episodes], (G, K))
+            entropy_GK = np.random.default_rng(0).random((G, K))
+            _, keep_GK = select_episodes(
+                learner, return_GK, length_GK=length_GK, entropy_GK=entropy_GK
+            )
+        found, _, _, metrics = token_advantages(
+            learner,
+            state,
+            batch,
+            keep_GK,
+            return_GK,
+            np.reshape([e.success for e in episodes], (G, K)),
+            logp_BT=logp_BT,
+            entropy_BT=entropy_BT,
+        )
+    return found, batch, keep_GK, metrics
+
+
+# ---- KL in the reward ---------------------------------------------------------------------------
+
+
+def random_settings(config, rng):
+    """Changes what advantages are made of, at random, to something that a run could use."""
+
+    def pick(options):
+        options = list(options)
+        return options[rng.integers(len(options))]
+
+    c = config.copy_and_resolve_references()
+    c.algorithm.name = pick(ALGORITHMS)
+    c.algorithm.update(
+        gamma=pick([1.0, 0.95]),
+        lam=pick([1.0, 0.9]),
+        bi_level=pick([True, False]),
+        soft_weights=pick([True, False]),
+        kl_kind=pick(losses.KL_KINDS),
+        mismatch_cap=pick([0.0, 2.0]),
+    )
+    c.reward.normalize, c.reward.grouping = pick(METHODS), pick(GROUPINGS)
+    c.reward.level = pick(PLACEMENTS) if c.reward.normalize == "identity" else "turn"
+    c.filter.strategy = pick(["none", "top_p", "top_k", "min_p"])
+    c.filter.value = 0.5
+    c.filter.update(metric=pick(["reward_variance", "reward_mean", "entropy", "length"]))
+    c.filter.update(include_zero=pick([True, False]), keep=pick(["largest", "smallest"]))
+    c.filter.update(top_members=pick([0, 1]), bottom_members=pick([0, 1]))
+    c.filter.loss_scale = pick(["none", "linear", "advantage"])
+    c.env.context = pick(["single_turn", "full"])
+    if pick([True, False]):  # the last two groups are of another environment
+        c.rollout.groups = 2
+        c.also.second = ConfigDict(dict(groups=2, env=c.env.copy_and_resolve_references()))
+    if c.filter.strategy == "none":
+        c.algorithm.zvp_coef = pick([0.0, 0.1])
+    return c
+
+
+def assert_reference_changes_nothing(config, policy, episodes, seeds):
+    told_apart = 0
+    for seed in seeds:
+        plain = random_settings(config, np.random.default_rng(seed))
+        penalised = plain.copy_and_resolve_references()
+        penalised.algorithm.update(kl_coef=0.5, kl_in="reward")
+        want, *_ = advantages(plain, policy, episodes)
+        found, _, _, metrics = advantages(penalised, policy, episodes)
+        np.testing.assert_allclose(found, want, atol=1e-6, err_msg=str(plain))
+        assert metrics.get("update/kl", 0.0) in (0.0, pytest.approx(np.nan, nan_ok=True))
+        told_apart += bool(np.abs(want).max() > 0.1)
+    assert told_apart > 0.7 * len(seeds)  # advantages there are
+
+
+def test_a_policy_that_is_its_reference_is_credited_as_without_kl(config, policy, episodes):
+    assert_reference_changes_nothing(config, policy, episodes, range(12))
+
+
+@pytest.mark.slow
+def test_200_settings_of_a_policy_that_is_its_reference(config, policy, episodes):
+    assert_reference_changes_nothing(config, policy, episodes, range(200))
+
+
+def test_adapters_at_their_start_are_the_reference(config, policy, episodes):
+    config.model.lora.rank = 2
+    config.filter.update(strategy="none", top_members=1, bottom_members=1)
+    config.algorithm.update(kl_coef=0.5, kl_in="reward")
+    found, batch, keep_GK, _ = advantages(config, policy, episodes)
+    config.algorithm.kl_coef = 0.0
+    want, *_ = advantages(config, policy, episodes)
+    assert keep_GK.sum() == 2 * G
+    np.testing.assert_allclose(found, want, atol=1e-6)
+    # The last group earned the same: nothing of it is credited, however little a KL rounds.
+    assert not found[batch.group_B == G - 1].any()
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in OF_TOKENS])
+@pytest.mark.parametrize("normalize, grouping", [("identity", "state"), ("mean_std", "batch")])
+def test_a_group_is_compared_with_the_kl_of_all_its_members(
+    config, policy, episodes, monkeypatch, name, normalize, grouping
+):
+    """Against the formula, with log-probs of a reference that differs from the policy."""
+    config.algorithm.update(name=name, kl_coef=0.5, kl_in="reward", kl_kind="k1")
+    config.reward.update(normalize=normalize, grouping=grouping)
+    keep_GK = np.zeros((G, K), bool)
+    keep_GK[0, :2] = keep_GK[2, 1:] = True
+    model, params = policy
+    rng = np.random.default_rng(1)
+    moved = jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), params)
+    build = build_learner
+
+    def of_another_reference(*args):
+        learner, state = build(*args)
+        return learner, state.replace(params=jax.tree.map(lambda x: x + 0, moved))
+
+    monkeypatch.setitem(globals(), "build_learner", of_another_reference)
+    found, batch, _, metrics = advantages(config, policy, episodes, keep_GK)
+
+    def logps(params):
+        return np.asarray(token_logps(model, params, batch.tokens_BT))
+
+    kl_BT = batch.mask_BT * (logps(moved) - logps(params))
+    played = episodes["single_turn"]
+    _, return_GK = rewarded_batch(config, played, format_penalty=config.env.format_penalty)
+    lowered = return_GK.astype(float).copy()
+    for b in np.flatnonzero(batch.weight_B):
+        lowered.reshape(-1)[batch.episode_B[b]] -= 0.5 * kl_BT[b].sum()
+    if normalize == "mean_std":
+        lowered = (lowered - lowered[keep_GK].mean()) / lowered[keep_GK].std(ddof=1)
+    away = lowered - lowered.mean(1, keepdims=True)
+    want = {
+        "grpo": away / (lowered.std(1, ddof=1, keepdims=True) + 1e-6),
+        "dr_grpo": away,
+        "rloo": away * K / (K - 1),
+    }.get(name, away)
+    want_BT = want.reshape(-1)[batch.episode_B][:, None] * batch.mask_BT
+    inside = (keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0))[:, None] & (
+        batch.mask_BT > 0
+    )
+    if name == "reinforce_plus_plus_baseline":
+        want_BT = (want_BT - want_BT[inside].mean()) / want_BT[inside].std(ddof=1)
+    np.testing.assert_allclose(found, np.where(inside, want_BT, 0), atol=2e-4)
+    assert metrics["update/kl"] == pytest.approx(kl_BT[inside].mean(), abs=1e-5)
