@@ -91,7 +91,15 @@ def updater(model, params, *, rows, length, micro_batch=None):
 
     def run():
         held[0], metrics = update_step(
-            model, optimizer, LOSS, held[0], None, minibatch, np.int32(len(mask)), np.float32(1.0)
+            model,
+            optimizer,
+            LOSS,
+            held[0],
+            None,
+            minibatch,
+            np.int32(len(mask)),
+            np.float32(1.0),
+            np.float32(1.0),
         )
         if float(metrics["skipped"]):
             raise RuntimeError("the update was skipped: not finite")

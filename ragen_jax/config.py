@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from envs import make_env
@@ -13,7 +14,7 @@ from ragen_jax import chat, credit, critic
 from ragen_jax.model import lora
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import ModelConfig, Qwen
-from ragen_jax.optimize import make_optimizer
+from ragen_jax.optimize import learning_rates, make_optimizer
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout import Budgets, Sampling
 from ragen_jax.sharding import data_shards, make_mesh
@@ -181,20 +182,43 @@ def build_model(config, shape, mesh):
     return Qwen(dataclasses.replace(shape, dtype=m.dtype, attention=kernel, remat=m.remat))
 
 
-def build_optimizer(config, learning_rate=None):
-    """The config's optimizer; of the critic with its own learning rate."""
+def build_optimizer(config):
+    """The config's optimizer, of policy and critic; its steps are those of learning rate 1."""
     o = config.optimizer
     return make_optimizer(
-        learning_rate=o.learning_rate if learning_rate is None else learning_rate,
-        schedule=o.schedule,
-        warmup_updates=o.warmup_updates,
-        total_updates=config.steps * o.minibatches,
         b1=o.b1,
         b2=o.b2,
         eps=o.eps,
         weight_decay=o.weight_decay,
         max_grad_norm=o.max_grad_norm,
     )
+
+
+def step_rates(config, step):
+    """(policy's, critic's) learning rates of a step's minibatches, float32.
+
+    They follow the number of the step, whatever a filter dropped or was skipped before; the
+    policy's from its first step on, behind those in which the critic alone learns.
+    """
+    o, first = config.optimizer, config.critic.warmup_steps if has_critic(config) else 0
+
+    def rates(largest, start):
+        schedule = learning_rates(
+            learning_rate=largest,
+            schedule=o.schedule,
+            warmup_updates=o.warmup_updates,
+            total_updates=(config.steps - start) * o.minibatches,
+        )
+        updates = (step - 1 - start) * o.minibatches + np.arange(o.minibatches)
+        found = np.asarray(schedule(np.maximum(updates, 0)), np.float32)
+        return np.broadcast_to(found, updates.shape)
+
+    return rates(o.learning_rate, first), rates(config.critic.learning_rate, 0)
+
+
+def has_critic(config):
+    """Whether the config's algorithm learns with a critic."""
+    return config.algorithm.name in credit.WITH_CRITIC
 
 
 def build_loss(config):

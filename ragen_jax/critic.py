@@ -73,35 +73,38 @@ def token_values(model, params, tokens_BT, frozen=None):
 @functools.partial(
     jax.jit, static_argnames=("model", "optimizer", "loss"), donate_argnames="critic"
 )
-def critic_step(model, optimizer, loss, critic, minibatch, count, loss_scale, frozen=None):
+def critic_step(model, optimizer, loss, critic, minibatch, count, loss_scale, rate, frozen=None):
     """One optimizer step of the critic on one minibatch; see `update.update_step`.
 
     Args:
       loss: `ValueLoss`. critic: `CriticState`, donated.
       minibatch: dict of tokens, value (from before the update), target and mask, each
         [A, micro_batch, T].
-      loss_scale: scalar, multiplies the loss.
+      loss_scale: scalar, multiplies the loss. rate: scalar, multiplies the optimizer's step.
 
     Returns:
       (CriticState, metrics).
     """
-    mask = minibatch["mask"]
     pieces = optimize.weighted(minibatch, loss.aggregation, loss.norm_length)
 
     def objective(params, piece):
         value_BT = token_values(model, params, piece["tokens"], frozen)
-        term_BT, parts = losses.value_terms(
-            value_BT, piece["value"], piece["target"], clip=loss.clip
+        total, metrics = losses.value_loss(
+            value_BT,
+            piece["value"],
+            piece["target"],
+            piece["mask"],
+            clip=loss.clip,
+            aggregation=loss.aggregation,
+            weights=piece["weights"],
         )
-        parts = {name: (piece["mask"] * part_BT).sum() for name, part_BT in parts.items()}
-        return loss_scale * (piece["weight"] * term_BT).sum(), (parts, {})
+        return loss_scale * total, (metrics, {})
 
     value, grads, sums, _ = optimize.summed_gradient(objective, critic.params, pieces, count)
     params, opt_state, metrics = optimize.apply_gradient(
-        optimizer, critic.params, critic.opt_state, value, grads
+        optimizer, rate, critic.params, critic.opt_state, value, grads
     )
-    tokens = jnp.maximum(mask.sum(), 1.0)
-    metrics |= {name: total / tokens for name, total in sums.items()} | {"loss": value}
+    metrics |= sums | {"loss": value}
     return CriticState(params, opt_state), metrics
 
 
@@ -121,6 +124,7 @@ def update_critic(
     micro_batch,
     minibatch_rows,
     loss_scale,
+    rates,
     frozen=None,
 ):
     """An iteration's updates of the critic on the kept rows of a batch.
@@ -144,11 +148,11 @@ def update_critic(
         minibatch_rows=minibatch_rows,
     )
 
-    def step(critic, arrays, count):
+    def step(critic, arrays, count, rate):
         scale = np.float32(loss_scale)
-        return critic_step(model, optimizer, loss, critic, arrays, count, scale, frozen)
+        return critic_step(model, optimizer, loss, critic, arrays, count, scale, rate, frozen)
 
-    critic, found = optimize.run_updates(step, critic, dealt)
+    critic, found = optimize.run_updates(step, critic, dealt, rates)
     metrics = optimize.averaged(found, prefix="critic")
     inside = mask_BT[rows_B] > 0
     if inside.any():

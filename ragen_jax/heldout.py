@@ -53,22 +53,22 @@ def play_problems(
 
 
 def summarise(episodes, *, samples, format_penalty):
-    """eval/* metrics of episodes: success with its 95 % half-width, return, replies, pass@k.
+    """eval/* metrics of episodes: success with its 95 % interval, return, replies, pass@k.
 
-    The half-width is 1.96 standard errors over problems. pass@k is the unbiased estimate of
-    Chen et al. 2021 (arXiv 2107.03374), eq. 1, for k = 1, 2, 4, ... up to `samples`.
+    success +- success_ci95 holds `wilson_interval`, whose farther end it reaches. pass@k is the
+    unbiased estimate of Chen et al. 2021 (arXiv 2107.03374), eq. 1, for k = 1, 2, 4, ... up to
+    `samples`.
     """
     success_NK = np.array([episode.success for episode in episodes], float).reshape(-1, samples)
-    per_problem = success_NK.mean(1)
     turns = [turn for episode in episodes for turn in episode.turns]
     returns = [
         sum(turn_reward(turn, format_penalty=format_penalty) for turn in episode.turns)
         for episode in episodes
     ]
-    error = per_problem.std(ddof=1) / math.sqrt(len(per_problem)) if len(per_problem) > 1 else 0.0
+    success = float(success_NK.mean())
     metrics = {
-        "eval/success": success_NK.mean(),
-        "eval/success_ci95": 1.96 * error,
+        "eval/success": success,
+        "eval/success_ci95": max(abs(end - success) for end in wilson_interval(success_NK)),
         "eval/return": np.mean(returns),
         "eval/valid_rate": np.mean([turn.valid for turn in turns]),
         "eval/turns": len(turns) / len(episodes),
@@ -79,6 +79,31 @@ def summarise(episodes, *, samples, format_penalty):
         metrics[f"eval/pass_at_{k}"] = pass_at_k(success_NK.sum(1), samples, k)
         k *= 2
     return metrics
+
+
+def wilson_interval(success_NK, z=1.959964):
+    """(lower, upper end) of the 95 % interval of a success rate over problems.
+
+    Wilson's score interval (1927): with p the rate and n the number of independent episodes
+
+        (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+
+    Unlike p +- 1.96 standard errors it is not empty where all problems were solved, or none. K
+    episodes of one problem are not independent: n is p (1 - p) over the squared standard error of
+    the problems' means, from N to N K (N where all means are equal).
+
+    Args:
+      success_NK: 0 or 1, of each of N problems K episodes.
+    """
+    success_NK = np.asarray(success_NK, float)
+    (N, K), p = success_NK.shape, success_NK.mean()
+    n = N
+    if K > 1 and N > 1:
+        squared_error = success_NK.mean(1).var(ddof=1) / N
+        n = np.clip(p * (1 - p) / squared_error, N, N * K) if squared_error > 0 else N
+    middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
+    half_width = z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    return float(middle - half_width), float(middle + half_width)
 
 
 def pass_at_k(solved_N, samples, k):

@@ -14,7 +14,7 @@ import numpy as np
 from ragen_jax import config as cfg
 from ragen_jax import losses
 from ragen_jax.batch import make_batch
-from ragen_jax.credit import WITH_CRITIC, Credit, assign_credit
+from ragen_jax.credit import Credit, assign_credit
 from ragen_jax.critic import ValueLoss, backbone_of, init_critic, update_critic
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.scopes import SCOPES
@@ -40,10 +40,9 @@ class Learner:
     mesh: object
     select: Callable  # (return_GK, length_GK, entropy_GK, value) -> (score_G, keep_GK)
     environment_G: np.ndarray  # int, the environment of each group of a step
-    optimizer: object
+    optimizer: object  # of policy and critic
     loss: Loss
     credit: Credit
-    critic_optimizer: object  # None without a critic
     value_loss: ValueLoss
     reference: dict | None  # parameters of the KL reference, where they are held apart
     frozen: Frozen | None  # the base model of LoRA training
@@ -56,17 +55,16 @@ def build_learner(config, model, params, mesh):
       params: the initial policy on the mesh; the state takes them over (updates donate them).
     """
     c, loss = config, cfg.build_loss(config)
-    frozen = reference = critic = critic_optimizer = None
+    frozen = reference = critic = None
+    optimizer = cfg.build_optimizer(c)
     trained = params
     if c.model.lora.rank:
         frozen = Frozen(params, np.float32(c.model.lora.alpha / c.model.lora.rank))
         trained = cfg.build_adapters(c, model, mesh)
     elif c.algorithm.kl_coef:  # a copy, because the update donates the policy's parameters
         reference = jax.tree.map(jnp.copy, params)
-    if c.algorithm.name in WITH_CRITIC:
-        critic_optimizer = cfg.build_optimizer(c, c.critic.learning_rate)
-        backbone = backbone_of(trained)
-        critic = init_critic(backbone, model.config.width, critic_optimizer, mesh)
+    if cfg.has_critic(c):
+        critic = init_critic(backbone_of(trained), model.config.width, optimizer, mesh)
     groups_E = cfg.groups_of_environments(c)
     learner = Learner(
         config=c,
@@ -76,10 +74,9 @@ def build_learner(config, model, params, mesh):
             functools.partial(_select, c.filter.to_dict(), groups_E), static_argnames="value"
         ),
         environment_G=np.repeat(np.arange(len(groups_E)), groups_E),
-        optimizer=cfg.build_optimizer(c),
+        optimizer=optimizer,
         loss=loss,
         credit=cfg.build_credit(c),
-        critic_optimizer=critic_optimizer,
         value_loss=cfg.build_value_loss(c),
         reference=reference,
         frozen=frozen,
@@ -89,7 +86,7 @@ def build_learner(config, model, params, mesh):
     scopes = [*SCOPES, *(f"{label}/{scope}" for label in labels for scope in SCOPES)]
     return learner, init_state(
         trained,
-        learner.optimizer,
+        optimizer,
         mesh,
         environments=environments,
         critic=critic,
@@ -285,10 +282,11 @@ def learn(
         loss_scale=loss_scale,
         frozen=learner.frozen,
     )
+    policy_rates, critic_rates = cfg.step_rates(c, step)
     if state.critic is not None:
         critic, found = update_critic(
             learner.model,
-            learner.critic_optimizer,
+            learner.optimizer,
             learner.value_loss,
             state.critic,
             batch,
@@ -296,6 +294,7 @@ def learn(
             target_BT,
             rows_B,
             rng=generator(Purpose.CRITIC_ORDER, c.seed, step),
+            rates=critic_rates,
             **settings,
         )
         state = state.replace(critic=critic)
@@ -312,6 +311,7 @@ def learn(
             advantage_BT,
             rows_B,
             rng=generator(Purpose.POLICY_ORDER, c.seed, step),
+            rates=policy_rates,
             **settings,
         )
     metrics = found | metrics

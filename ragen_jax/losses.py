@@ -2,9 +2,11 @@
 
 Axes: B rows, T tokens; entry t of every _BT array is about token t. Everything here is pure, has
 static shapes and returns float32, so it works under jit, vmap and grad. Weights do not depend on
-the terms: a caller that computes token_weights once on a whole minibatch may sum weight * term in
-any split of it and get the same loss.
+the terms: a caller that computes `minibatch_weights` once on a whole minibatch may hand its pieces
+to the losses one by one, and what they return adds up to the minibatch's.
 """
+
+from typing import NamedTuple
 
 import chex
 import jax.numpy as jnp
@@ -68,6 +70,12 @@ def policy_terms(logp_BT, old_logp_BT, advantage_BT, *, clip_low, clip_high, cli
     return term_BT, lax.stop_gradient(metrics)
 
 
+def ppo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=3.0):
+    """policy_terms; 0 outside the mask, whatever lies there."""
+    _, *arrays = inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
+    return policy_terms(*arrays, clip_low=clip_low, clip_high=clip_high, clip_c=clip_c)
+
+
 def policy_loss(
     logp_BT,
     old_logp_BT,
@@ -78,31 +86,35 @@ def policy_loss(
     clip_high,
     clip_c=3.0,
     aggregation,
+    terms=ppo_terms,
+    weights=None,
 ):
-    """Dual-clip PPO loss: sum(token_weights(mask, aggregation) * policy_terms(...)).
+    """The policy's loss, dual-clip PPO by default: sum(weight * terms(...)).
 
     Args:
       logp_BT, old_logp_BT, advantage_BT, clip_low, clip_high, clip_c: as in policy_terms.
       mask_BT: nonzero where the policy sampled the token.
       aggregation: a key of AGGREGATIONS.
+      terms: a value of objectives.OBJECTIVES.
+      weights: `Weights` of the minibatch of which these rows are a piece; None: they are all of it.
     Returns:
       loss, a float32 scalar; metrics, averages over the masked tokens (0 if there are none) of
-      ratio_mean, clip_fraction, lower_clip_fraction, approx_kl, whatever the aggregation.
+      what `terms` returns, whatever the aggregation. Of a piece both are what it adds to the
+      minibatch's.
     Raises:
       ValueError: unknown aggregation; clip_c <= 1.
       AssertionError: ranks are not 2 or shapes differ.
     """
-    arrays = [logp_BT, old_logp_BT, advantage_BT, mask_BT]
-    chex.assert_rank(arrays, 2)
-    chex.assert_equal_shape(arrays)
-    # Masked out here, before exp, so that junk under the mask cannot put NaN into the gradient.
-    inside_BT = jnp.asarray(mask_BT) != 0
-    terms = (jnp.where(inside_BT, x_BT, 0.0) for x_BT in arrays[:3])
-    term_BT, token_metrics = policy_terms(
-        *terms, clip_low=clip_low, clip_high=clip_high, clip_c=clip_c
+    term_BT, metrics = terms(
+        logp_BT,
+        old_logp_BT,
+        advantage_BT,
+        mask_BT,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        clip_c=clip_c,
     )
-    loss = aggregate(term_BT, mask_BT, aggregation)
-    return loss, {k: aggregate(x_BT, mask_BT, "token-mean") for k, x_BT in token_metrics.items()}
+    return _weigh(term_BT, metrics, mask_BT, aggregation, weights)
 
 
 def value_terms(value_BT, old_value_BT, return_BT, *, clip):
@@ -147,29 +159,35 @@ def value_terms(value_BT, old_value_BT, return_BT, *, clip):
     return term_BT, lax.stop_gradient(metrics)
 
 
-def value_loss(value_BT, old_value_BT, return_BT, mask_BT, *, clip, aggregation):
-    """The critic's loss: sum(token_weights(mask, aggregation) * value_terms(...)).
+def value_loss(value_BT, old_value_BT, return_BT, mask_BT, *, clip, aggregation, weights=None):
+    """The critic's loss: sum(weight * value_terms(...)).
 
     Args:
       value_BT, old_value_BT, return_BT, clip: as in value_terms.
       mask_BT: nonzero where the policy sampled the token.
-      aggregation: a key of AGGREGATIONS.
+      aggregation, weights: as in policy_loss.
     Returns:
       loss, a float32 scalar; metrics, averages of value_terms' over the masked tokens (0 if there
-      are none), whatever the aggregation.
+      are none), whatever the aggregation. Of a piece both are what it adds to the minibatch's.
     Raises:
       ValueError: unknown aggregation; clip <= 0.
       AssertionError: ranks are not 2 or shapes differ.
     """
-    arrays = [value_BT, old_value_BT, return_BT, mask_BT]
-    chex.assert_rank(arrays, 2)
-    chex.assert_equal_shape(arrays)
-    inside_BT = jnp.asarray(mask_BT) != 0
-    term_BT, token_metrics = value_terms(
-        *(jnp.where(inside_BT, x_BT, 0.0) for x_BT in arrays[:3]), clip=clip
-    )
-    loss = aggregate(term_BT, mask_BT, aggregation)
-    return loss, {k: aggregate(x_BT, mask_BT, "token-mean") for k, x_BT in token_metrics.items()}
+    _, *arrays = inside(mask_BT, value_BT, old_value_BT, return_BT)
+    term_BT, metrics = value_terms(*arrays, clip=clip)
+    return _weigh(term_BT, metrics, mask_BT, aggregation, weights)
+
+
+def _weigh(term_BT, metrics, mask_BT, aggregation, weights):
+    """(loss, averages of the metrics) of terms and metrics of each token."""
+    if weights is None:
+        weights = minibatch_weights(mask_BT, aggregation)
+
+    def mean(x_BT):
+        return weighted_sum(x_BT, mask_BT, weights.mean_BT)
+
+    loss = weighted_sum(term_BT, mask_BT, weights.loss_BT)
+    return loss, {name: mean(x_BT) for name, x_BT in metrics.items()}
 
 
 def _k1(logp_BT, ref_logp_BT):
@@ -311,6 +329,27 @@ def token_weights(mask_BT, mode, *, norm_length=None):
     return weigh((jnp.asarray(mask_BT) != 0).astype(jnp.float32), norm_length)
 
 
+class Weights(NamedTuple):
+    """Of each token of a minibatch, or of a piece of it."""
+
+    loss_BT: jnp.ndarray  # `token_weights` of the aggregation: of terms of the loss
+    mean_BT: jnp.ndarray  # those of "token-mean": of metrics
+
+
+def minibatch_weights(mask_BT, aggregation, *, norm_length=None):
+    """The `Weights` of a whole minibatch; arguments and errors as in `token_weights`."""
+    return Weights(
+        token_weights(mask_BT, aggregation, norm_length=norm_length),
+        token_weights(mask_BT, "token-mean"),
+    )
+
+
+def weighted_sum(x_BT, mask_BT, weight_BT):
+    """sum(weight * x) over the mask, a float32 scalar; what lies outside does not matter."""
+    inside_BT, x_BT = inside(mask_BT, x_BT)
+    return jnp.sum(jnp.where(inside_BT, weight_BT, 0.0) * x_BT)
+
+
 def aggregate(x_BT, mask_BT, mode):
     """sum(token_weights(mask, mode) * x); entries outside the mask do not matter, even if NaN.
 
@@ -324,11 +363,21 @@ def aggregate(x_BT, mask_BT, mode):
       ValueError: unknown mode.
       AssertionError: ranks are not 2 or shapes differ.
     """
-    chex.assert_rank([x_BT, mask_BT], 2)
-    chex.assert_equal_shape([x_BT, mask_BT])
+    return weighted_sum(x_BT, mask_BT, token_weights(mask_BT, mode))
+
+
+def inside(mask_BT, *arrays):
+    """The mask as bool, and each array in float32 with 0 outside of it.
+
+    Raises:
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    chex.assert_rank([mask_BT, *arrays], 2)
+    chex.assert_equal_shape([mask_BT, *arrays])
     inside_BT = jnp.asarray(mask_BT) != 0
-    x_BT = jnp.where(inside_BT, jnp.asarray(x_BT, jnp.float32), 0.0)
-    return jnp.sum(token_weights(mask_BT, mode) * x_BT)
+    # Before exp, so that junk under the mask cannot put NaN into the gradient.
+    masked = (jnp.where(inside_BT, jnp.asarray(x_BT, jnp.float32), 0.0) for x_BT in arrays)
+    return inside_BT, *masked
 
 
 def _rows_with_tokens(inside_BT):

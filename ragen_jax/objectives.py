@@ -1,21 +1,14 @@
-"""Policy terms built on importance weights, beside losses.policy_terms (dual-clip PPO).
+"""Policy terms built on importance weights, beside losses.ppo_terms (dual-clip PPO).
 
 Axes: B rows, T tokens. All take (logp, old_logp, advantage, mask) of shape [B, T] and return a term
-for each token and per-token metrics, as losses.policy_terms does: a loss is sum(weight * term)
-with losses.token_weights. A row is one sequence, so it must not be cut across micro-batches.
+for each token and per-token metrics; losses.policy_loss makes a loss of them. A row is one
+sequence, so it must not be cut across micro-batches.
 """
 
-import chex
 import jax.numpy as jnp
 from jax import lax
 
-from ragen_jax.losses import MAX_LOG_RATIO, policy_terms
-
-
-def ppo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=3.0):
-    """losses.policy_terms; 0 outside the mask, whatever lies there."""
-    _, *arrays = _inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
-    return policy_terms(*arrays, clip_low=clip_low, clip_high=clip_high, clip_c=clip_c)
+from ragen_jax.losses import MAX_LOG_RATIO, inside, policy_terms, ppo_terms
 
 
 def gspo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=None):
@@ -39,7 +32,7 @@ def gspo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_hi
       ValueError: clip_c <= 1.
       AssertionError: ranks are not 2 or shapes differ.
     """
-    inside_BT, *arrays = _inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
+    inside_BT, *arrays = inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
     logp_BT, old_logp_BT, advantage_BT = arrays
     tokens_B1 = jnp.maximum(jnp.sum(inside_BT, axis=1, keepdims=True), 1)
     mean_B1 = jnp.sum(logp_BT - old_logp_BT, axis=1, keepdims=True) / tokens_B1
@@ -75,7 +68,7 @@ def cispo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_h
     """
     if clip_c is not None:
         raise ValueError(f"cispo has no dual clip: clip_c must be None, got {clip_c}")
-    _, *arrays = _inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
+    _, *arrays = inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
     logp_BT, old_logp_BT, advantage_BT = arrays
     old_logp_BT, advantage_BT = lax.stop_gradient((old_logp_BT, advantage_BT))
     log_ratio_BT = lax.stop_gradient(jnp.clip(logp_BT - old_logp_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO))
@@ -119,7 +112,7 @@ def mismatch_weights(logp_BT, sampler_logp_BT, mask_BT, *, cap, level="token"):
         raise ValueError(f"cap must be >= 1 (the weight of equal log-probs is 1), got {cap}")
     if level not in LEVELS:
         raise ValueError(f"unknown level {level!r}; known: {', '.join(LEVELS)}")
-    inside_BT, logp_BT, sampler_logp_BT = _inside(mask_BT, logp_BT, sampler_logp_BT)
+    inside_BT, logp_BT, sampler_logp_BT = inside(mask_BT, logp_BT, sampler_logp_BT)
     gap_BT = LEVELS[level](logp_BT - sampler_logp_BT)
     weight_BT = jnp.minimum(jnp.exp(jnp.clip(gap_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO)), cap)
     return lax.stop_gradient(jnp.where(inside_BT, weight_BT, 0.0))
@@ -134,13 +127,3 @@ def _of_sequence(gap_BT):
 
 
 LEVELS = {"token": _of_token, "sequence": _of_sequence}
-
-
-def _inside(mask_BT, *arrays):
-    """The mask as bool, and each array in float32 with 0 outside of it."""
-    chex.assert_rank([mask_BT, *arrays], 2)
-    chex.assert_equal_shape([mask_BT, *arrays])
-    inside_BT = jnp.asarray(mask_BT) != 0
-    # Before exp, so that junk under the mask cannot put NaN into the gradient.
-    masked = (jnp.where(inside_BT, jnp.asarray(x_BT, jnp.float32), 0.0) for x_BT in arrays)
-    return inside_BT, *masked

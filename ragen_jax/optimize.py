@@ -23,22 +23,29 @@ SCHEDULES = {
     "linear": lambda rate, updates: optax.linear_schedule(rate, 0.0, updates),
     "cosine": lambda rate, updates: optax.cosine_decay_schedule(rate, updates),
 }
+NOT_DECAYED = ("scale", "bias")  # parameters' own names: of norms, and of what is added
 
 
 @functools.cache  # the optimizer is a static argument: equal settings should compile once
-def make_optimizer(
-    *,
-    learning_rate,
-    schedule,
-    warmup_updates,
-    total_updates,
-    b1,
-    b2,
-    eps,
-    weight_decay,
-    max_grad_norm,
-):
-    """AdamW behind a global-norm clip.
+def make_optimizer(*, b1, b2, eps, weight_decay, max_grad_norm):
+    """AdamW of learning rate 1 behind a global-norm clip; norms and biases do not decay.
+
+    `apply_gradient` multiplies its step by the rate: a schedule that the optimizer counted itself
+    would stand still with every update that is left out.
+    """
+    return optax.chain(
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_decayed),
+    )
+
+
+def _decayed(params):
+    """Tree of bools: whether weight decay is for a parameter."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in NOT_DECAYED, params)
+
+
+def learning_rates(*, learning_rate, schedule, warmup_updates, total_updates):
+    """update -> learning rate of the 0-based update of a run, which need not have taken place.
 
     Args:
       learning_rate: the largest, reached at the end of the warm-up, which is linear from 0 over
@@ -50,18 +57,15 @@ def make_optimizer(
         start = learning_rate / warmup_updates
         rising = optax.linear_schedule(start, learning_rate, max(warmup_updates - 1, 1))
         after = optax.join_schedules([rising, after], [warmup_updates])
-    return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm),
-        optax.adamw(after, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay),
-    )
+    return after
 
 
 def weighted(minibatch, aggregation, norm_length):
-    """A minibatch of [A, micro_batch, T] arrays with the `losses.token_weights` of its mask."""
+    """A minibatch of [A, micro_batch, T] arrays with the `losses.Weights` of its mask."""
     mask = minibatch["mask"]
     mask_BT = mask.reshape(-1, mask.shape[-1])
-    weight_BT = losses.token_weights(mask_BT, aggregation, norm_length=norm_length)
-    return {**minibatch, "weight": weight_BT.reshape(mask.shape)}
+    weights = losses.minibatch_weights(mask_BT, aggregation, norm_length=norm_length)
+    return {**minibatch, "weights": jax.tree.map(lambda x: x.reshape(mask.shape), weights)}
 
 
 def summed(function, pieces, count):
@@ -112,15 +116,16 @@ def summed_gradient(objective, params, pieces, count):
     return *added, largest
 
 
-def apply_gradient(optimizer, params, opt_state, value, grads):
-    """One optimizer step, left out where the objective or its gradient is not finite.
+def apply_gradient(optimizer, rate, params, opt_state, value, grads):
+    """One optimizer step times `rate`, left out where the objective or its gradient is not finite.
 
     Returns:
-      (params, opt_state, {grad_norm, update_norm, skipped}).
+      (params, opt_state, {grad_norm, update_norm, learning_rate, skipped}).
     """
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
     updates, new_opt_state = optimizer.update(grads, opt_state, params)
+    updates = jax.tree.map(lambda x: (rate * x).astype(x.dtype), updates)
     new_params = optax.apply_updates(params, updates)
 
     def keep(new, old):
@@ -129,6 +134,7 @@ def apply_gradient(optimizer, params, opt_state, value, grads):
     metrics = {
         "grad_norm": grad_norm,
         "update_norm": optax.tree.norm(updates),
+        "learning_rate": jnp.asarray(rate, jnp.float32),
         "skipped": (~finite).astype(jnp.float32),
     }
     return keep(new_params, params), keep(new_opt_state, opt_state), metrics
@@ -140,13 +146,16 @@ def micro_batches(arrays, rows, *, mesh, micro_batch, size):
     Padding is zero: an array of masks or weights must be among them for it not to count.
 
     Args:
+      arrays: tree of arrays on the host.
       size: A * micro_batch, at least the number of rows.
     """
-    placed = {}
-    for name, x in arrays.items():
+
+    def lay_out(x):
         out = np.zeros((size, *x.shape[1:]), x.dtype)
         out[: len(rows)] = x[rows]
-        placed[name] = out.reshape(-1, micro_batch, *x.shape[1:])
+        return out.reshape(-1, micro_batch, *x.shape[1:])
+
+    placed = jax.tree.map(lay_out, arrays)
     return shard_micro_batches(placed, mesh), np.int32(-(-len(rows) // micro_batch))
 
 
@@ -172,18 +181,21 @@ def minibatches(arrays, rows_B, *, mesh, rng, minibatches, micro_batch, minibatc
             yield micro_batches(arrays, rows, mesh=mesh, micro_batch=micro_batch, size=size)
 
 
-def run_updates(step, state, batches):
-    """step(state, arrays, count) -> (state, metrics) over `minibatches`, one after the other.
+def run_updates(step, state, batches, rates):
+    """step(state, arrays, count, rate) -> (state, metrics) over `minibatches`, one after the other.
+
+    Args:
+      rates: float32, the learning rate of each minibatch; there may be more of them.
 
     Returns:
       (state, list of the metrics, on the host).
     """
     found = []
     layout = jax.tree.map(lambda x: x.sharding, state)
-    for arrays, count in batches:
+    for (arrays, count), rate in zip(batches, rates, strict=False):
         if found:  # XLA's CPU backend allots a call's temporaries at once, though it must wait
             found[-1] = jax.device_get(found[-1])
-        state, metrics = step(state, arrays, count)
+        state, metrics = step(state, arrays, count, rate)
         # XLA may call the same layout by another name (P() for P(None)), for which the next call
         # would be compiled again. Nothing is copied where only the name differs.
         state = jax.device_put(state, layout)

@@ -246,6 +246,7 @@ def training_programs(run):
             minibatch,
             host(()),
             host((), jnp.float32),
+            host((), jnp.float32),
             run.frozen,
             held=(held, copy),
             cost=work.update(

@@ -16,7 +16,6 @@ from jax.sharding import NamedSharding
 
 from ragen_jax import config as cfg
 from ragen_jax import sharding
-from ragen_jax.credit import WITH_CRITIC
 from ragen_jax.critic import CriticState
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.model import hf, lora, qwen
@@ -229,7 +228,7 @@ def describe(config, devices, prompt_tokens, observation_tokens):
 
     optimizer = cfg.build_optimizer(c)
     critic = None
-    if c.algorithm.name in WITH_CRITIC:
+    if cfg.has_critic(c):
         backbone = trained if frozen else {k: x for k, x in trained.items() if k != "head"}
         values = struct(mesh, (shape.width,), jnp.float32)
         critic = {"backbone": backbone, "value": values}

@@ -67,10 +67,15 @@ def _episode_keys(run_key, high_B, low_B, member_B, turn):
 
 
 def noise(keys_B, index, vocab_size):
-    """Standard Gumbel noise [B, V] of the draws of token `index`."""
-    return jax.vmap(lambda key: jax.random.gumbel(jax.random.fold_in(key, index), (vocab_size,)))(
-        keys_B
-    )
+    """Standard Gumbel noise [B, V] of the draws of token `index`.
+
+    In the default mode no value is above 16: tokens rarer than 1e-7 would be drawn too seldom.
+    """
+
+    def one(key):
+        return jax.random.gumbel(jax.random.fold_in(key, index), (vocab_size,), mode="high")
+
+    return jax.vmap(one)(keys_B)
 
 
 def truncate(logits_BV, *, top_k, top_p, min_p):

@@ -51,17 +51,27 @@ class Frozen:
 EXACT = "exact"  # the kl_kind that is no estimate: over the whole vocabulary
 
 
-def loss_terms(model, loss, params, ref_params, piece):
-    """What the loss is made of, at every token of a micro-batch.
+def loss_parts(model, loss, params, ref_params, piece, kl_scale=1.0):
+    """What the loss of a piece of a minibatch is the sum of, each with its coefficient.
+
+    | part | of each token |
+    | --- | --- |
+    | task | the objective's term (objectives.OBJECTIVES) |
+    | kl | kl_coef * kl_scale * KL(policy || reference); not there where kl_coef is 0 |
+    | entropy | -entropy_coef * H |
 
     Args:
-      loss, ref_params, piece: as in `loss_parts`; piece["weight"] is not read.
+      loss: `Loss`.
+      ref_params: parameters of the KL reference; not read when kl_coef is 0.
+      piece: dict of [B, T] arrays: tokens, logp (of the policy before the update), advantage, mask
+        (1 on sampled tokens of real rows), and weights (`losses.Weights` of the whole minibatch).
+      kl_scale: multiplies kl_coef.
 
     Returns:
-      (policy term, KL to the reference or None where kl_coef is 0, entropy, log-prob), float32
-      [B, T] each, and a dict of the objective's metrics, [B, T] too.
+      (dict of the parts, dict of metrics averaged over the minibatch's tokens, as far as this piece
+      adds to them, largest |log-prob - piece["logp"]|), float32 scalars.
     """
-    tokens_BT = piece["tokens"]
+    tokens_BT, mask_BT, weights = piece["tokens"], piece["mask"], piece["weights"]
     exact = loss.kl_coef and loss.kl_kind == EXACT
     logp_BT, entropy_BT, *exact_kl = token_statistics(
         model,
@@ -70,55 +80,36 @@ def loss_terms(model, loss, params, ref_params, piece):
         temperature=loss.temperature,
         reference=ref_params if exact else None,
     )
-    term_BT, metrics = OBJECTIVES[loss.objective](
+    task, metrics = losses.policy_loss(
         logp_BT,
         piece["logp"],
         piece["advantage"],
-        piece["mask"],
+        mask_BT,
         clip_low=loss.clip_low,
         clip_high=loss.clip_high,
         clip_c=loss.clip_c,
+        aggregation=loss.aggregation,
+        terms=OBJECTIVES[loss.objective],
+        weights=weights,
     )
-    kl_BT = None
+    parts = {"task": task}
+    further = {"entropy": (-loss.entropy_coef, entropy_BT)}
     if exact:
-        (kl_BT,) = exact_kl
+        further["kl"] = loss.kl_coef * kl_scale, *exact_kl
     elif loss.kl_coef:
         ref_BT = token_logps(model, ref_params, tokens_BT, temperature=loss.temperature)
         kl_BT = losses.kl(logp_BT, jax.lax.stop_gradient(ref_BT), loss.kl_kind)
-    return term_BT, kl_BT, entropy_BT, logp_BT, metrics
-
-
-def loss_parts(model, loss, params, ref_params, piece, kl_scale=1.0):
-    """The loss of one micro-batch and its parts.
-
-    loss = sum(weight * (policy term + kl_coef * KL(policy || reference) - entropy_coef * H))
-
-    Args:
-      loss: `Loss`.
-      ref_params: parameters of the KL reference; not read when kl_coef is 0.
-      piece: dict of [B, T] arrays: tokens, logp (of the policy before the update), advantage, mask
-        (1 on sampled tokens of real rows), weight (`losses.token_weights` of the whole minibatch).
-      kl_scale: multiplies kl_coef.
-
-    Returns:
-      (loss, dict of sums over sampled tokens, largest |log-prob - piece["logp"]|).
-    """
-    mask_BT, weight_BT = piece["mask"], piece["weight"]
-    term_BT, kl_BT, entropy_BT, logp_BT, parts = loss_terms(model, loss, params, ref_params, piece)
-    total_BT = term_BT - loss.entropy_coef * entropy_BT
-    parts["entropy"] = entropy_BT
-    if kl_BT is not None:
-        parts["kl"] = kl_BT
-        total_BT = total_BT + loss.kl_coef * kl_scale * kl_BT
-    parts = {name: (mask_BT * value_BT).sum() for name, value_BT in parts.items()}
-    parts["policy_loss"] = (weight_BT * term_BT).sum()
+        further["kl"] = loss.kl_coef * kl_scale, kl_BT
+    for name, (coef, x_BT) in further.items():
+        parts[name] = coef * losses.weighted_sum(x_BT, mask_BT, weights.loss_BT)
+        metrics[name] = losses.weighted_sum(x_BT, mask_BT, weights.mean_BT)
     gap = jnp.where(mask_BT > 0, jnp.abs(logp_BT - piece["logp"]), 0.0).max()
-    return (weight_BT * total_BT).sum(), parts, gap
+    return parts, metrics | {"policy_loss": task}, gap
 
 
 @functools.partial(jax.jit, static_argnames=("model", "optimizer", "loss"), donate_argnames="state")
 def update_step(
-    model, optimizer, loss, state, ref_params, minibatch, count, loss_scale, frozen=None
+    model, optimizer, loss, state, ref_params, minibatch, count, loss_scale, rate, frozen=None
 ):
     """One optimizer step on one minibatch.
 
@@ -128,29 +119,27 @@ def update_step(
       minibatch: dict of tokens, logp, advantage and mask, each [A, micro_batch, T].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
       loss_scale: scalar, multiplies the whole loss.
+      rate: scalar, multiplies the optimizer's step.
       frozen: `Frozen` where state.params are adapters; then ref_params is not read.
 
     Returns:
       (TrainState, metrics): a non-finite loss or gradient leaves the state as it was and is
       counted in `skipped`.
     """
-    mask = minibatch["mask"]
     pieces = optimize.weighted(minibatch, loss.aggregation, loss.norm_length)
 
     def objective(params, piece):
         reference = ref_params
         if frozen is not None:
             params, reference = frozen.attach(params), frozen.params
-        total, parts, gap = loss_parts(model, loss, params, reference, piece, state.kl_scale)
-        return loss_scale * total, (parts, {"logp_gap": gap})
+        parts, metrics, gap = loss_parts(model, loss, params, reference, piece, state.kl_scale)
+        return loss_scale * sum(parts.values()), (metrics, {"logp_gap": gap})
 
     value, grads, sums, maxima = optimize.summed_gradient(objective, state.params, pieces, count)
     params, opt_state, metrics = optimize.apply_gradient(
-        optimizer, state.params, state.opt_state, value, grads
+        optimizer, rate, state.params, state.opt_state, value, grads
     )
-    tokens = jnp.maximum(mask.sum(), 1.0)
-    metrics |= {k: v if k == "policy_loss" else v / tokens for k, v in sums.items()}
-    metrics |= {"loss": value, **maxima}
+    metrics |= sums | maxima | {"loss": value}
     return state.replace(params=params, opt_state=opt_state), metrics
 
 
@@ -198,6 +187,7 @@ def update_policy(
     micro_batch,
     minibatch_rows,
     loss_scale,
+    rates,
     frozen=None,
 ):
     """An iteration's updates of the policy on the kept rows of a batch.
@@ -206,6 +196,7 @@ def update_policy(
       batch: `Batch` on the host. advantage_BT: float32.
       rows_B: indices of the kept rows; may be empty, then nothing is updated.
       rng, minibatches, minibatch_rows: see `optimize.minibatches`.
+      rates: float32, the learning rate of each minibatch (optimize.learning_rates).
       frozen: `Frozen` where the state's parameters are LoRA adapters.
 
     Returns:
@@ -227,11 +218,13 @@ def update_policy(
         minibatch_rows=minibatch_rows,
     )
 
-    def step(state, arrays, count):
+    def step(state, arrays, count, rate):
         scale = np.float32(loss_scale)
-        return update_step(model, optimizer, loss, state, ref_params, arrays, count, scale, frozen)
+        return update_step(
+            model, optimizer, loss, state, ref_params, arrays, count, scale, rate, frozen
+        )
 
-    state, found = optimize.run_updates(step, state, dealt)
+    state, found = optimize.run_updates(step, state, dealt, rates)
     metrics = optimize.averaged(found, prefix="update")
     if found:
         metrics["update/logp_gap"] = float(found[0]["logp_gap"])

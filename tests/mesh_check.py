@@ -135,6 +135,7 @@ def update(model, params, episodes, mesh):
                 micro_batch=32,
                 minibatch_rows=len(batch.tokens_BT),
                 loss_scale=1.0,
+                rates=np.ones(minibatches, np.float32),
             )
         assert metrics["update/count"] == minibatches and metrics["update/skipped"] == 0
         found.append(jax.tree.map(np.asarray, state.params))

@@ -62,6 +62,7 @@ def run(policy, mesh, state, batch, value, target, *, optimizer, frozen=None, **
         micro_batch=2,
         minibatch_rows=len(batch.weight_B),
         loss_scale=1.0,
+        rates=np.ones(1, np.float32),
         frozen=frozen,
     )
     rows = np.arange(len(batch.weight_B))

@@ -14,7 +14,7 @@ import optax
 import pytest
 from random_rows import LOSS, T, V, random_batch
 
-from ragen_jax import update
+from ragen_jax import losses, update
 from ragen_jax.advantage import deviations, sample_variance
 from ragen_jax.diagnostics import gradients
 from ragen_jax.diagnostics.gradients import ZERO, bucket_gradients, figures, variance_buckets
@@ -289,19 +289,20 @@ def test_parts_add_up_to_what_an_update_does(policy, mesh, rows, changes):
         micro_batch=4,
         minibatch_rows=len(batch.weight_B),
         loss_scale=1.0,
+        rates=np.ones(1, np.float32),
     )
     whole = flat(params) - flat(state.params)
     found = report(policy, mesh, batch, advantage, [0] * G, loss=loss, kl_scale=jnp.float32(0.7))
     mask_BT = batch.mask_BT
-    weight_BT = update.losses.token_weights(mask_BT, loss.aggregation, norm_length=T)
+    weights = losses.minibatch_weights(mask_BT, loss.aggregation, norm_length=T)
     pieces = dict(
         tokens=batch.tokens_BT,
         logp=batch.logp_BT,
         advantage=advantage,
         mask=mask_BT,
-        weight=np.asarray(weight_BT),
+        weights=weights,
     )
-    pieces = {name: x.reshape(3, 7, T) for name, x in pieces.items()}
+    pieces = jax.tree.map(lambda x: x.reshape(3, 7, T), pieces)
     parts = jax.jit(gradients.part_gradients, static_argnums=(0, 1))(
         model, loss, params, reference, pieces, np.int32(3), 0.7
     )
@@ -311,7 +312,7 @@ def test_parts_add_up_to_what_an_update_does(policy, mesh, rows, changes):
         flat(jax.tree.map(lambda x: x.sum(0), parts)), whole, rtol=0, atol=1e-5
     )
     # A bucket of everything: the loss's gradient over the sum of its weights.
-    weight = float(np.sum(weight_BT))
+    weight = float(np.sum(weights.loss_BT))
     assert found[0]["total_norm"] * weight == pytest.approx(np.linalg.norm(whole), rel=1e-5)
 
 
@@ -376,15 +377,17 @@ def test_adapters_over_a_frozen_model(policy, mesh, rows):
     adapters = jax.tree.map(lambda x: x + 0.05, adapters)
     frozen = update.Frozen(params, np.float32(1.5))
     found = report((model, adapters, None), mesh, batch, advantage, [0] * G, frozen=frozen)
-    weight_BT = update.losses.token_weights(batch.mask_BT, LOSS.aggregation)
     piece = dict(
         tokens=batch.tokens_BT,
         logp=batch.logp_BT,
         advantage=advantage,
         mask=batch.mask_BT,
-        weight=weight_BT,
+        weights=losses.minibatch_weights(batch.mask_BT, LOSS.aggregation),
     )
-    whole = jax.grad(lambda x: update.loss_parts(model, LOSS, frozen.attach(x), params, piece)[0])(
-        adapters
-    )
+
+    def total(adapters):
+        parts, *_ = update.loss_parts(model, LOSS, frozen.attach(adapters), params, piece)
+        return sum(parts.values())
+
+    whole = jax.grad(total)(adapters)
     assert found[0]["total_norm"] == pytest.approx(np.linalg.norm(flat(whole)), rel=1e-5)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ragen_jax import heldout
-from ragen_jax.heldout import pass_at_k, play_problems, summarise
+from ragen_jax.heldout import pass_at_k, play_problems, summarise, wilson_interval
 
 
 def share_with_a_success(solved, samples, k):
@@ -46,7 +46,10 @@ def test_summary_by_hand(make_turn, make_episode):
     assert metrics == pytest.approx(
         {
             "eval/success": 0.5,
-            "eval/success_ci95": 1.96 * 0.5 / math.sqrt(3),
+            # Variance of the problems' means 1/4, so 1/12 of the mean: 3 independent episodes.
+            "eval/success_ci95": 1.959964
+            * math.sqrt(1 / 12 + 1.959964**2 / 36)
+            / (1 + 1.959964**2 / 3),
             "eval/return": 19.5 / 6,
             "eval/valid_rate": 3 / 8,
             "eval/turns": 8 / 6,
@@ -63,13 +66,51 @@ def test_one_sample_has_no_pass_at_k_and_one_problem_no_spread(make_turn, make_e
     metrics = summarise(episodes, samples=1, format_penalty=0.0)
     assert not [name for name in metrics if "pass_at" in name]
     assert metrics["eval/success"] == 0.25
-    # Standard error of 1, 0, 0, 0: 0.5 / sqrt(4).
-    assert metrics["eval/success_ci95"] == pytest.approx(1.96 * 0.25)
+    # Wilson, 1 of 4: 0.0456 to 0.6994 (R: prop.test(1, 4, correct = FALSE)).
+    assert metrics["eval/success_ci95"] == pytest.approx(0.6994 - 0.25, abs=1e-4)
     alone = summarise(episodes[:1], samples=1, format_penalty=0.0)
-    assert alone["eval/success_ci95"] == 0.0
+    assert alone["eval/success"] == 1 and alone["eval/success_ci95"] == pytest.approx(
+        0.7935, abs=1e-4
+    )
     assert {name for name in summarise(episodes, samples=4, format_penalty=0.0)} >= {
         f"eval/pass_at_{k}" for k in (1, 2, 4)
     }
+
+
+@pytest.mark.parametrize(
+    "solved, of, low, high",
+    # Newcombe 1998, Statistics in Medicine 17, table I, method 3.
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_against_the_literature(solved, of, low, high):
+    success_NK = (np.arange(of) < solved)[:, None]
+    np.testing.assert_allclose(wilson_interval(success_NK), (low, high), atol=5e-5)
+
+
+@pytest.mark.parametrize("rate", [0.003, 0.05, 0.4, 0.98])
+@pytest.mark.parametrize("samples", [1, 4])
+def test_success_intervals_cover(rate, samples, make_turn, make_episode):
+    """1,000 evaluations of 128 problems, which differ in how hard they are."""
+    rng = np.random.default_rng(0)
+    turn = make_turn([1], [2])
+    inside = 0
+    for _ in range(1000):
+        own = rng.beta(2 * rate, 2 * (1 - rate), 128)
+        success_NK = rng.random((128, samples)) < own[:, None]
+        p = success_NK.mean()
+        low, high = wilson_interval(success_NK)
+        half_width = max(high - p, p - low)
+        inside += p - half_width <= rate <= p + half_width
+    episodes = [make_episode(g, 0, [turn], success=bool(s)) for g, s in enumerate(success_NK[:, 0])]
+    found = summarise(episodes, samples=1, format_penalty=0.0)["eval/success_ci95"]
+    p, ends = success_NK[:, 0].mean(), wilson_interval(success_NK[:, :1])
+    assert found == pytest.approx(max(abs(end - p) for end in ends))
+    assert inside >= 930
 
 
 def test_problems_are_played_in_chunks_and_numbered_through(monkeypatch, make_turn, make_episode):

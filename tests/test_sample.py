@@ -61,7 +61,8 @@ def naive_reply(policy, prompt, key, *, budget, temperature):
     for index in range(budget):
         hidden, _ = model.apply({"params": params}, jnp.asarray([ids]))
         scaled = np.asarray(logits(params, hidden[0, -1])) / temperature
-        gumbel = np.asarray(jax.random.gumbel(jax.random.fold_in(key, index), (V,)))
+        draw = jax.random.fold_in(key, index)
+        gumbel = np.asarray(jax.random.gumbel(draw, (V,), mode="high"))
         token = int(np.argmax(scaled + gumbel))
         logps.append(scaled[token] - np.log(np.exp(scaled).sum()))
         ids.append(token)
@@ -152,6 +153,21 @@ def test_sampled_frequencies_follow_the_softmax(policy):
     p = np.asarray(jax.nn.softmax(scaled))
     frequency = np.bincount(draws, minlength=5) / 20_000
     assert np.all(np.abs(frequency - p) < 5 * np.sqrt(p * (1 - p) / 20_000))
+
+
+@pytest.mark.slow
+def test_rare_tokens_are_drawn_as_often_as_they_are_likely(policy):
+    """2.8e8 draws of a token of probability 5e-8: 14 are due."""
+    likely = float(np.log1p(-5e-8) - np.log(5e-8))
+    keys = jax.random.split(jax.random.key(0), 2800)
+
+    @jax.jit
+    def count(total, key):
+        noise_BV = sample.noise(key[None], 0, 2 * 100_000).reshape(-1, 2)
+        return total + (noise_BV[:, 0] > noise_BV[:, 1] + likely).sum(), None
+
+    found = int(jax.jit(lambda: jax.lax.scan(count, 0, keys))()[0])
+    assert 4 <= found <= 26
 
 
 @pytest.mark.parametrize(

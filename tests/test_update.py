@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import flatten_dict
 from random_rows import LOSS, V, random_batch
 
 from ragen_jax import likelihood, optimize, update
@@ -51,6 +52,7 @@ def run(policy, mesh, batch, advantage, *, optimizer=None, loss=LOSS, ref=None, 
         micro_batch=2,
         minibatch_rows=len(batch.weight_B),
         loss_scale=1.0,
+        rates=np.ones(4, np.float32),
     )
     state, metrics = update.update_policy(
         model,
@@ -143,17 +145,7 @@ def test_without_signal_nothing_moves(policy, mesh):
     """Zero advantages, no KL, no entropy, no weight decay: parameters stay bit-identical."""
     batch, _ = make_rows(policy, 4)
     loss = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
-    optimizer = optimize.make_optimizer(
-        learning_rate=1e-2,
-        schedule="constant",
-        warmup_updates=0,
-        total_updates=100,
-        b1=0.9,
-        b2=0.999,
-        eps=1e-8,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-    )
+    optimizer = optimize.make_optimizer(**ADAM)
     params, metrics = run(
         policy, mesh, batch, np.zeros_like(batch.mask_BT), optimizer=optimizer, loss=loss
     )
@@ -162,6 +154,32 @@ def test_without_signal_nothing_moves(policy, mesh):
         for a, b in zip(*map(jax.tree.leaves, (params, policy[1])), strict=True)
     )
     assert metrics["update/grad_norm"] == 0
+
+
+ADAM = dict(b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, max_grad_norm=1.0)
+
+
+def test_norms_and_biases_do_not_decay(policy, mesh):
+    batch, _ = make_rows(policy, 4)
+    loss = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
+    params = jax.tree.map(lambda x: x + 0.5, policy[1])
+    optimizer = optimize.make_optimizer(**ADAM | dict(weight_decay=0.1))
+    found, _ = run(
+        (policy[0], params),
+        mesh,
+        batch,
+        np.zeros_like(batch.mask_BT),
+        optimizer=optimizer,
+        loss=loss,
+        rates=np.full(1, 0.5, np.float32),
+    )
+    before = flatten_dict(params)
+    kept = [path for path, x in flatten_dict(found).items() if np.array_equal(x, before[path])]
+    assert {path[-1] for path in kept} == {"scale", "bias"}
+    assert len(kept) == 6  # three norms; biases of q, k and v
+    for path, x in flatten_dict(found).items():
+        if path not in kept:
+            np.testing.assert_allclose(x, 0.95 * before[path], rtol=1e-6)
 
 
 def test_a_non_finite_update_is_skipped_and_counted(policy, mesh):
@@ -208,6 +226,7 @@ def test_nothing_kept_updates_nothing(policy, mesh):
         micro_batch=2,
         minibatch_rows=4,
         loss_scale=1.0,
+        rates=np.ones(2, np.float32),
     )
     assert after is state and metrics == {"update/count": 0}
 
@@ -229,22 +248,31 @@ def test_logp_gap_is_the_largest_difference_on_sampled_tokens(policy, mesh):
     ],
 )
 def test_learning_rate_schedule(schedule, after):
-    optimizer = optimize.make_optimizer(
-        learning_rate=1.0,
-        schedule=schedule,
-        warmup_updates=4,
-        total_updates=8,
-        b1=0.0,
-        b2=0.0,
-        eps=0.0,
-        weight_decay=0.0,
-        max_grad_norm=10.0,
+    rates = optimize.learning_rates(
+        learning_rate=1.0, schedule=schedule, warmup_updates=4, total_updates=8
     )
-    state, steps = optimizer.init(jnp.ones(())), []
-    for _ in range(8):
-        step, state = optimizer.update(jnp.ones(()), state, jnp.ones(()))
-        steps.append(float(-step))
-    np.testing.assert_allclose(steps, [0.25, 0.5, 0.75, 1.0, *after], rtol=1e-5, atol=1e-7)
+    found = [float(rates(update)) for update in range(8)]
+    np.testing.assert_allclose(found, [0.25, 0.5, 0.75, 1.0, *after], rtol=1e-5, atol=1e-7)
+    if schedule != "constant":
+        assert float(rates(8)) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_each_minibatch_steps_at_its_own_rate(policy, mesh):
+    """A step of Adam is the rate in every coordinate whose gradient is not tiny."""
+    batch, advantage = make_rows(policy, 8)
+    optimizer = optimize.make_optimizer(**ADAM | dict(b1=0.0, b2=0.0, eps=0.0))
+    rates = np.array([0.0, 3e-4], np.float32)
+    found, metrics = run(
+        policy, mesh, batch, advantage, optimizer=optimizer, minibatches=2, rates=rates
+    )
+    moved = np.concatenate(
+        [
+            np.abs(x - y).ravel()
+            for x, y in zip(*map(jax.tree.leaves, (found, policy[1])), strict=True)
+        ]
+    )
+    assert np.median(moved) == pytest.approx(3e-4, rel=1e-2) and moved.max() < 3.1e-4
+    assert metrics["update/learning_rate"] == pytest.approx(1.5e-4)
 
 
 def test_memory_does_not_grow_with_the_vocabulary():
@@ -264,8 +292,9 @@ def test_memory_does_not_grow_with_the_vocabulary():
             for name, dtype in dict(tokens="int32", logp="f4", advantage="f4", mask="f4").items()
         }
         loss = dataclasses.replace(LOSS, kl_coef=0.0)
+        factor = jax.ShapeDtypeStruct((), "f4")
         lowered = update.update_step.lower(
-            model, optimizer, loss, state, None, minibatch, scalar, jax.ShapeDtypeStruct((), "f4")
+            model, optimizer, loss, state, None, minibatch, scalar, factor, factor
         )
         return lowered.compile().memory_analysis().temp_size_in_bytes
 

@@ -36,7 +36,7 @@ from ragen_jax.learn import build_learner, rewarded_batch
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout import Sampling
 from ragen_jax.tasks import joined
-from ragen_jax.update import loss_terms
+from ragen_jax.update import loss_parts
 
 ZERO = -1  # the bucket of groups without variance
 
@@ -88,7 +88,7 @@ def part_gradients(model, loss, params, ref_params, pieces, count, kl_scale, fro
 
     Args:
       loss: `update.Loss`. ref_params, kl_scale: as in `update.loss_parts`.
-      pieces: dict of tokens, logp, advantage, mask and weight, each [A, micro_batch, T].
+      pieces: dict of tokens, logp, advantage, mask and weights, each [A, micro_batch, T].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
       frozen: `update.Frozen` where params are adapters; then ref_params is not read.
 
@@ -101,11 +101,8 @@ def part_gradients(model, loss, params, ref_params, pieces, count, kl_scale, fro
         reference = ref_params
         if frozen is not None:
             params, reference = frozen.attach(params), frozen.params
-        term_BT, kl_BT, entropy_BT, *_ = loss_terms(model, loss, params, reference, piece)
-        found = {"task": term_BT, "entropy": -loss.entropy_coef * entropy_BT}
-        if kl_BT is not None:
-            found["kl"] = loss.kl_coef * kl_scale * kl_BT
-        return jnp.stack([(piece["weight"] * found[name]).sum() for name in names])
+        found, *_ = loss_parts(model, loss, params, reference, piece, kl_scale)
+        return jnp.stack([found[name] for name in names])
 
     def micro(piece):
         _, pull = jax.vjp(lambda params: parts(params, piece), params)
@@ -248,18 +245,17 @@ def bucket_gradients(
       tokens.
     """
     mask_BT = batch.mask_BT * batch.weight_B[:, None]
-    weight_BT = np.asarray(
-        losses.token_weights(mask_BT, loss.aggregation, norm_length=loss.norm_length)
-    )
+    weights = losses.minibatch_weights(mask_BT, loss.aggregation, norm_length=loss.norm_length)
     arrays = {
         "tokens": batch.tokens_BT,
         "logp": batch.logp_BT,
         "advantage": advantage_BT,
         "mask": mask_BT,
-        "weight": weight_BT,
+        "weights": jax.device_get(weights),
     }
+    weight_BT = arrays["weights"].loss_BT
     # Row -1 is empty: it fills a group up.
-    arrays = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in arrays.items()}
+    arrays = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x[:1])]), arrays)
     size = -(-group_rows // micro_batch) * micro_batch
     found = {}
     for bucket in np.unique(bucket_G).tolist():

@@ -51,7 +51,7 @@ def attend(q_BTHD, k_BTKD, v_BTKD, segments, *, kernel="xla"):
       k_BTKD, v_BTKD: keys (rotated) and values of the same new tokens.
       segments: sequence of (k_NKSD, v_NKSD, length_N), one layer each; N divides B.
       kernel: "xla" (the plain form below), or one of `kernels.KERNELS` to use where there is no
-        segment.
+        segment; for "splash" the queries are scaled already (kernels.SCALED_QUERIES).
 
     Returns:
       [B, T, H, D] in the dtype of `v_BTKD`. Right-padded rows need no mask: a padding token is
@@ -69,7 +69,7 @@ def attend(q_BTHD, k_BTKD, v_BTKD, segments, *, kernel="xla"):
         return x_NKSD.reshape(x_NKSD.shape[0], *heads, *x_NKSD.shape[2:])
 
     Q = H // K * T  # queries of one row that share a key head, head-major
-    q = (q_BTHD * jnp.asarray(D**-0.5, q_BTHD.dtype)).reshape(B, T, K, H // K, D)
+    q = q_BTHD.reshape(B, T, K, H // K, D)
     q = q.transpose(0, 2, 3, 1, 4).reshape(B, *heads, Q, D)
 
     causal = jnp.tile(jnp.tril(jnp.ones((T, T), bool)), (H // K, 1))  # [Q, T]
@@ -114,7 +114,9 @@ def _scatter(x, B):
 
 
 def _scores(q, k):
-    return jnp.einsum("n...qd,n...sd->n...qs", q, k, preferred_element_type=jnp.float32)
+    # Scaled in float32: queries scaled in bfloat16 would be rounded a second time.
+    scores = jnp.einsum("n...qd,n...sd->n...qs", q, k, preferred_element_type=jnp.float32)
+    return scores * q.shape[-1] ** -0.5
 
 
 def _mix(weight, v):

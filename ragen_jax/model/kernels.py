@@ -38,7 +38,7 @@ def cudnn(q_BTHD, k_BTKD, v_BTKD):
 
 
 def splash(q_BTHD, k_BTKD, v_BTKD, *, interpret=False):
-    """Splash attention (Pallas, TPU); [B, T, H, D].
+    """Splash attention (Pallas, TPU) of queries that are scaled by D ** -0.5; [B, T, H, D].
 
     A kernel cannot be partitioned by the compiler, so on a mesh in use it is mapped over rows and
     heads. Padding at the end needs no mask: causality hides it from every real token.
@@ -54,7 +54,7 @@ def splash(q_BTHD, k_BTKD, v_BTKD, *, interpret=False):
         x = jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0)))
         return jnp.moveaxis(x.reshape(B, T + padding, K, *groups, D), 1, -2)
 
-    q = to_heads(q_BTHD * jnp.asarray(D**-0.5, q_BTHD.dtype), H // K)  # [B, K, H / K, T, D]
+    q = to_heads(q_BTHD, H // K)  # [B, K, H / K, T, D]
     k, v = to_heads(k_BTKD), to_heads(v_BTKD)  # [B, K, T, D]
     attend = functools.partial(_attend_local, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
@@ -82,3 +82,6 @@ def _attend_local(q, k, v, *, interpret):
 
 
 KERNELS = {"cudnn": cudnn, "splash": splash}
+# These scale no scores: whoever rotates the queries scales them, in float32, before they are
+# rounded to their dtype. Scaled behind it they would be rounded twice.
+SCALED_QUERIES = ("splash",)

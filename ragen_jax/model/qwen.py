@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ragen_jax.model.attention import attend
+from ragen_jax.model.kernels import SCALED_QUERIES
 from ragen_jax.sharding import constrain
 
 # Models of so few layers run them one after the other instead of as a scan: a scan's backward
@@ -153,7 +154,9 @@ class Block(nn.Module):
             return constrain(y, "rows", None, axis, None)
 
         h = RMSNorm(c.norm_eps, name="attention_norm")(x)
-        q = rotate(project("q", H, "heads"), angles)
+        scaled = c.attention in SCALED_QUERIES and not segment_kvs
+        scale = hd**-0.5 if scaled else 1.0
+        q = rotate(project("q", H, "heads"), [scale * x for x in angles])
         k = rotate(project("k", K, "kv_heads"), angles)
         v = project("v", K, "kv_heads")
         segments = [
