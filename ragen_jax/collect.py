@@ -1,13 +1,15 @@
 """The groups of a step. Dynamic sampling: play on until enough of them are informative.
 
-    round 0   g0 . g2 .      `.`: all members earned the same, so a group-relative advantage is 0
+    round 0   g0 . g2 .      `.`: the task gave all members the same, so there is nothing to learn
     round 1   .  g5 g6 g7
     step      g0 g2 g5 g6    the first `wanted` informative ones, in the order played
 
-DAPO (Yu et al., arXiv 2503.14476, section 3.2). A step always has `wanted` groups, so that its
-shapes never change: where the rounds do not bring enough, uninformative groups fill it up, for the
-filter to drop. What is left over is thrown away, not kept for the next step: it would be off-policy
-there and would have to be part of the checkpoint.
+DAPO (Yu et al., arXiv 2503.14476, section 3.2). What counts is the task's own reward: penalties of
+format and length tell members apart that all failed alike. A step always has `wanted` groups, so
+that its shapes never change: where the rounds do not bring enough, uninformative groups fill it up,
+for the filter to drop. What is left over is thrown away, not kept for the next step: it would be
+off-policy there and would have to be part of the checkpoint. The figures of a step are of all that
+was played.
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ import numpy as np
 from ragen_jax.advantage import sample_variance
 from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.pool import count_visits, draw_seeds, play_chances
-from ragen_jax.rewards import turn_rewards
+from ragen_jax.rewards import sum_turns
 from ragen_jax.sharding import place
 
 
@@ -27,6 +29,7 @@ class Collected:
     """The groups of a step, and all that were played for it (N groups)."""
 
     episodes: list  # of `Episode`, group by group, member by member, groups numbered from 0
+    played: list  # the same of all N groups, in the order played
     rounds: int
     seeds_N: tuple[int, ...]  # environment seed of each group played, in order
     informative_N: np.ndarray  # bool
@@ -69,29 +72,30 @@ def collect(task, play, state, step):
             noise = jax.random.fold_in(jax.random.fold_in(key, step), round_)
         return play(task, seeds_G, [task.environment.reset(seed) for seed in seeds_G], noise)
 
-    def informative(episodes):
-        rewards = turn_rewards(
-            episodes,
-            format_penalty=c.env.format_penalty,
-            max_length=c.rollout.max_new_tokens,
-            overlong_buffer=c.reward.overlong_buffer,
-        )
-        return_GK = np.reshape([sum(turns) for turns in rewards], (-1, c.rollout.group_size))
-        return np.asarray(sample_variance(return_GK)) > ZERO_SCORE
-
     collected = collect_groups(
-        play_round, informative, wanted=c.rollout.groups, max_rounds=c.collect.max_rounds
+        play_round, differ_in_reward, wanted=c.rollout.groups, max_rounds=c.collect.max_rounds
     )
     return dataclasses.replace(collected, cursor=cursor)
 
 
-def joined_episodes(collected):
-    """The episodes of several `Collected`, their groups numbered on from one to the next."""
-    episodes = []
-    for one in collected:
-        first = episodes[-1].group + 1 if episodes else 0
-        episodes += [dataclasses.replace(e, group=first + e.group) for e in one.episodes]
-    return episodes
+def differ_in_reward(episodes):
+    """bool [groups]: whether the members of a group earned differently by the task's own reward.
+
+    Args:
+      episodes: list of `Episode`, group by group, groups numbered from 0.
+    """
+    rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
+    reward_GK = sum_turns(rewards, episodes[-1].group + 1)
+    return np.asarray(sample_variance(reward_GK)) > ZERO_SCORE
+
+
+def joined_episodes(listed):
+    """The episodes of several lists, their groups numbered on from one list to the next."""
+    joined = []
+    for episodes in listed:
+        first = joined[-1].group + 1 if joined else 0
+        joined += [dataclasses.replace(e, group=first + e.group) for e in episodes]
+    return joined
 
 
 def mark_played(state, tasks, collected):
@@ -114,8 +118,8 @@ def collect_groups(play, informative, *, wanted, max_rounds):
 
     Args:
       play: round index -> list of `Episode`, group by group, groups numbered from 0.
-      informative: list of `Episode` of one round -> bool [groups], whether a group's score is
-        above 0; with several processes, the same in each.
+      informative: list of `Episode` of one round -> bool [groups]; with several processes, the same
+        in each.
       wanted: groups of the step.
       max_rounds: at least 1.
 
@@ -142,14 +146,19 @@ def collect_groups(play, informative, *, wanted, max_rounds):
     if len(groups) < wanted:
         raise ValueError(f"{wanted} groups are wanted, but {rounds} round(s) played {len(groups)}")
     by_use = sorted(range(len(groups)), key=lambda n: not marks[n])  # stable: earlier ones first
-    chosen = sorted(by_use[:wanted])
     return Collected(
-        episodes=[
-            dataclasses.replace(episode, group=group)
-            for group, n in enumerate(chosen)
-            for episode in groups[n]
-        ],
+        episodes=_numbered(groups[n] for n in sorted(by_use[:wanted])),
+        played=_numbered(groups),
         rounds=rounds,
         seeds_N=tuple(group[0].seed for group in groups),
         informative_N=np.array(marks, bool),
     )
+
+
+def _numbered(groups):
+    """The episodes of some groups, which are numbered anew from 0."""
+    return [
+        dataclasses.replace(episode, group=group)
+        for group, members in enumerate(groups)
+        for episode in members
+    ]

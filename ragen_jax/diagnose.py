@@ -7,16 +7,16 @@ from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, reaso
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.sharding import place
-from ragen_jax.tasks import joined, split
+from ragen_jax.tasks import joined
 
 
-def diagnose(config, model, policy, tasks, played, return_GK, state, step):
+def diagnose(config, model, policy, tasks, played, returns, state, step):
     """The diagnostics of a step's episodes, before the filter.
 
     Args:
       policy: the parameters that sampled them.
       played: the episodes of each task, its groups numbered from 0.
-      return_GK: of all tasks, undiscounted, penalties included.
+      returns: return_GK of each task, undiscounted, penalties included.
       state: `TrainState`.
       step: number of the iteration.
 
@@ -26,8 +26,7 @@ def diagnose(config, model, policy, tasks, played, return_GK, state, step):
     """
     d = config.diagnose
     found = []
-    parts = (part_GK for _, part_GK in split(tasks, return_GK))
-    for index, (task, episodes, part_GK) in enumerate(zip(tasks, played, parts, strict=True)):
+    for index, (task, episodes, return_GK) in enumerate(zip(tasks, played, returns, strict=True)):
         metrics = collapse_metrics(
             model,
             policy,
@@ -40,7 +39,7 @@ def diagnose(config, model, policy, tasks, played, return_GK, state, step):
             environment=index,
             flow=d.flow_every > 0 and step % d.flow_every == 0,
         )
-        found.append(metrics | behaviour_metrics(episodes, part_GK, task.environment, task.chat))
+        found.append(metrics | behaviour_metrics(episodes, return_GK, task.environment, task.chat))
     metrics = joined(tasks, found)
     zscores, found = update_zscores(jax.device_get(state.zscores), metrics)
     state = state.replace(zscores=place(zscores, state.step.sharding))

@@ -73,9 +73,12 @@ def add_rewards(batch, episodes, *, format_penalty, max_length=None, overlong_bu
     reward_BT = np.zeros_like(batch.reward_BT)
     for b, t in zip(*np.nonzero(batch.turn_end_BT), strict=True):
         reward_BT[b, t] = rewards[batch.episode_B[b]][batch.turn_BT[b, t]]
-    totals = [sum(turns) for turns in rewards]
-    return_GK = np.asarray(totals, np.float32).reshape(G, -1)
-    return batch.replace(reward_BT=reward_BT), return_GK
+    return batch.replace(reward_BT=reward_BT), sum_turns(rewards, G)
+
+
+def sum_turns(rewards, groups):
+    """return_GK float32 of `turn_rewards` of G groups of episodes."""
+    return np.asarray([sum(turns) for turns in rewards], np.float32).reshape(groups, -1)
 
 
 # ---------------------------------------------------------------- placement

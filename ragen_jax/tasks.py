@@ -80,10 +80,7 @@ def labelled(tasks, measure, *listed):
       measure: returns a dict of metrics a/b, which become a/label/b.
       listed: lists or arrays, episode by episode or group by group, task by task.
     """
-    metrics = {}
-    for task, *parts in split(tasks, *listed):
-        metrics |= _named(task, measure(*parts)) if task.label else {}
-    return metrics
+    return apart(tasks, [measure(*parts) for _, *parts in split(tasks, *listed)])
 
 
 def split(tasks, *listed):
@@ -115,10 +112,18 @@ def joined(tasks, found):
             metrics[name] = math.hypot(*values) / len(values)
         elif len(tasks) == 1 or not name.endswith("_p"):
             metrics[name] = np.mean(values)
-    for task, one in zip(tasks, found, strict=True):
-        metrics |= _named(task, one) if task.label else {}
-    return metrics
+    return metrics | apart(tasks, found)
 
 
-def _named(task, metrics):
-    return {name.replace("/", f"/{task.label}/", 1): value for name, value in metrics.items()}
+def apart(tasks, found):
+    """The metrics of each task under its label; {} where there is but one task.
+
+    Args:
+      found: one dict of metrics a/b a task, which become a/label/b.
+    """
+    return {
+        name.replace("/", f"/{task.label}/", 1): value
+        for task, one in zip(tasks, found, strict=True)
+        if task.label
+        for name, value in one.items()
+    }

@@ -51,10 +51,10 @@ from ragen_jax.log import (
     write_rollouts,
 )
 from ragen_jax.model import hf, lora
-from ragen_jax.rewards import turn_reward
+from ragen_jax.rewards import sum_turns, turn_reward, turn_rewards
 from ragen_jax.rollout import Sampling, compile_ahead, rollout
 from ragen_jax.sharding import agree, is_first, place, sampling_params
-from ragen_jax.tasks import joined, labelled
+from ragen_jax.tasks import apart, joined, labelled
 from ragen_jax.update import Frozen
 
 PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
@@ -149,18 +149,23 @@ def train(config, workdir):
         with timer("rollout"), jax.set_mesh(sampling_mesh):
             collected = [collect(task, play, state, step) for task in tasks]
             metrics |= joined(tasks, [one.metrics() for one in collected])
-            episodes = joined_episodes(collected)
+            episodes = joined_episodes(one.episodes for one in collected)
 
         with timer("batch"):
             batch, return_GK = rewarded_batch(c, episodes, format_penalty=penalty_G)
             batch = take_rows(batch, np.arange(len(batch.weight_B)), size=cfg.step_rows(c))
-            metrics |= rollout_metrics(episodes, return_GK)
-            metrics |= labelled(tasks, rollout_metrics, episodes, return_GK)
+            # The figures are of all that was played, not of what dynamic sampling chose to keep.
+            played = [one.played for one in collected]
+            returns = [played_returns(t.config, es) for t, es in zip(tasks, played, strict=True)]
+            metrics |= rollout_metrics(joined_episodes(played), np.concatenate(returns))
+            metrics |= apart(tasks, list(map(rollout_metrics, played, returns)))
+            if c.collect.max_rounds > 1:
+                metrics |= selected_metrics(episodes, return_GK)
+                metrics |= labelled(tasks, selected_metrics, episodes, return_GK)
 
         with timer("diagnose"), jax.set_mesh(sampling_mesh):
             if c.diagnose.every and step % c.diagnose.every == 0:
-                played = [one.episodes for one in collected]
-                state, found = diagnose(c, model, policy, tasks, played, return_GK, state, step)
+                state, found = diagnose(c, model, policy, tasks, played, returns, state, step)
                 metrics |= found
         if c.diagnose.gradients_every and step % c.diagnose.gradients_every == 0:
             with timer("gradients"):
@@ -218,14 +223,14 @@ def train(config, workdir):
             for task, one in zip(tasks, collected, strict=True):
                 write_rollouts(
                     workdir / "rollouts" / task.label / f"step_{step:06d}.jsonl",
-                    one.episodes,
+                    one.played,
                     task.chat,
                     functools.partial(turn_reward, format_penalty=task.config.env.format_penalty),
                 )
         metrics |= timer.seconds
         metrics["time/step"] = train_seconds
         metrics["time/diagnose_share"] = metrics["time/diagnose"] / train_seconds
-        state, found, fired = watch(c, state, metrics, return_GK)
+        state, found, fired = watch(c, state, metrics, np.concatenate(returns))
         row = log.write(step, metrics | found)
         console(step_line(step, c.steps, row))
         if evaluated:
@@ -304,8 +309,27 @@ def watch(c, state, metrics, return_GK):
     return state, found, fired + alarms
 
 
+def played_returns(config, episodes):
+    """return_GK of an environment's episodes, penalties included."""
+    rewards = turn_rewards(
+        episodes,
+        format_penalty=config.env.format_penalty,
+        max_length=config.rollout.max_new_tokens,
+        overlong_buffer=config.reward.overlong_buffer,
+    )
+    return sum_turns(rewards, episodes[-1].group + 1)
+
+
+def selected_metrics(episodes, return_GK):
+    """collect/* figures of the groups that dynamic sampling selected."""
+    return {
+        "collect/success": np.mean([episode.success for episode in episodes]),
+        "collect/return": return_GK.mean(),
+    }
+
+
 def rollout_metrics(episodes, return_GK):
-    """rollout/* figures of a step's episodes."""
+    """rollout/* figures of all episodes that were played for a step."""
     turns = [turn for episode in episodes for turn in episode.turns]
     lengths = [len(turn.sampled) for turn in turns]
     return {

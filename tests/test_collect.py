@@ -1,18 +1,17 @@
 """collect.py: which groups make a step, of episodes made by hand and their real scores."""
 
+import dataclasses
+import types
+
+import jax
 import numpy as np
 import pytest
 
+from configs import base
 from ragen_jax.batch import make_batch
-from ragen_jax.collect import collect_groups
+from ragen_jax.collect import collect, collect_groups, differ_in_reward
 from ragen_jax.filter import ZERO_SCORE, group_scores
 from ragen_jax.rewards import add_rewards
-
-
-def informative(episodes):
-    """As training judges: the score of each group's returns."""
-    _, return_GK = add_rewards(make_batch(episodes), episodes, format_penalty=-0.1)
-    return np.asarray(group_scores(return_GK)) > ZERO_SCORE
 
 
 @pytest.fixture
@@ -66,8 +65,10 @@ def places(found):
 )
 def test_groups_of_a_step_by_hand(player, pattern, max_rounds, expected, rounds):
     play = player(pattern)
-    found = collect_groups(play, informative, wanted=4, max_rounds=max_rounds)
+    found = collect_groups(play, differ_in_reward, wanted=4, max_rounds=max_rounds)
     assert places(found) == expected
+    everything = dataclasses.replace(found, episodes=found.played)
+    assert places(everything) == list(range(4 * rounds))  # dropped ones included
     assert found.rounds == len(play.rounds) == rounds
     assert found.informative_N.tolist() == [letter == "x" for letter in "".join(pattern[:rounds])]
     assert found.metrics() == {
@@ -79,25 +80,66 @@ def test_groups_of_a_step_by_hand(player, pattern, max_rounds, expected, rounds)
 
 def test_one_round_comes_back_as_it_was_played(player):
     played = player(["x..x"])(0)
-    found = collect_groups(lambda index: played, informative, wanted=4, max_rounds=1)
+    found = collect_groups(lambda index: played, differ_in_reward, wanted=4, max_rounds=1)
     assert found.episodes == played
     assert found.seeds_N == (100, 101, 102, 103)  # conftest numbers seeds by group
 
 
 def test_seeds_of_all_groups_are_told_the_dropped_ones_included(player):
-    found = collect_groups(player(["x.", ".x"]), informative, wanted=2, max_rounds=3)
+    found = collect_groups(player(["x.", ".x"]), differ_in_reward, wanted=2, max_rounds=3)
     assert found.seeds_N == (100, 101, 100, 101)
     assert found.informative_N.tolist() == [True, False, False, True]
 
 
 def test_the_step_has_equal_groups_for_everything_behind_it(player):
-    found = collect_groups(player(["x.x.", ".xxx"]), informative, wanted=4, max_rounds=2)
+    found = collect_groups(player(["x.x.", ".xxx"]), differ_in_reward, wanted=4, max_rounds=2)
     _, return_GK = add_rewards(make_batch(found.episodes), found.episodes, format_penalty=0.0)
     np.testing.assert_array_equal(return_GK, [[0, 1]] * 4)
 
 
 def test_too_few_groups_and_wrong_judgements_are_refused(player):
     with pytest.raises(ValueError, match=r"4 groups are wanted, but 2 round\(s\) played 2"):
-        collect_groups(player(["x", "x"]), informative, wanted=4, max_rounds=2)
+        collect_groups(player(["x", "x"]), differ_in_reward, wanted=4, max_rounds=2)
     with pytest.raises(ValueError, match=r"2 groups were played, but \(3,\) judged"):
         collect_groups(player(["xx"]), lambda episodes: [True] * 3, wanted=2, max_rounds=2)
+
+
+def test_a_group_that_only_penalties_tell_apart_is_not_informative(make_turn, make_episode):
+    """All failed, but one wrote too much, or what cannot be read; through `collect`."""
+    config = base.get_config()
+    config.rollout.update(groups=2, group_size=2, max_new_tokens=8)
+    config.reward.overlong_buffer = 4
+    config.collect.max_rounds = 3
+
+    def play(task, seeds_G, states_G, key):
+        long, short = make_turn([1], [2] * 8), make_turn([1], [2])
+        unreadable = make_turn([1], [2], valid=False)
+        solved = make_turn([1], [2], reward=1.0)
+        pairs = {0: (long, short), 1: (unreadable, short), 2: (solved, short), 3: (short, short)}
+        return [
+            make_episode(g, k, [pairs[seed % 4][k]])
+            for g, seed in enumerate(seeds_G)
+            for k in range(2)
+        ]
+
+    task = types.SimpleNamespace(
+        name="one",
+        config=config,
+        key=jax.random.key(0),
+        environment=types.SimpleNamespace(reset=lambda seed: seed),
+    )
+    state = types.SimpleNamespace(seed_cursor={"one": 0}, streak_P={})
+    found = collect(task, play, state, 1)
+    assert found.rounds == 3
+    assert found.informative_N.tolist() == [False, False, True, False, False, False]
+    # The filter sees penalties: without the criterion, groups 0, 1 and 4 would have counted.
+    _, return_GK = add_rewards(
+        make_batch(found.played),
+        found.played,
+        format_penalty=-0.1,
+        max_length=8,
+        overlong_buffer=4,
+    )
+    differs = np.asarray(group_scores(return_GK)) > ZERO_SCORE
+    assert differs.tolist() == [True, True, True, False, True, True]
+    assert places(found) == [2, 2] and places(dataclasses.replace(found, episodes=found.played))

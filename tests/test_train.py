@@ -8,7 +8,9 @@ import signal
 import numpy as np
 import pytest
 
+from configs import frozen_lake
 from ragen_jax import evaluate, learn, train
+from ragen_jax.diagnostics import anatomy
 from ragen_jax.diagnostics.gradients import checkpoint_gradients
 from ragen_jax.log import read_metrics
 
@@ -227,3 +229,29 @@ def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, caps
     assert "warning" not in capsys.readouterr().out  # the streak is older
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
+
+
+def test_figures_are_of_all_that_dynamic_sampling_played(config, tmp_path):
+    """On lakes, which this agent hardly ever crosses: most groups earn nothing at all."""
+    config.env = frozen_lake.get_config().env
+    config.steps = 2
+    config.eval.every = 0
+    config.collect.max_rounds = 2
+    assert train.train(config, tmp_path / "run") == 0
+    row = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert row["collect/groups"] == 8
+    path = tmp_path / "run" / "rollouts" / "step_000002.jsonl"
+    played = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(played) == 8 * 4
+    rewards = [[turn["reward"] for turn in episode["turns"]] for episode in played]
+    returns = np.array([sum(turns) for turns in rewards])
+    assert row["rollout/return"] == pytest.approx(returns.mean(), rel=1e-5)
+    assert row["rollout/success"] == np.mean([episode["success"] for episode in played])
+    assert row["rollout/replies"] == sum(map(len, rewards))
+    assert sum(row[f"anatomy/{name}_count"] for name in anatomy.CLASSES) == 8
+    # Selected are the first four that are informative, else the earliest; a lake pays for success.
+    solved = np.reshape([episode["success"] for episode in played], (8, 4)).sum(1)
+    informative = (solved > 0) & (solved < 4)
+    chosen = sorted(sorted(range(8), key=lambda g: not informative[g])[:4])
+    selected = returns.reshape(8, 4)[chosen]
+    assert row["collect/return"] == pytest.approx(selected.mean(), rel=1e-5)
