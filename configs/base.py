@@ -162,24 +162,26 @@ def get_config():
                     patience=3,  # iterations in a row
                 ),
             ),
-            # The alarm of diagnostics/regimes.py. Levels are shares of the run's own mean over its
-            # first steps; a kind of figure beyond its level is a sign, two kinds are an alarm.
+            # The alarm of diagnostics/regimes.py, which says what these mean. Numbers of kinds are
+            # shares of the figure's own level.
             regimes=dict(
                 # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
                 action="warn",
-                baseline=5,  # the first steps that have the figure
-                patience=3,  # steps in a row beyond its level that make a figure a sign
-                clear_patience=5,  # steps in a row inside the way back that end it
-                recover=0.5,  # the way back: this share of it, in logarithms, towards the mean
+                baseline=5,  # values before a figure has a level
+                recent=5,  # values of the running mean that is judged
+                long=20,  # values of the running mean that its level follows upwards
+                margin=0.7,  # of the 95 % half-widths that a fall must be beyond
+                clear_patience=5,  # values in a row inside the way back that end a sign
+                recover=0.5,  # the way back: this share of it, in logarithms, towards the level
                 low=0.5,  # below which H(Z|X) or MI counts as low for regime/index
-                mi=0.75,  # below: a sign
-                retrieval=0.75,  # above chance
-                valid_think=0.9,
+                mi=0.75,  # below: a sign, and an alarm by itself
+                valid_think=0.9,  # below: a sign
                 valid_action=0.92,
                 grounded=0.85,  # share of the facts stated that are so
                 length=dict(fall=0.5, rise=1.5),  # below, above: a sign, but no alarm alone
                 entropy=dict(fall=0.25, rise=2.0),  # the same
                 tighten=dict(
+                    every=3,  # steps of an alarm
                     factor=0.95,  # filter.value is multiplied by it, again and again
                     least=0.8,  # until that is left of it
                 ),

@@ -10,6 +10,7 @@ import itertools
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, nn
 
 from ragen_jax.advantage import sample_variance
@@ -122,14 +123,15 @@ def select_groups(
     return select(score_G, candidate_G, value=value, sign=sign, accumulate=accumulate, eps=eps)
 
 
-def select_by_environment(score_G, groups_E, **options):
+def select_by_environment(score_G, groups_E, *, value=0.9, **options):
     """select_groups for each environment alone, so that none is starved by another's rewards.
 
     Args:
       score_G: scores, listed environment by environment.
-      groups_E: Python ints (static), the groups of each environment; they sum to G. Where all are
-        equal this is jax.vmap of select_groups over score_G.reshape(E, -1).
-      options: keyword arguments of select_groups, the same for all.
+      groups_E: Python ints (static), the groups of each environment; they sum to G. Where all and
+        their values are equal this is jax.vmap of select_groups over score_G.reshape(E, -1).
+      value: Python float (static), or one of each environment.
+      options: further keyword arguments of select_groups, the same for all.
     Returns:
       keep_G bool.
     Raises:
@@ -142,7 +144,10 @@ def select_by_environment(score_G, groups_E, **options):
         raise ValueError(f"groups_E {groups_E} sum to {sum(groups_E)}, got {len(score_G)} scores")
     ends = list(itertools.accumulate(groups_E))
     parts = jnp.split(score_G, ends[:-1])
-    return jnp.concatenate([select_groups(part, **options) for part in parts])
+    value_E = np.broadcast_to(value, len(groups_E)).tolist()
+    return jnp.concatenate(
+        [select_groups(x, value=v, **options) for x, v in zip(parts, value_E, strict=True)]
+    )
 
 
 def select_members(return_GK, *, top, bottom):

@@ -38,7 +38,7 @@ class Learner:
     config: object
     model: object
     mesh: object
-    select: Callable  # (return_GK, length_GK, entropy_GK, value) -> (score_G, keep_GK)
+    select: Callable  # (return_GK, length_GK, entropy_GK, value_E) -> (score_G, keep_GK)
     environment_G: np.ndarray  # int, the environment of each group of a step
     optimizer: object  # of policy and critic
     loss: Loss
@@ -71,7 +71,7 @@ def build_learner(config, model, params, mesh):
         model=model,
         mesh=mesh,
         select=jax.jit(
-            functools.partial(_select, c.filter.to_dict(), groups_E), static_argnames="value"
+            functools.partial(_select, c.filter.to_dict(), groups_E), static_argnames="value_E"
         ),
         environment_G=np.repeat(np.arange(len(groups_E)), groups_E),
         optimizer=optimizer,
@@ -90,8 +90,8 @@ def build_learner(config, model, params, mesh):
         mesh,
         environments=environments,
         critic=critic,
-        stopping=init_stopping(),
-        regimes=init_regimes(),
+        stopping=init_stopping(len(environments)),
+        regimes=init_regimes(len(environments)),
         zscores=init_zscores(scopes),
         streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
     )
@@ -114,19 +114,19 @@ def rewarded_batch(config, episodes, *, format_penalty):
     )
 
 
-def select_episodes(learner, return_GK, *, length_GK, entropy_GK=None, tighten=1.0):
+def select_episodes(learner, return_GK, *, length_GK, entropy_GK=None, tighten_E=(1.0,)):
     """Which episodes the update reads; each environment's groups are selected by themselves.
 
     Args:
       return_GK: undiscounted returns, penalties included.
       length_GK: sampled tokens. entropy_GK: their mean entropy, for metrics that need it.
-      tighten: multiplies filter.value.
+      tighten_E: multiplies filter.value, of each environment or of all.
 
     Returns:
       (score_G, keep_GK bool).
     """
-    value = learner.config.filter.value * tighten
-    return jax.device_get(learner.select(return_GK, length_GK, entropy_GK, value=value))
+    value_E = tuple(learner.config.filter.value * float(tighten) for tighten in tighten_E)
+    return jax.device_get(learner.select(return_GK, length_GK, entropy_GK, value_E=value_E))
 
 
 def filter_metrics(score_G, keep_GK):
@@ -140,7 +140,7 @@ def filter_metrics(score_G, keep_GK):
     }
 
 
-def _select(settings, groups_E, return_GK, length_GK, entropy_GK, value):
+def _select(settings, groups_E, return_GK, length_GK, entropy_GK, value_E):
     """(score_G, keep_GK); `settings` is the config's filter section but for `value`, groups_E the
     groups of each environment."""
     s = settings
@@ -149,7 +149,7 @@ def _select(settings, groups_E, return_GK, length_GK, entropy_GK, value):
         score_G,
         groups_E,
         strategy=s["strategy"],
-        value=value,
+        value=value_E,
         mode=s["mode"],
         keep=s["keep"],
         include_zero=s["include_zero"],

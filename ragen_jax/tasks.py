@@ -115,6 +115,20 @@ def joined(tasks, found):
     return metrics | apart(tasks, found)
 
 
+def own_rows(tasks, metrics):
+    """The metrics of each task under their plain names: what `apart` put under its label."""
+    if len(tasks) == 1:
+        return [metrics]
+    return [
+        {
+            name.replace(f"/{task.label}/", "/", 1): value
+            for name, value in metrics.items()
+            if name.split("/")[1:2] == [task.label]
+        }
+        for task in tasks
+    ]
+
+
 def apart(tasks, found):
     """The metrics of each task under its label; {} where there is but one task.
 

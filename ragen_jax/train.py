@@ -28,6 +28,7 @@ from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.collect import collect, joined_episodes, mark_played
 from ragen_jax.diagnose import diagnose
 from ragen_jax.diagnostics.gradients import gradient_report, heldout_gradients
+from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.diagnostics.regimes import update_regimes
 from ragen_jax.diagnostics.stopping import update_stopping
 from ragen_jax.evaluate import evaluate, load_policy
@@ -54,7 +55,7 @@ from ragen_jax.model import hf, lora
 from ragen_jax.rewards import sum_turns, turn_reward, turn_rewards
 from ragen_jax.rollout import Sampling, compile_ahead, rollout
 from ragen_jax.sharding import agree, is_first, place, sampling_params
-from ragen_jax.tasks import apart, joined, labelled
+from ragen_jax.tasks import apart, joined, labelled, own_rows
 from ragen_jax.update import Frozen
 
 PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
@@ -158,7 +159,8 @@ def train(config, workdir):
             played = [one.played for one in collected]
             returns = [played_returns(t.config, es) for t, es in zip(tasks, played, strict=True)]
             metrics |= rollout_metrics(joined_episodes(played), np.concatenate(returns))
-            metrics |= apart(tasks, list(map(rollout_metrics, played, returns)))
+            if len(tasks) > 1:
+                metrics |= apart(tasks, list(map(rollout_metrics, played, returns)))
             if c.collect.max_rounds > 1:
                 metrics |= selected_metrics(episodes, return_GK)
                 metrics |= labelled(tasks, selected_metrics, episodes, return_GK)
@@ -186,7 +188,7 @@ def train(config, workdir):
                 score_G, keep_GK = select_episodes(
                     learner,
                     return_GK,
-                    tighten=float(state.regimes.filter_scale),
+                    tighten_E=state.regimes.filter_scale_E.tolist(),
                     length_GK=length_GK,
                     entropy_GK=entropy_GK,
                 )
@@ -230,7 +232,7 @@ def train(config, workdir):
         metrics |= timer.seconds
         metrics["time/step"] = train_seconds
         metrics["time/diagnose_share"] = metrics["time/diagnose"] / train_seconds
-        state, found, fired = watch(c, state, metrics, np.concatenate(returns))
+        state, found, fired = watch(c, tasks, state, metrics, returns)
         row = log.write(step, metrics | found)
         console(step_line(step, c.steps, row))
         if evaluated:
@@ -286,26 +288,33 @@ def export(workdir, config, model, trained, frozen, tokenizer, stop_ids):
     hf.save(workdir / "policy", model, params, tokenizer, stop_ids=stop_ids)
 
 
-def watch(c, state, metrics, return_GK):
+def watch(c, tasks, state, metrics, returns):
     """What the stopping rules and the alarm say of an iteration.
+
+    Args:
+      returns: return_GK of all that was played, of each task.
 
     Returns:
       (TrainState, regime/* metrics, list of `Fired`).
     """
+    labels = [task.label for task in tasks]
     stopping, fired = update_stopping(
         jax.device_get(state.stopping),
         c.stopping.to_dict(),
-        variance=float(sample_variance(return_GK).mean()),
+        variance_E=[sample_variance(return_GK).mean() for return_GK in returns],
         kept=metrics["filter/kept_ratio"],
         skipped=metrics.get("update/skipped", 0) + metrics.get("critic/skipped", 0),
         success=metrics.get("eval/success"),
+        labels=labels,
     )
     regimes, found, alarms = update_regimes(
-        jax.device_get(state.regimes), c.regimes.to_dict(), metrics
+        jax.device_get(state.regimes), c.regimes.to_dict(), own_rows(tasks, metrics), labels
     )
     state = state.replace(
         stopping=place(stopping, state.step.sharding), regimes=place(regimes, state.step.sharding)
     )
+    worst = {f"regime/{x}": max(one[f"regime/{x}"] for one in found) for x in ("signs", "alarm")}
+    found = found[0] if len(tasks) == 1 else worst | apart(tasks, found)
     return state, found, fired + alarms
 
 
@@ -329,18 +338,34 @@ def selected_metrics(episodes, return_GK):
 
 
 def rollout_metrics(episodes, return_GK):
-    """rollout/* figures of all episodes that were played for a step."""
-    turns = [turn for episode in episodes for turn in episode.turns]
-    lengths = [len(turn.sampled) for turn in turns]
-    return {
-        "rollout/success": np.mean([episode.success for episode in episodes]),
+    """rollout/* figures of all episodes that were played for a step, rates with their intervals."""
+    groups = len(return_GK)
+
+    def by_group(measure, of_turns=True):
+        """Sums over the turns, or the episodes, of each group."""
+        values = [
+            sum(map(measure, episode.turns)) if of_turns else measure(episode)
+            for episode in episodes
+        ]
+        return np.reshape(values, (groups, -1)).sum(1)
+
+    turns_G = by_group(lambda turn: 1)
+    episodes_G = by_group(lambda episode: 1, of_turns=False)
+    of_turns = {
+        "response_length": lambda turn: len(turn.sampled),
+        "valid_rate": lambda turn: turn.valid,
+        "valid_think_rate": lambda turn: turn.reasoning[1] > turn.reasoning[0],
+    }
+    success_G = by_group(lambda episode: episode.success, of_turns=False)
+    metrics = rate_with_interval("rollout/success", success_G, episodes_G)
+    for name, measure in of_turns.items():
+        metrics |= rate_with_interval(f"rollout/{name}", by_group(measure), turns_G)
+    reasoning_G = by_group(lambda turn: turn.reasoning[1] - turn.reasoning[0])
+    return metrics | {
         "rollout/return": return_GK.mean(),
-        "rollout/turns": len(turns) / len(episodes),
-        "rollout/replies": len(turns),
-        "rollout/response_length": np.mean(lengths),
-        "rollout/reasoning_length": np.mean([t.reasoning[1] - t.reasoning[0] for t in turns]),
-        "rollout/valid_rate": np.mean([turn.valid for turn in turns]),
-        "rollout/valid_think_rate": np.mean([t.reasoning[1] > t.reasoning[0] for t in turns]),
+        "rollout/turns": turns_G.sum() / len(episodes),
+        "rollout/replies": turns_G.sum(),
+        "rollout/reasoning_length": reasoning_G.sum() / turns_G.sum(),
     }
 
 

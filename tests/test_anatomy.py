@@ -132,7 +132,22 @@ def test_grounded_rate_by_hand(make_turn, make_episode):
 
     found = reasoning_metrics(episodes, grounded, text)
     assert found == {"reasoning/stated": 7 / 5, "reasoning/grounded_rate": 4 / 7}
+    # Three groups: 2 of 3, 2 of 4 and none of nothing; then 1 of 1.
+    said = {"a": "right right wrong", "b": "right wrong right wrong", "c": "", "d": "right"}
+    thoughts[:] = said.values()
+    turns = [
+        make_turn([1], [i, 9], message="shown", reasoning=(0, 1) if thought else (0, 0))
+        for i, thought in enumerate(thoughts)
+    ]
+    found = reasoning_metrics(
+        [make_episode(g, 0, [t]) for g, t in enumerate(turns)], grounded, text
+    )
+    deleted = np.array([3 / 5, 3 / 4, 4 / 7])
+    half_width = 4.302653 * np.sqrt(2 / 3 * ((deleted - deleted.mean()) ** 2).sum())
+    assert found["reasoning/grounded_rate"] == 5 / 8
+    assert found["reasoning/grounded_rate_ci95"] == pytest.approx(half_width)
     # Nothing said, nothing to judge.
+    turns = [make_turn([1], [2, 9], message="shown")] * 3
     silent = reasoning_metrics([make_episode(0, 0, turns[1:3])], grounded, text)
     assert silent == {"reasoning/stated": 0}
 

@@ -96,7 +96,7 @@ LEAST = {
     **dict.fromkeys(["env.max_context", "env.pool"], 0),
     **dict.fromkeys(["env.window", "collect.max_rounds", "stopping.variance.baseline"], 1),
     **dict.fromkeys([f"stopping.{rule}.patience" for rule in stopping.RULES], 1),
-    **dict.fromkeys(["regimes.baseline", "regimes.patience", "regimes.clear_patience"], 1),
+    **dict.fromkeys(["regimes.baseline", "regimes.recent", "regimes.clear_patience"], 1),
 }
 
 

@@ -327,6 +327,12 @@ def test_each_environment_is_filtered_alone(case):
         assert set(np.flatnonzero(keep_G).tolist()) == want, (case, scores)
 
 
+def test_environments_may_have_values_of_their_own():
+    score_G = np.array([5.0, 3.0, 1.0, 1.0, 5.0, 3.0, 1.0, 1.0])
+    keep_G = select_by_environment(score_G, (4, 4), value=(0.4, 0.9), eps=0.0)
+    assert keep_G.tolist() == [True, False, False, False, True, True, True, False]
+
+
 def test_environment_errors():
     with pytest.raises(ValueError, match="sum to 5, got 4 scores"):
         select_by_environment(np.ones(4), (2, 3))

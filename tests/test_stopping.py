@@ -11,7 +11,7 @@ from configs import base
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.stopping import RULES, init_stopping, update_stopping
 
-FINE = dict(variance=1.0, kept=0.5, skipped=0)
+FINE = dict(variance_E=[1.0], kept=0.5, skipped=0)
 
 
 def settings(**changes):
@@ -45,17 +45,40 @@ def test_variance_below_a_share_of_the_first_iterations_mean():
     # Three iterations of mean 4, so below 1 is bad. The first ones are never bad.
     rules = settings(variance__baseline=3, variance__ratio=0.25, variance__patience=2)
     variances = [0.0, 0.0, 12.0, 0.9, 1.0, 0.99, 0.5, 0.5, 3.0, 0.0, 0.0]
-    steps = [dict(variance=v) for v in variances]
+    steps = [dict(variance_E=[v]) for v in variances]
     state, fired = run(steps, rules)
     # 0.9 is a streak of one that 1.0 (not below) ends; 0.99, 0.5, 0.5 and the last two are streaks.
     assert fired == [(step, "variance", "stop") for step in (7, 8, 11)]
-    assert (state.variance_sum, state.variance_count) == (12.0, 3)
-    assert state.streak["variance"] == 2
+    assert (state.variance_sum_E, state.variance_count) == ([12.0], 3)
+    assert state.variance_streak_E == [2]
 
 
 def test_a_run_without_any_variance_from_the_start_is_not_a_collapse():
-    _, fired = run([dict(variance=0.0)] * 30, settings())
+    _, fired = run([dict(variance_E=[0.0])] * 30, settings())
     assert fired == []
+
+
+def test_the_variance_of_each_environment_is_compared_with_its_own_start():
+    """Rewards of a hundred beside rewards of one: a mean would see the first alone."""
+    rules = settings(variance__baseline=2, variance__patience=2)
+    first, fired = run([dict(variance_E=[100.0, 1.0])] * 2, rules, init_stopping(2))
+    state, found = first, []
+    for step, variance_E in enumerate([(90.0, 0.05)] * 3 + [(1.0, 0.05)] * 3, 1):
+        figures = FINE | dict(variance_E=variance_E)
+        state, now = update_stopping(state, rules, **figures, labels=["large", "small"])
+        found += [(step, one.action, one.reason) for one in now]
+    assert fired == [] and [(step, action) for step, action, _ in found] == [
+        (2, "warn"),  # once about the one; the run goes on with the other
+        (5, "stop"),
+        (6, "stop"),
+    ]
+    assert found[0][2] == (
+        "the mean reward variance of small, 0.05 now, was below 0.1 (0.1 of its mean over the "
+        "first 2 iterations) in 2 iterations in a row (stopping.variance)"
+    )
+    assert "of large, 1 now, was below 10 " in found[1][2] and "; the mean" in found[1][2]
+    off = settings(variance__baseline=2, variance__patience=2, variance__action="off")
+    assert run([dict(variance_E=[90.0, 0.05])] * 5, off, first)[1] == []
 
 
 def test_success_counts_evaluations_only():
@@ -81,8 +104,8 @@ def test_reasons_tell_the_numbers():
     rules = settings(variance__baseline=2, variance__patience=1, success__patience=1)
     for rule in RULES:
         rules[rule]["patience"] = 1
-    state, _ = run([dict(variance=8.0), dict(variance=4.0)], rules)
-    _, fired = update_stopping(state, rules, variance=0.25, kept=0, skipped=1, success=0.005)
+    state, _ = run([dict(variance_E=[8.0]), dict(variance_E=[4.0])], rules)
+    _, fired = update_stopping(state, rules, variance_E=[0.25], kept=0, skipped=1, success=0.005)
     assert [one.reason for one in fired] == [
         "the mean reward variance, 0.25 now, was below 0.6 (0.1 of its mean over the first 2 "
         "iterations) in 1 iterations in a row (stopping.variance)",
@@ -94,7 +117,7 @@ def test_reasons_tell_the_numbers():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_warn_says_it_once_a_streak_and_off_never(rule):
-    bad = dict(variance=0.0, kept=0, skipped=1, success=0.0)
+    bad = dict(variance_E=[0.0], kept=0, skipped=1, success=0.0)
     good = dict(success=1.0)
     steps = [good] + [bad] * 4 + [good] + [bad] * 3
     others = {f"{other}__action": "off" for other in RULES if other != rule}
@@ -106,14 +129,15 @@ def test_warn_says_it_once_a_streak_and_off_never(rule):
     state, fired = run(steps, settings(**others, **short, **{f"{rule}__action": "off"}))
     assert fired == []
     # What was off goes on counting, so that it can be turned on for the rest of a run.
-    assert state.streak[rule] == 3
+    streaks = state.streak | {"variance": state.variance_streak_E}
+    assert streaks[rule] == 3
 
 
 def test_a_resumed_run_fires_when_the_whole_one_does(tmp_path):
     rng = np.random.default_rng(0)
     steps = [
         dict(
-            variance=float(rng.random() * (1.0 if step < 12 else 0.02)),
+            variance_E=[float(rng.random() * (1.0 if step < 12 else 0.02))],
             kept=int(rng.integers(2)),
             skipped=int(rng.integers(2)),
             success=float(rng.integers(2)) if step % 3 == 0 else None,

@@ -3,17 +3,22 @@
 import types
 
 import numpy as np
+import optax
 import pytest
 from ml_collections import ConfigDict
 
-from configs import frozen_lake, mixture, sokoban
+from configs import base, frozen_lake, mixture, sokoban
 from ragen_jax import config as cfg
 from ragen_jax import evaluate, train
 from ragen_jax.check import check
+from ragen_jax.diagnostics.regimes import init_regimes
+from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.learn import build_learner, select_episodes
 from ragen_jax.log import read_metrics, read_outcomes
 from ragen_jax.model import hf
-from ragen_jax.tasks import joined, labelled
+from ragen_jax.sharding import make_mesh
+from ragen_jax.tasks import apart, joined, labelled, own_rows
+from ragen_jax.update import init_state
 
 
 def parts(*groups):
@@ -55,6 +60,37 @@ def test_the_plain_name_is_the_mean_over_the_tasks_that_have_it():
     }
     assert joined(parts(2), [{"a/x": 3.0, "a/p_p": 0.5}]) == {"a/x": 3.0, "a/p_p": 0.5}
     assert "a/p_p" not in joined(parts(1, 1), [{"a/p_p": 0.5}, {"a/p_p": 0.1}])
+
+
+def test_rows_of_each_task_are_what_was_put_under_its_label():
+    tasks = parts(1, 1)
+    found = [{"a/x": 1.0, "a/second/y": 2.0}, {"a/x": 3.0, "b/z/w": 4.0}]
+    together = {"a/x": 2.0, "time/step": 1.0} | apart(tasks, found)
+    assert own_rows(tasks, together) == found
+    assert own_rows(parts(3), together) == [together]
+
+
+def test_the_collapse_of_one_environment_of_three_is_seen():
+    """Through the loop's own watch, on rows as a run of three has them."""
+    tasks, config = parts(1, 1, 1), base.get_config()
+    mesh = make_mesh(data=1, fsdp=1, tensor=1)
+    parts_of_state = dict(stopping=init_stopping(3), regimes=init_regimes(3))
+    state = init_state({}, optax.sgd(1.0), mesh, **parts_of_state)
+    rng, fired = np.random.default_rng(0), []
+    for step in range(60):
+        mi = {"first": 1.0, "second": 40.0, "third": 0.5 if step < 30 else 0.2}
+        mean = np.mean(list(mi.values()))
+        row = {"filter/kept_ratio": 1.0, "collapse/first_turn/mi_released": mean}
+        for label, value in mi.items():
+            row[f"collapse/{label}/first_turn/mi_released"] = value * (1 + 0.1 * rng.normal())
+            row[f"collapse/{label}/first_turn/mi_released_ci95"] = 0.2 * value
+        returns = [np.array([[0.0, 1.0]])] * 3
+        state, found, alarms = train.watch(config, tasks, state, row, returns)
+        fired += [(step, alarm.reason) for alarm in alarms]
+    ((step, reason),) = fired
+    assert step in range(31, 42) and reason.startswith("third: signs of collapse: first-turn MI")
+    assert found["regime/alarm"] == found["regime/third/alarm"] == 1
+    assert found["regime/first/alarm"] == found["regime/second/alarm"] == 0
 
 
 @pytest.fixture
@@ -164,6 +200,9 @@ def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, mon
         assert set(read_outcomes(tmp_path / "whole" / "eval" / env)) == {0, 2}
         assert (tmp_path / "whole" / "rollouts" / env / "step_000002.jsonl").exists()
     assert last["rollout/frozen_lake/turns"] <= 2
+    for name in ("regime/alarm", "regime/signs"):
+        its = [last[name.replace("/", f"/{env}/")] for env in ("sokoban", "frozen_lake")]
+        assert last[name] == max(its)
 
     # An environment's first step is the one it would have had alone.
     alone = config.copy_and_resolve_references()

@@ -18,6 +18,7 @@ import itertools
 import numpy as np
 
 from ragen_jax.advantage import sample_variance
+from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.filter import ZERO_SCORE
 
 CLASSES = ("mixed", "solved", "failed", "tied")
@@ -92,23 +93,23 @@ def reasoning_metrics(episodes, grounded, text):
 
     Returns:
       dict: reasoning/stated, facts stated a turn; reasoning/grounded_rate, the share of all facts
-      stated that are so, left out where none is stated. Turns without reasoning state nothing.
+      stated that are so, with its interval over groups; left out where none is stated. Turns
+      without reasoning state nothing.
     """
-    turns = [turn for episode in episodes for turn in episode.turns]
+    turns = [(episode.group, turn) for episode in episodes for turn in episode.turns]
     # Members of a group say much that is the same: each text is checked once for a state.
     said = collections.Counter(
-        (turn.message, text(turn.sampled[slice(*turn.reasoning)]))
-        for turn in turns
+        (group, turn.message, text(turn.sampled[slice(*turn.reasoning)]))
+        for group, turn in turns
         if turn.reasoning[1] > turn.reasoning[0]
     )
-    right = stated = 0
-    for (message, thought), times in said.items():
-        right_here, stated_here = grounded(message, thought)
-        right, stated = right + times * right_here, stated + times * stated_here
-    metrics = {"reasoning/stated": stated / len(turns)}
-    if stated:
-        metrics["reasoning/grounded_rate"] = right / stated
-    return metrics
+    right_G, stated_G = np.zeros((2, episodes[-1].group + 1))
+    for (group, message, thought), times in said.items():
+        right, stated = grounded(message, thought)
+        right_G[group] += times * right
+        stated_G[group] += times * stated
+    metrics = {"reasoning/stated": stated_G.sum() / len(turns)}
+    return metrics | rate_with_interval("reasoning/grounded_rate", right_G, stated_G)
 
 
 def strategy(episode):

@@ -124,6 +124,30 @@ def jackknife(deleted_D, floor=0.0):
     return stdtrit(D - 1, 0.975) * np.hypot(se, floor)
 
 
+def rate_with_interval(name, part_G, whole_G):
+    """A rate over all groups, sum(part) / sum(whole), and the half-width of its 95 % interval.
+
+    The jackknife deletes a group at a time: members of a group resemble each other.
+
+    Args:
+      name: of the figure.
+      part_G, whole_G: what is counted, and out of how much, in each group.
+
+    Returns:
+      {name: rate, name_ci95: half-width}: no interval where fewer than three groups hold anything,
+      nothing at all where none does.
+    """
+    here_G = np.asarray(whole_G) > 0
+    part_G, whole_G = np.asarray(part_G, float)[here_G], np.asarray(whole_G, float)[here_G]
+    if not len(whole_G):
+        return {}
+    found = {name: part_G.sum() / whole_G.sum()}
+    if len(whole_G) >= LEAST_PROMPTS:
+        deleted_G = (part_G.sum() - part_G) / (whole_G.sum() - whole_G)
+        found[f"{name}_ci95"] = jackknife(deleted_G)
+    return found
+
+
 def retrieval_p(score_MN, prompt_M, *, prompt_id_N=None, rng, permutations=999):
     """Permutation p-value of retrieval: is the own prompt ranked better than luck would?
 

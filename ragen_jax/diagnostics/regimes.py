@@ -1,8 +1,8 @@
 """Where a run stands between reasoning and collapse, and an alarm before success shows it.
 
 Two axes (RAGEN-2, section 2): the conditional entropy H(Z|X) of the reasoning, that is diversity
-within an input, and its mutual information I(Z;X) with the input. Each is read relative to the
-run's own mean over its first steps; low is below `low` of that.
+within an input, and its mutual information I(Z;X) with the input. Each is read relative to its own
+level; low is below `low` of that.
 
     index  H(Z|X)  I(Z;X)
     0      high    high    diverse reasoning
@@ -10,25 +10,46 @@ run's own mean over its first steps; low is below `low` of that.
     2      high    low     template collapse: diverse, but about no input in particular
     3      low     low     low-entropy collapse
 
-The alarm watches signs. A sign is a kind of figure that has left its first level:
+**The alarm** watches figures of each environment by itself:
 
-    kind          figures, each relative to its own mean over the first steps       a sign where
-    mi            collapse/*/mi_released                                            low
-    retrieval     collapse/*/retrieval_acc - retrieval_chance                       low
-    valid_think   rollout/valid_think_rate                                          low
-    valid_action  rollout/valid_rate                                                low
-    grounded      reasoning/grounded_rate                                           low
-    length        rollout/response_length                                           low or high
-    entropy       update/entropy, collapse/first_turn/h_cond                        low or high
+    kind          figures                                               a sign where it has
+    mi            collapse/first_turn/ and trajectory/mi_released       fallen
+    valid_think   rollout/valid_think_rate                              fallen
+    valid_action  rollout/valid_rate                                    fallen
+    grounded      reasoning/grounded_rate                               fallen
+    length        rollout/response_length                               fallen or risen
+    entropy       collapse/first_turn/h_cond                            fallen or risen
 
-A figure becomes a sign after `patience` steps in a row beyond its level, and is one until
-`clear_patience` steps in a row were inside a level nearer to 1. Steps without the figure count
-for nothing. The alarm is on where at least SIGNS kinds are signs and one of them is not length or
-entropy: healthy runs shorten and sharpen too, and a template reads as fluently as ever.
+It is on where the information has fallen, or two other kinds are signs and one of them is not
+length or entropy: healthy runs shorten and sharpen too, and a template reads as fluently as ever.
+All that one matrix of cross scores says is one piece of evidence: retrieval does not count beside
+MI.
+
+**Beyond its interval.** A step has few prompts, so single values say little. Of each figure two
+running means are kept, one over about `recent` steps and one over about `long` steps (weights 1 /
+steps, plain means at first), each with a half-width from those of its values. A value's half-width
+is its own 95 % interval (<figure>_ci95, where the row has it) or 1.96 standard deviations of the
+figure from step to step (root of half the mean squared difference of neighbours), whichever is
+larger. With m = `margin`, which makes intervals of 84 % of those of 95 % (two of which, just not
+overlapping, differ at the level of 5 %):
+
+    fallen   recent + m * its half-width < share * (level - m * its half-width)
+    risen    recent - m * its half-width > share * (level + m * its half-width)
+
+**A level that rises.** The level is the long mean after the first `baseline` values. Of kinds that
+only fall it becomes the long mean whenever the lower end of that one's interval (margin m) is above
+its own: what was surely reached only ever rises, so that an information that first rises and then
+crashes is compared with what it rose to. Of length and entropy the level stays.
+
+A sign ends when the recent mean has been for `clear_patience` values in a row nearer to the level
+(`recover` of the way, in logarithms). Steps without a figure leave all of it as it is. A figure
+whose level is not above 0 is not watched. `python -m benchmarks alarm` simulates both error rates.
 
 MI is the form of the released code (information.py), because the paper's is at most log N a
 reasoning: a reasoning that names its prompt among N stands at that ceiling, and stays there
 while its dependence on the prompt fades. Per token it also moves with the length.
+
+Axes: E environments, F figures.
 """
 
 import dataclasses
@@ -41,190 +62,217 @@ from ragen_jax.diagnostics.stopping import Fired
 
 ACTIONS = ("warn", "stop", "checkpoint", "tighten", "off")
 TIGHTENED = ("top_p", "top_k", "top_k_abs")  # filter strategies that a lower value tightens
-FALLING = ("mi", "retrieval", "valid_think", "valid_action", "grounded")  # kinds: a sign where low
-EITHER = ("length", "entropy")  # kinds: a sign where low or high, never an alarm alone
+ALONE = ("mi",)  # kinds that are an alarm by themselves
+FALLING = (*ALONE, "valid_think", "valid_action", "grounded")  # kinds: a sign where fallen
+EITHER = ("length", "entropy")  # kinds: a sign where fallen or risen, never an alarm by themselves
 SIGNS = 2  # kinds that make an alarm
 NAMES = ("diverse reasoning", "compressed", "template collapse", "low-entropy collapse")
+NOISE_STEPS = 20  # values over which the differences of neighbours are averaged
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A number of each step that is compared with its mean over the first steps."""
+    """A number of each step that is compared with its level."""
 
     kind: str
-    key: str  # in the row
+    key: str  # in the row, of a run's only environment
     words: str  # for reasons
-    above: str | None = None  # key of a number to take off first
 
 
-FIGURES = {
-    "mi_first": Figure("mi", "collapse/first_turn/mi_released", "first-turn MI"),
-    "mi_trajectory": Figure("mi", "collapse/trajectory/mi_released", "trajectory MI"),
-    "retrieval_first": Figure(
-        "retrieval",
-        "collapse/first_turn/retrieval_acc",
-        "first-turn retrieval above chance",
-        "collapse/first_turn/retrieval_chance",
-    ),
-    "retrieval_trajectory": Figure(
-        "retrieval",
-        "collapse/trajectory/retrieval_acc",
-        "trajectory retrieval above chance",
-        "collapse/trajectory/retrieval_chance",
-    ),
-    "valid_think": Figure("valid_think", "rollout/valid_think_rate", "valid thinking"),
-    "valid_action": Figure("valid_action", "rollout/valid_rate", "valid actions"),
-    "grounded": Figure("grounded", "reasoning/grounded_rate", "grounded facts"),
-    "length": Figure("length", "rollout/response_length", "length"),
-    "entropy": Figure("entropy", "update/entropy", "entropy"),
-    "h_first": Figure("entropy", "collapse/first_turn/h_cond", "first-turn H(Z|X)"),
-}
+FIGURES = (
+    Figure("mi", "collapse/first_turn/mi_released", "first-turn MI"),
+    Figure("mi", "collapse/trajectory/mi_released", "trajectory MI"),
+    Figure("valid_think", "rollout/valid_think_rate", "valid thinking"),
+    Figure("valid_action", "rollout/valid_rate", "valid actions"),
+    Figure("grounded", "reasoning/grounded_rate", "grounded facts"),
+    Figure("length", "rollout/response_length", "length"),
+    Figure("entropy", "collapse/first_turn/h_cond", "first-turn H(Z|X)"),
+)
+MI, H = 0, len(FIGURES) - 1  # the two axes
+RISES_F = np.array([figure.kind in FALLING for figure in FIGURES])  # levels that may rise
 
 
 @flax.struct.dataclass
 class RegimeState:
-    """What the alarm remembers. Scalars, part of `types.TrainState`; keys are those of FIGURES."""
+    """What the alarm remembers, part of `types.TrainState`; float32 where not said otherwise."""
 
-    total: dict[str, np.ndarray]  # float32, sum of the figure over its first steps
-    count: dict[str, np.ndarray]  # int32, how many steps that are, at most `baseline`
-    sign: dict[str, np.ndarray]  # int32, 1 while the figure is a sign
-    streak: dict[str, np.ndarray]  # int32, steps in a row that speak for changing `sign`
-    alarm: np.ndarray  # int32, steps that the alarm has been on; 0: it is off
-    filter_scale: np.ndarray  # float32, multiplies filter.value; falls where action is "tighten"
+    count_EF: np.ndarray  # int32, values so far
+    last_EF: np.ndarray  # the last of them
+    noise_EF: np.ndarray  # running mean of half the squared differences of neighbours
+    recent_EF: np.ndarray  # running mean over about `recent` values
+    recent_variance_EF: np.ndarray  # of it, in squared half-widths
+    long_EF: np.ndarray  # running mean over about `long` values
+    long_variance_EF: np.ndarray
+    level_EF: np.ndarray  # 0 before there are `baseline` values
+    level_variance_EF: np.ndarray
+    sign_EF: np.ndarray  # int32, 1 while the figure is a sign
+    streak_EF: np.ndarray  # int32, values in a row that speak for ending the sign
+    alarm_E: np.ndarray  # int32, steps that the alarm has been on; 0: it is off
+    filter_scale_E: np.ndarray  # multiplies filter.value; falls where action is "tighten"
 
 
-def init_regimes():
+def init_regimes(environments=1):
     """The `RegimeState` of a run that has not begun."""
-
-    def zeros(dtype):
-        return {name: np.zeros((), dtype) for name in FIGURES}
-
-    return RegimeState(
-        total=zeros(np.float32),
-        count=zeros(np.int32),
-        sign=zeros(np.int32),
-        streak=zeros(np.int32),
-        alarm=np.zeros((), np.int32),
-        filter_scale=np.ones((), np.float32),
-    )
+    shape = (environments, len(FIGURES))
+    whole = {"count_EF", "sign_EF", "streak_EF", "alarm_E"}
+    arrays = {
+        field.name: np.zeros(
+            shape if field.name.endswith("_EF") else shape[:1],
+            np.int32 if field.name in whole else np.float32,
+        )
+        for field in dataclasses.fields(RegimeState)
+    }
+    return RegimeState(**arrays | {"filter_scale_E": np.ones(environments, np.float32)})
 
 
-def update_regimes(state, settings, row):
+def update_regimes(state, settings, rows, labels=("",)):
     """Counts one iteration.
 
     Args:
       state: `RegimeState`; arrays of any kind, as a checkpoint restores them.
       settings: the config's regimes section as a dict.
-      row: the iteration's metrics. A figure that is missing or not finite leaves its sign and
-        streak as they are.
+      rows: each environment's metrics of the iteration. A figure that is missing or not finite says
+        nothing.
+      labels: of the environments, for the reasons; "" of a run's only one.
 
     Returns:
-      (RegimeState, metrics, list of `Fired`, none or one). The metrics: regime/h_relative and
-      regime/mi_relative (first turns, to the mean over the first `baseline` steps, or those so
-      far), regime/index (the table above), where the row has both figures; regime/signs (kinds
-      that are signs), regime/alarm (0 or 1); regime/filter_scale where action is "tighten".
-      Fired: "warn" and "checkpoint" when the alarm goes on; "stop" at every step that it is on;
-      "tighten" when it goes on and after every further `patience` steps.
+      (RegimeState, the metrics of each environment, list of `Fired`, at most one an environment).
+      Metrics: regime/h_relative and regime/mi_relative (first turns, recent means over their
+      levels) and regime/index (the table above), once there are levels; regime/signs (kinds that
+      are signs); regime/alarm (0 or 1); regime/filter_scale where action is "tighten".
+      Fired: "warn" and "checkpoint" when an alarm goes on; "stop" at every step that it is on;
+      "tighten" when it goes on and after every further `tighten.every` steps.
     """
-    # float32 throughout, so that a run and its resumed twin add the same numbers.
-    total = {name: np.float32(x) for name, x in state.total.items()}
-    count, sign, streak = (
-        {name: int(x) for name, x in counts.items()}
-        for counts in (state.count, state.sign, state.streak)
-    )
-    value, relative = {}, {}
-    for name, figure in FIGURES.items():
-        found = _read(row, figure)
-        if found is None:
-            continue
-        value[name] = found
-        settled = count[name] >= settings["baseline"]
-        if not settled:
-            total[name], count[name] = np.float32(total[name] + found), count[name] + 1
-        if total[name] > 0:  # nothing to be compared with otherwise
-            relative[name] = float(found / (total[name] / np.float32(count[name])))
-        if settled and name in relative:
-            sign[name], streak[name] = _judge(
-                relative[name], figure.kind, sign[name], streak[name], settings
-            )
-
-    kinds = {FIGURES[name].kind for name in FIGURES if sign[name]}
-    on = len(kinds) >= SIGNS and not kinds <= set(EITHER)
-    alarm = int(state.alarm) + 1 if on else 0
-    metrics = {"regime/signs": len(kinds), "regime/alarm": float(on)}
-    if "h_first" in relative and "mi_first" in relative:
-        h, mi = relative["h_first"], relative["mi_first"]
-        low = settings["low"]
-        metrics |= {
-            "regime/h_relative": h,
-            "regime/mi_relative": mi,
-            "regime/index": (h < low) + 2 * (mi < low),
+    state = _take_in(state, settings, *_read(rows))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share_EF = np.where(state.level_EF > 0, state.recent_EF / state.level_EF, np.nan)
+    action, metrics, fired = settings["action"], [], []
+    alarm_E, filter_scale_E = np.array(state.alarm_E), np.array(state.filter_scale_E)
+    for e, label in enumerate(labels):
+        kinds = {f.kind for f, sign in zip(FIGURES, state.sign_EF[e], strict=True) if sign}
+        on = bool(kinds & set(ALONE)) or (len(kinds) >= SIGNS and not kinds <= set(EITHER))
+        alarm_E[e] = alarm_E[e] + 1 if on else 0
+        found = {"regime/signs": len(kinds), "regime/alarm": float(on)}
+        h, mi = share_EF[e, [H, MI]].tolist()
+        if math.isfinite(h) and math.isfinite(mi):
+            low = settings["low"]
+            index = (h < low) + 2 * (mi < low)
+            found |= {"regime/h_relative": h, "regime/mi_relative": mi, "regime/index": index}
+        due = {
+            "warn": alarm_E[e] == 1,
+            "stop": True,
+            "checkpoint": alarm_E[e] == 1,
+            "tighten": (alarm_E[e] - 1) % settings["tighten"]["every"] == 0,
+            "off": False,
         }
-
-    action, filter_scale = settings["action"], np.float32(state.filter_scale)
-    due = {
-        "warn": alarm == 1,
-        "stop": True,
-        "checkpoint": alarm == 1,
-        "tighten": (alarm - 1) % settings["patience"] == 0,
-        "off": False,
-    }
-    alarms = []
-    if on and due[action]:
-        words = []
-        for name, figure in FIGURES.items():
-            if sign[name] and name in relative:
-                mean = total[name] / count[name]
-                words.append(
-                    f"{figure.words} {value[name]:.3g}, {relative[name]:.2f} of the first steps' "
-                    f"{mean:.3g}"
-                )
-            elif sign[name]:
-                words.append(f"{figure.words}, when last seen")
-        reason = "signs of collapse: " + "; ".join(words)
-        if "regime/index" in metrics:
-            reason += f"; regime: {NAMES[metrics['regime/index']]}"
+        if on and due[action]:
+            reason = _reason(state, share_EF, e, label, found)
+            if action == "tighten":
+                tighter = np.float32(settings["tighten"]["factor"]) * filter_scale_E[e]
+                filter_scale_E[e] = max(tighter, np.float32(settings["tighten"]["least"]))
+                reason += f"; filter.value now times {filter_scale_E[e]:.3g}"
+            fired.append(Fired(rule="regimes", action=action, reason=f"{reason} (regimes)"))
         if action == "tighten":
-            tighter = np.float32(settings["tighten"]["factor"]) * filter_scale
-            filter_scale = max(tighter, np.float32(settings["tighten"]["least"]))
-            reason += f"; filter.value now times {filter_scale:.3g}"
-        alarms.append(Fired(rule="regimes", action=action, reason=f"{reason} (regimes)"))
-    if action == "tighten":
-        metrics["regime/filter_scale"] = float(filter_scale)
+            found["regime/filter_scale"] = float(filter_scale_E[e])
+        metrics.append(found)
+    return state.replace(alarm_E=alarm_E, filter_scale_E=filter_scale_E), metrics, fired
 
-    def arrays(numbers, dtype):  # as Orbax saves no NumPy scalars
-        return {name: np.array(x, dtype) for name, x in numbers.items()}
 
-    state = RegimeState(
-        total=arrays(total, np.float32),
-        count=arrays(count, np.int32),
-        sign=arrays(sign, np.int32),
-        streak=arrays(streak, np.int32),
-        alarm=np.array(alarm, np.int32),
-        filter_scale=np.array(filter_scale, np.float32),
+def _read(rows):
+    """(values, their half-widths or 0) of each row's figures, float32 [E, F]; NaN: no value."""
+
+    def read(suffix, missing):
+        table = [[row.get(figure.key + suffix, missing) for figure in FIGURES] for row in rows]
+        return np.array(table, np.float32)
+
+    half_EF = read("_ci95", 0.0)
+    return read("", np.nan), np.where(np.isfinite(half_EF), half_EF, np.float32(0))
+
+
+def _take_in(state, settings, value_EF, half_EF):
+    """The state behind a step's values: its means, levels and signs."""
+    # float32 throughout, so that a run and its resumed twin add the same numbers.
+    s = RegimeState(**{name: np.array(x) for name, x in vars(state).items()})
+    one, here_EF = np.float32(1), np.isfinite(value_EF)
+    count_EF = s.count_EF + here_EF
+
+    def put(old_EF, new_EF, where_EF=here_EF):
+        return np.where(where_EF, new_EF, old_EF).astype(old_EF.dtype)
+
+    def weight(values_EF, steps):
+        """Of a new value in a running mean: a plain mean's at first."""
+        return one / np.clip(values_EF, 1, steps).astype(np.float32)
+
+    change_EF = np.where(s.count_EF > 0, value_EF - s.last_EF, np.float32(0))
+    w_EF = weight(s.count_EF, NOISE_STEPS)
+    noise_EF = (one - w_EF) * s.noise_EF + w_EF * change_EF**2 / np.float32(2)
+    variance_EF = np.maximum(half_EF**2, np.float32(1.96**2) * noise_EF)
+    s = s.replace(
+        count_EF=count_EF.astype(np.int32),
+        last_EF=put(s.last_EF, value_EF),
+        noise_EF=put(s.noise_EF, noise_EF),
     )
-    return state, metrics, alarms
+    for name in ("recent", "long"):
+        w_EF = weight(count_EF, settings[name])
+        mean_EF, of_mean_EF = getattr(s, f"{name}_EF"), getattr(s, f"{name}_variance_EF")
+        new_EF = (one - w_EF) * mean_EF + w_EF * value_EF
+        of_new_EF = (one - w_EF) ** 2 * of_mean_EF + w_EF**2 * variance_EF
+        s = s.replace(
+            **{
+                f"{name}_EF": put(mean_EF, new_EF),
+                f"{name}_variance_EF": put(of_mean_EF, of_new_EF),
+            }
+        )
+    s = _judge(s, settings, here_EF & (count_EF > settings["baseline"]))
+
+    margin = np.float32(settings["margin"])
+    surer_EF = s.long_EF - margin * np.sqrt(s.long_variance_EF) > (
+        s.level_EF - margin * np.sqrt(s.level_variance_EF)
+    )
+    first_EF = here_EF & (count_EF == settings["baseline"])
+    later_EF = here_EF & (count_EF > settings["baseline"]) & RISES_F & surer_EF
+    return s.replace(
+        level_EF=put(s.level_EF, s.long_EF, first_EF | later_EF),
+        level_variance_EF=put(s.level_variance_EF, s.long_variance_EF, first_EF | later_EF),
+    )
 
 
-def _read(row, figure):
-    """The figure of a step as float32; None where the row has none."""
-    found = row.get(figure.key, math.nan)
-    if figure.above is not None:
-        found = found - row.get(figure.above, math.nan)
-    return np.float32(found) if np.isfinite(found) else None
+def _judge(state, settings, judged_EF):
+    """The state with the signs of the figures to be judged."""
+    shares = [settings[figure.kind] for figure in FIGURES]
+    shares = [x if isinstance(x, dict) else {"fall": x, "rise": math.inf} for x in shares]
+    fall_F, rise_F = (np.array([x[way] for x in shares], np.float32) for way in ("fall", "rise"))
+    margin, back = np.float32(settings["margin"]), np.float32(1 - settings["recover"])
+    recent_EF, level_EF = state.recent_EF, state.level_EF
+    half_EF, level_half_EF = (
+        margin * np.sqrt(x) for x in (state.recent_variance_EF, state.level_variance_EF)
+    )
+    with np.errstate(invalid="ignore"):  # an endless share of a level that is not there
+        beyond_EF = recent_EF + half_EF < fall_F * (level_EF - level_half_EF)
+        beyond_EF |= recent_EF - half_EF > rise_F * (level_EF + level_half_EF)
+        # The way back is longer: a share of it, in logarithms.
+        inside_EF = (recent_EF >= fall_F**back * level_EF) & (recent_EF <= rise_F**back * level_EF)
+    judged_EF = judged_EF & (level_EF > 0)
+    on_EF = state.sign_EF > 0
+    streak_EF = np.where(on_EF & inside_EF, state.streak_EF + 1, 0)
+    ends_EF = streak_EF >= settings["clear_patience"]
+    sign_EF, streak_EF = np.where(on_EF, ~ends_EF, beyond_EF), np.where(ends_EF, 0, streak_EF)
+    return state.replace(
+        sign_EF=np.where(judged_EF, sign_EF, state.sign_EF).astype(np.int32),
+        streak_EF=np.where(judged_EF, streak_EF, state.streak_EF).astype(np.int32),
+    )
 
 
-def _judge(relative, kind, sign, streak, settings):
-    """(sign, streak) of a figure after a step at which it was `relative` to its first steps."""
-    low, high = settings[kind], math.inf
-    if kind in EITHER:
-        low, high = low["fall"], low["rise"]
-    if sign:  # the way back is longer: a share of it, in logarithms
-        back = 1 - settings["recover"]
-        speaks = low**back <= relative <= high**back
-        patience = settings["clear_patience"]
-    else:
-        speaks = not low <= relative <= high
-        patience = settings["patience"]
-    streak = streak + 1 if speaks else 0
-    return (1 - sign, 0) if streak >= patience else (sign, streak)
+def _reason(state, share_EF, e, label, found):
+    """A sentence with the numbers of an environment's signs."""
+    words = [
+        f"{figure.words} {state.recent_EF[e, f]:.3g}, {share_EF[e, f]:.2f} of its level "
+        f"{state.level_EF[e, f]:.3g}"
+        for f, figure in enumerate(FIGURES)
+        if state.sign_EF[e, f]
+    ]
+    reason = f"{label}: " if label else ""
+    reason += "signs of collapse: " + "; ".join(words)
+    if "regime/index" in found:
+        reason += f"; regime: {NAMES[found['regime/index']]}"
+    return reason

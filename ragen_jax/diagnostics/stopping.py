@@ -5,13 +5,19 @@ as long as its patience. What a rule does then is its action: "stop" fires for a
 streak lasts, "warn" once a streak, "off" never. Streaks are counted whatever the action.
 
     rule        bad                                                              counted
-    variance    mean reward variance < ratio * its mean over the first           iterations
-                `baseline` iterations
+    variance    an environment's mean reward variance < ratio * its mean over    iterations
+                the first `baseline` iterations
     success     held-out success < least                                         evaluations
     empty       the filter kept no group                                         iterations
     nonfinite   an update was skipped: its loss or gradient was not finite       iterations
 
 The first two: RAGEN-2, appendix B.2; the third: the released code.
+
+Rewards of different environments have different units, so the variance of each is compared with its
+own start. A run of several goes on while one of them still has something to learn from: where the
+rule holds in some alone, it warns once about each, whatever its action but "off".
+
+Axis: E environments.
 """
 
 import dataclasses
@@ -27,9 +33,10 @@ ACTIONS = ("stop", "warn", "off")
 class StoppingState:
     """What the rules remember. Scalars, part of `types.TrainState`."""
 
-    variance_sum: np.ndarray  # float32, of the mean reward variance over the first iterations
+    variance_sum_E: np.ndarray  # float32, of the mean reward variance over the first iterations
     variance_count: np.ndarray  # int32, how many iterations that are, at most `baseline`
-    streak: dict[str, np.ndarray]  # rule -> int32
+    variance_streak_E: np.ndarray  # int32, iterations in a row that were bad
+    streak: dict[str, np.ndarray]  # each other rule -> int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,55 +48,62 @@ class Fired:
     reason: str  # a sentence with the numbers
 
 
-def init_stopping():
+def init_stopping(environments=1):
     """The `StoppingState` of a run that has not begun."""
     return StoppingState(
-        variance_sum=np.zeros((), np.float32),
+        variance_sum_E=np.zeros(environments, np.float32),
         variance_count=np.zeros((), np.int32),
-        streak={rule: np.zeros((), np.int32) for rule in RULES},
+        variance_streak_E=np.zeros(environments, np.int32),
+        streak={rule: np.zeros((), np.int32) for rule in RULES if rule != "variance"},
     )
 
 
-def update_stopping(state, settings, *, variance, kept, skipped, success=None):
+def update_stopping(state, settings, *, variance_E, kept, skipped, success=None, labels=("",)):
     """Counts one iteration.
 
     Args:
       state: `StoppingState`; arrays of any kind, as a checkpoint restores them.
       settings: the config's stopping section as a dict: rule -> its fields.
-      variance: mean over the step's groups of the reward variance inside the group, before any
-        filter (the mean of filter.group_scores(return_GK, "reward_variance")).
+      variance_E: of each environment, the mean over the step's groups of the reward variance inside
+        the group, before any filter (filter.group_scores(return_GK, "reward_variance")).
       kept: number or share of groups that the filter kept.
       skipped: updates of the iteration that were skipped because they were not finite.
       success: share of held-out problems solved; None where the iteration ended without an
         evaluation, which leaves that streak as it is.
+      labels: of the environments, for the reasons; "" of a run's only one.
 
     Returns:
       (StoppingState, list of `Fired` in the order of RULES).
     """
     # float32 throughout, so that a run and its resumed twin add the same numbers.
-    total, count = np.float32(state.variance_sum), int(state.variance_count)
-    floor = np.float32(0)
+    variance_E = np.asarray(variance_E, np.float32)
+    total_E, count = np.array(state.variance_sum_E, np.float32), int(state.variance_count)
+    floor_E = np.zeros_like(total_E)
     if count < settings["variance"]["baseline"]:
-        total, count = np.float32(total + np.float32(variance)), count + 1
+        total_E, count = total_E + variance_E, count + 1
     else:
-        floor = np.float32(settings["variance"]["ratio"]) * (total / np.float32(count))
+        floor_E = np.float32(settings["variance"]["ratio"]) * (total_E / np.float32(count))
+    low_E = np.where(variance_E < floor_E, np.asarray(state.variance_streak_E) + 1, 0)
     bad = {  # None: says nothing
-        "variance": bool(np.float32(variance) < floor),
         "success": None if success is None else bool(success < settings["success"]["least"]),
         "empty": not kept,
         "nonfinite": skipped > 0,
     }
-    streak = {rule: int(state.streak[rule]) for rule in RULES}
-    for rule in RULES:
+    streak = {rule: int(state.streak[rule]) for rule in bad}
+    for rule in bad:
         if bad[rule] is not None:
             streak[rule] = streak[rule] + 1 if bad[rule] else 0
 
-    reasons = {
-        "variance": lambda n: (
-            f"the mean reward variance, {variance:.3g} now, was below {floor:.3g} "
+    def narrow(e):
+        """The reason about an environment's variance."""
+        return (
+            f"the mean reward variance{' of ' + labels[e] if labels[e] else ''}, "
+            f"{variance_E[e]:.3g} now, was below {floor_E[e]:.3g} "
             f"({settings['variance']['ratio']} of its mean over the first {count} iterations) in "
-            f"{n} iterations in a row"
-        ),
+            f"{low_E[e]} iterations in a row"
+        )
+
+    reasons = {
         "success": lambda n: (
             f"held-out success, {success:.3g} now, was below {settings['success']['least']} in "
             f"{n} evaluations in a row"
@@ -97,16 +111,29 @@ def update_stopping(state, settings, *, variance, kept, skipped, success=None):
         "empty": lambda n: f"the filter kept no group in {n} iterations in a row",
         "nonfinite": lambda n: f"updates were not finite in {n} iterations in a row",
     }
-    fired = []
-    for rule in RULES:
-        action, patience = settings[rule]["action"], settings[rule]["patience"]
-        reached = bool(bad[rule]) and streak[rule] >= patience
-        if reached and (action == "stop" or action == "warn" and streak[rule] == patience):
-            reason = f"{reasons[rule](streak[rule])} (stopping.{rule})"
-            fired.append(Fired(rule=rule, action=action, reason=reason))
+    fired, patience = [], settings["variance"]["patience"]
+    if (low_E >= patience).all():
+        reason = "; ".join(narrow(e) for e in range(len(labels)))
+        fired += _fire("variance", reason, low_E.min(), settings)
+    elif settings["variance"]["action"] != "off":
+        for e in np.flatnonzero(low_E == patience):
+            reason = f"{narrow(e)} (stopping.variance)"
+            fired.append(Fired(rule="variance", action="warn", reason=reason))
+    for rule in bad:
+        if bad[rule] and streak[rule] >= settings[rule]["patience"]:
+            fired += _fire(rule, reasons[rule](streak[rule]), streak[rule], settings)
     state = StoppingState(
-        variance_sum=np.array(total, np.float32),  # arrays, as Orbax saves no NumPy scalars
-        variance_count=np.array(count, np.int32),
-        streak={rule: np.array(streak[rule], np.int32) for rule in RULES},
+        variance_sum_E=total_E,
+        variance_count=np.array(count, np.int32),  # arrays, as Orbax saves no NumPy scalars
+        variance_streak_E=low_E.astype(np.int32),
+        streak={rule: np.array(streak[rule], np.int32) for rule in bad},
     )
     return state, fired
+
+
+def _fire(rule, reason, streak, settings):
+    """What a rule whose patience is over does: a list of one `Fired`, or of none."""
+    action = settings[rule]["action"]
+    if action == "off" or (action == "warn" and streak > settings[rule]["patience"]):
+        return []
+    return [Fired(rule=rule, action=action, reason=f"{reason} (stopping.{rule})")]
