@@ -11,7 +11,6 @@ import numpy as np
 from scipy.special import stdtrit
 
 WINDOW = 5  # steps
-BASELINE = 5  # first steps, which the rest of a run is compared with
 LOST = 0.5  # of success or information: the share of it that counts as lost
 HEALTHY = (0.5, 2.0)  # entropy, over its baseline, that looks healthy
 SUCCESS, ENTROPY, VALID = "eval/success", "update/entropy", "rollout/valid_rate"
@@ -39,35 +38,39 @@ def smoothed(rows, name):
     return steps, np.array(means)
 
 
-def success_lost(rows):
-    """The step at which success falls below half of the highest evaluation before, or None.
+def at_evaluations(rows, name):
+    """(steps of the evaluations, a figure there): success as it is, any other the mean over the
+    WINDOW steps around. The policy of an evaluation is the one that the step behind it samples."""
+    steps, values = curve(rows, name)
+    if name == SUCCESS:
+        return steps, values
+    evaluations, _ = curve(rows, SUCCESS)
+    found = [(s, values[np.abs(steps - (s + 1)) <= WINDOW // 2]) for s in evaluations]
+    found = [(s, near.mean()) for s, near in found if len(near)]
+    return np.array([s for s, _ in found], int), np.array([x for _, x in found], float)
 
-    Between two evaluations success is taken to follow a straight line.
+
+def lost(rows, name):
+    """The step at which a figure falls below half of its highest value before, or None.
+
+    One rule for every figure: read at the evaluations, against its own running maximum, and between
+    two evaluations on a straight line.
     """
-    steps, values = curve(rows, SUCCESS)
+    steps, values = at_evaluations(rows, name)
     peak = np.maximum.accumulate(values) if len(values) else values
-    lost = np.flatnonzero(values < LOST * peak)
-    if not len(lost):
+    below = np.flatnonzero(values < LOST * peak)
+    if not len(below):
         return None
-    after = lost[0]  # at least 1, and above half of this peak in the evaluation before
-    above, below = values[after - 1 : after + 1] - LOST * peak[after]
-    return float(steps[after - 1] + (steps[after] - steps[after - 1]) * above / (above - below))
+    after = below[0]  # at least 1, and above half of this peak in the evaluation before
+    high, low = values[after - 1 : after + 1] - LOST * peak[after]
+    return float(steps[after - 1] + (steps[after] - steps[after - 1]) * high / (high - low))
 
 
-def information_lost(rows, name=MI):
-    """The first step at which MI is below half of its baseline (both smoothed), or None."""
-    steps, values = smoothed(rows, name)
-    if len(values) <= BASELINE:
-        return None
-    lost = np.flatnonzero(values < LOST * values[BASELINE - 1])
-    lost = lost[lost >= BASELINE]
-    return int(steps[lost[0]]) if len(lost) else None
-
-
-def share(rows, name, step):
-    """A smoothed figure at a step over its baseline."""
-    steps, values = smoothed(rows, name)
-    return float(values[np.searchsorted(steps, step, side="right") - 1] / values[BASELINE - 1])
+def share(rows, name, step, *, of_first=False):
+    """A figure at a step, on the line of `lost`, over its highest value before, or its first."""
+    steps, values = at_evaluations(rows, name)
+    reference = values[0] if of_first else values[steps <= step].max()
+    return float(np.interp(step, steps, values) / reference)
 
 
 def alarm_step(rows):
@@ -130,7 +133,7 @@ def compare(runs, name):
 
 def order_verdict(runs):
     """Sentences: did MI fall before success while entropy looked healthy?"""
-    collapsed = [rows for rows in runs.values() if success_lost(rows) is not None]
+    collapsed = [rows for rows in runs.values() if lost(rows, SUCCESS) is not None]
     n = len(collapsed)
     if not n:
         return "Not tested: no run lost half of its success."
@@ -138,15 +141,18 @@ def order_verdict(runs):
         name: [
             (rows, step)
             for rows in collapsed
-            if (step := information_lost(rows, name)) is not None and step < success_lost(rows)
+            if (step := lost(rows, name)) is not None and step < lost(rows, SUCCESS)
         ]
         for name in (MI, MI_SEQ)
     }
     healthy = sum(
-        HEALTHY[0] <= share(rows, ENTROPY, step) <= HEALTHY[1] for rows, step in first[MI]
+        HEALTHY[0] <= share(rows, ENTROPY, step, of_first=True) <= HEALTHY[1]
+        for rows, step in first[MI]
     )
     left = {
-        name: sorted(share(rows, name, success_lost(rows)) for rows in collapsed)
+        name: sorted(
+            share(rows, name, lost(rows, SUCCESS), of_first=name == ENTROPY) for rows in collapsed
+        )
         for name in (MI, MI_SEQ, ENTROPY)
     }
     mi, mi_seq, entropy = (
@@ -155,11 +161,13 @@ def order_verdict(runs):
     )
     return (
         f"**{_word(healthy, n)}.** {n} of {len(runs)} runs lost half of their success. In "
-        f"{len(first[MI])} of them `mi_released` had lost half of its baseline before, in "
+        f"{len(first[MI])} of them `mi_released` had lost half before, in "
         f"{len(first[MI_SEQ])} `mi_seq` had; in {healthy} of the former entropy was then still "
-        f"within {HEALTHY[0]:g} to {HEALTHY[1]:g} times its own. At the step at which half of "
-        f"success was lost, `mi_released` stood at {mi} of its baseline, `mi_seq` at {mi_seq}, "
-        f"entropy at {entropy}. Where MI had fallen first it would stand below {LOST:g}."
+        f"within {HEALTHY[0]:g} to {HEALTHY[1]:g} times its start. At the step at which half of "
+        f"success was lost, `mi_released` stood at {mi} of its highest, `mi_seq` at {mi_seq}, "
+        f"entropy at {entropy} of its start. Where MI had fallen first it would stand below "
+        f"{LOST:g}. One rule for both: read at the evaluations (MI: the mean of the {WINDOW} steps "
+        "around), half of its highest value so far, on a straight line in between."
     )
 
 
@@ -171,10 +179,11 @@ def filter_verdict(runs):
         for setting in settings
         for seed in seeds
     ]
-    happened = [pair for pair in pairs if success_lost(pair[1]) is not None]
-    prevented = sum(success_lost(rows) is None for rows, _ in happened)
+    happened = [pair for pair in pairs if lost(pair[1], SUCCESS) is not None]
+    prevented = sum(lost(rows, SUCCESS) is None for rows, _ in happened)
     caused = sum(
-        success_lost(rows) is not None and success_lost(without) is None for rows, without in pairs
+        lost(rows, SUCCESS) is not None and lost(without, SUCCESS) is None
+        for rows, without in pairs
     )
     if not happened:
         return f"Not tested: no run with {plain} lost half of its success."
@@ -191,7 +200,7 @@ def filter_verdict(runs):
 
 def alarm_verdict(runs):
     """A sentence: does the alarm come before success is lost, and only then?"""
-    found = [(alarm_step(rows), success_lost(rows)) for rows in runs.values()]
+    found = [(alarm_step(rows), lost(rows, SUCCESS)) for rows in runs.values()]
     collapsed = [(alarm, lost) for alarm, lost in found if lost is not None]
     n, silent = len(collapsed), sum(alarm is None for alarm, _ in collapsed)
     before = sum(alarm is not None and alarm < lost for alarm, lost in collapsed)
@@ -260,9 +269,8 @@ def markdown(name, runs, picture):
         f"scopes: mean of the first {WINDOW} steps and of the last {WINDOW} up to where the figure "
         "ends. MI: `mi_released` in nats a token, `mi_seq` in nats a reasoning. Entropy: nats a "
         "token. Grounded: share of the stated facts that are so. `za_swap`: how far the action "
-        "follows the reasoning, in nats. *Half lost*: the step at which success, on a straight "
-        "line between two evaluations, falls below half of its highest; the first step with less "
-        "than half of the first `mi_released`.",
+        "follows the reasoning, in nats. *Half lost*: the step at which the figure falls below "
+        "half of its highest value so far, by the rule above.",
         "",
         "| setting | filter | seed | updates | success, highest | mi_released | mi_seq | entropy | "
         "valid | grounded | za_swap | half of success lost | half of MI lost | alarm |",
@@ -298,7 +306,7 @@ def _line(setting, selection, seed, rows):
         first, last = steps <= WINDOW, steps > max(steps, default=0) - WINDOW
         return f"{values[first].mean():.2f} -> {values[last].mean():.2f}" if first.any() else ""
 
-    steps = (success_lost(rows), information_lost(rows), alarm_step(rows))
+    steps = (lost(rows, SUCCESS), lost(rows, MI), alarm_step(rows))
     cells = (
         *(setting, selection, seed, updates(rows)),
         f"{success[-1]:.2f}, {success.max():.2f}",
