@@ -1,0 +1,269 @@
+"""Changes one line of a file at a time and asks its tests whether they notice.
+
+    python tests/mutations.py [MODULE ...] [--count=24] [--seed=0] [--out=mutations.jsonl]
+                              [--jobs=1] [--list]
+
+For each module of MODULES a sample of its possible mutations is applied, one after the other, to a
+copy of the tree; the tests named beside it run until the first failure. A mutation that no test
+sees is a survivor: read it, and add a test or say why it changes nothing. Finished mutations are
+not run again with the same --out. Programs are compiled into a cache that all runs share.
+"""
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LIMIT_S = 900  # of the tests of one mutation; a mutation that hangs is seen
+
+# module -> its tests
+MODULES = {
+    "ragen_jax/learn.py": "tests/test_learn.py tests/test_tasks.py tests/test_train.py",
+    "ragen_jax/train.py": "tests/test_train.py tests/test_tasks.py",
+    "ragen_jax/credit.py": "tests/test_credit.py tests/test_learn.py",
+    "ragen_jax/collect.py": "tests/test_collect.py tests/test_randomness.py tests/test_train.py",
+    "ragen_jax/pool.py": "tests/test_pool.py tests/test_randomness.py",
+    "ragen_jax/tasks.py": "tests/test_tasks.py tests/test_randomness.py",
+    "ragen_jax/diagnose.py": "tests/test_tasks.py tests/test_train.py",
+    "ragen_jax/diagnostics/scopes.py": "tests/test_scopes.py tests/test_flow.py",
+    "ragen_jax/optimize.py": "tests/test_update.py tests/test_critic.py",
+    "ragen_jax/update.py": "tests/test_update.py tests/test_gradients.py",
+    "ragen_jax/critic.py": "tests/test_critic.py",
+    "ragen_jax/rollout.py": "tests/test_rollout.py tests/test_randomness.py",
+    "ragen_jax/diagnostics/regimes.py": "tests/test_regimes.py",
+    "ragen_jax/config.py": "tests/test_config.py tests/test_learn.py tests/test_tasks.py",
+}
+
+SWAPS = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Add,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
+NAMES = {
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "sum": "max",
+    "mean": "sum",
+    "minimum": "maximum",
+    "maximum": "minimum",
+    "argmax": "argmin",
+    "ones": "zeros",
+    "zeros": "ones",
+}
+
+
+def mutations(source):
+    """(line, what is changed, new source) of every mutation of a file, in order."""
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    arrays = sorted({n.id for n in nodes if isinstance(n, ast.Name) and "_" in n.id})
+    for index, node in enumerate(nodes):
+        for what, change in (*_changes(node), *_other_arrays(node, arrays)):
+            other = copy.deepcopy(tree)
+            target = list(ast.walk(other))[index]
+            before = ast.unparse(target)
+            try:
+                change(target)
+            except _Impossible:
+                continue
+            new = ast.unparse(ast.fix_missing_locations(other))
+            line = getattr(node, "lineno", 0)
+            yield line, f"{what}: {_short(before)} -> {_short(ast.unparse(target))}", new
+
+
+class _Impossible(Exception):
+    pass
+
+
+def _short(text):
+    line = " ".join(text.split())
+    return line if len(line) < 90 else line[:87] + "..."
+
+
+def _changes(node):
+    """(name, function that changes such a node) of what can be done to a node."""
+    if isinstance(node, (ast.BinOp, ast.AugAssign, ast.BoolOp)) and _sensible(node):
+        yield "operator", lambda n: setattr(n, "op", SWAPS[type(n.op)]())
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
+        yield "comparison", lambda n: n.ops.__setitem__(0, SWAPS[type(n.ops[0])]())
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub, ast.Invert)):
+        yield "sign", lambda n: n.__dict__.update(op=ast.UAdd(), operand=n.operand)
+    if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
+        yield "constant", _constant
+    if isinstance(node, (ast.If, ast.IfExp)):
+        negated = lambda n: setattr(n, "test", ast.UnaryOp(ast.Not(), n.test))  # noqa: E731
+        yield "condition", negated
+    if isinstance(node, ast.Call):
+        function = node.func
+        name = getattr(function, "attr", getattr(function, "id", None))
+        if name in NAMES:
+            yield "function", _function
+        keywords = [k for k in node.keywords if k.arg]
+        if len(keywords) >= 2:
+            yield "keywords swapped", _swap_keywords
+        if len(node.args) >= 2 and all(isinstance(a, ast.Name) for a in node.args[:2]):
+            first, second = (_axes(a.id) for a in node.args[:2])
+            if first and first == second:  # others would not even run
+                yield (
+                    "arguments swapped",
+                    lambda n: n.args.__setitem__(slice(0, 2), [n.args[1], n.args[0]]),
+                )
+    if isinstance(node, ast.FunctionDef):
+        for i, statement in enumerate(node.body):
+            call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+            if call or isinstance(statement, ast.AugAssign):
+                yield "statement removed", lambda n, i=i: n.body.__setitem__(i, ast.Pass())
+
+
+def _sensible(node):
+    """Whether the swapped operator is one that could run: not of paths or of dicts."""
+    sides = [getattr(node, name) for name in ("left", "right", "value") if hasattr(node, name)]
+    texts = any(isinstance(side, (ast.JoinedStr, ast.Dict, ast.DictComp)) for side in sides)
+    texts |= any(isinstance(s, ast.Constant) and isinstance(s.value, str) for s in sides)
+    joins = isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr)
+    return type(node.op) in SWAPS and not texts and not joins
+
+
+def _axes(name):
+    """BT of logp_BT; "" of a name without axes."""
+    end = name.rsplit("_", 1)[-1]
+    return end if "_" in name and end.isupper() else ""
+
+
+def _other_arrays(node, arrays):
+    """An array handed over in place of another with the same axes: length_GK for entropy_GK."""
+    keywords = node.keywords if isinstance(node, ast.Call) else ()
+    for i, keyword in enumerate(keywords):
+        name = getattr(keyword.value, "id", "")
+        like = [x for x in arrays if _axes(name) and _axes(x) == _axes(name) and x != name]
+        if like:
+            yield (
+                "another array",
+                lambda n, i=i, x=like[0]: setattr(n.keywords[i], "value", ast.Name(x)),
+            )
+
+
+def _constant(node):
+    value = node.value
+    node.value = not value if isinstance(value, bool) else value + 1
+
+
+def _function(node):
+    function = node.func
+    field = "attr" if isinstance(function, ast.Attribute) else "id"
+    setattr(function, field, NAMES[getattr(function, field)])
+
+
+def _swap_keywords(node):
+    first, second = [k for k in node.keywords if k.arg][:2]
+    if ast.dump(first.value) == ast.dump(second.value):
+        raise _Impossible
+    first.value, second.value = second.value, first.value
+
+
+def sample(module, count, seed):
+    """`count` of a module's mutations, the same ones every time."""
+    source = (ROOT / module).read_text()
+    found = list(mutations(source))
+    random.Random(f"{module} {seed}").shuffle(found)
+    return found[:count]
+
+
+def try_one(module, tests, line, what, new, cache):
+    """Whether the tests see a mutation, and how."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        ignore = shutil.ignore_patterns(".git", ".venv*", "runs", "__pycache__", "*.egg-info")
+        shutil.copytree(ROOT, tree, ignore=ignore)
+        (tree / module).write_text(new)
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--basetemp={folder}/tmp"]
+        start = time.perf_counter()
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", *options, *tests.split()],
+                cwd=tree,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+            )
+            seen = done.returncode != 0
+            lines = [x for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
+            by = lines[0] if lines else done.stdout.strip().splitlines()[-1:]
+        except subprocess.TimeoutExpired:
+            seen, by = True, f"still running after {LIMIT_S} s"
+    seconds = round(time.perf_counter() - start)
+    return dict(module=module, line=line, what=what, seen=seen, by=by, seconds=seconds)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("modules", nargs="*", help="files of MODULES; default: all")
+    parser.add_argument("--count", type=int, default=24, help="mutations of a module")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--jobs", type=int, default=1, help="mutations at a time")
+    parser.add_argument("--out", default="mutations.jsonl")
+    parser.add_argument("--list", action="store_true", help="only say what would be done")
+    options = parser.parse_args()
+    plan = [
+        (module, MODULES[module], *mutation)
+        for module in options.modules or MODULES
+        for mutation in sample(module, options.count, options.seed)
+    ]
+    out = Path(options.out)
+    done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    known = {(one["module"], one["line"], one["what"]) for one in done}
+    plan = [one for one in plan if (one[0], one[2], one[3]) not in known]
+    if options.list:
+        for module, _, line, what, _ in plan:
+            print(f"{module}:{line}  {what}")
+        return
+    cache = Path(tempfile.gettempdir()) / "ragen_jax_mutations"
+    with ThreadPoolExecutor(options.jobs) as pool, out.open("a") as file:
+        for found in pool.map(lambda one: try_one(*one, cache), plan):
+            file.write(json.dumps(found) + "\n")
+            file.flush()
+            done.append(found)
+            mark = "seen" if found["seen"] else "SURVIVES"
+            print(f"{mark:8} {found['module']}:{found['line']}  {found['what']}", flush=True)
+    survivors = sum(not one["seen"] for one in done)
+    print(f"{len(done) - survivors} of {len(done)} mutations seen")
+
+
+if __name__ == "__main__":
+    main()
