@@ -254,8 +254,8 @@ def train(config, workdir):
     checkpoints.close()
     log.close()
     if c.checkpoint.export:
-        stop_ids = tasks[0].chat.stop_ids
-        export(workdir, c, model, state.params, frozen, tokenizer, stop_ids)
+        end_ids = tasks[0].chat.end_ids
+        export(workdir, c, model, state.params, frozen, tokenizer, end_ids)
     for task in tasks if c.eval.every and is_first() else ():
         title = f"held-out success {task.label}".rstrip()
         console(learning_curve(workdir / "eval" / task.label, title))
@@ -263,7 +263,7 @@ def train(config, workdir):
     return 0
 
 
-def export(workdir, config, model, trained, frozen, tokenizer, stop_ids):
+def export(workdir, config, model, trained, frozen, tokenizer, end_ids):
     """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's."""
     params = trained
     if frozen is not None:
@@ -278,7 +278,7 @@ def export(workdir, config, model, trained, frozen, tokenizer, stop_ids):
             base_model=config.model.path,
         )
         params = lora.merge(frozen.params, trained, scale=frozen.scale)
-    hf.save(workdir / "policy", model, params, tokenizer, stop_ids=stop_ids)
+    hf.save(workdir / "policy", model, params, tokenizer, stop_ids=end_ids)
 
 
 def watch(c, state, metrics, return_GK):
