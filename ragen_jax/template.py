@@ -126,9 +126,10 @@ def take_apart(tokenizer, system=None):
 
 
 def plain_ids(tokenizer, control, text):
-    """Token ids of a text in which no token is control; their bytes are the text's.
+    """Token ids of a text in which no token is control.
 
-    A text that holds no control string is encoded as ever. Otherwise every control token that the
+    Their bytes are the text's, or what the tokenizer's normaliser (NFC, in Qwen's) makes of it. A
+    text that holds no control string is encoded as ever. Otherwise every control token that the
     tokenizer finds is cut in two and the pieces are encoded by themselves, until it finds none.
     (`split_special_tokens` would leave the added tokens that are not flagged special.)
 
