@@ -1,4 +1,4 @@
-"""Text and tokens: chat templates as data, prompts of a turn, and what a reply says.
+"""Text and tokens: what a turn's prompt shows, and what a reply says.
 
 Only this file knows context modes, which say how many turns a prompt shows, the current one
 included: "full" all, "window" the last W, "single_turn" one (W = 1). What stands before the first
@@ -7,6 +7,11 @@ turn (a system message with full prompts) is always shown.
 A prompt always ends with the opening `<think>`, so that X (the prompt) ends and Z (the reasoning)
 begins at a token boundary. Sampled ids are kept as they are: a later turn's prompt repeats them,
 never their re-tokenised text.
+
+Text is never control (template.py): in a prompt the control ids are those that the chat template
+places. Because every control id ends a reply, an earlier reply adds at most the one it ended with.
+A tag in an observation stays a tag, which does nothing there: the reasoning is what follows the
+prompt, and only sampled ids are read.
 """
 
 import dataclasses
@@ -14,6 +19,8 @@ import functools
 import re
 
 import numpy as np
+
+from ragen_jax.template import Template, take_apart
 
 # context -> the most turns that a prompt shows when the episode has `turns` of them
 CONTEXTS = {
@@ -50,15 +57,13 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-    """A tokenizer's chat template taken apart, and how one environment speaks through it."""
+    """How one environment speaks through a tokenizer's chat template."""
 
-    tokenizer: object
+    template: Template
     token_bytes: tuple[bytes, ...]
-    opening: str  # text up to the first user message's content
-    middle: str  # from the end of a user message to the start of the reply, `<think>` included
-    between: str  # from the end of a reply to the next user message's content
-    stop_ids: tuple[int, ...]
     close_id: int  # the stop id with which the template ends a reply
+    end_ids: tuple[int, ...]  # close_id, the tokenizer's eos and the model's own ends of a reply
+    stop_ids: tuple[int, ...]  # what ends a reply: end_ids and every other control id
     context: str
     window: int  # turns that context "window" shows, at least 1
     max_prompt: int  # tokens of a prompt; 0: no limit
@@ -102,18 +107,22 @@ class Chat:
     def _show(self, turns, first, message):
         """The prompt that shows turns[first:] and `message`."""
         if first == len(turns):
-            return self._encode(self.opening + message + self.middle)
+            return self.template.begin(message)
         last = turns[-1]
         # A prompt from which nothing is dropped goes on from the last one, which dropped nothing.
         shown = self._show(turns[:-1], first, last.message) if first else last.prompt
         # The template closes a reply; where the policy did so itself that token is not repeated.
         closed = len(last.sampled) > 0 and last.sampled[-1] == self.close_id
-        close = self._encode(self.between + message + self.middle)
+        close = self.template.go_on(message)
         return np.concatenate([shown, last.sampled, close[1:] if closed else close])
+
+    def reply_ids(self, text):
+        """int32 ids of a reply that is given as text (a demonstration's), `close_id` at its end."""
+        return np.append(self.template.plain(text), np.int32(self.close_id))
 
     def read(self, sampled):
         """The `Reply` in sampled ids. Never raises: a reply may hold anything."""
-        if len(sampled) and sampled[-1] in self.stop_ids:
+        if len(sampled) and int(sampled[-1]) in self.stop_ids:
             sampled = sampled[:-1]
         pieces = [self._bytes(i) for i in sampled]
         text = b"".join(pieces)
@@ -143,14 +152,6 @@ class Chat:
         # an id without text can be sampled; it reads as a byte that UTF-8 never uses.
         return self.token_bytes[id_] if id_ < len(self.token_bytes) else b"\xff"
 
-    def _encode(self, text):
-        return _encode(self.tokenizer, text)
-
-
-@functools.lru_cache(maxsize=4096)  # early turns of a group show the same text again and again
-def _encode(tokenizer, text):
-    return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
-
 
 def _token_span(ends, start, stop):
     """The tokens lying wholly inside bytes [start, stop); a straddling token is outside."""
@@ -171,7 +172,7 @@ def make_chat(
     max_actions,
     extra_stop_ids=(),
 ):
-    """Takes the tokenizer's chat template apart by rendering it around markers.
+    """The `Chat` of an environment and a tokenizer.
 
     Args:
       tokenizer: a transformers tokenizer with a chat template.
@@ -182,11 +183,11 @@ def make_chat(
       prompt: "full" (rules and reply format in the system message, budgets in the user message)
         or "terse" (the bare observation: for an agent that has learnt the rest by imitation).
       actions_per_turn, max_actions: the rollout's budgets, told to a policy with full prompts.
-      extra_stop_ids: further ids that end a reply (a model's generation_config).
+      extra_stop_ids: further ids that end a reply (those of a model's generation_config).
 
     Raises:
-      ValueError: unknown context or prompt, a window below 1, no chat template, or a template
-        that does not show its messages verbatim.
+      ValueError: unknown context or prompt, a window below 1, a tokenizer that is not byte-level,
+        or a chat template that cannot be taken apart.
     """
     if context not in CONTEXTS:
         raise ValueError(f"env.context is {context!r}; accepted: {', '.join(CONTEXTS)}")
@@ -194,13 +195,8 @@ def make_chat(
         raise ValueError(f"env.window is {window}; it must be at least 1")
     if prompt not in PROMPTS:
         raise ValueError(f"env.prompt is {prompt!r}; accepted: {', '.join(PROMPTS)}")
-    if not tokenizer.chat_template:
-        raise ValueError("the tokenizer of model.path has no chat template (chat_template.jinja)")
-    messages = [
-        {"role": "user", "content": "FIRST_USER"},
-        {"role": "assistant", "content": "FIRST_REPLY"},
-        {"role": "user", "content": "SECOND_USER"},
-    ]
+    pieces = token_bytes(tokenizer)
+    system = None
     if prompt == "full":
         rules = _TEXT_REPLY_FORMAT
         if environment.actions:
@@ -210,31 +206,16 @@ def make_chat(
                 example=" || ".join(environment.actions[:actions_per_turn]),
             )
         system = environment.instructions + "\n\n" + rules
-        messages = [{"role": "system", "content": system}, *messages]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    pieces = re.split("FIRST_USER|FIRST_REPLY|SECOND_USER", text)
-    if len(pieces) != 4:
-        raise ValueError("the tokenizer's chat template does not show every message once, verbatim")
-    opening, _, between, last = pieces
-    close = tokenizer.encode(between, add_special_tokens=False)[:1]
-    added = tokenizer.added_tokens_decoder
-    if not close or close[0] not in added or not added[close[0]].special:
-        raise ValueError(
-            "the tokenizer's chat template does not end a reply with a special token, so the end "
-            f"of a reply could not be told; what follows a reply is {between!r}"
-        )
-    (close_id,) = close
-    stops = {close_id, *extra_stop_ids}
+    template = take_apart(tokenizer, system)
+    ends = {template.close_id, *extra_stop_ids}
     if tokenizer.eos_token_id is not None:
-        stops.add(tokenizer.eos_token_id)
+        ends.add(tokenizer.eos_token_id)
     return Chat(
-        tokenizer=tokenizer,
-        token_bytes=token_bytes(tokenizer),
-        opening=opening,
-        middle=last if last.rstrip().endswith("<think>") else last + "<think>",
-        between=between,
-        stop_ids=tuple(sorted(stops)),
-        close_id=close_id,
+        template=template,
+        token_bytes=pieces,
+        close_id=template.close_id,
+        end_ids=tuple(sorted(ends)),
+        stop_ids=tuple(sorted(ends | template.control)),
         context=context,
         window=window,
         max_prompt=max_prompt,

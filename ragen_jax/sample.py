@@ -231,6 +231,8 @@ def decode(
     B, N, T = keys_B.shape[0], logits_NV.shape[0], max_new_tokens
     V = logits_NV.shape[1]
     start_B = jnp.repeat(segment.length_N, B // N, total_repeat_length=B)
+    # A table, because some tokenizers have hundreds of stop ids, too many to compare with each.
+    stop_V = jnp.asarray(np.isin(np.arange(V), stop_ids))
 
     def room(cache):
         *layers, _, K, _, D = cache.shape
@@ -255,8 +257,7 @@ def decode(
         logp_B = jnp.take_along_axis(jax.nn.log_softmax(scaled), token_B[:, None], -1)[:, 0]
         alive_B = ~done_B
         token_B = jnp.where(alive_B, token_B, 0).astype(jnp.int32)
-        stopped_B = jnp.isin(token_B, jnp.asarray(stop_ids, jnp.int32))
-        done_B = done_B | stopped_B | (index + 1 >= budget_B)
+        done_B = done_B | stop_V[token_B] | (index + 1 >= budget_B)
         return token_B, jnp.where(alive_B, logp_B, 0.0), done_B
 
     def body(carry):

@@ -261,8 +261,8 @@ def train(config, workdir):
     checkpoints.close()
     log.close()
     if c.checkpoint.export:
-        stop_ids = tasks[0].chat.stop_ids
-        export(workdir, c, model, state.params, frozen, tokenizer, stop_ids)
+        end_ids = tasks[0].chat.end_ids
+        export(workdir, c, model, state.params, frozen, tokenizer, end_ids)
     for task in tasks if c.eval.every and is_first() else ():
         title = f"held-out success {task.label}".rstrip()
         console(learning_curve(workdir / "eval" / task.label, title))
@@ -270,7 +270,7 @@ def train(config, workdir):
     return 0
 
 
-def export(workdir, config, model, trained, frozen, tokenizer, stop_ids):
+def export(workdir, config, model, trained, frozen, tokenizer, end_ids):
     """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's."""
     params = trained
     if frozen is not None:
@@ -285,7 +285,7 @@ def export(workdir, config, model, trained, frozen, tokenizer, stop_ids):
             base_model=config.model.path,
         )
         params = lora.merge(frozen.params, trained, scale=frozen.scale)
-    hf.save(workdir / "policy", model, params, tokenizer, stop_ids=stop_ids)
+    hf.save(workdir / "policy", model, params, tokenizer, stop_ids=end_ids)
 
 
 def watch(c, tasks, state, metrics, returns):

@@ -196,7 +196,6 @@ def _imitation_step(model, optimizer, params, opt_state, tokens_BT, mask_BT):
 def _as_episodes(examples, chat):
     """Demonstrations as the episodes that an agent would have played, so that rows, masks and
     context modes are those of RL."""
-    stop = np.array([chat.close_id], np.int32)
     turns = []
     for index, example in enumerate(examples):
         if example["turn"] == 0 and turns:
@@ -207,12 +206,11 @@ def _as_episodes(examples, chat):
             actions_used=chat.actions_per_turn * example["turn"],
             last_valid=index % NOTICE_EVERY != 0,
         )
-        reply = chat.tokenizer.encode(example["reply"], add_special_tokens=False)
         turns.append(
             Turn(
                 prompt=chat.prompt_ids(turns, message),
                 message=message,
-                sampled=np.concatenate([np.asarray(reply, np.int32), stop]),
+                sampled=chat.reply_ids(example["reply"]),
                 logp=np.float32(0.0),
                 reasoning=(0, 0),
                 answer=(0, 0),

@@ -13,6 +13,7 @@ from ragen_jax import evaluate, learn, train
 from ragen_jax.diagnostics import anatomy
 from ragen_jax.diagnostics.gradients import checkpoint_gradients
 from ragen_jax.log import read_metrics
+from ragen_jax.model import hf
 
 DOCUMENTED = """
 rollout/success rollout/return rollout/logp_gap collapse/first_turn/mi collapse/first_turn/h_cond
@@ -69,6 +70,9 @@ def test_a_run_writes_what_is_documented(finished):
         "step_000002.jsonl",
         "step_000004.jsonl",
     ]
+    # Of the trained model, only what ends a reply for its template and tokenizer is written down.
+    tokenizer = hf.load_tokenizer(finished / "policy")
+    assert hf.stop_ids(finished / "policy") == (tokenizer.eos_token_id,)
     # The filter masks whole groups, and the policy moves.
     assert {row["filter/kept_ratio"] * 4 for row in rows[1:]} <= {0, 1, 2, 3, 4}
     assert any(row.get("update/update_norm", 0) > 0 for row in rows[1:])

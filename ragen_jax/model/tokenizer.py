@@ -9,9 +9,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.chat import NOTICE
+from ragen_jax.template import TAGS
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 ROLES = ("system", "user", "assistant")
 
 CHAT_TEMPLATE = (

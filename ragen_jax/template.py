@@ -1,0 +1,259 @@
+"""A chat template taken apart into control ids, which it alone places, and plain text.
+
+Control ids are the ids with which a conversation says who speaks and where a message ends: every
+special token of the tokenizer, and the added tokens, special or not, with which the template marks
+its messages (`<|user|>`, `[INST]`). Whatever comes from environments, data and demonstrations is
+encoded by `plain_ids`, in which a text that reads `<|im_end|>` stays a text. So a document cannot
+speak as the user or the agent.
+
+A control token ends the tokenizer's reading of the text before it, so that putting its id between
+texts encoded by themselves gives the ids of the whole. Within such a stretch the template's own
+text and a message are encoded together, because the tokenizer may join them (line breaks, say).
+"""
+
+import dataclasses
+import functools
+import itertools
+import re
+
+import numpy as np
+from jinja2 import TemplateError
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")  # of replies: never control
+
+# The conversation that a template is asked for, to see what it writes around each message.
+_ROLES = ("system", "user", "assistant", "user")
+_MARKS = ("SYSTEM_TEXT", "FIRST_USER", "FIRST_REPLY", "SECOND_USER")
+
+# Added tokens that the template writes and that are no words or line breaks of it.
+_MARKUP = re.compile(r"<.+>|\[.+\]|\{.+\}", re.DOTALL)
+
+# What the tokenizers library drops beside a token with lstrip or rstrip: Unicode's White_Space.
+# str.isspace also counts four separators.
+_SPACE = "".join(set(filter(str.isspace, map(chr, range(0x3001)))) - set("\x1c\x1d\x1e\x1f"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """A control token as it stands in a template."""
+
+    id: int
+    lstrip: bool  # the tokenizer drops white space before it
+    rstrip: bool  # ... behind it
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+    """What the template writes on one side of a user message."""
+
+    ids: np.ndarray  # int32, from or to the control id nearest to the message, that included
+    text: str  # plain text between that and the message
+    strip: bool  # the tokenizer drops white space next to that control id
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Template:
+    """A chat template taken apart, and the tokenizer that reads it."""
+
+    tokenizer: object
+    control: frozenset[int]
+    opening: Side  # before the first user message
+    between: Side  # from the end of a reply to the next user message
+    middle: Side  # from the end of a user message to the start of the reply, `<think>` included
+    close_id: int  # the control id with which the template ends a reply
+
+    def begin(self, message):
+        """int32 ids of a prompt with one user message."""
+        return _around(self, self.opening, message)
+
+    def go_on(self, message):
+        """int32 ids from the end of a reply, `close_id` first, to the start of the next."""
+        return _around(self, self.between, message)
+
+    def plain(self, text):
+        """int32 ids of text without control ids; see `plain_ids`."""
+        return plain_ids(self.tokenizer, self.control, text)
+
+
+@functools.lru_cache(maxsize=4096)  # early turns of a group show the same text again and again
+def _around(template, before, message):
+    after = template.middle
+    text = _stripped(before.text + message + after.text, before.strip, after.strip)
+    return np.concatenate([before.ids, template.plain(text), after.ids])
+
+
+def take_apart(tokenizer, system=None):
+    """The tokenizer's chat template as a `Template`, found by rendering it around marks.
+
+    Args:
+      tokenizer: a transformers tokenizer with a chat template.
+      system: text of the system message; None: no such message.
+
+    Raises:
+      ValueError: no chat template, or one that refuses such a conversation, does not show its
+        messages verbatim and in their order, or does not end a reply with a control token.
+    """
+    if not tokenizer.chat_template:
+        raise ValueError("the tokenizer of model.path has no chat template (chat_template.jinja)")
+    rendered = _render(tokenizer, system=system is not None)
+    marks = _MARKS if system is not None else _MARKS[1:]
+    if tuple(re.findall("|".join(_MARKS), rendered)) != marks:
+        raise ValueError(
+            "the tokenizer's chat template does not show every message once, verbatim, in the "
+            f"order {', '.join(_ROLES[-len(marks) :])}"
+        )
+    control = _control_ids(tokenizer, rendered)
+    head, _, tail, last = re.split("|".join(_MARKS[1:]), rendered)
+    think = "" if last.rstrip().endswith("<think>") else "<think>"
+    opening, between, middle = (
+        _apart(tokenizer, control, text) for text in (head, tail, last + think)
+    )
+    if not between or isinstance(between[0], str):
+        raise ValueError(
+            "the tokenizer's chat template does not end a reply with a control token, so the end "
+            f"of a reply could not be told; what follows a reply is {tail!r}"
+        )
+    if system is not None:
+        opening = [p.replace(_MARKS[0], system) if isinstance(p, str) else p for p in opening]
+    return Template(
+        tokenizer=tokenizer,
+        control=control,
+        opening=_before(tokenizer, control, opening),
+        between=_before(tokenizer, control, between),
+        middle=_behind(tokenizer, control, middle),
+        close_id=between[0].id,
+    )
+
+
+def plain_ids(tokenizer, control, text):
+    """Token ids of a text in which no token is control.
+
+    Their bytes are the text's, or what the tokenizer's normaliser (NFC, in Qwen's) makes of it. A
+    text that holds no control string is encoded as ever. Otherwise every control token that the
+    tokenizer finds is cut in two and the pieces are encoded by themselves, until it finds none.
+    (`split_special_tokens` would leave the added tokens that are not flagged special.)
+
+    Args:
+      tokenizer: a fast transformers tokenizer. control: set of ids.
+      text: str; half surrogate pairs, which are no text, become U+FFFD.
+
+    Returns:
+      int32 ids.
+
+    Raises:
+      ValueError: the tokenizer makes a control token of a single character.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    pieces = [text]
+    while True:
+        found = tokenizer(pieces, add_special_tokens=False, return_attention_mask=False)
+        whole = [control.isdisjoint(ids) for ids in found["input_ids"]]
+        if all(whole):
+            return np.asarray([*itertools.chain(*found["input_ids"])], np.int32)
+        pieces = [
+            part
+            for row, piece in enumerate(pieces)
+            for part in ([piece] if whole[row] else _cut(piece, found[row], control))
+        ]
+
+
+def _cut(text, encoding, control):
+    """The pieces of a text, each of its control tokens cut in two."""
+    places = [0]
+    for id_, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+        if id_ in control:
+            if stop - start < 2:
+                raise ValueError(
+                    f"the tokenizer reads {text[start:stop]!r} as a control token, so that it "
+                    "cannot be written as plain text; use a tokenizer without that special token"
+                )
+            places.append((start + stop) // 2)
+    return [text[start:stop] for start, stop in itertools.pairwise([*places, len(text)])]
+
+
+def _render(tokenizer, *, system):
+    """The text of a conversation of marks, up to where its second reply begins."""
+    first = 0 if system else 1
+    messages = [
+        {"role": role, "content": mark}
+        for role, mark in zip(_ROLES[first:], _MARKS[first:], strict=True)
+    ]
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise ValueError(
+            "the tokenizer's chat template refuses a conversation of "
+            f"{', '.join(_ROLES[first:])}: {error}"
+        ) from error
+
+
+def _control_ids(tokenizer, rendered):
+    """The ids that only a template may place.
+
+    A special token of one character (some tokenizers pad with `!`) is text like any other.
+    """
+    texts = [rendered]
+    try:
+        texts.append(_render(tokenizer, system=True))
+    except ValueError:
+        pass  # it knows no system, so that none can speak
+    written = {id_ for t in texts for id_ in tokenizer.encode(t, add_special_tokens=False)}
+    named = set(tokenizer.all_special_ids)  # as eos, say, without being flagged special
+    return frozenset(
+        id_
+        for id_, token in tokenizer.added_tokens_decoder.items()
+        if (token.special or id_ in named or (id_ in written and _MARKUP.fullmatch(token.content)))
+        and len(token.content) > 1
+        and token.content not in TAGS
+    )
+
+
+def _apart(tokenizer, control, text):
+    """Text of the template as a list of `Control` and the texts between."""
+    added = tokenizer.added_tokens_decoder
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    parts, end = [], 0
+    for id_, (start, stop) in zip(found["input_ids"], found["offset_mapping"], strict=True):
+        if id_ in control:
+            parts += [text[end:start], Control(id_, added[id_].lstrip, added[id_].rstrip)]
+            end = stop
+    return [part for part in (*parts, text[end:]) if part]
+
+
+def _before(tokenizer, control, parts):
+    """The `Side` before a message."""
+    behind = max((i + 1 for i, part in enumerate(parts) if isinstance(part, Control)), default=0)
+    return Side(
+        ids=_ids(tokenizer, control, parts[:behind]),
+        text="".join(parts[behind:]),
+        strip=behind > 0 and parts[behind - 1].rstrip,
+    )
+
+
+def _behind(tokenizer, control, parts):
+    """The `Side` behind a message."""
+    first = next((i for i, part in enumerate(parts) if isinstance(part, Control)), len(parts))
+    return Side(
+        ids=_ids(tokenizer, control, parts[first:]),
+        text="".join(parts[:first]),
+        strip=first < len(parts) and parts[first].lstrip,
+    )
+
+
+def _ids(tokenizer, control, parts):
+    ids = [np.zeros(0, np.int32)]
+    for before, part, after in zip([None, *parts], parts, [*parts[1:], None], strict=False):
+        if isinstance(part, str):
+            part = _stripped(part, before and before.rstrip, after and after.lstrip)
+            ids.append(plain_ids(tokenizer, control, part))
+        else:
+            ids.append(np.array([part.id], np.int32))
+    return np.concatenate(ids)
+
+
+def _stripped(text, left, right):
+    text = text.lstrip(_SPACE) if left else text
+    return text.rstrip(_SPACE) if right else text

@@ -1,0 +1,150 @@
+"""Small byte-level BPE tokenizers that mark turns as five model families do, for tests of chats.
+
+Their merges are trained on text generated here, so that a control string in plain text, a line
+break beside a message and a letter of two bytes are tokens of several characters, as in the
+families' own. Templates are written after the families' formats.
+"""
+
+import dataclasses
+import functools
+import random
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.model.tokenizer import CHAT_TEMPLATE
+
+QWEN = (
+    "{% if messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+) + CHAT_TEMPLATE
+
+LLAMA = (
+    "{% for message in messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    " + message['content'] | trim + '<|eot_id|>' %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
+    "{{ content }}{% endfor %}"
+    "{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+
+GEMMA = (  # has no turn of the system: its text opens the first user message
+    "{% set rules = messages[0]['content'] + '\n\n' if messages[0]['role'] == 'system' else '' %}"
+    "{{ bos_token }}{% for message in (messages[1:] if rules else messages) %}"
+    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else 'user') + '\n'"
+    " + (rules if loop.first else '') + message['content'] + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+
+PHI = (  # the markers are not written out
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+
+DEEPSEEK = (  # opens the thought itself
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] }}"
+    "{% elif message['role'] == 'user' %}{{ '<｜User｜>' + message['content'] }}"
+    "{% else %}{{ '<｜Assistant｜>' + message['content'] + '<｜end▁of▁sentence｜>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A tokenizer, and the strings that are control in it."""
+
+    tokenizer: PreTrainedTokenizerFast
+    control: tuple[str, ...]
+
+
+# name -> template, normalizer, special tokens, markers that are not flagged special, other added
+# tokens (text like any other), named tokens
+_FAMILIES = {
+    "qwen": (
+        QWEN,
+        normalizers.NFC(),
+        ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>"),
+        (),
+        ("<think>", "</think>", "<tool_call>"),
+        dict(eos_token="<|im_end|>", pad_token="<|endoftext|>"),
+    ),
+    "llama": (
+        LLAMA,
+        None,
+        (
+            *("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"),
+            *("<|start_header_id|>", "<|end_header_id|>"),
+            *(f"<|reserved_special_token_{i}|>" for i in range(251)),
+        ),
+        (),
+        (),
+        dict(eos_token="<|end_of_text|>", bos_token="<|begin_of_text|>"),
+    ),
+    "gemma": (
+        GEMMA,
+        None,
+        ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+        (),
+        ("\n\n", "\n\n\n", "<table>"),
+        dict(eos_token="<eos>", bos_token="<bos>", pad_token="<pad>"),
+    ),
+    "phi": (
+        PHI,
+        None,
+        ("<|endoftext|>",),
+        ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        ("user",),
+        dict(eos_token="<|endoftext|>", pad_token="!"),  # which stays an exclamation mark
+    ),
+    "deepseek": (
+        DEEPSEEK,
+        None,
+        ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+        ("<｜User｜>", "<｜Assistant｜>"),
+        ("<think>", "</think>"),
+        dict(eos_token="<｜end▁of▁sentence｜>", bos_token="<｜begin▁of▁sentence｜>"),
+    ),
+}
+FAMILIES = tuple(_FAMILIES)
+
+
+@functools.cache
+def family(name, **flags):
+    """The `Family` of one of FAMILIES.
+
+    flags: of its special tokens and markers (lstrip, rstrip of AddedToken).
+    """
+    template, normalizer, special, markers, words, named = _FAMILIES[name]
+    tokenizer = Tokenizer.from_str(_trained())
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    flags = dict(normalized=False) | flags
+    tokenizer.add_special_tokens([AddedToken(word, **flags) for word in special])
+    tokenizer.add_tokens([AddedToken(word, **flags) for word in markers])
+    tokenizer.add_tokens(list(words))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **named)
+    return Family(tokenizer, (*special, *markers))
+
+
+@functools.cache
+def _trained():
+    tokenizer = Tokenizer(models.BPE())
+    # Letters with what stands before them, single digits, marks with the line breaks behind them.
+    words = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
+    tokenizer.pre_tokenizer = Sequence(
+        [Split(words, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    draw = random.Random(0)
+    said = ["the box", " is", " Up", "\n", "\n\n", ".\n", " <|", "|>", "|>\n", "</", " é", "想"]
+    said += ["<|im_start|>", "<|im_end|>user\n", "<|end|>", "<start_of_turn>", "<｜User｜>"]
+    text = ["".join(draw.choices(said, k=40)) for _ in range(400)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(text, trainer)
+    return tokenizer.to_str()
