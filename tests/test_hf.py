@@ -480,6 +480,29 @@ def test_wrong_tensor_dtype(saved):
         hf.load(saved)
 
 
+@pytest.mark.parametrize(
+    "disk, value",
+    [
+        *(("float32", value) for value in (np.nan, np.inf, -np.inf)),
+        *((disk, np.nan) for disk in ("bfloat16", "float16", "float64")),
+        ("float64", 1e300),  # infinity as float32
+    ],
+)
+@pytest.mark.parametrize(
+    "name",
+    ["model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.bias"]
+    + ["model.layers.0.mlp.down_proj.weight"],
+)
+def test_values_that_are_not_finite_are_refused(saved, name, disk, value):
+    def spoil(tensors):
+        tensors |= {n: x.astype(disk) for n, x in tensors.items()}
+        tensors[name].reshape(-1)[-3] = value
+
+    edit_weights(saved, spoil)
+    with pytest.raises(ValueError, match=f"^tensor {name} holds NaN, infinity or what"):
+        hf.load(saved)
+
+
 def test_missing_and_unexpected_tensors(saved):
     name = "model.layers.0.self_attn.k_proj.bias"
     edit_weights(saved, lambda t: t.update({"more.weight": t.pop(name)}))

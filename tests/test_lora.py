@@ -483,6 +483,9 @@ def test_wrong_tensors(saved):
     edit_weights(saved, lambda t: t.update({name: t[name][:, 1:]}))
     with pytest.raises(ValueError, match=rf"{name} has shape \(3, 19\).*\(3, 20\)"):
         lora.load_adapter(saved, UNROLLED)
+    edit_weights(saved, lambda t: t.update({name: np.full((3, 20), np.nan, np.float32)}))
+    with pytest.raises(ValueError, match=f"tensor {name} holds NaN"):
+        lora.load_adapter(saved, UNROLLED)
     edit_weights(saved, lambda t: t.update({name: np.zeros((3, 20), np.int32)}))
     with pytest.raises(ValueError, match=f"{name} is I32; accepted: F32"):
         lora.load_adapter(saved, UNROLLED)

@@ -37,7 +37,8 @@ def load(path, *, mesh=None, dtype=None):
 
     Raises:
       ValueError: the model is not there, not of an accepted architecture, its tensors are not
-        the ones that its config.json promises, or its tokenizer has more ids than its embedding.
+        the ones that its config.json promises or not finite, or its tokenizer has more ids than
+        its embedding.
     """
     directory = resolve(path)
     model, params = load_weights(directory, mesh=mesh, dtype=dtype)
