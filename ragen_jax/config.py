@@ -92,10 +92,28 @@ def environment_settings(config):
     return {"env": config.env.name, **options}
 
 
+TINY_NEEDS = ("words", "solve", "explain")  # of envs.types.SolvableEnvironment
+
+
 def words(config):
-    """What a tokenizer of the config's environments keeps whole, each word once."""
-    environments = [build_environment(c, "train") for c in of_environments(config).values()]
-    return tuple(dict.fromkeys(word for e in environments for word in e.words))
+    """What the tiny agent's tokenizer keeps whole, each word once.
+
+    Raises:
+      ValueError: unusable environments, or one that lacks what the tiny agent needs.
+    """
+    found = {}
+    for name, c in of_environments(config).items():
+        environment = build_environment(c, "train")
+        missing = [member for member in TINY_NEEDS if not hasattr(environment, member)]
+        if missing:
+            raise ValueError(
+                f"config.model.path is {config.model.path!r}, an agent that imitates a solver, but "
+                f"environment {name!r} has no {', '.join(missing)} (envs/types.py, "
+                "SolvableEnvironment); write them, or train a language model: preset llm and "
+                "--config.model.path=DIR_OR_HUB_ID"
+            )
+        found |= dict.fromkeys(environment.words)
+    return tuple(found)
 
 
 def build_environment(config, split):

@@ -44,10 +44,17 @@ def load_policy(config, workdir):
 
     A tiny agent is copied into the run's folder, so that the run can be continued and evaluated
     where the cache is another one.
+
+    Raises:
+      ValueError: an unusable environment or mesh, a model that cannot be read, or one that could
+        not read the prompts; all before a model is built or its weights are read.
     """
     mesh, _ = cfg.build_meshes(config)
-    cfg.words(config)  # refuses unusable environments before a model is built or read
     path = config.model.path
+    if path == "tiny":
+        cfg.words(config)
+    else:
+        check_reader(config)
     with first_goes_first("model"):
         if path == "tiny":
             path = tiny_model(config) if workdir is None else workdir / "model"
@@ -58,6 +65,35 @@ def load_policy(config, workdir):
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     model = cfg.build_model(config, model.config, mesh)
     return Policy(model, params, tokenizer, build_tasks(config, tokenizer, hf.stop_ids(path)))
+
+
+def check_reader(config):
+    """Refuses a model directory that could not read the prompts of the config's environments.
+
+    Terse prompts hold the bare observation. They are for a tiny agent, which has learnt the rest by
+    imitation; what tells one from a language model is that its tokenizer keeps the environment's
+    words whole.
+
+    Raises:
+      ValueError: that, or an unusable environment.
+    """
+    tokenizer = None
+    for name, c in cfg.of_environments(config).items():
+        environment = cfg.build_environment(c, "train")
+        if c.env.prompt != "terse":
+            continue
+        path = c.model.path
+        tokenizer = tokenizer or hf.load_tokenizer(hf.resolve(path))
+        words = getattr(environment, "words", ())
+        split = [w for w in words if len(tokenizer.encode(w, add_special_tokens=False)) != 1]
+        if split or not words:
+            reason = f"its tokenizer splits {split[0]!r}" if split else f"{name!r} has no words"
+            file = "mixture" if config.also else name
+            raise ValueError(
+                f"config.model.path is {path!r}, which is no tiny agent of {name!r} ({reason}), "
+                "but config.env.prompt is 'terse', the bare observation without rules; train a "
+                f"language model with --config=configs/{file}.py:llm --config.model.path={path}"
+            )
 
 
 def restore_run(workdir):
