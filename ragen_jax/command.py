@@ -30,6 +30,11 @@ def define_config():
     )
 
 
+def overrides():
+    """The fields that the command line sets (--config.FIELD=VALUE), dotted, in its order."""
+    return list(config_flags.get_override_values(flags.FLAGS["config"]))
+
+
 def run_command(main):
     """Runs `main(argv)` behind absl's flags; unusable flags print one line and exit with 2."""
     logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console

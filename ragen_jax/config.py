@@ -120,9 +120,12 @@ def build_environment(config, split):
     """The environment of config.env, its problems drawn from `split`.
 
     Raises:
-      ValueError: unknown name or options, or several actions a turn where an action is a text.
+      ValueError: unknown options or values, or several actions a turn where an action is a text.
     """
-    environment = make_env(config.env.name, **config.env.options.to_dict(), split=split)
+    try:
+        environment = make_env(config.env.name, **config.env.options.to_dict(), split=split)
+    except ValueError as error:
+        raise ValueError(f"config.env.options of {config.env.name!r}: {error}") from error
     if not environment.actions and config.env.actions_per_turn != 1:
         raise ValueError(
             f"config.env.actions_per_turn is {config.env.actions_per_turn}; accepted: 1, because "

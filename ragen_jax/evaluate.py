@@ -71,29 +71,33 @@ def check_reader(config):
     """Refuses a model directory that could not read the prompts of the config's environments.
 
     Terse prompts hold the bare observation. They are for a tiny agent, which has learnt the rest by
-    imitation; what tells one from a language model is that its tokenizer keeps the environment's
-    words whole.
+    imitation; what tells one from a language model is that its tokenizer keeps the words of an
+    environment whole (of several, those of one at least: it reads the others byte by byte).
 
     Raises:
       ValueError: that, or an unusable environment.
     """
-    tokenizer = None
+    path = config.model.path
+    terse = {}  # environment -> its words
     for name, c in cfg.of_environments(config).items():
         environment = cfg.build_environment(c, "train")
-        if c.env.prompt != "terse":
-            continue
-        path = c.model.path
-        tokenizer = tokenizer or hf.load_tokenizer(hf.resolve(path))
-        words = getattr(environment, "words", ())
+        if c.env.prompt == "terse":
+            terse[name] = getattr(environment, "words", ())
+    if not terse:
+        return
+    tokenizer = hf.load_tokenizer(hf.resolve(path))
+    reasons = []
+    for name, words in terse.items():
         split = [w for w in words if len(tokenizer.encode(w, add_special_tokens=False)) != 1]
-        if split or not words:
-            reason = f"its tokenizer splits {split[0]!r}" if split else f"{name!r} has no words"
-            file = "mixture" if config.also else name
-            raise ValueError(
-                f"config.model.path is {path!r}, which is no tiny agent of {name!r} ({reason}), "
-                "but config.env.prompt is 'terse', the bare observation without rules; train a "
-                f"language model with --config=configs/{file}.py:llm --config.model.path={path}"
-            )
+        if words and not split:
+            return
+        reasons.append(f"{name} has no words" if not words else f"it splits {split[0]!r} of {name}")
+    file = "mixture" if config.also else config.env.name
+    raise ValueError(
+        f"config.model.path is {path!r}, whose tokenizer is no tiny agent's ({reasons[0]}), but "
+        "config.env.prompt is 'terse', the bare observation without rules; train a language model "
+        f"with --config=configs/{file}.py:llm --config.model.path={path}"
+    )
 
 
 def restore_run(workdir):

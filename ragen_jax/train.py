@@ -30,6 +30,7 @@ from ragen_jax.diagnose import diagnose
 from ragen_jax.diagnostics.gradients import gradient_report, heldout_gradients
 from ragen_jax.diagnostics.regimes import update_regimes
 from ragen_jax.diagnostics.stopping import update_stopping
+from ragen_jax.domains import unread_line
 from ragen_jax.evaluate import evaluate, load_policy
 from ragen_jax.learn import (
     build_learner,
@@ -356,9 +357,14 @@ def main(argv):
                 f"--workdir is {WORKDIR.value}; it must be a path (of a folder that all processes "
                 "see, such as an NFS mount): metrics.jsonl grows by lines, which a bucket cannot"
             )
+        config = CONFIG.value
+        check(config)
+    warning = unread_line(config, command.overrides())
+    if warning:
+        console(warning)
     name = time.strftime("%Y%m%d-%H%M%S")
-    workdir = Path(WORKDIR.value or Path("runs") / f"{CONFIG.value.env.name}-{name}")
-    sys.exit(train(CONFIG.value, workdir))
+    workdir = Path(WORKDIR.value or Path("runs") / f"{config.env.name}-{name}")
+    sys.exit(train(config, workdir))
 
 
 if __name__ == "__main__":

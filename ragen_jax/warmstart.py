@@ -89,7 +89,7 @@ def imitate(config, cache):
       (model, params, tokenizer).
 
     Raises:
-      RuntimeError: `warmstart.max_updates` updates did not get there.
+      ValueError: an environment is unusable, or `warmstart.max_updates` updates did not get there.
     """
     w = config.warmstart
     tokenizer = build_tokenizer(words(config))
@@ -146,7 +146,7 @@ def imitate(config, cache):
                         f"updates, {seconds:.0f} s, loss {float(loss):.3f}"
                     )
                     return model, params, tokenizer
-    raise RuntimeError(
+    raise ValueError(
         f"imitation reached success {max(history, default=0):.2f} in {w.max_updates} updates, not "
         f"warmstart.success={w.success}; raise warmstart.max_updates or lower the target"
     )

@@ -105,13 +105,13 @@ def test_a_language_model_is_not_trained_on_terse_prompts(config, language_model
     config.env.prompt = "terse"  # of an environment without words
     with pytest.raises(SystemExit, match="2"):
         train.train(config, tmp_path / "run")
-    assert "('guess' has no words), but config.env.prompt is 'terse'" in capsys.readouterr().err
+    assert "(guess has no words), but config.env.prompt is 'terse'" in capsys.readouterr().err
     config = sokoban.get_config()
     config.model.path = str(language_model)
     with pytest.raises(SystemExit, match="2"):
         train.train(config, tmp_path / "run")
     (line,) = capsys.readouterr().err.splitlines()
-    assert "its tokenizer splits '√'" in line
+    assert "no tiny agent's (it splits '√' of sokoban)" in line
     command = f"--config=configs/sokoban.py:llm --config.model.path={language_model}"
     assert line.endswith(command)
     assert not (tmp_path / "run").exists()
