@@ -69,11 +69,21 @@ def tiny_model(config, cache=None):
     return directory
 
 
+def _expert(config):
+    """How the expert of config.env plays: arguments of `datasets.play_expert`."""
+    return {
+        "plan_moves": config.warmstart.plan_moves,
+        **{name: config.env[name] for name in ("actions_per_turn", "max_turns", "max_actions")},
+    }
+
+
 def _what_is_imitated(config):
     """What decides the demonstrations of config.env, JSON-like."""
+    environment = build_environment(config, "imitation")
     return {
         **environment_settings(config),
-        "words": build_environment(config, "imitation").words,
+        "words": environment.words,
+        "sample": datasets.fingerprint(environment, **_expert(config)),
         **{f"env.{n}": config.env[n] for n in ("context", "window", "max_context", "prompt")},
         **{f"env.{n}": config.env[n] for n in ("max_turns", "max_actions")},
         "actions_per_turn": config.env.actions_per_turn,
@@ -100,12 +110,9 @@ def imitate(config, cache):
         examples = datasets.demonstrations(
             environment,
             rooms=w.rooms,
-            plan_moves=w.plan_moves,
-            actions_per_turn=c.env.actions_per_turn,
-            max_turns=c.env.max_turns,
-            max_actions=c.env.max_actions,
             settings=environment_settings(c),
             directory=cache / "datasets",
+            **_expert(c),
         )
         episodes += _as_episodes(examples, chat)
         seen = {example["identity"] for example in examples}
