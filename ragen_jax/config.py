@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from envs import make_env
 from ragen_jax import chat, credit, critic
@@ -302,7 +302,16 @@ def read_run_config(workdir):
     path = Path(workdir) / "config.json"
     if not path.exists():
         raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
-    return ConfigDict(json.loads(path.read_text()))
+
+    def typed(value):
+        """Of types that an override knows: tuples for lists, for null what takes any."""
+        if isinstance(value, dict):
+            return {name: typed(inner) for name, inner in value.items()}
+        if value is None:
+            return config_dict.placeholder(object)
+        return tuple(value) if isinstance(value, list) else value
+
+    return ConfigDict(typed(json.loads(path.read_text())))
 
 
 def same_run(config, workdir):

@@ -397,18 +397,23 @@ def unread(config, names):
         for when in domain.read:
             deciding = {inside(other): field(config, inside(other)) for other in when.names}
             if not when.holds(*deciding.values()):
-                found[name] = ", ".join(f"{other}={value}" for other, value in deciding.items())
+                decided = ", ".join(f"{other}={value}" for other, value in deciding.items())
+                found[name] = f"with {decided}"
                 break
     return found
 
 
-def unread_line(config, names):
-    """The warning about fields that were set but are not read, or "" where there is none."""
+def warning(reasons):
+    """One line about fields that were set in vain, or "" where there is none.
+
+    Args:
+      reasons: {field: why}, as `unread` gives them.
+    """
     by_reason = {}
-    for name, why in unread(config, names).items():
+    for name, why in reasons.items():
         by_reason.setdefault(why, []).append(name)
     parts = [
-        f"{', '.join(found)} {'is' if len(found) == 1 else 'are'} set but not read with {why}"
+        f"{', '.join(found)} {'is' if len(found) == 1 else 'are'} set but not read {why}"
         for why, found in by_reason.items()
     ]
     return "warning: " + "; ".join(parts) if parts else ""

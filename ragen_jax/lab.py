@@ -12,6 +12,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import jax
 from absl import flags
 
 from configs.experiments import EXPERIMENTS
@@ -19,6 +20,7 @@ from ragen_jax import command
 from ragen_jax.check import check
 from ragen_jax.lab_report import write_report
 from ragen_jax.log import console, read_metrics
+from ragen_jax.settle import settle
 from ragen_jax.train import train
 
 
@@ -56,6 +58,7 @@ def arms(experiment, config):
                 own.update_from_flattened_dict(
                     {**experiment["always"], **changes, **selection, "seed": seed}
                 )
+                settle(own, jax.devices())
                 check(own)
                 found.append(Arm(setting, name, seed, own))
     return found

@@ -30,7 +30,7 @@ from ragen_jax.diagnose import diagnose
 from ragen_jax.diagnostics.gradients import gradient_report, heldout_gradients
 from ragen_jax.diagnostics.regimes import update_regimes
 from ragen_jax.diagnostics.stopping import update_stopping
-from ragen_jax.domains import unread_line
+from ragen_jax.domains import unread, warning
 from ragen_jax.evaluate import evaluate, load_policy
 from ragen_jax.learn import (
     build_learner,
@@ -54,6 +54,7 @@ from ragen_jax.log import (
 from ragen_jax.model import hf, lora
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout import Sampling, compile_ahead, rollout
+from ragen_jax.settle import settle
 from ragen_jax.sharding import agree, is_first, place, sampling_params
 from ragen_jax.tasks import joined, labelled
 from ragen_jax.update import Frozen
@@ -68,6 +69,7 @@ def train(config, workdir):
     c = config
     with command.bad_input():
         # ---------------------------------------------------------------- check, mesh, model
+        settle(c, jax.devices())
         check(c)
         mesh, sampling_mesh = cfg.build_meshes(c)
         cfg.same_run(c, workdir)
@@ -358,10 +360,11 @@ def main(argv):
                 "see, such as an NFS mount): metrics.jsonl grows by lines, which a bucket cannot"
             )
         config = CONFIG.value
+        settle(config, jax.devices())
         check(config)
-    warning = unread_line(config, command.overrides())
-    if warning:
-        console(warning)
+    line = warning(unread(config, command.overrides()))
+    if line:
+        console(line)
     name = time.strftime("%Y%m%d-%H%M%S")
     workdir = Path(WORKDIR.value or Path("runs") / f"{config.env.name}-{name}")
     sys.exit(train(config, workdir))

@@ -24,7 +24,8 @@ from ragen_jax.rollout import Sampling
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
 ROOT = Path(__file__).parents[1]
-PRESETS = ("tiny", *presets.LLMS)
+PRESETS = presets.PRESETS
+NAMED = ("tiny", *presets.LLMS)  # those that leave nothing open
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
 
 
@@ -39,7 +40,7 @@ def changed(**fields):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", NAMED)
 def test_every_preset_passes(name, preset):
     config = CONFIGS[name].get_config(preset)
     check(config)
@@ -306,7 +307,7 @@ def test_bad_meshes_are_refused_with_their_sizes():
     "arguments, named",
     [
         (["--config=configs/sokoban.py", "--config.rollout.grops=4"], "grops"),
-        (["--config=configs/sokoban.py:huge"], "'huge'; accepted: tiny, qwen2.5-0.5b"),
+        (["--config=configs/sokoban.py:huge"], "'huge'; accepted: tiny, llm, qwen2.5-0.5b"),
         (
             ["--config=configs/sokoban.py", "--config.env.name=frozen"],
             "'frozen'; it must be one of countdown, frozen_lake, sokoban",

@@ -10,7 +10,7 @@ import pytest
 from configs import base, countdown, mixture, sokoban
 from ragen_jax import train
 from ragen_jax.check import check
-from ragen_jax.domains import DOMAINS, field, leaves, unread, unread_line
+from ragen_jax.domains import DOMAINS, field, leaves, unread, warning
 from ragen_jax.log import read_metrics
 from ragen_jax.model.weights import WEIGHTS
 
@@ -286,15 +286,15 @@ def test_what_is_read_depends_on_the_config():
 def test_the_line_names_fields_and_why():
     config = sokoban.get_config()
     names = ["algorithm.lam", "seed", "critic.clip", "env.window", "env.options.size"]
-    assert unread_line(config, names) == (
+    assert warning(unread(config, names)) == (
         "warning: env.window is set but not read with env.context=single_turn; "
         "algorithm.lam, critic.clip are set but not read with algorithm.name=grpo"
     )
-    assert unread_line(config, ["seed", "env.options.size"]) == ""
+    assert warning(unread(config, ["seed", "env.options.size"])) == ""
     config = mixture.get_config()
     config.also.countdown.env.context = "window"
     names = ["also.countdown.env.window", "also.frozen_lake.env.window", "also.countdown.groups"]
-    assert unread_line(config, names) == (
+    assert warning(unread(config, names)) == (
         "warning: also.frozen_lake.env.window is set but not read with "
         "also.frozen_lake.env.context=single_turn"
     )

@@ -306,3 +306,8 @@ SHAPES = {
     "llama-3.2-3b": _llama(3072, 28, 24, 8192, factor=32.0, tied=True),
     "llama-3.1-8b": _llama(4096, 32, 32, 14336, factor=8.0, tied=False),
 }
+
+
+def known_shape(path):
+    """The entry of SHAPES that a hub id names, with or without "-Instruct"; None: there is none."""
+    return SHAPES.get(path.rsplit("/", 1)[-1].lower().removesuffix("-instruct"))
