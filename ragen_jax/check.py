@@ -3,11 +3,13 @@
 domains.py says what each field may hold by itself; here is what several of them must agree on.
 """
 
+from ml_collections import ConfigDict
+
 from ragen_jax import credit, losses
 from ragen_jax.config import minibatch_rows, row_tokens, step_groups, step_rows
 from ragen_jax.diagnostics import regimes
 from ragen_jax.diagnostics.gradients import check_edges
-from ragen_jax.domains import check_domains, field
+from ragen_jax.domains import DOMAINS, entries, field, leaves
 from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.update import EXACT
 
@@ -40,6 +42,46 @@ def check(config):
         )
     check_sizes(c)
     check_warmstart(c)
+
+
+def check_domains(config):
+    """Refuses another set of fields than base.py's, and values outside of their field's domain.
+
+    Raises:
+      ValueError: names the first such field, its value and what it must be.
+    """
+    found = leaves(config)
+    for name in DOMAINS:
+        if name not in found:
+            raise ValueError(f"config.{name} is missing; configs/base.py lists every field")
+    for name in found:
+        if name not in DOMAINS:
+            raise ValueError(f"config.{name} is unknown; configs/base.py lists every field")
+    for name, domain in DOMAINS.items():
+        _check_value(config, name, domain)
+    _check_also(config)
+    for name, domain, _ in entries(config):
+        _check_value(config, name, domain)
+
+
+def _check_value(config, name, domain):
+    value = field(config, name)
+    if not domain.accepts(value):
+        raise ValueError(f"config.{name} is {value!r}; it must be {domain.what}")
+
+
+def _check_also(config):
+    for name, part in config.also.items():
+        if not isinstance(part, ConfigDict) or set(part) != {"groups", "env"}:
+            raise ValueError(f"config.also.{name} must have groups and env, see configs/base.py")
+        if name == config.env.name:
+            raise ValueError(f"config.also.{name} has the name of config.env; give it another")
+        missing = sorted(set(config.env) ^ set(part.env))
+        if missing:
+            raise ValueError(
+                f"config.also.{name}.env must have the fields of config.env; one of them alone has "
+                f"{', '.join(missing)}"
+            )
 
 
 def check_environment(config, section):

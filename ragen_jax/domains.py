@@ -327,7 +327,7 @@ def leaves(config):
 
 
 def entries(config):
-    """(name of a field, its `Domain`, name -> name of the field that it means there) of all.
+    """(name, `Domain`, name -> the name of the field that it means there) of all fields.
 
     Fields of also.NAME.env have the entries of env, also.NAME.groups that of rollout.groups.
     """
@@ -341,46 +341,6 @@ def entries(config):
         for name, domain in DOMAINS.items():
             if name.startswith("env."):
                 yield inside(name), domain, inside
-
-
-def check_domains(config):
-    """Refuses another set of fields than base.py's, and values outside of their field's domain.
-
-    Raises:
-      ValueError: names the first such field, its value and what it must be.
-    """
-    found = leaves(config)
-    for name in DOMAINS:
-        if name not in found:
-            raise ValueError(f"config.{name} is missing; configs/base.py lists every field")
-    for name in found:
-        if name not in DOMAINS:
-            raise ValueError(f"config.{name} is unknown; configs/base.py lists every field")
-    for name, domain in DOMAINS.items():
-        _check_value(config, name, domain)
-    _check_also(config)
-    for name, domain, _ in entries(config):
-        _check_value(config, name, domain)
-
-
-def _check_value(config, name, domain):
-    value = field(config, name)
-    if not domain.accepts(value):
-        raise ValueError(f"config.{name} is {value!r}; it must be {domain.what}")
-
-
-def _check_also(config):
-    for name, part in config.also.items():
-        if not isinstance(part, ConfigDict) or set(part) != {"groups", "env"}:
-            raise ValueError(f"config.also.{name} must have groups and env, see configs/base.py")
-        if name == config.env.name:
-            raise ValueError(f"config.also.{name} has the name of config.env; give it another")
-        missing = sorted(set(config.env) ^ set(part.env))
-        if missing:
-            raise ValueError(
-                f"config.also.{name}.env must have the fields of config.env; one of them alone has "
-                f"{', '.join(missing)}"
-            )
 
 
 def unread(config, names):

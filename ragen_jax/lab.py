@@ -18,6 +18,7 @@ from absl import flags
 from configs.experiments import EXPERIMENTS
 from ragen_jax import command
 from ragen_jax.check import check
+from ragen_jax.domains import warning
 from ragen_jax.lab_report import write_report
 from ragen_jax.log import console, read_metrics
 from ragen_jax.settle import settle
@@ -64,6 +65,14 @@ def arms(experiment, config):
     return found
 
 
+def set_by(name):
+    """{field: why} of what an experiment sets itself, whatever the command line says."""
+    experiment = EXPERIMENTS[name]
+    varied = [*experiment["settings"].values(), *experiment["filters"].values()]
+    fields = {"seed", *experiment["always"], *(field for changes in varied for field in changes)}
+    return dict.fromkeys(sorted(fields), f"by experiment {name}, which sets it")
+
+
 def finished(workdir, steps):
     """Whether a run's folder holds all its steps."""
     rows = read_metrics(workdir / "metrics.jsonl")
@@ -79,6 +88,10 @@ def main(argv):
         if importlib.util.find_spec("matplotlib") is None:
             raise ValueError("the report has a figure: pip install ragen_jax[lab]")
         plan = arms(EXPERIMENTS[name], CONFIG.value)
+    given = command.overrides()
+    line = warning({field: why for field, why in set_by(name).items() if field in given})
+    if line:
+        console(line)
     root = Path(WORKDIR.value) / name
     for index, arm in enumerate(plan):
         workdir = root / arm.folder

@@ -8,8 +8,9 @@ import math
 from pathlib import Path
 
 from configs.presets import OPEN, ROWS, SIZES
+from ragen_jax.check import check_domains
 from ragen_jax.config import minibatch_rows
-from ragen_jax.domains import check_domains, field
+from ragen_jax.domains import field
 from ragen_jax.model import hf, qwen, weights
 from ragen_jax.sharding import data_shards, make_mesh
 
@@ -38,23 +39,22 @@ def settle(config, devices):
       ValueError: no model.path, a model that is not there, or values that no run could use.
     """
     need_path(config)
-    if not is_open(config):
+    left = [name for name in OPEN if field(config, name) is None]
+    if not left:
         return
+
+    def fill(values):
+        config.update_from_flattened_dict({name: values[name] for name in left if name in values})
+
+    dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"
+    # Any size's, so that the other fields can be checked before a model is looked for.
+    fill({"model.dtype": dtype, "optimizer.micro_batch": 1, **SIZES[math.inf]})
+    check_domains(config)
     path = config.model.path
     known = None if Path(path).expanduser().is_dir() else qwen.known_shape(path)
     parameters = sum(math.prod(leaf.shape) for leaf in weights.plan(known or hf.model_config(path)))
     size = next(most for most in SIZES if parameters <= most)
-    dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"
-    micro_batch = config.optimizer.micro_batch
-    for name, value in {
-        "model.dtype": dtype,
-        "optimizer.micro_batch": 1,
-        **SIZES[size],
-    }.items():
-        if field(config, name) is None:
-            config.update_from_flattened_dict({name: value})
-    if micro_batch is None:
-        check_domains(config)  # before anything is computed from it
-        shards = data_shards(make_mesh(**config.mesh, devices=devices))
-        fitting = minibatch_rows(config) // shards
-        config.optimizer.micro_batch = shards * max(1, min(ROWS[size], fitting))
+    fill(SIZES[size])
+    shards = data_shards(make_mesh(**config.mesh, devices=devices))
+    rows = min(ROWS[size], minibatch_rows(config) // shards)
+    fill({"optimizer.micro_batch": shards * max(1, rows)})

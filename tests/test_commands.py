@@ -19,7 +19,7 @@ from absl import flags
 
 from configs import sokoban
 from configs.experiments import EXPERIMENTS
-from ragen_jax import evaluate
+from ragen_jax import evaluate, train
 from ragen_jax.config import read_run_config
 from ragen_jax.lab import arms
 from ragen_jax.log import read_metrics
@@ -170,6 +170,16 @@ def test_the_laboratory_has_the_runs_that_the_readme_says():
     """They take half an hour: here each arm's config is built and checked, and none is run."""
     (line,) = [line for line in README if line.startswith("ragen_jax.lab")]
     assert "30 runs" in line and len(arms(EXPERIMENTS["collapse"], sokoban.get_config())) == 30
+
+
+def test_the_laboratory_names_what_its_experiment_sets_itself(monkeypatch, tmp_path):
+    monkeypatch.setattr(train, "train", lambda config, workdir: config.warmstart.rooms)
+    words = ["--config.warmstart.rooms=99", "--config.steps=5", "--config.eval.every=1"]
+    code, out, err = call("ragen_jax.lab", f"--workdir={tmp_path}", *words)
+    assert out.splitlines()[0] == (
+        "warning: eval.every, steps are set but not read by experiment collapse, which sets it"
+    )
+    assert code == 99, err  # what the first arm gave: others are honoured
 
 
 @pytest.mark.slow

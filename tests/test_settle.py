@@ -100,6 +100,8 @@ def test_unusable_values_are_refused_before_they_are_reckoned_with(language_mode
     for field, value in (("optimizer.minibatches", 0), ("mesh.data", 10**9), ("env.max_turns", 0)):
         with pytest.raises(ValueError, match=f"config.{field} is {value}; it must be"):
             settled(str(language_model), jax.devices(), **{field: value})
+    with pytest.raises(ValueError, match="config.optimizer.b1 is 2.0; it must be"):
+        settled("somebody/unknown", jax.devices(), **{"optimizer.b1": 2.0})  # not downloaded first
     with pytest.raises(ValueError, match="preset llm needs --config.model.path=DIR_OR_HUB_ID"):
         settle(sokoban.get_config("llm"), jax.devices())
     with pytest.raises(ValueError, match="no model directory /none"):
