@@ -13,6 +13,10 @@ tiny (default)
     Departs from the paper: no KL term; 32 prompts a step, because a reply is one short turn;
     learning rate 4e-4, falling to 0; diagnosis every fifth step; imitation ends early, since
     learning then starts from an agent that still tries different answers.
+llm
+    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    micro-batch, mesh and rematerialisation follow from its size and from the devices
+    (configs/presets.py).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
     The paper's setting with group-relative advantages, three or four numbers up to 99, 400 new
     tokens a reply. Not trained here yet.
@@ -29,7 +33,7 @@ from configs import base, presets, recipes
 
 
 def get_config(preset="tiny"):
-    """The config of a preset: "tiny" or one of presets.LLMS, then recipes: "tiny+ppo"."""
+    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
     model, names = presets.split(preset)
     config = base.get_config()
     config.env.name = "countdown"

@@ -10,6 +10,10 @@ tiny (default)
     docs/results/frozen_lake_tiny.md).
     Departs from the paper: no KL term; learning rate 1e-4 (benchmarks/NOTES.md); lakes can be
     crossed within the ten moves an episode has.
+llm
+    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    micro-batch, mesh and rematerialisation follow from its size and from the devices
+    (configs/presets.py).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
     The paper's setting with group-relative advantages, full history, 400 new tokens a reply. Not
     trained here yet.
@@ -19,7 +23,7 @@ from configs import base, presets, recipes
 
 
 def get_config(preset="tiny"):
-    """The config of a preset: "tiny" or one of presets.LLMS, then recipes: "tiny+ppo"."""
+    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
     model, names = presets.split(preset)
     config = base.get_config()
     config.env.name = "frozen_lake"

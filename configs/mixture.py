@@ -15,7 +15,7 @@ tiny (default)
     gained 14.5 points, Countdown 12.0 and FrozenLake 11.1 (mean of the last three evaluations).
     Departs from the paper: as the three config files do; imitation ends when each environment's
     success is 0.15.
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+llm, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
     The settings of the three config files, with Sokoban's algorithm. Not trained here yet.
 """
 
@@ -25,7 +25,7 @@ from configs import countdown, frozen_lake, presets, recipes, sokoban
 
 
 def get_config(preset="tiny"):
-    """The config of a preset: "tiny" or one of presets.LLMS, then recipes: "tiny+ppo"."""
+    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
     model, names = presets.split(preset)
     config = sokoban.get_config(model)
     for other in (frozen_lake, countdown):

@@ -1,11 +1,44 @@
 """What a preset means in every environment: which model, and what fits its size."""
 
+import math
+
+from ml_collections.config_dict import placeholder
+
 LLMS = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
     "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
     "qwen2.5-3b": "Qwen/Qwen2.5-3B",
     "qwen2.5-7b": "Qwen/Qwen2.5-7B",
 }
+
+PRESETS = ("tiny", "llm", *LLMS)
+
+# Which devices hold what: everything whole, rows split; or parameters split over all devices to be
+# trained, and whole to be sampled with (docs/preflight.md).
+WHOLE = {
+    **{"mesh.data": -1, "mesh.fsdp": 1},
+    **{"sampling_mesh.data": 0, "sampling_mesh.fsdp": 0, "sampling_mesh.tensor": 0},
+}
+SPLIT = {
+    **{"mesh.data": 1, "mesh.fsdp": -1},
+    **{"sampling_mesh.data": -1, "sampling_mesh.fsdp": 1, "sampling_mesh.tensor": 1},
+}
+
+# Preset llm is for any Qwen2.5 or Llama-3 in model.path. What follows from the model's size and
+# from the devices stays open, unless the command line sets it; ragen_jax/settle.py fills it in.
+OPEN = {
+    "model.path": str,  # which has no default
+    "model.dtype": str,  # float32 on CPU, where bfloat16 is slower, and bfloat16 elsewhere
+    "optimizer.micro_batch": int,  # ROWS for each device, as far as a minibatch has so many
+    "model.remat": bool,  # this and the rest: SIZES
+    **dict.fromkeys(WHOLE, int),
+}
+SIZES = {  # parameters of a model, at most -> fields
+    10**8: {"model.remat": False, **WHOLE},
+    5 * 10**8: {"model.remat": True, **WHOLE},
+    math.inf: {"model.remat": True, **SPLIT},
+}
+ROWS = {10**8: 4, 5 * 10**8: 4, math.inf: 1}  # the same -> rows of a micro-batch on a device
 
 
 def split(preset):
@@ -15,7 +48,7 @@ def split(preset):
 
 
 def apply(config, model):
-    """Sets what `model`, "tiny" or one of LLMS, changes in any environment's config.
+    """Sets what `model`, one of PRESETS, changes in any environment's config.
 
     Raises:
       ValueError: any other model.
@@ -35,15 +68,16 @@ def apply(config, model):
         config.eval.every = 25
         config.checkpoint.every = 25
         config.steps = 250
+    elif model == "llm":
+        for name, kind in OPEN.items():
+            config.update_from_flattened_dict({name: placeholder(kind)})
     elif model in LLMS:
         config.model.path = LLMS[model]
         config.model.dtype = "bfloat16"
         config.model.remat = True
-        # Trained on split parameters, sampled with whole ones (docs/preflight.md).
-        config.mesh.update(data=1, fsdp=-1)
-        config.sampling_mesh.update(data=-1, fsdp=1, tensor=1)
+        config.update_from_flattened_dict(SPLIT)
         config.optimizer.micro_batch = 16  # over 16 devices; a multiple of however many there are
     else:
-        accepted = ", ".join(["tiny", *LLMS])
+        accepted = ", ".join(PRESETS)
         name = config.env.name
         raise ValueError(f"configs/{name}.py has no preset {model!r}; accepted: {accepted}")

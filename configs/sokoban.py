@@ -10,6 +10,10 @@ tiny (default)
     Departs from the paper: format penalty -1 (at -0.1 an unreadable reply is cheaper than two
     moves); no KL term; learning rate 1e-4, the largest that the noise of eight prompts a step
     allowed (benchmarks/NOTES.md); rooms are solvable within the ten moves an episode has.
+llm
+    The paper's setting with group-relative advantages, for any Qwen2.5 or Llama-3 that is given by
+    --config.model.path; dtype, micro-batch, mesh and rematerialisation follow from its size and
+    from the devices (configs/presets.py).
 qwen2.5-3b
     The paper's main setting: PPO with a critic, full history, 400 new tokens a reply, bfloat16 with
     float32 parameters. Its peaks: 12.9 without filter, 28.9 with it (table 4).
@@ -23,7 +27,7 @@ from configs import base, presets, recipes
 
 
 def get_config(preset="tiny"):
-    """The config of a preset: "tiny" or one of presets.LLMS, then recipes: "tiny+ppo"."""
+    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
     model, names = presets.split(preset)
     config = base.get_config()
     config.env.name = "sokoban"

@@ -1,6 +1,6 @@
 """Environments by name. To add one, write `envs/<name>.py` (or a folder) and list it in `ENVS`.
 
-The contract is in `envs/types.py`.
+The contract, how they are built included, is in `envs/types.py`.
 """
 
 import inspect
@@ -9,9 +9,13 @@ from typing import Any
 from envs.countdown import Countdown
 from envs.frozen_lake import FrozenLake
 from envs.sokoban import Sokoban
-from envs.types import Environment
+from envs.types import Environment, EnvironmentClass
 
-ENVS = {"countdown": Countdown, "frozen_lake": FrozenLake, "sokoban": Sokoban}
+ENVS: dict[str, EnvironmentClass] = {
+    "countdown": Countdown,
+    "frozen_lake": FrozenLake,
+    "sokoban": Sokoban,
+}
 
 
 def make_env(name: str, **options: Any) -> Environment:

@@ -8,6 +8,7 @@ from ragen_jax.randomness import philox
 SPLIT_SHARES = {"imitation": 40, "train": 40, "eval": 20}
 SPLITS = tuple(SPLIT_SHARES)
 
+MAX_SOLUTION = 200  # moves that a bound on the shortest plan may ask for or allow
 MAX_ATTEMPTS = 50_000  # draws of one seed, before its constraints are called impossible
 
 

@@ -1,9 +1,18 @@
-"""The contract between an environment and the rollout.
+"""The contract between an environment and the rest: all that the code asks of one.
 
 An environment is a set of rules with its options fixed at construction; it holds no episode. All
 that changes lives in a frozen state, so a state can be shared by the members of a group, kept in a
 log, or replayed. `reset(seed)` is a pure function of the seed and the options, in every process
 and on every machine; noise inside an episode comes only from the `rng` handed to `step`.
+
+A language model trains on whatever has the members of `Environment` and is built as
+`EnvironmentClass` says; the other protocols add what is optional:
+
+    EnvironmentClass       how one is built                            always
+    Environment            what is played                              always
+    SolvableEnvironment    words, solve, explain                       for model.path=tiny
+    ReversibleEnvironment  opposites                                   for action/* figures
+    GroundedEnvironment    grounded                                    for reasoning/* figures
 
 How a model is told to answer (think and answer tags), how many actions a turn may hold and how
 many turns an episode may last belong to the chat format and the rollout, never to an environment.
@@ -21,9 +30,10 @@ class Step:
     """What one action led to.
 
     state: the state after the action (environment's own frozen type)
-    reward: reward of this action alone, in the environment's own units
+    reward: reward of this action alone, in the environment's own units; a Python float
     done: True only when the task is over; running out of actions or turns is the rollout's affair
-    info: facts for metrics; always holds "success" (bool: the task is solved in `state`)
+    info: facts for metrics, which pickle; "success" (bool: the task is solved in `state`) is the
+        one that is read, and False where it is missing
     """
 
     state: Hashable
@@ -32,12 +42,30 @@ class Step:
     info: dict[str, Any]
 
 
+class EnvironmentClass(Protocol):
+    """How an environment is built: what `envs.ENVS` holds, a class or a function.
+
+    Its parameters are keywords, all named in its signature: `split` and the environment's own
+    options, which `env.options` of the config gives and which have defaults. It raises ValueError
+    for a value that it cannot use, NaN and sizes beyond what plays in reasonable time included.
+
+    split: "train", "eval" or, for the tiny agent alone, "imitation": sets of problems that share
+        none up to `identity`, each with endless seeds. It is always passed. "eval" needs at least
+        eval.episodes different problems.
+    path: the name of an option that is a file counts by the file's content in the names of
+        caches, if the option is called so.
+    """
+
+    def __call__(self, *, split: str, **options: Any) -> "Environment": ...
+
+
 @runtime_checkable
 class Environment(Protocol):
     """What the rollout needs of an environment.
 
-    actions: the accepted action words, exactly as `step` takes them; empty where an action is
-        any text (the whole of an answer is then one action)
+    actions: the accepted action words, exactly as `step` takes them: no two that differ by case
+        alone, none with "||" in it; empty where an action is any text (the whole of an answer is
+        then one action)
     instructions: the rules of the game in plain prose for a language model, with the meaning of
         every symbol that `render` uses under the configured options
     """
@@ -68,7 +96,9 @@ class Environment(Protocol):
 
 @runtime_checkable
 class SolvableEnvironment(Environment, Protocol):
-    """An environment that can also show how it is done: optional, for imitation (warm start).
+    """An environment that can also show how it is done: what the tiny agent imitates.
+
+    Nothing else reads these members, and where model.path is a language model none is needed.
 
     words: texts that the tiny agent's tokenizer keeps as one token each, besides single bytes;
         what `render` and `explain` write and actions hold, cut as one would say it

@@ -1,16 +1,19 @@
-"""What a config must be for a run to use it: anything else is refused before it compiles."""
+"""What a config must be for a run to use it: anything else is refused before it compiles.
 
-import math
+domains.py says what each field may hold by itself; here is what several of them must agree on.
+"""
 
 from ml_collections import ConfigDict
 
-from ragen_jax import chat, credit, filter, losses, objectives, rewards
-from ragen_jax.config import minibatch_rows, step_groups
-from ragen_jax.diagnostics import regimes, stopping
+from ragen_jax import credit, losses
+from ragen_jax.config import minibatch_rows, row_tokens, step_groups, step_rows
+from ragen_jax.diagnostics import regimes
 from ragen_jax.diagnostics.gradients import check_edges
-from ragen_jax.model import lora
-from ragen_jax.optimize import SCHEDULES
+from ragen_jax.domains import DOMAINS, entries, field, leaves
+from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.update import EXACT
+
+STEP_TOKENS = 2**26  # that a step may sample: beyond it the host's arrays take tens of gigabytes
 
 
 def check(config):
@@ -20,135 +23,16 @@ def check(config):
       ValueError: names the field, its value and what is accepted.
     """
     c = config
-    sections = environment_sections(c)
-    for name, accepted in (
-        ("filter.strategy", filter.STRATEGIES),
-        ("filter.metric", filter.METRICS),
-        ("filter.mode", filter.MODES),
-        ("filter.keep", filter.KEEP),
-        ("filter.loss_scale", filter.LOSS_SCALES),
-        ("reward.normalize", rewards.METHODS),
-        ("reward.grouping", rewards.GROUPINGS),
-        ("reward.level", rewards.PLACEMENTS),
-        ("algorithm.name", credit.ALGORITHMS),
-        ("algorithm.objective", objectives.OBJECTIVES),
-        ("algorithm.aggregation", losses.AGGREGATIONS),
-        ("optimizer.schedule", SCHEDULES),
-        ("algorithm.kl_kind", (*losses.KL_KINDS, EXACT)),
-        ("algorithm.kl_in", ("loss", "reward")),
-        ("algorithm.mismatch_level", objectives.LEVELS),
-        ("model.dtype", ("float32", "bfloat16", "float16")),
-        *((f"{section}.context", chat.CONTEXTS) for section in sections),
-        *((f"{section}.prompt", chat.PROMPTS) for section in sections),
-        *((f"stopping.{rule}.action", stopping.ACTIONS) for rule in stopping.RULES),
-        ("regimes.action", regimes.ACTIONS),
-    ):
-        value = field(c, name)
-        if value not in accepted:
-            raise ValueError(f"config.{name} is {value!r}; accepted: {', '.join(accepted)}")
-    for name, least in (
-        ("seed", 0),
-        ("steps", 0),
-        *(
-            (f"{section}.{name}", least)
-            for section in sections
-            for name, least in (
-                ("max_turns", 1),
-                ("actions_per_turn", 1),
-                ("max_actions", 1),
-                ("window", 1),
-                ("max_context", 0),
-                ("pool", 0),
-            )
-        ),
-        *((f"also.{name}.groups", 1) for name in c.also),
-        ("collect.max_rounds", 1),
-        *((f"stopping.{rule}.patience", 1) for rule in stopping.RULES),
-        ("stopping.variance.baseline", 1),
-        ("regimes.baseline", 1),
-        ("regimes.recent", 1),
-        ("regimes.long", 1),
-        ("regimes.tighten.every", 1),
-        ("regimes.clear_patience", 1),
-        ("model.lora.rank", 0),
-        ("rollout.groups", 1),
-        ("rollout.group_size", 1),
-        ("rollout.max_new_tokens", 1),
-        ("rollout.save_every", 0),
-        ("optimizer.minibatches", 1),
-        ("optimizer.micro_batch", 1),
-        ("optimizer.warmup_updates", 0),
-        ("critic.warmup_steps", 0),
-        ("reward.overlong_buffer", 0),
-        ("filter.top_members", 0),
-        ("filter.bottom_members", 0),
-        ("diagnose.every", 0),
-        ("diagnose.flow_every", 0),
-        ("diagnose.first_turn_samples", 1),
-        ("diagnose.trajectory_samples", 1),
-        ("diagnose.micro_batch", 1),
-        ("diagnose.gradients_every", 0),
-        ("diagnose.gradients_groups", 0),
-        ("diagnose.gradients_buckets", 1),
-        ("eval.every", 0),
-        ("eval.episodes", 1),
-        ("eval.top_k", 0),
-        ("eval.seed", 0),
-        ("checkpoint.every", 0),
-        ("checkpoint.keep", 1),
-        ("warmstart.rooms", 1),
-        ("warmstart.batch", 1),
-        ("warmstart.check_every", 1),
-        ("warmstart.check_episodes", 1),
-    ):
-        if field(c, name) < least:
-            raise ValueError(f"config.{name} is {field(c, name)}; it must be at least {least}")
-    for name, low, high in (  # open below, closed above
-        ("rollout.temperature", 0, 100),
-        ("eval.temperature", 0, 100),
-        ("eval.top_p", 0, 1),
-        ("optimizer.learning_rate", 0, 1),
-        ("critic.learning_rate", 0, 1),
-        ("critic.clip", 0, math.inf),
-        ("algorithm.gamma", 0, 1),
-        ("algorithm.turn_gamma", 0, 1),
-        ("collect.explore", 0, 1),
-        ("collect.explore_least", 0, 1),
-        ("stopping.variance.ratio", 0, 1),
-        ("stopping.success.least", 0, 1),
-        ("regimes.recover", 0, 1),
-        ("regimes.margin", 0, 10),
-        *((f"regimes.{level}", 0, 1) for level in ("low", *regimes.FALLING)),
-        *((f"regimes.{kind}.fall", 0, 1) for kind in regimes.EITHER),
-        *((f"regimes.{kind}.rise", 1, math.inf) for kind in regimes.EITHER),
-        ("regimes.tighten.factor", 0, 1),
-        ("regimes.tighten.least", 0, 1),
-    ):
-        if not low < field(c, name) <= high:
-            raise ValueError(
-                f"config.{name} is {field(c, name)}; it must be above {low}, at most {high}"
-            )
-    if not 0 <= c.eval.min_p < 1:
-        raise ValueError(f"config.eval.min_p is {c.eval.min_p}; it must be at least 0, below 1")
-    lora.check_targets(c.model.lora.targets)
-    if c.seed >= 2**29:  # an environment's seeds are seed * 2**32 and up, below IMITATION_SEEDS
-        raise ValueError(f"config.seed is {c.seed}; it must be below {2**29}")
+    check_domains(c)
     check_algorithm(c)
-    if c.filter.strategy == "min_p" and c.filter.keep == "smallest" and c.filter.value <= 0:
-        raise ValueError(
-            f"config.filter.value is {c.filter.value}; min_p over the smallest needs more than 0"
-        )
+    check_filter(c)
     check_edges(c.diagnose.gradients_edges, "config.diagnose.gradients_edges")
     if c.also and c.diagnose.gradients_every and not c.diagnose.gradients_groups:
         raise ValueError(
             "config.diagnose.gradients_groups is 0, but the groups of a step are of several "
             "environments, whose rewards differ in scale: give a number"
         )
-    if c.regimes.action == "tighten" and c.filter.strategy not in regimes.TIGHTENED:
-        raise ValueError(
-            f"config.regimes.action is tighten, but filter.strategy is {c.filter.strategy!r}; it "
-            "lowers filter.value, which tightens " + ", ".join(regimes.TIGHTENED)
-        )
+    sections = ("env", *(f"also.{name}.env" for name in c.also))
     for section in sections:
         check_environment(c, section)
     if c.collect.explore < 1 and not all(field(c, section).pool for section in sections):
@@ -156,32 +40,37 @@ def check(config):
             f"config.collect.explore is {c.collect.explore}, but without env.pool no problem is "
             "met twice; set env.pool, or collect.explore to 1"
         )
-    if not 0 <= c.algorithm.zvp_coef < math.inf:
-        raise ValueError(f"config.algorithm.zvp_coef is {c.algorithm.zvp_coef}; it must be >= 0")
-    if c.algorithm.zvp_coef and c.filter.strategy != "none":
-        raise ValueError(
-            f"config.algorithm.zvp_coef is {c.algorithm.zvp_coef}, but filter.strategy="
-            f"{c.filter.strategy} drops the groups it learns from; it needs filter.strategy=none"
-        )
-    episodes = step_groups(c) * c.rollout.group_size
-    if c.optimizer.minibatches > episodes:
-        raise ValueError(
-            f"config.optimizer.minibatches is {c.optimizer.minibatches}, but a step has only "
-            f"{episodes} episodes (groups of all environments x rollout.group_size)"
-        )
-    if c.optimizer.micro_batch > minibatch_rows(c):
-        raise ValueError(
-            f"config.optimizer.micro_batch is {c.optimizer.micro_batch}, but a minibatch has at "
-            f"most {minibatch_rows(c)} rows (all rows of a step over optimizer.minibatches)"
-        )
+    check_sizes(c)
+    check_warmstart(c)
 
 
-def environment_sections(config):
-    """The dotted names of the sections that describe environments.
+def check_domains(config):
+    """Refuses another set of fields than base.py's, and values outside of their field's domain.
 
     Raises:
-      ValueError: config.also holds something that is none.
+      ValueError: names the first such field, its value and what it must be.
     """
+    found = leaves(config)
+    for name in DOMAINS:
+        if name not in found:
+            raise ValueError(f"config.{name} is missing; configs/base.py lists every field")
+    for name in found:
+        if name not in DOMAINS:
+            raise ValueError(f"config.{name} is unknown; configs/base.py lists every field")
+    for name, domain in DOMAINS.items():
+        _check_value(config, name, domain)
+    _check_also(config)
+    for name, domain, _ in entries(config):
+        _check_value(config, name, domain)
+
+
+def _check_value(config, name, domain):
+    value = field(config, name)
+    if not domain.accepts(value):
+        raise ValueError(f"config.{name} is {value!r}; it must be {domain.what}")
+
+
+def _check_also(config):
     for name, part in config.also.items():
         if not isinstance(part, ConfigDict) or set(part) != {"groups", "env"}:
             raise ValueError(f"config.also.{name} must have groups and env, see configs/base.py")
@@ -193,17 +82,12 @@ def environment_sections(config):
                 f"config.also.{name}.env must have the fields of config.env; one of them alone has "
                 f"{', '.join(missing)}"
             )
-    return ("env", *(f"also.{name}.env" for name in config.also))
 
 
 def check_environment(config, section):
     """The part of `check` that is about one environment."""
     env = field(config, section)
     groups = "rollout.groups" if section == "env" else section.replace(".env", ".groups")
-    if not -math.inf < env.format_penalty <= 0:
-        raise ValueError(
-            f"config.{section}.format_penalty is {env.format_penalty}; it must be <= 0"
-        )
     if 0 < env.max_context <= config.rollout.max_new_tokens:
         raise ValueError(
             f"config.{section}.max_context is {env.max_context}; it must be above "
@@ -228,13 +112,8 @@ def check_algorithm(config):
         refuse("algorithm.clip_c", "it must be above 1, or 0 for no second clip")
     if a.objective == "cispo" and a.clip_c:
         refuse("algorithm.clip_c", "objective cispo has no second clip: give 0")
-    if not 0 <= a.lam <= 1:
-        refuse("algorithm.lam", "it must be from 0 to 1")
     if a.mismatch_cap and a.mismatch_cap < 1:
         refuse("algorithm.mismatch_cap", "it must be at least 1, or 0 for no weights")
-    if min(a.kl_target, a.kl_gain, a.kl_coef) < 0:
-        name = next(n for n in ("kl_target", "kl_gain", "kl_coef") if a[n] < 0)
-        refuse(f"algorithm.{name}", "it must be at least 0")
     if a.kl_target and not a.kl_coef:
         refuse("algorithm.kl_target", "it steers algorithm.kl_coef, which is 0")
     if a.kl_in == "reward" and a.kl_kind == EXACT:
@@ -256,16 +135,92 @@ def check_algorithm(config):
             "reward.overlong_buffer",
             f"it must be below rollout.max_new_tokens={config.rollout.max_new_tokens}",
         )
-    members = config.filter.top_members + config.filter.bottom_members
+    if a.zvp_coef and config.filter.strategy != "none":
+        refuse(
+            "algorithm.zvp_coef",
+            f"filter.strategy={config.filter.strategy} drops the groups it learns from: give "
+            "filter.strategy=none",
+        )
+
+
+# Strategy -> (whether it can use filter.value, what it must be).
+FILTER_VALUES = {
+    "top_p": (lambda value: 0 < value <= 1, "a share of the mass above 0, at most 1"),
+    "top_k": (lambda value: 0 < value <= 1, "a share of the groups above 0, at most 1"),
+    "top_k_abs": (lambda value: value >= 1 and value % 1 == 0, "a whole number from 1"),
+    "min_p": (lambda value: value <= 1, "a share of the largest score from 0 to 1"),
+    "none": (lambda value: True, ""),
+}
+
+
+def check_filter(config):
+    """The part of `check` that is about config.filter and what must agree with it."""
+    f = config.filter
+    usable, what = FILTER_VALUES[f.strategy]
+    if not usable(f.value):
+        raise ValueError(
+            f"config.filter.value is {f.value}; with filter.strategy={f.strategy} it must be {what}"
+        )
+    if f.strategy == "min_p" and f.keep == "smallest" and f.value <= 0:
+        raise ValueError(
+            f"config.filter.value is {f.value}; min_p over the smallest needs more than 0"
+        )
+    members = f.top_members + f.bottom_members
     if members > config.rollout.group_size:
         raise ValueError(
             f"config.filter.top_members + bottom_members is {members}; a group has "
             f"rollout.group_size={config.rollout.group_size} episodes"
         )
+    if config.regimes.action == "tighten" and f.strategy not in regimes.TIGHTENED:
+        raise ValueError(
+            f"config.regimes.action is tighten, but filter.strategy is {f.strategy!r}; it "
+            "lowers filter.value, which tightens " + ", ".join(regimes.TIGHTENED)
+        )
 
 
-def field(config, dotted):
-    """config.a.b for "a.b"."""
-    for name in dotted.split("."):
-        config = config[name]
-    return config
+def check_sizes(config):
+    """The part of `check` that is about the sizes of a step and of its batches."""
+    c = config
+    tokens = step_rows(c) * row_tokens(c)
+    if tokens > STEP_TOKENS:
+        raise ValueError(
+            f"config.rollout.groups is {c.rollout.groups}, group_size {c.rollout.group_size} and "
+            f"max_new_tokens {c.rollout.max_new_tokens}: a step could sample {tokens} tokens; at "
+            f"most {STEP_TOKENS} fit"
+        )
+    episodes = step_groups(c) * c.rollout.group_size
+    if c.optimizer.minibatches > episodes:
+        raise ValueError(
+            f"config.optimizer.minibatches is {c.optimizer.minibatches}, but a step has only "
+            f"{episodes} episodes (groups of all environments x rollout.group_size)"
+        )
+    if c.optimizer.micro_batch > minibatch_rows(c):
+        raise ValueError(
+            f"config.optimizer.micro_batch is {c.optimizer.micro_batch}, but a minibatch has at "
+            f"most {minibatch_rows(c)} rows (all rows of a step over optimizer.minibatches)"
+        )
+
+
+def check_warmstart(config):
+    """The part of `check` that is about the tiny agent."""
+    w = config.warmstart
+    if w.width % (2 * w.heads):
+        raise ValueError(
+            f"config.warmstart.width is {w.width}; it must be an even multiple of "
+            f"warmstart.heads = {w.heads}"
+        )
+    if w.heads % w.kv_heads:
+        raise ValueError(
+            f"config.warmstart.heads is {w.heads}; it must be a multiple of warmstart.kv_heads = "
+            f"{w.kv_heads}"
+        )
+    if w.batch > w.rooms:
+        raise ValueError(
+            f"config.warmstart.batch is {w.batch}; it must be at most warmstart.rooms = {w.rooms}"
+        )
+    limit = ModelConfig.max_positions
+    if config.model.path == "tiny" and config.rollout.max_new_tokens >= limit:
+        raise ValueError(
+            f"config.rollout.max_new_tokens is {config.rollout.max_new_tokens}; the tiny agent "
+            f"reads {limit} tokens, prompt and reply"
+        )

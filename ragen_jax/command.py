@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import traceback
+from pathlib import Path
 
 import jax
 from absl import app, flags, logging
@@ -15,6 +16,7 @@ from ragen_jax.memory import keep_freed_memory
 
 BAD_INPUT = 2  # exit code
 DEFAULT_CONFIG = "configs/sokoban.py"
+RUN_CONFIG = Path(__file__).with_name("run_config.py")
 
 
 def define_config():
@@ -26,8 +28,38 @@ def define_config():
         "elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say.",
     )
     return config_flags.DEFINE_config_file(
-        "config", None, f"Config file[:PRESET]; default {DEFAULT_CONFIG}.", lock_config=True
+        "config",
+        None,
+        f"Config file[:PRESET]; default: that of the run in --workdir, or {DEFAULT_CONFIG}.",
+        lock_config=True,
     )
+
+
+def config_given():
+    """Whether the command line names a config file."""
+    return _value(sys.argv, "config") is not None
+
+
+def _value(argv, name):
+    """The value of a flag on a command line that is not parsed yet; None: it is not there."""
+    for word, after in zip(argv[1:], [*argv[2:], ""], strict=True):
+        flag, equals, value = word.partition("=")
+        if flag in (f"-{name}", f"--{name}"):
+            return value if equals else after
+    return None
+
+
+def _default(argv):
+    """The config file where none is named: of the run in --workdir, or DEFAULT_CONFIG."""
+    workdir = _value(argv, "workdir")
+    if workdir and (Path(workdir) / "config.json").exists():
+        return f"{RUN_CONFIG}:{workdir}"
+    return DEFAULT_CONFIG
+
+
+def overrides():
+    """The fields that the command line sets (--config.FIELD=VALUE), dotted, in its order."""
+    return list(config_flags.get_override_values(flags.FLAGS["config"]))
 
 
 def run_command(main):
@@ -39,8 +71,8 @@ def run_command(main):
         # TypeError, and a file that it cannot read as OSError when the config is first looked at.
         with bad_input(AttributeError, KeyError, TypeError, OSError, flags.Error):
             # Not the flag's own default: absl would read it outside of this function.
-            if not any(word.split("=")[0].lstrip("-") == "config" for word in argv[1:]):
-                argv = [argv[0], f"--config={DEFAULT_CONFIG}", *argv[1:]]
+            if _value(argv, "config") is None:
+                argv = [argv[0], f"--config={_default(argv)}", *argv[1:]]
             rest = flags.FLAGS(argv)
             if len(rest) > 1:
                 raise ValueError(

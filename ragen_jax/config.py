@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from envs import make_env
 from ragen_jax import chat, credit, critic
@@ -93,19 +93,40 @@ def environment_settings(config):
     return {"env": config.env.name, **options}
 
 
+TINY_NEEDS = ("words", "solve", "explain")  # of envs.types.SolvableEnvironment
+
+
 def words(config):
-    """What a tokenizer of the config's environments keeps whole, each word once."""
-    environments = [build_environment(c, "train") for c in of_environments(config).values()]
-    return tuple(dict.fromkeys(word for e in environments for word in e.words))
+    """What the tiny agent's tokenizer keeps whole, each word once.
+
+    Raises:
+      ValueError: unusable environments, or one that lacks what the tiny agent needs.
+    """
+    found = {}
+    for name, c in of_environments(config).items():
+        environment = build_environment(c, "train")
+        missing = [member for member in TINY_NEEDS if not hasattr(environment, member)]
+        if missing:
+            raise ValueError(
+                f"config.model.path is {config.model.path!r}, an agent that imitates a solver, but "
+                f"environment {name!r} has no {', '.join(missing)} (envs/types.py, "
+                "SolvableEnvironment); write them, or train a language model: preset llm and "
+                "--config.model.path=DIR_OR_HUB_ID"
+            )
+        found |= dict.fromkeys(environment.words)
+    return tuple(found)
 
 
 def build_environment(config, split):
     """The environment of config.env, its problems drawn from `split`.
 
     Raises:
-      ValueError: unknown name or options, or several actions a turn where an action is a text.
+      ValueError: unknown options or values, or several actions a turn where an action is a text.
     """
-    environment = make_env(config.env.name, **config.env.options.to_dict(), split=split)
+    try:
+        environment = make_env(config.env.name, **config.env.options.to_dict(), split=split)
+    except ValueError as error:
+        raise ValueError(f"config.env.options of {config.env.name!r}: {error}") from error
     if not environment.actions and config.env.actions_per_turn != 1:
         raise ValueError(
             f"config.env.actions_per_turn is {config.env.actions_per_turn}; accepted: 1, because "
@@ -305,7 +326,16 @@ def read_run_config(workdir):
     path = Path(workdir) / "config.json"
     if not path.exists():
         raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
-    return ConfigDict(json.loads(path.read_text()))
+
+    def typed(value):
+        """Of types that an override knows: tuples for lists, for null what takes any."""
+        if isinstance(value, dict):
+            return {name: typed(inner) for name, inner in value.items()}
+        if value is None:
+            return config_dict.placeholder(object)
+        return tuple(value) if isinstance(value, list) else value
+
+    return ConfigDict(typed(json.loads(path.read_text())))
 
 
 def same_run(config, workdir):

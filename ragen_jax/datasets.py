@@ -122,17 +122,10 @@ def heldout_problems(environment, *, count, seed, settings, directory):
     return seeds, states
 
 
-def demonstrations(
-    environment,
-    *,
-    rooms,
-    plan_moves,
-    actions_per_turn,
-    max_turns,
-    max_actions,
-    settings,
-    directory,
-):
+SAMPLE = 16  # problems whose demonstrations stand for the environment's code
+
+
+def play_expert(environment, seeds, *, plan_moves, actions_per_turn, max_turns, max_actions):
     """Problems played by an expert, turn by turn: what is seen, and what the expert replies.
 
     The expert solves the problem again from where each turn finds it, so that after a slip every
@@ -140,48 +133,69 @@ def demonstrations(
 
     Args:
       environment: built with split="imitation"; gives solve, explain and identity.
-      rooms: how many seeds are played.
+      seeds: of the problems.
       plan_moves: moves of the plan spelt out in the reasoning.
       actions_per_turn, max_turns, max_actions: the rollout's budgets.
 
-    Returns:
-      list of dicts, problem by problem, with `turn`, `observation`, `reply` (behind "<think>",
-      without the stop token) and `identity` of the problem.
+    Yields:
+      dicts, problem by problem, with `turn`, `observation`, `reply` (behind "<think>", without the
+      stop token) and `identity` of the problem.
     """
+    for seed in seeds:
+        rng = generator(Purpose.DEMONSTRATION, seed)
+        state, done = environment.reset(seed), False
+        identity = environment.identity(state)
+        for turn in range(max_turns):
+            left = max_actions - turn * actions_per_turn
+            if done or left <= 0:
+                break
+            plan = environment.solve(state)
+            now = plan[: min(actions_per_turn, left)]
+            thought = environment.explain(state, plan[:plan_moves])
+            yield {
+                "observation": environment.render(state),
+                "reply": f"{thought}</think><answer>{'||'.join(now)}</answer>",
+                "identity": identity,
+                "turn": turn,
+            }
+            for action in now:
+                if not done:
+                    step = environment.step(state, action, rng)
+                    state, done = step.state, step.done
 
-    def generate():
-        for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
-            rng = generator(Purpose.DEMONSTRATION, seed)
-            state, done = environment.reset(seed), False
-            identity = environment.identity(state)
-            for turn in range(max_turns):
-                left = max_actions - turn * actions_per_turn
-                if done or left <= 0:
-                    break
-                plan = environment.solve(state)
-                now = plan[: min(actions_per_turn, left)]
-                thought = environment.explain(state, plan[:plan_moves])
-                yield {
-                    "observation": environment.render(state),
-                    "reply": f"{thought}</think><answer>{'||'.join(now)}</answer>",
-                    "identity": identity,
-                    "turn": turn,
-                }
-                for action in now:
-                    if not done:
-                        step = environment.step(state, action, rng)
-                        state, done = step.state, step.done
 
+def fingerprint(environment, **settings):
+    """A hash of SAMPLE problems that an expert plays now, for names of caches.
+
+    It changes with the environment's rules, rendering, solver, explanations or problems, which no
+    option of the config tells.
+
+    Args:
+      environment, settings: as in `play_expert`.
+    """
+    seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + SAMPLE)
+    return settings_hash(list(play_expert(environment, seeds, **settings)))
+
+
+def demonstrations(environment, *, rooms, settings, directory, **play):
+    """The examples of `play_expert` on so many problems, kept in a data set.
+
+    Args:
+      environment: as in `play_expert`. rooms: how many seeds are played.
+      settings: JSON-like; what decides the environment's problems.
+      directory: as in `load_or_generate`.
+      play: further arguments of `play_expert`.
+
+    Returns:
+      list of dicts.
+    """
     text = tfds.features.Text()
     return load_or_generate(
         "demonstrations",
-        {
-            "rooms": rooms,
-            "plan": plan_moves,
-            "budgets": [actions_per_turn, max_turns, max_actions],
-            **settings,
-        },
+        {"rooms": rooms, "sample": fingerprint(environment, **play), **play, **settings},
         features={"observation": text, "reply": text, "identity": text, "turn": np.int64},
-        generate=generate,
+        generate=lambda: play_expert(
+            environment, range(IMITATION_SEEDS, IMITATION_SEEDS + rooms), **play
+        ),
         directory=directory,
     )

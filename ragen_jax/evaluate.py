@@ -1,11 +1,14 @@
 """Evaluate a run or a model on the fixed held-out problems: success, return, pass@k, collapse.
 
     python -m ragen_jax.evaluate --workdir=runs/NAME [--samples=8] [--gradients]
+                                 [--config.FIELD=VALUE ...]
     python -m ragen_jax.evaluate --model=DIR_OR_HUB_ID [--config=configs/sokoban.py:PRESET]
+                                 [--config.FIELD=VALUE ...]
 
-With --workdir the config is the run's own and the model its newest checkpoint. --gradients adds
-the gradients of the loss's parts by reward variance (diagnostics/gradients.py) and writes them to
-the run's folder, gradients/step_N.json.
+With --workdir the config is the run's own and the model its newest checkpoint; fields that
+evaluation reads (READ) may be changed, env.* for other problems than those of training. --gradients
+adds the gradients of the loss's parts by reward variance (diagnostics/gradients.py) and writes them
+to the run's folder, gradients/step_N.json.
 """
 
 import shutil
@@ -21,10 +24,12 @@ from ragen_jax.check import check
 from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.gradients import checkpoint_gradients
 from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.domains import unread, warning
 from ragen_jax.heldout import play_problems, summarise
 from ragen_jax.log import console, write_gradients
 from ragen_jax.model import hf, lora
 from ragen_jax.randomness import Purpose, stream_key
+from ragen_jax.settle import settle
 from ragen_jax.sharding import first_goes_first, is_first, sampling_params
 from ragen_jax.tasks import build_tasks, joined
 from ragen_jax.warmstart import tiny_model
@@ -44,10 +49,17 @@ def load_policy(config, workdir):
 
     A tiny agent is copied into the run's folder, so that the run can be continued and evaluated
     where the cache is another one.
+
+    Raises:
+      ValueError: an unusable environment or mesh, a model that cannot be read, or one that could
+        not read the prompts; all before a model is built or its weights are read.
     """
     mesh, _ = cfg.build_meshes(config)
-    cfg.words(config)  # refuses unusable environments before a model is built or read
     path = config.model.path
+    if path == "tiny":
+        cfg.words(config)
+    else:
+        check_reader(config)
     with first_goes_first("model"):
         if path == "tiny":
             path = tiny_model(config) if workdir is None else workdir / "model"
@@ -60,13 +72,50 @@ def load_policy(config, workdir):
     return Policy(model, params, tokenizer, build_tasks(config, tokenizer, hf.stop_ids(path)))
 
 
-def restore_run(workdir):
-    """(config, `Policy`) of a run, with the parameters of its newest checkpoint for sampling.
+def check_reader(config):
+    """Refuses a model directory that could not read the prompts of the config's environments.
+
+    Terse prompts hold the bare observation. They are for a tiny agent, which has learnt the rest by
+    imitation; what tells one from a language model is that its tokenizer keeps the words of an
+    environment whole (of several, those of one at least: it reads the others byte by byte).
 
     Raises:
-      ValueError: the folder holds no run, or none with a checkpoint.
+      ValueError: that, or an unusable environment.
     """
-    config = cfg.read_run_config(workdir)
+    path = config.model.path
+    terse = {}  # environment -> its words
+    for name, c in cfg.of_environments(config).items():
+        environment = cfg.build_environment(c, "train")
+        if c.env.prompt == "terse":
+            terse[name] = getattr(environment, "words", ())
+    if not terse:
+        return
+    tokenizer = hf.load_tokenizer(hf.resolve(path))
+    reasons = []
+    for name, words in terse.items():
+        split = [w for w in words if len(tokenizer.encode(w, add_special_tokens=False)) != 1]
+        if words and not split:
+            return
+        reasons.append(f"{name} has no words" if not words else f"it splits {split[0]!r} of {name}")
+    file = "mixture" if config.also else config.env.name
+    raise ValueError(
+        f"config.model.path is {path!r}, whose tokenizer is no tiny agent's ({reasons[0]}), but "
+        "config.env.prompt is 'terse', the bare observation without rules; train a language model "
+        f"with --config=configs/{file}.py:llm --config.model.path={path}"
+    )
+
+
+def restore_run(workdir, config=None):
+    """(config, `Policy`) of a run, with the parameters of its newest checkpoint for sampling.
+
+    Args:
+      config: the run's own with other values in fields of READ; None: as it was.
+
+    Raises:
+      ValueError: the folder holds no run, or none with a checkpoint; unusable values.
+    """
+    own = cfg.read_run_config(workdir)
+    config = own if config is None else config
     check(config)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = checkpoints.latest_step()
@@ -119,7 +168,58 @@ def evaluate(model, params, tasks, *, samples=1):
     return joined(tasks, found), played
 
 
+# Fields that an evaluation reads, and sections of them.
+READ = (
+    *("env", "also", "rollout.max_new_tokens", "mesh", "sampling_mesh"),
+    *(f"eval.{name}" for name in ("episodes", "seed", "temperature", "top_k", "top_p", "min_p")),
+    *(f"diagnose.{name}" for name in ("first_turn_samples", "trajectory_samples", "micro_batch")),
+)
+OF_GRADIENTS = tuple(f"diagnose.gradients_{name}" for name in ("groups", "buckets", "edges"))
+OF_MODEL = ("model", "warmstart", "rollout.groups", "rollout.group_size", "rollout.compact")
+
+
+def not_read(names, read):
+    """Those of the fields `names` that are not in `read`, nor in a section of it."""
+    return [
+        name
+        for name in names
+        if not any(f"{name}.".startswith(f"{part}.") for part in read) or name.endswith("env.pool")
+    ]
+
+
+def config_of_run(workdir, names, gradients):
+    """The config of --workdir with the fields `names` as the command line sets them.
+
+    Raises:
+      ValueError: no run is there, or something was set that its evaluation does not read.
+    """
+    cfg.read_run_config(workdir)  # says so where there is none
+    if command.config_given():
+        raise ValueError(
+            "--config is given beside --workdir, but a run is evaluated with its own config; give "
+            "--config.FIELD=VALUE alone, or --model"
+        )
+    read = READ + (OF_GRADIENTS if gradients else ())
+    refused = not_read(names, read)
+    if refused:
+        raise ValueError(
+            f"{', '.join(f'config.{name}' for name in refused)} cannot be set where a run is "
+            f"evaluated; what evaluation reads: {', '.join(read)} (not env.pool)"
+        )
+    return CONFIG.value
+
+
 COLLAPSE_PROBLEMS = 64  # held-out problems whose reasonings are cross-scored
+
+
+def warn_unread(config, names):
+    """One line about the fields `names` that were set but have no part in the evaluation."""
+    ignored = [n for n in names if n == "model.path" or n in not_read(names, READ + OF_MODEL)]
+    # What evaluation reads does not depend on when training would diagnose and evaluate.
+    others = [n for n in names if n not in ignored and not n.startswith(("eval.", "diagnose."))]
+    line = warning(dict.fromkeys(ignored, "by evaluate --model") | unread(config, others))
+    if line:
+        console(line)
 
 
 def main(argv):
@@ -131,12 +231,18 @@ def main(argv):
             raise ValueError(f"--samples is {SAMPLES.value}; it must be at least 1")
         if GRADIENTS.value and not WORKDIR.value:
             raise ValueError("--gradients needs --workdir: a run, and the policy it started from")
+        names = command.overrides()
         if WORKDIR.value:
-            config, policy = restore_run(Path(WORKDIR.value))
+            workdir = Path(WORKDIR.value)
+            config = config_of_run(workdir, names, GRADIENTS.value)
+            config, policy = restore_run(workdir, config)
+            warn_unread(config, names)
         else:
             config = CONFIG.value
             config.model.path = MODEL.value
+            settle(config, jax.devices())
             check(config)
+            warn_unread(config, names)
             policy = load_policy(config, None)
             _, mesh = cfg.build_meshes(config)
             params = sampling_params(policy.params, policy.model, mesh)

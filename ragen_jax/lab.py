@@ -12,13 +12,16 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import jax
 from absl import flags
 
 from configs.experiments import EXPERIMENTS
 from ragen_jax import command
 from ragen_jax.check import check
+from ragen_jax.domains import warning
 from ragen_jax.lab_report import write_report
 from ragen_jax.log import console, read_metrics
+from ragen_jax.settle import settle
 from ragen_jax.train import train
 
 
@@ -56,9 +59,18 @@ def arms(experiment, config):
                 own.update_from_flattened_dict(
                     {**experiment["always"], **changes, **selection, "seed": seed}
                 )
+                settle(own, jax.devices())
                 check(own)
                 found.append(Arm(setting, name, seed, own))
     return found
+
+
+def set_by(name):
+    """{field: why} of what an experiment sets itself, whatever the command line says."""
+    experiment = EXPERIMENTS[name]
+    varied = [*experiment["settings"].values(), *experiment["filters"].values()]
+    fields = {"seed", *experiment["always"], *(field for changes in varied for field in changes)}
+    return dict.fromkeys(sorted(fields), f"by experiment {name}, which sets it")
 
 
 def finished(workdir, steps):
@@ -76,6 +88,10 @@ def main(argv):
         if importlib.util.find_spec("matplotlib") is None:
             raise ValueError("the report has a figure: pip install ragen_jax[lab]")
         plan = arms(EXPERIMENTS[name], CONFIG.value)
+    given = command.overrides()
+    line = warning({field: why for field, why in set_by(name).items() if field in given})
+    if line:
+        console(line)
     root = Path(WORKDIR.value) / name
     for index, arm in enumerate(plan):
         workdir = root / arm.folder

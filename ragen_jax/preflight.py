@@ -27,6 +27,7 @@ from ragen_jax.check import check
 from ragen_jax.programs import programs
 from ragen_jax.roofline import CHIPS
 from ragen_jax.run_shapes import bytes_per_chip, model_shape
+from ragen_jax.settle import is_open, need_path, settle
 
 DOES_NOT_FIT = 1  # exit code
 GIB = 2**30
@@ -182,10 +183,14 @@ def main(argv):
     del argv
     config = CONFIG.value
     with command.bad_input():
-        check(config)
+        need_path(config)
+        if not is_open(config):
+            check(config)
         model_shape(config)  # before the compiler is looked for
         with quiet_stderr():
             devices, chip = find_topology(TOPOLOGY.value)
+        settle(config, devices)
+        check(config)
         plan = programs(
             config,
             devices,

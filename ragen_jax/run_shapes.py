@@ -88,13 +88,13 @@ def model_shape(config):
         return cfg.tiny_shape(config, len(build_tokenizer(cfg.words(config))))
     if Path(path).expanduser().is_dir():
         return hf.model_config(path)
-    name = path.rsplit("/", 1)[-1].lower().removesuffix("-instruct")
-    if name not in qwen.SHAPES:
+    shape = qwen.known_shape(path)
+    if shape is None:
         raise ValueError(
             f"config.model.path is {path!r}: neither a model directory nor a model whose shape is "
             f"known; known, with or without -Instruct: tiny, {', '.join(qwen.SHAPES)}"
         )
-    return qwen.SHAPES[name]
+    return shape
 
 
 def meshes(config, devices):

@@ -31,6 +31,7 @@ from ragen_jax.diagnostics.gradients import gradient_report, heldout_gradients
 from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.diagnostics.regimes import update_regimes
 from ragen_jax.diagnostics.stopping import update_stopping
+from ragen_jax.domains import unread, warning
 from ragen_jax.evaluate import evaluate, load_policy
 from ragen_jax.learn import (
     build_learner,
@@ -54,6 +55,7 @@ from ragen_jax.log import (
 from ragen_jax.model import hf, lora
 from ragen_jax.rewards import sum_turns, turn_reward, turn_rewards
 from ragen_jax.rollout import Sampling, compile_ahead, rollout
+from ragen_jax.settle import settle
 from ragen_jax.sharding import agree, is_first, place, sampling_params
 from ragen_jax.tasks import apart, joined, labelled, own_rows
 from ragen_jax.update import Frozen
@@ -68,6 +70,7 @@ def train(config, workdir):
     c = config
     with command.bad_input():
         # ---------------------------------------------------------------- check, mesh, model
+        settle(c, jax.devices())
         check(c)
         mesh, sampling_mesh = cfg.build_meshes(c)
         cfg.same_run(c, workdir)
@@ -405,9 +408,15 @@ def main(argv):
                 f"--workdir is {WORKDIR.value}; it must be a path (of a folder that all processes "
                 "see, such as an NFS mount): metrics.jsonl grows by lines, which a bucket cannot"
             )
+        config = CONFIG.value
+        settle(config, jax.devices())
+        check(config)
+    line = warning(unread(config, command.overrides()))
+    if line:
+        console(line)
     name = time.strftime("%Y%m%d-%H%M%S")
-    workdir = Path(WORKDIR.value or Path("runs") / f"{CONFIG.value.env.name}-{name}")
-    sys.exit(train(CONFIG.value, workdir))
+    workdir = Path(WORKDIR.value or Path("runs") / f"{config.env.name}-{name}")
+    sys.exit(train(config, workdir))
 
 
 if __name__ == "__main__":

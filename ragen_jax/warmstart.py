@@ -69,11 +69,21 @@ def tiny_model(config, cache=None):
     return directory
 
 
+def _expert(config):
+    """How the expert of config.env plays: arguments of `datasets.play_expert`."""
+    return {
+        "plan_moves": config.warmstart.plan_moves,
+        **{name: config.env[name] for name in ("actions_per_turn", "max_turns", "max_actions")},
+    }
+
+
 def _what_is_imitated(config):
     """What decides the demonstrations of config.env, JSON-like."""
+    environment = build_environment(config, "imitation")
     return {
         **environment_settings(config),
-        "words": build_environment(config, "imitation").words,
+        "words": environment.words,
+        "sample": datasets.fingerprint(environment, **_expert(config)),
         **{f"env.{n}": config.env[n] for n in ("context", "window", "max_context", "prompt")},
         **{f"env.{n}": config.env[n] for n in ("max_turns", "max_actions")},
         "actions_per_turn": config.env.actions_per_turn,
@@ -89,7 +99,7 @@ def imitate(config, cache):
       (model, params, tokenizer).
 
     Raises:
-      RuntimeError: `warmstart.max_updates` updates did not get there.
+      ValueError: an environment is unusable, or `warmstart.max_updates` updates did not get there.
     """
     w = config.warmstart
     tokenizer = build_tokenizer(words(config))
@@ -100,12 +110,9 @@ def imitate(config, cache):
         examples = datasets.demonstrations(
             environment,
             rooms=w.rooms,
-            plan_moves=w.plan_moves,
-            actions_per_turn=c.env.actions_per_turn,
-            max_turns=c.env.max_turns,
-            max_actions=c.env.max_actions,
             settings=environment_settings(c),
             directory=cache / "datasets",
+            **_expert(c),
         )
         episodes += _as_episodes(examples, chat)
         seen = {example["identity"] for example in examples}
@@ -146,7 +153,7 @@ def imitate(config, cache):
                         f"updates, {seconds:.0f} s, loss {float(loss):.3f}"
                     )
                     return model, params, tokenizer
-    raise RuntimeError(
+    raise ValueError(
         f"imitation reached success {max(history, default=0):.2f} in {w.max_updates} updates, not "
         f"warmstart.success={w.success}; raise warmstart.max_updates or lower the target"
     )

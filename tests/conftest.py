@@ -9,12 +9,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from configs import sokoban
 from envs.sokoban import Sokoban
 from ragen_jax.config import build_environment
 from ragen_jax.memory import keep_freed_memory
-from ragen_jax.model import hf
+from ragen_jax.model import hf, weights
+from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.types import Episode, Turn
 from ragen_jax.warmstart import tiny_model
@@ -101,3 +103,26 @@ def agent(tmp_path_factory):
     model, params, tokenizer = hf.load(directory)
     environment = build_environment(config, "train")
     return Agent(config, directory, model, params, tokenizer, environment)
+
+
+@pytest.fixture(scope="session")
+def language_model(tmp_path_factory):
+    """The directory of a small Qwen2.5-shaped model with random weights, whose tokenizer knows
+    bytes and a chat template, but no environment's words."""
+    tokenizer = build_tokenizer(())
+    config = ModelConfig(
+        vocab_size=len(tokenizer) + 3,
+        width=16,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        mlp_width=24,
+        max_positions=4096,
+    )
+    directory = tmp_path_factory.mktemp("models") / "language_model"
+    rng, params = np.random.default_rng(0), {}
+    for leaf in weights.plan(config):
+        params[leaf.path] = (0.1 * rng.standard_normal(leaf.shape)).astype(np.float32)
+    hf.save(directory, Qwen(config), unflatten_dict(params), tokenizer)
+    return directory

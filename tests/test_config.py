@@ -12,19 +12,20 @@ import pytest
 
 from configs import base, countdown, frozen_lake, presets, sokoban
 from ragen_jax import filter, losses
-from ragen_jax.check import check, field
+from ragen_jax.check import check
 from ragen_jax.config import (
     build_environment,
     environment_settings,
     minibatch_rows,
     read_run_config,
 )
-from ragen_jax.diagnostics import regimes, stopping
+from ragen_jax.domains import field
 from ragen_jax.rollout import Sampling
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
 ROOT = Path(__file__).parents[1]
-PRESETS = ("tiny", *presets.LLMS)
+PRESETS = presets.PRESETS
+NAMED = ("tiny", *presets.LLMS)  # those that leave nothing open
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
 
 
@@ -39,7 +40,7 @@ def changed(**fields):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", NAMED)
 def test_every_preset_passes(name, preset):
     config = CONFIGS[name].get_config(preset)
     check(config)
@@ -56,97 +57,6 @@ def test_base_passes():
     check(base.get_config())
 
 
-@pytest.mark.parametrize(
-    "name, value, accepted",
-    [
-        ("filter.strategy", "top_q", "top_p, top_k, top_k_abs, min_p, none"),
-        ("algorithm.objective", "trpo", "ppo, gspo, cispo"),
-        ("reward.normalize", "zscore", "identity, mean, mean_std, asymmetric_clip"),
-        ("filter.metric", "variance", "reward_variance, reward_std, reward_sum, reward_mean"),
-        ("filter.mode", "cubic", "linear, softmax"),
-        ("filter.keep", "middle", "largest, smallest"),
-        ("filter.loss_scale", "kept", "none, linear, sqrt, advantage"),
-        ("algorithm.name", "ppo2", "grpo, dr_grpo, rloo"),
-        ("algorithm.aggregation", "mean", "token-mean, seq-mean-token-mean"),
-        ("algorithm.kl_kind", "k4", "k1, abs, k2, k3"),
-        ("model.dtype", "float64", "float32, bfloat16, float16"),
-        ("env.context", "sliding", "full, window, single_turn"),
-        *((f"stopping.{rule}.action", "exit", "stop, warn, off") for rule in stopping.RULES),
-        ("regimes.action", "exit", "warn, stop, checkpoint, tighten, off"),
-    ],
-)
-def test_unknown_names_are_refused_with_those_accepted(name, value, accepted):
-    with pytest.raises(ValueError) as error:
-        check(changed(**{name.replace(".", "__"): value}))
-    message = str(error.value)
-    assert message.startswith(f"config.{name} is {value!r}; accepted: ") and accepted in message
-
-
-LEAST = {
-    **dict.fromkeys(["seed", "steps", "rollout.save_every", "optimizer.warmup_updates"], 0),
-    **dict.fromkeys(["diagnose.every", "eval.every", "eval.top_k", "eval.seed"], 0),
-    **dict.fromkeys(["checkpoint.every", "diagnose.flow_every"], 0),
-    **dict.fromkeys(["env.max_turns", "env.actions_per_turn", "env.max_actions"], 1),
-    **dict.fromkeys(["rollout.groups", "rollout.max_new_tokens", "optimizer.minibatches"], 1),
-    **dict.fromkeys(["optimizer.micro_batch", "checkpoint.keep"], 1),
-    **dict.fromkeys(["diagnose.first_turn_samples", "diagnose.trajectory_samples"], 1),
-    **dict.fromkeys(["diagnose.micro_batch", "eval.episodes"], 1),
-    **dict.fromkeys(["diagnose.gradients_every", "diagnose.gradients_groups"], 0),
-    **dict.fromkeys(["diagnose.gradients_buckets"], 1),
-    **dict.fromkeys(["env.max_context", "env.pool"], 0),
-    **dict.fromkeys(["env.window", "collect.max_rounds", "stopping.variance.baseline"], 1),
-    **dict.fromkeys([f"stopping.{rule}.patience" for rule in stopping.RULES], 1),
-    **dict.fromkeys(["regimes.baseline", "regimes.recent", "regimes.clear_patience"], 1),
-}
-
-
-@pytest.mark.parametrize("name", LEAST)
-def test_numbers_below_their_least_are_refused(name):
-    least = LEAST[name]
-    with pytest.raises(ValueError) as error:
-        check(changed(**{name.replace(".", "__"): least - 1}))
-    assert str(error.value) == f"config.{name} is {least - 1}; it must be at least {least}"
-    # The least itself is no reason to refuse; a batch may become too small for other fields.
-    try:
-        check(changed(**{name.replace(".", "__"): least}))
-    except ValueError as error:
-        assert f"config.{name} " not in str(error)
-
-
-@pytest.mark.parametrize(
-    "name, low, high",
-    [
-        ("rollout.temperature", 0, 100),
-        ("eval.temperature", 0, 100),
-        ("eval.top_p", 0, 1),
-        ("optimizer.learning_rate", 0, 1),
-        ("collect.explore_least", 0, 1),
-        ("stopping.variance.ratio", 0, 1),
-        ("stopping.success.least", 0, 1),
-        ("regimes.recover", 0, 1),
-        ("regimes.low", 0, 1),
-        *((f"regimes.{kind}", 0, 1) for kind in regimes.FALLING),
-        *((f"regimes.{kind}.fall", 0, 1) for kind in regimes.EITHER),
-        ("regimes.tighten.factor", 0, 1),
-        ("regimes.tighten.least", 0, 1),
-    ],
-)
-def test_ranges_are_open_below_and_closed_above(name, low, high):
-    for value in (float(low), -0.5, high + 0.5, float("nan"), float("inf")):
-        with pytest.raises(ValueError) as error:
-            check(changed(**{name.replace(".", "__"): value}))
-        expected = f"config.{name} is {value}; it must be above {low}, at most {high}"
-        assert str(error.value) == expected
-    for value in (1e-12, float(high)):
-        check(changed(**{name.replace(".", "__"): value}))
-
-
-def test_a_positive_format_penalty_is_refused():
-    check(changed(env__format_penalty=0.0))
-    with pytest.raises(ValueError, match=r"config.env.format_penalty is 0.1; it must be <= 0"):
-        check(changed(env__format_penalty=0.1))
-
-
 def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
     small = dict(rollout__groups=2, rollout__group_size=2, env__max_turns=3)
     check(changed(**small, optimizer__minibatches=4, optimizer__micro_batch=3))
@@ -159,28 +69,29 @@ def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
 @pytest.mark.parametrize(
     "name, fields",
     [
-        ("seed", dict(seed=2**31)),  # environment seeds are seed << 32, and below 2**63
+        ("filter.value", dict(filter__value=0.0)),  # keeps nothing, ever
+        ("filter.value", dict(filter__value=1.5)),
+        ("filter.value", dict(filter__strategy="top_k", filter__value=2.0)),
+        ("filter.value", dict(filter__strategy="top_k_abs", filter__value=0.5)),
+        ("filter.value", dict(filter__strategy="top_k_abs", filter__value=2.5)),
+        ("filter.value", dict(filter__strategy="min_p", filter__value=1.1)),
         ("algorithm.clip_c", dict(algorithm__clip_c=1.0)),
         (
             "filter.value",
             dict(filter__strategy="min_p", filter__keep="smallest", filter__value=0.0),
         ),
-        ("eval.min_p", dict(eval__min_p=1.5)),
-        ("env.format_penalty", dict(env__format_penalty=float("nan"))),
-        ("env.prompt", dict(env__prompt="long")),
         ("env.max_context", dict(env__max_context=22)),  # a reply of 22 tokens leaves nothing
         ("env.pool", dict(env__pool=7)),  # for 8 groups
-        ("collect.explore", dict(collect__explore=0.0, env__pool=8)),
         ("collect.explore", dict(collect__explore=0.5)),  # without a pool
-        ("algorithm.zvp_coef", dict(algorithm__zvp_coef=-0.1, filter__strategy="none")),
-        ("algorithm.zvp_coef", dict(algorithm__zvp_coef=float("nan"), filter__strategy="none")),
         ("algorithm.zvp_coef", dict(algorithm__zvp_coef=0.1)),  # the filter drops those groups
-        *((f"regimes.{k}.rise", {f"regimes__{k}__rise": 1.0}) for k in regimes.EITHER),
         ("filter.strategy", dict(regimes__action="tighten", filter__strategy="min_p")),
         ("filter.strategy", dict(regimes__action="tighten", filter__strategy="none")),
         ("diagnose.gradients_edges", dict(diagnose__gradients_edges=(2.0, 1.0))),
-        ("warmstart.batch", dict(warmstart__batch=0)),
-        ("warmstart.check_every", dict(warmstart__check_every=0)),
+        ("rollout.groups", dict(rollout__groups=2**14, rollout__group_size=2**10)),
+        ("rollout.max_new_tokens", dict(rollout__max_new_tokens=32768)),  # of the tiny agent
+        ("warmstart.width", dict(warmstart__width=100)),  # over 4 heads, not even
+        ("warmstart.heads", dict(warmstart__kv_heads=3)),
+        ("warmstart.batch", dict(warmstart__rooms=63)),
     ],
 )
 def test_values_that_no_run_could_use_are_refused(name, fields):
@@ -189,6 +100,11 @@ def test_values_that_no_run_could_use_are_refused(name, fields):
 
 
 def test_values_at_the_edge_pass():
+    check(changed(filter__strategy="top_k_abs", filter__value=3.0))
+    check(changed(filter__strategy="min_p", filter__value=0.0))
+    check(changed(filter__strategy="none", filter__value=0.0))
+    check(changed(rollout__groups=2**12, rollout__group_size=2**7))
+    check(changed(warmstart__rooms=64))
     check(changed(env__max_context=23))
     check(changed(diagnose__gradients_edges=(1.0, 2.0)))
     check(changed(env__pool=8, collect__explore=0.5))
@@ -391,10 +307,10 @@ def test_bad_meshes_are_refused_with_their_sizes():
     "arguments, named",
     [
         (["--config=configs/sokoban.py", "--config.rollout.grops=4"], "grops"),
-        (["--config=configs/sokoban.py:huge"], "'huge'; accepted: tiny, qwen2.5-0.5b"),
+        (["--config=configs/sokoban.py:huge"], "'huge'; accepted: tiny, llm, qwen2.5-0.5b"),
         (
             ["--config=configs/sokoban.py", "--config.env.name=frozen"],
-            "'frozen'; known: countdown, ",
+            "'frozen'; it must be one of countdown, frozen_lake, sokoban",
         ),
         (["--config=configs/sokoban.py", "--config.model.path={tmp}/no-model"], "{tmp}/no-model"),
         (["--config=configs/no_such_file.py"], "configs/no_such_file.py"),

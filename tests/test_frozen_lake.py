@@ -116,6 +116,10 @@ def test_contract_and_registry():
         ({"slip": -0.1}, "slip must be a number from 0 to 1, got -0.1"),
         ({"slip": float("nan")}, "slip must be a number from 0 to 1, got nan"),
         ({"slip": True}, "slip must be a number from 0 to 1, got True"),
+        ({"size": (4, 21)}, "size must be .*at most 20, got 21"),
+        ({"frozen": float("inf")}, "frozen must be a number from 0 to 1, got inf"),
+        ({"slip": 10**400}, "slip must be a number from 0 to 1, got 1000"),
+        ({"min_solution": 9}, "min_solution must be .*at most 8, got 9"),
         ({"min_solution": 0}, "min_solution must be .*at least 1, got 0"),
         ({"min_solution": 5, "max_solution": 4}, "max_solution must be .*at least 5, got 4"),
         ({"observation": "image"}, "observation must be one of 'grid', 'coordinate', 'both'"),
@@ -384,10 +388,8 @@ def test_density_and_places_are_as_asked(monkeypatch):
 
 def test_impossible_constraints_are_named(monkeypatch):
     monkeypatch.setattr(envs.frozen_lake.env, "MAX_ATTEMPTS", 50)
-    env = FrozenLake(size=(2, 3), min_solution=9, split=None)
-    with pytest.raises(
-        RuntimeError, match=r"50 attempts for seed=4, size=\(2, 3\).*min_solution=9"
-    ):
+    env = FrozenLake(size=(2, 3), min_solution=5, split=None)
+    with pytest.raises(ValueError, match=r"50 attempts for seed=4, size=\(2, 3\).*min_solution=5"):
         env.reset(4)
 
 

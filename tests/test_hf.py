@@ -35,9 +35,9 @@ TINY = qwen.ModelConfig(
 )
 UNTIED = dataclasses.replace(TINY, tied=False)
 SCALED = qwen.RopeScaling("llama3", 8.0, 2.0, 5.0, original_max_positions=32)
-LLAMA = dataclasses.replace(TINY, qkv_bias=False, rope_scaling=SCALED)
+LLAMA = dataclasses.replace(TINY, family="llama", rope_scaling=SCALED)
 STRETCHED = dataclasses.replace(
-    UNTIED, qkv_bias=False, rope_scaling=qwen.RopeScaling("linear", 4.0)
+    UNTIED, family="llama", rope_scaling=qwen.RopeScaling("linear", 4.0)
 )
 CONFIGS = {"qwen2": TINY, "qwen2-untied": UNTIED, "llama": LLAMA, "llama-linear": STRETCHED}
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -99,6 +99,31 @@ def test_round_trip(tmp_path, config):
     assert ("lm_head.weight" in load_file(tmp_path / "a" / "b" / hf.WEIGHTS)) == (not config.tied)
     assert [x.name for x in (tmp_path / "a").iterdir()] == ["b"]  # no temporary directory left
     assert len({x.stat().st_mode for x in (tmp_path / "a" / "b").iterdir()}) == 1
+
+
+@pytest.mark.parametrize("name", ["qwen2_tied", "llama_scaled", "llama_linear"])
+def test_a_family_is_written_as_it_was_read(tmp_path, name):
+    """What transformers wrote, after it was loaded and saved: the same kind of model."""
+    model, _ = hf.load_weights(REFERENCE / name)
+    tokenizer = build_tokenizer(())
+    large = dataclasses.replace(model.config, vocab_size=len(tokenizer))
+    shapes = jax.eval_shape(functools.partial(qwen.init_params, large), jax.random.key(0))
+    hf.save(
+        tmp_path / "x",
+        qwen.Qwen(large),
+        jax.tree.map(lambda x: np.zeros(x.shape), shapes),
+        tokenizer,
+    )
+    want, got = (
+        json.loads((d / "config.json").read_text()) for d in (REFERENCE / name, tmp_path / "x")
+    )
+    assert (got["architectures"], got["model_type"]) == (want["architectures"], want["model_type"])
+    assert hf.model_config(tmp_path / "x") == large
+
+
+def test_an_unknown_family_is_refused():
+    with pytest.raises(ValueError, match="family 'gpt2'; accepted: qwen2, llama"):
+        dataclasses.replace(TINY, family="gpt2")
 
 
 def test_tokenizer_round_trip(saved):
@@ -225,7 +250,7 @@ def test_save_rejects_other_parameters(tmp_path, params):
         less = {k: v for k, v in params.items() if k != "final_norm"}
         hf.save(tmp_path / "x", model, less, TOKENIZER)
     with pytest.raises(ValueError, match="not the model's: layers/k/bias, layers/q/bias"):
-        plain = qwen.Qwen(dataclasses.replace(TINY, qkv_bias=False))
+        plain = qwen.Qwen(dataclasses.replace(TINY, family="llama"))
         hf.save(tmp_path / "x", plain, params, TOKENIZER)
     assert not list(tmp_path.iterdir())
 
@@ -338,9 +363,8 @@ def test_written_by_transformers():
     ):
         model, params = hf.load_weights(REFERENCE / name)
         assert model.config.tied == tied == ("head" not in params)
-        assert (
-            model.config.qkv_bias == name.startswith("qwen2") == ("bias" in params["layers"]["q"])
-        )
+        assert model.config.family == name.split("_")[0]
+        assert ("bias" in params["layers"]["q"]) == name.startswith("qwen2")
         tensors = load_file(REFERENCE / name / hf.WEIGHTS)
         q = tensors["model.layers.1.self_attn.q_proj.weight"]  # [heads * head_dim, width]
         np.testing.assert_array_equal(params["layers"]["q"]["kernel"][1, :, 2, 3], q[2 * hd + 3])
@@ -456,6 +480,29 @@ def test_wrong_tensor_dtype(saved):
         hf.load(saved)
 
 
+@pytest.mark.parametrize(
+    "disk, value",
+    [
+        *(("float32", value) for value in (np.nan, np.inf, -np.inf)),
+        *((disk, np.nan) for disk in ("bfloat16", "float16", "float64")),
+        ("float64", 1e300),  # infinity as float32
+    ],
+)
+@pytest.mark.parametrize(
+    "name",
+    ["model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.bias"]
+    + ["model.layers.0.mlp.down_proj.weight"],
+)
+def test_values_that_are_not_finite_are_refused(saved, name, disk, value):
+    def spoil(tensors):
+        tensors |= {n: x.astype(disk) for n, x in tensors.items()}
+        tensors[name].reshape(-1)[-3] = value
+
+    edit_weights(saved, spoil)
+    with pytest.raises(ValueError, match=f"^tensor {name} holds NaN, infinity or what"):
+        hf.load(saved)
+
+
 def test_missing_and_unexpected_tensors(saved):
     name = "model.layers.0.self_attn.k_proj.bias"
     edit_weights(saved, lambda t: t.update({"more.weight": t.pop(name)}))
@@ -535,7 +582,9 @@ def test_transformers_opens_it(tmp_path, config, shards):
         tmp_path / "tiny", output_loading_info=True, dtype="auto"
     )
     assert not any(info.values())
-    assert type(theirs).__name__ == ("Qwen2ForCausalLM" if config.qkv_bias else "LlamaForCausalLM")
+    assert (
+        type(theirs).__name__ == {"qwen2": "Qwen2", "llama": "Llama"}[config.family] + "ForCausalLM"
+    )
     assert theirs.dtype == torch.float32
     stops = GenerationConfig.from_pretrained(tmp_path / "tiny").eos_token_id
     assert stops == [5, TOKENIZER.eos_token_id]

@@ -40,7 +40,7 @@ UNROLLED = qwen.ModelConfig(
     mlp_width=20,
 )
 SCANNED = dataclasses.replace(UNROLLED, layers=qwen.UNROLLED_LAYERS + 1, tied=False)
-REMAT = dataclasses.replace(SCANNED, remat=True, qkv_bias=False, tied=True)
+REMAT = dataclasses.replace(SCANNED, remat=True, family="llama", tied=True)
 
 merge = jax.jit(lora.merge)
 init_adapters = jax.jit(lora.init_adapters, static_argnames=("config", "rank", "targets"))
@@ -482,6 +482,9 @@ def test_wrong_tensors(saved):
     edit_config(saved, r=RANK)
     edit_weights(saved, lambda t: t.update({name: t[name][:, 1:]}))
     with pytest.raises(ValueError, match=rf"{name} has shape \(3, 19\).*\(3, 20\)"):
+        lora.load_adapter(saved, UNROLLED)
+    edit_weights(saved, lambda t: t.update({name: np.full((3, 20), np.nan, np.float32)}))
+    with pytest.raises(ValueError, match=f"tensor {name} holds NaN"):
         lora.load_adapter(saved, UNROLLED)
     edit_weights(saved, lambda t: t.update({name: np.zeros((3, 20), np.int32)}))
     with pytest.raises(ValueError, match=f"{name} is I32; accepted: F32"):

@@ -4,8 +4,9 @@ import pytest
 
 from configs import countdown, frozen_lake, recipes, sokoban
 from configs.recipes import RECIPES
-from ragen_jax.check import check, field
+from ragen_jax.check import check
 from ragen_jax.credit import ALGORITHMS
+from ragen_jax.domains import field
 
 FILES = {"sokoban": sokoban, "frozen_lake": frozen_lake, "countdown": countdown}
 
@@ -62,7 +63,7 @@ def test_groups_of_one_need_tokens_to_learn_from():
     check(sokoban.get_config("tiny+groups-128x1+ppo+no_filter"))
     none = sokoban.get_config("tiny")
     none.rollout.group_size = 0
-    with pytest.raises(ValueError, match="group_size is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="group_size is 0; it must be a whole number from 1"):
         check(none)
     for refused in ("tiny+groups-128x1+grpo+no_filter", "tiny+groups-128x1+ppo"):
         with pytest.raises(ValueError, match="config.rollout.group_size is 1"):

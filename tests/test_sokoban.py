@@ -129,6 +129,12 @@ def test_contract_and_registry():
         ({"num_boxes": 8}, "16 cells inside its border, but num_boxes=8 needs at least 17"),
         ({"min_solution": 0}, "min_solution must be .*at least 1, got 0"),
         ({"min_solution": 5, "max_solution": 4}, "max_solution must be .*at least 5, got 4"),
+        ({"size": (200, 200)}, "size must be .*at most 20, got 200"),
+        ({"size": (20, 20), "num_boxes": 9}, "num_boxes must be .*at most 8, got 9"),
+        ({"size": (9, 9), "num_boxes": 6, "max_solution": 31}, "at most 30 with more than 5 boxes"),
+        ({"min_solution": 25}, "min_solution must be .*at most 24, got 25"),
+        ({"max_solution": 10**9}, "max_solution must be .*at most 200, got 1000000000"),
+        ({"min_solution": float("nan")}, "min_solution must be .*got nan"),
         ({"observation": "image"}, "observation must be one of 'grid', 'coordinate', 'both'"),
         ({"split": "test"}, "split must be one of 'imitation', 'train', 'eval', None, got 'test'"),
     ],
@@ -391,9 +397,7 @@ def test_reset_is_pure_and_rooms_vary():
 def test_impossible_constraints_are_named(monkeypatch):
     monkeypatch.setattr(rooms, "MAX_ATTEMPTS", 50)
     env = Sokoban(size=(3, 5), min_solution=9, split=None)
-    with pytest.raises(
-        RuntimeError, match=r"50 attempts for seed=4, size=\(3, 5\).*min_solution=9"
-    ):
+    with pytest.raises(ValueError, match=r"50 attempts for seed=4, size=\(3, 5\).*min_solution=9"):
         env.reset(4)
 
 

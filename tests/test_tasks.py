@@ -139,7 +139,7 @@ def test_a_config_of_several_is_one_of_each(config):
         (lambda c: c.also.frozen_lake.env.update(max_turns=0), "frozen_lake.env.max_turns is"),
         (
             lambda c: c.also.frozen_lake.env.update(format_penalty=1.0),
-            "also.frozen_lake.env.format_penalty is 1.0; it must be <= 0",
+            "also.frozen_lake.env.format_penalty is 1.0; it must be a number from -1000000 to 0",
         ),
         (
             lambda c: c.also.frozen_lake.env.update(pool=1),

@@ -5,7 +5,9 @@ import pytest
 
 from configs import countdown, frozen_lake, mixture, sokoban
 from envs.countdown import Countdown
-from ragen_jax import evaluate, train, warmstart
+from envs.sokoban import Sokoban
+from ragen_jax import datasets, evaluate, train, warmstart
+from ragen_jax.config import build_environment
 from ragen_jax.log import read_metrics
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
 
@@ -21,7 +23,7 @@ def name_of(config, cache, monkeypatch):
 
 def test_the_agent_of_sokoban_keeps_its_name(tmp_path, monkeypatch):
     # The agent that docs/results/sokoban_tiny.md was measured with.
-    assert name_of(sokoban.get_config(), tmp_path, monkeypatch) == "tiny_1d262977ab9a"
+    assert name_of(sokoban.get_config(), tmp_path, monkeypatch) == "tiny_2bf0ca2f64de"
 
 
 def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypatch):
@@ -45,6 +47,51 @@ def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypat
     config = frozen_lake.get_config()
     config.update_from_flattened_dict({"seed": 5, "rollout.temperature": 0.7, "eval.every": 3})
     assert name_of(config, tmp_path, monkeypatch) == names[1]
+
+
+def halved(self, state):
+    """A render that shows less."""
+    return self.grid_text(state)[: len(self.grid_text(state)) // 2]
+
+
+def bumped(self, state, action, rng):
+    """A step that pays the same, but moves the other way round."""
+    return Sokoban.walk(self, state, Sokoban.opposites[action], rng)
+
+
+@pytest.mark.parametrize(
+    "member, other",
+    [
+        ("render", halved),
+        ("explain", lambda self, state, plan: f"go {' '.join(plan)}"),
+        ("solve", lambda self, state: ("Up", "Down")),
+        ("step", bumped),
+    ],
+)
+def test_an_agent_of_an_environment_that_was_changed_is_built_anew(
+    tmp_path, monkeypatch, member, other
+):
+    config = sokoban.get_config()
+    before = name_of(config, tmp_path, monkeypatch)
+    assert name_of(config, tmp_path, monkeypatch) == before
+    monkeypatch.setattr(Sokoban, "walk", Sokoban.step, raising=False)
+    monkeypatch.setattr(Sokoban, member, other)
+    assert name_of(config, tmp_path, monkeypatch) != before
+
+
+def test_demonstrations_are_generated_anew_for_an_environment_that_was_changed(
+    tmp_path, monkeypatch
+):
+    environment = build_environment(sokoban.get_config(), "imitation")
+    play = warmstart._expert(sokoban.get_config())
+    settings = dict(rooms=20, settings={"env": "sokoban"}, directory=tmp_path, **play)
+    before = datasets.demonstrations(environment, **settings)
+    assert datasets.demonstrations(environment, **settings) == before
+    assert len(list(tmp_path.iterdir())) == 1  # it was read, not generated again
+    monkeypatch.setattr(Sokoban, "explain", lambda self, state, plan: "just go")
+    after = datasets.demonstrations(environment, **settings)
+    assert {example["reply"].split("<")[0] for example in after} == {"just go"}
+    assert [e["observation"] for e in after] == [e["observation"] for e in before]
 
 
 def test_an_environment_with_too_few_problems_is_refused(tmp_path):

@@ -18,6 +18,9 @@ from envs.options import one_of, problem_seed, whole
 from envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from envs.types import Step
 
+MAX_TARGET = 10**9
+MAX_ROWS = 10**7  # of a file
+
 REWARD_SOLVED, REWARD_WRONG_VALUE, REWARD_UNREADABLE = 1.0, 0.1, 0.0
 
 _RULES = """\
@@ -69,22 +72,22 @@ class Countdown:
         max_rows: int | None = 20_000,
         split: str | None = "train",
     ):
-        self.count = _bounds("count", count)
-        if self.count[1] > problems.MAX_COUNT:
-            raise ValueError(f"count must be at most {problems.MAX_COUNT}, got {count!r}")
-        self.largest = whole("largest", largest, least=1)
-        if self.largest > problems.MAX_NUMBER:
-            raise ValueError(f"largest must be at most {problems.MAX_NUMBER}, got {largest!r}")
-        self.targets = _bounds("targets", targets)
+        self.count = _bounds("count", count, most=problems.MAX_COUNT)
+        self.largest = whole("largest", largest, least=1, most=problems.MAX_NUMBER)
+        self.targets = _bounds("targets", targets, most=MAX_TARGET)
         known = isinstance(operators, str) and set(operators) <= set(solver.OPERATORS)
-        if not operators or not known:
+        if not known or not operators:
             raise ValueError(f"operators must be some of {solver.OPERATORS}, got {operators!r}")
         self.operators = operators
         if not isinstance(allow_subset, bool):
             raise ValueError(f"allow_subset must be True or False, got {allow_subset!r}")
         self.allow_subset = allow_subset
-        self.max_rows = None if max_rows is None else whole("max_rows", max_rows, least=1)
+        self.max_rows = None
+        if max_rows is not None:
+            self.max_rows = whole("max_rows", max_rows, least=1, most=MAX_ROWS)
         self.split = one_of("split", split, (*SPLITS, None))
+        if path is not None and not isinstance(path, (str, Path)):
+            raise ValueError(f"path must be the name of a file or None, got {path!r}")
         self.path = path
         self._given = None
         if path is not None:
@@ -96,14 +99,14 @@ class Countdown:
         """Problem number `seed`, an int in [0, 2**63), of this split.
 
         It can be solved by `operators` with whole numbers all the way. The first of attempts 0,
-        1, ... that meets the constraints. Raises RuntimeError after MAX_ATTEMPTS.
+        1, ... that meets the constraints. Raises ValueError after MAX_ATTEMPTS.
         """
         seed = problem_seed(seed)
         for attempt in range(MAX_ATTEMPTS):
             problem = self._draw(Draws(seed, attempt, problems.TAG))
             if problem is not None and self.split in (None, problems.split_of(problem)):
                 return problem
-        raise RuntimeError(
+        raise ValueError(
             f"no problem found in {MAX_ATTEMPTS} attempts for seed={seed}, count={self.count}, "
             f"largest={self.largest}, targets={self.targets}, operators={self.operators!r}, "
             f"path={self.path}, split={self.split!r}: allow more operators, or widen the bounds"
@@ -191,9 +194,9 @@ class Countdown:
         return Counter(used) == Counter(given)
 
 
-def _bounds(name: str, value: Sequence[int]) -> tuple[int, int]:
-    """`value` as (low, high), whole numbers with 1 <= low <= high."""
+def _bounds(name: str, value: Sequence[int], *, most: int) -> tuple[int, int]:
+    """`value` as (low, high), whole numbers with 1 <= low <= high <= most."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
         raise ValueError(f"{name} must be two whole numbers (low, high), got {value!r}")
-    low = whole(name, value[0], least=1)
-    return low, whole(name, value[1], least=low)
+    low = whole(name, value[0], least=1, most=most)
+    return low, whole(name, value[1], least=low, most=most)

@@ -14,7 +14,7 @@ from envs.frozen_lake.lake import State
 from envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
 from envs.grounding import count_true, grid_lines, stated_positions
 from envs.options import grid_size, one_of, probability, problem_seed, whole
-from envs.problems import MAX_ATTEMPTS, SPLITS, Draws, canonical_grid
+from envs.problems import MAX_ATTEMPTS, MAX_SOLUTION, SPLITS, Draws, canonical_grid
 from envs.types import Step
 
 OBSERVATIONS = ("grid", "coordinate", "both")
@@ -45,13 +45,13 @@ _THINGS = {"player": "player", "hole": "hole", "holes": "hole", "goal": "goal"}
 class FrozenLake:
     """Generated frozen lakes; see `envs.types.Environment`.
 
-    size: (rows, columns), at least 2 each
+    size: (rows, columns), from 2 to 20 each
     frozen: probability that a cell is ice rather than a hole, before unsolvable maps are dropped
     slip: probability of an unintended move; either side of the intended one gets half of it. The
         paper's 0.02; 2/3 is Gymnasium's classic lake, 0 leaves nothing to chance
     observation: "grid" (symbols), "coordinate" (positions in words) or "both"
     min_solution, max_solution: bounds on the shortest safe path of a generated map, in moves
-        (None: no bound)
+        (None: no bound; 200 at most)
     split: "imitation", "train" or "eval": three sets of maps that share none, even rotated or
         mirrored; None draws from all
     """
@@ -79,10 +79,13 @@ class FrozenLake:
         # The player never starts on the goal, so its shortest path has at least one move.
         self.min_solution = 1
         if min_solution is not None:
-            self.min_solution = whole("min_solution", min_solution, least=1)
+            # Longer ones are drawn next to never.
+            self.min_solution = whole("min_solution", min_solution, least=1, most=sum(self.size))
         self.max_solution = None
         if max_solution is not None:
-            self.max_solution = whole("max_solution", max_solution, least=self.min_solution)
+            self.max_solution = whole(
+                "max_solution", max_solution, least=self.min_solution, most=MAX_SOLUTION
+            )
         self.observation = one_of("observation", observation, OBSERVATIONS)
         self.split = one_of("split", split, (*SPLITS, None))
         rules = _RULES.format(slippery=_SLIPPERY.format(slip=self.slip) if self.slip else "")
@@ -92,7 +95,7 @@ class FrozenLake:
     def reset(self, seed: int) -> State:
         """Map number `seed`, an int in [0, 2**63), of this split and size; `slip` has no part.
 
-        The first of attempts 0, 1, ... that meets the constraints. Raises RuntimeError after
+        The first of attempts 0, 1, ... that meets the constraints. Raises ValueError after
         MAX_ATTEMPTS.
         """
         seed = problem_seed(seed)
@@ -106,7 +109,7 @@ class FrozenLake:
                 continue
             if self.max_solution is None or len(plan) <= self.max_solution:
                 return state
-        raise RuntimeError(
+        raise ValueError(
             f"no map found in {MAX_ATTEMPTS} attempts for seed={seed}, size={self.size}, "
             f"frozen={self.frozen}, min_solution={self.min_solution}, "
             f"max_solution={self.max_solution}, split={self.split!r}: relax the bounds on the "

@@ -12,12 +12,16 @@ import numpy as np
 
 from envs.grounding import count_true, grid_lines, stated_positions
 from envs.options import grid_size, one_of, problem_seed, whole
-from envs.problems import SPLITS, canonical_grid
+from envs.problems import MAX_SOLUTION, SPLITS, canonical_grid
 from envs.sokoban import board, rooms, solver
 from envs.sokoban.board import MOVES, State
 from envs.types import Step
 
 OBSERVATIONS = ("grid", "coordinate", "both")
+
+MAX_BOXES = 8
+# The search for plans longer than DEEP takes at most a second where there are DEEP_BOXES boxes.
+DEEP_BOXES, DEEP = 5, 30
 
 REWARD_ACTION, REWARD_ON, REWARD_OFF, REWARD_SOLVED = -0.1, 1.0, -1.0, 10.0
 
@@ -50,11 +54,11 @@ _THINGS = {
 class Sokoban:
     """Generated Sokoban rooms; see `envs.types.Environment`.
 
-    size: (rows, columns) with the border of wall, at least 3 each
-    num_boxes: boxes, and targets
+    size: (rows, columns) with the border of wall, from 3 to 20 each
+    num_boxes: boxes, and targets; at most 8, and more than 5 with plans of at most 30 moves
     observation: "grid" (symbols), "coordinate" (positions in words) or "both"
     min_solution, max_solution: bounds on the shortest plan of a generated room, in moves
-        (None: no bound)
+        (None: no bound; 200 at most)
     split: "imitation", "train" or "eval": three sets of rooms that share none, even rotated or
         mirrored; None draws from all
     """
@@ -76,7 +80,7 @@ class Sokoban:
         split: str | None = "train",
     ):
         self.size = grid_size(size, least=3)
-        self.num_boxes = whole("num_boxes", num_boxes, least=1)
+        self.num_boxes = whole("num_boxes", num_boxes, least=1, most=MAX_BOXES)
         area = (self.size[0] - 2) * (self.size[1] - 2)
         if area < 2 * self.num_boxes + 1:
             raise ValueError(
@@ -86,10 +90,20 @@ class Sokoban:
         # A room is never solved at the start, so its shortest plan has at least one move.
         self.min_solution = 1
         if min_solution is not None:
-            self.min_solution = whole("min_solution", min_solution, least=1)
+            # Longer ones are drawn next to never.
+            most = min(2 * self.num_boxes * sum(self.size), MAX_SOLUTION)
+            self.min_solution = whole("min_solution", min_solution, least=1, most=most)
         self.max_solution = None
         if max_solution is not None:
-            self.max_solution = whole("max_solution", max_solution, least=self.min_solution)
+            self.max_solution = whole(
+                "max_solution", max_solution, least=self.min_solution, most=MAX_SOLUTION
+            )
+        depth = self.max_solution or self.min_solution
+        if self.num_boxes > DEEP_BOXES and depth > DEEP:
+            raise ValueError(
+                f"max_solution (or min_solution) must be at most {DEEP} with more than "
+                f"{DEEP_BOXES} boxes, whose rooms take seconds to search deeper; got {depth}"
+            )
         self.observation = one_of("observation", observation, OBSERVATIONS)
         self.split = one_of("split", split, (*SPLITS, None))
         modes = ("grid", "coordinate") if observation == "both" else (observation,)

@@ -31,7 +31,7 @@ def generate(
     """The first room of attempts 0, 1, ... of `seed` that meets the constraints.
 
     `min_solution` and `max_solution` bound the shortest plan, in moves (None: no bound); `split`
-    None takes any. Raises RuntimeError after MAX_ATTEMPTS.
+    None takes any. Raises ValueError after MAX_ATTEMPTS.
     """
     for attempt in range(MAX_ATTEMPTS):
         state = draw_room(Draws(seed, attempt, TAG), size, num_boxes)
@@ -47,7 +47,7 @@ def generate(
         # Reverse play already proves that there is a plan: only short ones need be ruled out.
         elif solve(state, max_moves=min_solution - 1) is None:
             return state
-    raise RuntimeError(
+    raise ValueError(
         f"no room found in {MAX_ATTEMPTS} attempts for seed={seed}, size={size}, "
         f"num_boxes={num_boxes}, min_solution={min_solution}, max_solution={max_solution}, "
         f"split={split!r}: relax the bounds on the solution or enlarge the room"

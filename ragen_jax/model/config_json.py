@@ -3,6 +3,8 @@
 from ragen_jax.model import qwen
 
 ARCHITECTURES = {"Qwen2ForCausalLM": "qwen2", "LlamaForCausalLM": "llama"}  # -> its model_type
+# What only one of them can have, and ours have not.
+FEATURES_OFF = {"qwen2": {"use_sliding_window": False}, "llama": {"attention_bias": False}}
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 # Field of `qwen.RopeScaling` -> its name in config.json, for each rope_type.
@@ -68,7 +70,7 @@ def to_config(c, file):
             rope_scaling=_rope_scaling(rope, file),
             norm_eps=float(c.get("rms_norm_eps", 1e-6)),
             tied=bool(c.get("tie_word_embeddings", False)),
-            qkv_bias=architecture == "Qwen2ForCausalLM",
+            family=ARCHITECTURES[architecture],
             max_positions=c.get("max_position_embeddings", 32768),
         )
     except KeyError as error:
@@ -76,12 +78,8 @@ def to_config(c, file):
 
 
 def from_config(c, dtype):
-    """Contents of config.json, but for token ids, of a `qwen.ModelConfig`; dtype: of the weights.
-
-    A model with QKV biases is a Qwen2, one without a Llama.
-    """
-    architecture = "Qwen2ForCausalLM" if c.qkv_bias else "LlamaForCausalLM"
-    own = {"use_sliding_window": False} if c.qkv_bias else {"attention_bias": False}
+    """A config.json, but for token ids, of a `qwen.ModelConfig`; dtype: of the weights."""
+    architecture = {family: name for name, family in ARCHITECTURES.items()}[c.family]
     rope = {"rope_type": "default"}
     if c.rope_scaling is not None:
         kind = c.rope_scaling.kind
@@ -89,7 +87,7 @@ def from_config(c, dtype):
         rope = {"rope_type": kind} | {n: getattr(c.rope_scaling, f) for f, n in names.items()}
     return {
         "architectures": [architecture],
-        "model_type": ARCHITECTURES[architecture],
+        "model_type": c.family,
         "vocab_size": c.vocab_size,
         "hidden_size": c.width,
         "intermediate_size": c.mlp_width,
@@ -108,7 +106,7 @@ def from_config(c, dtype):
         "use_cache": True,
         "dtype": dtype,
         "torch_dtype": dtype,
-        **own,
+        **FEATURES_OFF[c.family],
     }
 
 

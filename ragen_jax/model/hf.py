@@ -37,7 +37,8 @@ def load(path, *, mesh=None, dtype=None):
 
     Raises:
       ValueError: the model is not there, not of an accepted architecture, its tensors are not
-        the ones that its config.json promises, or its tokenizer has more ids than its embedding.
+        the ones that its config.json promises or not finite, or its tokenizer has more ids than
+        its embedding.
     """
     directory = resolve(path)
     model, params = load_weights(directory, mesh=mesh, dtype=dtype)
@@ -53,7 +54,7 @@ def load(path, *, mesh=None, dtype=None):
 def save(
     path, model, params, tokenizer, *, stop_ids=(), dtype="float32", max_shard_bytes=5_000_000_000
 ):
-    """Writes a model directory that `load` and transformers open: Qwen2, or Llama without biases.
+    """Writes a model directory of the model's own family, which `load` and transformers open.
 
     The files are written beside `path` and renamed at the end, so a killed save leaves no half
     directory. An earlier save at `path` is replaced.

@@ -43,6 +43,10 @@ class RopeScaling:
             raise ValueError(f"{self}: needs factor > 0 and low_freq_factor < high_freq_factor")
 
 
+# Family, as config.json's model_type names it -> whether its queries, keys and values have a bias.
+QKV_BIAS = {"qwen2": True, "llama": False}
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Shape of a model, in the terms of a Hugging Face config.json (see model/hf.py)."""
@@ -58,11 +62,20 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-6
     tied: bool = True  # the output head is the embedding
-    qkv_bias: bool = True  # Qwen2 has one, Llama has none
+    family: str = "qwen2"  # a key of QKV_BIAS: whose config.json it is
     max_positions: int = 32768
     dtype: str = "float32"  # of activations and matrix products; parameters keep their own
     attention: str = "xla"  # or a key of kernels.KERNELS, where no cache is read
     remat: bool = False  # recompute each layer's activations in the backward pass
+
+    def __post_init__(self):
+        if self.family not in QKV_BIAS:
+            raise ValueError(f"model family {self.family!r}; accepted: {', '.join(QKV_BIAS)}")
+
+    @property
+    def qkv_bias(self):
+        """Whether queries, keys and values have a bias."""
+        return QKV_BIAS[self.family]
 
 
 def rotary_angles(positions_BT, head_dim, theta, scaling=None):
@@ -278,7 +291,7 @@ def _llama(width, layers, heads, mlp_width, *, factor, tied):
         rope_scaling=RopeScaling("llama3", factor),
         norm_eps=1e-5,
         tied=tied,
-        qkv_bias=False,
+        family="llama",
         max_positions=131072,
     )
 
@@ -296,3 +309,8 @@ SHAPES = {
     "llama-3.2-3b": _llama(3072, 28, 24, 8192, factor=32.0, tied=True),
     "llama-3.1-8b": _llama(4096, 32, 32, 14336, factor=8.0, tied=False),
 }
+
+
+def known_shape(path):
+    """The entry of SHAPES that a hub id names, with or without "-Instruct"; None: there is none."""
+    return SHAPES.get(path.rsplit("/", 1)[-1].lower().removesuffix("-instruct"))

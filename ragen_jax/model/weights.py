@@ -178,7 +178,7 @@ def _same(a, b):
         return False
     step = max(1, PIECE_BYTES // (4 * math.prod(others)))
     return all(
-        np.array_equal(a[i : min(i + step, rows)], b[i : min(i + step, rows)])
+        np.array_equal(a[i : min(i + step, rows)], b[i : min(i + step, rows)], equal_nan=True)
         for i in range(0, rows, step)
     )
 
@@ -194,6 +194,9 @@ def read(tensors, config, shardings=None):
     Returns:
       Nested dict of float32 arrays. On the host there is never more than one device's part of one
       parameter beside them.
+
+    Raises:
+      ValueError: a tensor is not finite.
     """
     shardings = {} if shardings is None else flatten_dict(shardings)
     params = {}
@@ -231,6 +234,9 @@ def read_part(tensors, names, layout, shape, bounds=None):
 
     Args:
       tensors: of `open_tensors`. names, layout, shape: of `Leaf`.
+
+    Raises:
+      ValueError: a tensor holds NaN or infinity in what is read of it, or float32 cannot hold it.
     """
     bounds = bounds or tuple((0, n) for n in shape)
     part = _empty([stop - start for start, stop in bounds])
@@ -239,7 +245,7 @@ def read_part(tensors, names, layout, shape, bounds=None):
         (first, last), *bounds = bounds
         layers, names, shape = part, names[first:last], shape[1:]
     for into, name in zip(layers, names, strict=True):
-        _read_tensor(tensors[name].get_slice(name), layout, shape, bounds, into)
+        _read_tensor(tensors[name].get_slice(name), name, layout, shape, bounds, into)
     return part
 
 
@@ -257,11 +263,12 @@ def _empty(shape):
     return np.frombuffer(pages, np.float32, offset=16).reshape(shape)
 
 
-def _read_tensor(tensor, layout, shape, bounds, into):
+def _read_tensor(tensor, name, layout, shape, bounds, into):
     """Fills `into`, the part `bounds` of one layer's parameter of shape `shape`, from the file.
 
     The file is cut along the first of the parameter's axes that share an axis there; what is left
-    to cut along the others, where a sharding splits them, is cut in memory.
+    to cut along the others, where a sharding splits them, is cut in memory. Of several processes
+    each checks what it reads, and the one that finds a fault raises: nothing here waits for others.
     """
     groups = _groups(layout, len(shape))
     firsts = [group[0] for group in groups]
@@ -279,6 +286,13 @@ def _read_tensor(tensor, layout, shape, bounds, into):
     for i in range(start, stop, step):
         j = min(i + step, stop)
         piece = tensor[(slice(i * inner[0], j * inner[0]), *columns)]
+        with np.errstate(over="ignore"):  # of float64
+            piece = piece.astype(np.float32, copy=False)
+        if not np.isfinite(piece).all():  # while it is in the cache
+            raise ValueError(
+                f"tensor {name} holds NaN, infinity or what float32 cannot hold: the file is "
+                "damaged, or its training diverged"
+            )
         into[i - start : j - start] = piece.reshape(j - i, *sizes[1:])[cut]
 
 

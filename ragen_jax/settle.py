@@ -1,0 +1,60 @@
+"""Preset llm: what a config leaves open until its model and the devices are known.
+
+configs/presets.py holds the values. Commands call `settle` before they check a config, and
+config.json of a run holds what came of it.
+"""
+
+import math
+from pathlib import Path
+
+from configs.presets import OPEN, ROWS, SIZES
+from ragen_jax.check import check_domains
+from ragen_jax.config import minibatch_rows
+from ragen_jax.domains import field
+from ragen_jax.model import hf, qwen, weights
+from ragen_jax.sharding import data_shards, make_mesh
+
+
+def is_open(config):
+    """Whether the config leaves a field open."""
+    return any(field(config, name) is None for name in OPEN)
+
+
+def need_path(config):
+    """Raises ValueError where preset llm was given no model."""
+    if config.model.path is None:
+        raise ValueError(
+            "config.model.path is None; preset llm needs --config.model.path=DIR_OR_HUB_ID, a "
+            "Qwen2.5 or Llama-3 model in Hugging Face format"
+        )
+
+
+def settle(config, devices):
+    """Fills in the open fields of a config, in place; what is set stays as it is.
+
+    Args:
+      devices: those of the run, or of the topology that it is planned for.
+
+    Raises:
+      ValueError: no model.path, a model that is not there, or values that no run could use.
+    """
+    need_path(config)
+    left = [name for name in OPEN if field(config, name) is None]
+    if not left:
+        return
+
+    def fill(values):
+        config.update_from_flattened_dict({name: values[name] for name in left if name in values})
+
+    dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"
+    # Any size's, so that the other fields can be checked before a model is looked for.
+    fill({"model.dtype": dtype, "optimizer.micro_batch": 1, **SIZES[math.inf]})
+    check_domains(config)
+    path = config.model.path
+    known = None if Path(path).expanduser().is_dir() else qwen.known_shape(path)
+    parameters = sum(math.prod(leaf.shape) for leaf in weights.plan(known or hf.model_config(path)))
+    size = next(most for most in SIZES if parameters <= most)
+    fill(SIZES[size])
+    shards = data_shards(make_mesh(**config.mesh, devices=devices))
+    rows = min(ROWS[size], minibatch_rows(config) // shards)
+    fill({"optimizer.micro_batch": shards * max(1, rows)})

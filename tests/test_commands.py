@@ -1,0 +1,275 @@
+"""The commands as a user types them: those of the README, and what a run's folder alone says.
+
+They run in this process, so that what is compiled once serves all of them.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import io
+import json
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from absl import flags
+
+from configs import sokoban
+from configs.experiments import EXPERIMENTS
+from ragen_jax import evaluate, train
+from ragen_jax.config import read_run_config
+from ragen_jax.lab import arms
+from ragen_jax.log import read_metrics
+
+# Of running modules that are imported already, and of how ml_collections reads a config file.
+pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
+ROOT = Path(__file__).parents[1]
+STOPPED = "no model is loaded here"
+
+
+def commands_of_the_readme():
+    """Every `python -m ragen_jax.*` of README.md's code blocks, without comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [found[1] for line in lines if (found := re.search(r"python -m (ragen_jax\..*)", line))]
+
+
+README = commands_of_the_readme()
+
+
+def call(*words):
+    """(exit code, stdout, stderr) of `python -m WORDS`."""
+    module, *arguments = words
+    before = set(flags.FLAGS)
+    out, err = io.StringIO(), io.StringIO()
+    kept, sys.argv = sys.argv, [module, *arguments]
+    code = 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            runpy.run_module(module, run_name="__main__")
+    except SystemExit as error:
+        code = error.code or 0
+    finally:
+        sys.argv = kept
+        for name in set(flags.FLAGS) - before:
+            delattr(flags.FLAGS, name)
+        flags.FLAGS.unparse_flags()
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def home(agent, monkeypatch):
+    """The caches hold the agent of the tests, and commands start where the README is."""
+    xdg = agent.directory.parent.parent / "home"
+    xdg.mkdir(exist_ok=True)
+    if not (xdg / "ragen_jax").exists():
+        (xdg / "ragen_jax").symlink_to(agent.directory.parent.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(xdg))
+    monkeypatch.chdir(ROOT)
+
+
+SHORT = ["--config.steps=1", "--config.eval.every=0", "--config.diagnose.every=0"]
+SHORT += ["--config.rollout.compact=False", "--config.eval.episodes=8"]
+SMALL = ["--config.rollout.groups=2", "--config.rollout.group_size=4"]
+SMALL += ["--config.rollout.max_new_tokens=24", "--config.optimizer.minibatches=1"]
+SMALL += ["--config.optimizer.micro_batch=2", "--config.diagnose.micro_batch=4"]
+AGENT = ["--config.warmstart.rooms=1024", "--config.warmstart.success=0.0"]  # as in conftest.py
+AGENT += ["--config.warmstart.check_every=150", "--config.warmstart.check_episodes=16"]
+
+
+def shortened(command, workdir, model):
+    """The words of a README command, with what makes it short and local."""
+    module, *words = shlex.split(command, comments=True)
+    places = {"DIR_OR_HUB_ID": str(model), "runs/NAME": str(workdir)}
+    words = [re.sub("|".join(places), lambda found: places[found[0]], word) for word in words]
+    text = " ".join(words)
+    if module == "ragen_jax.train":
+        words += [f"--workdir={workdir}", *SHORT]
+        if "configs/sokoban.py:qwen" in text:  # whose weights are on the hub
+            words += [f"--config.model.path={model}", "--config.model.dtype=float32"]
+            words += ["--config.sampling_mesh.tensor=1", "--config.reward.overlong_buffer=2"]
+        words += SMALL if "model.path" in " ".join(words) else AGENT
+    elif module == "ragen_jax.evaluate":
+        words += ["--config.eval.episodes=4", "--config.diagnose.micro_batch=4"]
+        words += ["--config.rollout.max_new_tokens=24"] if "--model" in text else []
+        words += ["--config.diagnose.gradients_groups=4"] if "--gradients" in text else []
+    return [module, *words]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """run(): the folder of a short run of the default command; made on first use."""
+
+    @functools.cache
+    def make():
+        workdir = tmp_path_factory.mktemp("runs") / "default"
+        code, _, err = call(*shortened("ragen_jax.train", workdir, None))
+        assert code == 0, err
+        return workdir
+
+    return make
+
+
+# ------------------------------------------------------------------------------ the README
+
+
+def test_the_readme_has_commands_of_every_kind():
+    modules = [command.split()[0].removeprefix("ragen_jax.") for command in README]
+    assert set(modules) == {"train", "evaluate", "lab", "preflight"}
+    assert len(README) >= 12
+
+
+@pytest.mark.parametrize("command", [c for c in README if c.startswith("ragen_jax.train")])
+def test_a_training_command_of_the_readme_starts(command, language_model, tmp_path, monkeypatch):
+    """Up to the model: its flags are known, and what they set is accepted and read."""
+
+    def stop(config, workdir):
+        raise ValueError(f"{STOPPED}: {config.model.path}")
+
+    monkeypatch.setattr(evaluate, "load_policy", stop)
+    code, out, err = call(*shortened(command, tmp_path / "run", language_model))
+    assert code == 2 and err.startswith(f"error: {STOPPED}"), err
+    mine = [word for word in shlex.split(command, comments=True) if "=" in word]
+    for word in mine:
+        assert word.removeprefix("--config.").split("=")[0] not in out, "not read"
+    assert ("DIR_OR_HUB_ID" in command or "qwen" in command) == (str(language_model) in err)
+
+
+def whole_commands():
+    """Those that can be run here, all but one of each kind marked as slow."""
+    for command in README:
+        kind = command.split()[0]
+        if kind in ("ragen_jax.train", "ragen_jax.evaluate"):
+            quick = "--samples" in command or ":llm" in command and kind == "ragen_jax.train"
+            quick = quick and "lora" not in command
+            yield pytest.param(command, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("command", list(whole_commands()))
+def test_a_command_of_the_readme_runs(command, run, language_model, tmp_path):
+    workdir = run() if "runs/NAME" in command else tmp_path / "run"
+    code, out, err = call(*shortened(command, workdir, language_model))
+    assert code == 0, err
+    if command.startswith("ragen_jax.train"):
+        (row,) = read_metrics(workdir / "metrics.jsonl")
+        assert row["step"] == 1 and row["rollout/logp_gap" if "update/loss" in row else "step"]
+        assert out.splitlines()[-1] == f"done: {workdir}"
+        lora = "lora.rank" in command
+        assert (workdir / "policy").exists() and (workdir / "adapter").exists() == lora
+    else:
+        found = dict(line.split() for line in out.splitlines() if line.startswith("eval/"))
+        assert 0 <= float(found["eval/success"]) <= 1
+        assert ("eval/pass_at_8" in found) == ("--samples=8" in command)
+        assert ("gradient/" in out) == ("--gradients" in command)
+
+
+def test_the_laboratory_has_the_runs_that_the_readme_says():
+    """They take half an hour: here each arm's config is built and checked, and none is run."""
+    (line,) = [line for line in README if line.startswith("ragen_jax.lab")]
+    assert "30 runs" in line and len(arms(EXPERIMENTS["collapse"], sokoban.get_config())) == 30
+
+
+def test_the_laboratory_names_what_its_experiment_sets_itself(monkeypatch, tmp_path):
+    monkeypatch.setattr(train, "train", lambda config, workdir: config.warmstart.rooms)
+    words = ["--config.warmstart.rooms=99", "--config.steps=5", "--config.eval.every=1"]
+    code, out, err = call("ragen_jax.lab", f"--workdir={tmp_path}", *words)
+    assert out.splitlines()[0] == (
+        "warning: eval.every, steps are set but not read by experiment collapse, which sets it"
+    )
+    assert code == 99, err  # what the first arm gave: others are honoured
+
+
+@pytest.mark.slow
+def test_the_preflight_of_the_readme():
+    (command,) = [line for line in README if line.startswith("ragen_jax.preflight")]
+    code, out, err = call(*shlex.split(command))
+    if importlib.util.find_spec("libtpu") is None:
+        assert code == 2 and "pip install ragen_jax[tpu]" in err  # it gets as far as the compiler
+    else:
+        assert code == 0 and "A step takes at least" in out, err
+
+
+# ------------------------------------------------------------------------------ a run's folder
+
+
+def test_a_run_goes_on_with_the_settings_in_its_folder(run, tmp_path):
+    workdir = run()
+    held = read_run_config(workdir)
+    code, out, err = call("ragen_jax.train", f"--workdir={workdir}")
+    assert code == 0 and f"continuing {workdir} behind step 1" in out, err
+    assert read_run_config(workdir).to_dict() == held.to_dict()
+    code, _, err = call("ragen_jax.train", f"--workdir={workdir}", "--config.rollout.groups=4")
+    assert code == 2 and "holds a run with config.rollout.groups=8, but this command has 4" in err
+    assert json.loads((workdir / "config.json").read_text()) == json.loads(held.to_json())
+
+
+def evaluated(*words):
+    code, out, err = call("ragen_jax.evaluate", *words)
+    assert code == 0, err
+    return dict(line.split() for line in out.splitlines() if line.startswith("eval/")), out
+
+
+def test_an_evaluation_honours_what_it_reads(run):
+    own = [f"--workdir={run()}", "--config.diagnose.first_turn_samples=2"]
+    plain, _ = evaluated(*own)
+    warm, _ = evaluated(*own, "--config.eval.temperature=5.0", "--config.eval.seed=3")
+    assert plain != warm  # random replies on other problems
+    short, _ = evaluated(*own, "--config.rollout.max_new_tokens=2")
+    assert float(short["eval/response_length"]) <= 2 < float(plain["eval/response_length"])
+    easy, out = evaluated(*own, "--config.env.options.max_solution=4", "--config.env.max_turns=1")
+    assert float(easy["eval/turns"]) == 1 < float(plain["eval/turns"])
+    assert "warning" not in out
+    _, out = evaluated(*own, "--config.env.window=2", "--config.env.format_penalty=-0.5")
+    assert "warning: env.window is set but not read with env.context=single_turn" in out
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (
+            ["--config.seed=1", "--config.optimizer.b1=0.5"],
+            "config.seed, config.optimizer.b1 can",
+        ),
+        (["--config.eval.every=1"], "config.eval.every cannot be set where a run is evaluated"),
+        (["--config.env.pool=64"], "config.env.pool cannot be set"),
+        (["--config.diagnose.gradients_groups=8"], "config.diagnose.gradients_groups cannot"),
+        (["--config=configs/sokoban.py"], "--config is given beside --workdir"),
+        (["--config.eval.temperature=nan"], "config.eval.temperature is nan; it must be a number"),
+        (["--config.env.options.size=(99,99)"], "config.env.options of 'sokoban': size must be"),
+    ],
+)
+def test_an_evaluation_refuses_what_it_does_not_read(run, words, named):
+    config, *others = [w for w in words if w.startswith("--config=")] or [None]
+    words = [w for w in words if w != config]
+    first = [config] if config else []
+    code, out, err = call("ragen_jax.evaluate", *first, f"--workdir={run()}", *words)
+    (line,) = err.splitlines()
+    assert code == 2 and out == "" and line.startswith("error: ") and named in line
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    code, _, err = call("ragen_jax.evaluate", f"--workdir={tmp_path}")
+    assert code == 2 and "is not the folder of a run: it has no config.json" in err
+
+
+def test_a_model_is_evaluated_with_what_evaluation_reads(language_model):
+    words = ["--config=configs/sokoban.py:llm", f"--model={language_model}", "--config.steps=5"]
+    words += ["--config.env.max_turns=1", "--config.rollout.max_new_tokens=4"]
+    words += ["--config.eval.episodes=4", "--config.algorithm.lam=0.5", "--config.eval.every=7"]
+    _, out = evaluated(*words, "--config.warmstart.rooms=128")
+    assert out.splitlines()[0] == (
+        "warning: steps, algorithm.lam, eval.every are set but not read by evaluate --model; "
+        f"warmstart.rooms is set but not read with model.path={language_model}"
+    )
+    code, _, err = call("ragen_jax.evaluate", f"--model={language_model}")
+    assert code == 2 and "train a language model with --config=configs/sokoban.py:llm" in err
+
+
+def test_preset_llm_says_what_it_needs():
+    for module in ("ragen_jax.train", "ragen_jax.preflight"):
+        code, out, err = call(module, "--config=configs/countdown.py:llm")
+        (line,) = err.splitlines()
+        assert code == 2 and out == "" and "preset llm needs --config.model.path=" in line

@@ -1,0 +1,139 @@
+"""Preset llm: what follows from the model's size and the devices, and what the user keeps."""
+
+import json
+
+import jax
+import pytest
+
+from configs import countdown, frozen_lake, mixture, presets, sokoban
+from ragen_jax import train
+from ragen_jax.check import check
+from ragen_jax.config import build_environment, build_meshes, of_environments, read_run_config
+from ragen_jax.domains import leaves
+from ragen_jax.model import config_json, qwen
+from ragen_jax.settle import is_open, settle
+
+CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
+CONFIGS["mixture"] = mixture
+
+
+class Device:
+    """As many of a platform as a test needs; the meshes only count them."""
+
+    def __init__(self, platform):
+        self.platform = platform
+
+
+def model_directory(path, name):
+    """A directory that holds no more than the config.json of a published shape."""
+    path.mkdir()
+    fields = config_json.from_config(qwen.SHAPES[name], "bfloat16")
+    (path / "config.json").write_text(json.dumps(fields))
+    return str(path)
+
+
+def settled(path, devices, preset="llm", **fields):
+    config = sokoban.get_config(preset)
+    config.model.path = path
+    config.update_from_flattened_dict(fields)
+    settle(config, devices)
+    check(config)
+    return config
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_file_has_the_preset(name, language_model):
+    config = CONFIGS[name].get_config("llm")
+    assert is_open(config)
+    config.model.path = str(language_model)
+    settle(config, jax.devices())
+    assert not is_open(config)
+    check(config)
+    build_meshes(config)
+    for one in of_environments(config).values():
+        assert one.env.prompt == "full" and one.env.context == "full"
+        build_environment(one, "train")
+    assert config.optimizer.learning_rate == 1e-6 and config.rollout.max_new_tokens == 400
+    assert json.loads(json.dumps(config.to_dict()))["model"]["dtype"] == "float32"
+
+
+def test_what_follows_from_the_size_and_the_devices(tmp_path, language_model):
+    tpus = [Device("tpu") for _ in range(8)]
+    half = settled(model_directory(tmp_path / "half", "qwen2.5-0.5b"), tpus)
+    three = settled(model_directory(tmp_path / "three", "qwen2.5-3b"), tpus)
+    by_name = settled("Qwen/Qwen2.5-3B-Instruct", tpus)  # reads nothing
+    small = settled(str(language_model), jax.devices())
+    assert by_name.optimizer == three.optimizer and by_name.mesh == three.mesh
+
+    assert (small.model.dtype, half.model.dtype, three.model.dtype) == (
+        *("float32", "bfloat16", "bfloat16"),
+    )
+    assert (small.model.remat, half.model.remat, three.model.remat) == (False, True, True)
+    assert [c.mesh.fsdp for c in (small, half, three)] == [1, 1, -1]
+    assert [c.mesh.data for c in (small, half, three)] == [-1, -1, 1]
+    assert list(three.sampling_mesh.values()) == [-1, 1, 1]
+    assert list(half.sampling_mesh.values()) == [0, 0, 0]
+    # 4 rows a device, but a minibatch has only 32; 1 a device; 4 on the only one.
+    assert half.optimizer.micro_batch == 32 and three.optimizer.micro_batch == 8
+    assert small.optimizer.micro_batch == 4
+    for config in (small, half, three):
+        assert config.model.lora.rank == 0 and config.algorithm.name == "grpo"
+
+
+def test_what_the_user_set_stays(tmp_path):
+    path = model_directory(tmp_path / "three", "qwen2.5-3b")
+    tpus = [Device("tpu") for _ in range(8)]
+    given = {
+        **{"model.dtype": "float16", "model.remat": False, "mesh.data": 2, "mesh.fsdp": 4},
+        **{"optimizer.micro_batch": 16, "sampling_mesh.tensor": 2, "rollout.group_size": 8},
+    }
+    config = settled(path, tpus, **given)
+    found = leaves(config)
+    assert {name: found[name] for name in given} == given
+    assert found["sampling_mesh.data"] == -1
+    assert settled(path, tpus, **{"mesh.data": 8, "mesh.fsdp": 1}).optimizer.micro_batch == 8
+    named = settled("tiny", tpus, preset="tiny")  # leaves nothing open
+    assert leaves(named) == leaves(sokoban.get_config())
+
+
+def test_unusable_values_are_refused_before_they_are_reckoned_with(language_model):
+    for field, value in (("optimizer.minibatches", 0), ("mesh.data", 10**9), ("env.max_turns", 0)):
+        with pytest.raises(ValueError, match=f"config.{field} is {value}; it must be"):
+            settled(str(language_model), jax.devices(), **{field: value})
+    with pytest.raises(ValueError, match="config.optimizer.b1 is 2.0; it must be"):
+        settled("somebody/unknown", jax.devices(), **{"optimizer.b1": 2.0})  # not downloaded first
+    with pytest.raises(ValueError, match="preset llm needs --config.model.path=DIR_OR_HUB_ID"):
+        settle(sokoban.get_config("llm"), jax.devices())
+    with pytest.raises(ValueError, match="no model directory /none"):
+        settled("/none", jax.devices())
+
+
+def test_the_run_holds_what_was_settled_and_goes_on(language_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def config(steps):
+        config = countdown.get_config("llm+grpo")
+        config.model.path = str(language_model)
+        config.rollout.update(groups=2, group_size=2, max_new_tokens=8, compact=False)
+        config.optimizer.minibatches = 1
+        config.update_from_flattened_dict({"eval.every": 0, "diagnose.every": 0, "steps": steps})
+        return config
+
+    assert train.train(config(1), tmp_path / "run") == 0
+    held = read_run_config(tmp_path / "run")
+    assert held.model.dtype == "float32" and held.optimizer.micro_batch == 4
+    assert leaves(held)["mesh.data"] == -1 and not is_open(held)
+    assert train.train(config(2), tmp_path / "run") == 0
+    assert "behind step 1" in capsys.readouterr().out
+    assert train.train(config(0), tmp_path / "run") == 0  # nothing left to do
+    other = config(2)
+    other.model.dtype = "bfloat16"
+    with pytest.raises(SystemExit, match="2"):
+        train.train(other, tmp_path / "run")
+    assert "config.model.dtype='float32'" in capsys.readouterr().err
+
+
+def test_the_sizes_cover_all_models():
+    assert set(presets.SIZES) == set(presets.ROWS) and list(presets.SIZES)[-1] == float("inf")
+    for fields in presets.SIZES.values():
+        assert {"model.path", "model.dtype", "optimizer.micro_batch", *fields} == set(presets.OPEN)
