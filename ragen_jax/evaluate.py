@@ -114,8 +114,8 @@ def restore_run(workdir, config=None):
     Raises:
       ValueError: the folder holds no run, or none with a checkpoint; unusable values.
     """
-    own = cfg.read_run_config(workdir)
-    config = own if config is None else config
+    if config is None:
+        config = cfg.read_run_config(workdir)
     check(config)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = checkpoints.latest_step()
@@ -168,9 +168,9 @@ def evaluate(model, params, tasks, *, samples=1):
     return joined(tasks, found), played
 
 
-# Fields that an evaluation reads, and sections of them.
+# Fields that an evaluation reads, and sections of them. (A micro-batch must split over the mesh.)
 READ = (
-    *("env", "also", "rollout.max_new_tokens", "mesh", "sampling_mesh"),
+    *("env", "also", "rollout.max_new_tokens", "mesh", "sampling_mesh", "optimizer.micro_batch"),
     *(f"eval.{name}" for name in ("episodes", "seed", "temperature", "top_k", "top_p", "min_p")),
     *(f"diagnose.{name}" for name in ("first_turn_samples", "trajectory_samples", "micro_batch")),
 )
