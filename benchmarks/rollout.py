@@ -48,8 +48,8 @@ def main(argv):
                 sampling=Sampling(temperature=1.0),
             )
             seconds[context].append(time.perf_counter() - start)
-        prompts, turns, _ = first_turns(episodes, samples=config.diagnose.first_turn_samples)
-        reasonings = [reasoning_ids(turn) for turn in turns]
+        sample = first_turns(episodes, samples=config.diagnose.first_turn_samples)
+        prompts, reasonings = sample.prompts, [reasoning_ids(turn) for turn in sample.turns]
         for name, score in (("shared prompts", cross_score), ("naive pairs", cross_score_pairs)):
             start = time.perf_counter()
             score(policy.model, policy.params, prompts, reasonings, micro_batch=512)

@@ -125,7 +125,10 @@ def get_config():
             ),
             diagnose=dict(
                 every=1,  # steps between collapse diagnostics; 0: never
-                flow_every=5,  # steps between flow figures, where `every` falls, too; 0: never
+                # Steps between flow figures, where `every` falls, too; 0: never. Where prompts show
+                # earlier replies these steps also score collapse/trajectory_stripped, in a pass of
+                # its own that doubles what the trajectory scope costs.
+                flow_every=5,
                 first_turn_samples=64,  # reasonings scored under all first prompts
                 trajectory_samples=64,  # turns drawn over whole trajectories
                 micro_batch=64,  # (prompt, reasoning) rows of a device call

@@ -120,6 +120,40 @@ class Chat:
         """int32 ids of a reply that is given as text (a demonstration's), `close_id` at its end."""
         return np.append(self.template.plain(text), np.int32(self.close_id))
 
+    def without_reasoning(self, turns, message, prompt):
+        """`prompt` less the reasonings of the replies that it shows, int32 ids.
+
+        Of an earlier reply its sampled ids from </think> on are left, and nothing of one that never
+        closed its reasoning. User messages stay as they were, and which turns are shown does, too.
+
+        Args:
+          turns: the episode's turns before the prompt's.
+          message, prompt: of the prompt's own turn.
+
+        Raises:
+          ValueError: `prompt` shows something else than the last of these turns.
+        """
+
+        def shown(turns):
+            """The prompt that shows all of `turns` and `message`."""
+            chain = []
+            for turn in turns:
+                before = self._show(chain, 0, turn.message)
+                chain.append(dataclasses.replace(turn, prompt=before))
+            return self._show(chain, 0, message)
+
+        first = 0
+        while first < len(turns) and not np.array_equal(shown(turns[first:]), prompt):
+            first += 1
+        if first == len(turns) and not np.array_equal(shown(()), prompt):
+            raise ValueError(f"a prompt of {len(prompt)} tokens does not show its {first} turns")
+        bare = []
+        for turn in turns[first:]:
+            closed = b"</think>" in b"".join(map(self._bytes, turn.sampled))
+            start = turn.reasoning[1] if closed else len(turn.sampled)
+            bare.append(dataclasses.replace(turn, sampled=turn.sampled[start:]))
+        return shown(bare)
+
     def read(self, sampled):
         """The `Reply` in sampled ids. Never raises: a reply may hold anything."""
         if len(sampled) and int(sampled[-1]) in self.stop_ids:

@@ -25,6 +25,7 @@ def diagnose(config, model, policy, tasks, played, returns, state, step):
       reasoning/* metrics).
     """
     d = config.diagnose
+    flow = d.flow_every > 0 and step % d.flow_every == 0
     found = []
     for index, (task, episodes, return_GK) in enumerate(zip(tasks, played, returns, strict=True)):
         metrics = collapse_metrics(
@@ -37,7 +38,8 @@ def diagnose(config, model, policy, tasks, played, returns, state, step):
             seed=config.seed,
             step=step,
             environment=index,
-            flow=d.flow_every > 0 and step % d.flow_every == 0,
+            flow=flow,
+            chat=task.chat if flow else None,
         )
         found.append(metrics | behaviour_metrics(episodes, return_GK, task.environment, task.chat))
     metrics = joined(tasks, found)

@@ -149,7 +149,11 @@ def rollout_programs(run, config, at):
 
 
 def scoring_programs(run, config, at):
-    """Cross-scoring of the trajectory scope, whose prompts are the longest, and flow's rows."""
+    """Cross-scoring of the trajectory scope, whose prompts are the longest, and flow's rows.
+
+    Where prompts show earlier replies, the steps with flow figures score the trajectory scope
+    again: under prompts without these replies' reasonings, which are at most as long.
+    """
     c, mesh = config, run.sampling_mesh
     if not c.diagnose.every:
         return
@@ -168,6 +172,8 @@ def scoring_programs(run, config, at):
     first = min(c.diagnose.first_turn_samples, episodes)
     first_calls = blocks(c.rollout.groups, first)[2]
     P = cross_scoring._bucket(at.last, 32)
+    flow_every = math.lcm(c.diagnose.every, c.diagnose.flow_every)  # 0: never
+    stripped = 1 / flow_every if flow_every and at.shown > 1 else 0
     shared = {
         "held": run.held,
         "helps": ("diagnose.micro_batch", "diagnose.trajectory_samples", *run.helps),
@@ -181,7 +187,7 @@ def scoring_programs(run, config, at):
         host((n, P)),
         host((n,)),
         cost=work.score_prompts(on_chip(n, mesh), P),
-        calls=-(-N // n) / c.diagnose.every,
+        calls=-(-N // n) * (1 / c.diagnose.every + stripped),
         **shared,
     )
 
@@ -202,14 +208,13 @@ def scoring_programs(run, config, at):
             **shared,
         )
 
-    yield score("score", (m,), calls=(calls + first_calls) / c.diagnose.every)
-    if c.diagnose.flow_every:
+    yield score("score", (m,), calls=(calls + first_calls) / c.diagnose.every + calls * stripped)
+    if flow_every:
         # Actions behind the other reasonings of their panels, which differ from prompt to prompt:
         # one panel a turn, and two a first turn.
         most = -(-2 * (flow.PANEL - 1) * first // c.rollout.groups)
         swapped = blocks(N, flow.PANEL - 1)[2] + blocks(c.rollout.groups, most)[2]
-        every = math.lcm(c.diagnose.every, c.diagnose.flow_every)
-        yield score("score_flow", (n, m), host((n, m, 2)), calls=swapped / every)
+        yield score("score_flow", (n, m), host((n, m, 2)), calls=swapped / flow_every)
 
 
 def training_programs(run):

@@ -64,7 +64,8 @@ def play(directory, mesh):
 def score(model, params, episodes, mesh):
     """Log-probs a token of reasonings, and flow figures of actions; with and without a start that
     all prompts have in common."""
-    prompts, turns, prompt_M = first_turns(episodes[: GROUPS * MEMBERS], samples=24)
+    sample = first_turns(episodes[: GROUPS * MEMBERS], samples=24)
+    prompts, turns, prompt_M = sample.prompts, sample.turns, sample.prompt_M
     longer = [np.concatenate([np.arange(70) % 10, prompt]) for prompt in prompts]
     options = dict(siblings=True, micro_batch=64)
     found = []

@@ -1,5 +1,6 @@
 """chat.py and model/tokenizer.py: text and tokens, prompts of a turn, what a reply says."""
 
+import dataclasses
 import itertools
 import re
 from types import SimpleNamespace
@@ -396,6 +397,72 @@ def test_after_dropping_a_turn_the_next_may_go_on(tokenizer, make_turn):
     assert texts[3] == user(1) + "a<|im_end|>\n" + user(2) + "b<|im_end|>\n" + user(3)
     known = np.concatenate([limited[2].prompt, limited[2].sampled])
     np.testing.assert_array_equal(limited[3].prompt[: len(known)], known)
+
+
+def with_reasonings(chat, turns):
+    """The turns with the reasonings that the chat reads in them."""
+    spans = [chat.read(turn.sampled).reasoning for turn in turns]
+    return [
+        dataclasses.replace(turn, reasoning=span) for turn, span in zip(turns, spans, strict=True)
+    ]
+
+
+ANSWER = "</think><answer>Up</answer>"
+THOUGHTS = (
+    "go up" + ANSWER + "<|im_end|>",
+    ANSWER + "<|im_end|>",  # nothing thought
+    "never closed <answer>Up</answer><|im_end|>",
+    "closed</think>no answer",  # cut off
+    "left</think>then</think>junk<|endoftext|>",
+    "the end" + ANSWER + "<|im_end|>",
+)
+BARE = (
+    ANSWER + "<|im_end|>\n",
+    ANSWER + "<|im_end|>\n",
+    "<|im_end|>\n",
+    "</think>no answer<|im_end|>\n",
+    "</think>then</think>junk<|endoftext|><|im_end|>\n",
+)
+
+
+@pytest.mark.parametrize(
+    "options, most", [({}, 6), ({"context": "window", "window": 3}, 3), ({"max_prompt": 130}, 3)]
+)
+def test_earlier_reasonings_are_taken_out_and_nothing_else(tokenizer, make_turn, options, most):
+    stop = encode(tokenizer, "<|endoftext|>")
+    chat = terse(tokenizer, extra_stop_ids=stop, **options)
+    turns = with_reasonings(chat, converse(chat, tokenizer, make_turn, THOUGHTS))
+    shown = []
+    for number, turn in enumerate(turns):
+        bare = chat.without_reasoning(tuple(turns[:number]), turn.message, turn.prompt)
+        assert bare.dtype == np.int32
+        first = number - chat.text(turn.prompt).count("GRID") + 1
+        shown.append(number - first + 1)
+        text = "".join(user(i) + BARE[i] for i in range(first, number)) + user(number)
+        assert chat.text(bare) == text
+        assert len(encode(tokenizer, text)) < len(bare) or not first < number
+        if number == first:  # no earlier reply is shown
+            np.testing.assert_array_equal(bare, turn.prompt)
+    assert max(shown) == most and shown[:2] == [1, 2]
+
+
+def test_a_token_that_straddles_the_end_of_a_reasoning_stays(make_turn):
+    tokenizer = bpe([(".", "<")])
+    chat = terse(tokenizer)
+    turns = converse(chat, tokenizer, make_turn, ["x"])
+    ids = [*encode(tokenizer, "so"), *encode(tokenizer, ".</think><answer>Up</answer><|im_end|>")]
+    turns[0] = dataclasses.replace(turns[0], sampled=np.array(ids, np.int32))
+    turns = with_reasonings(chat, turns)
+    prompt = chat.prompt_ids(turns, "GRID 1")
+    bare = chat.text(chat.without_reasoning(turns, "GRID 1", prompt))
+    assert ".</think>" in bare and "so" not in bare and "so.</think>" in chat.text(prompt)
+
+
+def test_a_prompt_of_another_chat_is_refused(tokenizer, make_turn):
+    chat = terse(tokenizer)
+    turns = with_reasonings(chat, converse(chat, tokenizer, make_turn, THOUGHTS))
+    with pytest.raises(ValueError, match=r"a prompt of \d+ tokens does not show its 5 turns"):
+        chat.without_reasoning(turns[:5], turns[5].message, turns[5].prompt[1:])
 
 
 def test_full_prompt_tells_rules_format_and_budgets(tokenizer):

@@ -70,36 +70,57 @@ def test_jackknife_by_hand():
     assert np.isnan(jackknife([1.0, np.nan, 2.0]))
 
 
-def test_intervals_delete_prompts_with_their_actions_columns_and_reasonings():
+@pytest.mark.parametrize("groups", [None, [6, 6, 8, 5, 5, 8, 1]])
+def test_intervals_delete_groups_with_their_actions_columns_and_reasonings(groups):
     rng = np.random.default_rng(0)
-    ids_N = np.array([4, 9, 4, 2, 7])  # columns 0 and 2 show one prompt
-    A, N = 9, len(ids_N)
-    prompt_A = rng.integers(0, N, A)
-    prompt_A[:4] = [0, 1, 3, 4]
+    ids_N = np.array([4, 9, 4, 2, 7, 1, 3])  # columns 0 and 2 show one prompt
+    group_N = ids_N if groups is None else np.array(groups)
+    A, N = 15, len(ids_N)
+    prompt_A = np.concatenate([np.arange(N), rng.integers(0, N, A - N)])
     score, action = -rng.exponential(2.0, (2, A, N))
     others = Panel(-rng.exponential(1.0, (A, 3)), rng.integers(0, N, (A, 3)))
     others.prompt_AJ[:, 0] = prompt_A
     others.logp_AJ[:, 0] = action[np.arange(A), prompt_A]
-    found = flow_metrics(score, action, prompt_A, ids_N, others=others)
-    by_hand = {"xa_swap": [], "xa_given_z": [], "za_swap": []}
-    for gone in (2, 4, 7, 9):
-        values = {name: [] for name in by_hand}
+    found = flow_metrics(score, action, prompt_A, ids_N, others=others, group_N=groups)
+
+    def contrasts(left_N):
+        """{figure: [(group of the action, value)]} of what is left."""
+        values = {"xa_swap": [], "xa_given_z": [], "za_swap": []}
         for a in range(A):
-            if ids_N[prompt_A[a]] == gone:
+            if not left_N[prompt_A[a]]:
                 continue
-            own = action[a, prompt_A[a]]
-            p = np.exp(action[a][ids_N != gone])
-            w = np.exp(score[a][ids_N != gone])
-            values["xa_swap"].append(own - np.log(p.mean()))
-            values["xa_given_z"].append(own - np.log((w * p).sum() / w.sum()))
-            z = np.exp(others.logp_AJ[a][ids_N[others.prompt_AJ[a]] != gone])
+            own, group = action[a, prompt_A[a]], group_N[prompt_A[a]]
+            p, w = np.exp(action[a][left_N]), np.exp(score[a][left_N])
+            values["xa_swap"].append((group, own - np.log(p.mean())))
+            values["xa_given_z"].append((group, own - np.log((w * p).sum() / w.sum())))
+            z = np.exp(others.logp_AJ[a][left_N[others.prompt_AJ[a]]])
             if len(z) > 1:
-                values["za_swap"].append(own - np.log(z.mean()))
-        for name, value in values.items():
-            by_hand[name].append(np.mean(value))
-    for name, deleted in by_hand.items():
-        se = np.sqrt(3 / 4 * np.sum((np.array(deleted) - np.mean(deleted)) ** 2))
-        np.testing.assert_allclose(found[f"{name}_ci95"], 3.182446 * se, rtol=1e-6)
+                values["za_swap"].append((group, own - np.log(z.mean())))
+        return values
+
+    distinct = sorted(set(group_N.tolist()))
+    G, full = len(distinct), contrasts(ids_N == ids_N)
+    t = {4: 3.182446, 6: 2.570582}[G]
+    for name, values in full.items():
+        mean = np.mean([value for _, value in values])
+        np.testing.assert_allclose(found[name], mean, rtol=1e-9)
+        deleted = [np.mean([v for _, v in contrasts(group_N != g)[name]]) for g in distinct]
+        half = t * np.sqrt((G - 1) / G * np.sum((np.array(deleted) - np.mean(deleted)) ** 2))
+        if name == "za_swap":  # and the spread of the groups' own actions
+            sums = [sum(v - mean for h, v in values if h == g) for g in distinct]
+            own = t * np.sqrt(G / (G - 1) * np.sum(np.square(sums))) / len(values)
+            half = np.sqrt((half**2 + own**2) / 2)
+        np.testing.assert_allclose(found[f"{name}_ci95"], half, rtol=1e-6)
+
+
+def test_two_groups_have_figures_and_no_interval():
+    rng = np.random.default_rng(1)
+    score, action = -rng.exponential(2.0, (2, 4, 4))
+    others = Panel(action[:, [0, 1]], np.array([[n, (n + 1) % 4] for n in range(4)]))
+    case = (score, action, np.arange(4), np.arange(4))
+    assert flow_metrics(*case, others=others).keys() > {"za_swap_ci95", "xa_swap_ci95"}
+    found = flow_metrics(*case, others=others, group_N=[0, 0, 1, 1])
+    assert found.keys() == {"za_swap", "xa_swap", "xa_given_z"}
 
 
 def test_undefined_figures_are_left_out_and_bad_scores_refused():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen_jax.diagnostics.information import information_metrics
+from ragen_jax.diagnostics.information import first_ranks, information_metrics, within_metrics
 
 KEYS = {
     *("mi", "mi_seq", "h_cond", "h_marginal", "h_cond_seq", "h_marginal_seq"),
@@ -300,3 +300,109 @@ def test_errors():
         information_metrics(score_MN, [1], prompt_M)
     with pytest.raises(AssertionError):
         information_metrics(score_MN, length_M, prompt_M, prompt_id_N=[0, 1])
+
+
+# ---- within parts -------------------------------------------------------------------------------
+
+
+def test_within_parts_by_hand():
+    # Turn 0 shows columns 0, 2, 3 (0 and 3 are one prompt), turn 1 columns 1 and 4, turn 2 column 5
+    # alone: its reasoning is left out. p(z | x) of the others, own first; other parts do not count:
+    #   z0, own 0:  0.4  0.1 (x2)  0.4 (x3)    marginal 0.3
+    #   z1, own 2:  0.1  0.4 (x0)  0.4 (x3)    marginal 0.3
+    #   z2, own 1:  0.6  0.2 (x4)              marginal 0.4
+    #   z3, own 4:  0.5  0.5 (x1)              marginal 0.5
+    p_MN = np.full((5, 6), 0.9)
+    p_MN[0, [0, 2, 3]] = [0.4, 0.1, 0.4]
+    p_MN[1, [2, 0, 3]] = [0.1, 0.4, 0.4]
+    p_MN[2, [1, 4]] = [0.6, 0.2]
+    p_MN[3, [4, 1]] = [0.5, 0.5]
+    found = within_metrics(
+        np.log(p_MN),
+        [2, 1, 1, 4, 3],
+        np.array([0, 2, 1, 4, 5]),
+        [0, 1, 0, 0, 1, 2],
+        prompt_id_N=[7, 3, 8, 7, 4, 5],
+    )
+    assert found.keys() == KEYS
+    log = math.log
+    want = {
+        "mi_seq": (log(0.4 / 0.3) + log(0.1 / 0.3) + log(0.6 / 0.4) + 0.0) / 4,
+        "mi": (log(0.4 / 0.3) / 2 + log(0.1 / 0.3) + log(0.6 / 0.4) + 0.0) / 4,
+        "h_cond": -(log(0.4) / 2 + log(0.1) + log(0.6) + log(0.5) / 4) / 4,
+        "h_marginal_seq": -(2 * log(0.3) + log(0.4) + log(0.5)) / 4,
+        "marginal_std_seq": np.std([log(0.3), log(0.3), log(0.4), log(0.5)]),
+        "mi_upper_bound": (2 * log(3) + 2 * log(2)) / 4,
+        # z0 first, z1 second, z2 first, z3 tied with one other
+        "retrieval_acc": (1 + 0 + 1 + 0.5) / 4,
+        "retrieval_chance": (2 / 3 + 1 / 3 + 1 / 2 + 1 / 2) / 4,
+        "recall_at_2": 1.0,
+        "recall_chance_at_2": 1.0,
+    }
+    for name, value in want.items():
+        assert found[name] == pytest.approx(value, rel=1e-12), name
+    zscore = want["mi_seq"] / (want["marginal_std_seq"] + 1e-3)
+    assert found["mi_zscore_seq"] == pytest.approx(zscore, rel=1e-12)
+    assert found["mi"] + found["h_cond"] == pytest.approx(found["h_marginal"], rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_are_measured_apart_and_averaged_over_reasonings(seed):
+    score_MN, length_M, prompt_M = random_case(seed, M=30, N=12)
+    part_N = np.array(["a", "b", "c"])[np.arange(12) % 3]
+    found = within_metrics(score_MN, length_M, prompt_M, part_N)
+    blocks = {}
+    for part in "abc":
+        columns, rows = np.flatnonzero(part_N == part), np.flatnonzero(part_N[prompt_M] == part)
+        own_M = np.searchsorted(columns, prompt_M[rows])
+        block = score_MN[np.ix_(rows, columns)]
+        blocks[part] = len(rows), information_metrics(block, length_M[rows], own_M)
+    for name in KEYS:
+        if "std" in name or "zscore" in name:  # of all reasonings together
+            continue
+        mean = sum(rows * figures[name] for rows, figures in blocks.values()) / 30
+        assert found[name] == pytest.approx(mean, rel=1e-12), name
+    # Another part's columns may be anything; one part is the plain figures.
+    moved_MN = np.where(part_N[prompt_M][:, None] == part_N, score_MN, -3.0)
+    assert within_metrics(moved_MN, length_M, prompt_M, part_N) == found
+    plain = information_metrics(score_MN, length_M, prompt_M)
+    together = within_metrics(score_MN, length_M, prompt_M, np.zeros(12))
+    assert together == pytest.approx(plain, rel=1e-12)
+
+
+def test_what_all_prompts_of_a_part_share_does_not_count():
+    # Three turns, at which every reasoning names the turn and nothing else.
+    part_N = np.repeat(np.arange(3), 4)
+    score_MN = np.where(part_N[:, None] == part_N, -1.0, -50.0)
+    case = score_MN, np.ones(12, int), np.arange(12)
+    assert information_metrics(*case)["mi_seq"] == pytest.approx(math.log(3), rel=1e-6)
+    found = within_metrics(*case, part_N)
+    assert found["mi_seq"] == pytest.approx(0, abs=1e-12)
+    assert found["retrieval_acc"] == pytest.approx(found["retrieval_chance"]) == 1 / 4
+
+
+def test_nothing_is_left_where_no_part_has_two_prompts():
+    score_MN = np.random.default_rng(0).normal(size=(3, 4))
+    case = score_MN, np.ones(3, int), np.arange(3)
+    assert within_metrics(*case, [0, 1, 2, 3]) == {}
+    assert within_metrics(*case, [0, 0, 1, 2], prompt_id_N=[5, 5, 6, 7]) == {}
+    assert within_metrics(*case, [0, 1, 2, 2], prompt_id_N=[5, 5, 6, 7])["mi_upper_bound"] == (
+        pytest.approx(math.log(2))
+    )
+    # Two prompts without a reasoning of their own.
+    assert within_metrics(score_MN, np.ones(3, int), np.zeros(3, int), [0, 1, 1, 1]) == {}
+    with pytest.raises(AssertionError):
+        within_metrics(*case, [0, 1, 2])
+    with pytest.raises(ValueError, match=r"prompt_M\[2\] = 4"):
+        within_metrics(score_MN, np.ones(3), np.array([0, 1, 4]), [0, 0, 1, 1])
+
+
+def test_first_ranks_are_the_first_of_all_ranks():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        ids = rng.integers(0, 5, 8)
+        score_MN = rng.integers(-2, 2, (6, 8)).astype(float)  # many ties
+        own_M = rng.integers(0, 8, 6)
+        found = information_metrics(score_MN, np.ones(6), own_M, prompt_id_N=ids)
+        first_M = first_ranks(score_MN, own_M, ids)
+        assert first_M.mean() == pytest.approx(found["retrieval_acc"], rel=1e-12)

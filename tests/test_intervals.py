@@ -13,10 +13,12 @@ import pytest
 from numpy.random import default_rng as fresh
 from scipy.stats import rankdata
 
-from ragen_jax.diagnostics.information import information_metrics
+from ragen_jax.diagnostics.information import information_metrics, within_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
 
-FIGURES = ("mi", "mi_seq", "h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq", "retrieval_acc")
+INFORMATION = ("mi", "mi_seq", "mi_released")
+ENTROPIES = ("h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq")
+FIGURES = (*INFORMATION, *ENTROPIES, "retrieval_acc")
 T975 = {2: 4.302653, 3: 3.182446, 4: 2.776445, 5: 2.570582, 7: 2.364624}  # tables of Student's t
 
 
@@ -33,38 +35,56 @@ def random_case(seed, M=14, N=6, strength=2.0, ids=None):
 # ---- the jackknife ------------------------------------------------------------------------------
 
 
-def deleted_one_by_one(score_MN, length_M, prompt_M, ids):
+def deleted_one_by_one(score_MN, length_M, prompt_M, ids, group_N, part_N=None):
     """The half-widths, by taking rows and columns out of the matrix and measuring what is left."""
-    replicates = []
-    distinct = sorted(set(ids.tolist()))
-    for i in distinct:
-        columns = np.flatnonzero(ids != i)
-        rows = np.flatnonzero(ids[prompt_M] != i)
-        replicates.append(
-            information_metrics(
-                score_MN[np.ix_(rows, columns)],
-                length_M[rows],
-                np.searchsorted(columns, prompt_M[rows]),
-                prompt_id_N=ids[columns],
-            )
-        )
-    full = information_metrics(score_MN, length_M, prompt_M, prompt_id_N=ids)
-    D, matched_M = len(distinct), score_MN[np.arange(len(prompt_M)), prompt_M]
-    half = {}
-    for name in FIGURES:
+
+    def figures(keep):
+        columns = np.flatnonzero(keep)
+        rows = np.flatnonzero(keep[prompt_M])
+        case = score_MN[np.ix_(rows, columns)], length_M[rows]
+        own_M = np.searchsorted(columns, prompt_M[rows])
+        if part_N is None:
+            return information_metrics(*case, own_M, prompt_id_N=ids[columns])
+        return within_metrics(*case, own_M, part_N[columns], prompt_id_N=ids[columns])
+
+    groups = sorted(set(group_N.tolist()))
+    full, replicates = figures(ids == ids), [figures(group_N != g) for g in groups]
+    part_N = np.zeros(len(ids), int) if part_N is None else part_N
+    used = [p for p in set(part_N.tolist()) if len(set(ids[part_N == p].tolist())) > 1]
+    rows = [m for m, own in enumerate(prompt_M) if part_N[own] in used]
+    D = sum(len(set(ids[part_N == p].tolist())) for p in used if p in part_N[prompt_M])
+    G, half = len(groups), {}
+    for name in FIGURES[:-1]:
         values = [replicate[name] for replicate in replicates]
-        center = sum(values) / D
-        se = math.sqrt((D - 1) / D * sum((v - center) ** 2 for v in values))
-        if name in ("mi", "mi_seq"):
+        center = sum(values) / G
+        se = math.sqrt((G - 1) / G * sum((v - center) ** 2 for v in values))
+        if name in INFORMATION:
             se = math.sqrt(se**2 + (full[name] / D / 2) ** 2)
-        if name == "retrieval_acc":
-            above_chance = max(full[name] - full["retrieval_chance"], 0)
-            se = math.sqrt(se**2 + (above_chance / D / 2) ** 2)
-        half[name + "_ci95"] = T975[D - 1] * se
-        if name != "retrieval_acc":
-            unit_M = 1 if name.endswith("_seq") else length_M
-            half[name + "_ci95"] += 2.0**-23 * np.mean(np.abs(matched_M / unit_M))
+        unit_M = np.ones(len(rows)) if name.endswith("_seq") else length_M[rows]
+        matched_M = score_MN[rows, prompt_M[rows]]
+        half[name + "_ci95"] = T975[G - 1] * se + 2.0**-23 * abs(np.mean(matched_M / unit_M))
+    # Retrieval: one reasoning at a time, its first rank among the columns of its part.
+    hits = {}
+    for m in rows:
+        columns = np.flatnonzero(part_N == part_N[prompt_M[m]])
+        own = np.searchsorted(columns, prompt_M[[m]])
+        one = information_metrics(score_MN[[m]][:, columns], [1], own, prompt_id_N=ids[columns])
+        hits.setdefault(group_N[prompt_M[m]], []).append(one["retrieval_acc"])
+    mean = sum(map(sum, hits.values())) / len(rows)
+    G = len(hits)
+    spread = sum((sum(hit) - len(hit) * mean) ** 2 for hit in hits.values())
+    asked = len({(part_N[prompt_M[m]], ids[prompt_M[m]]) for m in rows})
+    n, t = math.sqrt(len(rows) * asked), T975[G - 1]
+    se = math.sqrt(G / (G - 1) * spread) / len(rows)
+    half["retrieval_acc_ci95"] = t * math.sqrt(se**2 + (t / 2 / (n + t**2)) ** 2)
     return half
+
+
+def check(got, want):
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        assert type(got[key]) is float
+        np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -73,11 +93,34 @@ def deleted_one_by_one(score_MN, length_M, prompt_M, ids):
 def test_against_deletion_one_by_one(seed, strength, ids):
     score_MN, length_M, prompt_M, ids = random_case(seed, strength=strength, ids=ids)
     got = confidence_intervals(score_MN, length_M, prompt_M, prompt_id_N=ids)
-    want = deleted_one_by_one(score_MN, length_M, prompt_M, ids)
-    assert got.keys() == want.keys()
-    for key, value in want.items():
-        assert type(got[key]) is float
-        np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
+    check(got, deleted_one_by_one(score_MN, length_M, prompt_M, ids, ids))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("strength", [0.0, 3.0])
+def test_a_group_is_deleted_with_all_its_prompts(seed, strength):
+    # Prompts of four groups; those of the first two by chance share one (id 3).
+    group_N = np.array([7, 7, 7, 2, 2, 5, 5, 5, 9, 9, 9])
+    ids = np.array([3, 1, 1, 3, 4, 5, 6, 6, 8, 9, 10])
+    score_MN, length_M, prompt_M, _ = random_case(seed, M=40, strength=strength, ids=ids)
+    case = score_MN, length_M, prompt_M
+    got = confidence_intervals(*case, prompt_id_N=ids, group_N=group_N)
+    check(got, deleted_one_by_one(*case, ids, group_N))
+    assert got != confidence_intervals(*case, prompt_id_N=ids)
+    # Groups that are the distinct prompts are what is deleted when nothing is said.
+    got = confidence_intervals(*case, prompt_id_N=ids, group_N=ids)
+    assert got == confidence_intervals(*case, prompt_id_N=ids)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_intervals_of_the_figures_within_parts(seed):
+    group_N = np.repeat(np.arange(5), 4)
+    part_N = np.array([0, 1, 1, 2] * 4 + [0, 0, 0, 4])  # the last column is alone in its part
+    score_MN, length_M, prompt_M, ids = random_case(seed, M=60, N=20)
+    ids[part_N == 0] = group_N[part_N == 0]  # a group's first prompts are one
+    case = score_MN, length_M, prompt_M
+    got = confidence_intervals(*case, prompt_id_N=ids, group_N=group_N, part_N=part_N)
+    check(got, deleted_one_by_one(*case, ids, group_N, part_N))
 
 
 def test_by_hand():
@@ -96,19 +139,16 @@ def test_by_hand():
     # h_cond: -log of 0.4 0.4 0.1 = 0.916291 0.916291 2.302585; the three means of two are
     # 1.609438 1.609438 0.916291, mean 1.378389, squares sum to 0.320302.
     assert got["h_cond_ci95"] == pytest.approx(4.302653 * math.sqrt(0.320302 * 2 / 3), rel=1e-5)
-    # First ranks: 1, 1, 1/3; with one prompt away 1, 1, 1/2. Means of two: 3/4, 3/4, 1, se = 1/6.
-    # Above chance: 7/9 - 1/3 = 4/9, floor = 4/54.
-    error = math.sqrt(1 / 36 + (4 / 54) ** 2)
-    assert got["retrieval_acc_ci95"] == pytest.approx(4.302653 * error, rel=1e-5)
+    # First ranks 1, 1, 1/3, mean 7/9, from it 2/9 2/9 -4/9: se = sqrt(3/2 * 24/81) / 3 = 2/9; three
+    # observations, floor = 4.302653 / 2 / (3 + 18.51282) = 0.100002, the root of both 0.243688.
+    assert got["retrieval_acc_ci95"] == pytest.approx(4.302653 * 0.243688, rel=1e-5)
 
 
 def test_a_dominating_prompt_can_be_deleted():
     # lse(all) - own has no digit left: what remains must come from the other columns.
     score_MN, length_M, prompt_M, ids = random_case(0, N=5, strength=1e5)
     got = confidence_intervals(score_MN, length_M, prompt_M)
-    want = deleted_one_by_one(score_MN, length_M, prompt_M, ids)
-    for key, value in want.items():
-        np.testing.assert_allclose(got[key], value, rtol=1e-6, err_msg=key)
+    check(got, deleted_one_by_one(score_MN, length_M, prompt_M, ids, ids))
 
 
 def test_copying_leaves_the_floor():
@@ -117,7 +157,9 @@ def test_copying_leaves_the_floor():
     got = confidence_intervals(score_MN, np.full(N, 5), np.arange(N))
     assert got["mi_seq_ci95"] == pytest.approx(T975[7] * math.log(8) / 16, rel=1e-5)
     assert got["mi_ci95"] == pytest.approx(T975[7] * math.log(8) / 80, rel=1e-5)
-    assert got["retrieval_acc_ci95"] == pytest.approx(T975[7] * 7 / 8 / 16, rel=1e-5)
+    # Wilson's interval of 8 hits in 8 is from 8 / (8 + t^2) to 1.
+    wilson = (1 - 8 / (8 + T975[7] ** 2)) / 2
+    assert got["retrieval_acc_ci95"] == pytest.approx(wilson, rel=1e-5)
     assert got["h_cond_ci95"] == 0.0
 
 
@@ -129,18 +171,28 @@ def test_ignoring_is_within_its_interval_of_zero(seed):
     for score_MN in (exact_MN, rounded_MN.astype(np.float32)):
         case = score_MN, rng.integers(1, 40, 64), np.arange(64) % 8
         figures, half = information_metrics(*case), confidence_intervals(*case)
-        for name in ("mi", "mi_seq"):
+        for name in INFORMATION:
             assert abs(figures[name]) < half[name + "_ci95"] < 1e-4
 
 
-def test_too_few_prompts_have_no_interval():
+def test_too_few_groups_have_no_interval():
     score_MN = np.random.default_rng(0).normal(size=(4, 3))
     assert confidence_intervals(score_MN[:, :2], np.ones(4), np.array([0, 1, 0, 1])) == {}
     assert confidence_intervals(score_MN, np.ones(4), np.arange(4) % 3, prompt_id_N=[1, 2, 1]) == {}
     assert confidence_intervals(score_MN, np.ones(4), np.array([2, 2, 2, 2])) == {}
-    assert len(confidence_intervals(score_MN, np.ones(4), np.array([2, 2, 2, 1]))) == 7
+    assert len(confidence_intervals(score_MN, np.ones(4), np.array([2, 2, 2, 1]))) == len(FIGURES)
+    case = np.random.default_rng(0).normal(size=(4, 4)), np.ones(4), np.arange(4)
+    assert confidence_intervals(*case, group_N=[0, 0, 1, 1]) == {}
+    assert len(confidence_intervals(*case, group_N=[0, 0, 1, 2])) == len(FIGURES)
+    # Without group 0 the first part holds a single prompt; without group 1 both do.
+    assert len(confidence_intervals(*case, group_N=[0, 1, 2, 2], part_N=[0, 0, 1, 1])) == len(
+        FIGURES
+    )
+    assert confidence_intervals(*case, group_N=[0, 1, 1, 2], part_N=[0, 0, 1, 1]) == {}
     with pytest.raises(ValueError, match=r"length_M\[1\] = 0"):
         confidence_intervals(score_MN, [1, 0, 1, 1], np.zeros(4, int))
+    with pytest.raises(AssertionError):
+        confidence_intervals(*case, group_N=[0, 1, 2])
 
 
 # ---- coverage -----------------------------------------------------------------------------------
@@ -194,15 +246,15 @@ def test_intervals_cover_at_8_prompts(simulate, strength):
     [(symbols, 30.0), (symbols, 10.0), (symbols, 3.0), (channel, 0.5), (channel, 1.0)],
 )
 def test_intervals_cover(simulate, strength, N, M):
-    found = coverage(
-        simulate, N, M, strength, batches=1000, names=("mi", "mi_seq", "h_cond_seq", "h_marginal")
-    )
+    names = ("mi", "mi_seq", "h_cond_seq", "h_marginal", "retrieval_acc")
+    found = coverage(simulate, N, M, strength, batches=1000, names=names)
     print(simulate.__name__, strength, (N, M), found)
     assert found["mi_seq"][1] < 0.8 * math.log(N)
     for name in ("mi", "mi_seq"):
         assert 0.90 <= found[name][0] <= 0.98
     for name in ("h_cond_seq", "h_marginal"):
         assert 0.90 <= found[name][0]
+    assert 0.85 <= found["retrieval_acc"][0]
 
 
 @pytest.mark.slow
@@ -304,6 +356,49 @@ def test_false_alarms_of_the_default(N, M):
     alarms = sum(retrieval_p(*noisy(rng, N, M), rng=fresh(seed)) <= 0.05 for seed in range(1000))
     print((N, M), alarms)
     assert 30 <= alarms <= 70
+
+
+def test_groups_are_dealt_as_they_are():
+    # Two groups of three turns: 2 * 3! * 3! ways to deal them, of 6! ways to deal six labels.
+    rng = np.random.default_rng(2)
+    score_MN, _ = noisy(rng, 6, 6, signal=2.0)
+    group_N = np.array([4, 1, 1, 4, 1, 4])
+    rank_MN = rankdata(score_MN - score_MN.mean(axis=0), axis=1)
+
+    def p(ways):
+        dealt = [sum(rank_MN[m, n] for m, n in enumerate(labels)) for labels in ways]
+        return np.mean(np.array(dealt) >= np.trace(rank_MN))
+
+    every = list(itertools.permutations(range(6)))
+    rooms = [way for way in every if len(set(zip(group_N, group_N[list(way)], strict=True))) == 2]
+    assert len(rooms) == 72
+    got = retrieval_p(score_MN, np.arange(6), group_N=group_N, rng=fresh(0), permutations=20000)
+    assert got == pytest.approx(p(rooms), abs=0.015)
+    got = retrieval_p(score_MN, np.arange(6), rng=fresh(0), permutations=20000)
+    assert got == pytest.approx(p(every), abs=0.015)
+    assert abs(p(rooms) - p(every)) > 0.03
+
+
+def test_labels_stay_within_their_part():
+    # Two parts of three turns: 3! * 3! ways. Scores under the other part's prompts do not count.
+    rng = np.random.default_rng(4)
+    score_MN, _ = noisy(rng, 6, 6, signal=1.0)
+    part_N = np.array(["b", "a", "b", "a", "a", "b"])
+    score_MN = np.where(part_N[:, None] == part_N, score_MN, 99.0)
+    below = 0
+    values = []
+    for part in "ab":
+        rows = np.flatnonzero(part_N == part)
+        block = score_MN[np.ix_(rows, rows)]
+        rank = rankdata(block - block.mean(axis=0), axis=1)
+        below += np.trace(rank)
+        ways = itertools.permutations(range(3))
+        values.append([sum(rank[m, n] for m, n in enumerate(way)) for way in ways])
+    want = np.mean(np.add.outer(*values) >= below)
+    got = retrieval_p(score_MN, np.arange(6), part_N=part_N, rng=fresh(0), permutations=20000)
+    assert got == pytest.approx(want, abs=0.015)
+    # Nothing to deal where every part has one prompt.
+    assert retrieval_p(score_MN, np.arange(6), part_N=np.arange(6), rng=fresh(0)) == 1.0
 
 
 def test_permutations_are_refused_below_one():

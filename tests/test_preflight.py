@@ -191,8 +191,9 @@ def test_programs_lower():
         "extend": 4,
         "decode": 5,
         # Blocks of 8 prompts by 16 reasonings: 16 by 16 turns of trajectories, 8 by 64 first ones.
-        "score_prompts": 2,
-        "score": 2 + 4,
+        # Every fifth step those of trajectories again, without the reasonings of earlier replies.
+        "score_prompts": 2 + 2 / 5,
+        "score": 2 + 4 + 2 / 5,
         # Every fifth step, of each prompt: 3 reasonings behind its turn of a trajectory, in two
         # blocks, and 48 behind its 8 first turns, in three.
         "score_flow": (2 + 3) / 5,
@@ -230,6 +231,12 @@ def test_programs_of_windows_and_limits():
     assert (calls["prefill"], calls["extend"], calls["prefill_rows"], calls["decode"]) == (
         *(1, 1, 3, 5),
     )
+    assert calls["score_prompts"] == 2 + 2 / 5
+    # Single turns show no earlier reply, and without flow figures nothing is stripped.
+    single = {"env.context": "single_turn", "env.window": 1}
+    for changes in (single, {"env.context": "full", "diagnose.flow_every": 0}):
+        calls = {name: program.calls for name, program in plan(**changes).items()}
+        assert (calls["score_prompts"], calls["score"]) == (2, 2 + 4)
     # A prompt of 40, a reply of 22 and an observation of 8, padded.
     assert [x.shape for x in found["prefill_rows"].arguments[-2:]] == [(128, 80), (128,)]
     assert [x.shape for x in found["prefill"].arguments[-2:]] == [(8, 40), (8,)]

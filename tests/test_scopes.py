@@ -2,12 +2,17 @@
 
 import collections
 import dataclasses
+import re
 
+import jax
 import numpy as np
 import pytest
 from numpy.random import default_rng as fresh
 
+from ragen_jax import config as cfg
 from ragen_jax.diagnostics import scopes
+from ragen_jax.diagnostics.cross_scoring import cross_score_pairs
+from ragen_jax.diagnostics.information import information_metrics, within_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
 from ragen_jax.diagnostics.scopes import (
     collapse_metrics,
@@ -16,9 +21,11 @@ from ragen_jax.diagnostics.scopes import (
     trajectory_turns,
 )
 from ragen_jax.randomness import Purpose, generator
+from ragen_jax.rollout import Budgets, Sampling, rollout
 
 G, K, TURNS = 5, 4, 3
-FIGURES = ("mi", "mi_seq", "h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq", "retrieval_acc")
+FIGURES = ("mi", "mi_seq", "mi_released", "h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq")
+FIGURES = (*FIGURES, "retrieval_acc")
 
 
 @pytest.fixture
@@ -63,7 +70,9 @@ def test_reasoning_ids_by_hand(make_turn):
 
 
 def test_first_turns_take_every_member_before_the_next(episodes):
-    prompts, turns, prompt_M = first_turns(episodes, samples=7)
+    sample = first_turns(episodes, samples=7)
+    prompts, turns, prompt_M = sample.prompts, sample.turns, sample.prompt_M
+    assert sample.group_N.tolist() == list(range(G)) and sample.before_N == [()] * G
     assert [prompt.tolist() for prompt in prompts] == [[g, 0] for g in range(G)]
     assert named(turns) == [*((g, 0, 0) for g in range(G)), (0, 1, 0), (1, 1, 0)]
     assert prompt_M.tolist() == [0, 1, 2, 3, 4, 0, 1]
@@ -71,7 +80,8 @@ def test_first_turns_take_every_member_before_the_next(episodes):
 
 @pytest.mark.parametrize("samples", [1, 4, 5, 12, 20, 64])
 def test_first_turns_are_spread_evenly_and_at_most_samples(episodes, samples):
-    prompts, turns, prompt_M = first_turns(episodes, samples=samples)
+    sample = first_turns(episodes, samples=samples)
+    prompts, turns, prompt_M = sample.prompts, sample.turns, sample.prompt_M
     assert len(prompts) == G
     assert len(turns) == len(prompt_M) == min(samples, G * K)
     counts = np.bincount(prompt_M, minlength=G)
@@ -84,7 +94,8 @@ def test_first_turns_skip_empty_reasonings_but_keep_their_prompts(episodes):
     episodes[0] = without_reasoning(episodes[0])  # group 0, member 0
     for k in range(K):
         episodes[2 * K + k] = without_reasoning(episodes[2 * K + k])  # all of group 2
-    prompts, turns, prompt_M = first_turns(episodes, samples=6)
+    sample = first_turns(episodes, samples=6)
+    prompts, turns, prompt_M = sample.prompts, sample.turns, sample.prompt_M
     assert len(prompts) == G
     assert named(turns) == [
         *((1, 0, 0), (3, 0, 0), (4, 0, 0)),
@@ -97,17 +108,21 @@ def test_first_turns_skip_empty_reasonings_but_keep_their_prompts(episodes):
 
 
 def test_trajectory_turns_come_with_their_own_prompts(episodes):
-    prompts, turns, prompt_M = trajectory_turns(episodes, samples=12, rng=fresh([1, 2]))
-    assert len(prompts) == len(turns) == 12
-    np.testing.assert_array_equal(prompt_M, np.arange(12))
-    for prompt, (g, k, t) in zip(prompts, named(turns), strict=True):
+    sample = trajectory_turns(episodes, samples=12, rng=fresh([1, 2]))
+    assert len(sample.prompts) == len(sample.turns) == 12
+    np.testing.assert_array_equal(sample.prompt_M, np.arange(12))
+    names = named(sample.turns)
+    for prompt, (g, k, t) in zip(sample.prompts, names, strict=True):
         assert prompt.tolist() == [g, t, *([k] if t else [])]
+    assert sample.group_N.tolist() == [g for g, _, _ in names]
+    for before, (g, k, t) in zip(sample.before_N, names, strict=True):
+        assert named(before) == [(g, k, earlier) for earlier in range(t)]
 
 
 @pytest.mark.parametrize("samples", [3, 5, 7, 10, 20, 64])
 def test_trajectory_turns_draw_episodes_without_replacement_over_groups(episodes, samples):
     for step in range(10):
-        _, turns, _ = trajectory_turns(episodes, samples=samples, rng=fresh([0, step]))
+        turns = trajectory_turns(episodes, samples=samples, rng=fresh([0, step])).turns
         drawn = [name[:2] for name in named(turns)]
         assert len(drawn) == len(set(drawn)) == min(samples, G * K)
         counts = np.bincount([g for g, _ in drawn], minlength=G)
@@ -141,8 +156,8 @@ def test_draws_depend_on_seed_step_and_environment_alone(episodes, monkeypatch):
 def test_members_and_turns_are_drawn_uniformly(episodes):
     counts = collections.Counter()
     for step in range(600):
-        _, turns, _ = trajectory_turns(episodes, samples=G, rng=fresh([0, step]))
-        counts.update(named(turns))
+        sample = trajectory_turns(episodes, samples=G, rng=fresh([0, step]))
+        counts.update(named(sample.turns))
     # 3000 draws over 60 turns: 50 each, standard deviation 7.
     assert len(counts) == G * K * TURNS
     assert min(counts.values()) > 50 - 5 * 7 and max(counts.values()) < 50 + 5 * 7
@@ -150,78 +165,174 @@ def test_members_and_turns_are_drawn_uniformly(episodes):
 
 def test_trajectory_turns_skip_empty_reasonings(episodes):
     lame = [without_reasoning(episode, turns=(0, 1)) for episode in episodes]
-    _, turns, prompt_M = trajectory_turns(lame, samples=20, rng=fresh([0, 0]))
-    assert 0 < len(turns) < 20
-    assert {t for _, _, t in named(turns)} == {2}
-    np.testing.assert_array_equal(prompt_M, np.arange(len(turns)))
+    sample = trajectory_turns(lame, samples=20, rng=fresh([0, 0]))
+    assert 0 < len(sample.turns) < 20
+    assert {t for _, _, t in named(sample.turns)} == {2}
+    np.testing.assert_array_equal(sample.prompt_M, np.arange(len(sample.turns)))
+    assert len(sample.group_N) == len(sample.before_N) == len(sample.turns)
     mute = [without_reasoning(episode) for episode in episodes]
-    prompts, turns, prompt_M = trajectory_turns(mute, samples=20, rng=fresh([0, 0]))
-    assert prompts == turns == [] and len(prompt_M) == 0
+    sample = trajectory_turns(mute, samples=20, rng=fresh([0, 0]))
+    assert sample.prompts == sample.turns == [] and len(sample.prompt_M) == 0
 
 
 # ---- metrics ------------------------------------------------------------------------------------
 
+OPTIONS = dict(first_turn_samples=8, trajectory_samples=20, micro_batch=4)
 
-def test_collapse_metrics_names_scopes_and_tells_equal_prompts(episodes, monkeypatch):
-    seen = {}
 
-    def cross_score(model, params, prompts, reasonings, *, micro_batch):
-        return np.zeros((len(reasonings), len(prompts))), np.ones(len(reasonings))
+def random_scores(model, params, prompts, reasonings, *, micro_batch):
+    """Finite, and equal under equal prompts."""
+    rng = np.random.default_rng(len(reasonings))
+    prompt_of = {tuple(prompt): rng.normal() for prompt in map(np.ndarray.tolist, prompts)}
+    score_N = [prompt_of[tuple(prompt.tolist())] for prompt in prompts]
+    return rng.normal(size=(len(reasonings), 1)) * score_N, np.full(len(reasonings), 2)
 
-    def information_metrics(score_MN, length_M, prompt_M, *, prompt_id_N):
-        seen[len(seen)] = prompt_id_N.tolist()
-        return {"mi": float(len(seen))}
 
-    monkeypatch.setattr(scopes, "cross_score", cross_score)
-    monkeypatch.setattr(scopes, "information_metrics", information_metrics)
-    options = dict(first_turn_samples=8, trajectory_samples=20, micro_batch=4, seed=0, step=0)
-    metrics = collapse_metrics(None, None, episodes, **options)
-    assert metrics.keys() == {
-        f"collapse/{scope}/{name}"
-        for scope in ("first_turn", "trajectory")
-        for name in ("mi", "retrieval_p", *(f"{figure}_ci95" for figure in FIGURES))
-    }
-    assert metrics["collapse/first_turn/mi"] == 1.0 and metrics["collapse/trajectory/mi"] == 2.0
-    assert seen[0] == list(range(G))
-    # First turns of a group show the same prompt: their columns have one id, all others their own.
-    prompts, _, _ = trajectory_turns(episodes, samples=20, rng=generator(Purpose.TRAJECTORY, 0, 0))
-    distinct = {tuple(prompt.tolist()) for prompt in prompts}
-    assert len(distinct) < 20
-    assert len(set(seen[1])) == len(distinct)
-    assert len({(tuple(p.tolist()), i) for p, i in zip(prompts, seen[1], strict=True)}) == len(
-        distinct
+class BareChat:
+    """Takes the last id out of a prompt that shows an earlier turn."""
+
+    def without_reasoning(self, turns, message, prompt):
+        assert all(len(reasoning_ids(turn)) for turn in turns)
+        return prompt[:-1] if turns else prompt
+
+
+def figures_of(scope, scores, sample, ids, index, **case):
+    """collapse/<scope>/* by hand."""
+    score_MN, length_M = scores
+    case = dict(prompt_id_N=ids, **case)
+    part_N = case.get("part_N")
+    if part_N is None:
+        found = information_metrics(score_MN, length_M, sample.prompt_M, prompt_id_N=ids)
+    else:
+        found = within_metrics(score_MN, length_M, sample.prompt_M, part_N, prompt_id_N=ids)
+    intervals = confidence_intervals(
+        score_MN, length_M, sample.prompt_M, **case | dict(group_N=sample.group_N)
     )
+    rng = generator(Purpose.PERMUTATIONS, 3, 7, 0, index)
+    p = retrieval_p(score_MN, sample.prompt_M, rng=rng, **case)
+    assert len(intervals) == len(FIGURES) and 0 < p < 1
+    found |= intervals | {"retrieval_p": p}
+    return {f"collapse/{scope}/{name}": value for name, value in found.items()}
 
-    mute = [without_reasoning(episode) for episode in episodes]
-    assert collapse_metrics(None, None, mute, **options) == {}
-    # One group has one first prompt: nothing to tell it from.
-    metrics = collapse_metrics(None, None, episodes[:K], **options)
-    assert {name.split("/")[1] for name in metrics} == {"trajectory"}
 
-
-def test_intervals_and_p_values_are_of_the_scopes_own_scores(episodes, monkeypatch):
-    def cross_score(model, params, prompts, reasonings, *, micro_batch):
-        rng = np.random.default_rng(len(reasonings))
-        prompt_of = {tuple(prompt): rng.normal() for prompt in map(np.ndarray.tolist, prompts)}
-        score_N = [prompt_of[tuple(prompt.tolist())] for prompt in prompts]
-        return rng.normal(size=(len(reasonings), 1)) * score_N, np.full(len(reasonings), 2)
-
-    monkeypatch.setattr(scopes, "cross_score", cross_score)
-    options = dict(first_turn_samples=8, trajectory_samples=20, micro_batch=4, seed=3, step=7)
-    metrics = collapse_metrics(None, None, episodes, **options)
-    for index, (scope, (prompts, reasonings, prompt_M)) in enumerate(
-        {
-            "first_turn": first_turns(episodes, samples=8),
-            "trajectory": trajectory_turns(
-                episodes, samples=20, rng=generator(Purpose.TRAJECTORY, 3, 7)
-            ),
-        }.items()
+def test_figures_are_of_the_scopes_own_scores_prompts_groups_and_depths(episodes, monkeypatch):
+    monkeypatch.setattr(scopes, "cross_score", random_scores)
+    got = collapse_metrics(None, None, episodes, **OPTIONS, seed=3, step=7, chat=BareChat())
+    first = first_turns(episodes, samples=8)
+    later = trajectory_turns(episodes, samples=20, rng=generator(Purpose.TRAJECTORY, 3, 7))
+    depth_N = [t for _, _, t in named(later.turns)]
+    assert len(set(depth_N)) == TURNS
+    bare = [p[:-1] if t else p for p, t in zip(later.prompts, depth_N, strict=True)]
+    by_room = dict(group_N=later.group_N)
+    within = by_room | dict(part_N=np.array(depth_N))
+    want = {}
+    for index, (scope, sample, shown, case) in enumerate(
+        [
+            ("first_turn", first, first.prompts, {}),
+            ("trajectory", later, later.prompts, by_room),
+            ("trajectory_within_depth", later, later.prompts, within),
+            ("trajectory_stripped", later, bare, by_room),
+            ("trajectory_stripped_within_depth", later, bare, within),
+        ]
     ):
-        scores = cross_score(None, None, prompts, reasonings, micro_batch=4)
-        ids = [str(prompt) for prompt in prompts]
-        want = confidence_intervals(*scores, prompt_M, prompt_id_N=ids)
-        permutations = generator(Purpose.PERMUTATIONS, 3, 7, 0, index)
-        want["retrieval_p"] = retrieval_p(scores[0], prompt_M, prompt_id_N=ids, rng=permutations)
-        assert want["mi_ci95"] > 0 and want["retrieval_p"] < 1
-        for name, value in want.items():
-            assert metrics[f"collapse/{scope}/{name}"] == pytest.approx(value, rel=1e-9)
+        reasonings = [reasoning_ids(turn) for turn in sample.turns]
+        scores = random_scores(None, None, shown, reasonings, micro_batch=4)
+        ids = [str(prompt) for prompt in shown]
+        want |= figures_of(scope, scores, sample, ids, index, **case)
+    assert got == pytest.approx(want, rel=1e-9)
+    # First turns of a group show the same prompt, and so do later turns once they are stripped.
+    prompts = [tuple(prompt.tolist()) for prompt in later.prompts]
+    assert len(set(prompts)) < 20 and len({p[:2] for p in prompts}) < len(set(prompts))
+
+
+def test_which_forms_there_are(episodes, monkeypatch):
+    calls = []
+
+    def counted(*args, **keywords):
+        calls.append(args)
+        return random_scores(*args, **keywords)
+
+    monkeypatch.setattr(scopes, "cross_score", counted)
+    words = dict(seed=0, step=0)
+
+    def forms(episodes, **options):
+        calls.clear()
+        found = collapse_metrics(None, None, episodes, **OPTIONS, **words, **options)
+        return {name.split("/")[1] for name in found}, len(calls)
+
+    plain = {"first_turn", "trajectory", "trajectory_within_depth"}
+    assert forms(episodes) == (plain, 2)
+    stripped = {"trajectory_stripped", "trajectory_stripped_within_depth"}
+    assert forms(episodes, chat=BareChat()) == (plain | stripped, 3)
+
+    class NoHistory:  # of single turns, whose prompts show no earlier reply
+        def without_reasoning(self, turns, message, prompt):
+            return prompt
+
+    assert forms(episodes, chat=NoHistory()) == (plain, 2)
+    # One group has one first prompt, single turns no earlier reply.
+    assert "first_turn" not in forms(episodes[:K])[0]
+    single = [dataclasses.replace(episode, turns=episode.turns[:1]) for episode in episodes]
+    assert forms(single, chat=BareChat()) == (plain, 2)
+    assert forms(single[:K])[0] == {"trajectory"}
+    mute = [without_reasoning(episode) for episode in episodes]
+    assert forms(mute) == (set(), 0)
+
+
+@pytest.mark.parametrize("context", ["full", "window", "single_turn"])
+def test_forms_of_real_rollouts(agent, context):
+    config = agent.config.copy_and_resolve_references()
+    config.env.update(context=context, window=2)
+    chat = cfg.build_chat(config, agent.tokenizer, agent.environment)
+    seeds = range(4)
+    episodes = rollout(
+        agent.model,
+        agent.params,
+        chat,
+        agent.environment,
+        list(seeds),
+        [agent.environment.reset(seed) for seed in seeds],
+        group_size=4,
+        key=jax.random.key(3),
+        budgets=Budgets(max_turns=3, max_actions=6, max_new_tokens=22),
+        sampling=Sampling(temperature=1.0),
+    )
+    options = dict(first_turn_samples=16, trajectory_samples=16, micro_batch=64, seed=3, step=7)
+    found = collapse_metrics(agent.model, agent.params, episodes, **options, flow=True, chat=chat)
+    plain = collapse_metrics(agent.model, agent.params, episodes, **options)
+    forms = {name.split("/")[1] for name in found}
+    stripped = {"trajectory_stripped", "trajectory_stripped_within_depth"}
+    assert {name.split("/")[1] for name in plain} == forms - stripped
+    assert forms & stripped == (set() if context == "single_turn" else stripped)
+    # The depths hold fewer prompts each, so that there is less to tell.
+    bounds = [
+        found[f"collapse/{form}/mi_upper_bound"]
+        for form in ("trajectory_within_depth", "trajectory")
+    ]
+    assert bounds[0] < bounds[1]
+    if context == "single_turn":
+        return
+
+    sample = trajectory_turns(episodes, samples=16, rng=generator(Purpose.TRAJECTORY, 3, 7))
+    bare, closed = [], r"<think>[^<]*</think>"
+    for before, turn in zip(sample.before_N, sample.turns, strict=True):
+        ids = chat.without_reasoning(before, turn.message, turn.prompt)
+        assert len(ids) == len(turn.prompt) - sum(
+            turn.reasoning[1] for turn in before[-1 if context == "window" else -9 :]
+        )
+        text = re.sub(closed, "<think></think>", chat.text(turn.prompt))
+        assert chat.text(ids) == text
+        bare.append(ids)
+    assert sum(len(a) < len(b) for a, b in zip(bare, sample.prompts, strict=True)) > 4
+    reasonings = [reasoning_ids(turn) for turn in sample.turns]
+    scores = cross_score_pairs(agent.model, agent.params, bare, reasonings, micro_batch=16)
+    ids = [str(prompt) for prompt in bare]
+    want = information_metrics(*scores, sample.prompt_M, prompt_id_N=ids)
+    want |= confidence_intervals(*scores, sample.prompt_M, prompt_id_N=ids, group_N=sample.group_N)
+    for name, value in want.items():
+        got = found[f"collapse/trajectory_stripped/{name}"]
+        assert got == pytest.approx(value, rel=2e-3, abs=2e-4), name
+    # The agent names what it sees. What it says behind a history that it never met is its own
+    # affair: nothing is asserted of stripped likelihoods here.
+    for form in forms - stripped:
+        assert found[f"collapse/{form}/retrieval_acc"] > found[f"collapse/{form}/retrieval_chance"]

@@ -191,10 +191,15 @@ def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, mon
     assert last["rollout/success"] == pytest.approx(
         (3 * last["rollout/sokoban/success"] + 2 * last["rollout/frozen_lake/success"]) / 5
     )
-    for name in ("eval/success", "collapse/first_turn/mi", "collect/groups"):
+    for name in ("eval/success", "eval/return", "collect/groups"):
         family, rest = name.split("/", 1)
         its = [last[f"{family}/{env}/{rest}"] for env in ("sokoban", "frozen_lake")]
         assert last[name] == pytest.approx(np.mean(its))
+    # This agent hardly closes a reasoning on the lake: there may be nothing to score there.
+    names = [f"collapse/{env}/first_turn/mi" for env in ("sokoban", "frozen_lake")]
+    assert last["collapse/first_turn/mi"] == pytest.approx(
+        np.mean([last[name] for name in names if name in last])
+    )
     for env in ("sokoban", "frozen_lake"):
         assert 0 <= last[f"filter/{env}/kept_ratio"] <= 1
         assert set(read_outcomes(tmp_path / "whole" / "eval" / env)) == {0, 2}

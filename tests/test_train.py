@@ -12,6 +12,7 @@ from configs import frozen_lake
 from ragen_jax import evaluate, learn, train
 from ragen_jax.diagnostics import anatomy
 from ragen_jax.diagnostics.gradients import checkpoint_gradients
+from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.log import read_metrics
 from ragen_jax.model import hf
 
@@ -238,6 +239,7 @@ def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, caps
 def test_figures_are_of_all_that_dynamic_sampling_played(config, tmp_path):
     """On lakes, which this agent hardly ever crosses: most groups earn nothing at all."""
     config.env = frozen_lake.get_config().env
+    config.env.prompt = "full"  # the terse one is refused: the agent does not know a lake's words
     config.steps = 2
     config.eval.every = 0
     config.collect.max_rounds = 2
@@ -259,3 +261,19 @@ def test_figures_are_of_all_that_dynamic_sampling_played(config, tmp_path):
     chosen = sorted(sorted(range(8), key=lambda g: not informative[g])[:4])
     selected = returns.reshape(8, 4)[chosen]
     assert row["collect/return"] == pytest.approx(selected.mean(), rel=1e-5)
+
+
+def test_the_stripped_form_is_scored_where_flow_is_and_the_history_is_shown(config, tmp_path):
+    config.steps = 2
+    config.eval.every = 0
+    config.env.context = "full"
+    config.diagnose.flow_every = 2
+    assert train.train(config, tmp_path / "run") == 0
+    first, second = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    for row, due in ((first, False), (second, True)):
+        for name in ("flow/trajectory/za_swap", "collapse/trajectory_stripped/mi"):
+            assert (name in row) == due
+        assert "collapse/trajectory_within_depth/mi" in row
+        # Moving averages are of the two plain scopes alone.
+        averaged = {name for name in row if name.endswith("mi_zscore_ema")}
+        assert averaged == {f"collapse/{scope}/mi_zscore_ema" for scope in SCOPES}

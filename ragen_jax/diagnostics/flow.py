@@ -4,16 +4,17 @@ Mutual information between prompt x and reasoning z does not tell whether z cont
 Here log p(a | x, z), summed over the tokens inside <answer>, is compared with what it is when z or
 x is exchanged. What was sampled between reasoning and action (the tags) is read, not scored.
 
-Axes: M scored turns, A of them with an action, N scoring prompts, J reasonings of a panel,
-D distinct prompts. The figures are NumPy float64 on the host.
+Axes: M scored turns, A of them with an action, N scoring prompts, J reasonings of a panel. The
+figures are NumPy float64 on the host.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 
 from ragen_jax.diagnostics.cross_scoring import Spoken, cross_score_actions
-from ragen_jax.diagnostics.intervals import LEAST_PROMPTS, jackknife
+from ragen_jax.diagnostics.intervals import LEAST_GROUPS, grouped, jackknife
 
 PANEL = 4  # reasonings that an action is scored behind, its own included
 
@@ -26,7 +27,9 @@ class Panel:
     prompt_AJ: np.ndarray  # int, column of the prompt that z_j was sampled from; -1: no z_j
 
 
-def flow_metrics(score_AN, action_AN, prompt_A, prompt_id_N, *, others, siblings=None):
+def flow_metrics(
+    score_AN, action_AN, prompt_A, prompt_id_N, *, others, siblings=None, group_N=None
+):
     """How far actions depend on reasonings and on prompts, in nats an action.
 
     With L(a | x, z) = log p(a | x, z), all means over the A actions, own prompt and reasoning x, z:
@@ -49,19 +52,25 @@ def flow_metrics(score_AN, action_AN, prompt_A, prompt_id_N, *, others, siblings
     no mutual informations: a foreign z is not what x would make the policy think, so they may be
     large where the conditional forms, which exchange only what could have been, are small.
 
-    `<key>_ci95` is the half-width of a 95 % interval by deleting one distinct prompt at a time (its
-    actions, its columns and its reasonings in others' panels):
-    t(0.975, D - 1) * sqrt((D - 1) / D * sum_d (f_d - mean f_d)^2). Simulated coverage of a figure's
-    mean over batches (tests/test_flow.py): 0.91 to 0.99 at 8, 16 and 64 prompts.
+    `<key>_ci95` is the half-width of a 95 % interval of the figure's mean over batches of as many
+    groups and turns drawn anew (intervals.py says what a group is). Deleting one group at a time
+    (its actions, its columns and its reasonings in others' panels) gives
+
+        t(0.975, G - 1) * sqrt((G - 1) / G * sum_g (f_g - mean f_g)^2)
+
+    For za_* that counts twice what an action and a reasoning of its panel make together; the spread
+    of the actions' own groups (`intervals.grouped`) leaves out what a group does in the panels of
+    others. Theirs is the root of the mean square of the two. COVERAGE
 
     Args:
       score_AN: log p(z_a | x_n). action_AN: log p(a | x_n, z_a).
       prompt_A: int, own column. prompt_id_N: equal ids = same prompt.
       others, siblings: `Panel`s of reasonings from other prompts, and from the same one.
+      group_N: the group that a prompt belongs to; None: each distinct prompt is one.
 
     Returns:
       dict of floats. A figure is left out where it is not defined: no action, no second prompt, no
-      panel with a second reasoning; its interval where it has fewer than three distinct prompts.
+      panel with a second reasoning; its interval where there are fewer than three groups.
 
     Raises:
       ValueError: a score is not finite.
@@ -70,39 +79,51 @@ def flow_metrics(score_AN, action_AN, prompt_A, prompt_id_N, *, others, siblings
     for name, x in (("score_AN", score_AN), ("action_AN", action_AN)):
         if not np.isfinite(x).all():
             raise ValueError(f"{name} holds {np.sum(~np.isfinite(x))} values that are not finite")
-    prompt_A = np.asarray(prompt_A, int)
-    ids_D, id_N = np.unique(np.asarray(prompt_id_N), return_inverse=True)
-    if len(prompt_A) == 0 or len(ids_D) < 2:
+    prompt_A, prompt_id_N = np.asarray(prompt_A, int), np.asarray(prompt_id_N)
+    group_N = prompt_id_N if group_N is None else np.asarray(group_N)
+    if len(prompt_A) == 0 or len(np.unique(prompt_id_N)) < 2:
         return {}
+    groups = np.unique(group_N)
     matched_A = action_AN[np.arange(len(prompt_A)), prompt_A]
     posterior_AN = np.exp(score_AN - score_AN.max(axis=1, keepdims=True))
-    panels = {"za_swap": others, "za_given_x": siblings}
+    every_AN = np.broadcast_to(np.arange(len(group_N)), action_AN.shape)
+    # name -> (swapped log-probs, their weights, the columns that they come from, least of a row)
+    swapped = {
+        "xa_swap": (action_AN, np.ones_like(action_AN), every_AN, 1),
+        "xa_given_z": (action_AN, posterior_AN, every_AN, 1),
+    }
+    for name, panel in (("za_swap", others), ("za_given_x", siblings)):
+        if panel is not None:
+            there_AJ = (panel.prompt_AJ >= 0).astype(np.float64)
+            swapped[name] = (panel.logp_AJ, there_AJ, panel.prompt_AJ, 2)
 
-    def figures(keep_N):
-        """Of the prompts that are kept."""
-        keep_A, found = keep_N[prompt_A], {}
-        for name, weight_AN in (("xa_swap", np.ones_like(score_AN)), ("xa_given_z", posterior_AN)):
-            value_A = contrast(matched_A[keep_A], action_AN[keep_A], (weight_AN * keep_N)[keep_A])
-            found[name] = value_A.mean() if keep_A.any() else np.nan
-        for name, panel in panels.items():
-            if panel is None:
-                continue
-            weight_AJ = ((panel.prompt_AJ >= 0) & keep_N[panel.prompt_AJ]).astype(np.float64)
-            rows_A = keep_A & (weight_AJ.sum(axis=1) >= 2)
-            value_A = contrast(matched_A[rows_A], panel.logp_AJ[rows_A], weight_AJ[rows_A])
-            found[name] = value_A.mean() if rows_A.any() else np.nan
-        return found
-
-    found = figures(np.ones(len(id_N), bool))
-    found = {name: value for name, value in found.items() if np.isfinite(value)}
-    metrics = dict(found)
-    if len(ids_D) >= LEAST_PROMPTS:
-        deleted = [figures(id_N != d) for d in range(len(ids_D))]
-        for name in found:
-            half = jackknife([figure[name] for figure in deleted])
-            if np.isfinite(half):
-                metrics[f"{name}_ci95"] = half
+    metrics = {}
+    for name, (*columns, least) in swapped.items():
+        left = functools.partial(_left, matched_A, prompt_A, *columns, least)
+        value_A, own_A = left(np.ones(len(group_N), bool))
+        if len(value_A) == 0:
+            continue
+        metrics[name] = value_A.mean()
+        deleted = [left(group_N != group)[0] for group in groups]
+        if len(groups) < LEAST_GROUPS or not all(map(len, deleted)):
+            continue
+        half = jackknife([value_A.mean() for value_A in deleted])
+        if name in ("za_swap", "za_given_x"):
+            half = np.hypot(half, grouped(value_A, group_N[own_A])) / np.sqrt(2)
+        metrics[f"{name}_ci95"] = half
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _left(matched_A, prompt_A, logp_AJ, weight_AJ, column_AJ, least, keep_N):
+    """(contrasts, own columns) of the actions that are left when only `keep_N` of the columns are.
+
+    Args:
+      column_AJ: int, the column that an exchanged cell comes from.
+      least: cells of a row with weight, below which its action is left out.
+    """
+    weight_AJ = weight_AJ * keep_N[column_AJ]
+    rows_A = keep_N[prompt_A] & (np.sum(weight_AJ > 0, axis=1) >= least)
+    return contrast(matched_A[rows_A], logp_AJ[rows_A], weight_AJ[rows_A]), prompt_A[rows_A]
 
 
 def contrast(matched_A, swapped_AJ, weight_AJ):
@@ -136,7 +157,19 @@ def draw_panels(rng, prompt_id_M, acts_M, *, same):
     return panels
 
 
-def score_flow(model, params, prompts, turns, prompt_M, prompt_id_N, *, siblings, micro_batch, rng):
+def score_flow(
+    model,
+    params,
+    prompts,
+    turns,
+    prompt_M,
+    prompt_id_N,
+    *,
+    siblings,
+    micro_batch,
+    rng,
+    group_N=None,
+):
     """Cross-scores of a scope's reasonings, and the flow figures of its actions in the same pass.
 
     Args:
@@ -146,6 +179,7 @@ def score_flow(model, params, prompts, turns, prompt_M, prompt_id_N, *, siblings
       siblings: whether to exchange reasonings of the same prompt, too.
       micro_batch: (prompt, reasoning) rows of a device call.
       rng: np.random.Generator of the panels.
+      group_N: as in `flow_metrics`.
 
     Returns:
       (score_MN and length_M as `cross_score`, dict of `flow_metrics`).
@@ -178,7 +212,14 @@ def score_flow(model, params, prompts, turns, prompt_M, prompt_id_N, *, siblings
             prompt_AJ[a, 1 : 1 + count] = prompt_M[panel]
             r += count
         found[kind] = Panel(logp_AJ, prompt_AJ)
-    metrics = flow_metrics(score_MN[own_A], action_MN[own_A], prompt_M[own_A], prompt_id_N, **found)
+    metrics = flow_metrics(
+        score_MN[own_A],
+        action_MN[own_A],
+        prompt_M[own_A],
+        prompt_id_N,
+        group_N=group_N,
+        **found,
+    )
     return score_MN, np.array([row.reasoning for row in spoken], np.int32), metrics
 
 

@@ -6,6 +6,7 @@ is NumPy float64 on the host. Source: RAGEN-2, section 2.3, table 1 and equation
 
 import chex
 import numpy as np
+from scipy.special import gammaln
 
 RECALL_AT = (2, 4, 8)
 
@@ -63,40 +64,127 @@ def information_metrics(score_MN, length_M, prompt_M, *, prompt_id_N=None, std_e
         an integer in 0..N-1.
       AssertionError: ranks or axis lengths disagree.
     """
+    scores = checked_scores(score_MN, length_M, prompt_M, prompt_id_N)
+    return _means([_of_reasonings(*scores)], std_eps)
+
+
+def within_metrics(score_MN, length_M, prompt_M, part_N, *, prompt_id_N=None, std_eps=1e-3):
+    """`information_metrics` where each reasoning is told from prompts of its own part alone.
+
+    With C_m = {n: part_N[n] = part_N[own]}, the N_m columns of reasoning m, all formulas of
+    `information_metrics` hold with C_m in place of the N columns:
+
+        marginal_seq = lse over C_m of L[m, n] - log N_m     mi_upper_bound = mean of log N_m
+        retrieval, recall: ranks among the answers in C_m, recall of the first min(k, N_m)
+        retrieval_chance = mean over m of (columns of C_m equal to own) / N_m
+
+    Means and standard deviations are over all reasonings whose part holds two distinct prompts; the
+    others can be told from nothing and are left out. So mi_seq is at most mi_upper_bound, and what
+    all prompts of a part have in common does not count.
+
+    Args:
+      part_N: integers or strings, the part that a prompt belongs to. The others: as
+        `information_metrics`.
+
+    Returns:
+      dict of Python floats with the same keys; {} where no part holds two distinct prompts and a
+      reasoning.
+
+    Raises:
+      ValueError, AssertionError: as `information_metrics` does.
+    """
     score_MN, length_M, own_M, prompt_id_N = checked_scores(
         score_MN, length_M, prompt_M, prompt_id_N
     )
-    M, N = score_MN.shape
+    found = [
+        _of_reasonings(score_MN[np.ix_(rows, columns)], length_M[rows], own, prompt_id_N[columns])
+        for rows, columns, own in parts(own_M, prompt_id_N, part_N)
+    ]
+    return _means(found, std_eps) if found else {}
 
-    # ---- entropies and mutual information ----
-    rows_M = np.arange(M)
-    matched_seq_M = score_MN[rows_M, own_M]
+
+def parts(own_M, prompt_id_N, part_N, keep_N=None):
+    """(rows, columns, own columns among them) of each part with two distinct prompts, int arrays.
+
+    Args:
+      own_M, prompt_id_N: as `checked_scores` returns them. part_N: as in `within_metrics`.
+      keep_N: bool, the columns that there are; None: all.
+    """
+    part_N = np.asarray(part_N)
+    chex.assert_shape(part_N, prompt_id_N.shape)
+    keep_N = np.ones(len(part_N), bool) if keep_N is None else keep_N
+    for part in np.unique(part_N[keep_N]):
+        inside_N = keep_N & (part_N == part)
+        columns, rows = np.flatnonzero(inside_N), np.flatnonzero(inside_N[own_M])
+        ids = prompt_id_N[columns]
+        if len(rows) and np.any(ids != ids[0]):
+            yield rows, columns, np.searchsorted(columns, own_M[rows])
+
+
+def _of_reasonings(score_MN, length_M, own_M, prompt_id_N):
+    """What the figures are means of: arrays of M entries, or [M, ranks]."""
+    M, N = score_MN.shape
+    matched_seq_M = score_MN[np.arange(M), own_M]
     marginal_seq_M = np.logaddexp.reduce(score_MN, axis=1) - np.log(N)
-    matched_M = matched_seq_M / length_M
-    marginal_M = marginal_seq_M / length_M
-    released_M = np.logaddexp.reduce(score_MN / length_M[:, None], axis=1) - np.log(N)
-    forms = {
-        "": (matched_M, marginal_M),
-        "_seq": (matched_seq_M, marginal_seq_M),
-        "_released": (matched_M, released_M),
+    hit_MR, chance_MR = _retrieval(score_MN, own_M, prompt_id_N)
+    return {
+        "matched": matched_seq_M / length_M,
+        "matched_seq": matched_seq_M,
+        "marginal": marginal_seq_M / length_M,
+        "marginal_seq": marginal_seq_M,
+        "marginal_released": np.logaddexp.reduce(score_MN / length_M[:, None], axis=1) - np.log(N),
+        "bound": np.full(M, np.log(N)),
+        "hit": hit_MR,
+        "chance": chance_MR,
     }
+
+
+def _means(found, std_eps):
+    """The metrics of one or several `_of_reasonings`."""
+    of = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
     metrics = {
-        "h_cond": -np.mean(matched_M),
-        "h_cond_seq": -np.mean(matched_seq_M),
-        "mi_upper_bound": np.log(N),
+        "h_cond": -np.mean(of["matched"]),
+        "h_cond_seq": -np.mean(of["matched_seq"]),
+        "mi_upper_bound": np.mean(of["bound"]),
     }
-    for suffix, (in_M, out_M) in forms.items():
-        mi, std = np.mean(in_M - out_M), np.std(out_M)
+    for suffix in ("", "_seq", "_released"):
+        matched_M = of["matched_seq" if suffix == "_seq" else "matched"]
+        marginal_M = of["marginal" + suffix]
+        mi, std = np.mean(matched_M - marginal_M), np.std(marginal_M)
         metrics["mi" + suffix] = mi
-        metrics["h_marginal" + suffix] = -np.mean(out_M)
+        metrics["h_marginal" + suffix] = -np.mean(marginal_M)
         metrics["marginal_std" + suffix] = std
         metrics["mi_zscore" + suffix] = mi / (std + std_eps)
+    hit_R, chance_R = of["hit"].mean(axis=0), of["chance"].mean(axis=0)
+    metrics["retrieval_acc"], metrics["retrieval_chance"] = hit_R[0], chance_R[0]
+    for k, hit, chance in zip(RECALL_AT, hit_R[1:], chance_R[1:], strict=True):
+        metrics[f"recall_at_{k}"], metrics[f"recall_chance_at_{k}"] = hit, chance
+    return {key: float(value) for key, value in metrics.items()}
 
-    # ---- retrieval: is the own prompt the one that explains the reasoning best? ----
+
+def first_ranks(score_MN, own_M, prompt_id_N):
+    """P(own answer ranks first), float64 [M]: its share of the columns that no other outranks.
+
+    Arguments as `checked_scores` returns them.
+    """
     _, answer_N, columns_D = np.unique(prompt_id_N, return_inverse=True, return_counts=True)
-    best_MD = join_columns(np.maximum, score_MN, answer_N)
+    best_MD = best_columns(score_MN, answer_N)
+    own_best_M = best_MD[np.arange(len(own_M)), answer_N[own_M]]
+    tied_M = (best_MD == own_best_M[:, None]) @ columns_D
+    return (own_best_M == best_MD.max(axis=1)) * columns_D[answer_N[own_M]] / tied_M
+
+
+def _retrieval(score_MN, own_M, prompt_id_N):
+    """P(own answer ranks among the first 1, 2, 4, 8), and the same had all scores been equal.
+
+    Returns:
+      (hit_MR, chance_MR), float64; the first column of hit_MR is `first_ranks`.
+    """
+    M, N = score_MN.shape
+    _, answer_N, columns_D = np.unique(prompt_id_N, return_inverse=True, return_counts=True)
+    best_MD = best_columns(score_MN, answer_N)
     own_answer_M = answer_N[own_M]
-    own_best_M1 = best_MD[rows_M, own_answer_M][:, None]
+    own_best_M1 = best_MD[np.arange(M), own_answer_M][:, None]
     higher_M = np.sum(best_MD > own_best_M1, axis=1)
     tied_MD = best_MD == own_best_M1
 
@@ -113,11 +201,7 @@ def information_metrics(score_MN, length_M, prompt_M, *, prompt_id_N=None, std_e
     for c in np.unique(own_columns_M):
         at_rank = _first_rank_probabilities(c, np.delete(columns_D, np.argmax(columns_D == c)))
         chance_MR[own_columns_M == c] = [_within(at_rank, k) for k in ranks]
-    hit_R, chance_R = hit_MR.mean(axis=0), chance_MR.mean(axis=0)
-    metrics["retrieval_acc"], metrics["retrieval_chance"] = hit_R[0], chance_R[0]
-    for k, hit, chance in zip(RECALL_AT, hit_R[1:], chance_R[1:], strict=True):
-        metrics[f"recall_at_{k}"], metrics[f"recall_chance_at_{k}"] = hit, chance
-    return {key: float(value) for key, value in metrics.items()}
+    return hit_MR, chance_MR
 
 
 def _first_rank_probabilities(own_columns, columns_J):
@@ -136,9 +220,15 @@ def _first_rank_probabilities(own_columns, columns_J):
         return np.full(others + 1, 1.0 / (others + 1))
     nodes_Q, weights_Q = np.polynomial.legendre.leggauss((own_columns + np.sum(columns_J)) // 2 + 1)
     u_Q = (nodes_Q + 1) / 2
-    rang_QR = np.zeros((len(u_Q), others + 1))  # distribution of how many others rang
-    rang_QR[:, 0] = 1.0
-    for c in columns_J:
+    # How many others rang: binomial for those of one column, the rest one by one.
+    ones = np.sum(columns_J == 1)
+    r, silent_Q1 = np.arange(ones + 1), u_Q[:, None]
+    choose = gammaln(ones + 1) - gammaln(r + 1) - gammaln(ones - r + 1)
+    rang_QR = np.zeros((len(u_Q), others + 1))
+    rang_QR[:, : ones + 1] = np.exp(
+        choose + r * np.log1p(-silent_Q1) + (ones - r) * np.log(silent_Q1)
+    )
+    for c in columns_J[columns_J > 1]:
         silent_Q1 = u_Q[:, None] ** c
         earlier_QR = np.roll(rang_QR, 1, axis=1)  # the last entry, rolled to the front, is still 0
         rang_QR = silent_Q1 * rang_QR + (1 - silent_Q1) * earlier_QR
@@ -153,16 +243,16 @@ def _within(at_rank_R, count):
     return float(np.sum(at_rank_R[: max(count, 0)]))
 
 
-def join_columns(ufunc, score_MN, answer_N):
-    """Each distinct prompt's columns joined by np.maximum or np.logaddexp, [M, D].
+def best_columns(score_MN, answer_N):
+    """The score of each distinct prompt: that of its best column, [M, D].
 
     Args:
       answer_N: integers 0..D-1, each at least once: the distinct prompt that a column is.
     """
-    joined_MD = np.full((len(score_MN), np.max(answer_N) + 1), -np.inf)
+    best_MD = np.full((len(score_MN), np.max(answer_N) + 1), -np.inf)
     for n, answer in enumerate(answer_N):
-        joined_MD[:, answer] = ufunc(joined_MD[:, answer], score_MN[:, n])
-    return joined_MD
+        best_MD[:, answer] = np.maximum(best_MD[:, answer], score_MN[:, n])
+    return best_MD
 
 
 def checked_scores(score_MN, length_M, prompt_M, prompt_id_N=None):

@@ -3,17 +3,42 @@
 Two scopes (RAGEN-2, section 2.3): *first turn*, every group's first prompt against reasonings
 spread evenly over groups and members; *trajectory*, one uniformly drawn turn of each of S
 episodes, so that reasonings and prompts are the same S turns.
+
+A later turn's prompt tells more than what the agent observed: its number, and where the history is
+shown the agent's earlier replies. Further forms of the trajectory scope leave these out: *within
+depth* tells a reasoning from prompts of the same turn index alone, *stripped* scores it under
+prompts whose earlier replies have lost their reasonings, and the last does both.
 """
+
+import dataclasses
 
 import numpy as np
 
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.flow import score_flow
-from ragen_jax.diagnostics.information import information_metrics
+from ragen_jax.diagnostics.information import information_metrics, within_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
 from ragen_jax.randomness import Purpose, generator
 
-SCOPES = ("first_turn", "trajectory")
+FORMS = (
+    "first_turn",
+    "trajectory",
+    "trajectory_within_depth",
+    "trajectory_stripped",
+    "trajectory_stripped_within_depth",
+)
+SCOPES = FORMS[:2]  # the paper's, whose spread zscores.py averages over steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What a scope scores: M turns with a reasoning, under N prompts."""
+
+    prompts: list  # N int32 arrays of token ids
+    turns: list  # M `Turn`s
+    prompt_M: np.ndarray  # int, the column of each turn's own prompt
+    group_N: np.ndarray  # int, the group that a prompt belongs to
+    before_N: list  # the `Turn`s of its episode before a prompt's own
 
 
 def collapse_metrics(
@@ -28,6 +53,7 @@ def collapse_metrics(
     step,
     environment=0,
     flow=False,
+    chat=None,
 ):
     """Mutual information and retrieval of both scopes and, on request, what actions depend on.
 
@@ -40,54 +66,92 @@ def collapse_metrics(
       seed, step, environment: ints of what the draws and permutations are for: seed of the run,
         number of the iteration and of the environment within the run.
       flow: also score the actions (diagnostics/flow.py), in the same pass.
+      chat: the `Chat` that made the prompts: also score the stripped form, where a prompt shows a
+        reasoning, in a pass of its own. None: do not.
 
     Returns:
-      dict collapse/{first_turn,trajectory}/* of `information_metrics`, `confidence_intervals` and
-      `retrieval_p` and, with `flow`, flow/{first_turn,trajectory}/* of `flow_metrics`. A scope is
-      left out when fewer than two prompts have a scorable reasoning.
+      dict collapse/{first_turn,trajectory}/*, collapse/trajectory_within_depth/* and with `chat`
+      collapse/trajectory_stripped{,_within_depth}/* of `information_metrics` (`within_metrics`
+      within depth), `confidence_intervals` and `retrieval_p`; with `flow` also
+      flow/{first_turn,trajectory}/* of `flow_metrics`. A scope is left out when fewer than two
+      prompts have a scorable reasoning.
     """
-    scopes = {
-        "first_turn": first_turns(episodes, samples=first_turn_samples),
-        "trajectory": trajectory_turns(
-            episodes,
-            samples=trajectory_samples,
-            rng=generator(Purpose.TRAJECTORY, seed, step, environment),
-        ),
-    }
-    metrics = {}
-    for index, (scope, (prompts, turns, prompt_M)) in enumerate(scopes.items()):
-        if len(prompts) < 2 or not turns:
+    words = seed, step, environment
+    first = first_turns(episodes, samples=first_turn_samples)
+    later = trajectory_turns(
+        episodes, samples=trajectory_samples, rng=generator(Purpose.TRAJECTORY, *words)
+    )
+    metrics, scored = {}, {}  # scored: form -> what _figures takes
+    for index, (scope, sample) in enumerate(zip(SCOPES, (first, later), strict=True)):
+        if len(sample.prompts) < 2 or not sample.turns:
             continue
-        ids = {}
-        prompt_id_N = np.array([ids.setdefault(prompt.tobytes(), len(ids)) for prompt in prompts])
+        prompt_id_N = _ids(sample.prompts)
         if flow:
-            score_MN, length_M, found = score_flow(
+            *scores, found = score_flow(
                 model,
                 params,
-                prompts,
-                turns,
-                prompt_M,
+                sample.prompts,
+                sample.turns,
+                sample.prompt_M,
                 prompt_id_N,
+                group_N=sample.group_N,
                 siblings=scope == "first_turn",  # later turns of a group show other states
                 micro_batch=micro_batch,
-                rng=generator(Purpose.PANELS, seed, step, environment, index),
+                rng=generator(Purpose.PANELS, *words, index),
             )
             metrics |= {f"flow/{scope}/{name}": value for name, value in found.items()}
         else:
-            reasonings = [reasoning_ids(turn) for turn in turns]
-            score_MN, length_M = cross_score(
-                model, params, prompts, reasonings, micro_batch=micro_batch
-            )
-        found = information_metrics(score_MN, length_M, prompt_M, prompt_id_N=prompt_id_N)
-        found |= confidence_intervals(score_MN, length_M, prompt_M, prompt_id_N=prompt_id_N)
-        found["retrieval_p"] = retrieval_p(
-            score_MN,
-            prompt_M,
-            prompt_id_N=prompt_id_N,
-            rng=generator(Purpose.PERMUTATIONS, seed, step, environment, index),
-        )
-        metrics |= {f"collapse/{scope}/{name}": value for name, value in found.items()}
+            reasonings = [reasoning_ids(turn) for turn in sample.turns]
+            scores = cross_score(model, params, sample.prompts, reasonings, micro_batch=micro_batch)
+        scored[scope] = *scores, sample, prompt_id_N, None
+    if "trajectory" in scored:
+        *case, _ = scored["trajectory"]
+        depth_N = np.array([len(before) for before in later.before_N])
+        scored["trajectory_within_depth"] = *case, depth_N
+        bare = later.prompts if chat is None else _stripped(chat, later)
+        if not all(map(np.array_equal, bare, later.prompts)):
+            reasonings = [reasoning_ids(turn) for turn in later.turns]
+            scores = cross_score(model, params, bare, reasonings, micro_batch=micro_batch)
+            case = *scores, later, _ids(bare)
+            scored["trajectory_stripped"] = *case, None
+            scored["trajectory_stripped_within_depth"] = *case, depth_N
+    for form, case in scored.items():
+        rng = generator(Purpose.PERMUTATIONS, *words, FORMS.index(form))
+        # All that members of a group share in the first turn is their prompt.
+        found = _figures(*case, deal_groups=form != "first_turn", rng=rng)
+        metrics |= {f"collapse/{form}/{name}": value for name, value in found.items()}
     return metrics
+
+
+def _figures(score_MN, length_M, sample, prompt_id_N, part_N, *, deal_groups, rng):
+    """The collapse/* figures of one form; {} within depth where nothing can be told apart."""
+    own_M, ids = sample.prompt_M, dict(prompt_id_N=prompt_id_N)
+    if part_N is None:
+        found = information_metrics(score_MN, length_M, own_M, **ids)
+    else:
+        found = within_metrics(score_MN, length_M, own_M, part_N, **ids)
+    if not found:
+        return {}
+    found |= confidence_intervals(
+        score_MN, length_M, own_M, **ids, group_N=sample.group_N, part_N=part_N
+    )
+    group_N = sample.group_N if deal_groups else None
+    p = retrieval_p(score_MN, own_M, **ids, group_N=group_N, part_N=part_N, rng=rng)
+    return found | {"retrieval_p": p}
+
+
+def _ids(prompts):
+    """Integers, equal where prompts are."""
+    ids = {}
+    return np.array([ids.setdefault(prompt.tobytes(), len(ids)) for prompt in prompts])
+
+
+def _stripped(chat, sample):
+    """The prompts of a trajectory sample without the reasonings of earlier replies."""
+    return [
+        chat.without_reasoning(before, turn.message, turn.prompt)
+        for before, turn in zip(sample.before_N, sample.turns, strict=True)
+    ]
 
 
 def reasoning_ids(turn):
@@ -101,15 +165,17 @@ def first_turns(episodes, *, samples):
     Member 0 of every group first, then member 1, and so on.
 
     Returns:
-      (prompts, turns, prompt_M): prompt_M int, the column of each turn's own prompt.
+      `Sample`, one prompt a group.
     """
     by_member = sorted(episodes, key=lambda episode: (episode.member, episode.group))
     prompts = [episode.turns[0].prompt for episode in by_member if episode.member == 0]
     chosen = [episode for episode in by_member if len(reasoning_ids(episode.turns[0]))][:samples]
-    return (
-        prompts,
-        [episode.turns[0] for episode in chosen],
-        np.array([episode.group for episode in chosen], int),
+    return Sample(
+        prompts=prompts,
+        turns=[episode.turns[0] for episode in chosen],
+        prompt_M=np.array([episode.group for episode in chosen], int),
+        group_N=np.arange(len(prompts)),
+        before_N=[()] * len(prompts),
     )
 
 
@@ -120,8 +186,8 @@ def trajectory_turns(episodes, *, samples, rng):
       rng: np.random.Generator of the draws.
 
     Returns:
-      (prompts, turns, prompt_M) with as many prompts as turns: each reasoning is scored under its
-      own prompt and the others'. Turns whose reasoning is empty or unclosed are left out.
+      `Sample` with as many prompts as turns: each reasoning is scored under its own prompt and the
+      others'. Turns whose reasoning is empty or unclosed are left out.
     """
     # Random members, groups in turn: the first `samples` cover the groups evenly.
     order = rng.permutation(len(episodes))
@@ -133,8 +199,15 @@ def trajectory_turns(episodes, *, samples, rng):
         placed.append((rank[group], len(placed), index))
     drawn = []
     for _, _, index in sorted(placed)[:samples]:
-        turns = episodes[index].turns
-        turn = turns[rng.integers(len(turns))]
-        if len(reasoning_ids(turn)):
-            drawn.append(turn)
-    return [turn.prompt for turn in drawn], drawn, np.arange(len(drawn))
+        episode = episodes[index]
+        at = int(rng.integers(len(episode.turns)))
+        if len(reasoning_ids(episode.turns[at])):
+            drawn.append((episode, at))
+    turns = [episode.turns[at] for episode, at in drawn]
+    return Sample(
+        prompts=[turn.prompt for turn in turns],
+        turns=turns,
+        prompt_M=np.arange(len(turns)),
+        group_N=np.array([episode.group for episode, _ in drawn], int),
+        before_N=[episode.turns[:at] for episode, at in drawn],
+    )
