@@ -8,7 +8,7 @@ Without a case: what there is. Figures and what they taught are in NOTES.md.
 import argparse
 import sys
 
-from benchmarks import caching, filtering, generation, llm, measure, scoring
+from benchmarks import alarm, caching, filtering, generation, llm, measure, scoring
 from ragen_jax.memory import keep_freed_memory
 
 CASES = {  # name: (function, repeats, dtype of the product that limits it)
@@ -23,6 +23,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
     "gpu": (llm.gpu, 5, "bfloat16"),
 }
+SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
 ONE_ARENA = ("rollout-full", "kept-cache", "rollout-0.5b", "qwen-0.5b")  # as command.run_command
 
 
@@ -36,14 +37,17 @@ def run(case, repeats=None, **sizes):
 
 
 def main(argv=None):
-    cases = "\n".join(f"  {name:<15} {CASES[name][0].__doc__.splitlines()[0]}" for name in CASES)
+    texts = {name: case[0].__doc__ for name, case in (CASES | SIMULATIONS).items()}
+    cases = "\n".join(f"  {name:<15} {text.splitlines()[0]}" for name, text in texts.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"cases:\n{cases}",
     )
-    parser.add_argument("case", choices=CASES, metavar="CASE")
-    parser.add_argument("--repeats", type=int, help="measured runs of each side, after a warm-up")
+    parser.add_argument("case", choices=texts, metavar="CASE")
+    parser.add_argument(
+        "--repeats", type=int, help="measured runs of each side, after a warm-up; simulated ones"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--shape", help="of the gpu case: tiny, or a published shape")
     argv = sys.argv[1:] if argv is None else argv
@@ -57,6 +61,11 @@ def main(argv=None):
         parser.error("--shape belongs to the gpu case")
     if options.shape and options.shape not in ("tiny", *llm.SHAPES):
         parser.error(f"--shape is one of tiny, {', '.join(llm.SHAPES)}")
+    if options.case in SIMULATIONS:
+        module, usual = SIMULATIONS[options.case]
+        found = module.report(options.repeats or usual)
+        print(measure.as_json(found) if options.json else module.as_table(found))
+        return
     keep_freed_memory(one_arena=options.case in ONE_ARENA)
     sizes = {"name": options.shape} if options.shape else {}
     found = run(options.case, options.repeats, **sizes)

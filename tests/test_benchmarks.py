@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import caching, generation, llm, measure, peers, scoring
+from benchmarks import alarm, caching, generation, llm, measure, peers, scoring
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
 
@@ -174,3 +174,56 @@ def test_command_line(monkeypatch, capsys):
         "tiny update: 8 x 64 tokens",
     ]
     assert all(row["ours"] > 0 and row["product_share"] > 0 for row in found["rows"])
+
+
+# ---- the alarm's error rates --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scene", alarm.SCENES)
+def test_simulated_scores_are_those_of_the_drawn_reasonings(scene):
+    score_MN, length_M, own_M, room_N = alarm.draw(np.random.default_rng(0), scene, 50.0)
+    M = scene.rooms * scene.turns
+    assert score_MN.shape == (M, M if scene.scope == "trajectory" else scene.rooms)
+    assert sorted(np.bincount(room_N[own_M])) == [scene.turns] * scene.rooms
+    # So strong a dependence leaves one token a prompt: likely under the own one, hardly elsewhere.
+    own_M = score_MN[np.arange(M), own_M] / length_M
+    assert np.median(own_M) > -1 and np.median(score_MN / length_M[:, None]) < -5
+
+
+def test_strengths_have_the_retrieval_and_half_of_the_information(monkeypatch):
+    monkeypatch.setattr(alarm, "CALIBRATION", 40)
+    scene = alarm.SCENES[0]
+    strong, weak, mi = alarm.strengths(scene, 0.55)
+    assert alarm.mean_figures(scene, strong) == pytest.approx([mi, 0.55], abs=0.01)
+    assert alarm.mean_figures(scene, weak)[0] == pytest.approx(mi / 2, rel=0.02)
+
+
+def test_runs_are_watched_apart_and_rates_are_of_them(monkeypatch):
+    steady = np.tile([1.0, 0.1], (40, 1))
+    fallen = np.where(np.arange(40)[:, None] < 30, steady, steady / 4)
+    on_RT = alarm.alarms(alarm.SCENES[0], np.stack([steady, fallen, steady]))
+    assert not on_RT[[0, 2]].any() and not on_RT[1, :30].any() and on_RT[1, 39]
+
+    found = {1.0: [[1.0, 0.1]], 0.5: [[0.2, 0.1]]}  # strength -> the only step of its bank
+    monkeypatch.setattr(alarm, "bank", lambda seed, scene, s, size: np.array(found[s]))
+    monkeypatch.setattr(alarm, "strengths", lambda scene, retrieval: (1.0, 0.5, 1.0))
+    (row,) = alarm.error_rates(3, alarm.SCENES[:1], (0.55,))
+    assert (row["false"], row["seen"], row["met"]) == (0.0, 1.0, True)
+    found[0.5] = found[1.0]
+    (row,) = alarm.error_rates(3, alarm.SCENES[:1], (0.55,))
+    assert (row["false"], row["seen"], row["met"]) == (0.0, 0.0, False)
+    (row,) = alarm.error_rates(3, alarm.SCENES[:1], (0.2,))
+    assert row["met"]  # nobody asks that so weak a dependence's fall is seen
+    text = alarm.as_table({"rows": [row], "runs": 3})
+    assert text.splitlines()[1].split() == "first_turn 8 8 0.0 0.2 1.000 0.000 0.000 met".split()
+
+
+def test_the_alarm_command(monkeypatch, capsys):
+    small = dict(CALIBRATION=20, BANK=20, SCENES=alarm.SCENES[:1], RETRIEVALS=(0.55,))
+    for name, value in small.items():
+        monkeypatch.setattr(alarm, name, value)
+    command.main(["alarm", "--repeats=3", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["case"] == "alarm" and found["runs"] == 3
+    (row,) = found["rows"]
+    assert 0 <= row["false"] <= 1 and 0.01 < row["mi"] < 1
