@@ -1,6 +1,7 @@
 """Fields of a learning step: filter, reward, algorithm, critic, optimizer, model.lora.
 
-Each is changed in a step of learn.py on episodes made by hand.
+Each is changed in a step of learn.py on episodes made by hand. And what one part of a step hands to
+the next.
 """
 
 import types
@@ -27,10 +28,12 @@ from ragen_jax.learn import (
 )
 from ragen_jax.likelihood import token_statistics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.train import episode_means
 
 V, G, K = 40, 4, 4
 STEP = 3
-SPREAD_G = np.array([2.0, 1.0, 0.5, 0.0])  # of the returns of each group; variances 6.7 to 0
+MEAN_G = np.array([1.0, 2.0, 0.5, 1.0])  # of the returns of each group
+SPREAD_G = np.array([2.0, 1.0, 0.5, 0.0])  # variances 6.7 to 0
 MEMBER_K = np.array([1.5, -0.5, 0.5, -1.5])
 LONGEST = 6  # tokens of each reply of group 2; those of the others are two to four
 
@@ -58,7 +61,7 @@ def episodes(make_turn, make_episode):
             prompt, sampled = rng.integers(0, V, 5), rng.integers(0, V, count)
             if turns and context == "full":
                 prompt = np.concatenate([turns[-1].prompt, turns[-1].sampled, prompt])
-            reward = part * (1.0 + SPREAD_G[g] * MEMBER_K[k])
+            reward = part * (MEAN_G[g] + SPREAD_G[g] * MEMBER_K[k])
             turns.append(make_turn(prompt, sampled, reward=reward))
         return turns
 
@@ -73,6 +76,7 @@ def episodes(make_turn, make_episode):
     return {context: groups(context) for context in ("single_turn", "full")}
 
 
+CREDIT = "credit"
 # What the sampler's log-probs are, less the policy's own.
 SHIFTS = {
     "near": lambda noise_BT: 0.2 * noise_BT,
@@ -80,6 +84,14 @@ SHIFTS = {
     "low": lambda noise_BT: 0.5,  # ratios of 0.61
     "high": lambda noise_BT: -1.5,  # and of 4.5
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_that_run_once():
+    """Compiled without most optimisations: that takes half the time, and each runs a few times."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +107,13 @@ def outcome(episodes):
     )
 
     @once
-    def stage(config, shift):
-        """A step of a policy that has moved away from the one that the run began with."""
+    def stage(config, given):
+        """A step of a policy that has moved away from the one that the run began with.
+
+        given: a key of SHIFTS; CREDIT, which ends where tokens are credited; or a number, by which
+        all rewards are multiplied.
+        """
+        shift = given if given in SHIFTS else "near"
         mesh, _ = cfg.build_meshes(config)
         learner, state = build_learner(config, model, jax.tree.map(jnp.copy, initial), mesh)
         if not config.model.lora.rank:
@@ -108,6 +125,9 @@ def outcome(episodes):
         played = episodes[config.env.context]
         batch, return_GK = rewarded_batch(config, played, format_penalty=config.env.format_penalty)
         batch = take_rows(batch, np.arange(len(batch.weight_B)), size=cfg.step_rows(config))
+        if isinstance(given, float):
+            batch = batch.replace(reward_BT=np.float32(given) * batch.reward_BT)
+            return_GK = np.float32(given) * return_GK
         reads = initial if config.model.lora.rank else moved
         own_BT, entropy_BT, ref_BT = (
             batch.mask_BT * np.asarray(x_BT)
@@ -117,23 +137,31 @@ def outcome(episodes):
             )
         )
         noise_BT = np.random.default_rng(3).normal(size=own_BT.shape)
-        logp_BT = batch.mask_BT * (own_BT + SHIFTS[shift or "near"](noise_BT))
+        logp_BT = batch.mask_BT * (own_BT + SHIFTS[shift](noise_BT))
         batch = batch.replace(logp_BT=logp_BT.astype(np.float32))
         before = jax.device_get((state.params, state.critic))
         with jax.set_mesh(mesh):
             read = {}
             if needs_statistics(config):
-                read = dict(
-                    zip(("logp_BT", "entropy_BT"), policy_statistics(learner, state, batch))
-                )
+                found = policy_statistics(learner, state, batch)
+                read = dict(zip(("logp_BT", "entropy_BT"), found, strict=True))
             length_GK = np.reshape([sum(len(t.sampled) for t in e.turns) for e in played], (G, K))
-            score_G, keep_GK = select_episodes(learner, return_GK, length_GK=length_GK)
+            entropy_GK = None
+            if read:
+                entropy_GK = episode_means(read["entropy_BT"], batch).reshape(return_GK.shape)
+            score_G, keep_GK = select_episodes(
+                learner, return_GK, length_GK=length_GK, entropy_GK=entropy_GK
+            )
             success_GK = np.reshape([e.success for e in played], (G, K))
             chosen = (keep_GK, return_GK, success_GK)
             credited_BT, target_BT, value_BT, _ = token_advantages(
                 learner, state, batch, *chosen, **read
             )
-            state, metrics, advantage_BT = learn(learner, state, batch, *chosen, step=STEP, **read)
+            metrics, advantage_BT = {}, None
+            if given != CREDIT:
+                state, metrics, advantage_BT = learn(
+                    learner, state, batch, *chosen, step=STEP, **read
+                )
         after = jax.device_get((state.params, state.critic))
         return types.SimpleNamespace(
             config=config,
@@ -144,6 +172,8 @@ def outcome(episodes):
             kl_BT=own_BT - ref_BT,
             entropy_BT=entropy_BT,
             return_GK=return_GK,
+            length_GK=length_GK,
+            score_G=score_G,
             keep_GK=keep_GK,
             kept=np.flatnonzero(keep_GK.all(1)).tolist(),
             credited_BT=credited_BT,  # before any factor of the loss
@@ -155,6 +185,8 @@ def outcome(episodes):
             kl_scale=float(state.kl_scale),
             before=before[0],
             after=after[0],
+            critic_before=before[1],
+            critic_after=after[1],
             policy_moved=distance(before[0], after[0]),
             critic_moved=before[1] and distance(before[1].params, after[1].params),
         )
@@ -239,6 +271,10 @@ BI_LEVEL = {**PPO, "env.context": "full", "algorithm.gamma": 0.9, "algorithm.lam
 NO_KL = {**ALL, "algorithm.kl_coef": 0.0}
 LORA = {**NO_KL, "model.lora.rank": 2}
 BARE = {**NO_KL, "algorithm.entropy_coef": 0.0, "algorithm.name": "dr_grpo"}
+BARE |= {"algorithm.kl_kind": "k1"}  # of KL in the reward
+# Changed together: each has a claim of its own.
+CLIPS = {"algorithm.clip_low": 0.9, "algorithm.clip_high": 9.0, "algorithm.clip_c": 9.0}
+COEFS = {"algorithm.kl_coef": 0.5, "algorithm.entropy_coef": 0.3, "algorithm.kl_kind": "k1"}
 
 
 def kept(*groups):
@@ -255,6 +291,11 @@ def kept(*groups):
 FILTER = {
     "filter.strategy": Entry("top_k_abs", kept(0), {"filter.value": 1.0}),
     "filter.value": Entry(0.5, kept(0)),
+    "filter.metric": Entry(
+        "length",
+        lambda _, o: near(o.score_G, o.length_GK.mean(1)) and o.kept == [2],
+        {"filter.strategy": "top_k", "filter.value": 0.25},
+    ),
     "filter.mode": Entry("softmax", kept(0)),
     "filter.keep": Entry("smallest", kept(1, 2), {"filter.value": 0.2}),
     "filter.include_zero": Entry(True, kept(0, 1, 2, 3), {"filter.value": 1.0}),
@@ -338,6 +379,10 @@ def gae(function, **factors):
     return claim
 
 
+def regularised(_, o):
+    return kl(o) > 0.01 and near(loss(o), policy_loss(o) + 0.5 * kl(o) - 0.3 * entropy(o))
+
+
 def aggregated(_, o):
     """-A of each token, summed over a row, and the mean over rows."""
     return near(policy_loss(o), -o.advantage_BT.sum() / o.batch.weight_B.sum())
@@ -390,36 +435,39 @@ ALGORITHM = {
     ),
     "algorithm.gamma": Entry(0.5, discounted, PPO),
     "algorithm.lam": Entry(0.0, one_step_ahead, PPO),
-    "algorithm.bi_level": Entry(True, gae(advantage.bi_level_gae, turn_gamma=1.0), BI_LEVEL),
+    "algorithm.bi_level": Entry(
+        True, gae(advantage.bi_level_gae, turn_gamma=1.0), BI_LEVEL, given=CREDIT
+    ),
     "algorithm.turn_gamma": Entry(
         0.5,
         gae(advantage.bi_level_gae, turn_gamma=0.5),
         BI_LEVEL | {"algorithm.bi_level": True},
+        given=CREDIT,
     ),
     "algorithm.soft_weights": Entry(True, soft, ALL | {"algorithm.name": "dr_grpo"}),
     "algorithm.objective": Entry("gspo", gspo, ALL),
     "algorithm.clip_low": Entry(
-        0.9, lambda a, b: clipped(a) > 0.1 > clipped(b) == 0, ALL, given="low"
+        0.9, lambda a, b: clipped(a) > 0.1 > clipped(b) == 0, ALL, CLIPS, given="low"
     ),
     "algorithm.clip_high": Entry(
-        9.0, lambda a, b: clipped(a) > 0.1 > clipped(b) == 0, ALL, given="high"
+        9.0, lambda a, b: clipped(a) > 0.1 > clipped(b) == 0, ALL, CLIPS, given="high"
     ),
     "algorithm.clip_c": Entry(
-        9.0, lambda a, b: lower_clipped(a) > 0.1 > lower_clipped(b) == 0, ALL, given="high"
+        9.0, lambda a, b: lower_clipped(a) > 0.1 > lower_clipped(b) == 0, ALL, CLIPS, given="high"
     ),
     "algorithm.aggregation": Entry("seq-mean-token-sum", aggregated, BARE, given="same"),
-    "algorithm.kl_kind": Entry("k1", lambda _, o: near(kl(o), o.kl_BT[o.mask_BT].mean()), ALL),
-    "algorithm.kl_coef": Entry(
-        0.5, lambda a, b: near(loss(b) - loss(a), (0.5 - 0.001) * kl(a)) and kl(a) > 0.01, ALL
+    "algorithm.kl_kind": Entry(
+        "k1", lambda _, o: near(kl(o), o.kl_BT[o.mask_BT].mean()), ALL, COEFS
     ),
+    "algorithm.kl_coef": Entry(0.5, regularised, ALL, COEFS),
     "algorithm.kl_in": Entry(
         "reward",
         kl_in_reward,
-        BARE | {"algorithm.kl_coef": 0.5, "algorithm.kl_kind": "k1"},
+        BARE | {"algorithm.kl_coef": 0.5},
     ),
     "algorithm.kl_target": Entry(
         1e-4,
-        lambda a, b: a.kl_scale == 1 and near(b.metrics["update/kl_coef"], 0.001 * 1.02),
+        lambda a, b: a.kl_scale == 1 and near(b.metrics.get("update/kl_coef", 0), 0.001 * 1.02),
         ALL,
     ),
     "algorithm.kl_gain": Entry(
@@ -427,9 +475,7 @@ ALGORITHM = {
         lambda a, b: near(b.kl_scale, 1.2) and near(a.kl_scale, 1.02),
         ALL | {"algorithm.kl_target": 1e-4},
     ),
-    "algorithm.entropy_coef": Entry(
-        0.5, lambda a, b: near(loss(b) - loss(a), -(0.5 - 0.001) * entropy(a)), ALL
-    ),
+    "algorithm.entropy_coef": Entry(0.3, regularised, ALL, COEFS),
     "algorithm.zvp_coef": Entry(0.5, shaped, ALL),
     "algorithm.mismatch_cap": Entry(2.0, capped, ALL, given="high"),
     "algorithm.mismatch_level": Entry(
@@ -515,7 +561,7 @@ OPTIMIZER = {
         lambda a, b: near(moment(b, "mu"), 0.1 * 1e-3) and near(grad_norm(b), grad_norm(a)),
         ALL,
     ),
-    "optimizer.minibatches": Entry(4, lambda _, o: o.metrics["update/count"] == 4, ALL),
+    "optimizer.minibatches": Entry(2, lambda _, o: o.metrics["update/count"] == 2, PPO),
 }
 
 
@@ -543,7 +589,19 @@ ADAPTERS = {
     "model.lora.targets": Entry(("q", "up"), lambda _, o: trained(o) == {"q": 2, "up": 2}, LORA),
 }
 
-ENTRIES = FILTER | REWARD | ALGORITHM | CRITIC | OPTIMIZER | ADAPTERS
+ROLLOUT = {
+    # The policy is read as it was sampled: at another temperature its log-probs would be others.
+    "rollout.temperature": Entry(
+        0.5,
+        lambda _, o: (
+            o.config.rollout.temperature == 0.5
+            and near(o.metrics["update/logp_gap"], np.abs(o.log_ratio_BT[o.mask_BT]).max())
+        ),
+        ALL,
+    ),
+}
+
+ENTRIES = FILTER | REWARD | ALGORITHM | CRITIC | OPTIMIZER | ADAPTERS | ROLLOUT
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -568,3 +626,38 @@ def test_micro_batch(outcome, monkeypatch):
         found[size] = outcome(config, None)
         assert set(seen) == {size}
     assert near(found[2].policy_moved, found[6].policy_moved, 1e-4)
+
+
+def test_the_filter_is_handed_what_its_metric_says(outcome):
+    """Entropies are those of the policy, a mean over each episode's sampled tokens."""
+    o = outcome(configured({"filter.metric": "entropy"}, start), None)
+    episode_E = np.arange(G * K)
+    tokens_E = [o.mask_BT[o.batch.episode_B == e].sum() for e in episode_E]
+    entropy_E = [o.entropy_BT[o.batch.episode_B == e].sum() for e in episode_E]
+    assert near(o.score_G, (np.array(entropy_E) / tokens_E).reshape(G, K).mean(1))
+    assert not near(o.score_G, o.length_GK.mean(1), 0.1)
+
+
+def unmoved(before, after):
+    return all(jax.tree.leaves(jax.tree.map(np.array_equal, before, after)))
+
+
+def test_a_policy_update_without_a_finite_gradient_is_left_out(outcome):
+    """Its loss is finite, but the squares of its gradient are not."""
+    o = outcome(configured(BARE, start), 1e25)
+    assert np.isfinite(loss(o)) and not np.isfinite(grad_norm(o))
+    assert o.metrics["update/skipped"] == 1 and unmoved(o.before, o.after)
+    assert not any(x.any() for x in jax.tree.leaves(o.opt_state))  # it has not counted the step
+    o = outcome(configured(BARE, start), 1e5)
+    assert o.metrics["update/skipped"] == 0 and not unmoved(o.before, o.after)
+
+
+def test_a_critics_update_without_a_finite_gradient_is_left_out(outcome):
+    o = outcome(configured(PPO, start), 1e19)
+    assert np.isfinite(o.metrics["critic/loss"]) and not np.isfinite(o.metrics["critic/grad_norm"])
+    assert o.metrics["critic/skipped"] == 1
+    assert unmoved(o.critic_before.params, o.critic_after.params)
+    assert not any(x.any() for x in jax.tree.leaves(o.critic_after.opt_state))
+    o = outcome(configured(PPO, start), 1e5)
+    assert o.metrics["critic/skipped"] == 0
+    assert not unmoved(o.critic_before.params, o.critic_after.params)
