@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict
 from ragen_jax import advantage, update
 from ragen_jax import config as cfg
 from ragen_jax.batch import take_rows
+from ragen_jax.diagnostics.gradients import gradient_report
 from ragen_jax.learn import (
     build_learner,
     learn,
@@ -76,7 +77,7 @@ def episodes(make_turn, make_episode):
     return {context: groups(context) for context in ("single_turn", "full")}
 
 
-CREDIT = "credit"
+CREDIT, GRADIENTS = "credit", "gradients"
 # What the sampler's log-probs are, less the policy's own.
 SHIFTS = {
     "near": lambda noise_BT: 0.2 * noise_BT,
@@ -110,8 +111,8 @@ def outcome(episodes):
     def stage(config, given):
         """A step of a policy that has moved away from the one that the run began with.
 
-        given: a key of SHIFTS; CREDIT, which ends where tokens are credited; or a number, by which
-        all rewards are multiplied.
+        given: a key of SHIFTS; CREDIT, which ends where tokens are credited; GRADIENTS, which ends
+        with the gradient report; or a number, by which all rewards are multiplied.
         """
         shift = given if given in SHIFTS else "near"
         mesh, _ = cfg.build_meshes(config)
@@ -141,6 +142,9 @@ def outcome(episodes):
         batch = batch.replace(logp_BT=logp_BT.astype(np.float32))
         before = jax.device_get((state.params, state.critic))
         with jax.set_mesh(mesh):
+            if given == GRADIENTS:
+                task = types.SimpleNamespace(config=config, groups=G)
+                return gradient_report(learner, state, batch, return_GK, task)
             read = {}
             if needs_statistics(config):
                 found = policy_statistics(learner, state, batch)
@@ -601,7 +605,26 @@ ROLLOUT = {
     ),
 }
 
-ENTRIES = FILTER | REWARD | ALGORITHM | CRITIC | OPTIMIZER | ADAPTERS | ROLLOUT
+
+def in_buckets(*counts):
+    """How many groups each bucket holds, beside the one without variance."""
+    names = [f"gradient/bucket_{i}/groups" for i in range(len(counts))]
+
+    def claim(_, found):
+        groups = {n: x for n, x in found.items() if n.endswith("/groups") and "/zero/" not in n}
+        return groups == dict(zip(names, counts, strict=True))
+
+    return claim
+
+
+SHOWN = {**ALL, "diagnose.gradients_every": 1}
+
+BUCKETS = {
+    "diagnose.gradients_buckets": Entry(2, in_buckets(2, 1), SHOWN, given=GRADIENTS),
+    "diagnose.gradients_edges": Entry((1.0,), in_buckets(1, 2), SHOWN, given=GRADIENTS),
+}
+
+ENTRIES = FILTER | REWARD | ALGORITHM | CRITIC | OPTIMIZER | ADAPTERS | ROLLOUT | BUCKETS
 
 
 @pytest.mark.parametrize("name", ENTRIES)
