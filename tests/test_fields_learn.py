@@ -31,6 +31,7 @@ from ragen_jax.likelihood import token_statistics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.train import episode_means
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 V, G, K = 40, 4, 4
 STEP = 3
 MEAN_G = np.array([1.0, 2.0, 0.5, 1.0])  # of the returns of each group
@@ -85,14 +86,6 @@ SHIFTS = {
     "low": lambda noise_BT: 0.5,  # ratios of 0.61
     "high": lambda noise_BT: -1.5,  # and of 4.5
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def programs_that_run_once():
-    """Compiled without most optimisations: that takes half the time, and each runs a few times."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

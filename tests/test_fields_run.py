@@ -23,15 +23,8 @@ from ragen_jax.log import read_metrics
 from ragen_jax.pool import init_streaks
 from ragen_jax.types import TrainState
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 REPLY = 22  # tokens
-
-
-@pytest.fixture(scope="module", autouse=True)
-def programs_that_run_once():
-    """Compiled without most optimisations: that takes half the time, and each runs a few times."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
