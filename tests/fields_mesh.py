@@ -20,8 +20,9 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.sharding import place_rows, sampling_params, shard_micro_batches, shard_params
 
 SHAPE = ModelConfig(
-    vocab_size=64, width=32, layers=2, heads=8, kv_heads=8, head_dim=4, mlp_width=64
+    vocab_size=64, width=32, layers=1, heads=8, kv_heads=8, head_dim=4, mlp_width=64
 )
+PARAMS = jax.device_get(init_params(SHAPE, jax.random.key(0)))
 
 
 def share(array):
@@ -32,7 +33,7 @@ def share(array):
 def held(config):
     mesh, sampling_mesh = cfg.build_meshes(config)
     model = Qwen(SHAPE)
-    params = shard_params(init_params(SHAPE, jax.random.key(0)), model, mesh)
+    params = shard_params(PARAMS, model, mesh)
     policy = sampling_params(params, model, sampling_mesh)
     rows = shard_micro_batches(np.zeros((1, config.optimizer.micro_batch, 4)), mesh)
     with jax.set_mesh(sampling_mesh):
@@ -46,4 +47,5 @@ def held(config):
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)
     print(json.dumps([held(configured(fields)) for fields in json.loads(sys.argv[1])]))

@@ -51,16 +51,14 @@ MESHES = {
 @pytest.fixture(scope="module")
 def laid_out():
     """config -> shares, of all configs of MESHES; one process for all of them."""
-    asked = [
-        entry.settings | more
-        for name, entry in MESHES.items()
-        for more in ({}, {name: entry.changed})
-    ]
-    process = on_devices(8, ["tests/fields_mesh.py", json.dumps(asked)])
+    asked = {}
+    for name, entry in MESHES.items():
+        for fields in (entry.settings, entry.settings | {name: entry.changed}):
+            asked[configured(fields).to_json()] = fields
+    process = on_devices(8, ["tests/fields_mesh.py", json.dumps([*asked.values()])])
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err[-3000:]
-    found = json.loads(out.splitlines()[-1])
-    shares = {configured(fields).to_json(): one for fields, one in zip(asked, found, strict=True)}
+    shares = dict(zip(asked, json.loads(out.splitlines()[-1]), strict=True))
     return lambda config, given: shares[config.to_json()]
 
 
