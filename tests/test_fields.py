@@ -5,7 +5,6 @@ import test_fields_learn
 import test_fields_run
 import test_fields_start
 import test_fields_watch
-import test_kernels
 import test_tasks
 from fields import Entry, check_entry
 
@@ -15,13 +14,13 @@ from ragen_jax.domains import DOMAINS, leaves
 ENTRIES = (
     test_fields_learn.ENTRIES,
     *(test_fields_run.RUNS, test_fields_run.DRAWS, test_fields_run.VISITS),
-    *(test_fields_start.MESHES, test_fields_start.MODEL, test_fields_start.WARMSTART),
+    *(test_fields_start.MESHES, test_fields_start.MODEL, test_fields_start.ATTENTION),
+    test_fields_start.WARMSTART,
     *(test_fields_watch.STOPPING, test_fields_watch.REGIMES),
 )
 # Fields of which another test says so.
 ELSEWHERE = {
     "also": test_tasks.test_two_environments_train_resume_and_evaluate,
-    "model.attention": test_kernels.test_config_chooses_the_kernel,
     "model.path": test_fields_start.test_model_path,
     "optimizer.micro_batch": test_fields_learn.test_micro_batch,
 }

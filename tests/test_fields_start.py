@@ -16,6 +16,7 @@ from ragen_jax import config as cfg
 from ragen_jax import warmstart
 from ragen_jax.evaluate import load_policy
 from ragen_jax.likelihood import token_logps
+from ragen_jax.model.qwen import SHAPES
 from ragen_jax.model.tokenizer import build_tokenizer
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -125,6 +126,24 @@ def start(agent):
 @pytest.mark.parametrize("name", MODEL)
 def test_model(name, loaded, start):
     check_entry(name, MODEL[name], loaded, start)
+
+
+def kernel_on_a_gpu(config, given):
+    """The kernel of a model on a mesh of GPUs, of which nothing is asked but what they are."""
+    mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="gpu")]))
+    return cfg.build_model(config, SHAPES["qwen2.5-0.5b"], mesh).config.attention
+
+
+ATTENTION = {
+    "model.attention": Entry(
+        "xla", lambda a, b: (a, b) == ("cudnn", "xla"), {"model.dtype": "bfloat16"}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name, start):
+    check_entry(name, ATTENTION[name], kernel_on_a_gpu, start)
 
 
 def test_model_path(loaded, start, language_model):
