@@ -142,8 +142,8 @@ ATTENTION = {
 
 
 @pytest.mark.parametrize("name", ATTENTION)
-def test_attention(name, start):
-    check_entry(name, ATTENTION[name], kernel_on_a_gpu, start)
+def test_attention(name):
+    check_entry(name, ATTENTION[name], kernel_on_a_gpu)
 
 
 def test_model_path(loaded, start, language_model):
