@@ -32,6 +32,14 @@ def programs_of_the_module():
     jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def compiled_quickly():
+    """For modules that compile much and run it a few times: XLA leaves out most optimisations."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     return build_tokenizer(Sokoban.words)

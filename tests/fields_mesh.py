@@ -1,0 +1,51 @@
+"""What each of eight virtual devices holds of a run with each of some configs.
+
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/fields_mesh.py FIELDS
+
+FIELDS is JSON: a list of {field: value}. Prints a JSON list: of each config, shares of rows and
+parameters. Run by tests/test_fields_start.py in a process of its own, because the number of devices
+is fixed when JAX starts.
+"""
+
+import json
+import math
+import sys
+
+import jax
+import numpy as np
+from fields import configured
+
+from ragen_jax import config as cfg
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.sharding import place_rows, sampling_params, shard_micro_batches, shard_params
+
+SHAPE = ModelConfig(
+    vocab_size=64, width=32, layers=1, heads=8, kv_heads=8, head_dim=4, mlp_width=64
+)
+PARAMS = jax.device_get(init_params(SHAPE, jax.random.key(0)))
+
+
+def share(array):
+    """Of an array, on one device."""
+    return math.prod(array.sharding.shard_shape(array.shape)) / array.size
+
+
+def held(config):
+    mesh, sampling_mesh = cfg.build_meshes(config)
+    model = Qwen(SHAPE)
+    params = shard_params(PARAMS, model, mesh)
+    policy = sampling_params(params, model, sampling_mesh)
+    rows = shard_micro_batches(np.zeros((1, config.optimizer.micro_batch, 4)), mesh)
+    with jax.set_mesh(sampling_mesh):
+        played = place_rows(np.zeros((16, 4)))
+    return {
+        "rows": share(rows),
+        "heads": share(params["layers"]["q"]["kernel"]),
+        "played rows": share(played),
+        "played heads": share(policy["layers"]["q"]["kernel"]),
+    }
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)
+    print(json.dumps([held(configured(fields)) for fields in json.loads(sys.argv[1])]))

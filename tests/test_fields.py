@@ -1,0 +1,47 @@
+"""Every field of configs/base.py has a test that changes it and sees what its comment says."""
+
+import pytest
+import test_fields_learn
+import test_fields_run
+import test_fields_start
+import test_fields_watch
+import test_tasks
+from fields import Entry, check_entry
+
+from configs import base
+from ragen_jax.domains import DOMAINS, leaves
+
+ENTRIES = (
+    test_fields_learn.ENTRIES,
+    *(test_fields_run.RUNS, test_fields_run.DRAWS, test_fields_run.VISITS),
+    *(test_fields_start.MESHES, test_fields_start.MODEL, test_fields_start.ATTENTION),
+    test_fields_start.WARMSTART,
+    *(test_fields_watch.STOPPING, test_fields_watch.REGIMES),
+)
+# Fields of which another test says so.
+ELSEWHERE = {
+    "also": test_tasks.test_two_environments_train_resume_and_evaluate,
+    "model.path": test_fields_start.test_model_path,
+    "optimizer.micro_batch": test_fields_learn.test_micro_batch,
+}
+
+
+def test_every_field_is_changed_somewhere():
+    assert all(map(callable, ELSEWHERE.values()))
+    changed = {name for entries in ENTRIES for name in entries} | set(ELSEWHERE)
+    assert changed == set(leaves(base.get_config())) == set(DOMAINS)
+
+
+def test_an_entry_is_red_where_the_field_is_not_read():
+    """Or where its claim is true of anything."""
+    entry = Entry(7, lambda before, behind: (before, behind) == (0, 7))
+    check_entry("seed", entry, lambda config, given: config.seed)
+    with pytest.raises(AssertionError):
+        check_entry("seed", entry, lambda config, given: 0)
+    with pytest.raises(AssertionError):
+        check_entry("seed", Entry(7, lambda *_: True), lambda config, given: config.seed)
+    with pytest.raises(AssertionError):  # no other value
+        check_entry("seed", Entry(0, lambda *_: True), lambda config, given: config.seed)
+    unread = Entry(0.5, lambda a, b: a != b)  # of a run without a critic
+    with pytest.raises(AssertionError):
+        check_entry("algorithm.lam", unread, lambda config, given: config.algorithm.lam)

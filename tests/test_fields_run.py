@@ -1,0 +1,420 @@
+"""Fields of playing, collecting, diagnosing, evaluating and writing, each changed in a short run.
+
+Most runs keep nothing (filter.eps), so that they learn nothing: test_fields_learn.py is about that.
+Several fields are changed together, as far as what each changes can be told apart.
+"""
+
+import dataclasses
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fields import Entry, check_entry, configured, once
+from ml_collections import ConfigDict
+
+from ragen_jax import evaluate, rollout, train
+from ragen_jax.collect import collect, mark_played
+from ragen_jax.datasets import EVALUATION_SEEDS
+from ragen_jax.diagnostics import cross_scoring
+from ragen_jax.log import read_metrics
+from ragen_jax.pool import init_streaks
+from ragen_jax.types import TrainState
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+REPLY = 22  # tokens
+
+
+@pytest.fixture(scope="module")
+def start(agent):
+    """() -> the config of two steps of two groups, which are written down."""
+
+    def make():
+        return configured(
+            {
+                **{"model.path": str(agent.directory), "steps": 2, "env.max_turns": 3},
+                **{"rollout.groups": 2, "rollout.group_size": 2, "rollout.save_every": 1},
+                **{"rollout.compact": False, "rollout.max_new_tokens": REPLY},
+                **{"filter.eps": 1e6, "optimizer.minibatches": 1, "optimizer.micro_batch": 4},
+                **{"stopping.empty.action": "off", "regimes.action": "off"},
+                **{"checkpoint.every": 0, "checkpoint.export": False},
+                **{"diagnose.every": 0, "eval.every": 0, "eval.episodes": 4},
+            },
+            agent.config.copy_and_resolve_references,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """A run: what its folder holds, and the sizes of what it played and scored."""
+
+    @once
+    def stage(config, given):
+        workdir, decoded, scored = tmp_path_factory.mktemp("runs") / "run", [], []
+        decode, blocks = rollout.decode, cross_scoring.blocks
+
+        def decode_seen(model, params, segment, logits, keys_B, *args, **settings):
+            decoded.append(len(keys_B))
+            return decode(model, params, segment, logits, keys_B, *args, **settings)
+
+        def blocks_seen(N, M, micro_batch, shards=1):
+            scored.append((M, micro_batch))
+            return blocks(N, M, micro_batch, shards)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
+            patch.setattr(rollout, "decode", decode_seen)
+            patch.setattr(cross_scoring, "blocks", blocks_seen)
+            assert train.train(config, workdir) == 0
+        played = {int(p.stem[5:]): p for p in sorted((workdir / "rollouts").glob("*.jsonl"))}
+        solved = {int(p.stem[5:]): p for p in sorted((workdir / "eval").glob("*.json"))}
+        return types.SimpleNamespace(
+            rows=read_metrics(workdir / "metrics.jsonl"),
+            played={
+                step: [json.loads(line) for line in path.read_text().splitlines()]
+                for step, path in played.items()
+            },
+            solved={step: json.loads(path.read_text()) for step, path in solved.items()},
+            saved=sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()),
+            exported=(workdir / "policy").exists(),
+            decoded=decoded,  # rows of each turn
+            scored=scored,  # (reasonings, rows of a device call) of each table of scores
+        )
+
+    return stage
+
+
+# ---- what is read off an outcome ----------------------------------------------------------------
+
+
+def episodes(o):
+    return [episode for step in o.played.values() for episode in step]
+
+
+def turns(o):
+    return [turn for episode in episodes(o) for turn in episode["turns"]]
+
+
+def shown(turn):
+    """The text of a prompt."""
+    return turn["messages"][0]["content"]
+
+
+def replies_shown(turn):
+    return shown(turn).count("<|im_start|>assistant") - 1  # the last one is to be written
+
+
+def most(numbers):
+    return max(numbers, default=0)
+
+
+def with_figure(name, o):
+    """Steps that have a figure whose name begins so."""
+    return [row["step"] for row in o.rows if any(key.startswith(name) for key in row)]
+
+
+def figure(o, step, name):
+    return next(row[name] for row in o.rows if row["step"] == step)
+
+
+def seeds(o, step):
+    return [episode["seed"] for episode in o.played[step][::2]]
+
+
+def lengths(o, step):
+    """Mean sampled tokens of the episodes of a step."""
+    tokens = sum(len(t["sampled_ids"]) for e in o.played[step] for t in e["turns"])
+    return tokens / len(o.played[step])
+
+
+# ---- the entries --------------------------------------------------------------------------------
+
+SIZES = {
+    **{"seed": 7, "steps": 3, "env.max_turns": 2, "env.actions_per_turn": 1},
+    **{"rollout.groups": 3, "rollout.group_size": 3, "rollout.save_every": 2},
+    **{"eval.every": 2, "eval.episodes": 5, "eval.seed": 9, "filter.metric": "length"},
+    **{"checkpoint.every": 1, "checkpoint.keep": 3, "checkpoint.export": True},
+}
+BUDGETS = {
+    **{"env.max_actions": 3, "env.pool": 2, "rollout.max_new_tokens": REPLY - 1},
+    **{"filter.metric": "entropy"},
+}
+CUT = {"rollout.max_new_tokens": 3, "collect.max_rounds": 3, "env.format_penalty": -0.25}
+LAKES = {
+    **{"env.name": "frozen_lake", "env.prompt": "full", "rollout.temperature": 0.001},
+    "env.options": ConfigDict(dict(size=(3, 3), min_solution=1)),
+    "env.max_turns": 1,
+}
+WINDOW = {"env.context": "window", "steps": 1}
+# Most of 80 episodes end with their first action.
+MANY = {
+    **{"rollout.groups": 16, "rollout.group_size": 5, "rollout.save_every": 0, "steps": 1},
+    **{"env.max_actions": 1, "env.max_turns": 2},
+}
+SCORED = {
+    **{"diagnose.every": 1, "diagnose.flow_every": 2, "diagnose.gradients_every": 2},
+    **{"diagnose.first_turn_samples": 2, "diagnose.trajectory_samples": 3},
+    **{"diagnose.gradients_groups": 3, "diagnose.micro_batch": 16},
+}
+# Every fall of the information is a sign, from the second step on.
+NERVOUS = {
+    **{"regimes.baseline": 1, "regimes.recent": 1, "regimes.long": 1, "regimes.margin": 0.0},
+    **{"regimes.mi": 1.0, "diagnose.every": 1, "diagnose.flow_every": 0, "steps": 4},
+    **{"filter.strategy": "top_k", "filter.value": 1.0, "filter.include_zero": True},
+    **{"regimes.tighten.factor": 0.5, "regimes.tighten.least": 0.5, "env.max_turns": 1},
+}
+
+
+def continues(_, o):
+    """Prompts go on with the last one and its reply."""
+    pairs = [pair for e in episodes(o) for pair in zip(e["turns"], e["turns"][1:], strict=False)]
+    starts = [a["prompt_ids"] + a["sampled_ids"] for a, _ in pairs]
+    return len(pairs) > 0 and all(
+        b["prompt_ids"][: len(first)] == first for first, (_, b) in zip(starts, pairs, strict=True)
+    )
+
+
+def tightened(_, o):
+    """All groups are kept until the step of the alarm, half of them behind it."""
+    alarm = next(row["step"] for row in o.rows if row["regime/alarm"])
+    expected = [1.0 if row["step"] <= alarm else 0.5 for row in o.rows]
+    return alarm < 4 and [row["filter/kept_ratio"] for row in o.rows] == expected
+
+
+RUNS = {
+    "seed": Entry(7, lambda _, o: {s >> 32 for s in seeds(o, 2)} == {7}, along=SIZES),
+    "steps": Entry(3, lambda _, o: o.rows[-1]["step"] == 3, along=SIZES),
+    "env.max_turns": Entry(
+        2, lambda _, o: most(len(e["turns"]) for e in episodes(o)) == 2, along=SIZES
+    ),
+    "env.actions_per_turn": Entry(
+        1, lambda _, o: most(len(t["actions"]) for t in turns(o)) == 1, along=SIZES
+    ),
+    "rollout.groups": Entry(
+        3, lambda _, o: {e["group"] for e in episodes(o)} == {0, 1, 2}, along=SIZES
+    ),
+    "rollout.group_size": Entry(
+        3, lambda _, o: {e["member"] for e in episodes(o)} == {0, 1, 2}, along=SIZES
+    ),
+    "rollout.save_every": Entry(2, lambda _, o: [*o.played] == [2], along=SIZES),
+    "filter.metric": Entry(
+        "length",
+        lambda _, o: abs(figure(o, 2, "filter/score_mean") - lengths(o, 2)) < 1e-3,
+        along=SIZES,
+    ),
+    "eval.every": Entry(2, lambda _, o: with_figure("eval/", o) == [0, 2, 3], along=SIZES),
+    "eval.episodes": Entry(
+        5, lambda _, o: {len(found) for found in o.solved.values()} == {5}, along=SIZES
+    ),
+    "eval.seed": Entry(
+        9,
+        lambda _, o: (
+            {(seed - EVALUATION_SEEDS) >> 32 for found in o.solved.values() for seed, _ in found}
+            == {9}
+        ),
+        along=SIZES,
+    ),
+    "checkpoint.every": Entry(1, lambda _, o: {2, 3} <= {*o.saved}, along=SIZES),
+    "checkpoint.keep": Entry(3, lambda _, o: o.saved == [1, 2, 3], along=SIZES),
+    "checkpoint.export": Entry(True, lambda _, o: o.exported, along=SIZES),
+    "env.max_actions": Entry(
+        3,
+        lambda _, o: most(sum(len(t["actions"]) for t in e["turns"]) for e in episodes(o)) == 3,
+        along=BUDGETS,
+    ),
+    "env.pool": Entry(2, lambda _, o: {*seeds(o, 1)} == {*seeds(o, 2)}, along=BUDGETS),
+    "rollout.max_new_tokens": Entry(
+        3, lambda _, o: most(len(t["sampled_ids"]) for t in turns(o)) == 3, along=CUT
+    ),
+    # Nobody has earned anything.
+    "collect.max_rounds": Entry(
+        3,
+        lambda _, o: [row["collect/groups"] for row in o.rows] == [6, 6],
+        along=CUT,
+    ),
+    "env.format_penalty": Entry(
+        -0.25,
+        lambda _, o: (
+            {t["reward"] for t in turns(o)} == {-0.25} and not any(t["valid"] for t in turns(o))
+        ),
+        along=CUT,
+    ),
+    "env.name": Entry(
+        "frozen_lake", lambda _, o: "frozen lake" in shown(turns(o)[0]).lower(), along=LAKES
+    ),
+    # Rows of a lake, of P, G, O and _.
+    "env.options": Entry(
+        LAKES["env.options"],
+        lambda _, o: all(rows_of_the_grid(t) == [3, 3, 3] for t in turns(o)),
+        along=LAKES,
+    ),
+    "env.prompt": Entry("full", lambda _, o: "<answer>" in shown(turns(o)[0]), along=LAKES),
+    # All members of a group say the same.
+    "rollout.temperature": Entry(
+        0.001,
+        lambda _, o: all(
+            a["turns"][0]["sampled_ids"] == b["turns"][0]["sampled_ids"]
+            for step in o.played.values()
+            for a, b in zip(step[::2], step[1::2], strict=True)
+        ),
+        along=LAKES,
+    ),
+    "env.context": Entry("window", continues, {"steps": 1}),
+    "env.window": Entry(
+        2,
+        lambda _, o: (
+            {len(e["turns"]) for e in episodes(o)} == {3}
+            and {replies_shown(e["turns"][2]) for e in episodes(o)} == {1}
+        ),
+        WINDOW,
+    ),
+    "env.max_context": Entry(
+        90,
+        lambda _, o: most(len(t["prompt_ids"]) for t in turns(o)) + REPLY <= 90,
+        WINDOW,
+    ),
+    "rollout.compact": Entry(True, lambda _, o: o.decoded[-1] == 64, MANY),
+    "diagnose.every": Entry(
+        1, lambda _, o: with_figure("collapse/first_turn/mi", o) == [1, 2], along=SCORED
+    ),
+    "diagnose.flow_every": Entry(
+        2, lambda _, o: with_figure("flow/first_turn/", o) == [2], along=SCORED
+    ),
+    "diagnose.first_turn_samples": Entry(2, lambda _, o: o.scored[:1] == [(2, 16)], along=SCORED),
+    "diagnose.trajectory_samples": Entry(
+        3, lambda _, o: most(M for M, _ in o.scored[:2]) == 3, along=SCORED
+    ),
+    "diagnose.micro_batch": Entry(
+        16, lambda _, o: {rows for _, rows in o.scored} == {16}, along=SCORED
+    ),
+    "diagnose.gradients_every": Entry(
+        2, lambda _, o: with_figure("gradient/", o) == [2], along=SCORED
+    ),
+    "diagnose.gradients_groups": Entry(
+        3,
+        lambda _, o: (
+            sum(
+                value
+                for name, value in o.rows[1].items()
+                if name.startswith("gradient/") and name.endswith("/groups")
+            )
+            == 3
+        ),
+        along=SCORED,
+    ),
+    "regimes.action": Entry("tighten", tightened, NERVOUS),
+}
+
+
+def rows_of_the_grid(turn):
+    """Letters of each row of the observation, between the last two empty lines."""
+    lines = [line.replace(" ", "") for line in shown(turn).splitlines()]
+    return [len(line) for line in lines if line and set(line) <= set("PGO_X√")]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_run(name, outcome, start):
+    check_entry(name, RUNS[name], outcome, start)
+
+
+def test_entropies_are_what_the_filter_reads_as_such(outcome, start):
+    """Not lengths, of which those of a run would be above 40."""
+    o = outcome(configured(BUDGETS, start), None)
+    for row in o.rows:
+        assert 0 < row["filter/score_mean"] <= row["filter/score_max"] < np.log(400)
+
+
+# ---- how evaluation draws tokens ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """Log-probs of the tokens that an evaluation sampled, under what they were sampled from."""
+
+    @once
+    def stage(config, given):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
+            model, params, _, tasks = evaluate.load_policy(config, None)
+        _, (played,) = evaluate.evaluate(model, params, tasks)
+        return np.concatenate([turn.logp for episode in played for turn in episode.turns])
+
+    return stage
+
+
+def certain(before, behind):
+    """Each token was the only one that could be drawn."""
+    return before.min() < -0.1 and behind.min() > -1e-3
+
+
+EVALUATED = {"eval.every": 1, "eval.temperature": 1.0, "env.max_turns": 1}
+DRAWS = {
+    "eval.temperature": Entry(1e-4, certain, EVALUATED),
+    "eval.top_k": Entry(1, certain, EVALUATED),
+    "eval.top_p": Entry(1e-6, certain, EVALUATED),
+    "eval.min_p": Entry(0.999999, certain, EVALUATED),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws(name, evaluated, start):
+    check_entry(name, DRAWS[name], evaluated, start)
+
+
+# ---- which problems of a pool are visited -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def visited(make_turn, make_episode):
+    """How many visits of a pool 40 steps took whose groups never differ in reward."""
+
+    @once
+    def stage(config, given):
+        def play(task, seeds_G, states_G, key):
+            return [
+                dataclasses.replace(make_episode(g, k, [make_turn([1], [2])]), seed=seed)
+                for g, seed in enumerate(seeds_G)
+                for k in range(2)
+            ]
+
+        task = types.SimpleNamespace(
+            name=config.env.name,
+            config=config,
+            key=jax.random.key(0),
+            environment=types.SimpleNamespace(reset=lambda seed: seed),
+        )
+        state = TrainState(
+            params=None,
+            opt_state=None,
+            step=None,
+            seed_cursor={task.name: jnp.uint32(0)},
+            kl_scale=None,
+            streak_P={task.name: jnp.asarray(init_streaks(config.env.pool))},
+        )
+        for step in range(1, 41):
+            state = mark_played(state, [task], [collect(task, play, state, step)])
+        return int(state.seed_cursor[task.name])
+
+    return stage
+
+
+POOL = {"env.pool": 5, "rollout.groups": 1}
+VISITS = {
+    # A problem is played 8 times; before the n-th time it is passed over 2^n times in the mean.
+    "collect.explore": Entry(
+        0.5, lambda a, b: a == 40 and b > 40 * 8, POOL | {"collect.explore_least": 0.01}
+    ),
+    # Passed over twice before each time but the first.
+    "collect.explore_least": Entry(
+        0.33, lambda _, b: 60 < b < 200, POOL | {"collect.explore": 0.1}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VISITS)
+def test_visits(name, visited, start):
+    check_entry(name, VISITS[name], visited, start)

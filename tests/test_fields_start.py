@@ -1,0 +1,270 @@
+"""Fields that a run reads before its first step: the model, the warm start, the meshes."""
+
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fields import Entry, check_entry, configured, once
+from test_sharding import on_devices
+
+from configs import sokoban
+from ragen_jax import config as cfg
+from ragen_jax import warmstart
+from ragen_jax.evaluate import load_policy
+from ragen_jax.likelihood import token_logps
+from ragen_jax.model.qwen import SHAPES
+from ragen_jax.model.tokenizer import build_tokenizer
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+# ---- meshes -------------------------------------------------------------------------------------
+
+
+def on_mesh(**shares):
+    """Shares of rows and parameters that one of eight devices holds."""
+    return lambda _, o: {name: o[name.replace("_", " ")] for name in shares} == shares
+
+
+ROWS = {"optimizer.micro_batch": 8}
+REST = ROWS | {"mesh.data": 2, "mesh.tensor": -1}
+APART = ROWS | {"sampling_mesh.fsdp": 1, "sampling_mesh.tensor": 1, "sampling_mesh.data": -1}
+
+MESHES = {
+    "mesh.data": Entry(4, on_mesh(rows=1 / 4, heads=1 / 2, played_rows=1 / 4), REST),
+    "mesh.fsdp": Entry(4, on_mesh(rows=1 / 8, heads=1 / 4, played_heads=1 / 4), ROWS),
+    "mesh.tensor": Entry(2, on_mesh(rows=1 / 4, heads=1 / 2, played_heads=1 / 2), ROWS),
+    "sampling_mesh.data": Entry(
+        4,
+        on_mesh(rows=1 / 8, heads=1, played_rows=1 / 4, played_heads=1 / 2),
+        APART | {"sampling_mesh.data": 2, "sampling_mesh.tensor": -1},
+    ),
+    "sampling_mesh.fsdp": Entry(4, on_mesh(heads=1, played_rows=1 / 8, played_heads=1 / 4), APART),
+    "sampling_mesh.tensor": Entry(
+        2, on_mesh(heads=1, played_rows=1 / 4, played_heads=1 / 2), APART
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def laid_out():
+    """config -> shares, of all configs of MESHES; one process for all of them."""
+    asked = {}
+    for name, entry in MESHES.items():
+        for fields in (entry.settings, entry.settings | {name: entry.changed}):
+            asked[configured(fields).to_json()] = fields
+    process = on_devices(8, ["tests/fields_mesh.py", json.dumps([*asked.values()])])
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err[-3000:]
+    shares = dict(zip(asked, json.loads(out.splitlines()[-1]), strict=True))
+    return lambda config, given: shares[config.to_json()]
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_mesh(name, laid_out):
+    check_entry(name, MESHES[name], laid_out)
+
+
+# ---- model --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def loaded(agent, tmp_path_factory):
+    """What a run's model is, and does with a row of tokens."""
+
+    @once
+    def stage(config, given):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
+            model, params, _, tasks = load_policy(config, None)
+        tokens_BT = np.arange(16, dtype=np.int32)[None]
+        hidden, _ = model.apply({"params": params}, tokens_BT)
+
+        def loss(params):
+            return token_logps(model, params, tokens_BT).sum()
+
+        return types.SimpleNamespace(
+            shape=model.config,
+            dtype=hidden.dtype,
+            held={x.dtype.name for x in jax.tree.leaves(params)},
+            gradient=str(jax.make_jaxpr(jax.grad(loss))(params)),
+            logp=float(loss(params)),
+        )
+
+    return stage
+
+
+MODEL = {
+    "model.dtype": Entry(
+        "bfloat16",
+        lambda a, b: (
+            b.dtype == jnp.bfloat16
+            and b.held == {"float32"}
+            and 1e-6 < abs(a.logp - b.logp) < 0.05 * abs(a.logp)
+        ),
+    ),
+    "model.remat": Entry(
+        True,
+        lambda a, b: (
+            b.gradient.count("remat") > a.gradient.count("remat") and abs(a.logp - b.logp) < 1e-4
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def start(agent):
+    return lambda: configured(
+        {"model.path": str(agent.directory), "eval.episodes": 4},
+        agent.config.copy_and_resolve_references,
+    )
+
+
+@pytest.mark.parametrize("name", MODEL)
+def test_model(name, loaded, start):
+    check_entry(name, MODEL[name], loaded, start)
+
+
+def kernel_on_a_gpu(config, given):
+    """The kernel of a model on a mesh of GPUs, of which nothing is asked but what they are."""
+    mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="gpu")]))
+    return cfg.build_model(config, SHAPES["qwen2.5-0.5b"], mesh).config.attention
+
+
+ATTENTION = {
+    "model.attention": Entry(
+        "xla", lambda a, b: (a, b) == ("cudnn", "xla"), {"model.dtype": "bfloat16"}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name):
+    check_entry(name, ATTENTION[name], kernel_on_a_gpu)
+
+
+def test_model_path(loaded, start, language_model):
+    entry = Entry(
+        str(language_model),
+        lambda a, b: (a.shape.width, b.shape.width) == (96, 16),
+        {"env.prompt": "full"},
+    )
+    check_entry("model.path", entry, loaded, start)
+
+
+# ---- warm start ---------------------------------------------------------------------------------
+
+
+def tiny():
+    """An agent that does hardly more than begin to learn."""
+    return configured(
+        {
+            **{"warmstart.width": 16, "warmstart.layers": 1, "warmstart.heads": 2},
+            **{"warmstart.mlp_width": 24, "warmstart.rooms": 12, "warmstart.batch": 4},
+            **{"warmstart.success": 0.0, "warmstart.check_every": 2, "warmstart.max_updates": 4},
+            **{"warmstart.check_episodes": 3, "env.max_turns": 2},
+        },
+        sokoban.get_config,
+    )
+
+
+@pytest.fixture(scope="module")
+def imitated(tmp_path_factory):
+    """A warm start: what it learnt from, how far it moved, and what it checked itself with."""
+
+    @once
+    def stage(config, given):
+        shapes, held, batches, checked, episodes, refused = [], [], [], [], [], ""
+        make_batch, play = warmstart.make_batch, warmstart.play_problems
+        step = warmstart._imitation_step
+
+        def make_batch_seen(found):
+            episodes.extend(found)
+            return make_batch(episodes)
+
+        def step_seen(model, optimizer, params, opt_state, tokens_BT, mask_BT):
+            shapes.append(model.config)
+            held.append(jax.device_get(params))
+            batches.append(tokens_BT)
+            return step(model, optimizer, params, opt_state, tokens_BT, mask_BT)
+
+        def play_seen(model, params, chat, environment, seeds, states, **settings):
+            checked.append(len(seeds))
+            held.append(jax.device_get(params))
+            return play(model, params, chat, environment, seeds, states, **settings)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(warmstart, "make_batch", make_batch_seen)
+            patch.setattr(warmstart, "_imitation_step", step_seen)
+            patch.setattr(warmstart, "play_problems", play_seen)
+            try:
+                warmstart.imitate(config, tmp_path_factory.getbasetemp() / "imitated")
+            except ValueError as error:
+                refused = str(error)
+        tokenizer = build_tokenizer(cfg.words(config))
+        replies = [tokenizer.decode(turn.sampled) for e in episodes for turn in e.turns]
+        return types.SimpleNamespace(
+            shape=shapes[0],
+            first=held[0]["embed"],
+            moved=float(optax.tree.norm(jax.tree.map(np.subtract, held[-1], held[0]))),
+            batches=batches,
+            checked=checked,  # problems of each check
+            problems=len(episodes),
+            plans=[len(reply.split("</think>")[0].split("plan")[1].split()) for reply in replies],
+            refused=refused,
+        )
+
+    return stage
+
+
+SHAPE = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "mlp_width": 40}
+SHAPE |= {"rooms": 24, "plan_moves": 1, "batch": 6, "check_every": 1, "check_episodes": 5}
+OTHER = {f"warmstart.{name}": value for name, value in SHAPE.items()}
+LONGER = {"warmstart.success": 0.9, "warmstart.seed": 5}
+
+
+def of_shape(name):
+    return lambda _, o: getattr(o.shape, name) == SHAPE[name]
+
+
+CLAIMS = {name: of_shape(name) for name in ("width", "layers", "heads", "kv_heads", "mlp_width")}
+CLAIMS |= {
+    "rooms": lambda _, o: o.problems == 24,
+    "plan_moves": lambda _, o: max(o.plans) == 1,
+    "batch": lambda _, o: {len(rows) for rows in o.batches} == {6},
+    "check_every": lambda _, o: (len(o.batches), len(o.checked)) == (1, 1),
+    "check_episodes": lambda _, o: o.checked == [5],
+}
+
+WARMSTART = {
+    f"warmstart.{name}": Entry(SHAPE[name], claim, along=OTHER) for name, claim in CLAIMS.items()
+}
+WARMSTART |= {
+    "warmstart.seed": Entry(
+        5,
+        lambda a, b: (
+            not np.array_equal(a.first, b.first) and not np.array_equal(a.batches[0], b.batches[0])
+        ),
+        along=LONGER,
+    ),
+    "warmstart.learning_rate": Entry(
+        9e-3, lambda a, b: abs(b.moved / a.moved - 3) < 1e-3 and np.array_equal(a.first, b.first)
+    ),
+    # An agent of two updates is never right.
+    "warmstart.success": Entry(
+        0.9,
+        lambda a, b: len(a.checked) == 1 and "not warmstart.success=0.9" in b.refused,
+        along=LONGER,
+    ),
+    "warmstart.max_updates": Entry(
+        6, lambda _, o: len(o.batches) == 6 and "in 6 updates" in o.refused, LONGER
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WARMSTART)
+def test_warmstart(name, imitated):
+    check_entry(name, WARMSTART[name], imitated, tiny)
