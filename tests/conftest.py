@@ -1,10 +1,20 @@
 """For all tests: CPU, the tiny tokenizer and agent, turns made by hand."""
 
 import dataclasses
+import fcntl
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# What one module, worker or child process has compiled the others load: half of the suite's time
+# would be spent on compiling programs again.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled_")
+    os.environ["COMPILED_BY_TESTS"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import numpy as np
@@ -22,6 +32,12 @@ from ragen_jax.types import Episode, Turn
 from ragen_jax.warmstart import tiny_model
 
 keep_freed_memory()
+
+
+def pytest_unconfigure(config):
+    """The process that all others descend from clears away what was compiled."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.get("COMPILED_BY_TESTS", ""), ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -104,10 +120,17 @@ class Agent:
 @pytest.fixture(scope="session")
 def agent(tmp_path_factory):
     """An `Agent`, built by the real warm start with very small settings."""
-    cache = tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # one for all workers
     config = sokoban.get_config()
     config.warmstart.update(rooms=1024, success=0.0, check_every=150, check_episodes=16)
-    directory = tiny_model(config, cache)
+    quickly = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)  # it runs its programs for long
+    with open(folder / "agent.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        directory = tiny_model(config, folder / "agent")
+    jax.config.update("jax_disable_most_optimizations", quickly)
     model, params, tokenizer = hf.load(directory)
     environment = build_environment(config, "train")
     return Agent(config, directory, model, params, tokenizer, environment)

@@ -118,8 +118,9 @@ def update(model, params, episodes, mesh):
     """(first gradient, parameters behind 3 updates)."""
     batch, advantage_BT, reference = training_rows(params, episodes)
     found = []
-    # With plain gradient descent at rate 1 the first step is the gradient itself.
-    for optimizer, minibatches in ((optax.sgd(1.0), 1), (optax.adam(1e-3), 3)):
+    # With plain gradient descent at rate 1 the first step is the gradient itself. Adam's eps keeps
+    # a gradient that is a rounding of 0 from becoming a step of full length.
+    for optimizer, minibatches in ((optax.sgd(1.0), 1), (optax.adam(1e-3, eps=1e-6), 3)):
         with jax.set_mesh(mesh):
             state, metrics = update_policy(
                 model,

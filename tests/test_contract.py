@@ -13,6 +13,8 @@ from ragen_jax import train
 from ragen_jax.config import TINY_NEEDS
 from ragen_jax.log import read_metrics
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 @dataclasses.dataclass(frozen=True)
 class Number:

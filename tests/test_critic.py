@@ -13,6 +13,8 @@ from ragen_jax.passes import over_rows, values
 from ragen_jax.sharding import make_mesh
 from ragen_jax.types import Batch
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 V, T, D = 30, 10, 32
 LOSS = critic.ValueLoss(clip=0.3, aggregation="token-mean", norm_length=T)
 

@@ -14,6 +14,8 @@ from ragen_jax.domains import DOMAINS, field, leaves, unread, warning
 from ragen_jax.log import read_metrics
 from ragen_jax.model.weights import WEIGHTS
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 ROOT = Path(__file__).parents[1]
 NAN, INF = float("nan"), float("inf")
 

@@ -22,6 +22,8 @@ from ragen_jax.model import lora
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.sharding import make_mesh
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 G, K = 5, 3
 
 # ---- buckets ------------------------------------------------------------------------------------

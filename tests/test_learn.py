@@ -23,6 +23,8 @@ from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 V, G, K = 40, 4, 4
 
 

@@ -153,7 +153,7 @@ def repeater(tokenizer, words):
 def play(policy, chat, observe, make_turn, make_episode, *, seed=0):
     """Episodes whose reasonings the policy itself draws; observe(room, turn) is what is shown."""
     rng = np.random.default_rng(seed)
-    ending = chat.tokenizer.encode("</think><answer>Up</answer><|im_end|>")
+    ending = chat.reply_ids("</think><answer>Up</answer>")
     played = [(room, member, []) for room in range(ROOMS) for member in range(MEMBERS)]
     for t in range(TURNS):
         messages = [observe(room, t) for room, _, _ in played]

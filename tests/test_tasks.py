@@ -20,6 +20,8 @@ from ragen_jax.sharding import make_mesh
 from ragen_jax.tasks import apart, joined, labelled, own_rows
 from ragen_jax.update import init_state
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 def parts(*groups):
     """Stand-ins for tasks with so many groups."""

@@ -16,6 +16,8 @@ from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.log import read_metrics
 from ragen_jax.model import hf
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 DOCUMENTED = """
 rollout/success rollout/return rollout/logp_gap collapse/first_turn/mi collapse/first_turn/h_cond
 collapse/first_turn/retrieval_acc filter/kept_ratio update/entropy time/rollout time/diagnose
