@@ -111,6 +111,7 @@ class Agent:
 
     config: object
     directory: Path
+    home: Path  # XDG_CACHE_HOME of commands that this worker runs itself
     model: object
     params: dict
     tokenizer: object
@@ -133,7 +134,8 @@ def agent(tmp_path_factory):
     jax.config.update("jax_disable_most_optimizations", quickly)
     model, params, tokenizer = hf.load(directory)
     environment = build_environment(config, "train")
-    return Agent(config, directory, model, params, tokenizer, environment)
+    home = tmp_path_factory.mktemp("xdg")
+    return Agent(config, directory, home, model, params, tokenizer, environment)
 
 
 @pytest.fixture(scope="session")

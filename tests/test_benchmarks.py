@@ -13,6 +13,8 @@ from benchmarks import alarm, caching, generation, llm, measure, peers, scoring
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 BEFORE, AFTER = Limits(20e9, 200e9, "float32"), Limits(10e9, 250e9, "float32")
 
 
@@ -68,6 +70,7 @@ def test_without_a_peer_ours_is_still_measured(monkeypatch):
     assert "pip install torch" in row.skipped
 
 
+@pytest.mark.slow
 def test_another_shape_plays(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(generation, "shape", lambda name, dtype: llm.TINY)

@@ -25,7 +25,10 @@ from ragen_jax.lab import arms
 from ragen_jax.log import read_metrics
 
 # Of running modules that are imported already, and of how ml_collections reads a config file.
-pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)"),
+    pytest.mark.usefixtures("compiled_quickly"),
+]
 ROOT = Path(__file__).parents[1]
 STOPPED = "no model is loaded here"
 

@@ -380,7 +380,7 @@ SETTINGS = {
 )
 def test_what_is_called_unread_changes_nothing(agent, tmp_path, monkeypatch, setting):
     """Two runs that differ in every field that is not read write the same figures and weights."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.directory.parent.parent / "xdg"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
     config = agent.config.copy_and_resolve_references()
     config.model.path = str(agent.directory)
     config.steps = 2

@@ -21,6 +21,8 @@ from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.model.tokenizer import build_tokenizer
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 V = 40  # ids 0..31 may name a prompt
 FILLER = [39, 38, 37]
 

@@ -17,6 +17,8 @@ from ragen_jax.model.qwen import logits
 from ragen_jax.model.tokenizer import SPECIAL
 from ragen_jax.rollout import Budgets, Sampling, length_bucket, rollout, row_bucket
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 BUDGETS = Budgets(max_turns=5, max_actions=10, max_new_tokens=24)
 KEY = jax.random.key(3)
 
@@ -207,7 +209,12 @@ class Speaking:
 
 
 @pytest.mark.parametrize(
-    "context, prompt", [("full", "terse"), ("window", "full"), ("single_turn", "full")]
+    "context, prompt",
+    [
+        ("window", "full"),
+        pytest.param("full", "terse", marks=pytest.mark.slow),
+        pytest.param("single_turn", "full", marks=pytest.mark.slow),
+    ],
 )
 def test_nobody_but_the_template_opens_a_role(agent, context, prompt):
     # Uniform over the vocabulary, so that some hundred control tokens are sampled.

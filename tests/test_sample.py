@@ -8,6 +8,8 @@ import pytest
 from ragen_jax import sample
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 V, STOP = 40, 7
 
 

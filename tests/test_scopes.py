@@ -23,6 +23,8 @@ from ragen_jax.diagnostics.scopes import (
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rollout import Budgets, Sampling, rollout
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 G, K, TURNS = 5, 4, 3
 FIGURES = ("mi", "mi_seq", "mi_released", "h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq")
 FIGURES = (*FIGURES, "retrieval_acc")

@@ -13,6 +13,8 @@ from ragen_jax.domains import leaves
 from ragen_jax.model import config_json, qwen
 from ragen_jax.settle import is_open, settle
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
 CONFIGS["mixture"] = mixture
 

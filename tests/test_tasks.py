@@ -175,7 +175,7 @@ def test_each_environment_is_filtered_by_itself(config, agent):
 
 
 def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.directory.parent.parent / "xdg"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
     config.steps = 1
     assert train.train(config, tmp_path / "resumed") == 0
     config.steps = 2

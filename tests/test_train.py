@@ -27,7 +27,7 @@ time/update time/step
 
 @pytest.fixture(autouse=True)
 def cache(agent, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.directory.parent.parent / "xdg"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.optimize import micro_batches
 from ragen_jax.sharding import make_mesh, param_shardings
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 @pytest.fixture(scope="module")
 def policy():
