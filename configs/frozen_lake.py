@@ -6,7 +6,7 @@ tiny (default)
     A 0.2 M parameter agent that first imitates a solver, in single-turn context.
     Hardware and time: 2 CPU cores; 40 s of warm start (once), under 6 minutes of training on a
     busy machine.
-    Expected: held-out success 0.44 -> 0.56 (+12.1 points, mean of three seeds;
+    Expected: held-out success 0.47 -> 0.56 (+8.8 points, mean of three seeds;
     docs/results/frozen_lake_tiny.md).
     Departs from the paper: no KL term; learning rate 1e-4 (benchmarks/NOTES.md); lakes can be
     crossed within the ten moves an episode has.

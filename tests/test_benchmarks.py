@@ -196,7 +196,8 @@ def test_simulated_scores_are_those_of_the_drawn_reasonings(scene):
 def test_strengths_have_the_retrieval_and_half_of_the_information(monkeypatch):
     monkeypatch.setattr(alarm, "CALIBRATION", 40)
     scene = alarm.SCENES[0]
-    strong, weak, mi = alarm.strengths(scene, 0.55)
+    strong, weak, mi, reached = alarm.strengths(scene, 0.55)
+    assert reached == pytest.approx(0.55, abs=0.01)
     assert alarm.mean_figures(scene, strong) == pytest.approx([mi, 0.55], abs=0.01)
     assert alarm.mean_figures(scene, weak)[0] == pytest.approx(mi / 2, rel=0.02)
 
@@ -209,7 +210,7 @@ def test_runs_are_watched_apart_and_rates_are_of_them(monkeypatch):
 
     found = {1.0: [[1.0, 0.1]], 0.5: [[0.2, 0.1]]}  # strength -> the only step of its bank
     monkeypatch.setattr(alarm, "bank", lambda seed, scene, s, size: np.array(found[s]))
-    monkeypatch.setattr(alarm, "strengths", lambda scene, retrieval: (1.0, 0.5, 1.0))
+    monkeypatch.setattr(alarm, "strengths", lambda scene, retrieval: (1.0, 0.5, 1.0, retrieval))
     (row,) = alarm.error_rates(3, alarm.SCENES[:1], (0.55,))
     assert (row["false"], row["seen"], row["met"]) == (0.0, 1.0, True)
     found[0.5] = found[1.0]
@@ -218,7 +219,7 @@ def test_runs_are_watched_apart_and_rates_are_of_them(monkeypatch):
     (row,) = alarm.error_rates(3, alarm.SCENES[:1], (0.2,))
     assert row["met"]  # nobody asks that so weak a dependence's fall is seen
     text = alarm.as_table({"rows": [row], "runs": 3})
-    assert text.splitlines()[1].split() == "first_turn 8 8 0.0 0.2 1.000 0.000 0.000 met".split()
+    assert text.splitlines()[1].split() == "first_turn 8 8 0.0 0.20 1.000 0.000 0.000 met".split()
 
 
 def test_the_alarm_command(monkeypatch, capsys):
