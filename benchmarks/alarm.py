@@ -82,11 +82,11 @@ def draw(rng, scene, strength):
     return count_MV @ logp_NV.T, length_M, own_M, room_N
 
 
-def solve(scene, strength_of, low, high):
-    """The strength at which `strength_of` goes from below 0 to above, by bisection."""
+def solve(excess, low, high):
+    """The strength at which `excess` of it goes from below 0 to above, by bisection."""
     for _ in range(14):
         middle = np.sqrt(low * high)
-        low, high = (middle, high) if strength_of(middle) < 0 else (low, middle)
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
     return np.sqrt(low * high)
 
 
@@ -100,9 +100,9 @@ def mean_figures(scene, strength):
 def strengths(scene, retrieval):
     """(strength with that retrieval, strength with half of its mi_released, its mi_released, its
     retrieval_acc: less where no strength has as much)."""
-    strong = solve(scene, lambda s: mean_figures(scene, s)[1] - retrieval, 0.01, 10.0)
+    strong = solve(lambda s: mean_figures(scene, s)[1] - retrieval, 0.01, 10.0)
     mi, reached = mean_figures(scene, strong)
-    weak = solve(scene, lambda s: mean_figures(scene, s)[0] - mi / 2, 0.001, strong)
+    weak = solve(lambda s: mean_figures(scene, s)[0] - mi / 2, 0.001, strong)
     return strong, weak, mi, reached
 
 

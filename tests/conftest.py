@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What one module, worker or child process has compiled the others load: half of the suite's time
-# would be spent on compiling programs again.
+# What one module, worker or child process has compiled the others load.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled_")
     os.environ["COMPILED_BY_TESTS"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
