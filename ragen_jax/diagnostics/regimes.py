@@ -42,8 +42,11 @@ its own: what was surely reached only ever rises, so that an information that fi
 crashes is compared with what it rose to. Of length and entropy the level stays.
 
 A sign ends when the recent mean has been for `clear_patience` values in a row nearer to the level
-(`recover` of the way, in logarithms). Steps without a figure leave all of it as it is. A figure
-whose level is not above 0 is not watched. `python -m benchmarks alarm` simulates both error rates.
+(`recover` of the way, in logarithms). Steps without a figure leave all of it as it is.
+
+**A level worth watching.** A figure is judged only while its level is above SURE * m half-widths of
+its long mean: nearer to 0, a fall would be told from noise in hardly any run, and noise taken for a
+fall in many. `python -m benchmarks alarm` simulates both error rates.
 
 MI is the form of the released code (information.py), because the paper's is at most log N a
 reasoning: a reasoning that names its prompt among N stands at that ceiling, and stays there
@@ -67,6 +70,7 @@ FALLING = (*ALONE, "valid_think", "valid_action", "grounded")  # kinds: a sign w
 EITHER = ("length", "entropy")  # kinds: a sign where fallen or risen, never an alarm by themselves
 SIGNS = 2  # kinds that make an alarm
 NAMES = ("diverse reasoning", "compressed", "template collapse", "low-entropy collapse")
+SURE = 8  # times `margin` half-widths of its long mean: what a level must be above to be watched
 NOISE_STEPS = 20  # values over which the differences of neighbours are averaged
 
 
@@ -252,7 +256,8 @@ def _judge(state, settings, judged_EF):
         beyond_EF |= recent_EF - half_EF > rise_F * (level_EF + level_half_EF)
         # The way back is longer: a share of it, in logarithms.
         inside_EF = (recent_EF >= fall_F**back * level_EF) & (recent_EF <= rise_F**back * level_EF)
-    judged_EF = judged_EF & (level_EF > 0)
+    least_EF = np.float32(SURE) * margin * np.sqrt(state.long_variance_EF)
+    judged_EF = judged_EF & (level_EF > least_EF)
     on_EF = state.sign_EF > 0
     streak_EF = np.where(on_EF & inside_EF, state.streak_EF + 1, 0)
     ends_EF = streak_EF >= settings["clear_patience"]
