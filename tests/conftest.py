@@ -123,6 +123,7 @@ def agent(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # one for all workers
+    folder = Path(os.environ.get("AGENT_OF_TESTS", folder))  # of mutations.py
     config = sokoban.get_config()
     config.warmstart.update(rooms=1024, success=0.0, check_every=150, check_episodes=16)
     quickly = jax.config.read("jax_disable_most_optimizations")

@@ -5,13 +5,15 @@
 
 For each module of MODULES a sample of its possible mutations is applied, one after the other, to a
 copy of the tree; the tests named beside it run until the first failure. A mutation that no test
-sees is a survivor: read it, and add a test or say why it changes nothing. Finished mutations are
-not run again with the same --out. Programs are compiled into a cache that all runs share.
+sees is a survivor: read it, and add a test or say why it changes nothing. Before a module's first
+mutation its tests must pass without one. Finished mutations are not run again with the same --out.
+All runs share the programs that they compile and the tests' agent, which no mutation trains.
 """
 
 import argparse
 import ast
 import copy
+import functools
 import json
 import os
 import random
@@ -24,24 +26,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LIMIT_S = 900  # of the tests of one mutation; a mutation that hangs is seen
+LIMIT = 4  # times what the tests take without a mutation; one that takes longer hangs, and is seen
+UNCHANGED = "nothing"
 
-# module -> its tests
+# module -> its tests, those first that notice most in the least time
 MODULES = {
-    "ragen_jax/learn.py": "tests/test_learn.py tests/test_tasks.py tests/test_train.py",
-    "ragen_jax/train.py": "tests/test_train.py tests/test_tasks.py",
-    "ragen_jax/credit.py": "tests/test_credit.py tests/test_learn.py",
-    "ragen_jax/collect.py": "tests/test_collect.py tests/test_randomness.py tests/test_train.py",
-    "ragen_jax/pool.py": "tests/test_pool.py tests/test_randomness.py",
-    "ragen_jax/tasks.py": "tests/test_tasks.py tests/test_randomness.py",
-    "ragen_jax/diagnose.py": "tests/test_tasks.py tests/test_train.py",
-    "ragen_jax/diagnostics/scopes.py": "tests/test_scopes.py tests/test_flow.py",
-    "ragen_jax/optimize.py": "tests/test_update.py tests/test_critic.py",
-    "ragen_jax/update.py": "tests/test_update.py tests/test_gradients.py",
-    "ragen_jax/critic.py": "tests/test_critic.py",
-    "ragen_jax/rollout.py": "tests/test_rollout.py tests/test_randomness.py",
-    "ragen_jax/diagnostics/regimes.py": "tests/test_regimes.py",
-    "ragen_jax/config.py": "tests/test_config.py tests/test_learn.py tests/test_tasks.py",
+    "learn": "fields_learn learn tasks train",
+    "train": "train tasks fields_watch fields_run",
+    "credit": "credit fields_learn learn",
+    "collect": "collect randomness fields_run train",
+    "pool": "pool randomness fields_run train",
+    "tasks": "randomness tasks train",
+    "diagnose": "fields_run train tasks",
+    "diagnostics/scopes": "scopes flow",
+    "optimize": "update critic fields_learn",
+    "update": "update gradients fields_learn",
+    "critic": "critic fields_learn train",
+    "rollout": "rollout randomness",
+    "diagnostics/regimes": "regimes fields_watch",
+    "config": "config fields_start fields_learn learn tasks",
 }
 
 SWAPS = {
@@ -190,50 +193,58 @@ def _swap_keywords(node):
     first.value, second.value = second.value, first.value
 
 
+def path(module):
+    """Of an entry of MODULES, within the tree."""
+    return f"ragen_jax/{module}.py"
+
+
 def sample(module, count, seed):
     """`count` of a module's mutations, the same ones every time."""
-    source = (ROOT / module).read_text()
+    source = (ROOT / path(module)).read_text()
     found = list(mutations(source))
     random.Random(f"{module} {seed}").shuffle(found)
     return found[:count]
 
 
-def try_one(module, tests, line, what, new, cache):
-    """Whether the tests see a mutation, and how."""
+def try_one(mutation, cache, limit_s):
+    """Runs a module's tests on a copy of the tree with the mutation -> what is written of it."""
+    module, line, what, new = mutation
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         ignore = shutil.ignore_patterns(".git", ".venv*", "runs", "__pycache__", "*.egg-info")
         shutil.copytree(ROOT, tree, ignore=ignore)
-        (tree / module).write_text(new)
+        (tree / path(module)).write_text(new)
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_COMPILATION_CACHE_DIR": str(cache / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            "AGENT_OF_TESTS": str(cache),
         }
         options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--basetemp={folder}/tmp"]
+        tests = [f"tests/test_{name}.py" for name in MODULES[module].split()]
         start = time.perf_counter()
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "pytest", *options, *tests.split()],
+                [sys.executable, "-m", "pytest", *options, *tests],
                 cwd=tree,
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=LIMIT_S,
+                timeout=limit_s,
             )
             seen = done.returncode != 0
             lines = [x for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
-            by = lines[0] if lines else done.stdout.strip().splitlines()[-1:]
+            by = lines[0] if lines else "".join(done.stdout.strip().splitlines()[-1:])
         except subprocess.TimeoutExpired:
-            seen, by = True, f"still running after {LIMIT_S} s"
+            seen, by = True, f"still running after {limit_s} s"
     seconds = round(time.perf_counter() - start)
     return dict(module=module, line=line, what=what, seen=seen, by=by, seconds=seconds)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("modules", nargs="*", help="files of MODULES; default: all")
+    parser.add_argument("modules", nargs="*", help="of MODULES; default: all")
     parser.add_argument("--count", type=int, default=24, help="mutations of a module")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=1, help="mutations at a time")
@@ -241,28 +252,48 @@ def main():
     parser.add_argument("--list", action="store_true", help="only say what would be done")
     options = parser.parse_args()
     plan = [
-        (module, MODULES[module], *mutation)
+        (module, *mutation)
         for module in options.modules or MODULES
         for mutation in sample(module, options.count, options.seed)
     ]
     out = Path(options.out)
     done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     known = {(one["module"], one["line"], one["what"]) for one in done}
-    plan = [one for one in plan if (one[0], one[2], one[3]) not in known]
+    plan = [one for one in plan if one[:3] not in known]
     if options.list:
-        for module, _, line, what, _ in plan:
-            print(f"{module}:{line}  {what}")
+        for module, line, what, _ in plan:
+            print(f"{path(module)}:{line}  {what}")
         return
     cache = Path(tempfile.gettempdir()) / "ragen_jax_mutations"
+    cache.mkdir(exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool, out.open("a") as file:
-        for found in pool.map(lambda one: try_one(*one, cache), plan):
+
+        def note(found):
             file.write(json.dumps(found) + "\n")
             file.flush()
             done.append(found)
-            mark = "seen" if found["seen"] else "SURVIVES"
-            print(f"{mark:8} {found['module']}:{found['line']}  {found['what']}", flush=True)
-    survivors = sum(not one["seen"] for one in done)
-    print(f"{len(done) - survivors} of {len(done)} mutations seen")
+            if found["what"] != UNCHANGED:
+                mark = "seen" if found["seen"] else "SURVIVES"
+                print(f"{mark:8} {found['module']}:{found['line']}  {found['what']}", flush=True)
+
+        for module in dict.fromkeys(one[0] for one in plan):
+            if (module, 0, UNCHANGED) not in known:
+                unchanged = module, 0, UNCHANGED, (ROOT / path(module)).read_text()
+                found = try_one(unchanged, cache, limit_s=None)
+                if found["seen"]:
+                    sys.exit(f"{module}: its tests fail without a mutation: {found['by']}")
+                note(found)
+            took_s = max(
+                one["seconds"]
+                for one in done
+                if (one["module"], one["what"]) == (module, UNCHANGED)
+            )
+            tries = [one for one in plan if one[0] == module]
+            one_try = functools.partial(try_one, cache=cache, limit_s=LIMIT * took_s + 60)
+            for found in pool.map(one_try, tries):
+                note(found)
+    tried = [one for one in done if one["what"] != UNCHANGED]
+    print(f"{sum(one['seen'] for one in tried)} of {len(tried)} mutations seen")
 
 
 if __name__ == "__main__":
