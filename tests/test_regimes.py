@@ -250,13 +250,13 @@ def test_a_figure_that_was_never_above_zero_says_nothing():
 
 
 def test_a_figure_too_near_to_zero_for_its_noise_is_not_judged():
-    # 0.3 for 60 steps, then nothing. With intervals of 0.36 a value the long mean's is 0.36 / root
-    # 39 = 0.058 wide: 8 * 0.7 of them are 0.32, and of those of 0.2 0.18.
+    # 0.3 for 60 steps, then nothing. The long mean's half-width is 1 / root 39 of a value's, and
+    # 8 * 0.7 of it are 0.305 with values of 0.34, 0.29 with values of 0.325.
     falls = [0.3] * 60 + [0.0] * 40
-    assert first_alarm(falls, 0.36) is None
-    assert first_alarm(falls, 0.2) in range(61, 70)
-    # Fallen without that condition: 0 + 0.7 * 0.12 is below 0.75 * (0.3 - 0.7 * 0.058).
-    assert first_alarm(falls, 0.36, defaults() | {"margin": 0.0}) in range(61, 70)
+    assert first_alarm(falls, 0.34) is None
+    assert first_alarm(falls, 0.325) in range(61, 70)
+    # A fall it is: 0 + 0.7 * 0.34 / 3 is below 0.75 * (0.3 - 0.7 * 0.34 / root 39).
+    assert first_alarm(falls, 0.34, defaults() | {"margin": 0.0}) in range(61, 70)
 
 
 def test_the_reason_tells_the_numbers():

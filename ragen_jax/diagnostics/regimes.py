@@ -261,7 +261,7 @@ def _judge(state, settings, judged_EF):
     on_EF = state.sign_EF > 0
     streak_EF = np.where(on_EF & inside_EF, state.streak_EF + 1, 0)
     ends_EF = streak_EF >= settings["clear_patience"]
-    sign_EF, streak_EF = np.where(on_EF, ~ends_EF, beyond_EF), np.where(ends_EF, 0, streak_EF)
+    sign_EF = np.where(on_EF, ~ends_EF, beyond_EF)
     return state.replace(
         sign_EF=np.where(judged_EF, sign_EF, state.sign_EF).astype(np.int32),
         streak_EF=np.where(judged_EF, streak_EF, state.streak_EF).astype(np.int32),
