@@ -179,7 +179,8 @@ def get_config():
                 clear_patience=5,  # values in a row inside the way back that end a sign
                 recover=0.5,  # the way back: this share of it, in logarithms, towards the level
                 low=0.5,  # below which H(Z|X) or MI counts as low for regime/index
-                mi=0.75,  # below: a sign, and an alarm by itself
+                mi=0.75,  # below: an alarm by itself
+                mi_sign=0.85,  # below: a sign, an alarm with another one
                 valid_think=0.9,  # below: a sign
                 valid_action=0.92,
                 grounded=0.85,  # share of the facts stated that are so

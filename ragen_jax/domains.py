@@ -268,6 +268,7 @@ DOMAINS = {
     "regimes.recover": above(0, 1),
     "regimes.low": above(0, 1, DIAGNOSED),
     "regimes.mi": above(0, 1, DIAGNOSED),
+    "regimes.mi_sign": above(0, 1, DIAGNOSED),
     "regimes.valid_think": above(0, 1),
     "regimes.valid_action": above(0, 1),
     "regimes.grounded": above(0, 1, DIAGNOSED),

@@ -180,6 +180,7 @@ REGIMES = {
         given=series((5, {}), (1, {MI: 0.2, H: 0.1})),
     ),
     "regimes.mi": Entry(0.5, never, given=mi((5, 2.0), (3, 1.2))),
+    "regimes.mi_sign": Entry(0.5, never, given=series((5, {}), (3, {MI: 1.6, ACTION: 0.01}))),
     "regimes.valid_think": Entry(0.5, never, given=fallen_with(THINK, 0.6)),
     "regimes.valid_action": Entry(0.5, never, given=fallen_with(ACTION, 0.6)),
     "regimes.grounded": Entry(0.5, never, given=fallen_with(GROUNDED, 0.6)),

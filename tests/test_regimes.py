@@ -167,9 +167,15 @@ def test_what_is_an_alarm():
         row(think=0.3, action=0.2),
     ):
         assert alarms([figures] * 4, rules) == [0] * 4
+    # A smaller fall of the information is a sign: an alarm beside another, in either scope.
+    laxer = settings(mi_sign=0.5)
+    for figures in (row(mi=0.9, action=0.1), row(mi2=0.9, h=1.1), row(mi=0.9, length=4.9)):
+        assert alarms([figures] * 2, laxer) == [1, 1] and alarms([figures] * 2, rules) == [0, 0]
+    assert alarms([row(mi=0.9, mi2=0.9)] * 4, laxer) == [0] * 4
     # Both scopes are one kind, and what else a matrix of scores says is no figure at all.
-    _, history, _ = run([row(mi=0.1, mi2=0.1)] * 2, rules)
-    assert history[-1]["regime/signs"] == 1
+    for share in (0.01, 0.25, 0.5):
+        _, history, _ = run([row(mi=0.1, mi2=0.1)] * 2, settings(mi_sign=share))
+        assert history[-1]["regime/signs"] == 1
     lost = row() | {"collapse/first_turn/retrieval_acc": 0.125, "update/entropy": 9.0}
     assert alarms([lost] * 3, rules) == [0, 0, 0]
 

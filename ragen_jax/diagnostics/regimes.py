@@ -13,17 +13,19 @@ level; low is below `low` of that.
 **The alarm** watches figures of each environment by itself:
 
     kind          figures                                               a sign where it has
-    mi            collapse/first_turn/ and trajectory/mi_released       fallen
+    mi            collapse/first_turn/ and trajectory/mi_released       fallen; an alarm by itself
+    mi_sign       the same, with a share of its own: a smaller fall     fallen
     valid_think   rollout/valid_think_rate                              fallen
     valid_action  rollout/valid_rate                                    fallen
     grounded      reasoning/grounded_rate                               fallen
     length        rollout/response_length                               fallen or risen
     entropy       collapse/first_turn/h_cond                            fallen or risen
 
-It is on where the information has fallen, or two other kinds are signs and one of them is not
-length or entropy: healthy runs shorten and sharpen too, and a template reads as fluently as ever.
-All that one matrix of cross scores says is one piece of evidence: retrieval does not count beside
-MI.
+It is on where the information has fallen, or two kinds are signs and one of them is not length or
+entropy: healthy runs shorten and sharpen too, and a template reads as fluently as ever. All that
+one matrix of cross scores says is one piece of evidence: retrieval does not count beside MI, and
+`mi` and `mi_sign` count once. Beside another kind a smaller fall is enough, as each confirms the
+other.
 
 **Beyond its interval.** A step has few prompts, so single values say little. Of each figure two
 running means are kept, one over about `recent` steps and one over about `long` steps (weights 1 /
@@ -66,8 +68,15 @@ from ragen_jax.diagnostics.stopping import Fired
 ACTIONS = ("warn", "stop", "checkpoint", "tighten", "off")
 TIGHTENED = ("top_p", "top_k", "top_k_abs")  # filter strategies that a lower value tightens
 ALONE = ("mi",)  # kinds that are an alarm by themselves
-FALLING = (*ALONE, "valid_think", "valid_action", "grounded")  # kinds: a sign where fallen
-EITHER = ("length", "entropy")  # kinds: a sign where fallen or risen, never an alarm by themselves
+CONFIRMED = "mi_sign"  # the kind that those also are
+FALLING = (
+    *ALONE,
+    CONFIRMED,
+    "valid_think",
+    "valid_action",
+    "grounded",
+)  # a sign where fallen
+EITHER = ("length", "entropy")  # a sign where fallen or risen, never an alarm by themselves
 SIGNS = 2  # kinds that make an alarm
 NAMES = ("diverse reasoning", "compressed", "template collapse", "low-entropy collapse")
 SURE = 8  # times `margin` half-widths of its long mean: what a level must be above to be watched
@@ -86,6 +95,8 @@ class Figure:
 FIGURES = (
     Figure("mi", "collapse/first_turn/mi_released", "first-turn MI"),
     Figure("mi", "collapse/trajectory/mi_released", "trajectory MI"),
+    Figure("mi_sign", "collapse/first_turn/mi_released", "first-turn MI"),
+    Figure("mi_sign", "collapse/trajectory/mi_released", "trajectory MI"),
     Figure("valid_think", "rollout/valid_think_rate", "valid thinking"),
     Figure("valid_action", "rollout/valid_rate", "valid actions"),
     Figure("grounded", "reasoning/grounded_rate", "grounded facts"),
@@ -154,7 +165,9 @@ def update_regimes(state, settings, rows, labels=("",)):
     alarm_E, filter_scale_E = np.array(state.alarm_E), np.array(state.filter_scale_E)
     for e, label in enumerate(labels):
         kinds = {f.kind for f, sign in zip(FIGURES, state.sign_EF[e], strict=True) if sign}
-        on = bool(kinds & set(ALONE)) or (len(kinds) >= SIGNS and not kinds <= set(EITHER))
+        alone = bool(kinds & set(ALONE))
+        kinds = kinds - set(ALONE) | ({CONFIRMED} if alone else set())
+        on = alone or (len(kinds) >= SIGNS and not kinds <= set(EITHER))
         alarm_E[e] = alarm_E[e] + 1 if on else 0
         found = {"regime/signs": len(kinds), "regime/alarm": float(on)}
         h, mi = share_EF[e, [H, MI]].tolist()
@@ -277,7 +290,7 @@ def _reason(state, share_EF, e, label, found):
         if state.sign_EF[e, f]
     ]
     reason = f"{label}: " if label else ""
-    reason += "signs of collapse: " + "; ".join(words)
+    reason += "signs of collapse: " + "; ".join(dict.fromkeys(words))  # a figure may be two kinds
     if "regime/index" in found:
         reason += f"; regime: {NAMES[found['regime/index']]}"
     return reason
