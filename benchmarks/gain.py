@@ -4,7 +4,7 @@
 
 For each run and for their mean: the last three evaluations minus the one at step 0, in points,
 with a 95 % interval over problems (paired: every evaluation plays the same problems with the same
-noise) and, for the mean, one over runs (Student's t).
+noise) and, for the mean, one over runs (Student's t). Of a mixture, each environment by itself.
 """
 
 import sys
@@ -17,10 +17,25 @@ from ragen_jax.lab_report import interval
 from ragen_jax.log import read_outcomes
 
 
+def environments(workdir):
+    """{name: folder of its evaluations} of a run; "" of a run's only environment."""
+    folder = Path(workdir) / "eval"
+    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()} or {"": folder}
+
+
 def main(workdirs):
+    runs = {workdir: environments(workdir) for workdir in workdirs}
+    for name in dict.fromkeys(name for folders in runs.values() for name in folders):
+        if name:
+            print(f"{name}:")
+        report({workdir: folders[name] for workdir, folders in runs.items()})
+
+
+def report(folders):
+    """Prints the gains in one environment; `folders`: of its evaluations, by run."""
     firsts, lasts, gains = [], [], []
-    for workdir in workdirs:
-        first, *later = read_outcomes(Path(workdir) / "eval").values()
+    for workdir, folder in folders.items():
+        first, *later = read_outcomes(folder).values()
         gain, half_width = paired_gain(first, later[-3:])
         print(
             f"{workdir}: {np.mean(first):.3f} -> {np.mean(later[-3:]):.3f}, "
