@@ -180,7 +180,7 @@ def get_config():
                 recover=0.5,  # the way back: this share of it, in logarithms, towards the level
                 low=0.5,  # below which H(Z|X) or MI counts as low for regime/index
                 mi=0.75,  # below: an alarm by itself
-                mi_sign=0.85,  # below: a sign, an alarm with another one
+                mi_sign=0.87,  # below: a sign, an alarm with another one
                 valid_think=0.9,  # below: a sign
                 valid_action=0.92,
                 grounded=0.85,  # share of the facts stated that are so
