@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import alarm, caching, generation, llm, measure, peers, scoring
+from benchmarks import alarm, caching, gain, generation, llm, measure, peers, scoring
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
 
@@ -98,6 +98,28 @@ def test_both_sides_play_the_same_episodes(context):
     assert [len(t.prompt) for e in again for t in e.turns] == [
         len(t.prompt) for e in episodes for t in e.turns
     ]
+
+
+@pytest.mark.parametrize("names", [("",), ("lake", "room")])
+def test_gains_of_runs(tmp_path, capsys, names):
+    """Four problems: one solved at first, in the last three evaluations 2, 3, 4 or 2, 2, 2."""
+    for run, solved in {"one": (1, 0, 2, 3, 4), "other": (1, 0, 2, 2, 2)}.items():
+        for name in names:
+            folder = tmp_path / run / "eval" / name
+            folder.mkdir(parents=True)
+            for step, count in enumerate(solved):
+                outcomes = [[seed, int(seed < count)] for seed in range(4)]
+                (folder / f"step_{10 * step:06d}.json").write_text(json.dumps(outcomes))
+    gain.main([str(tmp_path / run) for run in ("one", "other")])
+    lines = [line.replace(f"{tmp_path}/", "") for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line.endswith(":")] == [f"{name}:" for name in names if name]
+    for index in range(len(names)):
+        one, other, mean, over_runs = [x for x in lines if not x.endswith(":")][4 * index :][:4]
+        assert one.startswith("one: 0.250 -> 0.750, +50.0 points, 95 % ")
+        assert other.startswith("other: 0.250 -> 0.500, +25.0 points, 95 % ")
+        assert mean.startswith("mean: +37.5 points, 95 % ") and mean.endswith(" over problems")
+        # 37.5 +- 12.706 * 25 / root 2 / root 2: Student's t of two runs.
+        assert over_runs.strip() == "95 % -121.3 to 196.3 over runs"
 
 
 def test_left_padding():
