@@ -42,10 +42,11 @@ def config_given():
 
 def _value(argv, name):
     """The value of a flag on a command line that is not parsed yet; None: it is not there."""
-    for word, after in zip(argv[1:], [*argv[2:], ""], strict=True):
+    words = argv[1:]  # of a command without any: none
+    for index, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag in (f"-{name}", f"--{name}"):
-            return value if equals else after
+            return value if equals else "".join(words[index + 1 : index + 2])
     return None
 
 

@@ -141,6 +141,27 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
     assert ("DIR_OR_HUB_ID" in command or "qwen" in command) == (str(language_model) in err)
 
 
+@pytest.mark.parametrize(
+    "module, code, said",
+    [
+        ("ragen_jax.train", 2, f"error: {STOPPED}: tiny"),
+        ("ragen_jax.lab", 3, "arm 1 of 30: default"),
+        ("ragen_jax.evaluate", 2, "--workdir"),
+    ],
+)
+def test_a_command_without_any_argument(module, code, said, monkeypatch):
+    """The README's first command is one: every other test adds something to it."""
+
+    def stop(config, workdir):
+        raise ValueError(f"{STOPPED}: {config.model.path}")
+
+    monkeypatch.setattr(evaluate, "load_policy", stop)
+    if module == "ragen_jax.lab":
+        monkeypatch.setattr(train, "train", lambda config, workdir: 3)
+    found, out, err = call(module)
+    assert found == code and said in out + err, out + err
+
+
 def whole_commands():
     """Those that can be run here, all but one of each kind marked as slow."""
     for command in README:
