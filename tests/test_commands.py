@@ -19,7 +19,7 @@ from absl import flags
 
 from configs import sokoban
 from configs.experiments import EXPERIMENTS
-from ragen_jax import evaluate, train
+from ragen_jax import evaluate, log, train
 from ragen_jax.config import read_run_config
 from ragen_jax.lab import arms
 from ragen_jax.log import read_metrics
@@ -158,6 +158,8 @@ def test_a_command_without_any_argument(module, code, said, monkeypatch):
     monkeypatch.setattr(evaluate, "load_policy", stop)
     if module == "ragen_jax.lab":
         monkeypatch.setattr(train, "train", lambda config, workdir: 3)
+        # As if the clone's own runs/lab held no arm that is finished.
+        monkeypatch.setattr(log, "read_metrics", lambda path: [])
     found, out, err = call(module)
     assert found == code and said in out + err, out + err
 

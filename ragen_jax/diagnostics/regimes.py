@@ -68,14 +68,9 @@ from ragen_jax.diagnostics.stopping import Fired
 ACTIONS = ("warn", "stop", "checkpoint", "tighten", "off")
 TIGHTENED = ("top_p", "top_k", "top_k_abs")  # filter strategies that a lower value tightens
 ALONE = ("mi",)  # kinds that are an alarm by themselves
-CONFIRMED = "mi_sign"  # the kind that those also are
-FALLING = (
-    *ALONE,
-    CONFIRMED,
-    "valid_think",
-    "valid_action",
-    "grounded",
-)  # a sign where fallen
+CONFIRMED = "mi_sign"  # what counts beside other kinds in their place
+# Kinds that are a sign where fallen.
+FALLING = (*ALONE, CONFIRMED, "valid_think", "valid_action", "grounded")
 EITHER = ("length", "entropy")  # a sign where fallen or risen, never an alarm by themselves
 SIGNS = 2  # kinds that make an alarm
 NAMES = ("diverse reasoning", "compressed", "template collapse", "low-entropy collapse")
