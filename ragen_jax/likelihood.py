@@ -6,6 +6,8 @@ in chunks, so that no [B, T, V] array lives however large V is.
 Axes: B rows, T tokens, D width, V vocabulary.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -133,6 +135,7 @@ def token_statistics(model, params, tokens_BT, *, temperature=1.0, reference=Non
     return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in found)
 
 
+@functools.partial(jax.jit, static_argnames="model")
 def token_logps(model, params, tokens_BT, *, temperature=1.0):
     """Log-probabilities of tokens under the model.
 

@@ -108,7 +108,7 @@ def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh
         term = 0.5 * jnp.maximum((new - want) ** 2, (near - want) ** 2)
         return (mask * term).sum() / mask.sum()
 
-    loss, grads = jax.value_and_grad(objective)(state.params)
+    loss, grads = jax.jit(jax.value_and_grad(objective))(state.params)
     found, metrics = run(policy, mesh, state, batch, value, target, optimizer=optax.sgd(0.5))
     want = jax.tree.map(lambda p, g: p - 0.5 * g, state.params, grads)
     for x, y in zip(jax.tree.leaves(found.params), jax.tree.leaves(want), strict=True):

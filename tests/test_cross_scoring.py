@@ -15,6 +15,8 @@ from ragen_jax.diagnostics.cross_scoring import (
 from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 V = 50
 
 

@@ -69,16 +69,20 @@ def test_a_model_scales_its_queries_once(monkeypatch):
     )
     params = jax.tree.map(lambda x: 3.0 * x, init_params(config, jax.random.key(0)))
     tokens = np.random.default_rng(0).integers(0, 30, (2, 9))
-    plain = Qwen(config)
-    own = Qwen(dataclasses.replace(config, attention="splash"))
-    want, kv = plain.apply({"params": params}, tokens, keep_kv=True)
-    found, _ = own.apply({"params": params}, tokens)
+    plain, own = (
+        jax.jit(
+            Qwen(dataclasses.replace(config, attention=kernel)).apply, static_argnames="keep_kv"
+        )
+        for kernel in ("xla", "splash")
+    )
+    want, kv = plain({"params": params}, tokens, keep_kv=True)
+    found, _ = own({"params": params}, tokens)
     np.testing.assert_allclose(found, want, atol=1e-4)
     # Behind a cache every kernel gives way to the plain form.
     memory = (Segment(*kv, length_N=np.full(2, 9, np.int32)),)
     new, positions = tokens[:, :3], np.broadcast_to(9 + np.arange(3), (2, 3))
-    want, _ = plain.apply({"params": params}, new, positions, memory)
-    found, _ = own.apply({"params": params}, new, positions, memory)
+    want, _ = plain({"params": params}, new, positions, memory)
+    found, _ = own({"params": params}, new, positions, memory)
     np.testing.assert_array_equal(found, want)
 
 

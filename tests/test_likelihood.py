@@ -1,5 +1,7 @@
 """likelihood.py against plain softmaxes over the whole vocabulary."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 
 from ragen_jax import likelihood, losses
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 V, T = 30, 12
 
@@ -22,14 +26,15 @@ def policy():
 def test_token_logps_against_a_plain_softmax(policy):
     model, params = policy
     tokens = np.random.default_rng(0).integers(0, V, (3, T))
-    hidden, _ = model.apply({"params": params}, jnp.asarray(tokens))
+    hidden, _ = jax.jit(model.apply)({"params": params}, tokens)
     p = np.asarray(jax.nn.softmax(logits(params, hidden) / 0.7))
     found = np.asarray(likelihood.token_logps(model, params, tokens, temperature=0.7))
     assert np.array_equal(found[:, 0], np.zeros(3))
     for b in range(3):
         for t in range(1, T):
             assert abs(found[b, t] - np.log(p[b, t - 1, tokens[b, t]])) < 1e-5
-    _, entropy = likelihood.token_statistics(model, params, tokens, temperature=0.7)
+    statistics = functools.partial(likelihood.token_statistics, model, temperature=0.7)
+    _, entropy = jax.jit(statistics)(params, tokens)
     np.testing.assert_allclose(entropy[:, 1:], -(p * np.log(p)).sum(-1)[:, :-1], atol=1e-5)
 
 
@@ -44,9 +49,12 @@ def test_vocabulary_chunks_change_neither_values_nor_gradients(policy, monkeypat
         logp, entropy = likelihood.vocabulary_statistics(hidden, head, target, 0.9)
         return (logp * jnp.arange(5.0)).sum() + 2 * (entropy**2).sum()
 
-    whole = jax.value_and_grad(both, argnums=(0, 1))(hidden, head)
+    def values_and_gradients():
+        return jax.jit(lambda *x: jax.value_and_grad(both, argnums=(0, 1))(*x))(hidden, head)
+
+    whole = values_and_gradients()
     monkeypatch.setattr(likelihood, "VOCAB_CHUNK", chunk)
-    pieces = jax.value_and_grad(both, argnums=(0, 1))(hidden, head)
+    pieces = values_and_gradients()
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(pieces), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -62,11 +70,13 @@ def test_exact_kl_and_its_gradient(policy, monkeypatch, chunk):
         hidden, _ = model.apply({"params": params}, jnp.asarray(tokens))
         return jax.nn.log_softmax(logits(params, hidden) / 0.7)[:, :-1]
 
+    @jax.jit
     def ours(params, reference):
         return likelihood.token_statistics(
             model, params, tokens, temperature=0.7, reference=reference
         )[2][:, 1:]
 
+    @jax.jit
     def plain(params, reference):
         return losses.exact_kl(table(params), table(reference))
 
@@ -76,7 +86,8 @@ def test_exact_kl_and_its_gradient(policy, monkeypatch, chunk):
     np.testing.assert_allclose(ours(params, params), 0.0, atol=2e-6)
     weight = jnp.arange(T - 1.0)
     got, expected = (
-        jax.grad(lambda p, kl=kl: (weight * kl(p, other)).sum())(params) for kl in (ours, plain)
+        jax.jit(jax.grad(lambda p, kl=kl: (weight * kl(p, other)).sum()))(params)
+        for kl in (ours, plain)
     )
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-5)

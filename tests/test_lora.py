@@ -27,6 +27,8 @@ from ragen_jax.sharding import MESH_AXES, make_mesh, shard_params
 
 REFERENCE = Path(__file__).parent / "reference"
 NAMES = ("qwen2_tied", "qwen2_untied")
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 RANK, SCALE = 3, 1.5
 CLOSE = dict(rtol=0, atol=1e-5)  # of log-probs and hidden states of order 1
 

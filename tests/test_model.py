@@ -26,7 +26,6 @@ LLAMAS = ("llama_scaled", "llama_linear")  # 4 over 2; 3 over 1
 ALL = (*NAMES, "qwen2_full_heads", *LLAMAS)  # full heads: 4 over 4
 CLOSE = dict(rtol=0, atol=1e-5)  # of log-probs and hidden states of order 1 to 10
 
-token_logps = jax.jit(update.token_logps, static_argnums=0)
 grow = jax.jit(append, static_argnames="capacity")
 
 
@@ -122,7 +121,7 @@ def ragged(seed, lengths, vocab_size=64):
 def test_log_probs_match_torch(name):
     model, params = load(name)
     arrays, mask_BT = reference(name)
-    logp_BT = token_logps(model, params, arrays["tokens_BT"])
+    logp_BT = update.token_logps(model, params, arrays["tokens_BT"])
     assert logp_BT.dtype == jnp.float32
     np.testing.assert_allclose(logp_BT * mask_BT, arrays["logp_BT"], **CLOSE)
 
@@ -214,7 +213,7 @@ def test_rope_scaling_is_applied(name):
     model, params = load(name)
     arrays, mask_BT = reference(name)
     plain = qwen.Qwen(dataclasses.replace(model.config, rope_scaling=None))
-    logp_BT = token_logps(plain, params, arrays["tokens_BT"])
+    logp_BT = update.token_logps(plain, params, arrays["tokens_BT"])
     assert np.abs(logp_BT * mask_BT - arrays["logp_BT"]).max() > 0.01
 
 
@@ -258,8 +257,8 @@ def test_right_padding_does_not_matter(name):
     tokens_BT, length_B = ragged(1, (16, 4, 1, 7))
     mask_BT = np.arange(16) < length_B[:, None]
     other_BT, _ = ragged(2, (16,) * 4)
-    got = token_logps(model, params, np.where(mask_BT, tokens_BT, other_BT))
-    want = token_logps(model, params, tokens_BT)
+    got = update.token_logps(model, params, np.where(mask_BT, tokens_BT, other_BT))
+    want = update.token_logps(model, params, tokens_BT)
     assert np.abs(got - want).max() > 0.1  # the padding did differ
     np.testing.assert_array_equal(got * mask_BT, want * mask_BT)
 
@@ -279,7 +278,7 @@ def test_remat_changes_nothing():
         compiler_options={"xla_backend_optimization_level": 0},  # compiles twice as fast
     )
     got, want = grad(remat, params), grad(model, params)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), got, want)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), got, want)
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(want[1]["layers"]["q"]))
     text = str(jax.make_jaxpr(objective, static_argnums=0)(remat, params))
     assert "remat" in text or "checkpoint" in text  # else both were the same program

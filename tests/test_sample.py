@@ -1,5 +1,7 @@
 """Sampling against a loop that recomputes everything, token by token."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,13 +58,23 @@ def sample_replies(policy, tokens, length, *, members=1, budget=6, temperature=1
     )
 
 
+@functools.partial(jax.jit, static_argnames="model")
+def forward(model, params, ids_T):
+    return logits(params, model.apply({"params": params}, ids_T[None])[0][0])
+
+
+def next_logits(policy, ids):
+    """[V] after `ids`, by a full forward pass; all lengths share one program."""
+    padded_T = np.zeros(48, np.int32)
+    padded_T[: len(ids)] = ids
+    return forward(*policy, padded_T)[len(ids) - 1]
+
+
 def naive_reply(policy, prompt, key, *, budget, temperature):
     """The same reply by full forward passes and Gumbel-max."""
-    model, params = policy
     ids, logps = list(prompt), []
     for index in range(budget):
-        hidden, _ = model.apply({"params": params}, jnp.asarray([ids]))
-        scaled = np.asarray(logits(params, hidden[0, -1])) / temperature
+        scaled = np.asarray(next_logits(policy, ids)) / temperature
         draw = jax.random.fold_in(key, index)
         gumbel = np.asarray(jax.random.gumbel(draw, (V,), mode="high"))
         token = int(np.argmax(scaled + gumbel))
@@ -218,8 +230,7 @@ def test_extend_continues_exactly_where_a_reply_ended(policy):
     for i, (row, count) in enumerate(zip(rows, [4, 4, 2], strict=True)):
         reply = found.tokens_BT[row, : found.count_B[row]].tolist()
         ids = [*tokens[row // 2, : length[row // 2]], *reply, *observation[: count - 1]]
-        hidden, _ = model.apply({"params": params}, jnp.asarray([ids]))
-        np.testing.assert_allclose(last[i], logits(params, hidden[0, -1]), atol=2e-5)
+        np.testing.assert_allclose(last[i], next_logits(policy, ids), atol=2e-5)
         assert longer.length_N[i] == len(ids)
 
 
@@ -236,7 +247,6 @@ def test_the_cache_shrinks_when_its_longest_row_has_finished(policy):
         model, params, segment, found.own, np.array([1]), new, np.array([3]), capacity=16
     )
     ids = [*tokens[1, :4], *reply, 5, 6]
-    hidden, _ = model.apply({"params": params}, jnp.asarray([ids]))
-    np.testing.assert_allclose(last[0], logits(params, hidden[0, -1]), atol=2e-5)
+    np.testing.assert_allclose(last[0], next_logits(policy, ids), atol=2e-5)
     assert shorter.length_N.tolist() == [len(ids)]
     assert {x.shape[-2] for x in jax.tree.leaves((shorter.k, shorter.v))} == {16}
