@@ -162,4 +162,5 @@ def test_adapters_on_a_frozen_base(policy, mesh):
 def test_explained_variance_by_hand():
     assert critic.explained_variance(np.array([1.0, 2.0]), np.array([1.0, 2.0])) == 1.0
     assert critic.explained_variance(np.array([5.0, 5.0]), np.array([1.0, 3.0])) == 0.0
+    assert critic.explained_variance(np.array([0.0, 6.0]), np.array([0.0, 8.0])) == 1 - 1 / 16
     assert np.isnan(critic.explained_variance(np.array([1.0, 2.0]), np.array([3.0, 3.0])))

@@ -273,6 +273,7 @@ def test_which_forms_there_are(episodes, monkeypatch):
 
     assert forms(episodes, chat=NoHistory()) == (plain, 2)
     # One group has one first prompt, single turns no earlier reply.
+    assert "first_turn" in forms(episodes[: 2 * K])[0]
     assert "first_turn" not in forms(episodes[:K])[0]
     single = [dataclasses.replace(episode, turns=episode.turns[:1]) for episode in episodes]
     assert forms(single, chat=BareChat()) == (plain, 2)
