@@ -91,21 +91,32 @@ def reference_loss(policy, params, batch, advantage, loss):
     term = jnp.maximum(-a * ratio, -a * jnp.clip(ratio, 1 - loss.clip_low, 1 + loss.clip_high))
     term = jnp.where(a < 0, jnp.minimum(term, -a * loss.clip_c), term)
     kl = jnp.exp(ref_logp - logp) - (ref_logp - logp) - 1
+    if loss.kl_kind == "exact":
+        kl = (jnp.exp(table) * (table - ref_table)).sum(-1)
     entropy = -(jnp.exp(table) * table).sum(-1)
     total = term + loss.kl_coef * kl - loss.entropy_coef * entropy
     return (mask * total).sum() / mask.sum()
 
 
-def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh):
+@pytest.mark.parametrize("kl_kind", ["k3", "exact"])
+def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh, kl_kind):
+    loss = dataclasses.replace(LOSS, kl_kind=kl_kind)
     batch, advantage = make_rows(policy, 6)
     moved = jax.tree.map(lambda x: 1.05 * x, policy[1])  # away from the reference
-    objective = lambda params: reference_loss(policy, params, batch, advantage, LOSS)  # noqa: E731
+    objective = lambda params: reference_loss(policy, params, batch, advantage, loss)  # noqa: E731
     value, grads = jax.jit(jax.value_and_grad(objective))(moved)
-    found, metrics = run((policy[0], moved), mesh, batch, advantage, ref=policy[1])
+    found, metrics = run((policy[0], moved), mesh, batch, advantage, ref=policy[1], loss=loss)
     expected = jax.tree.map(lambda p, g: p - g, moved, grads)
     assert largest_difference(found, expected) < 2e-6
     assert metrics["update/loss"] == pytest.approx(float(value), abs=1e-5)
     assert metrics["update/kl"] > 0 and metrics["update/count"] == 1
+
+
+def test_a_state_starts_at_the_first_problem(policy, mesh):
+    params = jax.tree.map(jnp.copy, policy[1])
+    state = update.init_state(params, optax.sgd(1.0), mesh, environments=("a", "b"))
+    assert state.step == 0 and state.kl_scale == 1
+    assert state.seed_cursor == {"a": 0, "b": 0}
 
 
 def test_all_updates_share_one_program(policy, mesh):
