@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from configs import base, countdown, frozen_lake, presets, sokoban
@@ -18,6 +19,7 @@ from ragen_jax.config import (
     environment_settings,
     minibatch_rows,
     read_run_config,
+    step_rates,
 )
 from ragen_jax.domains import field
 from ragen_jax.rollout import Sampling
@@ -341,3 +343,14 @@ def test_bad_input_ends_with_one_line_and_exit_code_2(tmp_path, arguments, named
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("error: ") and named.format(tmp=tmp_path) in lines[0]
     assert "Traceback" not in lines[0] and "\\" not in lines[0]  # no escaped quotes or newlines
+
+
+def test_rates_of_a_steps_minibatches():
+    config = base.get_config()
+    config.steps, config.algorithm.name = 3, "ppo"
+    config.optimizer.update(learning_rate=0.6, schedule="linear", warmup_updates=0, minibatches=2)
+    config.critic.update(learning_rate=1.2, warmup_steps=1)
+    # The policy's four updates are those of the second and third step; the critic makes six.
+    for step, policy, critic in ((2, [0.6, 0.45], [0.8, 0.6]), (3, [0.3, 0.15], [0.4, 0.2])):
+        found = step_rates(config, step)
+        np.testing.assert_allclose(found, [policy, critic], rtol=1e-6)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base
 from ragen_jax import rollout as rollout_file
 from ragen_jax import sample
 from ragen_jax.batch import make_batch
@@ -287,11 +286,6 @@ def test_few_programs_are_compiled(agent, monkeypatch):
         play(agent, list(range(8 * step, 8 * step + 8)), group_size=16)
     play(agent, list(range(128)), group_size=1, temperature=0.5)
     assert compiled() == limits
-
-
-def test_all_tokens_are_sampled_unless_told_otherwise():
-    c = base.get_config().eval
-    assert Sampling(1.0) == Sampling(1.0, top_k=c.top_k, top_p=c.top_p, min_p=c.min_p)
 
 
 def test_a_context_that_does_not_fit_is_refused(agent):
