@@ -202,6 +202,7 @@ def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, mon
     assert last["collapse/first_turn/mi"] == pytest.approx(
         np.mean([last[name] for name in names if name in last])
     )
+    assert all(name + "_zscore_ema" in last for name in names if name in last)  # each its own
     for env in ("sokoban", "frozen_lake"):
         assert 0 <= last[f"filter/{env}/kept_ratio"] <= 1
         assert set(read_outcomes(tmp_path / "whole" / "eval" / env)) == {0, 2}
