@@ -170,6 +170,12 @@ def test_200_settings_of_a_policy_that_is_its_reference(config, policy, episodes
     assert_reference_changes_nothing(config, policy, episodes, range(200))
 
 
+def test_adapters_are_scaled_by_alpha_over_rank(config, policy):
+    config.model.lora.update(rank=2, alpha=6.0)
+    learner, _ = build_learner(config, *policy, cfg.build_meshes(config)[0])
+    assert learner.frozen.scale == 3.0
+
+
 def test_adapters_at_their_start_are_the_reference(config, policy, episodes):
     config.model.lora.rank = 2
     config.filter.update(strategy="none", top_members=1, bottom_members=1)
