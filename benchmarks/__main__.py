@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from benchmarks import alarm, caching, filtering, generation, llm, measure, scoring
-from ragen_jax.memory import keep_freed_memory
+from ragen_jax.run.memory import keep_freed_memory
 
 CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "rollout-full": (generation.rollout_full, 9, "float32"),

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 
 from configs import sokoban
-from ragen_jax import config as cfg
-from ragen_jax.chat import Chat, Reply
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout import Budgets, Sampling, rollout
+from ragen_jax.rollout.chat import Chat, Reply
+from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.run.build import build_chat, build_environment, tiny_shape
 
 ROOM = (8, 7)  # a first prompt of 72 tokens
 MOVES = ("Up", "Left")
@@ -149,11 +149,11 @@ def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=Non
     config = sokoban.get_config()
     config.env.context = context
     config.env.options.size = ROOM
-    environment = cfg.build_environment(config, "train")
+    environment = build_environment(config, "train")
     tokenizer = build_tokenizer(environment.words)
-    model = Qwen(shape or cfg.tiny_shape(config, len(tokenizer)))
+    model = Qwen(shape or tiny_shape(config, len(tokenizer)))
     params = init_params(model.config, jax.random.key(seed))
-    chat = cfg.build_chat(config, tokenizer, environment)
+    chat = build_chat(config, tokenizer, environment)
     with tempfile.TemporaryDirectory() as directory:
         hf.save(f"{directory}/tiny", model, params, tokenizer)
         yield (

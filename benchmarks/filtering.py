@@ -7,10 +7,11 @@ from benchmarks.episodes import tiny_setting
 from benchmarks.generation import FIVE
 from benchmarks.measure import Row, compare
 from configs import sokoban
-from ragen_jax import config as cfg
 from ragen_jax.batch import make_batch, take_rows
-from ragen_jax.learn import build_learner, learn
-from ragen_jax.rollout import length_bucket
+from ragen_jax.rollout.play import length_bucket
+from ragen_jax.run.build import build_meshes
+from ragen_jax.run.sizes import step_rows
+from ragen_jax.update.learner import build_learner, learn
 
 
 def filtered_update(repeats, *, turns=FIVE, members=16):
@@ -18,11 +19,11 @@ def filtered_update(repeats, *, turns=FIVE, members=16):
     config = sokoban.get_config()
     config.rollout.update(groups=len(turns), group_size=members)
     config.env.max_turns = max(turns)
-    mesh, _ = cfg.build_meshes(config)
+    mesh, _ = build_meshes(config)
     with tiny_setting(context="single_turn", turns=turns, members=members) as (setting, _):
         batch = make_batch(setting.play())
         learner, state = build_learner(config, setting.model, setting.params, mesh)
-    size = cfg.step_rows(config)
+    size = step_rows(config)
     batch = take_rows(batch, np.arange(len(batch.weight_B)), size=size)
     pad = length_bucket(batch.tokens_BT.shape[1]) - batch.tokens_BT.shape[1]
     batch = batch.replace(

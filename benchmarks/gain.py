@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ragen_jax.heldout import paired_gain
-from ragen_jax.lab_report import interval
-from ragen_jax.log import read_outcomes
+from ragen_jax.lab.report import interval
+from ragen_jax.run.heldout import paired_gain
+from ragen_jax.run.log import read_outcomes
 
 
 def environments(workdir):

@@ -12,9 +12,9 @@ import optax
 from benchmarks.measure import Row, compare
 from benchmarks.peers import PeerMissing, need
 from ragen_jax.model.qwen import SHAPES, ModelConfig, Qwen, init_params
-from ragen_jax.sample import decode, episode_keys, prefill
+from ragen_jax.rollout.sample import decode, episode_keys, prefill
 from ragen_jax.sharding import make_mesh, sampling_params
-from ragen_jax.update import Loss, init_state, update_step
+from ragen_jax.update.policy import Loss, init_state, update_step
 
 TINY = ModelConfig(
     vocab_size=512, width=128, layers=6, heads=4, kv_heads=2, head_dim=32, mlp_width=512

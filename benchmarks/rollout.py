@@ -12,23 +12,23 @@ import time
 import jax
 from absl import flags
 
-from ragen_jax import command
-from ragen_jax import config as cfg
 from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
 from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
 from ragen_jax.evaluate import load_policy
-from ragen_jax.rollout import Sampling, rollout
+from ragen_jax.rollout.play import Sampling, rollout
+from ragen_jax.run import command
+from ragen_jax.run.build import build_budgets, build_chat, build_environment
 
 
 def main(argv):
     del argv
     config = CONFIG.value
-    environment = cfg.build_environment(config, "train")
+    environment = build_environment(config, "train")
     policy = load_policy(config, None)
     chats = {}
     for context in ("single_turn", "full"):
         config.env.context = context
-        chats[context] = cfg.build_chat(config, policy.tokenizer, environment)
+        chats[context] = build_chat(config, policy.tokenizer, environment)
     seconds = {name: [] for name in (*chats, "shared prompts", "naive pairs")}
     for repeat in range(REPEATS.value + 3):
         seeds = [8 * repeat + g for g in range(config.rollout.groups)]
@@ -44,7 +44,7 @@ def main(argv):
                 states,
                 group_size=config.rollout.group_size,
                 key=jax.random.key(0),
-                budgets=cfg.build_budgets(config),
+                budgets=build_budgets(config),
                 sampling=Sampling(temperature=1.0),
             )
             seconds[context].append(time.perf_counter() - start)

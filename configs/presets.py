@@ -25,7 +25,7 @@ SPLIT = {
 }
 
 # Preset llm is for any Qwen2.5 or Llama-3 in model.path. What follows from the model's size and
-# from the devices stays open, unless the command line sets it; ragen_jax/settle.py fills it in.
+# from the devices stays open, unless the command line sets it; ragen_jax/run/settle.py fills it in.
 OPEN = {
     "model.path": str,  # which has no default
     "model.dtype": str,  # float32 on CPU, where bfloat16 is slower, and bfloat16 elsewhere

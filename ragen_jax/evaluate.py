@@ -18,21 +18,31 @@ from typing import NamedTuple
 import jax
 from absl import flags
 
-from ragen_jax import command
-from ragen_jax import config as cfg
-from ragen_jax.check import check
-from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.gradients import checkpoint_gradients
 from ragen_jax.diagnostics.scopes import collapse_metrics
-from ragen_jax.domains import unread, warning
-from ragen_jax.heldout import play_problems, summarise
-from ragen_jax.log import console, write_gradients
 from ragen_jax.model import hf, lora
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.settle import settle
+from ragen_jax.run import command
+from ragen_jax.run.build import (
+    build_adapters,
+    build_budgets,
+    build_environment,
+    build_eval_sampling,
+    build_meshes,
+    build_model,
+    tiny_words,
+)
+from ragen_jax.run.check import check
+from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.domains import unread, warning
+from ragen_jax.run.heldout import play_problems, summarise
+from ragen_jax.run.log import console, write_gradients
+from ragen_jax.run.settle import settle
+from ragen_jax.run.sizes import of_environments
+from ragen_jax.run.tasks import build_tasks, joined
+from ragen_jax.run.workdir import read_run_config
 from ragen_jax.sharding import first_goes_first, is_first, sampling_params
-from ragen_jax.tasks import build_tasks, joined
-from ragen_jax.warmstart import tiny_model
+from ragen_jax.warmstart.imitate import tiny_model
 
 
 class Policy(NamedTuple):
@@ -54,10 +64,10 @@ def load_policy(config, workdir):
       ValueError: an unusable environment or mesh, a model that cannot be read, or one that could
         not read the prompts; all before a model is built or its weights are read.
     """
-    mesh, _ = cfg.build_meshes(config)
+    mesh, _ = build_meshes(config)
     path = config.model.path
     if path == "tiny":
-        cfg.words(config)
+        tiny_words(config)
     else:
         check_reader(config)
     with first_goes_first("model"):
@@ -68,7 +78,7 @@ def load_policy(config, workdir):
                 shutil.copytree(tiny_model(config), unfinished, dirs_exist_ok=True)
                 unfinished.rename(path)
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
-    model = cfg.build_model(config, model.config, mesh)
+    model = build_model(config, model.config, mesh)
     return Policy(model, params, tokenizer, build_tasks(config, tokenizer, hf.stop_ids(path)))
 
 
@@ -84,8 +94,8 @@ def check_reader(config):
     """
     path = config.model.path
     terse = {}  # environment -> its words
-    for name, c in cfg.of_environments(config).items():
-        environment = cfg.build_environment(c, "train")
+    for name, c in of_environments(config).items():
+        environment = build_environment(c, "train")
         if c.env.prompt == "terse":
             terse[name] = getattr(environment, "words", ())
     if not terse:
@@ -115,7 +125,7 @@ def restore_run(workdir, config=None):
       ValueError: the folder holds no run, or none with a checkpoint; unusable values.
     """
     if config is None:
-        config = cfg.read_run_config(workdir)
+        config = read_run_config(workdir)
     check(config)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = checkpoints.latest_step()
@@ -123,11 +133,11 @@ def restore_run(workdir, config=None):
         raise ValueError(f"{workdir} has no checkpoint yet")
     policy = load_policy(config, workdir)
     console(f"{workdir}, step {step}")
-    mesh, sampling_mesh = cfg.build_meshes(config)
+    mesh, sampling_mesh = build_meshes(config)
     if not config.model.lora.rank:
         params = checkpoints.restore_params(step, policy.params)
         return config, policy._replace(params=sampling_params(params, policy.model, sampling_mesh))
-    adapters = cfg.build_adapters(config, policy.model, mesh)
+    adapters = build_adapters(config, policy.model, mesh)
     adapters = checkpoints.restore_params(step, adapters)
     params = lora.attach(
         sampling_params(policy.params, policy.model, sampling_mesh),
@@ -159,8 +169,8 @@ def evaluate(model, params, tasks, *, samples=1):
             samples=samples,
             rows=c.rollout.groups * c.rollout.group_size,
             key=stream_key(Purpose.EVALUATE, c.eval.seed),
-            budgets=cfg.build_budgets(c),
-            sampling=cfg.build_eval_sampling(c),
+            budgets=build_budgets(c),
+            sampling=build_eval_sampling(c),
             compact=c.rollout.compact,
         )
         found.append(summarise(episodes, samples=samples, format_penalty=c.env.format_penalty))
@@ -193,7 +203,7 @@ def config_of_run(workdir, names, gradients):
     Raises:
       ValueError: no run is there, or something was set that its evaluation does not read.
     """
-    cfg.read_run_config(workdir)  # says so where there is none
+    read_run_config(workdir)  # says so where there is none
     if command.config_given():
         raise ValueError(
             "--config is given beside --workdir, but a run is evaluated with its own config; give "
@@ -244,10 +254,10 @@ def main(argv):
             check(config)
             warn_unread(config, names)
             policy = load_policy(config, None)
-            _, mesh = cfg.build_meshes(config)
+            _, mesh = build_meshes(config)
             params = sampling_params(policy.params, policy.model, mesh)
             policy = policy._replace(params=params)
-    with jax.set_mesh(cfg.build_meshes(config)[1]):
+    with jax.set_mesh(build_meshes(config)[1]):
         model, params, _, tasks = policy
         metrics, played = evaluate(model, params, tasks, samples=SAMPLES.value)
         found = [

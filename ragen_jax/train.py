@@ -19,30 +19,24 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from ragen_jax import command
-from ragen_jax import config as cfg
 from ragen_jax.advantage import sample_variance
 from ragen_jax.batch import take_rows
-from ragen_jax.check import check
-from ragen_jax.checkpoint import Checkpoints
-from ragen_jax.collect import collect, joined_episodes, mark_played
 from ragen_jax.diagnose import diagnose
 from ragen_jax.diagnostics.gradients import gradient_report, heldout_gradients
 from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.diagnostics.regimes import update_regimes
 from ragen_jax.diagnostics.stopping import update_stopping
-from ragen_jax.domains import unread, warning
 from ragen_jax.evaluate import evaluate, load_policy
-from ragen_jax.learn import (
-    build_learner,
-    filter_metrics,
-    learn,
-    needs_statistics,
-    policy_statistics,
-    rewarded_batch,
-    select_episodes,
-)
-from ragen_jax.log import (
+from ragen_jax.model import hf, lora
+from ragen_jax.rewards import sum_turns, turn_reward, turn_rewards
+from ragen_jax.rollout.collect import collect, joined_episodes, mark_played
+from ragen_jax.rollout.play import Sampling, compile_ahead, rollout
+from ragen_jax.run import command
+from ragen_jax.run.build import build_budgets, build_meshes
+from ragen_jax.run.check import check
+from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.domains import unread, warning
+from ragen_jax.run.log import (
     MetricsLog,
     Timers,
     console,
@@ -52,13 +46,21 @@ from ragen_jax.log import (
     write_outcomes,
     write_rollouts,
 )
-from ragen_jax.model import hf, lora
-from ragen_jax.rewards import sum_turns, turn_reward, turn_rewards
-from ragen_jax.rollout import Sampling, compile_ahead, rollout
-from ragen_jax.settle import settle
+from ragen_jax.run.settle import settle
+from ragen_jax.run.sizes import step_rows
+from ragen_jax.run.tasks import apart, joined, labelled, own_rows
+from ragen_jax.run.workdir import same_run
 from ragen_jax.sharding import agree, is_first, place, sampling_params
-from ragen_jax.tasks import apart, joined, labelled, own_rows
-from ragen_jax.update import Frozen
+from ragen_jax.update.learner import (
+    build_learner,
+    filter_metrics,
+    learn,
+    needs_statistics,
+    policy_statistics,
+    rewarded_batch,
+    select_episodes,
+)
+from ragen_jax.update.policy import Frozen
 
 PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
 STOPPED = 3  # exit code after a stopping rule's "stop"
@@ -72,8 +74,8 @@ def train(config, workdir):
         # ---------------------------------------------------------------- check, mesh, model
         settle(c, jax.devices())
         check(c)
-        mesh, sampling_mesh = cfg.build_meshes(c)
-        cfg.same_run(c, workdir)
+        mesh, sampling_mesh = build_meshes(c)
+        same_run(c, workdir)
         model, params, tokenizer, tasks = load_policy(c, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     if is_first():
@@ -116,7 +118,7 @@ def train(config, workdir):
             states_G,
             group_size=c.rollout.group_size,
             key=key,
-            budgets=cfg.build_budgets(task.config),
+            budgets=build_budgets(task.config),
             sampling=sampling,
             compact=c.rollout.compact,
         )
@@ -132,7 +134,7 @@ def train(config, workdir):
                 task.environment.reset(0),
                 rows=task.groups * c.rollout.group_size,
                 key=task.key,
-                budgets=cfg.build_budgets(task.config),
+                budgets=build_budgets(task.config),
                 sampling=sampling,
             )
     if latest is None and c.eval.every:
@@ -157,7 +159,7 @@ def train(config, workdir):
 
         with timer("batch"):
             batch, return_GK = rewarded_batch(c, episodes, format_penalty=penalty_G)
-            batch = take_rows(batch, np.arange(len(batch.weight_B)), size=cfg.step_rows(c))
+            batch = take_rows(batch, np.arange(len(batch.weight_B)), size=step_rows(c))
             # The figures are of all that was played, not of what dynamic sampling chose to keep.
             played = [one.played for one in collected]
             returns = [played_returns(t.config, es) for t, es in zip(tasks, played, strict=True)]

@@ -28,13 +28,13 @@ from flax.traverse_util import unflatten_dict
 
 from configs import sokoban
 from envs.sokoban import Sokoban
-from ragen_jax.config import build_environment
-from ragen_jax.memory import keep_freed_memory
 from ragen_jax.model import hf, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.run.build import build_environment
+from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.types import Episode, Turn
-from ragen_jax.warmstart import tiny_model
+from ragen_jax.warmstart.imitate import tiny_model
 
 keep_freed_memory()
 

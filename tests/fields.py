@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 
 from configs import base
-from ragen_jax.check import check
-from ragen_jax.domains import field, unread
+from ragen_jax.run.check import check
+from ragen_jax.run.domains import field, unread
 
 
 @dataclasses.dataclass(frozen=True)

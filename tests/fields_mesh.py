@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from fields import configured
 
-from ragen_jax import config as cfg
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.run.build import build_meshes
 from ragen_jax.sharding import place_rows, sampling_params, shard_micro_batches, shard_params
 
 SHAPE = ModelConfig(
@@ -31,7 +31,7 @@ def share(array):
 
 
 def held(config):
-    mesh, sampling_mesh = cfg.build_meshes(config)
+    mesh, sampling_mesh = build_meshes(config)
     model = Qwen(SHAPE)
     params = shard_params(PARAMS, model, mesh)
     policy = sampling_params(params, model, sampling_mesh)

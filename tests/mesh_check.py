@@ -15,8 +15,6 @@ import numpy as np
 import optax
 
 from configs import sokoban
-from ragen_jax import config as cfg
-from ragen_jax import sample
 from ragen_jax.batch import make_batch
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.flow import score_flow
@@ -25,9 +23,11 @@ from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import logits
 from ragen_jax.randomness import Purpose, generator
-from ragen_jax.rollout import Budgets, Sampling, rollout
+from ragen_jax.rollout import sample
+from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.run.build import build_chat, build_environment
 from ragen_jax.sharding import make_mesh, sampling_params
-from ragen_jax.update import Loss, init_state, update_policy
+from ragen_jax.update.policy import Loss, init_state, update_policy
 
 BUDGETS = Budgets(max_turns=3, max_actions=6, max_new_tokens=22)
 KEY = jax.random.key(3)
@@ -40,9 +40,9 @@ def play(directory, mesh):
     """(model, params, episodes with full history) on `mesh`; 62 of them do not split evenly."""
     config = sokoban.get_config()
     config.env.context = "full"
-    environment = cfg.build_environment(config, "train")
+    environment = build_environment(config, "train")
     model, params, tokenizer = hf.load(directory, mesh=mesh)
-    chat = cfg.build_chat(config, tokenizer, environment)
+    chat = build_chat(config, tokenizer, environment)
     episodes = []
     with jax.set_mesh(mesh):
         for seeds, members in ((range(GROUPS), MEMBERS), (range(10, 12), 31)):

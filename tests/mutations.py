@@ -31,20 +31,22 @@ UNCHANGED = "nothing"
 
 # module -> its tests, those first that notice most in the least time
 MODULES = {
-    "learn": "fields_learn learn tasks train",
+    "update/learner": "fields_learn learn tasks train",
     "train": "train tasks fields_watch fields_run",
     "credit": "credit fields_learn learn",
-    "collect": "collect randomness fields_run train",
-    "pool": "pool randomness fields_run train",
-    "tasks": "randomness tasks train",
+    "rollout/collect": "collect randomness fields_run train",
+    "rollout/pool": "pool randomness fields_run train",
+    "run/tasks": "randomness tasks train",
     "diagnose": "fields_run train tasks",
     "diagnostics/scopes": "scopes flow",
-    "optimize": "update critic fields_learn",
-    "update": "update gradients fields_learn",
-    "critic": "critic fields_learn train",
-    "rollout": "rollout randomness",
+    "update/optimize": "update critic fields_learn",
+    "update/policy": "update gradients fields_learn",
+    "update/critic": "critic fields_learn train",
+    "rollout/play": "rollout randomness",
     "diagnostics/regimes": "regimes fields_watch",
-    "config": "config fields_start fields_learn learn tasks",
+    "run/build": "config fields_start fields_learn learn tasks",
+    "run/sizes": "config fields_learn learn tasks",
+    "run/workdir": "config train commands",
 }
 
 SWAPS = {

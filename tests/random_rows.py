@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from ragen_jax import update
 from ragen_jax.types import Batch
+from ragen_jax.update.likelihood import token_logps
+from ragen_jax.update.policy import Loss
 
 V, T = 30, 12
-LOSS = update.Loss(
+LOSS = Loss(
     temperature=0.8,
     objective="ppo",
     clip_low=0.2,
@@ -31,7 +32,7 @@ def random_batch(policy, rng, *, episode_B, group_B, weight_B):
     start, stop = rng.integers(2, 6, B), rng.integers(8, T + 1, B)
     inside = (np.arange(T) >= start[:, None]) & (np.arange(T) < stop[:, None])
     inside &= weight_B[:, None] > 0
-    logp = np.asarray(update.token_logps(*policy, tokens, temperature=LOSS.temperature))
+    logp = np.asarray(token_logps(*policy, tokens, temperature=LOSS.temperature))
     logp = np.where(inside, logp + 0.2 * rng.normal(size=logp.shape), 0.0)
     return Batch(
         tokens_BT=tokens,

@@ -8,9 +8,9 @@ import pytest
 from envs import ENVS
 from envs.sokoban import Sokoban
 from envs.types import GroundedEnvironment, ReversibleEnvironment
-from ragen_jax.chat import make_chat
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, reasoning_metrics
 from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.rollout.chat import make_chat
 
 UP, DOWN, LEFT, RIGHT = "Up", "Down", "Left", "Right"
 

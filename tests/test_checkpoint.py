@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ragen_jax.checkpoint import Checkpoints
+from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.sharding import make_mesh
 from ragen_jax.types import TrainState
 

@@ -8,9 +8,9 @@ import pytest
 from configs import countdown, frozen_lake, recipes, sokoban
 from ragen_jax import train
 from ragen_jax.credit import assign_credit
-from ragen_jax.critic import critic_step
-from ragen_jax.log import read_metrics
-from ragen_jax.update import update_step
+from ragen_jax.run.log import read_metrics
+from ragen_jax.update.critic import critic_step
+from ragen_jax.update.policy import update_step
 
 AXES = {
     "algorithm": (

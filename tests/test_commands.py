@@ -19,10 +19,11 @@ from absl import flags
 
 from configs import sokoban
 from configs.experiments import EXPERIMENTS
-from ragen_jax import evaluate, log, train
-from ragen_jax.config import read_run_config
-from ragen_jax.lab import arms
-from ragen_jax.log import read_metrics
+from ragen_jax import evaluate, train
+from ragen_jax.lab.arms import arms
+from ragen_jax.run import log
+from ragen_jax.run.log import read_metrics
+from ragen_jax.run.workdir import read_run_config
 
 # Of running modules that are imported already, and of how ml_collections reads a config file.
 pytestmark = [

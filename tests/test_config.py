@@ -13,16 +13,12 @@ import pytest
 
 from configs import base, countdown, frozen_lake, presets, sokoban
 from ragen_jax import filter, losses
-from ragen_jax.check import check
-from ragen_jax.config import (
-    build_environment,
-    environment_settings,
-    minibatch_rows,
-    read_run_config,
-    step_rates,
-)
-from ragen_jax.domains import field
-from ragen_jax.rollout import Sampling
+from ragen_jax.rollout.play import Sampling
+from ragen_jax.run.build import build_environment, environment_settings, step_rates
+from ragen_jax.run.check import check
+from ragen_jax.run.domains import field
+from ragen_jax.run.sizes import minibatch_rows
+from ragen_jax.run.workdir import read_run_config
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ import envs
 from configs import base, sokoban
 from envs.types import Environment, SolvableEnvironment, Step
 from ragen_jax import train
-from ragen_jax.config import TINY_NEEDS
-from ragen_jax.log import read_metrics
+from ragen_jax.run.build import TINY_NEEDS
+from ragen_jax.run.log import read_metrics
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 

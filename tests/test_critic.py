@@ -6,12 +6,13 @@ import numpy as np
 import optax
 import pytest
 
-from ragen_jax import critic, update
 from ragen_jax.model import lora
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.passes import over_rows, values
 from ragen_jax.sharding import make_mesh
 from ragen_jax.types import Batch
+from ragen_jax.update import critic
+from ragen_jax.update.passes import over_rows, values
+from ragen_jax.update.policy import Frozen
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -149,7 +150,7 @@ def test_adapters_on_a_frozen_base(policy, mesh):
     optimizer = optax.sgd(0.5)
     state = critic.init_critic(adapters, D, optimizer, mesh)
     state = state.replace(params=state.params | {"value": jnp.ones(D)})
-    frozen = update.Frozen(params, np.float32(2.0))
+    frozen = Frozen(params, np.float32(2.0))
     batch, value, target = make_rows(4)
     found = critic.token_values(model, state.params, batch.tokens_BT, frozen)
     whole = critic.token_values(model, {"backbone": params, "value": jnp.ones(D)}, batch.tokens_BT)

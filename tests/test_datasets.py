@@ -8,9 +8,10 @@ import pytest
 from configs import countdown, frozen_lake, sokoban
 from envs import make_env
 from envs.sokoban import split_of
-from ragen_jax.chat import make_chat
-from ragen_jax.config import build_chat, build_environment, environment_settings
-from ragen_jax.datasets import (
+from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.rollout.chat import make_chat
+from ragen_jax.run.build import build_chat, build_environment, environment_settings
+from ragen_jax.run.datasets import (
     EVALUATION_SEEDS,
     IMITATION_SEEDS,
     demonstrations,
@@ -18,7 +19,6 @@ from ragen_jax.datasets import (
     load_or_generate,
     settings_hash,
 )
-from ragen_jax.model.tokenizer import build_tokenizer
 
 OPTIONS = {"size": (6, 6), "num_boxes": 1, "min_solution": 3, "max_solution": 10}
 SETTINGS = {"env": "sokoban", **OPTIONS}

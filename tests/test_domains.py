@@ -9,10 +9,11 @@ import pytest
 
 from configs import base, countdown, mixture, sokoban
 from ragen_jax import train
-from ragen_jax.check import check
-from ragen_jax.domains import DOMAINS, field, leaves, unread, warning
-from ragen_jax.log import read_metrics
 from ragen_jax.model.weights import WEIGHTS
+from ragen_jax.run.build import build_environment
+from ragen_jax.run.check import check
+from ragen_jax.run.domains import DOMAINS, field, leaves, unread, warning
+from ragen_jax.run.log import read_metrics
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -418,4 +419,4 @@ def test_options_of_environments_are_refused_by_name():
         ((name, value),) = options.items()
         put(config, f"env.options.{name}", value)
         with pytest.raises(ValueError, match=rf"config.env.options of '\w+': {name} must be "):
-            train.cfg.build_environment(config, "train")
+            build_environment(config, "train")

@@ -9,7 +9,7 @@ import test_tasks
 from fields import Entry, check_entry
 
 from configs import base
-from ragen_jax.domains import DOMAINS, leaves
+from ragen_jax.run.domains import DOMAINS, leaves
 
 ENTRIES = (
     test_fields_learn.ENTRIES,

@@ -1,7 +1,7 @@
 """Fields of a learning step: filter, reward, algorithm, critic, optimizer, model.lora.
 
-Each is changed in a step of learn.py on episodes made by hand. And what one part of a step hands to
-the next.
+Each is changed in a step of update/learner.py on episodes made by hand. And what one part of a step
+hands to the next.
 """
 
 import types
@@ -14,11 +14,15 @@ import pytest
 from fields import Entry, check_entry, configured, once
 from flax.traverse_util import flatten_dict
 
-from ragen_jax import advantage, update
-from ragen_jax import config as cfg
+from ragen_jax import advantage
 from ragen_jax.batch import take_rows
 from ragen_jax.diagnostics.gradients import gradient_report
-from ragen_jax.learn import (
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.run.build import build_meshes
+from ragen_jax.run.sizes import step_rows
+from ragen_jax.train import episode_means
+from ragen_jax.update import policy as policy_file
+from ragen_jax.update.learner import (
     build_learner,
     learn,
     needs_statistics,
@@ -27,9 +31,7 @@ from ragen_jax.learn import (
     select_episodes,
     token_advantages,
 )
-from ragen_jax.likelihood import token_statistics
-from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.train import episode_means
+from ragen_jax.update.likelihood import token_statistics
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 V, G, K = 40, 4, 4
@@ -108,7 +110,7 @@ def outcome(episodes):
         with the gradient report; or a number, by which all rewards are multiplied.
         """
         shift = given if given in SHIFTS else "near"
-        mesh, _ = cfg.build_meshes(config)
+        mesh, _ = build_meshes(config)
         learner, state = build_learner(config, model, jax.tree.map(jnp.copy, initial), mesh)
         if not config.model.lora.rank:
             state = state.replace(params=jax.tree.map(jnp.copy, moved))
@@ -118,7 +120,7 @@ def outcome(episodes):
             state = state.replace(critic=state.critic.replace(params=params))
         played = episodes[config.env.context]
         batch, return_GK = rewarded_batch(config, played, format_penalty=config.env.format_penalty)
-        batch = take_rows(batch, np.arange(len(batch.weight_B)), size=cfg.step_rows(config))
+        batch = take_rows(batch, np.arange(len(batch.weight_B)), size=step_rows(config))
         if isinstance(given, float):
             batch = batch.replace(reward_BT=np.float32(given) * batch.reward_BT)
             return_GK = np.float32(given) * return_GK
@@ -628,13 +630,13 @@ def test_field(name, outcome):
 def test_micro_batch(outcome, monkeypatch):
     """Rows of one forward and backward pass; the step stays what it was."""
     seen = []
-    plain = update.token_statistics
+    plain = token_statistics
 
     def spy(model, params, tokens_BT, **settings):
         seen.append(len(tokens_BT))
         return plain(model, params, tokens_BT, **settings)
 
-    monkeypatch.setattr(update, "token_statistics", spy)
+    monkeypatch.setattr(policy_file, "token_statistics", spy)
     found = {}
     for size in (2, 6):
         seen.clear()

@@ -15,12 +15,13 @@ import pytest
 from fields import Entry, check_entry, configured, once
 from ml_collections import ConfigDict
 
-from ragen_jax import evaluate, rollout, train
-from ragen_jax.collect import collect, mark_played
-from ragen_jax.datasets import EVALUATION_SEEDS
+from ragen_jax import evaluate, train
 from ragen_jax.diagnostics import cross_scoring
-from ragen_jax.log import read_metrics
-from ragen_jax.pool import init_streaks
+from ragen_jax.rollout import play
+from ragen_jax.rollout.collect import collect, mark_played
+from ragen_jax.rollout.pool import init_streaks
+from ragen_jax.run.datasets import EVALUATION_SEEDS
+from ragen_jax.run.log import read_metrics
 from ragen_jax.types import TrainState
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -55,7 +56,7 @@ def outcome(tmp_path_factory):
     @once
     def stage(config, given):
         workdir, decoded, scored = tmp_path_factory.mktemp("runs") / "run", [], []
-        decode, blocks = rollout.decode, cross_scoring.blocks
+        decode, blocks = play.decode, cross_scoring.blocks
 
         def decode_seen(model, params, segment, logits, keys_B, *args, **settings):
             decoded.append(len(keys_B))
@@ -67,7 +68,7 @@ def outcome(tmp_path_factory):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
-            patch.setattr(rollout, "decode", decode_seen)
+            patch.setattr(play, "decode", decode_seen)
             patch.setattr(cross_scoring, "blocks", blocks_seen)
             assert train.train(config, workdir) == 0
         played = {int(p.stem[5:]): p for p in sorted((workdir / "rollouts").glob("*.jsonl"))}

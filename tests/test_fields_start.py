@@ -12,12 +12,12 @@ from fields import Entry, check_entry, configured, once
 from test_sharding import on_devices
 
 from configs import sokoban
-from ragen_jax import config as cfg
-from ragen_jax import warmstart
 from ragen_jax.evaluate import load_policy
-from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import SHAPES
 from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.run.build import build_model, tiny_words
+from ragen_jax.update.likelihood import token_logps
+from ragen_jax.warmstart import imitate
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -131,7 +131,7 @@ def test_model(name, loaded, start):
 def kernel_on_a_gpu(config, given):
     """The kernel of a model on a mesh of GPUs, of which nothing is asked but what they are."""
     mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="gpu")]))
-    return cfg.build_model(config, SHAPES["qwen2.5-0.5b"], mesh).config.attention
+    return build_model(config, SHAPES["qwen2.5-0.5b"], mesh).config.attention
 
 
 ATTENTION = {
@@ -178,8 +178,8 @@ def imitated(tmp_path_factory):
     @once
     def stage(config, given):
         shapes, held, batches, checked, episodes, refused = [], [], [], [], [], ""
-        make_batch, play = warmstart.make_batch, warmstart.play_problems
-        step = warmstart._imitation_step
+        make_batch, play = imitate.make_batch, imitate.play_problems
+        step = imitate._imitation_step
 
         def make_batch_seen(found):
             episodes.extend(found)
@@ -197,14 +197,14 @@ def imitated(tmp_path_factory):
             return play(model, params, chat, environment, seeds, states, **settings)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(warmstart, "make_batch", make_batch_seen)
-            patch.setattr(warmstart, "_imitation_step", step_seen)
-            patch.setattr(warmstart, "play_problems", play_seen)
+            patch.setattr(imitate, "make_batch", make_batch_seen)
+            patch.setattr(imitate, "_imitation_step", step_seen)
+            patch.setattr(imitate, "play_problems", play_seen)
             try:
-                warmstart.imitate(config, tmp_path_factory.getbasetemp() / "imitated")
+                imitate.imitate(config, tmp_path_factory.getbasetemp() / "imitated")
             except ValueError as error:
                 refused = str(error)
-        tokenizer = build_tokenizer(cfg.words(config))
+        tokenizer = build_tokenizer(tiny_words(config))
         replies = [tokenizer.decode(turn.sampled) for e in episodes for turn in e.turns]
         return types.SimpleNamespace(
             shape=shapes[0],

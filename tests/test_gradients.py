@@ -14,13 +14,15 @@ import optax
 import pytest
 from random_rows import LOSS, T, V, random_batch
 
-from ragen_jax import losses, update
+from ragen_jax import losses
 from ragen_jax.advantage import deviations, sample_variance
 from ragen_jax.diagnostics import gradients
 from ragen_jax.diagnostics.gradients import ZERO, bucket_gradients, figures, variance_buckets
 from ragen_jax.model import lora
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.sharding import make_mesh
+from ragen_jax.update.likelihood import token_logps
+from ragen_jax.update.policy import Frozen, init_state, loss_parts, update_policy
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -276,11 +278,11 @@ def test_parts_add_up_to_what_an_update_does(policy, mesh, rows, changes):
     model, params, reference = policy
     before = jax.tree.map(jnp.copy, params)
     optimizer = optax.sgd(1.0)
-    state, _ = update.update_policy(
+    state, _ = update_policy(
         model,
         optimizer,
         loss,
-        update.init_state(before, optimizer, mesh).replace(kl_scale=jnp.float32(0.7)),
+        init_state(before, optimizer, mesh).replace(kl_scale=jnp.float32(0.7)),
         reference,
         batch,
         advantage,
@@ -347,7 +349,7 @@ def test_task_gradient_is_within_the_bound_of_appendix_h(policy, mesh, rows):
     """|g| <= sqrt(RV) sqrt(E |s|^2), s the gradient of an episode's log-likelihood."""
     batch, return_GK, advantage = rows
     model, params, _ = policy
-    own_BT = update.token_logps(model, params, batch.tokens_BT, temperature=LOSS.temperature)
+    own_BT = token_logps(model, params, batch.tokens_BT, temperature=LOSS.temperature)
     batch = batch.replace(logp_BT=np.asarray(own_BT) * batch.mask_BT)  # the policy that samples
     found = report(policy, mesh, batch, advantage, range(G))
     variance_G = np.asarray(sample_variance(return_GK))
@@ -355,9 +357,7 @@ def test_task_gradient_is_within_the_bound_of_appendix_h(policy, mesh, rows):
     @jax.jit
     def score(episode):
         def logp(params):
-            logp_BT = update.token_logps(
-                model, params, batch.tokens_BT, temperature=LOSS.temperature
-            )
+            logp_BT = token_logps(model, params, batch.tokens_BT, temperature=LOSS.temperature)
             return ((batch.episode_B == episode)[:, None] * batch.mask_BT * logp_BT).sum()
 
         return jax.grad(logp)(params)
@@ -377,7 +377,7 @@ def test_adapters_over_a_frozen_model(policy, mesh, rows):
     model, params, _ = policy
     adapters = lora.init_adapters(model.config, jax.random.key(1), rank=2, targets=("q", "down"))
     adapters = jax.tree.map(lambda x: x + 0.05, adapters)
-    frozen = update.Frozen(params, np.float32(1.5))
+    frozen = Frozen(params, np.float32(1.5))
     found = report((model, adapters, None), mesh, batch, advantage, [0] * G, frozen=frozen)
     piece = dict(
         tokens=batch.tokens_BT,
@@ -388,7 +388,7 @@ def test_adapters_over_a_frozen_model(policy, mesh, rows):
     )
 
     def total(adapters):
-        parts, *_ = update.loss_parts(model, LOSS, frozen.attach(adapters), params, piece)
+        parts, *_ = loss_parts(model, LOSS, frozen.attach(adapters), params, piece)
         return sum(parts.values())
 
     whole = jax.jit(jax.grad(total))(adapters)

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from ragen_jax import heldout
-from ragen_jax.heldout import pass_at_k, play_problems, summarise, wilson_interval
+from ragen_jax.run import heldout
+from ragen_jax.run.heldout import pass_at_k, play_problems, summarise, wilson_interval
 
 
 def share_with_a_success(solved, samples, k):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from configs import base
-from ragen_jax.config import build_model
 from ragen_jax.model import kernels
 from ragen_jax.model.attention import Segment, attend
 from ragen_jax.model.qwen import SHAPES, ModelConfig, Qwen, init_params
+from ragen_jax.run.build import build_model
 from ragen_jax.sharding import make_mesh
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")

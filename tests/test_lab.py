@@ -6,8 +6,9 @@ import pytest
 
 from configs import sokoban
 from configs.experiments import EXPERIMENTS
-from ragen_jax import lab, lab_report
-from ragen_jax.lab_report import ENTROPY, MI, MI_SEQ, SUCCESS
+from ragen_jax.lab import report
+from ragen_jax.lab.arms import arms, finished
+from ragen_jax.lab.report import ENTROPY, MI, MI_SEQ, SUCCESS
 
 
 def rows(success, mi, *, entropy=0.2, updates=4):
@@ -16,7 +17,7 @@ def rows(success, mi, *, entropy=0.2, updates=4):
     for step in range(1, len(mi) + 1):
         row = {"step": step, MI: mi[step - 1], ENTROPY: entropy, "update/count": updates}
         row[MI_SEQ] = 1.0  # never falls
-        row |= {lab_report.VALID: 0.9, lab_report.RETRIEVAL: 1.0}
+        row |= {report.VALID: 0.9, report.RETRIEVAL: 1.0}
         if step % 10 == 0:
             row[SUCCESS] = success[step // 10]
         found.append(row)
@@ -31,79 +32,79 @@ COLLAPSED = rows([0.4, 0.5, 0.2], [0.15] * 10 + [0.0] * 10)
 def test_when_half_is_lost():
     """One rule: at the evaluations, of the highest so far, on straight lines."""
     for name in (SUCCESS, MI):
-        assert lab_report.lost(HEALTHY, name) is None
+        assert report.lost(HEALTHY, name) is None
     # From 0.5 at step 10 to 0.2 at step 20 it passes 0.25 behind five sixths of the way.
-    assert lab_report.lost(COLLAPSED, SUCCESS) == pytest.approx(10 + 10 * 5 / 6)
+    assert report.lost(COLLAPSED, SUCCESS) == pytest.approx(10 + 10 * 5 / 6)
     back = rows([0.4, 0.1, 0.6], [0.1] * 20)
-    assert lab_report.lost(back, SUCCESS) == pytest.approx(10 * 2 / 3)
+    assert report.lost(back, SUCCESS) == pytest.approx(10 * 2 / 3)
     # MI from 0.15 at step 0 to 0.06 at step 10 passes 0.075 behind five sixths, too.
-    steps, values = lab_report.at_evaluations(COLLAPSED, MI)
+    steps, values = report.at_evaluations(COLLAPSED, MI)
     assert steps.tolist() == [0, 10, 20]
     assert values.tolist() == pytest.approx([0.15, 0.06, 0.0])
-    assert lab_report.lost(COLLAPSED, MI) == pytest.approx(10 * 5 / 6)
-    assert lab_report.lost(COLLAPSED, MI_SEQ) is None
+    assert report.lost(COLLAPSED, MI) == pytest.approx(10 * 5 / 6)
+    assert report.lost(COLLAPSED, MI_SEQ) is None
     # A rise before the crash: half of what it had risen to, not of the start.
     risen = rows([0.4, 0.4, 0.4, 0.4], [0.1] * 8 + [0.4] * 8 + [0.15] * 14)
-    assert lab_report.lost(risen, MI) == pytest.approx(10 + 10 * (0.4 - 0.2) / (0.4 - 0.15))
-    assert lab_report.share(COLLAPSED, ENTROPY, 10, of_first=True) == pytest.approx(1.0)
-    assert lab_report.share(COLLAPSED, MI, 5) == pytest.approx((0.15 + 0.06) / 2 / 0.15)
-    assert lab_report.share(risen, MI, 20) == pytest.approx(0.15 / 0.4)
-    assert lab_report.share(risen, MI, 20, of_first=True) == pytest.approx(1.5)
+    assert report.lost(risen, MI) == pytest.approx(10 + 10 * (0.4 - 0.2) / (0.4 - 0.15))
+    assert report.share(COLLAPSED, ENTROPY, 10, of_first=True) == pytest.approx(1.0)
+    assert report.share(COLLAPSED, MI, 5) == pytest.approx((0.15 + 0.06) / 2 / 0.15)
+    assert report.share(risen, MI, 20) == pytest.approx(0.15 / 0.4)
+    assert report.share(risen, MI, 20, of_first=True) == pytest.approx(1.5)
     # A figure that ends, as it does where no reply holds a reasoning, is read as far as it goes.
-    assert lab_report.lost(rows([0.4, 0.5, 0.2], [0.15] * 5), MI) is None
+    assert report.lost(rows([0.4, 0.5, 0.2], [0.15] * 5), MI) is None
 
 
 def test_arms_are_compared_after_equally_many_updates():
     rising = rows([0.4, 0.5, 0.6], [0.1 * i for i in range(20)], updates=2)
     # 20 updates are ten steps: MI 0.5 to 0.9 there.
-    assert lab_report.at_update(rising, MI, 20) == pytest.approx(0.7)
-    assert lab_report.at_update(rising, SUCCESS, 20) == 0.5
-    assert lab_report.at_update(rising, SUCCESS, 19) == 0.4
-    assert lab_report.updates(rising) == 40
+    assert report.at_update(rising, MI, 20) == pytest.approx(0.7)
+    assert report.at_update(rising, SUCCESS, 20) == 0.5
+    assert report.at_update(rising, SUCCESS, 19) == 0.4
+    assert report.updates(rising) == 40
     runs = {
         ("s", "filter", 0): rising,  # 40 updates
         ("s", "none", 0): rows([0.4, 0.3, 0.2], [0.0] * 20, updates=4),  # 80
     }
     # After 40 updates the second run is at step 10.
-    mean, half_width = lab_report.compare(runs, SUCCESS)["s"]
+    mean, half_width = report.compare(runs, SUCCESS)["s"]
     assert mean == pytest.approx(0.6 - 0.3) and half_width == math.inf
 
 
 def test_interval_by_hand():
     # 1, 2, 3: standard deviation 1, t with two degrees of freedom 4.303.
-    mean, half_width = lab_report.interval([1.0, 2.0, 3.0])
+    mean, half_width = report.interval([1.0, 2.0, 3.0])
     assert mean == 2 and half_width == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
 
 
 def test_verdicts_by_hand():
     fine = {("a", f, s): HEALTHY for f in ("filter", "none") for s in (0, 1)}
-    assert "Not tested" in lab_report.order_verdict(fine)
-    assert "Not tested" in lab_report.filter_verdict(fine)
+    assert "Not tested" in report.order_verdict(fine)
+    assert "Not tested" in report.filter_verdict(fine)
     bad = fine | {("a", "none", 0): COLLAPSED, ("a", "none", 1): COLLAPSED}
-    text = lab_report.order_verdict(bad)
+    text = report.order_verdict(bad)
     assert text.startswith("**Reproduced.** 2 of 4 runs lost half of their success. In 2 of them ")
     assert "in 0 `mi_seq` had; in 2 of the former entropy" in text
     # At step 18.3 a sixth of the 0.06 of step 10 was left.
     assert "`mi_released` stood at 0.07 to 0.07 (median 0.07) of its highest" in text
     assert "`mi_seq` at 1.00 to 1.00 (median 1.00)" in text
-    text = lab_report.filter_verdict(bad)
+    text = report.filter_verdict(bad)
     assert text.startswith("**Reproduced.** 2 runs with none")
     assert "on average: 0.20 with none, 0.60 with filter." in text
     both = bad | {("a", "filter", 0): COLLAPSED}
-    assert lab_report.filter_verdict(both).startswith("**Reproduced in part.**")
+    assert report.filter_verdict(both).startswith("**Reproduced in part.**")
     # Success was lost, but not MI.
     other = rows([0.4, 0.5, 0.1], [0.15] * 20)
     none = {key: other for key in fine}
-    assert lab_report.order_verdict(none).startswith("**Not reproduced at this scale.**")
-    assert lab_report.filter_verdict(none).startswith("**Not reproduced at this scale.**")
+    assert report.order_verdict(none).startswith("**Not reproduced at this scale.**")
+    assert report.filter_verdict(none).startswith("**Not reproduced at this scale.**")
     # MI went behind success (which passed half at step 6.7; MI does at 8.3).
     late = {("a", "none", 0): rows([0.4, 0.1, 0.1], [0.15] * 10 + [0.0] * 10)}
-    assert "In 0 of them `mi_released`" in lab_report.order_verdict(late)
+    assert "In 0 of them `mi_released`" in report.order_verdict(late)
     # Entropy had tripled by then.
     wild = rows([0.4, 0.5, 0.2], [0.15] * 10 + [0.0] * 10)
     for row in wild[6:]:
         row[ENTROPY] = 1.0
-    assert "0 of the former entropy" in lab_report.order_verdict({("a", "none", 0): wild})
+    assert "0 of the former entropy" in report.order_verdict({("a", "none", 0): wild})
 
 
 def test_the_alarm_is_judged_by_when_it_came():
@@ -117,8 +118,8 @@ def test_the_alarm_is_judged_by_when_it_came():
         ("a", "filter", 0): alarmed(HEALTHY, 3),
         ("a", "filter", 1): HEALTHY,
     }
-    assert lab_report.alarm_step(runs["a", "none", 0]) == 18
-    assert lab_report.alarm_verdict(runs) == (
+    assert report.alarm_step(runs["a", "none", 0]) == 18
+    assert report.alarm_verdict(runs) == (
         "Of the 3 runs that lost half of their success it came before in 1, later in 1, never in "
         "1. Of the other 2 it came in 1."
     )
@@ -127,7 +128,7 @@ def test_the_alarm_is_judged_by_when_it_came():
 def test_a_report_is_written(tmp_path):
     runs = {("a", "filter", 0): HEALTHY, ("a", "none", 0): COLLAPSED}
     pytest.importorskip("matplotlib")
-    path = lab_report.write_report("collapse", runs, tmp_path / "docs")
+    path = report.write_report("collapse", runs, tmp_path / "docs")
     text = path.read_text()
     assert "| a | none | 0 | 80 | 0.20, 0.50 | 0.15 -> 0.00 | 1.00 -> 1.00 | 0.20 ->" in text
     # Neither grounded facts nor flow in these rows.
@@ -136,7 +137,7 @@ def test_a_report_is_written(tmp_path):
 
 
 def test_the_arms_of_an_experiment():
-    plan = lab.arms(EXPERIMENTS["collapse"], sokoban.get_config())
+    plan = arms(EXPERIMENTS["collapse"], sokoban.get_config())
     assert len(plan) == 5 * 2 * 3 == len({arm.folder for arm in plan})
     assert sum(arm.config.steps for arm in plan) == 1800
     assert {arm.seed for arm in plan[:10]} == {0}
@@ -150,12 +151,12 @@ def test_the_arms_of_an_experiment():
     config = sokoban.get_config()
     config.rollout.groups = 0
     with pytest.raises(ValueError, match="rollout.groups is 0"):
-        lab.arms(EXPERIMENTS["collapse"], config)
+        arms(EXPERIMENTS["collapse"], config)
 
 
 def test_what_is_finished_is_not_run_again(tmp_path):
-    assert not lab.finished(tmp_path, 3)
+    assert not finished(tmp_path, 3)
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n')
-    assert not lab.finished(tmp_path, 3)
+    assert not finished(tmp_path, 3)
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
-    assert lab.finished(tmp_path, 3)
+    assert finished(tmp_path, 3)

@@ -1,4 +1,4 @@
-"""learn.py: a step's advantages and updates from episodes, through the config."""
+"""update/learner.py: a step's advantages and updates from episodes, through the config."""
 
 import jax
 import numpy as np
@@ -6,12 +6,15 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import base
-from ragen_jax import config as cfg
 from ragen_jax import losses
 from ragen_jax.batch import take_rows
-from ragen_jax.check import check
 from ragen_jax.credit import ALGORITHMS, OF_TOKENS
-from ragen_jax.learn import (
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
+from ragen_jax.run.build import build_meshes
+from ragen_jax.run.check import check
+from ragen_jax.run.sizes import step_rows
+from ragen_jax.update.learner import (
     build_learner,
     needs_statistics,
     policy_statistics,
@@ -19,9 +22,7 @@ from ragen_jax.learn import (
     select_episodes,
     token_advantages,
 )
-from ragen_jax.likelihood import token_logps
-from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
+from ragen_jax.update.likelihood import token_logps
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -81,12 +82,12 @@ def advantages(config, policy, episodes, keep_GK=None):
     check(config)
     episodes = episodes[config.env.context]
     model, params = policy
-    mesh, _ = cfg.build_meshes(config)
+    mesh, _ = build_meshes(config)
     learner, state = build_learner(config, model, jax.tree.map(lambda x: x + 0, params), mesh)
     batch, return_GK = rewarded_batch(
         config, episodes, format_penalty=np.repeat(config.env.format_penalty, G)
     )
-    batch = take_rows(batch, np.arange(len(batch.weight_B)), size=cfg.step_rows(config))
+    batch = take_rows(batch, np.arange(len(batch.weight_B)), size=step_rows(config))
     with jax.set_mesh(mesh):
         logp_BT = entropy_BT = None
         if needs_statistics(config):
@@ -172,7 +173,7 @@ def test_200_settings_of_a_policy_that_is_its_reference(config, policy, episodes
 
 def test_adapters_are_scaled_by_alpha_over_rank(config, policy):
     config.model.lora.update(rank=2, alpha=6.0)
-    learner, _ = build_learner(config, *policy, cfg.build_meshes(config)[0])
+    learner, _ = build_learner(config, *policy, build_meshes(config)[0])
     assert learner.frozen.scale == 3.0
 
 

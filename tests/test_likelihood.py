@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax import likelihood, losses
+from ragen_jax import losses
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
+from ragen_jax.update import likelihood
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 

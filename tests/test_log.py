@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax.log import (
+from ragen_jax.run.log import (
     MetricsLog,
     Timers,
     eval_line,

@@ -21,9 +21,10 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
-from ragen_jax import sample, update
 from ragen_jax.model import hf, lora, qwen
+from ragen_jax.rollout import sample
 from ragen_jax.sharding import MESH_AXES, make_mesh, shard_params
+from ragen_jax.update.likelihood import token_logps
 
 REFERENCE = Path(__file__).parent / "reference"
 NAMES = ("qwen2_tied", "qwen2_untied")
@@ -57,7 +58,7 @@ def forward(model, params, tokens_BT):
 
 def loss(model, params, tokens_BT):
     """A sum of log-probs with weights 1, 2, ..., so that no token's part cancels another's."""
-    logp_BT = update.token_logps(model, params, tokens_BT)
+    logp_BT = token_logps(model, params, tokens_BT)
     return (logp_BT * (1.0 + jnp.arange(logp_BT.size).reshape(logp_BT.shape))).mean()
 
 

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax import sample, update
 from ragen_jax.model import hf, qwen
 from ragen_jax.model.attention import Segment, append, attend
+from ragen_jax.rollout import sample
+from ragen_jax.update.likelihood import token_logps
 
 REFERENCE = Path(__file__).parent / "reference"
 NAMES = ("qwen2_tied", "qwen2_untied")  # 4 query heads over 2; 6 over 1
@@ -121,7 +122,7 @@ def ragged(seed, lengths, vocab_size=64):
 def test_log_probs_match_torch(name):
     model, params = load(name)
     arrays, mask_BT = reference(name)
-    logp_BT = update.token_logps(model, params, arrays["tokens_BT"])
+    logp_BT = token_logps(model, params, arrays["tokens_BT"])
     assert logp_BT.dtype == jnp.float32
     np.testing.assert_allclose(logp_BT * mask_BT, arrays["logp_BT"], **CLOSE)
 
@@ -213,7 +214,7 @@ def test_rope_scaling_is_applied(name):
     model, params = load(name)
     arrays, mask_BT = reference(name)
     plain = qwen.Qwen(dataclasses.replace(model.config, rope_scaling=None))
-    logp_BT = update.token_logps(plain, params, arrays["tokens_BT"])
+    logp_BT = token_logps(plain, params, arrays["tokens_BT"])
     assert np.abs(logp_BT * mask_BT - arrays["logp_BT"]).max() > 0.01
 
 
@@ -257,8 +258,8 @@ def test_right_padding_does_not_matter(name):
     tokens_BT, length_B = ragged(1, (16, 4, 1, 7))
     mask_BT = np.arange(16) < length_B[:, None]
     other_BT, _ = ragged(2, (16,) * 4)
-    got = update.token_logps(model, params, np.where(mask_BT, tokens_BT, other_BT))
-    want = update.token_logps(model, params, tokens_BT)
+    got = token_logps(model, params, np.where(mask_BT, tokens_BT, other_BT))
+    want = token_logps(model, params, tokens_BT)
     assert np.abs(got - want).max() > 0.1  # the padding did differ
     np.testing.assert_array_equal(got * mask_BT, want * mask_BT)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ragen_jax.pool import count_visits, draw_seeds, init_streaks, play_chances
+from ragen_jax.rollout.pool import count_visits, draw_seeds, init_streaks, play_chances
 
 
 def problems(seeds, seed=0):

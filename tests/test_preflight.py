@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import pytest
 
 from configs import mixture, sokoban
-from ragen_jax import preflight, programs, run_shapes
-from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen
-from ragen_jax.roofline import CHIPS, Chip, Cost, Work
+from ragen_jax.preflight import compile as compiling
+from ragen_jax.preflight import programs, shapes
+from ragen_jax.preflight.report import complaints, report, table
+from ragen_jax.preflight.roofline import CHIPS, Chip, Cost, Work
+from ragen_jax.update.likelihood import token_logps
 
 SMALL = ModelConfig(
     vocab_size=10, width=4, layers=2, heads=2, kv_heads=1, head_dim=3, mlp_width=5, tied=False
@@ -102,7 +104,7 @@ def flops_of(function, *args):
 
 
 def test_one_layer_against_xla():
-    shapes = jax.eval_shape(Qwen(WIDE).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    params = jax.eval_shape(Qwen(WIDE).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     params = nn.unbox(shapes)["params"]
     tokens = jax.ShapeDtypeStruct((2, 129), jnp.int32)
     model, work = Qwen(WIDE), Work(WIDE)
@@ -124,23 +126,21 @@ def test_one_layer_against_xla():
 
 
 def test_lengths_of_the_papers_setting():
-    found = run_shapes.lengths(sokoban.get_config("qwen2.5-3b"), 800, 200)
+    found = shapes.lengths(sokoban.get_config("qwen2.5-3b"), 800, 200)
     assert found.last + 400 == 3600
     # Padded as rollout.length_bucket does; the turn before ended at 2,600.
     assert (found.before, found.prompt, found.news, found.row) == (3072, 3584, 224, 4096)
-    one = run_shapes.lengths(
-        sokoban.get_config(), 50, 10
-    )  # single turn: every prompt is a first one
+    one = shapes.lengths(sokoban.get_config(), 50, 10)  # single turn: every prompt is a first one
     assert one.first == one.prompt == 56
     with pytest.raises(ValueError, match="--observation_tokens is 0"):
-        run_shapes.lengths(sokoban.get_config(), 50, 0)
+        shapes.lengths(sokoban.get_config(), 50, 0)
 
 
 def test_lengths_of_windows_and_limits():
     def found(**env):
         config = sokoban.get_config("qwen2.5-3b")
         config.env.update(env)
-        return run_shapes.lengths(config, 800, 200)
+        return shapes.lengths(config, 800, 200)
 
     full = found()
     assert (full.shown, full.whole) == (5, 5)
@@ -159,14 +159,14 @@ def test_lengths_of_windows_and_limits():
 
 def test_shapes_of_models(tmp_path):
     config = sokoban.get_config("qwen2.5-3b")
-    assert run_shapes.model_shape(config).layers == 36
+    assert shapes.model_shape(config).layers == 36
     config.model.path = "meta-llama/Llama-3.2-1B-Instruct"
-    assert run_shapes.model_shape(config).width == 2048
+    assert shapes.model_shape(config).width == 2048
     config.model.path = "tiny"
-    assert run_shapes.model_shape(config).width == config.warmstart.width
+    assert shapes.model_shape(config).width == config.warmstart.width
     config.model.path = "Qwen/Qwen9-1B"
     with pytest.raises(ValueError, match="Qwen/Qwen9-1B.*qwen2.5-0.5b.*llama-3.1-8b"):
-        run_shapes.model_shape(config)
+        shapes.model_shape(config)
 
 
 def plan(**overrides):
@@ -216,12 +216,12 @@ def test_programs_of_ppo():
         assert found[name].lower().out_info is not None
     # Whatever a program does not read lies beside it: seven copies of the model (parameters and
     # critic with two moments each, and the reference), and some rows of tokens.
-    shape = run_shapes.model_shape(sokoban.get_config())
-    shapes = jax.eval_shape(Qwen(shape).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    size = 4 * sum(x.size for x in jax.tree.leaves(shapes))
+    shape = shapes.model_shape(sokoban.get_config())
+    params = jax.eval_shape(Qwen(shape).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    size = 4 * sum(x.size for x in jax.tree.leaves(params))
     for name in (*new, "update"):
         program = found[name]
-        whole = sum(run_shapes.bytes_per_chip(x) for x in (program.held, program.arguments))
+        whole = sum(shapes.bytes_per_chip(x) for x in (program.held, program.arguments))
         assert 7 * size <= whole < 7.5 * size, name
 
 
@@ -262,20 +262,20 @@ def test_each_environment_of_several_has_programs_of_its_own():
 
 
 def test_what_is_held_beside_a_program():
-    shape = run_shapes.model_shape(sokoban.get_config())
-    shapes = jax.eval_shape(Qwen(shape).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    size = 4 * sum(x.size for x in jax.tree.leaves(shapes))
+    shape = shapes.model_shape(sokoban.get_config())
+    params = jax.eval_shape(Qwen(shape).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    size = 4 * sum(x.size for x in jax.tree.leaves(params))
     # float32 on one mesh: the sampler reads the state's own parameters, beside Adam's moments.
     plain = plan()
     assert "resharding" not in plain and "extend" not in plain
-    held = run_shapes.bytes_per_chip(plain["decode"].held)
+    held = shapes.bytes_per_chip(plain["decode"].held)
     assert held == pytest.approx(2 * size, abs=100)
     copied = plan(**{"model.dtype": "bfloat16", "algorithm.kl_coef": 0.1})
-    held = run_shapes.bytes_per_chip(copied["decode"].held)
+    held = shapes.bytes_per_chip(copied["decode"].held)
     assert held == pytest.approx(4 * size, abs=100)  # parameters, moments, reference
     adapted = plan(**{"model.dtype": "bfloat16", "model.lora.rank": 2})
     assert adapted["update"].lower().out_info is not None
-    held = run_shapes.bytes_per_chip(adapted["decode"].held)
+    held = shapes.bytes_per_chip(adapted["decode"].held)
     assert size < held < 1.5 * size  # the frozen model, small adapters and their moments
     assert adapted["update"].cost.flops < copied["update"].cost.flops
 
@@ -293,11 +293,11 @@ def result(name="update", peak=10.0, fits=True, calls=2):
         calls=calls,
         helps=("optimizer.micro_batch",),
     )
-    return preflight.Result(program, 1.0, peak, 2.0, 5.0, fits)
+    return compiling.Result(program, 1.0, peak, 2.0, 5.0, fits)
 
 
 def test_report():
-    found = preflight.report([result(), result("decode", 20.0, False, calls=3)], CHIP, devices=4)
+    found = report([result(), result("decode", 20.0, False, calls=3)], CHIP, devices=4)
     assert json.loads(json.dumps(found)) == {
         "programs": [
             {
@@ -315,11 +315,11 @@ def test_report():
         "step_s": 25.0,
         "fits": False,
     }
-    assert "25.0 s" in preflight.table([result()] * 2, CHIP, found)
+    assert "25.0 s" in table([result()] * 2, CHIP, found)
 
 
 def test_complaints_name_the_excess_and_what_helps():
-    lines = list(preflight.complaints([result(), result("score", 20.5, False)], CHIP))
+    lines = list(complaints([result(), result("score", 20.5, False)], CHIP))
     assert len(lines) == 1
     assert "score does not fit: 20.50 GiB, 4.50 more" in lines[0]
     assert "optimizer.micro_batch" in lines[0]
@@ -335,20 +335,20 @@ def test_out_of_memory_is_a_result(monkeypatch):
         raise jax.errors.JaxRuntimeError(text)
 
     program = dataclasses.replace(result().program, lower=lower)
-    found = preflight.compile_program(program, CHIPS["v5e"])
+    found = compiling.compile_program(program, CHIPS["v5e"])
     assert found.peak_gib == pytest.approx(16.74) and not found.fits
     text = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        preflight.compile_program(program, CHIPS["v5e"])
+        compiling.compile_program(program, CHIPS["v5e"])
 
 
 def test_topologies(monkeypatch):
     for name in ("v5litepod-16", "v9:2x2", "v5e:big", "v5e"):
         with pytest.raises(ValueError, match="v5e:.1x1,2x2.*tpu7x"):
-            preflight.find_topology(name)
+            compiling.find_topology(name)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install ragen_jax\[tpu\]"):
-        preflight.find_topology("v5e:2x2")
+        compiling.find_topology("v5e:2x2")
 
 
 def command(*args):

@@ -15,16 +15,16 @@ from configs import frozen_lake
 from envs.countdown import problems as countdown_problems
 from envs.frozen_lake import maps as lake_maps
 from envs.sokoban import rooms as sokoban_rooms
-from ragen_jax.collect import collect
-from ragen_jax.config import build_budgets
 from ragen_jax.evaluate import evaluate
-from ragen_jax.learn import build_learner
 from ragen_jax.model import hf
 from ragen_jax.randomness import Purpose, generator, key_word, philox, stream_key
-from ragen_jax.rollout import Sampling, rollout
+from ragen_jax.rollout.collect import collect
+from ragen_jax.rollout.play import Sampling, rollout
+from ragen_jax.run.build import build_budgets
+from ragen_jax.run.tasks import build_tasks
 from ragen_jax.sharding import make_mesh
-from ragen_jax.tasks import build_tasks
-from ragen_jax.warmstart import tiny_model
+from ragen_jax.update.learner import build_learner
+from ragen_jax.warmstart.imitate import tiny_model
 
 LARGE = (0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**53, 2**53 + 1, 2**62 + 5, 2**63, 2**64 - 1)
 TAGS = (countdown_problems.TAG, lake_maps.TAG, sokoban_rooms.TAG)

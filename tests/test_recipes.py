@@ -4,9 +4,9 @@ import pytest
 
 from configs import countdown, frozen_lake, recipes, sokoban
 from configs.recipes import RECIPES
-from ragen_jax.check import check
 from ragen_jax.credit import ALGORITHMS
-from ragen_jax.domains import field
+from ragen_jax.run.check import check
+from ragen_jax.run.domains import field
 
 FILES = {"sokoban": sokoban, "frozen_lake": frozen_lake, "countdown": countdown}
 

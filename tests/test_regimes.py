@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from configs import base
-from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.regimes import (
     ACTIONS,
     ALONE,
@@ -20,6 +19,7 @@ from ragen_jax.diagnostics.regimes import (
     init_regimes,
     update_regimes,
 )
+from ragen_jax.run.checkpoint import Checkpoints
 
 # All the figures of a step, as a run starts.
 START = {

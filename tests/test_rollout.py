@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax import rollout as rollout_file
-from ragen_jax import sample
 from ragen_jax.batch import make_batch
-from ragen_jax.chat import CONTEXTS, make_chat
-from ragen_jax.likelihood import token_logps
 from ragen_jax.model.qwen import logits
 from ragen_jax.model.tokenizer import SPECIAL
-from ragen_jax.rollout import Budgets, Sampling, length_bucket, rollout, row_bucket
+from ragen_jax.rollout import play as play_file
+from ragen_jax.rollout import sample
+from ragen_jax.rollout.chat import CONTEXTS, make_chat
+from ragen_jax.rollout.play import Budgets, Sampling, length_bucket, rollout, row_bucket
+from ragen_jax.update.likelihood import token_logps
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -260,9 +260,9 @@ def test_few_programs_are_compiled(agent, monkeypatch):
     }
     for name, limit in limits.items():
         traced = chex.assert_max_traces(getattr(sample, name).__wrapped__, n=limit)
-        monkeypatch.setattr(rollout_file, name, jax.jit(traced, static_argnames=static[name]))
+        monkeypatch.setattr(play_file, name, jax.jit(traced, static_argnames=static[name]))
     chat = chat_of(agent, "single_turn")
-    rollout_file.compile_ahead(
+    play_file.compile_ahead(
         agent.model,
         agent.params,
         chat,
@@ -276,7 +276,7 @@ def test_few_programs_are_compiled(agent, monkeypatch):
     )
 
     def compiled():
-        return {name: getattr(rollout_file, name)._cache_size() for name in limits}
+        return {name: getattr(play_file, name)._cache_size() for name in limits}
 
     # One for 64, 96 and 128 rows; the first turn of a step reads a prompt a group.
     assert compiled() == {"prefill": 3, "decode": 3, "extend": 0}

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax import sample
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
+from ragen_jax.rollout import sample
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.random import default_rng as fresh
 
-from ragen_jax import config as cfg
 from ragen_jax.diagnostics import scopes
 from ragen_jax.diagnostics.cross_scoring import cross_score_pairs
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
@@ -21,7 +20,8 @@ from ragen_jax.diagnostics.scopes import (
     trajectory_turns,
 )
 from ragen_jax.randomness import Purpose, generator
-from ragen_jax.rollout import Budgets, Sampling, rollout
+from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.run.build import build_chat
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -286,7 +286,7 @@ def test_which_forms_there_are(episodes, monkeypatch):
 def test_forms_of_real_rollouts(agent, context):
     config = agent.config.copy_and_resolve_references()
     config.env.update(context=context, window=2)
-    chat = cfg.build_chat(config, agent.tokenizer, agent.environment)
+    chat = build_chat(config, agent.tokenizer, agent.environment)
     seeds = range(4)
     episodes = rollout(
         agent.model,

@@ -7,11 +7,13 @@ import pytest
 
 from configs import countdown, frozen_lake, mixture, presets, sokoban
 from ragen_jax import train
-from ragen_jax.check import check
-from ragen_jax.config import build_environment, build_meshes, of_environments, read_run_config
-from ragen_jax.domains import leaves
 from ragen_jax.model import config_json, qwen
-from ragen_jax.settle import is_open, settle
+from ragen_jax.run.build import build_environment, build_meshes
+from ragen_jax.run.check import check
+from ragen_jax.run.domains import leaves
+from ragen_jax.run.settle import is_open, settle
+from ragen_jax.run.sizes import of_environments
+from ragen_jax.run.workdir import read_run_config
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from ragen_jax.log import read_metrics
 from ragen_jax.model import qwen
+from ragen_jax.run.log import read_metrics
 from ragen_jax.sharding import make_mesh, sampling_params, spec
 
 ROOT = Path(__file__).parent.parent

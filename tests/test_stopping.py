@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from configs import base
-from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.stopping import RULES, init_stopping, update_stopping
+from ragen_jax.run.checkpoint import Checkpoints
 
 FINE = dict(variance_E=[1.0], kept=0.5, skipped=0)
 

@@ -8,17 +8,24 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import base, frozen_lake, mixture, sokoban
-from ragen_jax import config as cfg
 from ragen_jax import evaluate, train
-from ragen_jax.check import check
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
-from ragen_jax.learn import build_learner, select_episodes
-from ragen_jax.log import read_metrics, read_outcomes
 from ragen_jax.model import hf
+from ragen_jax.run.build import build_meshes, tiny_words
+from ragen_jax.run.check import check
+from ragen_jax.run.log import read_metrics, read_outcomes
+from ragen_jax.run.sizes import (
+    groups_of_environments,
+    of_environments,
+    row_tokens,
+    step_groups,
+    step_rows,
+)
+from ragen_jax.run.tasks import apart, joined, labelled, own_rows
 from ragen_jax.sharding import make_mesh
-from ragen_jax.tasks import apart, joined, labelled, own_rows
-from ragen_jax.update import init_state
+from ragen_jax.update.learner import build_learner, select_episodes
+from ragen_jax.update.policy import init_state
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -114,19 +121,19 @@ def config(agent):
 
 def test_a_config_of_several_is_one_of_each(config):
     check(config)
-    alone = cfg.of_environments(config)
+    alone = of_environments(config)
     assert list(alone) == ["sokoban", "frozen_lake"]
     first, second = alone.values()
     assert (first.env.name, first.rollout.groups, len(first.also)) == ("sokoban", 3, 0)
     assert (second.env.name, second.rollout.groups, second.env.max_turns) == ("frozen_lake", 2, 2)
     assert second.optimizer.learning_rate == config.optimizer.learning_rate
-    assert cfg.groups_of_environments(config) == (3, 2) and cfg.step_groups(config) == 5
-    assert cfg.step_rows(config) == 4 * (3 * 5 + 2 * 2)  # single turn: a row a turn
+    assert groups_of_environments(config) == (3, 2) and step_groups(config) == 5
+    assert step_rows(config) == 4 * (3 * 5 + 2 * 2)  # single turn: a row a turn
     config.also.frozen_lake.env.context = "full"
-    assert cfg.step_rows(config) == 4 * (3 * 5 + 2)
-    assert cfg.row_tokens(config) == 2 * config.rollout.max_new_tokens
+    assert step_rows(config) == 4 * (3 * 5 + 2)
+    assert row_tokens(config) == 2 * config.rollout.max_new_tokens
     one = sokoban.get_config()
-    assert list(cfg.of_environments(one).values()) == [one]
+    assert list(of_environments(one).values()) == [one]
     assert config.also.frozen_lake.env.name == "frozen_lake"  # the config itself stays as it was
     assert config.rollout.groups == 3
 
@@ -161,7 +168,7 @@ def test_what_no_run_could_use_is_refused(config, change, message):
 
 
 def test_each_environment_is_filtered_by_itself(config, agent):
-    mesh, _ = cfg.build_meshes(config)
+    mesh, _ = build_meshes(config)
     model, params, _ = hf.load(agent.directory, mesh=mesh)
     learner, state = build_learner(config, model, params, mesh)
     np.testing.assert_array_equal(learner.environment_G, [0, 0, 0, 1, 1])
@@ -232,7 +239,7 @@ def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, mon
 def test_the_mixture_config_is_valid():
     config = mixture.get_config()
     check(config)
-    assert set(cfg.of_environments(config)) == {"sokoban", "frozen_lake", "countdown"}
-    assert len(cfg.words(config)) == len(set(cfg.words(config)))
+    assert set(of_environments(config)) == {"sokoban", "frozen_lake", "countdown"}
+    assert len(tiny_words(config)) == len(set(tiny_words(config)))
     for preset in ("qwen2.5-0.5b", "tiny+ppo+no_filter"):
         check(mixture.get_config(preset))

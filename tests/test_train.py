@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from configs import frozen_lake
-from ragen_jax import evaluate, learn, train
+from ragen_jax import evaluate, train
 from ragen_jax.diagnostics import anatomy
 from ragen_jax.diagnostics.gradients import checkpoint_gradients
 from ragen_jax.diagnostics.scopes import SCOPES
-from ragen_jax.log import read_metrics
 from ragen_jax.model import hf
+from ragen_jax.run.log import read_metrics
+from ragen_jax.update import learner
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -155,7 +156,7 @@ def test_a_batch_without_variance_updates_nothing(config, tmp_path):
 
 def test_non_finite_updates_stop_the_run_and_dump_the_batch(config, tmp_path, monkeypatch, capsys):
     broken = lambda *args, **settings: (np.full_like(args[1].mask_BT, np.nan), None)  # noqa: E731
-    monkeypatch.setattr(learn, "assign_credit", broken)
+    monkeypatch.setattr(learner, "assign_credit", broken)
     config.stopping.nonfinite.patience = 2
     config.eval.every = 0
     assert train.train(config, tmp_path / "run") == train.STOPPED

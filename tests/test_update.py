@@ -10,10 +10,13 @@ import pytest
 from flax.traverse_util import flatten_dict
 from random_rows import LOSS, V, random_batch
 
-from ragen_jax import likelihood, optimize, update
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.optimize import micro_batches
 from ragen_jax.sharding import make_mesh, param_shardings
+from ragen_jax.types import TrainState
+from ragen_jax.update import likelihood, optimize
+from ragen_jax.update.likelihood import token_logps
+from ragen_jax.update.optimize import micro_batches
+from ragen_jax.update.policy import init_state, update_policy, update_step
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -56,11 +59,11 @@ def run(policy, mesh, batch, advantage, *, optimizer=None, loss=LOSS, ref=None, 
         loss_scale=1.0,
         rates=np.ones(4, np.float32),
     )
-    state, metrics = update.update_policy(
+    state, metrics = update_policy(
         model,
         optimizer,
         loss,
-        update.init_state(params, optimizer, mesh),
+        init_state(params, optimizer, mesh),
         policy[1] if ref is None else ref,
         batch,
         advantage,
@@ -114,7 +117,7 @@ def test_one_update_is_one_step_down_the_gradient_of_the_definition(policy, mesh
 
 def test_a_state_starts_at_the_first_problem(policy, mesh):
     params = jax.tree.map(jnp.copy, policy[1])
-    state = update.init_state(params, optax.sgd(1.0), mesh, environments=("a", "b"))
+    state = init_state(params, optax.sgd(1.0), mesh, environments=("a", "b"))
     assert state.step == 0 and state.kl_scale == 1
     assert state.seed_cursor == {"a": 0, "b": 0}
 
@@ -124,9 +127,9 @@ def test_all_updates_share_one_program(policy, mesh):
     model, params = policy
     policy = model, jax.device_put(params, param_shardings(model, mesh))  # as hf.load lays them out
     optimizer = optax.adam(1e-3)  # of this test alone
-    before = update.update_step._cache_size()
+    before = update_step._cache_size()
     run(policy, mesh, batch, advantage, optimizer=optimizer, minibatches=4)
-    assert update.update_step._cache_size() == before + 1
+    assert update_step._cache_size() == before + 1
 
 
 def test_micro_batch_size_and_padding_do_not_change_the_update(policy, mesh):
@@ -223,8 +226,8 @@ def test_every_kept_row_is_used_once(policy, mesh, monkeypatch):
 
 def test_nothing_kept_updates_nothing(policy, mesh):
     batch, advantage = make_rows(policy, 4)
-    state = update.init_state(jax.tree.map(jnp.copy, policy[1]), optax.sgd(1.0), mesh)
-    after, metrics = update.update_policy(
+    state = init_state(jax.tree.map(jnp.copy, policy[1]), optax.sgd(1.0), mesh)
+    after, metrics = update_policy(
         policy[0],
         optax.sgd(1.0),
         LOSS,
@@ -246,7 +249,7 @@ def test_nothing_kept_updates_nothing(policy, mesh):
 
 def test_logp_gap_is_the_largest_difference_on_sampled_tokens(policy, mesh):
     batch, advantage = make_rows(policy, 4)
-    own = np.asarray(update.token_logps(*policy, batch.tokens_BT, temperature=LOSS.temperature))
+    own = np.asarray(token_logps(*policy, batch.tokens_BT, temperature=LOSS.temperature))
     _, metrics = run(policy, mesh, batch, advantage)
     expected = np.abs((own - batch.logp_BT) * batch.mask_BT).max()
     assert metrics["update/logp_gap"] == pytest.approx(expected, abs=1e-5)
@@ -297,7 +300,7 @@ def test_memory_does_not_grow_with_the_vocabulary():
         model = Qwen(ModelConfig(vocab_size, width, 1, 1, 1, width, 8))
         params = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
         scalar = jax.ShapeDtypeStruct((), jnp.int32)
-        state = update.TrainState(
+        state = TrainState(
             params, optimizer.init(params), scalar, scalar, jax.ShapeDtypeStruct((), "f4")
         )
         minibatch = {
@@ -306,7 +309,7 @@ def test_memory_does_not_grow_with_the_vocabulary():
         }
         loss = dataclasses.replace(LOSS, kl_coef=0.0)
         factor = jax.ShapeDtypeStruct((), "f4")
-        lowered = update.update_step.lower(
+        lowered = update_step.lower(
             model, optimizer, loss, state, None, minibatch, scalar, factor, factor
         )
         return lowered.compile().memory_analysis().temp_size_in_bytes

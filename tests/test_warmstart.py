@@ -6,19 +6,21 @@ import pytest
 from configs import countdown, frozen_lake, mixture, sokoban
 from envs.countdown import Countdown
 from envs.sokoban import Sokoban
-from ragen_jax import datasets, evaluate, train, warmstart
-from ragen_jax.config import build_environment
-from ragen_jax.log import read_metrics
+from ragen_jax import evaluate, train
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
+from ragen_jax.run import datasets
+from ragen_jax.run.build import build_environment
+from ragen_jax.run.log import read_metrics
+from ragen_jax.warmstart import imitate
 
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
 
 
 def name_of(config, cache, monkeypatch):
     """The name of a config's agent, which is not trained."""
-    monkeypatch.setattr(warmstart, "imitate", lambda config, cache: (None, None, None))
-    monkeypatch.setattr(warmstart.hf, "save", lambda directory, *_: None)
-    return warmstart.tiny_model(config, cache).name
+    monkeypatch.setattr(imitate, "imitate", lambda config, cache: (None, None, None))
+    monkeypatch.setattr(imitate.hf, "save", lambda directory, *_: None)
+    return imitate.tiny_model(config, cache).name
 
 
 def test_the_agent_of_sokoban_keeps_its_name(tmp_path, monkeypatch):
@@ -83,7 +85,7 @@ def test_demonstrations_are_generated_anew_for_an_environment_that_was_changed(
     tmp_path, monkeypatch
 ):
     environment = build_environment(sokoban.get_config(), "imitation")
-    play = warmstart._expert(sokoban.get_config())
+    play = imitate._expert(sokoban.get_config())
     settings = dict(rooms=20, settings={"env": "sokoban"}, directory=tmp_path, **play)
     before = datasets.demonstrations(environment, **settings)
     assert datasets.demonstrations(environment, **settings) == before
@@ -99,7 +101,7 @@ def test_an_environment_with_too_few_problems_is_refused(tmp_path):
     config.env.options.size = (2, 2)
     config.warmstart.update(rooms=200, check_episodes=4)
     with pytest.raises(ValueError, match="only 0 problems besides .* config.warmstart.rooms=200"):
-        warmstart.imitate(config, tmp_path)
+        imitate.imitate(config, tmp_path)
 
 
 class Seen(Exception):
@@ -114,11 +116,11 @@ def test_what_is_imitated_is_text(tmp_path, monkeypatch):
     def seen(episodes):
         raise Seen(episodes)
 
-    monkeypatch.setattr(warmstart, "make_batch", seen)
+    monkeypatch.setattr(imitate, "make_batch", seen)
     config = countdown.get_config()
     config.warmstart.update(rooms=32, check_episodes=4)
     with pytest.raises(Seen) as found:
-        warmstart.imitate(config, tmp_path)
+        imitate.imitate(config, tmp_path)
     tokenizer = build_tokenizer(Countdown.words)
     control = tokenizer.convert_tokens_to_ids(SPECIAL)
     (episodes,) = found.value.args

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.diagnostics.zscores import init_zscores, update_zscores
+from ragen_jax.run.checkpoint import Checkpoints
 
 
 def step(scope, mi, std, mi_seq=0.0, std_seq=1.0):

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import head
-from ragen_jax.rollout import length_bucket
+from ragen_jax.rollout.play import length_bucket
 from ragen_jax.sharding import constrain, row_shards
+from ragen_jax.update.likelihood import token_logps, vocabulary_statistics
 
 LEAST_PREFIX = 64  # common tokens from which on saving their reading is worth a call of its own
 

@@ -26,17 +26,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax import config as cfg
-from ragen_jax import losses, optimize
+from ragen_jax import losses
 from ragen_jax.advantage import deviations, sample_variance
-from ragen_jax.checkpoint import Checkpoints
 from ragen_jax.filter import ZERO_SCORE
-from ragen_jax.heldout import play_problems
-from ragen_jax.learn import build_learner, rewarded_batch
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rollout import Sampling
-from ragen_jax.tasks import joined
-from ragen_jax.update import loss_parts
+from ragen_jax.rollout.play import Sampling
+from ragen_jax.run.build import build_budgets, build_meshes
+from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.heldout import play_problems
+from ragen_jax.run.sizes import step_rows
+from ragen_jax.run.tasks import joined
+from ragen_jax.update import optimize
+from ragen_jax.update.learner import build_learner, rewarded_batch
+from ragen_jax.update.policy import loss_parts
 
 ZERO = -1  # the bucket of groups without variance
 
@@ -87,10 +89,10 @@ def part_gradients(model, loss, params, ref_params, pieces, count, kl_scale, fro
     """The gradient of sum(weight * part) over rows, for each part: they add up to the loss's.
 
     Args:
-      loss: `update.Loss`. ref_params, kl_scale: as in `update.loss_parts`.
+      loss: `policy.Loss`. ref_params, kl_scale: as in `policy.loss_parts`.
       pieces: dict of tokens, logp, advantage, mask and weights, each [A, micro_batch, T].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
-      frozen: `update.Frozen` where params are adapters; then ref_params is not read.
+      frozen: `policy.Frozen` where params are adapters; then ref_params is not read.
 
     Returns:
       tree like params, of arrays [P, ...] in the order of `part_names`.
@@ -297,7 +299,7 @@ def gradient_report(learner, state, batch, return_GK, task):
     """gradient/* metrics of a batch; run under the mesh of training.
 
     Args:
-      learner: `learn.Learner`. state: `TrainState`, which sampled the batch.
+      learner: `learner.Learner`. state: `TrainState`, which sampled the batch.
       batch: `Batch` of G * K episodes. return_GK: undiscounted returns, penalties included.
       task: `tasks.Task` that they are of.
 
@@ -321,7 +323,7 @@ def gradient_report(learner, state, batch, return_GK, task):
         bucket_G,
         mesh=learner.mesh,
         micro_batch=c.optimizer.micro_batch,
-        group_rows=cfg.step_rows(task.config) // task.groups,
+        group_rows=step_rows(task.config) // task.groups,
         kl_scale=state.kl_scale,
         frozen=learner.frozen,
     )
@@ -354,7 +356,7 @@ def play_groups(model, params, task):
         samples=c.rollout.group_size,
         rows=c.rollout.groups * c.rollout.group_size,
         key=stream_key(Purpose.GRADIENTS, c.eval.seed),
-        budgets=cfg.build_budgets(c),
+        budgets=build_budgets(c),
         sampling=Sampling(temperature=c.rollout.temperature),
         compact=c.rollout.compact,
     )
@@ -379,7 +381,7 @@ def checkpoint_gradients(config, workdir, initial, policy):
       initial: `evaluate.Policy` that the run started from, the reference of the KL.
       policy: the same with the checkpoint's parameters for sampling.
     """
-    mesh, sampling_mesh = cfg.build_meshes(config)
+    mesh, sampling_mesh = build_meshes(config)
     learner, state = build_learner(config, initial.model, initial.params, mesh)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = checkpoints.latest_step()

@@ -1,78 +1,24 @@
-"""What a config describes: the numbers that follow from it and the objects it stands for."""
+"""The objects that a config stands for."""
 
 import dataclasses
 import hashlib
-import json
-import os
 from pathlib import Path
 
 import numpy as np
-from ml_collections import ConfigDict, config_dict
 
 from envs import make_env
-from ragen_jax import chat, credit, critic
+from ragen_jax import credit
 from ragen_jax.model import lora
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import ModelConfig, Qwen
-from ragen_jax.optimize import learning_rates, make_optimizer
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rollout import Budgets, Sampling
+from ragen_jax.rollout import chat
+from ragen_jax.rollout.play import Budgets, Sampling
+from ragen_jax.run.sizes import has_critic, of_environments, row_tokens
 from ragen_jax.sharding import data_shards, make_mesh
-from ragen_jax.update import Loss
-
-
-def of_environments(config):
-    """{name: the run's config with that environment as its only one}, config.env first.
-
-    A config of one environment is its own only entry.
-    """
-    alone = {config.env.name: config}
-    if config.also:
-        parts = {config.env.name: ConfigDict(dict(groups=config.rollout.groups, env=config.env))}
-        for name, part in (parts | dict(config.also)).items():
-            alone[name] = config.copy_and_resolve_references()
-            with alone[name].unlocked():
-                alone[name].env = part.env
-                alone[name].also = ConfigDict()
-            alone[name].rollout.groups = part.groups
-    return alone
-
-
-def groups_of_environments(config):
-    """The groups of a step, environment by environment, as ints."""
-    return tuple(c.rollout.groups for c in of_environments(config).values())
-
-
-def step_groups(config):
-    """The groups of a step, of all environments."""
-    return sum(groups_of_environments(config))
-
-
-def turns_shown(env):
-    """The most turns that a prompt of an environment's section can show."""
-    return chat.CONTEXTS[env.context](env.max_turns, env.window)
-
-
-def row_tokens(config):
-    """The most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
-    shown = max(turns_shown(c.env) for c in of_environments(config).values())
-    return shown * config.rollout.max_new_tokens
-
-
-def step_rows(config):
-    """The most rows of a step: what does not lie in an episode's first row has rows of its own."""
-
-    def rows(c):
-        # At the limit of the context any turn may have to start another row.
-        together = 1 if c.env.max_context else turns_shown(c.env)
-        return c.rollout.groups * c.rollout.group_size * (c.env.max_turns - together + 1)
-
-    return sum(map(rows, of_environments(config).values()))
-
-
-def minibatch_rows(config):
-    """The most rows that a minibatch can hold."""
-    return -(-step_rows(config) // config.optimizer.minibatches)
+from ragen_jax.update import critic
+from ragen_jax.update.optimize import learning_rates, make_optimizer
+from ragen_jax.update.policy import Loss
 
 
 def environment_settings(config):
@@ -96,7 +42,7 @@ def environment_settings(config):
 TINY_NEEDS = ("words", "solve", "explain")  # of envs.types.SolvableEnvironment
 
 
-def words(config):
+def tiny_words(config):
     """What the tiny agent's tokenizer keeps whole, each word once.
 
     Raises:
@@ -172,7 +118,7 @@ def build_meshes(config):
 
 
 def tiny_shape(config, vocab_size):
-    """`ModelConfig` of the agent that warmstart.py trains."""
+    """`ModelConfig` of the agent that warmstart/ trains."""
     w = config.warmstart
     return ModelConfig(
         vocab_size=vocab_size,
@@ -237,13 +183,8 @@ def step_rates(config, step):
     return rates(o.learning_rate, first), rates(config.critic.learning_rate, 0)
 
 
-def has_critic(config):
-    """Whether the config's algorithm learns with a critic."""
-    return config.algorithm.name in credit.WITH_CRITIC
-
-
 def build_loss(config):
-    """The config's `update.Loss`."""
+    """The config's `policy.Loss`."""
     a = config.algorithm
     return Loss(
         temperature=config.rollout.temperature,
@@ -309,66 +250,3 @@ def build_eval_sampling(config):
         top_p=config.eval.top_p,
         min_p=config.eval.min_p,
     )
-
-
-def cache_directory():
-    """Where generated models and datasets are kept: $XDG_CACHE_HOME (or ~/.cache)/ragen_jax."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ragen_jax"
-
-
-def read_run_config(workdir):
-    """The config that a run wrote to its folder.
-
-    Raises:
-      ValueError: there is none.
-    """
-    path = Path(workdir) / "config.json"
-    if not path.exists():
-        raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
-
-    def typed(value):
-        """Of types that an override knows: tuples for lists, for null what takes any."""
-        if isinstance(value, dict):
-            return {name: typed(inner) for name, inner in value.items()}
-        if value is None:
-            return config_dict.placeholder(object)
-        return tuple(value) if isinstance(value, list) else value
-
-    return ConfigDict(typed(json.loads(path.read_text())))
-
-
-def same_run(config, workdir):
-    """Refuses to continue a run under a config that would make it another run.
-
-    Raises:
-      ValueError: names the first field that differs; steps (where the learning rate is
-        constant), eval.every, checkpoint.every and .keep, rollout.save_every and stopping.* may
-        change.
-    """
-    if not (workdir / "config.json").exists():
-        return
-    free = ["eval.every", "checkpoint.every", "checkpoint.keep", "rollout.save_every"]
-    if config.optimizer.schedule == "constant":  # any other is stretched over all steps
-        free.append("steps")
-    before, now = _flat(read_run_config(workdir)), _flat(config)
-    for name in sorted(set(before) | set(now)):
-        free_to_change = name in free or name.startswith("stopping.")
-        if not free_to_change and before.get(name) != now.get(name):
-            raise ValueError(
-                f"{workdir} holds a run with config.{name}={before.get(name)!r}, but this command "
-                f"has {now.get(name)!r}; give the same value, or another --workdir"
-            )
-
-
-def _flat(config):
-    """{"a.b": value} of a nested config, sequences as lists."""
-
-    def leaves(node, prefix):
-        for name, value in node.items():
-            if isinstance(value, dict):
-                yield from leaves(value, f"{prefix}{name}.")
-            else:
-                yield prefix + name, value
-
-    return dict(leaves(json.loads(json.dumps(config.to_dict())), ""))

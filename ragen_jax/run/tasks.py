@@ -10,10 +10,12 @@ import math
 import jax
 import numpy as np
 
-from ragen_jax import config as cfg
-from ragen_jax import datasets
-from ragen_jax.chat import Chat
 from ragen_jax.randomness import Purpose, stream_key
+from ragen_jax.rollout.chat import Chat
+from ragen_jax.run import datasets
+from ragen_jax.run.build import build_chat, build_environment, environment_settings
+from ragen_jax.run.sizes import of_environments
+from ragen_jax.run.workdir import cache_directory
 from ragen_jax.sharding import first_goes_first
 
 
@@ -37,12 +39,12 @@ class Task:
 
 
 def build_tasks(config, tokenizer, stop_ids):
-    """The `Task`s of a config, in the order of config.of_environments.
+    """The `Task`s of a config, in the order of sizes.of_environments.
 
     Args:
       stop_ids: token ids at which the model's replies end.
     """
-    alone = cfg.of_environments(config)
+    alone = of_environments(config)
     return tuple(
         _build(name, name if len(alone) > 1 else "", index, c, tokenizer, stop_ids)
         for index, (name, c) in enumerate(alone.items())
@@ -50,21 +52,21 @@ def build_tasks(config, tokenizer, stop_ids):
 
 
 def _build(name, label, index, config, tokenizer, stop_ids):
-    environment = cfg.build_environment(config, "train")
-    heldout_environment = cfg.build_environment(config, "eval")
+    environment = build_environment(config, "train")
+    heldout_environment = build_environment(config, "eval")
     with first_goes_first("heldout"):
         heldout = datasets.heldout_problems(
             heldout_environment,
             count=config.eval.episodes,
             seed=config.eval.seed,
-            settings=cfg.environment_settings(config),
-            directory=cfg.cache_directory() / "datasets",
+            settings=environment_settings(config),
+            directory=cache_directory() / "datasets",
         )
     return Task(
         name=name,
         label=label,
         config=config,
-        chat=cfg.build_chat(config, tokenizer, environment, stop_ids),
+        chat=build_chat(config, tokenizer, environment, stop_ids),
         environment=environment,
         heldout_environment=heldout_environment,
         heldout=heldout,

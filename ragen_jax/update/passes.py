@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.critic import token_values
-from ragen_jax.likelihood import token_statistics
-from ragen_jax.optimize import micro_batches
 from ragen_jax.sharding import constrain
+from ragen_jax.update.critic import token_values
+from ragen_jax.update.likelihood import token_statistics
+from ragen_jax.update.optimize import micro_batches
 
 
 def statistics(model, params, tokens_BT, temperature):
@@ -50,7 +50,7 @@ def over_rows(function, model, params, batch, rows_B, extra, *, mesh, micro_batc
     """`function` of chosen rows of a batch.
 
     Args:
-      function: `statistics` (extra: temperature) or `values` (extra: `update.Frozen` or None).
+      function: `statistics` (extra: temperature) or `values` (extra: `policy.Frozen` or None).
       batch: `Batch` on the host. rows_B: indices of the rows.
       size: the most rows there can be, in whole micro-batches: one program for all steps.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ragen_jax.heldout import paired_gain
+from ragen_jax.run.heldout import paired_gain
 from ragen_jax.sharding import is_first
 
 # Console columns: metric, short name, format.

@@ -138,7 +138,7 @@ class Work:
         return Cost(micro_batches * flops, micro_batches * self.weight_bytes(head=head))
 
     def update(self, N, T, *, micro_batches, reference, trained, frozen=False, with_head=True):
-        """update.update_step or critic.critic_step, micro-batches of N rows of T tokens on a chip.
+        """policy.update_step or critic.critic_step, micro-batches of N rows of T tokens on a chip.
 
         Args:
           with_head: False for the critic, whose own head is a vector.

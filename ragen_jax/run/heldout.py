@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from ragen_jax.rewards import turn_reward
-from ragen_jax.rollout import rollout
+from ragen_jax.rollout.play import rollout
 
 
 def play_problems(

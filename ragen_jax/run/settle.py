@@ -8,10 +8,10 @@ import math
 from pathlib import Path
 
 from configs.presets import OPEN, ROWS, SIZES
-from ragen_jax.check import check_domains
-from ragen_jax.config import minibatch_rows
-from ragen_jax.domains import field
 from ragen_jax.model import hf, qwen, weights
+from ragen_jax.run.check import check_domains
+from ragen_jax.run.domains import field
+from ragen_jax.run.sizes import minibatch_rows
 from ragen_jax.sharding import data_shards, make_mesh
 
 

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ragen_jax import losses, optimize
-from ragen_jax.likelihood import token_logps, token_statistics
+from ragen_jax import losses
 from ragen_jax.model import lora
 from ragen_jax.objectives import OBJECTIVES
 from ragen_jax.sharding import replicate
 from ragen_jax.types import TrainState
+from ragen_jax.update import optimize
+from ragen_jax.update.likelihood import token_logps, token_statistics
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,23 +11,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax import config as cfg
 from ragen_jax import losses
 from ragen_jax.batch import make_batch
 from ragen_jax.credit import Credit, assign_credit
-from ragen_jax.critic import ValueLoss, backbone_of, init_critic, update_critic
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.diagnostics.zscores import init_zscores
 from ragen_jax.filter import group_scores, loss_scales, select_by_environment, select_members
 from ragen_jax.objectives import mismatch_weights
-from ragen_jax.passes import over_rows, statistics, values
-from ragen_jax.pool import init_streaks
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef, add_rewards
-from ragen_jax.rollout import length_bucket
-from ragen_jax.update import Frozen, Loss, init_state, update_policy
+from ragen_jax.rollout.play import length_bucket
+from ragen_jax.rollout.pool import init_streaks
+from ragen_jax.run.build import (
+    build_adapters,
+    build_credit,
+    build_loss,
+    build_optimizer,
+    build_value_loss,
+    step_rates,
+)
+from ragen_jax.run.sizes import (
+    groups_of_environments,
+    has_critic,
+    minibatch_rows,
+    of_environments,
+    step_rows,
+)
+from ragen_jax.update.critic import ValueLoss, backbone_of, init_critic, update_critic
+from ragen_jax.update.passes import over_rows, statistics, values
+from ragen_jax.update.policy import Frozen, Loss, init_state, update_policy
 from ragen_jax.zero_variance import zero_variance_advantage, zero_variance_signs
 
 
@@ -54,18 +68,18 @@ def build_learner(config, model, params, mesh):
     Args:
       params: the initial policy on the mesh; the state takes them over (updates donate them).
     """
-    c, loss = config, cfg.build_loss(config)
+    c, loss = config, build_loss(config)
     frozen = reference = critic = None
-    optimizer = cfg.build_optimizer(c)
+    optimizer = build_optimizer(c)
     trained = params
     if c.model.lora.rank:
         frozen = Frozen(params, np.float32(c.model.lora.alpha / c.model.lora.rank))
-        trained = cfg.build_adapters(c, model, mesh)
+        trained = build_adapters(c, model, mesh)
     elif c.algorithm.kl_coef:  # a copy, because the update donates the policy's parameters
         reference = jax.tree.map(jnp.copy, params)
-    if cfg.has_critic(c):
+    if has_critic(c):
         critic = init_critic(backbone_of(trained), model.config.width, optimizer, mesh)
-    groups_E = cfg.groups_of_environments(c)
+    groups_E = groups_of_environments(c)
     learner = Learner(
         config=c,
         model=model,
@@ -76,12 +90,12 @@ def build_learner(config, model, params, mesh):
         environment_G=np.repeat(np.arange(len(groups_E)), groups_E),
         optimizer=optimizer,
         loss=loss,
-        credit=cfg.build_credit(c),
-        value_loss=cfg.build_value_loss(c),
+        credit=build_credit(c),
+        value_loss=build_value_loss(c),
         reference=reference,
         frozen=frozen,
     )
-    environments = cfg.of_environments(c)
+    environments = of_environments(c)
     labels = environments if len(environments) > 1 else ()
     scopes = [*SCOPES, *(f"{label}/{scope}" for label in labels for scope in SCOPES)]
     return learner, init_state(
@@ -239,7 +253,7 @@ def learn(
 
     Args:
       state: `TrainState`, donated.
-      batch: `Batch` with rewards, padded to config.step_rows.
+      batch: `Batch` with rewards, padded to sizes.step_rows.
       keep_GK: bool, the episodes to learn from.
       return_GK: as in select_episodes. success_GK: bool.
       step: number of the iteration, for the order of rows.
@@ -278,11 +292,11 @@ def learn(
         mesh=mesh,
         minibatches=c.optimizer.minibatches,
         micro_batch=c.optimizer.micro_batch,
-        minibatch_rows=cfg.minibatch_rows(c),
+        minibatch_rows=minibatch_rows(c),
         loss_scale=loss_scale,
         frozen=learner.frozen,
     )
-    policy_rates, critic_rates = cfg.step_rates(c, step)
+    policy_rates, critic_rates = step_rates(c, step)
     if state.critic is not None:
         critic, found = update_critic(
             learner.model,
@@ -347,5 +361,5 @@ def _pass(learner, function, params, batch, rows_B, extra):
         extra,
         mesh=learner.mesh,
         micro_batch=micro,
-        size=-(-cfg.step_rows(c) // micro) * micro,
+        size=-(-step_rows(c) // micro) * micro,
     )

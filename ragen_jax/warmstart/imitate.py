@@ -1,13 +1,9 @@
-"""Build the tiny agent: a small Qwen2.5-shaped model that imitates the environment's solver.
+"""A small Qwen2.5-shaped model that imitates the environment's solver.
 
-    python -m ragen_jax.warmstart --config=configs/sokoban.py
-
-The result is a Hugging Face directory in the cache, named by a hash of its settings; `train`
-and `evaluate` build it when the config's model is "tiny" and it is not there yet.
+The result is a Hugging Face directory in the cache, named by a hash of its settings.
 """
 
 import functools
-import json
 import time
 from pathlib import Path
 
@@ -17,31 +13,31 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from ragen_jax import datasets
 from ragen_jax.batch import make_batch
-from ragen_jax.check import check
-from ragen_jax.command import bad_input, define_config, run_command
-from ragen_jax.config import (
-    build_budgets,
-    build_chat,
-    build_environment,
-    cache_directory,
-    environment_settings,
-    of_environments,
-    tiny_shape,
-    words,
-)
-from ragen_jax.heldout import play_problems
-from ragen_jax.likelihood import token_logps
-from ragen_jax.log import console
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rollout import Sampling, length_bucket
+from ragen_jax.rollout.play import Sampling, length_bucket
+from ragen_jax.run import datasets
+from ragen_jax.run.build import (
+    build_budgets,
+    build_chat,
+    build_environment,
+    environment_settings,
+    tiny_shape,
+    tiny_words,
+)
+from ragen_jax.run.heldout import play_problems
+from ragen_jax.run.log import console
+from ragen_jax.run.sizes import of_environments
+from ragen_jax.run.workdir import cache_directory
 from ragen_jax.types import Episode, Turn
+from ragen_jax.update.likelihood import token_logps
 
 RECIPE = 2  # raise it when a change of this file changes the result
+
+
 NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid reply
 
 
@@ -102,7 +98,7 @@ def imitate(config, cache):
       ValueError: an environment is unusable, or `warmstart.max_updates` updates did not get there.
     """
     w = config.warmstart
-    tokenizer = build_tokenizer(words(config))
+    tokenizer = build_tokenizer(tiny_words(config))
     episodes, checks = [], {}
     for name, c in of_environments(config).items():
         environment = build_environment(c, "imitation")
@@ -255,17 +251,3 @@ def _check_problems(environment, seen, config):
                 f"lower config.warmstart.rooms={config.warmstart.rooms} or widen env.options"
             )
     return seeds, states
-
-
-def main(argv):
-    del argv
-    config = CONFIG.value
-    with bad_input():
-        check(config)
-        directory = tiny_model(config)
-    print(json.dumps({"model": str(directory)}))
-
-
-if __name__ == "__main__":
-    CONFIG = define_config()
-    run_command(main)

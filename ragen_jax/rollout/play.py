@@ -15,7 +15,7 @@ import pickle
 import numpy as np
 
 from ragen_jax.randomness import Purpose, generator, key_word
-from ragen_jax.sample import decode, episode_keys, extend, prefill
+from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
 from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_rows, row_shards
 from ragen_jax.types import Episode, Turn
 

@@ -6,12 +6,12 @@ domains.py says what each field may hold by itself; here is what several of them
 from ml_collections import ConfigDict
 
 from ragen_jax import credit, losses
-from ragen_jax.config import minibatch_rows, row_tokens, step_groups, step_rows
 from ragen_jax.diagnostics import regimes
 from ragen_jax.diagnostics.gradients import check_edges
-from ragen_jax.domains import DOMAINS, entries, field, leaves
 from ragen_jax.model.qwen import ModelConfig
-from ragen_jax.update import EXACT
+from ragen_jax.run.domains import DOMAINS, entries, field, leaves
+from ragen_jax.run.sizes import minibatch_rows, row_tokens, step_groups, step_rows
+from ragen_jax.update.policy import EXACT
 
 STEP_TOKENS = 2**26  # that a step may sample: beyond it the host's arrays take tens of gigabytes
 

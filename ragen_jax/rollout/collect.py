@@ -19,8 +19,8 @@ import numpy as np
 
 from ragen_jax.advantage import sample_variance
 from ragen_jax.filter import ZERO_SCORE
-from ragen_jax.pool import count_visits, draw_seeds, play_chances
 from ragen_jax.rewards import sum_turns
+from ragen_jax.rollout.pool import count_visits, draw_seeds, play_chances
 from ragen_jax.sharding import place
 
 

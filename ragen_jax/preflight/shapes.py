@@ -14,16 +14,17 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
-from ragen_jax import config as cfg
 from ragen_jax import sharding
-from ragen_jax.critic import CriticState
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.model import hf, lora, qwen
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout import length_bucket
+from ragen_jax.rollout.play import length_bucket
+from ragen_jax.run.build import build_model, build_optimizer, tiny_shape, tiny_words
+from ragen_jax.run.sizes import has_critic, of_environments, turns_shown
 from ragen_jax.types import TrainState
-from ragen_jax.update import Frozen
+from ragen_jax.update.critic import CriticState
+from ragen_jax.update.policy import Frozen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ def lengths(config, prompt_tokens, observation_tokens):
         if value < 1:
             raise ValueError(f"--{name} is {value}; it must be at least 1")
     env, reply = config.env, config.rollout.max_new_tokens
-    shown = cfg.turns_shown(env)
+    shown = turns_shown(env)
     last = prompt_tokens + (shown - 1) * (reply + observation_tokens)
     if env.max_context:
         last = min(last, env.max_context - reply)
@@ -85,7 +86,7 @@ def model_shape(config):
     """
     path = config.model.path
     if path == "tiny":
-        return cfg.tiny_shape(config, len(build_tokenizer(cfg.words(config))))
+        return tiny_shape(config, len(build_tokenizer(tiny_words(config))))
     if Path(path).expanduser().is_dir():
         return hf.model_config(path)
     shape = qwen.known_shape(path)
@@ -98,7 +99,7 @@ def model_shape(config):
 
 
 def meshes(config, devices):
-    """config.build_meshes over the given devices."""
+    """build.build_meshes over the given devices."""
     mesh = sampling = sharding.make_mesh(**config.mesh, devices=devices)
     if any(config.sampling_mesh.values()):
         try:
@@ -174,7 +175,7 @@ class Run:
     optimizer: object
     state: TrainState
     reference: object  # parameters of the KL term, or None
-    frozen: object  # update.Frozen of LoRA, or None
+    frozen: object  # policy.Frozen of LoRA, or None
     policy: object  # parameters that sampling and scoring read
     base: object  # what sharding.sampling_params copies
     copied: bool  # whether it copies, or hands on what it is given
@@ -199,13 +200,13 @@ def describe(config, devices, prompt_tokens, observation_tokens):
     c = config
     shape = model_shape(c)
     mesh, sampling_mesh = meshes(c, devices)
-    model = cfg.build_model(c, shape, mesh)
+    model = build_model(c, shape, mesh)
     at = {
         name: lengths(one, prompt_tokens, observation_tokens)
-        for name, one in cfg.of_environments(c).items()
+        for name, one in of_environments(c).items()
     }
     longest = max(at_one.last for at_one in at.values()) + c.rollout.max_new_tokens
-    if longest > shape.max_positions:  # as rollout.py
+    if longest > shape.max_positions:  # as rollout/play.py
         raise ValueError(
             f"the last prompt with its reply needs {longest} positions, but {c.model.path} has "
             f"{shape.max_positions}"
@@ -226,9 +227,9 @@ def describe(config, devices, prompt_tokens, observation_tokens):
         layers = {name: leaf | beside.get(name, {}) for name, leaf in policy["layers"].items()}
         policy = policy | {"layers": layers}
 
-    optimizer = cfg.build_optimizer(c)
+    optimizer = build_optimizer(c)
     critic = None
-    if cfg.has_critic(c):
+    if has_critic(c):
         backbone = trained if frozen else {k: x for k, x in trained.items() if k != "head"}
         values = struct(mesh, (shape.width,), jnp.float32)
         critic = {"backbone": backbone, "value": values}
@@ -263,7 +264,7 @@ def describe(config, devices, prompt_tokens, observation_tokens):
 
 
 def moments(optimizer, params, mesh):
-    """An optimizer's state as update.init_state lays it out: moments like the parameters, all else
+    """An optimizer's state as policy.init_state lays it out: moments like the parameters, all else
     on every device."""
     return optax.tree.map_params(
         optimizer,
@@ -275,7 +276,7 @@ def moments(optimizer, params, mesh):
 
 
 def adapters(config, model, mesh):
-    """LoRA's adapters as config.build_adapters makes them."""
+    """LoRA's adapters as build.build_adapters makes them."""
     settings = config.model.lora
     shapes = jax.eval_shape(
         lambda key: lora.init_adapters(

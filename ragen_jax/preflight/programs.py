@@ -1,7 +1,7 @@
 """The programs of a training run: what it compiles, at its largest, and what they cost.
 
-Follows train.py, rollout.py, cross_scoring.py and update.py: the same jitted functions, with the
-shapes of run_shapes.py in place of arrays.
+Follows train.py, rollout/, cross_scoring.py and update/: the same jitted functions, with the
+shapes of shapes.py in place of arrays.
 """
 
 import dataclasses
@@ -11,15 +11,17 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from ragen_jax import config as cfg
-from ragen_jax import passes, sharding
-from ragen_jax.critic import critic_step
+from ragen_jax import sharding
 from ragen_jax.diagnostics import cross_scoring, flow
-from ragen_jax.learn import needs_statistics
-from ragen_jax.roofline import Cost, Work
-from ragen_jax.run_shapes import cache_struct, describe, host, struct
-from ragen_jax.sample import decode, extend, prefill
-from ragen_jax.update import update_step
+from ragen_jax.preflight.roofline import Cost, Work
+from ragen_jax.preflight.shapes import cache_struct, describe, host, struct
+from ragen_jax.rollout.sample import decode, extend, prefill
+from ragen_jax.run.build import build_loss, build_value_loss
+from ragen_jax.run.sizes import minibatch_rows, of_environments, step_rows
+from ragen_jax.update import passes
+from ragen_jax.update.critic import critic_step
+from ragen_jax.update.learner import needs_statistics
+from ragen_jax.update.policy import update_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ def programs(config, devices, *, prompt_tokens, observation_tokens):
       ValueError: values that the run would refuse, too.
     """
     run = describe(config, devices, prompt_tokens, observation_tokens)
-    alone = cfg.of_environments(config)
+    alone = of_environments(config)
     plan = []
     for name, c in alone.items():
         played = [*rollout_programs(run, c, run.at[name]), *scoring_programs(run, c, run.at[name])]
@@ -102,7 +104,7 @@ def rollout_programs(run, config, at):
             **shared,
         )
 
-    by_group = G * K % shards == 0  # as rollout.py
+    by_group = G * K % shards == 0  # as rollout/play.py
     if by_group:
         yield read("prefill", G, at.first, members=K, calls=1)
     # Every row reads a prompt of its own: in evaluations, and where a turn starts afresh.
@@ -141,7 +143,7 @@ def rollout_programs(run, config, at):
         rows(B),
         host((), jnp.float32),
         keywords={"max_new_tokens": T, "stop_ids": (0,)},
-        held=(run.held, before, own),  # rollout.py still has the turn before
+        held=(run.held, before, own),  # play.py still has the turn before
         cost=work.decode(B // shards, at.prompt, T),
         calls=turns,
         **shared,
@@ -221,7 +223,7 @@ def training_programs(run):
     """The passes before an update, the updates, and the copy of parameters that sampling reads."""
     c, mesh, state = run.config, run.mesh, run.state
     micro = c.optimizer.micro_batch
-    A = -(-cfg.minibatch_rows(c) // micro)
+    A = -(-minibatch_rows(c) // micro)
     split = mesh.shape["fsdp"] * mesh.shape["tensor"]
     work = Work(run.model.config, mesh.shape["tensor"])
     helps = ["optimizer.micro_batch"]
@@ -267,7 +269,7 @@ def training_programs(run):
         )
 
     def read(name, function, params, extra, *, held, head):
-        count = -(-cfg.step_rows(c) // micro)
+        count = -(-step_rows(c) // micro)
         return program(
             name,
             mesh,
@@ -307,7 +309,7 @@ def training_programs(run):
             "critic",
             critic_step,
             optimizer,
-            cfg.build_value_loss(c),
+            build_value_loss(c),
             critic,
             rows(A, tokens="int32", value="f4", target="f4", mask="f4"),
             held=rest,
@@ -319,7 +321,7 @@ def training_programs(run):
         "update",
         update_step,
         run.optimizer,
-        cfg.build_loss(c),
+        build_loss(c),
         state,
         rows(A, tokens="int32", logp="f4", advantage="f4", mask="f4"),
         run.reference if in_loss else None,

@@ -11,8 +11,8 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from ragen_jax.config import of_environments
-from ragen_jax.memory import keep_freed_memory
+from ragen_jax.run.memory import keep_freed_memory
+from ragen_jax.run.sizes import of_environments
 
 BAD_INPUT = 2  # exit code
 DEFAULT_CONFIG = "configs/sokoban.py"

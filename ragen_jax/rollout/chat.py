@@ -20,7 +20,7 @@ import re
 
 import numpy as np
 
-from ragen_jax.template import Template, take_apart
+from ragen_jax.rollout.template import Template, take_apart
 
 # context -> the most turns that a prompt shows when the episode has `turns` of them
 CONTEXTS = {

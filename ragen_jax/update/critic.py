@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax import losses, optimize
-from ragen_jax.update import on_mesh
+from ragen_jax import losses
+from ragen_jax.update import optimize
+from ragen_jax.update.policy import on_mesh
 
 
 @flax.struct.dataclass
@@ -57,7 +58,7 @@ def token_values(model, params, tokens_BT, frozen=None):
 
     Args:
       params: of `CriticState`. tokens_BT: int32 [B, T].
-      frozen: `update.Frozen` where the backbone is adapters.
+      frozen: `policy.Frozen` where the backbone is adapters.
 
     Returns:
       float32 [B, T], in units of reward; entry 0 is 0.
@@ -74,7 +75,7 @@ def token_values(model, params, tokens_BT, frozen=None):
     jax.jit, static_argnames=("model", "optimizer", "loss"), donate_argnames="critic"
 )
 def critic_step(model, optimizer, loss, critic, minibatch, count, loss_scale, rate, frozen=None):
-    """One optimizer step of the critic on one minibatch; see `update.update_step`.
+    """One optimizer step of the critic on one minibatch; see `policy.update_step`.
 
     Args:
       loss: `ValueLoss`. critic: `CriticState`, donated.
@@ -131,7 +132,7 @@ def update_critic(
 
     Args:
       value_BT, target_BT: float32, on the host: the values of which the advantages were made, and
-        what they should have been (`advantage.gae`). The others: as in `update.update_policy`.
+        what they should have been (`advantage.gae`). The others: as in `policy.update_policy`.
 
     Returns:
       (CriticState, critic/* metrics: means over the minibatches, critic/explained_variance of all

@@ -1,0 +1,81 @@
+"""Compile a run's programs for a TPU pod, on a CPU machine, before the pod is rented.
+
+    python -m ragen_jax.preflight --config=configs/sokoban.py:qwen2.5-3b --topology=v5e:4x4
+                                  [--json] [--config.FIELD=VALUE ...]
+
+Compiles with libtpu's own compiler what a training run would compile, at its largest shapes
+(programs.py), and says what each program holds in a chip's memory and how long it takes at least
+(roofline.py). Reads no weights, no tokenizer and no network. Exit code 1 if something does not
+fit.
+"""
+
+import json
+import os
+import sys
+
+import jax
+from absl import flags
+
+from ragen_jax.preflight.compile import compile_program, find_topology, quiet_stderr
+from ragen_jax.preflight.programs import programs
+from ragen_jax.preflight.report import complaints, report, table
+from ragen_jax.preflight.shapes import model_shape
+from ragen_jax.run import command
+from ragen_jax.run.check import check
+from ragen_jax.run.settle import is_open, need_path, settle
+
+DOES_NOT_FIT = 1  # exit code
+# Tokens of a prompt, unless the flags say otherwise. With them the paper's setting, five turns of
+# 400 sampled tokens, ends at 800 + 5 * 400 + 4 * 200 = 3,600.
+PROMPT_TOKENS = 800  # the first: rules, format, one observation
+OBSERVATION_TOKENS = 200  # what a later turn adds to the reply before it
+LIBTPU = {  # only the compiler is wanted: no device, no metadata server, no lock
+    "TPU_SKIP_MDS_QUERY": "1",
+    "JAX_PLATFORMS": "cpu",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+# ------------------------------------------------------------------------------ report
+
+
+def main(argv):
+    del argv
+    config = CONFIG.value
+    with command.bad_input():
+        need_path(config)
+        if not is_open(config):
+            check(config)
+        model_shape(config)  # before the compiler is looked for
+        with quiet_stderr():
+            devices, chip = find_topology(TOPOLOGY.value)
+        settle(config, devices)
+        check(config)
+        plan = programs(
+            config,
+            devices,
+            prompt_tokens=PROMPT.value,
+            observation_tokens=OBSERVATION.value,
+        )
+    results = [compile_program(program, chip) for program in plan]
+    found = report(results, chip, len(devices))
+    print(json.dumps(found) if JSON.value else table(results, chip, found), flush=True)
+    for line in complaints(results, chip):
+        print(line, file=sys.stderr)
+    sys.exit(0 if found["fits"] else DOES_NOT_FIT)
+
+
+if __name__ == "__main__":
+    # libtpu reads its variables when JAX starts it, JAX has read its own when it was imported.
+    os.environ.update(LIBTPU)
+    jax.config.update("jax_platforms", LIBTPU["JAX_PLATFORMS"])
+    CONFIG = command.define_config()
+    TOPOLOGY = flags.DEFINE_string("topology", "v5e:4x4", "TPU type and shape of the slice.")
+    JSON = flags.DEFINE_bool("json", False, "Print one JSON object and nothing else.")
+    PROMPT = flags.DEFINE_integer(
+        "prompt_tokens", PROMPT_TOKENS, "Tokens of an episode's first prompt."
+    )
+    OBSERVATION = flags.DEFINE_integer(
+        "observation_tokens", OBSERVATION_TOKENS, "Tokens that each further turn's prompt adds."
+    )
+    command.run_command(main)

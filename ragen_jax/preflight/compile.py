@@ -1,0 +1,105 @@
+"""Compiling a program with libtpu: what it takes of a chip's memory, and how long that took."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import re
+import sys
+import time
+
+import jax
+from jax.experimental import topologies
+
+from ragen_jax.preflight.roofline import CHIPS
+from ragen_jax.preflight.shapes import bytes_per_chip
+
+GIB = 2**30
+
+
+# As XLA says it: "the total memory required for HLO temporaries (16.74G) exceeds available HBM".
+OUT_OF_MEMORY = re.compile(
+    r"RESOURCE_EXHAUSTED.*?\(([\d.]+)([KMGT]?)\) exceeds available HBM", re.S
+)
+
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def find_topology(name):
+    """(devices, `Chip`) of a topology such as "v5e:4x4".
+
+    Raises:
+      ValueError: libtpu is missing, or it has no such topology.
+    """
+    kind, _, _ = name.partition(":")
+    known = "; ".join(f"{k}:{{{','.join(chip.topologies)}}}" for k, chip in CHIPS.items())
+    if kind not in CHIPS or not re.fullmatch(r"\w+:\d+(x\d+){1,2}", name):
+        raise ValueError(f"--topology is {name!r}; accepted, among others: {known}")
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError("the TPU compiler is not installed: pip install ragen_jax[tpu]")
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"--topology is {name!r}: {reason}; accepted, among others: {known}"
+        ) from None
+    return found.devices, CHIPS[kind]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What compiling a program told."""
+
+    program: object  # programs.Program
+    compile_s: float
+    peak_gib: float  # of a chip, everything that is in memory then
+    held_gib: float  # of that, what is not the program's own
+    roofline_s: float  # of a call
+    fits: bool
+
+
+def compile_program(program, chip):
+    """The `Result` of one program; one that does not fit is a result, too."""
+    held = bytes_per_chip(program.held)
+    start = time.perf_counter()
+    with quiet_stderr():
+        try:
+            memory = program.lower().compile().memory_analysis()
+            own = memory.peak_memory_in_bytes or (
+                memory.argument_size_in_bytes
+                + memory.output_size_in_bytes
+                + memory.temp_size_in_bytes
+                - memory.alias_size_in_bytes
+            )
+        except jax.errors.JaxRuntimeError as error:
+            found = OUT_OF_MEMORY.search(str(error))
+            if not found:
+                raise
+            own = float(found[1]) * UNITS[found[2]] + bytes_per_chip(program.arguments)
+    seconds = time.perf_counter() - start
+    peak = (own + held) / GIB
+    return Result(
+        program=program,
+        compile_s=seconds,
+        peak_gib=peak,
+        held_gib=held / GIB,
+        roofline_s=program.cost.seconds(chip),
+        fits=peak <= chip.hbm_gib,
+    )
+
+
+@contextlib.contextmanager
+def quiet_stderr():
+    """Drops what libtpu writes to file descriptor 2; exceptions pass."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,51 @@
+"""What the pre-flight found, for people and as JSON."""
+
+
+def report(results, chip, devices):
+    """The object of --json."""
+    return {
+        "programs": [
+            {
+                "name": r.program.name,
+                "compile_s": round(r.compile_s, 2),
+                "peak_hbm_gib": round(r.peak_gib, 3),
+                "hbm_gib": chip.hbm_gib,
+                "fits": r.fits,
+                "flops": r.program.cost.flops * devices,
+                "bytes": r.program.cost.bytes,
+                "roofline_s": r.roofline_s,
+            }
+            for r in results
+        ],
+        "step_s": sum(r.program.calls * r.roofline_s for r in results),
+        "fits": all(r.fits for r in results),
+    }
+
+
+HEADER = "program        calls  compile s  peak GiB  of it held  fits  TFLOP/call  GB/chip  least s"
+
+
+def table(results, chip, found):
+    """The report for people."""
+    lines = [HEADER]
+    for r, shown in zip(results, found["programs"], strict=True):
+        lines.append(
+            f"{r.program.name:<14} {r.program.calls:>5.3g} {r.compile_s:>10.1f} {r.peak_gib:>9.2f} "
+            f"{r.held_gib:>11.2f}  {'yes' if r.fits else 'NO':<4} {shown['flops'] / 1e12:>11.1f} "
+            f"{shown['bytes'] / 1e9:>8.1f} {r.roofline_s:>8.3f}"
+        )
+    lines.append(
+        f"HBM of a chip: {chip.hbm_gib} GiB. A step takes at least {found['step_s']:.1f} s."
+    )
+    return "\n".join(lines)
+
+
+def complaints(results, chip):
+    """One line for each program that does not fit."""
+    for r in results:
+        if not r.fits:
+            yield (
+                f"{r.program.name} does not fit: {r.peak_gib:.2f} GiB, "
+                f"{r.peak_gib - chip.hbm_gib:.2f} more than the chip's {chip.hbm_gib}; "
+                f"what helps: {', '.join(r.program.helps)}"
+            )

@@ -1,0 +1,70 @@
+"""Folders: the cache, and what a run's folder says about the run that it holds."""
+
+import json
+import os
+from pathlib import Path
+
+from ml_collections import ConfigDict, config_dict
+
+
+def cache_directory():
+    """Where generated models and datasets are kept: $XDG_CACHE_HOME (or ~/.cache)/ragen_jax."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ragen_jax"
+
+
+def read_run_config(workdir):
+    """The config that a run wrote to its folder.
+
+    Raises:
+      ValueError: there is none.
+    """
+    path = Path(workdir) / "config.json"
+    if not path.exists():
+        raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
+
+    def typed(value):
+        """Of types that an override knows: tuples for lists, for null what takes any."""
+        if isinstance(value, dict):
+            return {name: typed(inner) for name, inner in value.items()}
+        if value is None:
+            return config_dict.placeholder(object)
+        return tuple(value) if isinstance(value, list) else value
+
+    return ConfigDict(typed(json.loads(path.read_text())))
+
+
+def same_run(config, workdir):
+    """Refuses to continue a run under a config that would make it another run.
+
+    Raises:
+      ValueError: names the first field that differs; steps (where the learning rate is
+        constant), eval.every, checkpoint.every and .keep, rollout.save_every and stopping.* may
+        change.
+    """
+    if not (workdir / "config.json").exists():
+        return
+    free = ["eval.every", "checkpoint.every", "checkpoint.keep", "rollout.save_every"]
+    if config.optimizer.schedule == "constant":  # any other is stretched over all steps
+        free.append("steps")
+    before, now = _flat(read_run_config(workdir)), _flat(config)
+    for name in sorted(set(before) | set(now)):
+        free_to_change = name in free or name.startswith("stopping.")
+        if not free_to_change and before.get(name) != now.get(name):
+            raise ValueError(
+                f"{workdir} holds a run with config.{name}={before.get(name)!r}, but this command "
+                f"has {now.get(name)!r}; give the same value, or another --workdir"
+            )
+
+
+def _flat(config):
+    """{"a.b": value} of a nested config, sequences as lists."""
+
+    def leaves(node, prefix):
+        for name, value in node.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{prefix}{name}.")
+            else:
+                yield prefix + name, value
+
+    return dict(leaves(json.loads(json.dumps(config.to_dict())), ""))

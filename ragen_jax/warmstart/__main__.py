@@ -1,0 +1,27 @@
+"""Build the tiny agent: a small Qwen2.5-shaped model that imitates the environment's solver.
+
+    python -m ragen_jax.warmstart --config=configs/sokoban.py
+
+The result is a Hugging Face directory in the cache, named by a hash of its settings; `train`
+and `evaluate` build it when the config's model is "tiny" and it is not there yet.
+"""
+
+import json
+
+from ragen_jax.run.check import check
+from ragen_jax.run.command import bad_input, define_config, run_command
+from ragen_jax.warmstart.imitate import tiny_model
+
+
+def main(argv):
+    del argv
+    config = CONFIG.value
+    with bad_input():
+        check(config)
+        directory = tiny_model(config)
+    print(json.dumps({"model": str(directory)}))
+
+
+if __name__ == "__main__":
+    CONFIG = define_config()
+    run_command(main)
