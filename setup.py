@@ -1,20 +1,27 @@
 """Package metadata. Build and tool settings are in pyproject.toml."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 MATPLOTLIB = "matplotlib>=3.9"
+INIT = Path(__file__).parent / "ragen_jax" / "__init__.py"
+(VERSION,) = re.findall(r'^__version__ = "(.+)"$', INIT.read_text(encoding="utf-8"), re.M)
 
 setup(
     name="ragen_jax",
-    version="0.1.0",
+    version=VERSION,
     description="Multi-turn RL for LLM agents in JAX that watches whether they think about input",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
-    packages=find_packages(include=["ragen_jax*", "envs*", "configs*"]),
+    packages=[
+        *find_packages(include=["ragen_jax", "ragen_jax.*"]),
+        *(f"ragen_jax.{name}" for name in find_packages(include=["envs*", "configs*"])),
+    ],
+    package_dir={"ragen_jax.envs": "envs", "ragen_jax.configs": "configs"},
     install_requires=[
         "jax>=0.10.2,<0.12",
         "flax>=0.12.8,<0.13",

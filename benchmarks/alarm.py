@@ -23,7 +23,7 @@ import sys
 import numpy as np
 from scipy.special import log_softmax
 
-from configs import base
+from ragen_jax.configs import base
 from ragen_jax.diagnostics.information import information_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals
 from ragen_jax.diagnostics.regimes import init_regimes, update_regimes

@@ -12,7 +12,7 @@ import tempfile
 import jax
 import numpy as np
 
-from configs import sokoban
+from ragen_jax.configs import sokoban
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer

@@ -6,8 +6,8 @@ import numpy as np
 from benchmarks.episodes import tiny_setting
 from benchmarks.generation import FIVE
 from benchmarks.measure import Row, compare
-from configs import sokoban
 from ragen_jax.batch import make_batch, take_rows
+from ragen_jax.configs import sokoban
 from ragen_jax.rollout.play import length_bucket
 from ragen_jax.run.build import build_meshes
 from ragen_jax.run.sizes import step_rows

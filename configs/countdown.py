@@ -29,7 +29,7 @@ agent needs a larger `rollout.max_new_tokens` (about 56) for four numbers.
 
 from ml_collections import config_dict
 
-from configs import base, presets, recipes
+from ragen_jax.configs import base, presets, recipes
 
 
 def get_config(preset="tiny"):

@@ -21,7 +21,7 @@ llm, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
 
 from ml_collections import ConfigDict
 
-from configs import countdown, frozen_lake, presets, recipes, sokoban
+from ragen_jax.configs import countdown, frozen_lake, presets, recipes, sokoban
 
 
 def get_config(preset="tiny"):

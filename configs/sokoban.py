@@ -23,7 +23,7 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b
     several accelerators.
 """
 
-from configs import base, presets, recipes
+from ragen_jax.configs import base, presets, recipes
 
 
 def get_config(preset="tiny"):

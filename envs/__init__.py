@@ -6,10 +6,10 @@ The contract, how they are built included, is in `envs/types.py`.
 import inspect
 from typing import Any
 
-from envs.countdown import Countdown
-from envs.frozen_lake import FrozenLake
-from envs.sokoban import Sokoban
-from envs.types import Environment, EnvironmentClass
+from ragen_jax.envs.countdown import Countdown
+from ragen_jax.envs.frozen_lake import FrozenLake
+from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.types import Environment, EnvironmentClass
 
 ENVS: dict[str, EnvironmentClass] = {
     "countdown": Countdown,

@@ -2,10 +2,10 @@
 
 import jax
 
-from envs.types import GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, reasoning_metrics
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.diagnostics.zscores import update_zscores
+from ragen_jax.envs.types import GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.run.tasks import joined
 from ragen_jax.sharding import place
 

@@ -26,8 +26,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
 
-from configs import sokoban
-from envs.sokoban import Sokoban
+from ragen_jax.configs import sokoban
+from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import hf, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tokenizer import build_tokenizer

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from configs import base
+from ragen_jax.configs import base
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import field, unread
 

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 import optax
 
-from configs import sokoban
 from ragen_jax.batch import make_batch
+from ragen_jax.configs import sokoban
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.flow import score_flow
 from ragen_jax.diagnostics.gradients import bucket_gradients

@@ -27,6 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 4  # times what the tests take without a mutation; one that takes longer hangs, and is seen
+HANGS_S = 240  # a single test that takes so many seconds hangs, and is seen
 UNCHANGED = "nothing"
 
 # module -> its tests, those first that notice most in the least time
@@ -36,7 +37,7 @@ MODULES = {
     "credit": "credit fields_learn learn",
     "rollout/collect": "collect randomness fields_run train",
     "rollout/pool": "pool randomness fields_run train",
-    "run/tasks": "randomness tasks train",
+    "run/tasks": "tasks randomness train",
     "diagnose": "fields_run train tasks",
     "diagnostics/scopes": "scopes flow",
     "update/optimize": "update critic fields_learn",
@@ -224,6 +225,7 @@ def try_one(mutation, cache, limit_s):
             "AGENT_OF_TESTS": str(cache),
         }
         options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--basetemp={folder}/tmp"]
+        options += ["-o", f"faulthandler_timeout={HANGS_S}", "-o", "faulthandler_exit_on_timeout=1"]
         tests = [f"tests/test_{name}.py" for name in MODULES[module].split()]
         start = time.perf_counter()
         try:

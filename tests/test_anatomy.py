@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from envs import ENVS
-from envs.sokoban import Sokoban
-from envs.types import GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, reasoning_metrics
+from ragen_jax.envs import ENVS
+from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.types import GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import make_chat
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from envs import ENVS, make_env
-from envs.sokoban import Sokoban
+from ragen_jax.envs import ENVS, make_env
+from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SPECIAL, TAGS, build_tokenizer
 from ragen_jax.rollout.chat import CONTEXTS, NOTICE, Reply, make_chat, token_bytes
 

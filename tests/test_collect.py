@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from configs import base
 from ragen_jax.batch import make_batch
+from ragen_jax.configs import base
 from ragen_jax.filter import ZERO_SCORE, group_scores
 from ragen_jax.rewards import add_rewards
 from ragen_jax.rollout.collect import collect, collect_groups, differ_in_reward

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from configs import countdown, frozen_lake, recipes, sokoban
 from ragen_jax import train
+from ragen_jax.configs import countdown, frozen_lake, recipes, sokoban
 from ragen_jax.credit import assign_credit
 from ragen_jax.run.log import read_metrics
 from ragen_jax.update.critic import critic_step

@@ -8,18 +8,20 @@ import functools
 import importlib.util
 import io
 import json
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from absl import flags
 
-from configs import sokoban
-from configs.experiments import EXPERIMENTS
 from ragen_jax import evaluate, train
+from ragen_jax.configs import sokoban
+from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab.arms import arms
 from ragen_jax.run import log
 from ragen_jax.run.log import read_metrics
@@ -305,3 +307,52 @@ def test_preset_llm_says_what_it_needs():
         code, out, err = call(module, "--config=configs/countdown.py:llm")
         (line,) = err.splitlines()
         assert code == 2 and out == "" and "preset llm needs --config.model.path=" in line
+
+
+# ------------------------------------------------------------------------------ elsewhere
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A user's folder, whose own envs/ and configs/ are not ours."""
+    for name in ("envs", "configs"):
+        (tmp_path / name).mkdir()
+        for file in ("__init__.py", "sokoban.py"):
+            (tmp_path / name / file).write_text(f"raise RuntimeError('{name} of a user')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [[], ["--config=sokoban:tiny+ppo"], ["--config", "frozen_lake"]])
+def test_a_config_of_ours_has_a_name_everywhere(elsewhere, words):
+    code, out, err = call("ragen_jax.train", *words, "--config.rollout.groups=0")
+    assert (code, out) == (2, "") and err.startswith("error: config.rollout.groups is 0")
+
+
+def test_an_unknown_name_is_answered_with_those_there_are(elsewhere):
+    code, _, err = call("ragen_jax.train", "--config=sokobam")
+    assert code == 2 and "accepted: a file such as configs/mine.py, or one of base, countd" in err
+
+
+@pytest.mark.slow
+def test_a_wheel_runs_beside_folders_of_the_same_names(elsewhere):
+    """Built by pip, installed apart from this tree, run by another process."""
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir=wheel", str(ROOT)], check=True)
+    (wheel,) = Path("wheel").glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target=site", str(wheel)], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ragen_jax.train", "--config=sokoban", "--config.rollout.groups=0"],
+        env=os.environ | {"PYTHONPATH": str(elsewhere / "site")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stderr.startswith("error: config.rollout.groups is 0")
+    script = "import ragen_jax.run.command as c, ragen_jax.envs as e; print(c.CONFIGS, e.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(elsewhere / "site")},
+        capture_output=True,
+        text=True,
+    )
+    assert [Path(p).is_relative_to(elsewhere / "site") for p in done.stdout.split()] == [True] * 2

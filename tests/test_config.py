@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from configs import base, countdown, frozen_lake, presets, sokoban
 from ragen_jax import filter, losses
+from ragen_jax.configs import base, countdown, frozen_lake, presets, sokoban
 from ragen_jax.rollout.play import Sampling
 from ragen_jax.run.build import build_environment, environment_settings, step_rates
 from ragen_jax.run.check import check

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-import envs
-from configs import base, sokoban
-from envs.types import Environment, SolvableEnvironment, Step
-from ragen_jax import train
+from ragen_jax import envs, train
+from ragen_jax.configs import base, sokoban
+from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
 from ragen_jax.run.build import TINY_NEEDS
 from ragen_jax.run.log import read_metrics
 

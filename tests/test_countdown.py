@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import envs.countdown.env
-from envs import ENVS, make_env
-from envs.countdown import Countdown, Problem, evaluate, load_problems, split_of
-from envs.countdown.arithmetic import MAX_NESTING, MAX_SIZE, MAX_TEXT, steps
-from envs.countdown.solver import reachable, solve
-from envs.problems import SPLITS
-from envs.types import Environment, SolvableEnvironment
+from ragen_jax.envs import ENVS, make_env
+from ragen_jax.envs.countdown import Countdown, Problem, evaluate, load_problems, split_of
+from ragen_jax.envs.countdown import env as countdown_env
+from ragen_jax.envs.countdown.arithmetic import MAX_NESTING, MAX_SIZE, MAX_TEXT, steps
+from ragen_jax.envs.countdown.solver import reachable, solve
+from ragen_jax.envs.problems import SPLITS
+from ragen_jax.envs.types import Environment, SolvableEnvironment
 
 ROOT = Path(__file__).parents[1]
 
@@ -440,7 +440,7 @@ def test_reset_is_pure_and_problems_vary():
 
 
 def test_impossible_constraints_are_named(monkeypatch):
-    monkeypatch.setattr(envs.countdown.env, "MAX_ATTEMPTS", 50)
+    monkeypatch.setattr(countdown_env, "MAX_ATTEMPTS", 50)
     env = Countdown(largest=3, targets=(50, 60), count=(2, 2))
     with pytest.raises(ValueError, match=r"50 attempts for seed=4.*targets=\(50, 60\)"):
         env.reset(4)

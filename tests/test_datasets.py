@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from configs import countdown, frozen_lake, sokoban
-from envs import make_env
-from envs.sokoban import split_of
+from ragen_jax.configs import countdown, frozen_lake, sokoban
+from ragen_jax.envs import make_env
+from ragen_jax.envs.sokoban import split_of
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.build import build_chat, build_environment, environment_settings

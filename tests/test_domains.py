@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from configs import base, countdown, mixture, sokoban
 from ragen_jax import train
+from ragen_jax.configs import base, countdown, mixture, sokoban
 from ragen_jax.model.weights import WEIGHTS
 from ragen_jax.run.build import build_environment
 from ragen_jax.run.check import check

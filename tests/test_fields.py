@@ -8,7 +8,7 @@ import test_fields_watch
 import test_tasks
 from fields import Entry, check_entry
 
-from configs import base
+from ragen_jax.configs import base
 from ragen_jax.run.domains import DOMAINS, leaves
 
 ENTRIES = (

@@ -11,7 +11,7 @@ import pytest
 from fields import Entry, check_entry, configured, once
 from test_sharding import on_devices
 
-from configs import sokoban
+from ragen_jax.configs import sokoban
 from ragen_jax.evaluate import load_policy
 from ragen_jax.model.qwen import SHAPES
 from ragen_jax.model.tokenizer import build_tokenizer

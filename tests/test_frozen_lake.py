@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-import envs.frozen_lake.env
-from envs import ENVS, make_env
-from envs.frozen_lake import FrozenLake, split_of
-from envs.frozen_lake.lake import State
-from envs.problems import SPLITS, canonical_grid
-from envs.types import Environment, SolvableEnvironment, Step
+from ragen_jax.envs import ENVS, make_env
+from ragen_jax.envs.frozen_lake import FrozenLake, split_of
+from ragen_jax.envs.frozen_lake import env as frozen_lake_env
+from ragen_jax.envs.frozen_lake.lake import State
+from ragen_jax.envs.problems import SPLITS, canonical_grid
+from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
 
 ROOT = Path(__file__).parents[1]
 
@@ -387,7 +387,7 @@ def test_density_and_places_are_as_asked(monkeypatch):
 
 
 def test_impossible_constraints_are_named(monkeypatch):
-    monkeypatch.setattr(envs.frozen_lake.env, "MAX_ATTEMPTS", 50)
+    monkeypatch.setattr(frozen_lake_env, "MAX_ATTEMPTS", 50)
     env = FrozenLake(size=(2, 3), min_solution=5, split=None)
     with pytest.raises(ValueError, match=r"50 attempts for seed=4, size=\(2, 3\).*min_solution=5"):
         env.reset(4)

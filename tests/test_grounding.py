@@ -2,11 +2,11 @@
 
 import pytest
 
-from envs.countdown import Countdown
-from envs.countdown.problems import Problem
-from envs.frozen_lake import FrozenLake
-from envs.grounding import grid_lines, stated_positions
-from envs.sokoban import Sokoban
+from ragen_jax.envs.countdown import Countdown
+from ragen_jax.envs.countdown.problems import Problem
+from ragen_jax.envs.frozen_lake import FrozenLake
+from ragen_jax.envs.grounding import grid_lines, stated_positions
+from ragen_jax.envs.sokoban import Sokoban
 
 THINGS = {"player": "player", "box": "box", "boxes": "box"}
 

@@ -14,7 +14,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from envs.sokoban import Sokoban
+from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import config_json, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.sharding import make_mesh

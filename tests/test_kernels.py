@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base
+from ragen_jax.configs import base
 from ragen_jax.model import kernels
 from ragen_jax.model.attention import Segment, attend
 from ragen_jax.model.qwen import SHAPES, ModelConfig, Qwen, init_params

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from configs import sokoban
-from configs.experiments import EXPERIMENTS
+from ragen_jax.configs import sokoban
+from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab import report
 from ragen_jax.lab.arms import arms, finished
 from ragen_jax.lab.report import ENTROPY, MI, MI_SEQ, SUCCESS

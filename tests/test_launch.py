@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from configs import base
+from ragen_jax.configs import base
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 SCRIPTS = {  # name: the least environment that it runs in

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from configs import base
 from ragen_jax import losses
 from ragen_jax.batch import take_rows
+from ragen_jax.configs import base
 from ragen_jax.credit import ALGORITHMS, OF_TOKENS
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS

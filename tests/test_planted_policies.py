@@ -12,11 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from envs.sokoban import Sokoban
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.information import information_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
 from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import make_chat

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs import mixture, sokoban
+from ragen_jax.configs import mixture, sokoban
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.preflight import compile as compiling
 from ragen_jax.preflight import programs, shapes

@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 from scipy.stats import chi2
 
 import ragen_jax
-from configs import frozen_lake
-from envs.countdown import problems as countdown_problems
-from envs.frozen_lake import maps as lake_maps
-from envs.sokoban import rooms as sokoban_rooms
+from ragen_jax.configs import frozen_lake
+from ragen_jax.envs.countdown import problems as countdown_problems
+from ragen_jax.envs.frozen_lake import maps as lake_maps
+from ragen_jax.envs.sokoban import rooms as sokoban_rooms
 from ragen_jax.evaluate import evaluate
 from ragen_jax.model import hf
 from ragen_jax.randomness import Purpose, generator, key_word, philox, stream_key

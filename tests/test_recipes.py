@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs import countdown, frozen_lake, recipes, sokoban
-from configs.recipes import RECIPES
+from ragen_jax.configs import countdown, frozen_lake, recipes, sokoban
+from ragen_jax.configs.recipes import RECIPES
 from ragen_jax.credit import ALGORITHMS
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import field

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base
+from ragen_jax.configs import base
 from ragen_jax.diagnostics.regimes import (
     ACTIONS,
     ALONE,

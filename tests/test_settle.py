@@ -5,8 +5,8 @@ import json
 import jax
 import pytest
 
-from configs import countdown, frozen_lake, mixture, presets, sokoban
 from ragen_jax import train
+from ragen_jax.configs import countdown, frozen_lake, mixture, presets, sokoban
 from ragen_jax.model import config_json, qwen
 from ragen_jax.run.build import build_environment, build_meshes
 from ragen_jax.run.check import check

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs import ENVS, make_env
-from envs.problems import SPLITS, Draws
-from envs.problems import canonical_grid as canonical
-from envs.sokoban import Sokoban, rooms, split_of
-from envs.sokoban.board import MOVES, State, cells
-from envs.sokoban.solver import live_cells
-from envs.types import Environment, SolvableEnvironment, Step
+from ragen_jax.envs import ENVS, make_env
+from ragen_jax.envs.problems import SPLITS, Draws
+from ragen_jax.envs.problems import canonical_grid as canonical
+from ragen_jax.envs.sokoban import Sokoban, rooms, split_of
+from ragen_jax.envs.sokoban.board import MOVES, State, cells
+from ragen_jax.envs.sokoban.solver import live_cells
+from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
 
 ROOT = Path(__file__).parents[1]
 RNG = np.random.default_rng(0)

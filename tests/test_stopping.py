@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base
+from ragen_jax.configs import base
 from ragen_jax.diagnostics.stopping import RULES, init_stopping, update_stopping
 from ragen_jax.run.checkpoint import Checkpoints
 

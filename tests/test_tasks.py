@@ -7,8 +7,8 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from configs import base, frozen_lake, mixture, sokoban
 from ragen_jax import evaluate, train
+from ragen_jax.configs import base, frozen_lake, mixture, sokoban
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.model import hf

@@ -12,7 +12,7 @@ import pytest
 from chat_families import FAMILIES, Family, family
 from transformers import PreTrainedTokenizerFast
 
-from envs.sokoban import Sokoban
+from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.tokenizer import SPECIAL, TAGS, build_tokenizer
 from ragen_jax.rollout.chat import CONTEXTS, make_chat, token_bytes
 from ragen_jax.rollout.template import plain_ids, take_apart
@@ -147,7 +147,7 @@ def test_white_space_that_control_tokens_swallow(name):
 @pytest.mark.parametrize("name", ["sokoban", "frozen_lake", "countdown"])
 def test_the_tiny_agents_prompts_are_the_ids_they_were(name, prompt, context, make_turn):
     """On episodes of the default configs, against the template rendered and encoded whole."""
-    config = importlib.import_module(f"configs.{name}").get_config()
+    config = importlib.import_module(f"ragen_jax.configs.{name}").get_config()
     config.env.update(prompt=prompt, context=context, window=2)
     environment = build_environment(config, "train")
     tokenizer = build_tokenizer(environment.words)

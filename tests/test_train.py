@@ -8,8 +8,8 @@ import signal
 import numpy as np
 import pytest
 
-from configs import frozen_lake
 from ragen_jax import evaluate, train
+from ragen_jax.configs import frozen_lake
 from ragen_jax.diagnostics import anatomy
 from ragen_jax.diagnostics.gradients import checkpoint_gradients
 from ragen_jax.diagnostics.scopes import SCOPES

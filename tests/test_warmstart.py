@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from configs import countdown, frozen_lake, mixture, sokoban
-from envs.countdown import Countdown
-from envs.sokoban import Sokoban
 from ragen_jax import evaluate, train
+from ragen_jax.configs import countdown, frozen_lake, mixture, sokoban
+from ragen_jax.envs.countdown import Countdown
+from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
 from ragen_jax.run import datasets
 from ragen_jax.run.build import build_environment

@@ -17,7 +17,7 @@ import pytest
 from load_check import counted
 from safetensors.numpy import save_file
 
-from envs.sokoban import Sokoban
+from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import config_json, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
 

@@ -6,9 +6,9 @@ A recipe maps fields of the config to values; several are applied from left to r
 a function of the config, where it follows from another field.
 """
 
-from configs.recipes.algorithms import ALGORITHMS
-from configs.recipes.filters import FILTERS
-from configs.recipes.sweeps import SWEEPS
+from ragen_jax.configs.recipes.algorithms import ALGORITHMS
+from ragen_jax.configs.recipes.filters import FILTERS
+from ragen_jax.configs.recipes.sweeps import SWEEPS
 
 RECIPES = {**ALGORITHMS, **FILTERS, **SWEEPS}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.countdown import arithmetic, problems, solver
-from envs.countdown.problems import Problem
-from envs.options import one_of, problem_seed, whole
-from envs.problems import MAX_ATTEMPTS, SPLITS, Draws
-from envs.types import Step
+from ragen_jax.envs.countdown import arithmetic, problems, solver
+from ragen_jax.envs.countdown.problems import Problem
+from ragen_jax.envs.options import one_of, problem_seed, whole
+from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
+from ragen_jax.envs.types import Step
 
 MAX_TARGET = 10**9
 MAX_ROWS = 10**7  # of a file
@@ -37,7 +37,7 @@ _TARGET = re.compile(r"\btarget\b(?:\s|:|\bis\b)*(\d+)", re.IGNORECASE)
 
 
 class Countdown:
-    """Generated or given Countdown problems; see `envs.types.Environment`.
+    """Generated or given Countdown problems; see `ragen_jax.envs.types.Environment`.
 
     An action is any text, so `actions` is empty.
 

@@ -4,8 +4,8 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.countdown import solver
-from envs.problems import Draws, split_by_hash
+from ragen_jax.envs.countdown import solver
+from ragen_jax.envs.problems import Draws, split_by_hash
 
 TAG = 0xC0117D03  # of this environment's `Draws`
 

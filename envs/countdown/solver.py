@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 from fractions import Fraction
 
-from envs.countdown.arithmetic import parse
+from ragen_jax.envs.countdown.arithmetic import parse
 
 OPERATORS = "+-*/"
 

@@ -1,7 +1,7 @@
 """FrozenLake: `lake` (state and text), `maps` (generator, splits), `rules` (Gymnasium's table),
 `solver`, `env` (the environment)."""
 
-from envs.frozen_lake.env import FrozenLake
-from envs.frozen_lake.maps import split_of
+from ragen_jax.envs.frozen_lake.env import FrozenLake
+from ragen_jax.envs.frozen_lake.maps import split_of
 
 __all__ = ["FrozenLake", "split_of"]

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envs.frozen_lake import lake, maps, solver
-from envs.frozen_lake.lake import State
-from envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
-from envs.grounding import count_true, grid_lines, stated_positions
-from envs.options import grid_size, one_of, probability, problem_seed, whole
-from envs.problems import MAX_ATTEMPTS, MAX_SOLUTION, SPLITS, Draws, canonical_grid
-from envs.types import Step
+from ragen_jax.envs.frozen_lake import lake, maps, solver
+from ragen_jax.envs.frozen_lake.lake import State
+from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
+from ragen_jax.envs.grounding import count_true, grid_lines, stated_positions
+from ragen_jax.envs.options import grid_size, one_of, probability, problem_seed, whole
+from ragen_jax.envs.problems import MAX_ATTEMPTS, MAX_SOLUTION, SPLITS, Draws, canonical_grid
+from ragen_jax.envs.types import Step
 
 OBSERVATIONS = ("grid", "coordinate", "both")
 
@@ -43,7 +43,7 @@ _THINGS = {"player": "player", "hole": "hole", "holes": "hole", "goal": "goal"}
 
 
 class FrozenLake:
-    """Generated frozen lakes; see `envs.types.Environment`.
+    """Generated frozen lakes; see `ragen_jax.envs.types.Environment`.
 
     size: (rows, columns), from 2 to 20 each
     frozen: probability that a cell is ice rather than a hole, before unsolvable maps are dropped

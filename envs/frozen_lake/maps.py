@@ -4,8 +4,8 @@ As in the released RAGEN the player starts anywhere and the goal lies anywhere e
 maps run from corner to corner); every other cell is frozen with a given probability.
 """
 
-from envs.frozen_lake.lake import Lake, State
-from envs.problems import Draws, canonical_grid, split_by_hash
+from ragen_jax.envs.frozen_lake.lake import Lake, State
+from ragen_jax.envs.problems import Draws, canonical_grid, split_by_hash
 
 TAG = 0x0F202E17  # of this environment's `Draws`
 

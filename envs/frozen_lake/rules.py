@@ -4,7 +4,7 @@ import functools
 
 from gymnasium.envs.toy_text.frozen_lake import DOWN, LEFT, RIGHT, UP, FrozenLakeEnv
 
-from envs.frozen_lake.lake import Lake
+from ragen_jax.envs.frozen_lake.lake import Lake
 
 # Action word -> Gymnasium's number. The order is also the solver's order of preference.
 MOVES = {"Left": LEFT, "Down": DOWN, "Right": RIGHT, "Up": UP}

@@ -2,8 +2,8 @@
 
 import functools
 
-from envs.frozen_lake.lake import Lake, State
-from envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
+from ragen_jax.envs.frozen_lake.lake import Lake, State
+from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
 
 Cost = tuple[int, int]  # (moves to the goal, holes that a slip on the way could end in)
 

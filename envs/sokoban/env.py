@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envs.grounding import count_true, grid_lines, stated_positions
-from envs.options import grid_size, one_of, problem_seed, whole
-from envs.problems import MAX_SOLUTION, SPLITS, canonical_grid
-from envs.sokoban import board, rooms, solver
-from envs.sokoban.board import MOVES, State
-from envs.types import Step
+from ragen_jax.envs.grounding import count_true, grid_lines, stated_positions
+from ragen_jax.envs.options import grid_size, one_of, problem_seed, whole
+from ragen_jax.envs.problems import MAX_SOLUTION, SPLITS, canonical_grid
+from ragen_jax.envs.sokoban import board, rooms, solver
+from ragen_jax.envs.sokoban.board import MOVES, State
+from ragen_jax.envs.types import Step
 
 OBSERVATIONS = ("grid", "coordinate", "both")
 
@@ -52,7 +52,7 @@ _THINGS = {
 
 
 class Sokoban:
-    """Generated Sokoban rooms; see `envs.types.Environment`.
+    """Generated Sokoban rooms; see `ragen_jax.envs.types.Environment`.
 
     size: (rows, columns) with the border of wall, from 3 to 20 each
     num_boxes: boxes, and targets; at most 8, and more than 5 with plans of at most 30 moves

@@ -5,9 +5,9 @@ their targets, and pulling them away backwards: every pull undone is a push, so 
 be solved.
 """
 
-from envs.problems import MAX_ATTEMPTS, Draws, canonical_grid, split_by_hash
-from envs.sokoban.board import Room, State, grid_text, shifts
-from envs.sokoban.solver import solve
+from ragen_jax.envs.problems import MAX_ATTEMPTS, Draws, canonical_grid, split_by_hash
+from ragen_jax.envs.sokoban.board import Room, State, grid_text, shifts
+from ragen_jax.envs.sokoban.solver import solve
 
 # A room keeps at least this much of its interior as floor, and its boxes are pulled up to
 # PULLS_PER_BOX times each. On 6x6 rooms with one box these and the densities in `_carve` give

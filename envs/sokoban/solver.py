@@ -5,7 +5,7 @@ first reached at that depth, so the player's walking is done for all cells at on
 pushes are handled one by one.
 """
 
-from envs.sokoban.board import MOVES, Room, State, shifts
+from ragen_jax.envs.sokoban.board import MOVES, Room, State, shifts
 
 Layer = dict[int, int]  # boxes -> player cells, both bit-sets
 

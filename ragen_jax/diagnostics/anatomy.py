@@ -62,7 +62,7 @@ def action_metrics(episodes, groups, *, opposites=None):
       episodes: G * K `Episode`s, group by group.
       groups: G.
       opposites: action -> the action that goes back, where the environment has such
-        (`envs.types.ReversibleEnvironment`).
+        (`ragen_jax.envs.types.ReversibleEnvironment`).
 
     Returns:
       dict: action/strategies, distinct strategies of a group, 1 to K; action/strategy_entropy,
@@ -88,7 +88,7 @@ def reasoning_metrics(episodes, grounded, text):
 
     Args:
       episodes: list of `Episode`.
-      grounded: an environment's check (`envs.types.GroundedEnvironment`).
+      grounded: an environment's check (`ragen_jax.envs.types.GroundedEnvironment`).
       text: token ids -> text (`chat.Chat.text`).
 
     Returns:

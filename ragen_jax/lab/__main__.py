@@ -13,7 +13,7 @@ from pathlib import Path
 
 from absl import flags
 
-from configs.experiments import EXPERIMENTS
+from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab.arms import arms, finished, set_by
 from ragen_jax.lab.report import write_report
 from ragen_jax.run import command

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from configs.experiments import EXPERIMENTS
+from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.run.check import check
 from ragen_jax.run.log import read_metrics
 from ragen_jax.run.settle import settle

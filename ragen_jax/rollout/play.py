@@ -75,7 +75,7 @@ def rollout(
     Args:
       model, params: the policy.
       chat: `chat.Chat`, which decides what a turn's prompt shows.
-      environment: `envs.types.Environment`.
+      environment: `ragen_jax.envs.types.Environment`.
       seeds_G, states_G: environment seeds and their initial states.
       key: typed key of the run and purpose; draws fold in seed, member, turn and token index.
       compact: drop finished episodes from the batch (the episodes stay the same).

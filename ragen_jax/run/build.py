@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from envs import make_env
 from ragen_jax import credit
+from ragen_jax.envs import make_env
 from ragen_jax.model import lora
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import ModelConfig, Qwen

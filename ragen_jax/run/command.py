@@ -11,16 +11,19 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from ragen_jax import configs
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.run.sizes import of_environments
 
 BAD_INPUT = 2  # exit code
-DEFAULT_CONFIG = "configs/sokoban.py"
+DEFAULT_CONFIG = "sokoban"
+CONFIGS = Path(configs.__file__).parent
 RUN_CONFIG = Path(__file__).with_name("run_config.py")
 
 
 def define_config():
-    """The --config flag: a file with get_config(), after a colon its argument."""
+    """The --config flag: a file with get_config(), or the name of one of ours; after a colon its
+    argument."""
     flags.DEFINE_bool(
         "distributed",
         False,
@@ -30,7 +33,8 @@ def define_config():
     return config_flags.DEFINE_config_file(
         "config",
         None,
-        f"Config file[:PRESET]; default: that of the run in --workdir, or {DEFAULT_CONFIG}.",
+        "A config file, or the name of one that comes with ragen_jax, behind it [:PRESET]; "
+        f"default: that of the run in --workdir, or {DEFAULT_CONFIG}.",
         lock_config=True,
     )
 
@@ -51,11 +55,44 @@ def _value(argv, name):
 
 
 def _default(argv):
-    """The config file where none is named: of the run in --workdir, or DEFAULT_CONFIG."""
+    """The config where none is named: of the run in --workdir, or DEFAULT_CONFIG."""
     workdir = _value(argv, "workdir")
     if workdir and (Path(workdir) / "config.json").exists():
         return f"{RUN_CONFIG}:{workdir}"
     return DEFAULT_CONFIG
+
+
+def config_file(value):
+    """FILE[:PRESET] of a --config that may be a name: "sokoban:llm" of configs/sokoban.py.
+
+    Raises:
+      ValueError: neither a file nor a name of ours.
+    """
+    name, colon, preset = value.partition(":")
+    if not re.fullmatch(r"\w+", name):
+        return value
+    ours = {p.stem: p for p in sorted(CONFIGS.glob("*.py")) if "def get_config(" in p.read_text()}
+    if name not in ours:
+        raise ValueError(
+            f"--config is {value!r}, which names no config; accepted: a file such as "
+            f"configs/mine.py, or one of {', '.join(ours)}"
+        )
+    return f"{ours[name]}{colon}{preset}"
+
+
+def with_config_file(argv):
+    """A command line whose --config is a file: what was given, or the default."""
+    if _value(argv, "config") is None:
+        argv = [argv[0], f"--config={_default(argv)}", *argv[1:]]
+    words = list(argv)
+    for index, word in enumerate(words[1:], start=1):
+        flag, equals, value = word.partition("=")
+        if flag in ("-config", "--config"):
+            if equals:
+                words[index] = f"{flag}={config_file(value)}"
+            elif index + 1 < len(words):
+                words[index + 1] = config_file(words[index + 1])
+    return words
 
 
 def overrides():
@@ -71,10 +108,8 @@ def run_command(main):
         # ml_collections reports an unknown field as AttributeError or KeyError, a wrong type as
         # TypeError, and a file that it cannot read as OSError when the config is first looked at.
         with bad_input(AttributeError, KeyError, TypeError, OSError, flags.Error):
-            # Not the flag's own default: absl would read it outside of this function.
-            if _value(argv, "config") is None:
-                argv = [argv[0], f"--config={_default(argv)}", *argv[1:]]
-            rest = flags.FLAGS(argv)
+            # No default of the flag's own: absl would read it outside of this function.
+            rest = flags.FLAGS(with_config_file(argv))
             if len(rest) > 1:
                 raise ValueError(
                     f"unexpected argument {rest[1]!r}; overrides are --config.FIELD=VALUE"

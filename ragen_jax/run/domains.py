@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection
 
 from ml_collections import ConfigDict
 
-from envs import ENVS
 from ragen_jax import credit, filter, losses, objectives, rewards
 from ragen_jax.diagnostics import regimes, stopping
+from ragen_jax.envs import ENVS
 from ragen_jax.model import hf, kernels, lora
 from ragen_jax.rollout import chat
 from ragen_jax.update.optimize import SCHEDULES

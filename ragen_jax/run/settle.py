@@ -7,7 +7,7 @@ config.json of a run holds what came of it.
 import math
 from pathlib import Path
 
-from configs.presets import OPEN, ROWS, SIZES
+from ragen_jax.configs.presets import OPEN, ROWS, SIZES
 from ragen_jax.model import hf, qwen, weights
 from ragen_jax.run.check import check_domains
 from ragen_jax.run.domains import field
