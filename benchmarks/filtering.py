@@ -8,10 +8,10 @@ from benchmarks.generation import FIVE
 from benchmarks.measure import Row, compare
 from ragen_jax.batch import make_batch, take_rows
 from ragen_jax.configs import sokoban
-from ragen_jax.rollout.play import length_bucket
-from ragen_jax.run.build import build_meshes
+from ragen_jax.padding import length_bucket
+from ragen_jax.run.build import build_learner, build_meshes
 from ragen_jax.run.sizes import step_rows
-from ragen_jax.update.learner import build_learner, learn
+from ragen_jax.update.learner import Outcomes, Selection, assign_credit, update
 
 
 def filtered_update(repeats, *, turns=FIVE, members=16):
@@ -34,17 +34,20 @@ def filtered_update(repeats, *, turns=FIVE, members=16):
         }
     )
     return_GK = np.random.default_rng(0).normal(size=(len(turns), members)).astype(np.float32)
+    outcomes = Outcomes(
+        return_GK, length_GK=np.ones(return_GK.shape, int), success_GK=return_GK > 0
+    )
     held = [state]
 
-    def update(kept):
+    def learn(kept):
         keep_GK = np.zeros(return_GK.shape, bool)
         keep_GK[:kept] = True
+        selection = Selection(keep_GK, score_G=return_GK.var(1))
 
         def run():
             with jax.set_mesh(mesh):
-                held[0], _, _ = learn(
-                    learner, held[0], batch, keep_GK, return_GK, return_GK > 0, step=1
-                )
+                credit = assign_credit(learner, held[0], batch, selection, outcomes)
+                held[0], _ = update(learner, held[0], batch, selection, credit)
             jax.block_until_ready(held[0])
 
         return run
@@ -58,6 +61,6 @@ def filtered_update(repeats, *, turns=FIVE, members=16):
             target=1 / 0.6,
             work=rows,
             unit="rows",
-            **compare(update(kept), update(len(turns)), repeats=repeats),
+            **compare(learn(kept), learn(len(turns)), repeats=repeats),
         )
     ]

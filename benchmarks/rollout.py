@@ -14,7 +14,7 @@ from absl import flags
 
 from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
 from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
-from ragen_jax.evaluate import load_policy
+from ragen_jax.load import load_policy
 from ragen_jax.rollout.play import Sampling, rollout
 from ragen_jax.run import command
 from ragen_jax.run.build import build_budgets, build_chat, build_environment

@@ -91,19 +91,19 @@ def call_memory(*, N, M, P, Z):
     ints = [
         jax.ShapeDtypeStruct(shape, np.int32)
         for shape in (
-            (n, cross_scoring._bucket(P, 32)),
+            (n, cross_scoring.padded_length(P, 32)),
             (n,),
-            (m, cross_scoring._spoken_bucket(Z)),
+            (m, cross_scoring.padded_reasoning(Z)),
             (m,),
         )
     ]
-    read = cross_scoring._read_prompts
+    read = cross_scoring.read_prompts
     outs = jax.eval_shape(lambda params, *args: read(model, params, *args), params, *ints[:2])
     parameters = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
     largest = 0
     for lowered in (
         read.lower(model, params, *ints[:2]),
-        cross_scoring._score.lower(model, params, *outs, *ints[2:]),
+        cross_scoring.score_block.lower(model, params, *outs, *ints[2:]),
     ):
         found = lowered.compile().memory_analysis()
         held = found.argument_size_in_bytes + found.temp_size_in_bytes + found.output_size_in_bytes

@@ -4,8 +4,6 @@ Axes: G groups (prompts), K episodes a group, B rows, T tokens. Everything here 
 static shapes and returns float32, so it works under jit and vmap.
 """
 
-import functools
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -269,11 +267,3 @@ def reinforce_plus_plus_baseline(return_GK, episode_B, mask_BT):
 
 def _whiten_inside(x_BT, mask_BT):
     return jnp.where(jnp.asarray(mask_BT) != 0, whiten(x_BT, mask_BT), 0.0)
-
-
-# algorithm -> advantages of a group's returns
-GROUP_ADVANTAGES = {
-    "grpo": group_relative,
-    "dr_grpo": functools.partial(group_relative, normalize_by_std=False),
-    "rloo": leave_one_out,
-}

@@ -11,172 +11,25 @@ adds the gradients of the loss's parts by reward variance (diagnostics/gradients
 to the run's folder, gradients/step_N.json.
 """
 
-import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 from absl import flags
 
-from ragen_jax.diagnostics.gradients import checkpoint_gradients
+from ragen_jax.diagnose import heldout_gradients
 from ragen_jax.diagnostics.scopes import collapse_metrics
-from ragen_jax.model import hf, lora
-from ragen_jax.randomness import Purpose, stream_key
+from ragen_jax.groups import combine_metrics
+from ragen_jax.load import load_policy, restore_run
 from ragen_jax.run import command
-from ragen_jax.run.build import (
-    build_adapters,
-    build_budgets,
-    build_environment,
-    build_eval_sampling,
-    build_meshes,
-    build_model,
-    tiny_words,
-)
+from ragen_jax.run.build import build_learner, build_meshes
 from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.domains import unread, warning
-from ragen_jax.run.heldout import play_problems, summarise
+from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import console, write_gradients
 from ragen_jax.run.settle import settle
-from ragen_jax.run.sizes import of_environments
-from ragen_jax.run.tasks import build_tasks, joined
 from ragen_jax.run.workdir import read_run_config
-from ragen_jax.sharding import first_goes_first, is_first, sampling_params
-from ragen_jax.warmstart.imitate import tiny_model
-
-
-class Policy(NamedTuple):
-    """A model, and what it plays."""
-
-    model: object
-    params: dict
-    tokenizer: object
-    tasks: tuple  # of `Task`
-
-
-def load_policy(config, workdir):
-    """The `Policy` of a config's model.
-
-    A tiny agent is copied into the run's folder, so that the run can be continued and evaluated
-    where the cache is another one.
-
-    Raises:
-      ValueError: an unusable environment or mesh, a model that cannot be read, or one that could
-        not read the prompts; all before a model is built or its weights are read.
-    """
-    mesh, _ = build_meshes(config)
-    path = config.model.path
-    if path == "tiny":
-        tiny_words(config)
-    else:
-        check_reader(config)
-    with first_goes_first("model"):
-        if path == "tiny":
-            path = tiny_model(config) if workdir is None else workdir / "model"
-            if not path.exists():
-                unfinished = path.with_name(".model")  # a killed copy must not look like a model
-                shutil.copytree(tiny_model(config), unfinished, dirs_exist_ok=True)
-                unfinished.rename(path)
-    model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
-    model = build_model(config, model.config, mesh)
-    return Policy(model, params, tokenizer, build_tasks(config, tokenizer, hf.stop_ids(path)))
-
-
-def check_reader(config):
-    """Refuses a model directory that could not read the prompts of the config's environments.
-
-    Terse prompts hold the bare observation. They are for a tiny agent, which has learnt the rest by
-    imitation; what tells one from a language model is that its tokenizer keeps the words of an
-    environment whole (of several, those of one at least: it reads the others byte by byte).
-
-    Raises:
-      ValueError: that, or an unusable environment.
-    """
-    path = config.model.path
-    terse = {}  # environment -> its words
-    for name, c in of_environments(config).items():
-        environment = build_environment(c, "train")
-        if c.env.prompt == "terse":
-            terse[name] = getattr(environment, "words", ())
-    if not terse:
-        return
-    tokenizer = hf.load_tokenizer(hf.resolve(path))
-    reasons = []
-    for name, words in terse.items():
-        split = [w for w in words if len(tokenizer.encode(w, add_special_tokens=False)) != 1]
-        if words and not split:
-            return
-        reasons.append(f"{name} has no words" if not words else f"it splits {split[0]!r} of {name}")
-    file = "mixture" if config.also else config.env.name
-    raise ValueError(
-        f"config.model.path is {path!r}, whose tokenizer is no tiny agent's ({reasons[0]}), but "
-        "config.env.prompt is 'terse', the bare observation without rules; train a language model "
-        f"with --config=configs/{file}.py:llm --config.model.path={path}"
-    )
-
-
-def restore_run(workdir, config=None):
-    """(config, `Policy`) of a run, with the parameters of its newest checkpoint for sampling.
-
-    Args:
-      config: the run's own with other values in fields of READ; None: as it was.
-
-    Raises:
-      ValueError: the folder holds no run, or none with a checkpoint; unusable values.
-    """
-    if config is None:
-        config = read_run_config(workdir)
-    check(config)
-    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    step = checkpoints.latest_step()
-    if step is None:
-        raise ValueError(f"{workdir} has no checkpoint yet")
-    policy = load_policy(config, workdir)
-    console(f"{workdir}, step {step}")
-    mesh, sampling_mesh = build_meshes(config)
-    if not config.model.lora.rank:
-        params = checkpoints.restore_params(step, policy.params)
-        return config, policy._replace(params=sampling_params(params, policy.model, sampling_mesh))
-    adapters = build_adapters(config, policy.model, mesh)
-    adapters = checkpoints.restore_params(step, adapters)
-    params = lora.attach(
-        sampling_params(policy.params, policy.model, sampling_mesh),
-        lora.place_adapters(adapters, policy.model, sampling_mesh),
-        scale=config.model.lora.alpha / config.model.lora.rank,
-    )
-    return config, policy._replace(params=params)
-
-
-def evaluate(model, params, tasks, *, samples=1):
-    """eval/* metrics on the held-out problems of each task, and the episodes.
-
-    Args:
-      samples: episodes a problem.
-
-    Returns:
-      (metrics, [episodes of the first task, ...]). Where there are several tasks, each has figures
-      under its label, and eval/success is their mean.
-    """
-    found, played = [], []
-    for task in tasks:
-        c = task.config
-        episodes = play_problems(
-            model,
-            params,
-            task.chat,
-            task.heldout_environment,
-            *task.heldout,
-            samples=samples,
-            rows=c.rollout.groups * c.rollout.group_size,
-            key=stream_key(Purpose.EVALUATE, c.eval.seed),
-            budgets=build_budgets(c),
-            sampling=build_eval_sampling(c),
-            compact=c.rollout.compact,
-        )
-        found.append(summarise(episodes, samples=samples, format_penalty=c.env.format_penalty))
-        played.append(episodes)
-    return joined(tasks, found), played
-
+from ragen_jax.sharding import is_first, sampling_params
 
 # Fields that an evaluation reads, and sections of them. (A micro-batch must split over the mesh.)
 READ = (
@@ -232,6 +85,20 @@ def warn_unread(config, names):
         console(line)
 
 
+def checkpoint_gradients(config, workdir, policy):
+    """(step, gradient/* metrics) of a run's newest checkpoint, on held-out problems.
+
+    Args:
+      policy: `Policy` with the checkpoint's parameters for sampling.
+    """
+    initial = load_policy(config, workdir)  # the reference of the KL
+    learner, state = build_learner(config, initial.model, initial.params, *build_meshes(config))
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    step = checkpoints.latest_step()
+    state = checkpoints.restore(step, state)
+    return step, heldout_gradients(learner, state, policy.params, policy.tasks)
+
+
 def main(argv):
     del argv
     with command.bad_input():
@@ -259,8 +126,8 @@ def main(argv):
             policy = policy._replace(params=params)
     with jax.set_mesh(build_meshes(config)[1]):
         model, params, _, tasks = policy
-        metrics, played = evaluate(model, params, tasks, samples=SAMPLES.value)
-        found = [
+        metrics, episodes_E = evaluate(model, params, tasks, samples=SAMPLES.value)
+        metrics_E = [
             collapse_metrics(
                 model,
                 params,
@@ -272,14 +139,14 @@ def main(argv):
                 step=0,
                 environment=index,
             )
-            for index, episodes in enumerate(played)
+            for index, episodes in enumerate(episodes_E)
         ]
-        metrics |= joined(tasks, found)
+        metrics |= combine_metrics(tasks, metrics_E)
     if GRADIENTS.value:
         workdir = Path(WORKDIR.value)
-        step, found = checkpoint_gradients(config, workdir, load_policy(config, workdir), policy)
-        write_gradients(workdir, step, found)
-        metrics |= found
+        step, gradients = checkpoint_gradients(config, workdir, policy)
+        write_gradients(workdir, step, gradients)
+        metrics |= gradients
     if is_first():
         for name, value in metrics.items():
             print(f"{name:<45} {value:.6g}")

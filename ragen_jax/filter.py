@@ -5,7 +5,10 @@ Names (metric, strategy, mode, keep) and the numbers value and eps are static Py
 are traced, so both functions work under jit and vmap. Source: RAGEN-2, section 3.3 and appendix G.
 """
 
+import dataclasses
+import functools
 import itertools
+from collections.abc import Callable
 
 import chex
 import jax
@@ -113,7 +116,7 @@ def select_groups(
       AssertionError: score_G is not of rank 1.
     """
     chex.assert_rank(score_G, 1)
-    select = _look_up(STRATEGIES, "strategy", strategy)
+    select = _look_up(STRATEGIES, "strategy", strategy).select
     accumulate = _look_up(MODES, "mode", mode)
     sign = _look_up(KEEP, "keep", keep)
     score_G = jnp.asarray(score_G, jnp.float32)
@@ -121,6 +124,52 @@ def select_groups(
     if not include_zero:
         candidate_G &= jnp.abs(score_G) > ZERO_SCORE
     return select(score_G, candidate_G, value=value, sign=sign, accumulate=accumulate, eps=eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter:
+    """Settings; see configs/base.py (filter)."""
+
+    strategy: str
+    value: float
+    metric: str
+    mode: str
+    keep: str
+    include_zero: bool
+    eps: float
+    loss_scale: str
+    top_members: int
+    bottom_members: int
+
+
+@functools.partial(jax.jit, static_argnames=("settings", "groups_E", "value_E"))
+def select_episodes(settings, groups_E, return_GK, length_GK, entropy_GK, *, value_E):
+    """Scores the groups and selects episodes, each environment's by themselves.
+
+    Args:
+      settings: `Filter`. groups_E: groups of each environment, ints.
+      return_GK, length_GK, entropy_GK: as in `group_scores`.
+      value_E: in place of settings.value, of each environment.
+
+    Returns:
+      (score_G, keep_GK bool).
+    """
+    s = settings
+    score_G = group_scores(return_GK, s.metric, entropy_GK=entropy_GK, length_GK=length_GK)
+    keep_G = select_by_environment(
+        score_G,
+        groups_E,
+        strategy=s.strategy,
+        value=value_E,
+        mode=s.mode,
+        keep=s.keep,
+        include_zero=s.include_zero,
+        eps=s.eps,
+    )
+    keep_GK = jnp.broadcast_to(keep_G[:, None], return_GK.shape)
+    if s.top_members + s.bottom_members:
+        keep_GK &= select_members(return_GK, top=s.top_members, bottom=s.bottom_members)
+    return score_G, keep_GK
 
 
 def select_by_environment(score_G, groups_E, *, value=0.9, **options):
@@ -259,13 +308,38 @@ def _min_p(score_G, candidate_G, *, value, sign, **_):
     return candidate_G & (score_G <= best / value + ZERO_SCORE)
 
 
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """A way to select groups by their scores."""
+
+    select: Callable  # (score_G, candidate_G, *, value, sign, accumulate, eps) -> keep_G
+    accepts: Callable  # (value) -> whether it can use it
+    what: str  # that value, in words behind "it must be"
+    tightened: bool = False  # whether a lower value keeps less
+
+
 MODES = {"linear": _linear, "softmax": _softmax}  # how top_p accumulates
 STRATEGIES = {
-    "top_p": _top_p,
-    "top_k": _top_k,
-    "top_k_abs": _top_k_abs,
-    "min_p": _min_p,
-    "none": _none,
+    "top_p": Strategy(
+        _top_p,
+        lambda value: 0 < value <= 1,
+        "a share of the mass above 0, at most 1",
+        tightened=True,
+    ),
+    "top_k": Strategy(
+        _top_k,
+        lambda value: 0 < value <= 1,
+        "a share of the groups above 0, at most 1",
+        tightened=True,
+    ),
+    "top_k_abs": Strategy(
+        _top_k_abs,
+        lambda value: value >= 1 and value % 1 == 0,
+        "a whole number from 1",
+        tightened=True,
+    ),
+    "min_p": Strategy(_min_p, lambda value: value <= 1, "a share of the largest score from 0 to 1"),
+    "none": Strategy(_none, lambda value: True, ""),
 }
 
 

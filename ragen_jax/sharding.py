@@ -109,11 +109,11 @@ def sampling_params(params, model, mesh):
     here = jax.tree.leaves(params)[0].sharding
     if model.config.dtype == "float32" and getattr(here, "mesh", mesh) == mesh:
         return params
-    return _resharding(model, mesh)(params)
+    return resharding(model, mesh)(params)
 
 
 @functools.cache
-def _resharding(model, mesh):
+def resharding(model, mesh):
     def cast(path, x):
         norm = any("norm" in key.key for key in path)  # its scale is multiplied in float32
         return x if norm else x.astype(model.config.dtype)

@@ -34,7 +34,7 @@ UNCHANGED = "nothing"
 MODULES = {
     "update/learner": "fields_learn learn tasks train",
     "train": "train tasks fields_watch fields_run",
-    "credit": "credit fields_learn learn",
+    "algorithms": "algorithms fields_learn learn",
     "rollout/collect": "collect randomness fields_run train",
     "rollout/pool": "pool randomness fields_run train",
     "run/tasks": "tasks randomness train",

@@ -15,8 +15,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.model.template import NOTICE
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SPECIAL, TAGS, build_tokenizer
-from ragen_jax.rollout.chat import CONTEXTS, NOTICE, Reply, make_chat, token_bytes
+from ragen_jax.rollout.chat import CONTEXTS, Reply, make_chat, token_bytes
 
 RULES = "Push the box."
 GAME = SimpleNamespace(actions=("Up", "Down", "Left", "Right"), instructions=RULES)

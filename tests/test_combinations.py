@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ragen_jax import train
+from ragen_jax.algorithms import token_advantages
 from ragen_jax.configs import countdown, frozen_lake, recipes, sokoban
-from ragen_jax.credit import assign_credit
 from ragen_jax.run.log import read_metrics
 from ragen_jax.update.critic import critic_step
 from ragen_jax.update.policy import update_step
@@ -57,7 +57,7 @@ def test_cover_is_pairwise():
 
 
 COVER = pairwise_cover(AXES)
-LEARNING = {"update": update_step, "critic": critic_step, "credit": assign_credit}
+LEARNING = {"update": update_step, "critic": critic_step, "credit": token_advantages}
 
 
 @pytest.mark.slow

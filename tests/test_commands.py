@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from ragen_jax import evaluate, train
+from ragen_jax import load, train
 from ragen_jax.configs import sokoban
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab.arms import arms
@@ -140,7 +140,7 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
     def stop(config, workdir):
         raise ValueError(f"{STOPPED}: {config.model.path}")
 
-    monkeypatch.setattr(evaluate, "load_policy", stop)
+    monkeypatch.setattr(load, "load_policy", stop)
     code, out, err = call(*shortened(command, tmp_path / "run", language_model))
     assert code == 2 and err.startswith(f"error: {STOPPED}"), err
     mine = [word for word in shlex.split(command, comments=True) if "=" in word]
@@ -163,7 +163,7 @@ def test_a_command_without_any_argument(module, code, said, monkeypatch):
     def stop(config, workdir):
         raise ValueError(f"{STOPPED}: {config.model.path}")
 
-    monkeypatch.setattr(evaluate, "load_policy", stop)
+    monkeypatch.setattr(load, "load_policy", stop)
     if module == "ragen_jax.lab":
         monkeypatch.setattr(train, "train", lambda config, workdir: 3)
         # As if the clone's own runs/lab held no arm that is finished.

@@ -61,13 +61,13 @@ def test_a_common_start_is_read_once(policy, monkeypatch, common, shared):
     prompts = [start + [t] for t in (1, 2)] + [start + row for row in ids(rng, 3, 5, 40)]
     reasonings = ids(rng, 4, 1, 20)
     read = []
-    inner = cross_scoring._read_prompts
+    inner = cross_scoring.read_prompts
 
     def reading(model, params, tokens, length, prefix=None):
         read.append(length.tolist())
         return inner(model, params, tokens, length, prefix)
 
-    monkeypatch.setattr(cross_scoring, "_read_prompts", reading)
+    monkeypatch.setattr(cross_scoring, "read_prompts", reading)
     score, length = cross_score(*policy, prompts, reasonings, micro_batch=64)
     naive, _ = cross_score_pairs(*policy, prompts, reasonings, micro_batch=20)
     np.testing.assert_allclose(score / length[:, None], naive / length[:, None], atol=1e-5)
@@ -85,13 +85,13 @@ def test_what_stands_twice_is_scored_once(policy, monkeypatch, actions):
     prompts, kinds, other = ids(rng, 3, 3, 40), ids(rng, 4, 3, 20), ids(rng, 1, 3, 20)[0]
     which = [0, 1, 0, 2, 3, 1, 0, 2]
     scored = []
-    inner = cross_scoring._score
+    inner = cross_scoring.score_block
 
     def scoring(model, params, segment, last, tokens, *spans):
         scored.append(tokens.shape)
         return inner(model, params, segment, last, tokens, *spans)
 
-    monkeypatch.setattr(cross_scoring, "_score", scoring)
+    monkeypatch.setattr(cross_scoring, "score_block", scoring)
     if actions:
         # The end of a reasoning is its action; the last three say the same, but act less of it.
         spoken = [Spoken(np.array(kinds[k]), 1, 2 if i < 5 else 1) for i, k in enumerate(which)]
@@ -156,13 +156,15 @@ def test_blocks_fill_the_call_and_divide_over_the_mesh():
 
 
 def test_lengths_come_from_few_buckets():
-    lengths = {cross_scoring._bucket(length, 16) for length in range(1, 1025)}
+    lengths = {cross_scoring.padded_length(length, 16) for length in range(1, 1025)}
     assert len(lengths) == 16 + 8 + 8  # eight an octave above 256
-    assert {cross_scoring._bucket(n, 16) for n in (1, 16)} == {16}
-    spoken = [cross_scoring._spoken_bucket(n) for n in (1, 16, 17, 25, 33, 80, 81)]
+    assert {cross_scoring.padded_length(n, 16) for n in (1, 16)} == {16}
+    spoken = [cross_scoring.padded_reasoning(n) for n in (1, 16, 17, 25, 33, 80, 81)]
     assert spoken == [16, 16, 24, 32, 48, 80, 96]
-    assert cross_scoring._bucket(80, 16) == 80 and cross_scoring._bucket(900, 32) == 960
-    assert all(n <= cross_scoring._bucket(n, 32) <= max(32, n * 1.13 + 31) for n in range(1, 4096))
+    assert cross_scoring.padded_length(80, 16) == 80 and cross_scoring.padded_length(900, 32) == 960
+    assert all(
+        n <= cross_scoring.padded_length(n, 32) <= max(32, n * 1.13 + 31) for n in range(1, 4096)
+    )
 
 
 def test_at_most_two_calls_are_under_way(policy, monkeypatch):
@@ -178,7 +180,7 @@ def test_at_most_two_calls_are_under_way(policy, monkeypatch):
             under_way[0] -= 1
             return np.zeros((1, 2, 8), np.float32)
 
-    monkeypatch.setattr(cross_scoring, "_score", lambda *args, **kwargs: Result())
+    monkeypatch.setattr(cross_scoring, "score_block", lambda *args, **kwargs: Result())
     cross_score(*policy, [[1], [2]], [[i] for i in range(12)], micro_batch=16)
     assert under_way[0] == 0 and most[0] == 2
 

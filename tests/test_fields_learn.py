@@ -4,6 +4,7 @@ Each is changed in a step of update/learner.py on episodes made by hand. And wha
 hands to the next.
 """
 
+import dataclasses
 import types
 
 import jax
@@ -16,21 +17,13 @@ from flax.traverse_util import flatten_dict
 
 from ragen_jax import advantage
 from ragen_jax.batch import take_rows
-from ragen_jax.diagnostics.gradients import gradient_report
+from ragen_jax.diagnose import task_gradients
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.run.build import build_meshes
+from ragen_jax.run.build import build_learner, build_meshes
 from ragen_jax.run.sizes import step_rows
-from ragen_jax.train import episode_means
+from ragen_jax.run.stages import rewarded_batch
 from ragen_jax.update import policy as policy_file
-from ragen_jax.update.learner import (
-    build_learner,
-    learn,
-    needs_statistics,
-    policy_statistics,
-    rewarded_batch,
-    select_episodes,
-    token_advantages,
-)
+from ragen_jax.update.learner import Outcomes, assign_credit, select, update
 from ragen_jax.update.likelihood import token_statistics
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -139,28 +132,27 @@ def outcome(episodes):
         with jax.set_mesh(mesh):
             if given == GRADIENTS:
                 task = types.SimpleNamespace(config=config, groups=G)
-                return gradient_report(learner, state, batch, return_GK, task)
-            read = {}
-            if needs_statistics(config):
-                found = policy_statistics(learner, state, batch)
-                read = dict(zip(("logp_BT", "entropy_BT"), found, strict=True))
-            length_GK = np.reshape([sum(len(t.sampled) for t in e.turns) for e in played], (G, K))
-            entropy_GK = None
-            if read:
-                entropy_GK = episode_means(read["entropy_BT"], batch).reshape(return_GK.shape)
-            score_G, keep_GK = select_episodes(
-                learner, return_GK, length_GK=length_GK, entropy_GK=entropy_GK
+                return task_gradients(learner, state, batch, return_GK, task)
+            outcomes = Outcomes(
+                return_GK=return_GK,
+                length_GK=np.reshape(
+                    [sum(len(t.sampled) for t in e.turns) for e in played], (G, K)
+                ),
+                success_GK=np.reshape([e.success for e in played], (G, K)),
             )
-            success_GK = np.reshape([e.success for e in played], (G, K))
-            chosen = (keep_GK, return_GK, success_GK)
-            credited_BT, target_BT, value_BT, _ = token_advantages(
-                learner, state, batch, *chosen, **read
+            selection, _ = select(learner, state, batch, outcomes)
+            plain = dataclasses.replace(
+                learner,
+                filter=dataclasses.replace(learner.filter, loss_scale="none"),
+                mismatch=None,
             )
+            credit = assign_credit(plain, state, batch, selection, outcomes)
             metrics, advantage_BT = {}, None
             if given != CREDIT:
-                state, metrics, advantage_BT = learn(
-                    learner, state, batch, *chosen, step=STEP, **read
-                )
+                scaled = assign_credit(learner, state, batch, selection, outcomes)
+                advantage_BT = scaled.advantage_BT
+                state = state.replace(step=state.step + STEP - 1)
+                state, metrics = update(learner, state, batch, selection, scaled)
         after = jax.device_get((state.params, state.critic))
         return types.SimpleNamespace(
             config=config,
@@ -171,14 +163,14 @@ def outcome(episodes):
             kl_BT=own_BT - ref_BT,
             entropy_BT=entropy_BT,
             return_GK=return_GK,
-            length_GK=length_GK,
-            score_G=score_G,
-            keep_GK=keep_GK,
-            kept=np.flatnonzero(keep_GK.all(1)).tolist(),
-            credited_BT=credited_BT,  # before any factor of the loss
+            length_GK=outcomes.length_GK,
+            score_G=selection.score_G,
+            keep_GK=selection.keep_GK,
+            kept=np.flatnonzero(selection.keep_GK.all(1)).tolist(),
+            credited_BT=credit.advantage_BT,  # before any factor of the loss
             advantage_BT=advantage_BT,
-            target_BT=target_BT,
-            value_BT=value_BT,
+            target_BT=credit.target_BT,
+            value_BT=credit.value_BT,
             metrics={name: float(x) for name, x in metrics.items()},
             opt_state=jax.device_get(state.opt_state),
             kl_scale=float(state.kl_scale),
@@ -594,7 +586,7 @@ ROLLOUT = {
         0.5,
         lambda _, o: (
             o.config.rollout.temperature == 0.5
-            and near(o.metrics["update/logp_gap"], np.abs(o.log_ratio_BT[o.mask_BT]).max())
+            and near(o.metrics["rollout/logp_gap"], np.abs(o.log_ratio_BT[o.mask_BT]).max())
         ),
         ALL,
     ),

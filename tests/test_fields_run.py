@@ -15,12 +15,14 @@ import pytest
 from fields import Entry, check_entry, configured, once
 from ml_collections import ConfigDict
 
-from ragen_jax import evaluate, train
+from ragen_jax import train
 from ragen_jax.diagnostics import cross_scoring
+from ragen_jax.load import load_policy
 from ragen_jax.rollout import play
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.pool import init_streaks
 from ragen_jax.run.datasets import EVALUATION_SEEDS
+from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import read_metrics
 from ragen_jax.types import TrainState
 
@@ -340,8 +342,8 @@ def evaluated(tmp_path_factory):
     def stage(config, given):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
-            model, params, _, tasks = evaluate.load_policy(config, None)
-        _, (played,) = evaluate.evaluate(model, params, tasks)
+            model, params, _, tasks = load_policy(config, None)
+        _, (played,) = evaluate(model, params, tasks)
         return np.concatenate([turn.logp for episode in played for turn in episode.turns])
 
     return stage

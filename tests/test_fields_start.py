@@ -12,7 +12,7 @@ from fields import Entry, check_entry, configured, once
 from test_sharding import on_devices
 
 from ragen_jax.configs import sokoban
-from ragen_jax.evaluate import load_policy
+from ragen_jax.load import load_policy
 from ragen_jax.model.qwen import SHAPES
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.run.build import build_model, tiny_words

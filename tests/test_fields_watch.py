@@ -1,4 +1,4 @@
-"""Fields of stopping and regimes: each changed where `train.watch` judges some iterations."""
+"""Fields of stopping and regimes: each changed where `stages.watch` judges some iterations."""
 
 import types
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from fields import Entry, check_entry, configured, once
 
-from ragen_jax import train
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
+from ragen_jax.run.stages import watch
 from ragen_jax.types import TrainState
 
 # An iteration of a healthy run; what is a sign of collapse needs levels, which are these.
@@ -43,7 +43,8 @@ def watched(config, parts):
     of those at which each rule fired, with what action, and each one's regime/* figures.
 
     `variance` is the mean over the groups of the variance of their returns."""
-    task = types.SimpleNamespace(label="")
+    tasks = [types.SimpleNamespace(label="")]
+    run = types.SimpleNamespace(config=config, tasks=tasks)
     state = TrainState(
         params=None,
         opt_state=None,
@@ -59,7 +60,7 @@ def watched(config, parts):
             row = FIGURES | dict(figures)
             spread = np.sqrt(row.pop("variance", 1.0) / 2)
             returns = [np.array([[-spread, spread]] * 3, np.float32)]
-            state, found, now = train.watch(config, [task], state, row, returns)
+            state, now, found = watch(run, state, row, returns)
             rows.append(found)
             fired += [(len(rows), one.rule, one.action) for one in now]
     return types.SimpleNamespace(fired=fired, rows=rows, state=jax.device_get(state))

@@ -1,26 +1,26 @@
 """update/learner.py: a step's advantages and updates from episodes, through the config."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from ragen_jax import losses
+from ragen_jax.algorithms import ALGORITHMS, OF_TOKENS
 from ragen_jax.batch import take_rows
 from ragen_jax.configs import base
-from ragen_jax.credit import ALGORITHMS, OF_TOKENS
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
-from ragen_jax.run.build import build_meshes
+from ragen_jax.run.build import build_learner, build_meshes
 from ragen_jax.run.check import check
 from ragen_jax.run.sizes import step_rows
+from ragen_jax.run.stages import rewarded_batch
 from ragen_jax.update.learner import (
-    build_learner,
-    needs_statistics,
-    policy_statistics,
-    rewarded_batch,
-    select_episodes,
-    token_advantages,
+    Outcomes,
+    assign_credit,
+    select,
 )
 from ragen_jax.update.likelihood import token_logps
 
@@ -89,26 +89,19 @@ def advantages(config, policy, episodes, keep_GK=None):
     )
     batch = take_rows(batch, np.arange(len(batch.weight_B)), size=step_rows(config))
     with jax.set_mesh(mesh):
-        logp_BT = entropy_BT = None
-        if needs_statistics(config):
-            logp_BT, entropy_BT = policy_statistics(learner, state, batch)
-        if keep_GK is None:
-            length_GK = np.reshape([len(e.turns) for e in episodes], (G, K))
-            entropy_GK = np.random.default_rng(0).random((G, K))
-            _, keep_GK = select_episodes(
-                learner, return_GK, length_GK=length_GK, entropy_GK=entropy_GK
-            )
-        found, _, _, metrics = token_advantages(
-            learner,
-            state,
-            batch,
-            keep_GK,
-            return_GK,
-            np.reshape([e.success for e in episodes], (G, K)),
-            logp_BT=logp_BT,
-            entropy_BT=entropy_BT,
+        outcomes = Outcomes(
+            return_GK=return_GK,
+            length_GK=np.reshape([len(e.turns) for e in episodes], (G, K)),
+            success_GK=np.reshape([e.success for e in episodes], (G, K)),
         )
-    return found, batch, keep_GK, metrics
+        selection, _ = select(learner, state, batch, outcomes)
+        if keep_GK is not None:
+            selection = dataclasses.replace(selection, keep_GK=keep_GK)
+        # Before any factor of the loss, which would make small what is compared.
+        plain = dataclasses.replace(learner.filter, loss_scale="none")
+        learner = dataclasses.replace(learner, filter=plain, mismatch=None)
+        credit = assign_credit(learner, state, batch, selection, outcomes)
+    return credit.advantage_BT, batch, selection.keep_GK, credit.metrics
 
 
 # ---- KL in the reward ---------------------------------------------------------------------------

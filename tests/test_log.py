@@ -8,7 +8,6 @@ import pytest
 
 from ragen_jax.run.log import (
     MetricsLog,
-    Timers,
     eval_line,
     learning_curve,
     read_metrics,
@@ -16,6 +15,7 @@ from ragen_jax.run.log import (
     write_outcomes,
     write_rollouts,
 )
+from ragen_jax.run.training import Stages
 
 
 def strict(line):
@@ -108,11 +108,11 @@ def test_numbers_survive_the_file_to_the_last_bit(path):
 def test_timers_add_up_by_name(monkeypatch):
     clock = iter([1.0, 1.5, 10.0, 12.0, 20.0, 20.25])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    timer = Timers()
+    timer = Stages()
     for name in ("rollout", "update", "rollout"):
         with timer(name):
             pass
-    assert timer.seconds == {"time/rollout": 0.75, "time/update": 2.0}
+    assert timer.seconds == {"rollout": 0.75, "update": 2.0}
 
 
 def test_rollouts_by_hand(tmp_path, make_turn, make_episode):

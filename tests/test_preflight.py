@@ -105,7 +105,7 @@ def flops_of(function, *args):
 
 def test_one_layer_against_xla():
     params = jax.eval_shape(Qwen(WIDE).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    params = nn.unbox(shapes)["params"]
+    params = nn.unbox(params)["params"]
     tokens = jax.ShapeDtypeStruct((2, 129), jnp.int32)
     model, work = Qwen(WIDE), Work(WIDE)
 
@@ -128,7 +128,7 @@ def test_one_layer_against_xla():
 def test_lengths_of_the_papers_setting():
     found = shapes.lengths(sokoban.get_config("qwen2.5-3b"), 800, 200)
     assert found.last + 400 == 3600
-    # Padded as rollout.length_bucket does; the turn before ended at 2,600.
+    # Padded as padding.length_bucket does; the turn before ended at 2,600.
     assert (found.before, found.prompt, found.news, found.row) == (3072, 3584, 224, 4096)
     one = shapes.lengths(sokoban.get_config(), 50, 10)  # single turn: every prompt is a first one
     assert one.first == one.prompt == 56

@@ -15,15 +15,14 @@ from ragen_jax.configs import frozen_lake
 from ragen_jax.envs.countdown import problems as countdown_problems
 from ragen_jax.envs.frozen_lake import maps as lake_maps
 from ragen_jax.envs.sokoban import rooms as sokoban_rooms
-from ragen_jax.evaluate import evaluate
 from ragen_jax.model import hf
 from ragen_jax.randomness import Purpose, generator, key_word, philox, stream_key
 from ragen_jax.rollout.collect import collect
 from ragen_jax.rollout.play import Sampling, rollout
-from ragen_jax.run.build import build_budgets
+from ragen_jax.run.build import build_budgets, build_learner
+from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.tasks import build_tasks
 from ragen_jax.sharding import make_mesh
-from ragen_jax.update.learner import build_learner
 from ragen_jax.warmstart.imitate import tiny_model
 
 LARGE = (0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**53, 2**53 + 1, 2**62 + 5, 2**63, 2**64 - 1)
@@ -130,7 +129,7 @@ class Watched:
 def lake(tmp_path_factory):
     """(config, model, params, tokenizer) of an agent that has learnt to walk on FrozenLake."""
     config = frozen_lake.get_config()
-    config.warmstart.update(rooms=512, success=0.0, check_every=100, check_episodes=16)
+    config.warmstart.update(rooms=512, success=0.0, check_every=60, check_episodes=16)
     config.rollout.update(groups=16, group_size=8)
     config.optimizer.minibatches = 1
     directory = tiny_model(config, tmp_path_factory.mktemp("cache"))

@@ -2,9 +2,9 @@
 
 import pytest
 
+from ragen_jax.algorithms import ALGORITHMS
 from ragen_jax.configs import countdown, frozen_lake, recipes, sokoban
 from ragen_jax.configs.recipes import RECIPES
-from ragen_jax.credit import ALGORITHMS
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import field
 

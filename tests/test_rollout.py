@@ -11,10 +11,11 @@ import pytest
 from ragen_jax.batch import make_batch
 from ragen_jax.model.qwen import logits
 from ragen_jax.model.tokenizer import SPECIAL
+from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.rollout import play as play_file
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.chat import CONTEXTS, make_chat
-from ragen_jax.rollout.play import Budgets, Sampling, length_bucket, rollout, row_bucket
+from ragen_jax.rollout.play import Budgets, Sampling, rollout
 from ragen_jax.update.likelihood import token_logps
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")

@@ -7,13 +7,16 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from ragen_jax import evaluate, train
+from ragen_jax import train
 from ragen_jax.configs import base, frozen_lake, mixture, sokoban
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
+from ragen_jax.groups import combine_metrics, label_metrics, measure_each, metrics_of_each
+from ragen_jax.load import restore_run
 from ragen_jax.model import hf
-from ragen_jax.run.build import build_meshes, tiny_words
+from ragen_jax.run.build import build_learner, build_meshes, tiny_words
 from ragen_jax.run.check import check
+from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import read_metrics, read_outcomes
 from ragen_jax.run.sizes import (
     groups_of_environments,
@@ -22,9 +25,9 @@ from ragen_jax.run.sizes import (
     step_groups,
     step_rows,
 )
-from ragen_jax.run.tasks import apart, joined, labelled, own_rows
+from ragen_jax.run.stages import watch
 from ragen_jax.sharding import make_mesh
-from ragen_jax.update.learner import build_learner, select_episodes
+from ragen_jax.update.learner import Outcomes, select
 from ragen_jax.update.policy import init_state
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -41,7 +44,7 @@ def test_figures_of_each_task_by_hand():
         return {"a/sum": sum(x), "a/b/rows": len(y)}
 
     # Four groups, two entries a group in x and one in y.
-    found = labelled(parts(2, 1, 1), measure, [1, 2, 4, 8, 16, 32, 64, 128], np.zeros((4, 5)))
+    found = measure_each(parts(2, 1, 1), measure, [1, 2, 4, 8, 16, 32, 64, 128], np.zeros((4, 5)))
     assert found == {
         "a/first/sum": 15,
         "a/first/b/rows": 2,
@@ -50,11 +53,11 @@ def test_figures_of_each_task_by_hand():
         "a/third/sum": 192,
         "a/third/b/rows": 1,
     }
-    assert labelled(parts(3), measure, range(6), range(3)) == {}
+    assert measure_each(parts(3), measure, range(6), range(3)) == {}
 
 
 def test_the_plain_name_is_the_mean_over_the_tasks_that_have_it():
-    found = joined(
+    found = combine_metrics(
         parts(1, 2, 1), [{"a/x": 1.0, "a/x_ci95": 3.0}, {"a/x": 4.0, "a/y": 2.0, "a/x_ci95": 4}, {}]
     )
     assert found == {
@@ -67,21 +70,21 @@ def test_the_plain_name_is_the_mean_over_the_tasks_that_have_it():
         "a/second/x": 4.0,
         "a/second/y": 2.0,
     }
-    assert joined(parts(2), [{"a/x": 3.0, "a/p_p": 0.5}]) == {"a/x": 3.0, "a/p_p": 0.5}
-    assert "a/p_p" not in joined(parts(1, 1), [{"a/p_p": 0.5}, {"a/p_p": 0.1}])
+    assert combine_metrics(parts(2), [{"a/x": 3.0, "a/p_p": 0.5}]) == {"a/x": 3.0, "a/p_p": 0.5}
+    assert "a/p_p" not in combine_metrics(parts(1, 1), [{"a/p_p": 0.5}, {"a/p_p": 0.1}])
 
 
 def test_rows_of_each_task_are_what_was_put_under_its_label():
     tasks = parts(1, 1)
     found = [{"a/x": 1.0, "a/second/y": 2.0}, {"a/x": 3.0, "b/z/w": 4.0}]
-    together = {"a/x": 2.0, "time/step": 1.0} | apart(tasks, found)
-    assert own_rows(tasks, together) == found
-    assert own_rows(parts(3), together) == [together]
+    together = {"a/x": 2.0, "time/step": 1.0} | label_metrics(tasks, found)
+    assert metrics_of_each(tasks, together) == found
+    assert metrics_of_each(parts(3), together) == [together]
 
 
 def test_the_collapse_of_one_environment_of_three_is_seen():
     """Through the loop's own watch, on rows as a run of three has them."""
-    tasks, config = parts(1, 1, 1), base.get_config()
+    run = types.SimpleNamespace(config=base.get_config(), tasks=parts(1, 1, 1))
     mesh = make_mesh(data=1, fsdp=1, tensor=1)
     parts_of_state = dict(stopping=init_stopping(3), regimes=init_regimes(3))
     state = init_state({}, optax.sgd(1.0), mesh, **parts_of_state)
@@ -94,7 +97,7 @@ def test_the_collapse_of_one_environment_of_three_is_seen():
             row[f"collapse/{label}/first_turn/mi_released"] = value * (1 + 0.1 * rng.normal())
             row[f"collapse/{label}/first_turn/mi_released_ci95"] = 0.2 * value
         returns = [np.array([[0.0, 1.0]])] * 3
-        state, found, alarms = train.watch(config, tasks, state, row, returns)
+        state, alarms, found = watch(run, state, row, returns)
         fired += [(step, alarm.reason) for alarm in alarms]
     ((step, reason),) = fired
     assert step in range(31, 42) and reason.startswith("third: signs of collapse: first-turn MI")
@@ -177,8 +180,9 @@ def test_each_environment_is_filtered_by_itself(config, agent):
     # Nearly all variance is in the first environment: ranked together, nothing else would be kept.
     return_GK = np.array([[9, 0, 9, 0], [9, 0, 9, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]])
     length_GK = np.ones((5, 4), int)
-    _, keep_GK = select_episodes(learner, return_GK.astype(np.float32), length_GK=length_GK)
-    assert keep_GK[:, 0].tolist() == [True, True, False, True, False]
+    outcomes = Outcomes(return_GK.astype(np.float32), length_GK, return_GK > 0)
+    selection, metrics = select(learner, state, None, outcomes)
+    assert selection.keep_GK[:, 0].tolist() == [True, True, False, True, False]
 
 
 def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, monkeypatch):
@@ -230,8 +234,8 @@ def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, mon
     for name in ("rollout/return", "rollout/response_length", "filter/score_mean"):
         assert first[name] == whole[1][name.replace("/", "/sokoban/", 1)]
 
-    _, policy = evaluate.restore_run(tmp_path / "whole")
-    metrics, played = evaluate.evaluate(policy.model, policy.params, policy.tasks)
+    _, policy = restore_run(tmp_path / "whole")
+    metrics, played = evaluate(policy.model, policy.params, policy.tasks)
     assert metrics["eval/success"] == last["eval/success"]
     assert [len(episodes) for episodes in played] == [8, 8]
 

@@ -13,9 +13,9 @@ from chat_families import FAMILIES, Family, family
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.model.template import plain_ids, take_apart
 from ragen_jax.model.tokenizer import SPECIAL, TAGS, build_tokenizer
 from ragen_jax.rollout.chat import CONTEXTS, make_chat, token_bytes
-from ragen_jax.rollout.template import plain_ids, take_apart
 from ragen_jax.run.build import build_chat, build_environment
 
 MARKS = ("system mark", "user mark 1", "reply mark", "user mark 2")

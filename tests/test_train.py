@@ -8,13 +8,17 @@ import signal
 import numpy as np
 import pytest
 
-from ragen_jax import evaluate, train
+from ragen_jax import train
 from ragen_jax.configs import frozen_lake
 from ragen_jax.diagnostics import anatomy
-from ragen_jax.diagnostics.gradients import checkpoint_gradients
 from ragen_jax.diagnostics.scopes import SCOPES
+from ragen_jax.evaluate import checkpoint_gradients
+from ragen_jax.load import restore_run
 from ragen_jax.model import hf
+from ragen_jax.run import stages
+from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import read_metrics
+from ragen_jax.run.training import STOPPED
 from ragen_jax.update import learner
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -36,6 +40,7 @@ def config(agent):
     config = agent.config.copy_and_resolve_references()
     config.model.path = str(agent.directory)
     config.steps = 4
+    config.env.update(max_turns=3, max_actions=6)
     config.rollout.update(groups=4, group_size=4, save_every=2)
     config.optimizer.update(minibatches=2, micro_batch=8, learning_rate=1e-3, warmup_updates=0)
     config.diagnose.update(first_turn_samples=16, trajectory_samples=8)
@@ -97,17 +102,17 @@ def test_resuming_gives_the_numbers_of_an_uninterrupted_run(config, finished, tm
 
 def test_sigterm_saves_the_step_and_resuming_goes_on(config, finished, tmp_path, monkeypatch):
     workdir = tmp_path / "preempted"
-    plain = train.rollout_metrics
+    plain = stages.rollout_metrics
 
     def preempt_in_step_3(episodes, return_GK):
         if len(read_metrics(workdir / "metrics.jsonl")) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return plain(episodes, return_GK)
 
-    monkeypatch.setattr(train, "rollout_metrics", preempt_in_step_3)
+    monkeypatch.setattr(stages, "rollout_metrics", preempt_in_step_3)
     assert train.train(config, workdir) == 143
     assert [row["step"] for row in read_metrics(workdir / "metrics.jsonl")] == [0, 1, 2, 3]
-    monkeypatch.setattr(train, "rollout_metrics", plain)
+    monkeypatch.setattr(stages, "rollout_metrics", plain)
     assert train.train(config, workdir) == 0
     whole, resumed = (read_metrics(d / "metrics.jsonl") for d in (finished, workdir))
     assert timeless(resumed) == timeless(whole)
@@ -115,18 +120,17 @@ def test_sigterm_saves_the_step_and_resuming_goes_on(config, finished, tmp_path,
 
 def test_evaluation_of_a_run_repeats_its_last_row(finished):
     last = read_metrics(finished / "metrics.jsonl")[-1]
-    _, policy = evaluate.restore_run(finished)
-    metrics, _ = evaluate.evaluate(policy.model, policy.params, policy.tasks)
+    _, policy = restore_run(finished)
+    metrics, _ = evaluate(policy.model, policy.params, policy.tasks)
     assert metrics["eval/success"] == last["eval/success"]
     assert metrics["eval/return"] == pytest.approx(last["eval/return"])
 
 
 def test_gradients_of_a_checkpoint(finished):
-    run_config, policy = evaluate.restore_run(finished)
+    run_config, policy = restore_run(finished)
     run_config.diagnose.gradients_groups = 6
     run_config.algorithm.kl_coef = 0.1  # the run itself had none
-    initial = evaluate.load_policy(run_config, finished)
-    step, found = checkpoint_gradients(run_config, finished, initial, policy)
+    step, found = checkpoint_gradients(run_config, finished, policy)
     assert step == 4
     rows = {}
     for name, value in found.items():
@@ -156,10 +160,10 @@ def test_a_batch_without_variance_updates_nothing(config, tmp_path):
 
 def test_non_finite_updates_stop_the_run_and_dump_the_batch(config, tmp_path, monkeypatch, capsys):
     broken = lambda *args, **settings: (np.full_like(args[1].mask_BT, np.nan), None)  # noqa: E731
-    monkeypatch.setattr(learner, "assign_credit", broken)
+    monkeypatch.setattr(learner, "token_advantages", broken)
     config.stopping.nonfinite.patience = 2
     config.eval.every = 0
-    assert train.train(config, tmp_path / "run") == train.STOPPED
+    assert train.train(config, tmp_path / "run") == STOPPED
     assert "updates were not finite in 2 iterations in a row" in capsys.readouterr().out
     dump = np.load(tmp_path / "run" / "nonfinite_step_2.npz")
     assert np.isnan(dump["advantage_BT"]).any() and dump["tokens_BT"].ndim == 2
@@ -223,7 +227,7 @@ def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, caps
     config.algorithm.zvp_coef = 0.1
     config.reward.update(normalize="mean_std", grouping="environment")
     config.stopping.success.update(least=1.0, patience=1)
-    assert train.train(config, tmp_path / "run") == train.STOPPED
+    assert train.train(config, tmp_path / "run") == STOPPED
     assert "stopped: held-out success" in capsys.readouterr().out
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]  # at the first evaluation that counts
@@ -243,6 +247,7 @@ def test_figures_are_of_all_that_dynamic_sampling_played(config, tmp_path):
     """On lakes, which this agent hardly ever crosses: most groups earn nothing at all."""
     config.env = frozen_lake.get_config().env
     config.env.prompt = "full"  # the terse one is refused: the agent does not know a lake's words
+    config.env.max_turns = 2
     config.steps = 2
     config.eval.every = 0
     config.collect.max_rounds = 2

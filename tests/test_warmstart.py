@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from ragen_jax import evaluate, train
+from ragen_jax import train
 from ragen_jax.configs import countdown, frozen_lake, mixture, sokoban
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.load import restore_run
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
 from ragen_jax.run import datasets
 from ragen_jax.run.build import build_environment
@@ -146,6 +147,6 @@ def test_a_config_imitates_trains_and_evaluates(name, tmp_path, monkeypatch):
         assert row["rollout/logp_gap"] <= 1e-4
         assert row["rollout/valid_rate"] > 0.5  # imitation has taught the format
         assert np.isfinite(row["collapse/first_turn/mi"])
-    _, policy = evaluate.restore_run(tmp_path / "run")
+    _, policy = restore_run(tmp_path / "run")
     (task,) = policy.tasks
     assert task.chat.actions == task.environment.actions

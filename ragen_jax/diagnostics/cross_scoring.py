@@ -20,7 +20,7 @@ import numpy as np
 
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import head
-from ragen_jax.rollout.play import length_bucket
+from ragen_jax.padding import length_bucket
 from ragen_jax.sharding import constrain, row_shards
 from ragen_jax.update.likelihood import token_logps, vocabulary_statistics
 
@@ -113,9 +113,9 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
     shared = _common(distinct) if model.config.attention == "xla" else 0
     prefix = None
     if shared:
-        prefix, _ = _read_prompts(model, params, *_pad([distinct[0][:shared]], shared))
+        prefix, _ = read_prompts(model, params, *_pad([distinct[0][:shared]], shared))
     own = [prompt[shared:] for prompt in distinct]
-    P = _bucket(max(map(len, own)), 32)
+    P = padded_length(max(map(len, own)), 32)
     # Reasonings of similar length share a call, which is padded to its longest.
     by_length = sorted(range(M), key=lambda i: len(spoken[i].tokens))
     rows_of = [[] for _ in range(N)]  # of `swapped`, by prompt
@@ -135,16 +135,16 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
     def calls():
         """(what keeps them, scores on the device) of one call after the other."""
         for n0 in range(0, N, n):
-            read = _read_prompts(model, params, *_pad(own[n0 : n0 + n], P, size=n), prefix)
+            read = read_prompts(model, params, *_pad(own[n0 : n0 + n], P, size=n), prefix)
             for m0 in range(0, M, m):
                 chosen = by_length[m0 : m0 + m]
                 tokens, *spans = _lay_out([spoken[i] for i in chosen], m)
                 spans = spans if actions else spans[:1]
-                block = _score(model, params, *read, tokens, *spans)
+                block = score_block(model, params, *read, tokens, *spans)
                 yield functools.partial(keep, n0, chosen), block
             here = rows_of[n0 : n0 + n]
             most = max(map(len, here))
-            width = min(_bucket(most, 8), m) if most else 1
+            width = min(padded_length(most, 8), m) if most else 1
             for r0 in range(0, most, width):
                 chosen = [rows[r0 : r0 + width] for rows in here]
                 anything = next(rows[0] for rows in chosen if rows)
@@ -152,7 +152,7 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
                 cells += [[anything] * width] * (n - len(cells))
                 laid = _lay_out([swapped[r][1] for rows in cells for r in rows], n * width)
                 tokens, *spans = (x.reshape(n, width, *x.shape[1:]) for x in laid)
-                block = _score(model, params, *read, tokens, *spans)
+                block = score_block(model, params, *read, tokens, *spans)
                 yield functools.partial(keep_swapped, chosen), block
 
     # One call runs while the next is dispatched, no more: XLA's CPU backend allots the temporaries
@@ -166,7 +166,7 @@ def cross_score_pairs(model, params, prompts, reasonings, *, micro_batch):
     """The naive twin of `cross_score`: a forward pass over prompt + reasoning for every pair."""
     _check(prompts, reasonings)
     pairs = [[*prompt, *reasoning] for reasoning in reasonings for prompt in prompts]
-    tokens_BT, length_B = _pad(pairs, _bucket(max(map(len, pairs)), 16))
+    tokens_BT, length_B = _pad(pairs, padded_length(max(map(len, pairs)), 16))
     start_B = np.array([len(prompt) for _ in reasonings for prompt in prompts])
     position_T = np.arange(tokens_BT.shape[1])
     inside_BT = (position_T >= start_B[:, None]) & (position_T < length_B[:, None])
@@ -183,7 +183,7 @@ _pair_logps = jax.jit(token_logps, static_argnames="model")
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _read_prompts(model, params, tokens_NP, length_N, prefix=None):
+def read_prompts(model, params, tokens_NP, length_N, prefix=None):
     """(`Segment` of whole prompts, hidden states of their last tokens).
 
     Args:
@@ -209,11 +209,11 @@ def _read_prompts(model, params, tokens_NP, length_N, prefix=None):
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _score(model, params, segment, last_ND, tokens_MZ, length_M, action_M2=None):
+def score_block(model, params, segment, last_ND, tokens_MZ, length_M, action_M2=None):
     """Sums of log-probs of one block, whole on every device.
 
     Args:
-      segment, last_ND: of N prompts, by `_read_prompts`.
+      segment, last_ND: of N prompts, by `read_prompts`.
       tokens_MZ: under every prompt; or [N, M, Z], other ones under each, the next two likewise.
       length_M: tokens of the reasoning, at the start. action_M2: span of the action.
 
@@ -280,7 +280,7 @@ def _common(prompts):
     return common // 32 * 32 if common >= LEAST_PREFIX else 0
 
 
-def _bucket(length, least):
+def padded_length(length, least):
     """The next multiple of `least`, or of a sixteenth of the next power of two if that is more."""
     return length_bucket(length, least=least, parts=16)
 
@@ -294,14 +294,14 @@ def _pad(rows, width, size=None):
     return tokens, np.array([len(row) for row in rows], np.int32)
 
 
-def _spoken_bucket(length):
-    """The length that rows of up to so many tokens are padded to: 16, 24, 32, then by `_bucket`."""
-    return max(16, _bucket(length, 8 if length <= 32 else 16))
+def padded_reasoning(length):
+    """The length that so many tokens are padded to: 16, 24, 32, then by `padded_length`."""
+    return max(16, padded_length(length, 8 if length <= 32 else 16))
 
 
 def _lay_out(spoken, size):
     """(tokens [size, Z], tokens of the reasoning [size], span of the action [size, 2])."""
-    width = _spoken_bucket(max(len(row.tokens) for row in spoken))
+    width = padded_reasoning(max(len(row.tokens) for row in spoken))
     tokens, length = _pad([row.tokens for row in spoken], width, size)
     spoken = [*spoken, *[spoken[0]] * (size - len(spoken))]
     action = length - np.array([row.action for row in spoken], np.int32)

@@ -29,15 +29,7 @@ import numpy as np
 from ragen_jax import losses
 from ragen_jax.advantage import deviations, sample_variance
 from ragen_jax.filter import ZERO_SCORE
-from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rollout.play import Sampling
-from ragen_jax.run.build import build_budgets, build_meshes
-from ragen_jax.run.checkpoint import Checkpoints
-from ragen_jax.run.heldout import play_problems
-from ragen_jax.run.sizes import step_rows
-from ragen_jax.run.tasks import joined
 from ragen_jax.update import optimize
-from ragen_jax.update.learner import build_learner, rewarded_batch
 from ragen_jax.update.policy import loss_parts
 
 ZERO = -1  # the bucket of groups without variance
@@ -295,23 +287,20 @@ def bucket_gradients(
     return found
 
 
-def gradient_report(learner, state, batch, return_GK, task):
+def gradient_report(learner, state, batch, return_GK, *, group_rows, buckets, edges):
     """gradient/* metrics of a batch; run under the mesh of training.
 
     Args:
       learner: `learner.Learner`. state: `TrainState`, which sampled the batch.
       batch: `Batch` of G * K episodes. return_GK: undiscounted returns, penalties included.
-      task: `tasks.Task` that they are of.
+      group_rows: as in `bucket_gradients`. buckets, edges: as in `variance_buckets`.
 
     Returns:
       dict gradient/zero/* of the groups without variance and gradient/bucket_<i>/* of the others:
       `figures`, groups, episodes, tokens and reward_variance, the mean over the bucket's groups.
     """
-    c = learner.config
     variance_G = np.asarray(sample_variance(return_GK))
-    bucket_G = variance_buckets(
-        variance_G, buckets=c.diagnose.gradients_buckets, edges=c.diagnose.gradients_edges
-    )
+    bucket_G = variance_buckets(variance_G, buckets=buckets, edges=edges)
     advantage_E = np.asarray(deviations(return_GK)).reshape(-1)
     found = bucket_gradients(
         learner.model,
@@ -322,8 +311,8 @@ def gradient_report(learner, state, batch, return_GK, task):
         advantage_E[batch.episode_B][:, None] * batch.mask_BT,
         bucket_G,
         mesh=learner.mesh,
-        micro_batch=c.optimizer.micro_batch,
-        group_rows=step_rows(task.config) // task.groups,
+        micro_batch=learner.micro_batch,
+        group_rows=group_rows,
         kl_scale=state.kl_scale,
         frozen=learner.frozen,
     )
@@ -333,57 +322,3 @@ def gradient_report(learner, state, batch, return_GK, task):
         place = "zero" if bucket == ZERO else f"bucket_{bucket}"
         metrics |= {f"gradient/{place}/{name}": value for name, value in values.items()}
     return metrics
-
-
-def play_groups(model, params, task):
-    """(`Batch` with rewards, return_GK) of groups on held-out problems, sampled as training does.
-
-    The first diagnose.gradients_groups of the held-out problems, as far as there are so many, with
-    the same noise every time: buckets of two policies can be compared.
-
-    Args:
-      params: those for sampling.
-      task: `tasks.Task`.
-    """
-    c = task.config
-    groups = c.diagnose.gradients_groups or task.groups
-    episodes = play_problems(
-        model,
-        params,
-        task.chat,
-        task.heldout_environment,
-        *(x[:groups] for x in task.heldout),
-        samples=c.rollout.group_size,
-        rows=c.rollout.groups * c.rollout.group_size,
-        key=stream_key(Purpose.GRADIENTS, c.eval.seed),
-        budgets=build_budgets(c),
-        sampling=Sampling(temperature=c.rollout.temperature),
-        compact=c.rollout.compact,
-    )
-    return rewarded_batch(c, episodes, format_penalty=c.env.format_penalty)
-
-
-def heldout_gradients(learner, state, params, tasks, sampling_mesh):
-    """gradient/* metrics of the policy on each task's `play_groups`; `params` are for sampling."""
-    found = []
-    for task in tasks:
-        with jax.set_mesh(sampling_mesh):
-            played = play_groups(learner.model, params, task)
-        with jax.set_mesh(learner.mesh):
-            found.append(gradient_report(learner, state, *played, task))
-    return joined(tasks, found)
-
-
-def checkpoint_gradients(config, workdir, initial, policy):
-    """(step, gradient/* metrics) of a run's newest checkpoint, on `play_groups`.
-
-    Args:
-      initial: `evaluate.Policy` that the run started from, the reference of the KL.
-      policy: the same with the checkpoint's parameters for sampling.
-    """
-    mesh, sampling_mesh = build_meshes(config)
-    learner, state = build_learner(config, initial.model, initial.params, mesh)
-    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    step = checkpoints.latest_step()
-    state = checkpoints.restore(step, state)
-    return step, heldout_gradients(learner, state, policy.params, policy.tasks, sampling_mesh)

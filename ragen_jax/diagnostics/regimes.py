@@ -66,7 +66,6 @@ import numpy as np
 from ragen_jax.diagnostics.stopping import Fired
 
 ACTIONS = ("warn", "stop", "checkpoint", "tighten", "off")
-TIGHTENED = ("top_p", "top_k", "top_k_abs")  # filter strategies that a lower value tightens
 ALONE = ("mi",)  # kinds that are an alarm by themselves
 CONFIRMED = "mi_sign"  # what counts beside other kinds in their place
 # Kinds that are a sign where fallen.

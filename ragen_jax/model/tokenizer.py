@@ -8,8 +8,7 @@ ChatML, the format of Qwen's own.
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax.rollout.chat import NOTICE
-from ragen_jax.rollout.template import TAGS
+from ragen_jax.model.template import NOTICE, TAGS
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ROLES = ("system", "user", "assistant")

@@ -16,11 +16,10 @@ from ragen_jax.diagnostics import cross_scoring, flow
 from ragen_jax.preflight.roofline import Cost, Work
 from ragen_jax.preflight.shapes import cache_struct, describe, host, struct
 from ragen_jax.rollout.sample import decode, extend, prefill
-from ragen_jax.run.build import build_loss, build_value_loss
+from ragen_jax.run.build import build_loss, build_value_loss, needs_statistics
 from ragen_jax.run.sizes import minibatch_rows, of_environments, step_rows
 from ragen_jax.update import passes
 from ragen_jax.update.critic import critic_step
-from ragen_jax.update.learner import needs_statistics
 from ragen_jax.update.policy import update_step
 
 
@@ -173,7 +172,7 @@ def scoring_programs(run, config, at):
     # The first turn's scope has as many rows a call and shorter prompts.
     first = min(c.diagnose.first_turn_samples, episodes)
     first_calls = blocks(c.rollout.groups, first)[2]
-    P = cross_scoring._bucket(at.last, 32)
+    P = cross_scoring.padded_length(at.last, 32)
     flow_every = math.lcm(c.diagnose.every, c.diagnose.flow_every)  # 0: never
     stripped = 1 / flow_every if flow_every and at.shown > 1 else 0
     shared = {
@@ -183,7 +182,7 @@ def scoring_programs(run, config, at):
     yield program(
         "score_prompts",
         mesh,
-        cross_scoring._read_prompts,
+        cross_scoring.read_prompts,
         run.model,
         run.policy,
         host((n, P)),
@@ -197,7 +196,7 @@ def scoring_programs(run, config, at):
         return program(
             name,
             mesh,
-            cross_scoring._score,
+            cross_scoring.score_block,
             run.model,
             run.policy,
             cache_struct(run.model, run.policy, mesh, n, P),
@@ -333,7 +332,7 @@ def training_programs(run):
         yield program(
             "resharding",
             run.sampling_mesh,
-            sharding._resharding(run.model, run.sampling_mesh),
+            sharding.resharding(run.model, run.sampling_mesh),
             run.base,
             held=run.state if run.frozen else (run.state.replace(params=None), run.reference),
             cost=work.resharding(shards=split),

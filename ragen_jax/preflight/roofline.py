@@ -122,12 +122,12 @@ class Work:
         return Cost(flops, passes * (self.weight_bytes() + self.cache_bytes(N * (S + T))))
 
     def score_prompts(self, N, T):
-        """cross_scoring._read_prompts."""
+        """cross_scoring.read_prompts."""
         flops = self.layers(N * T, self.causal_keys(N, T))
         return Cost(flops, self.weight_bytes(head=False) + self.cache_bytes(N * T))
 
     def score(self, N, prompts, S, T):
-        """cross_scoring._score: N (prompt, reasoning) rows of T tokens behind S positions."""
+        """cross_scoring.score_block: N (prompt, reasoning) rows of T tokens behind S positions."""
         flops = self.layers(N * T, N * T * (S + T)) + self.head(N * T)
         return Cost(flops, self.weight_bytes() + self.cache_bytes(prompts * S))
 

@@ -19,7 +19,7 @@ from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.model import hf, lora, qwen
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.play import length_bucket
+from ragen_jax.padding import length_bucket
 from ragen_jax.run.build import build_model, build_optimizer, tiny_shape, tiny_words
 from ragen_jax.run.sizes import has_critic, of_environments, turns_shown
 from ragen_jax.types import TrainState
@@ -74,7 +74,7 @@ def lengths(config, prompt_tokens, observation_tokens):
         prompt=length_bucket(last),
         news=length_bucket(observation_tokens + 1),  # and the last sampled token
         row=length_bucket(last + reply),
-        reasoning=cross_scoring._spoken_bucket(reply),
+        reasoning=cross_scoring.padded_reasoning(reply),
     )
 
 
@@ -216,7 +216,7 @@ def describe(config, devices, prompt_tokens, observation_tokens):
     params = policy = place(shapes, sharding.param_shardings(model, mesh))
     copied = c.model.dtype != "float32" or mesh != sampling_mesh
     if copied:
-        copy = jax.eval_shape(sharding._resharding(model, sampling_mesh), shapes)
+        copy = jax.eval_shape(sharding.resharding(model, sampling_mesh), shapes)
         policy = place(copy, sharding.param_shardings(model, sampling_mesh))
 
     trained, frozen, reference = params, None, params if c.algorithm.kl_coef else None

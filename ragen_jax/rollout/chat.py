@@ -20,7 +20,7 @@ import re
 
 import numpy as np
 
-from ragen_jax.rollout.template import Template, take_apart
+from ragen_jax.model.template import NOTICE, Template, take_apart
 
 # context -> the most turns that a prompt shows when the episode has `turns` of them
 CONTEXTS = {
@@ -29,7 +29,6 @@ CONTEXTS = {
     "single_turn": lambda turns, window: 1,
 }
 PROMPTS = ("full", "terse")
-NOTICE = "Your last reply had no valid action."
 
 _REASONING = re.compile(rb"(.*?)</think>", re.DOTALL)
 _ANSWER = re.compile(rb"</think>\s*<answer>(.*?)</answer>\s*\Z", re.DOTALL)

@@ -89,15 +89,6 @@ def differ_in_reward(episodes):
     return np.asarray(sample_variance(reward_GK)) > ZERO_SCORE
 
 
-def joined_episodes(listed):
-    """The episodes of several lists, their groups numbered on from one list to the next."""
-    joined = []
-    for episodes in listed:
-        first = joined[-1].group + 1 if joined else 0
-        joined += [dataclasses.replace(e, group=first + e.group) for e in episodes]
-    return joined
-
-
 def mark_played(state, tasks, collected):
     """The `TrainState` that knows what was played, so that the next step plays what comes then."""
     cursors, streaks = dict(state.seed_cursor), dict(state.streak_P)

@@ -14,6 +14,7 @@ import pickle
 
 import numpy as np
 
+from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.randomness import Purpose, generator, key_word
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
 from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_rows, row_shards
@@ -321,22 +322,3 @@ def _continue(model, params, cache, slots, longest, new):
         *map(place_rows, (rows_B, tokens_BE, count_B)),
         capacity=length_bucket(longest),
     )
-
-
-def length_bucket(length, *, least=8, parts=8):
-    """The padded length of a program: multiples of an eighth of the next power of two (>= 8).
-
-    Args:
-      least, parts: other numbers than those: multiples of at least `least`, and of a `parts`th.
-    """
-    step = max(least, (1 << (int(length) - 1).bit_length()) // parts)
-    return -(-int(length) // step) * step
-
-
-def row_bucket(live, total):
-    """The padded number of rows: quarters of the batch, at least 64.
-
-    Below 64 rows XLA's float32 products on CPU round differently with the number of rows.
-    """
-    quarter = -(-total // 4)
-    return min(max(-(-live // quarter) * quarter, 64), total)

@@ -1,24 +1,42 @@
 """The objects that a config stands for."""
 
 import dataclasses
+import functools
 import hashlib
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax import credit
+from ragen_jax.algorithms import Credit
+from ragen_jax.diagnostics.regimes import init_regimes
+from ragen_jax.diagnostics.scopes import SCOPES
+from ragen_jax.diagnostics.stopping import init_stopping
+from ragen_jax.diagnostics.zscores import init_zscores
 from ragen_jax.envs import make_env
+from ragen_jax.filter import Filter
+from ragen_jax.groups import Part
 from ragen_jax.model import lora
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout import chat
 from ragen_jax.rollout.play import Budgets, Sampling
-from ragen_jax.run.sizes import has_critic, of_environments, row_tokens
-from ragen_jax.sharding import data_shards, make_mesh
+from ragen_jax.rollout.pool import init_streaks
+from ragen_jax.run.sizes import (
+    groups_of_environments,
+    has_critic,
+    minibatch_rows,
+    of_environments,
+    row_tokens,
+    step_rows,
+)
+from ragen_jax.sharding import data_shards, make_mesh, sampling_params
 from ragen_jax.update import critic
+from ragen_jax.update.learner import Learner
 from ragen_jax.update.optimize import learning_rates, make_optimizer
-from ragen_jax.update.policy import Loss
+from ragen_jax.update.policy import Frozen, Loss, init_state
 
 
 def environment_settings(config):
@@ -201,9 +219,9 @@ def build_loss(config):
 
 
 def build_credit(config):
-    """The config's `credit.Credit`."""
+    """The config's `algorithms.Credit`."""
     a, r = config.algorithm, config.reward
-    return credit.Credit(
+    return Credit(
         name=a.name,
         gamma=a.gamma,
         lam=a.lam,
@@ -249,4 +267,76 @@ def build_eval_sampling(config):
         top_k=config.eval.top_k,
         top_p=config.eval.top_p,
         min_p=config.eval.min_p,
+    )
+
+
+def needs_statistics(config):
+    """Whether a step reads its rows again with the policy before it learns."""
+    a = config.algorithm
+    kl_in_reward = a.kl_coef > 0 and a.kl_in == "reward"
+    by_entropy = "entropy" in config.filter.metric
+    return by_entropy or kl_in_reward or a.mismatch_cap > 0 or a.zvp_coef > 0
+
+
+def build_learner(config, model, params, mesh, sampling_mesh=None):
+    """(`Learner`, `TrainState` at step 0) of a config.
+
+    Args:
+      params: the initial policy on the mesh; the state takes them over (updates donate them).
+      sampling_mesh: None: the mesh of training.
+    """
+    c, a, o = config, config.algorithm, config.optimizer
+    sampling_mesh = sampling_mesh or mesh
+    frozen = frozen_policy = reference = critic_state = None
+    optimizer = build_optimizer(c)
+    trained = params
+    if c.model.lora.rank:
+        frozen = Frozen(params, np.float32(c.model.lora.alpha / c.model.lora.rank))
+        frozen_policy = sampling_params(params, model, sampling_mesh)  # does not change
+        trained = build_adapters(c, model, mesh)
+    elif a.kl_coef:  # a copy, because the update donates the policy's parameters
+        reference = jax.tree.map(jnp.copy, params)
+    if has_critic(c):
+        backbone = critic.backbone_of(trained)
+        critic_state = critic.init_critic(backbone, model.config.width, optimizer, mesh)
+    environments = of_environments(c)
+    labels = environments if len(environments) > 1 else ("",)
+    learner = Learner(
+        model=model,
+        mesh=mesh,
+        sampling_mesh=sampling_mesh,
+        parts=tuple(map(Part, labels, groups_of_environments(c))),
+        filter=Filter(**c.filter),
+        reads_policy=needs_statistics(c),
+        credit=build_credit(c),
+        kl_in_reward=(a.kl_coef, a.kl_kind) if a.kl_coef and a.kl_in == "reward" else None,
+        kl_control=(a.kl_target, a.kl_gain) if a.kl_target else None,
+        kl_coef=a.kl_coef,
+        zvp_coef=a.zvp_coef,
+        mismatch=(a.mismatch_cap, a.mismatch_level) if a.mismatch_cap else None,
+        optimizer=optimizer,
+        loss=build_loss(c),
+        value_loss=build_value_loss(c),
+        rates=functools.partial(step_rates, c),
+        critic_alone=c.critic.warmup_steps,
+        seed=c.seed,
+        minibatches=o.minibatches,
+        micro_batch=o.micro_batch,
+        step_rows=step_rows(c),
+        minibatch_rows=minibatch_rows(c),
+        reference=reference,
+        frozen=frozen,
+        frozen_policy=frozen_policy,
+    )
+    scopes = [f"{label}/{scope}" for label in labels if label for scope in SCOPES]
+    return learner, init_state(
+        trained,
+        optimizer,
+        mesh,
+        environments=environments,
+        critic=critic_state,
+        stopping=init_stopping(len(environments)),
+        regimes=init_regimes(len(environments)),
+        zscores=init_zscores([*SCOPES, *scopes]),
+        streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
     )

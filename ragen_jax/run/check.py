@@ -5,9 +5,10 @@ domains.py says what each field may hold by itself; here is what several of them
 
 from ml_collections import ConfigDict
 
-from ragen_jax import credit, losses
-from ragen_jax.diagnostics import regimes
+from ragen_jax import losses
+from ragen_jax.algorithms import OF_TOKENS
 from ragen_jax.diagnostics.gradients import check_edges
+from ragen_jax.filter import STRATEGIES
 from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.run.domains import DOMAINS, entries, field, leaves
 from ragen_jax.run.sizes import minibatch_rows, row_tokens, step_groups, step_rows
@@ -123,12 +124,12 @@ def check_algorithm(config):
         )
     if config.reward.normalize != "identity" and config.reward.level != "turn":
         refuse("reward.level", "normalised returns lie on an episode's last token: leave it 'turn'")
-    alone = a.name in credit.OF_TOKENS and config.filter.strategy == "none"
+    alone = a.name in OF_TOKENS and config.filter.strategy == "none"
     if config.rollout.group_size == 1 and not alone:
         refuse(
             "rollout.group_size",
             "a group of one has no variance: it needs filter.strategy none and an algorithm that "
-            f"learns from tokens ({', '.join(credit.OF_TOKENS)})",
+            f"learns from tokens ({', '.join(OF_TOKENS)})",
         )
     if config.reward.overlong_buffer >= config.rollout.max_new_tokens:
         refuse(
@@ -143,23 +144,14 @@ def check_algorithm(config):
         )
 
 
-# Strategy -> (whether it can use filter.value, what it must be).
-FILTER_VALUES = {
-    "top_p": (lambda value: 0 < value <= 1, "a share of the mass above 0, at most 1"),
-    "top_k": (lambda value: 0 < value <= 1, "a share of the groups above 0, at most 1"),
-    "top_k_abs": (lambda value: value >= 1 and value % 1 == 0, "a whole number from 1"),
-    "min_p": (lambda value: value <= 1, "a share of the largest score from 0 to 1"),
-    "none": (lambda value: True, ""),
-}
-
-
 def check_filter(config):
     """The part of `check` that is about config.filter and what must agree with it."""
     f = config.filter
-    usable, what = FILTER_VALUES[f.strategy]
-    if not usable(f.value):
+    strategy = STRATEGIES[f.strategy]
+    if not strategy.accepts(f.value):
         raise ValueError(
-            f"config.filter.value is {f.value}; with filter.strategy={f.strategy} it must be {what}"
+            f"config.filter.value is {f.value}; with filter.strategy={f.strategy} it must be "
+            f"{strategy.what}"
         )
     if f.strategy == "min_p" and f.keep == "smallest" and f.value <= 0:
         raise ValueError(
@@ -171,10 +163,11 @@ def check_filter(config):
             f"config.filter.top_members + bottom_members is {members}; a group has "
             f"rollout.group_size={config.rollout.group_size} episodes"
         )
-    if config.regimes.action == "tighten" and f.strategy not in regimes.TIGHTENED:
+    if config.regimes.action == "tighten" and not strategy.tightened:
         raise ValueError(
             f"config.regimes.action is tighten, but filter.strategy is {f.strategy!r}; it "
-            "lowers filter.value, which tightens " + ", ".join(regimes.TIGHTENED)
+            "lowers filter.value, which tightens "
+            + ", ".join(name for name, row in STRATEGIES.items() if row.tightened)
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from ml_collections import ConfigDict
 
-from ragen_jax import credit, filter, losses, objectives, rewards
+from ragen_jax import algorithms, filter, losses, objectives, rewards
 from ragen_jax.diagnostics import regimes, stopping
 from ragen_jax.envs import ENVS
 from ragen_jax.model import hf, kernels, lora
@@ -109,8 +109,8 @@ def section(*read):
 
 TINY = When(("model.path",), lambda path: path == "tiny")
 LORA = When(("model.lora.rank",), lambda rank: rank > 0)
-CRITIC = When(("algorithm.name",), lambda name: name in credit.WITH_CRITIC)
-OF_TOKENS = When(("algorithm.name",), lambda name: name in credit.OF_TOKENS)
+CRITIC = When(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
+OF_TOKENS = When(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].of_tokens)
 BI_LEVEL = When(("algorithm.bi_level",), bool)
 SECOND_CLIP = When(("algorithm.objective",), lambda name: name != "cispo")
 KL = When(("algorithm.kl_coef",), bool)
@@ -200,7 +200,7 @@ DOMAINS = {
     "reward.normalize": one_of(rewards.METHODS),
     "reward.grouping": one_of(rewards.GROUPINGS, NORMALIZED),
     "reward.level": one_of(rewards.PLACEMENTS, OF_TOKENS, AS_PLACED),
-    "algorithm.name": one_of(credit.ALGORITHMS),
+    "algorithm.name": one_of(algorithms.ALGORITHMS),
     "algorithm.gamma": above(0, 1, OF_TOKENS),
     "algorithm.lam": number(0, 1, CRITIC),
     "algorithm.bi_level": flag(CRITIC),

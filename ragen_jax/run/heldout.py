@@ -5,8 +5,11 @@ import math
 
 import numpy as np
 
+from ragen_jax.groups import combine_metrics
+from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.play import rollout
+from ragen_jax.run.build import build_budgets, build_eval_sampling
 
 
 def play_problems(
@@ -50,6 +53,37 @@ def play_problems(
         )
         episodes += [dataclasses.replace(e, group=e.group + start) for e in played]
     return episodes
+
+
+def evaluate(model, params, tasks, *, samples=1):
+    """eval/* metrics on the held-out problems of each task, and the episodes.
+
+    Args:
+      samples: episodes a problem.
+
+    Returns:
+      (metrics, [episodes of the first task, ...]). Where there are several tasks, each has figures
+      under its label, and eval/success is their mean.
+    """
+    metrics_E, episodes_E = [], []
+    for task in tasks:
+        c = task.config
+        episodes = play_problems(
+            model,
+            params,
+            task.chat,
+            task.heldout_environment,
+            *task.heldout,
+            samples=samples,
+            rows=c.rollout.groups * c.rollout.group_size,
+            key=stream_key(Purpose.EVALUATE, c.eval.seed),
+            budgets=build_budgets(c),
+            sampling=build_eval_sampling(c),
+            compact=c.rollout.compact,
+        )
+        metrics_E.append(summarise(episodes, samples=samples, format_penalty=c.env.format_penalty))
+        episodes_E.append(episodes)
+    return combine_metrics(tasks, metrics_E), episodes_E
 
 
 def summarise(episodes, *, samples, format_penalty):

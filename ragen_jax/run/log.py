@@ -2,8 +2,6 @@
 
 import json
 import math
-import time
-from contextlib import contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
@@ -23,20 +21,6 @@ COLUMNS = (
     ("time/step", "s", "{:.2f}"),
     ("time/diagnose_share", "diagnosis", "{:.0%}"),
 )
-
-
-class Timers:
-    """Seconds spent in named stages of one step, as time/* metrics."""
-
-    def __init__(self):
-        self.seconds = {}
-
-    @contextmanager
-    def __call__(self, name):
-        start = time.perf_counter()
-        yield
-        name = f"time/{name}"
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 class MetricsLog:

@@ -1,8 +1,8 @@
-"""The numbers that follow from a config: groups, rows and tokens of a step."""
+"""The numbers that follow from a config: groups, rows and tokens of a step, and its schedules."""
 
 from ml_collections import ConfigDict
 
-from ragen_jax import credit
+from ragen_jax.algorithms import ALGORITHMS
 from ragen_jax.rollout import chat
 
 
@@ -31,6 +31,11 @@ def groups_of_environments(config):
 def step_groups(config):
     """The groups of a step, of all environments."""
     return sum(groups_of_environments(config))
+
+
+def due(every, step):
+    """Whether what is done every so many steps (0: never) is done in this one."""
+    return every > 0 and step % every == 0
 
 
 def turns_shown(env):
@@ -62,4 +67,4 @@ def minibatch_rows(config):
 
 def has_critic(config):
     """Whether the config's algorithm learns with a critic."""
-    return config.algorithm.name in credit.WITH_CRITIC
+    return ALGORITHMS[config.algorithm.name].critic

@@ -5,10 +5,8 @@ one update learns from all of them.
 """
 
 import dataclasses
-import math
 
 import jax
-import numpy as np
 
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout.chat import Chat
@@ -73,73 +71,3 @@ def _build(name, label, index, config, tokenizer, stop_ids):
         # Environments count their seeds alike, so that each needs noise of its own.
         key=stream_key(Purpose.PLAY, config.seed, index),
     )
-
-
-def labelled(tasks, measure, *listed):
-    """measure(*listed) of each task alone, under its label; {} where there is but one task.
-
-    Args:
-      measure: returns a dict of metrics a/b, which become a/label/b.
-      listed: lists or arrays, episode by episode or group by group, task by task.
-    """
-    return apart(tasks, [measure(*parts) for _, *parts in split(tasks, *listed)])
-
-
-def split(tasks, *listed):
-    """(task, its part of each list) of each task; `listed` as in `labelled`."""
-    groups = sum(task.groups for task in tasks)
-    first = 0
-    for task in tasks:
-        parts = []
-        for values in listed:
-            each = len(values) // groups  # entries of a group
-            parts.append(values[first * each : (first + task.groups) * each])
-        yield task, *parts
-        first += task.groups
-
-
-def joined(tasks, found):
-    """The metrics of each task under its label, and their mean over the tasks that have them.
-
-    The mean of E independent figures has the interval sqrt(sum of their squared half-widths) / E
-    (names ending in _ci95); p-values (in _p) have no mean.
-
-    Args:
-      found: one dict of metrics a task.
-    """
-    metrics = {}
-    for name in dict.fromkeys(name for one in found for name in one):
-        values = [one[name] for one in found if name in one]
-        if name.endswith("_ci95"):
-            metrics[name] = math.hypot(*values) / len(values)
-        elif len(tasks) == 1 or not name.endswith("_p"):
-            metrics[name] = np.mean(values)
-    return metrics | apart(tasks, found)
-
-
-def own_rows(tasks, metrics):
-    """The metrics of each task under their plain names: what `apart` put under its label."""
-    if len(tasks) == 1:
-        return [metrics]
-    return [
-        {
-            name.replace(f"/{task.label}/", "/", 1): value
-            for name, value in metrics.items()
-            if name.split("/")[1:2] == [task.label]
-        }
-        for task in tasks
-    ]
-
-
-def apart(tasks, found):
-    """The metrics of each task under its label; {} where there is but one task.
-
-    Args:
-      found: one dict of metrics a/b a task, which become a/label/b.
-    """
-    return {
-        name.replace("/", f"/{task.label}/", 1): value
-        for task, one in zip(tasks, found, strict=True)
-        if task.label
-        for name, value in one.items()
-    }

@@ -1,150 +1,140 @@
-"""What an iteration learns from: the filter, advantages, then the critic's and policy's updates.
+"""A step's learning: which episodes are kept, what their tokens are credited with, the updates.
 
-Sets up what training needs besides the model (`build_learner`), and takes a step with it.
+    select -> assign_credit -> update
+
+`Learner` holds what stays the same from step to step; run/build.py makes it of a config.
+
+Axes: G groups, K episodes a group, B rows, T tokens, E environments.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax import losses
-from ragen_jax.batch import make_batch
-from ragen_jax.credit import Credit, assign_credit
-from ragen_jax.diagnostics.regimes import init_regimes
-from ragen_jax.diagnostics.scopes import SCOPES
-from ragen_jax.diagnostics.stopping import init_stopping
-from ragen_jax.diagnostics.zscores import init_zscores
-from ragen_jax.filter import group_scores, loss_scales, select_by_environment, select_members
+from ragen_jax.algorithms import Credit, token_advantages
+from ragen_jax.filter import Filter, loss_scales, select_episodes
+from ragen_jax.groups import Part, measure_each
+from ragen_jax.model import lora
 from ragen_jax.objectives import mismatch_weights
 from ragen_jax.randomness import Purpose, generator
-from ragen_jax.rewards import adapt_kl_coef, add_rewards
-from ragen_jax.rollout.play import length_bucket
-from ragen_jax.rollout.pool import init_streaks
-from ragen_jax.run.build import (
-    build_adapters,
-    build_credit,
-    build_loss,
-    build_optimizer,
-    build_value_loss,
-    step_rates,
-)
-from ragen_jax.run.sizes import (
-    groups_of_environments,
-    has_critic,
-    minibatch_rows,
-    of_environments,
-    step_rows,
-)
-from ragen_jax.update.critic import ValueLoss, backbone_of, init_critic, update_critic
+from ragen_jax.rewards import adapt_kl_coef
+from ragen_jax.sharding import sampling_params
+from ragen_jax.update.critic import ValueLoss, update_critic
 from ragen_jax.update.passes import over_rows, statistics, values
-from ragen_jax.update.policy import Frozen, Loss, init_state, update_policy
+from ragen_jax.update.policy import Frozen, Loss, update_policy
 from ragen_jax.zero_variance import zero_variance_advantage, zero_variance_signs
 
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """All that stays the same from step to step."""
+    """All that learning needs besides a step's batch and the state; see configs/base.py."""
 
-    config: object
-    model: object
-    mesh: object
-    select: Callable  # (return_GK, length_GK, entropy_GK, value_E) -> (score_G, keep_GK)
-    environment_G: np.ndarray  # int, the environment of each group of a step
-    optimizer: object  # of policy and critic
-    loss: Loss
+    model: Any
+    mesh: Any  # of training
+    sampling_mesh: Any
+    parts: tuple[Part, ...]  # the environments' shares of a step's groups
+    filter: Filter
+    reads_policy: bool  # whether a step reads its rows with the policy before it learns
     credit: Credit
+    kl_in_reward: tuple[float, str] | None  # (coefficient, kind)
+    kl_control: tuple[float, float] | None  # (target, gain) of the coefficient
+    kl_coef: float
+    zvp_coef: float
+    mismatch: tuple[float, str] | None  # (cap, level) of the importance weights
+    optimizer: Any  # of policy and critic
+    loss: Loss
     value_loss: ValueLoss
+    rates: Callable  # step -> learning rates of its minibatches: (policy's, critic's)
+    critic_alone: int  # first steps, in which only the critic learns
+    seed: int
+    minibatches: int
+    micro_batch: int
+    step_rows: int  # the most rows of a step
+    minibatch_rows: int  # and of a minibatch
     reference: dict | None  # parameters of the KL reference, where they are held apart
     frozen: Frozen | None  # the base model of LoRA training
+    frozen_policy: dict | None  # and as sampling reads it
+
+    @property
+    def environment_G(self):
+        """The environment of each group of a step, int."""
+        return np.repeat(np.arange(len(self.parts)), [part.groups for part in self.parts])
 
 
-def build_learner(config, model, params, mesh):
-    """(Learner, TrainState at step 0) of a config.
+@dataclasses.dataclass(frozen=True)
+class Outcomes:
+    """What came of a step's episodes; arrays on the host."""
 
-    Args:
-      params: the initial policy on the mesh; the state takes them over (updates donate them).
-    """
-    c, loss = config, build_loss(config)
-    frozen = reference = critic = None
-    optimizer = build_optimizer(c)
-    trained = params
-    if c.model.lora.rank:
-        frozen = Frozen(params, np.float32(c.model.lora.alpha / c.model.lora.rank))
-        trained = build_adapters(c, model, mesh)
-    elif c.algorithm.kl_coef:  # a copy, because the update donates the policy's parameters
-        reference = jax.tree.map(jnp.copy, params)
-    if has_critic(c):
-        critic = init_critic(backbone_of(trained), model.config.width, optimizer, mesh)
-    groups_E = groups_of_environments(c)
-    learner = Learner(
-        config=c,
-        model=model,
-        mesh=mesh,
-        select=jax.jit(
-            functools.partial(_select, c.filter.to_dict(), groups_E), static_argnames="value_E"
-        ),
-        environment_G=np.repeat(np.arange(len(groups_E)), groups_E),
-        optimizer=optimizer,
-        loss=loss,
-        credit=build_credit(c),
-        value_loss=build_value_loss(c),
-        reference=reference,
-        frozen=frozen,
-    )
-    environments = of_environments(c)
-    labels = environments if len(environments) > 1 else ()
-    scopes = [*SCOPES, *(f"{label}/{scope}" for label in labels for scope in SCOPES)]
-    return learner, init_state(
-        trained,
-        optimizer,
-        mesh,
-        environments=environments,
-        critic=critic,
-        stopping=init_stopping(len(environments)),
-        regimes=init_regimes(len(environments)),
-        zscores=init_zscores(scopes),
-        streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
-    )
+    return_GK: np.ndarray  # float32, undiscounted, penalties included
+    length_GK: np.ndarray  # int, sampled tokens
+    success_GK: np.ndarray  # bool
 
 
-def rewarded_batch(config, episodes, *, format_penalty):
-    """(`Batch` with the rewards of the config, return_GK), its rows padded to a bucket's length.
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Which episodes the update reads, and what was read to say so; arrays on the host."""
+
+    keep_GK: np.ndarray  # bool
+    score_G: np.ndarray  # float32, of which it follows
+    # Of the policy that is about to be updated, where `Learner.reads_policy`; else None.
+    logp_BT: np.ndarray | None = None
+    entropy_BT: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCredit:
+    """What the tokens of the kept episodes are credited with; arrays on the host."""
+
+    advantage_BT: np.ndarray  # float32, with what scales them
+    target_BT: np.ndarray | None  # of the critic
+    value_BT: np.ndarray | None  # the critic's, before its update
+    old_logp_BT: np.ndarray  # what the policy's ratios are taken to
+    loss_scale: float
+    metrics: dict  # update/*
+
+
+# ------------------------------------------------------------------------------ select
+
+
+def select(learner, state, batch, outcomes):
+    """Which episodes to learn from; each environment's groups are selected by themselves.
 
     Args:
-      episodes: G * K episodes, group by group.
-      format_penalty: one number, or one a group.
-    """
-    longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
-    return add_rewards(
-        make_batch(episodes, length=length_bucket(longest)),
-        episodes,
-        format_penalty=format_penalty,
-        max_length=config.rollout.max_new_tokens,
-        overlong_buffer=config.reward.overlong_buffer,
-    )
-
-
-def select_episodes(learner, return_GK, *, length_GK, entropy_GK=None, tighten_E=(1.0,)):
-    """Which episodes the update reads; each environment's groups are selected by themselves.
-
-    Args:
-      return_GK: undiscounted returns, penalties included.
-      length_GK: sampled tokens. entropy_GK: their mean entropy, for metrics that need it.
-      tighten_E: multiplies filter.value, of each environment or of all.
+      state: `TrainState`, whose alarm may have tightened the filter.
+      batch: `Batch` with rewards, padded to learner.step_rows. outcomes: `Outcomes`.
 
     Returns:
-      (score_G, keep_GK bool).
+      (`Selection`, filter/* metrics).
     """
-    value_E = tuple(learner.config.filter.value * float(tighten) for tighten in tighten_E)
-    return jax.device_get(learner.select(return_GK, length_GK, entropy_GK, value_E=value_E))
+    logp_BT = entropy_BT = entropy_GK = None
+    if learner.reads_policy:
+        rows_B = np.flatnonzero(batch.weight_B > 0)
+        params = state.params if learner.frozen is None else learner.frozen.attach(state.params)
+        logp_BT, entropy_BT = _pass(
+            learner, statistics, params, batch, rows_B, np.float32(learner.loss.temperature)
+        )
+        entropy_GK = episode_means(entropy_BT, batch).reshape(outcomes.return_GK.shape)
+    score_G, keep_GK = jax.device_get(
+        select_episodes(
+            learner.filter,
+            tuple(part.groups for part in learner.parts),
+            outcomes.return_GK,
+            outcomes.length_GK,
+            entropy_GK,
+            value_E=tuple(learner.filter.value * x for x in state.regimes.filter_scale_E.tolist()),
+        )
+    )
+    metrics = filter_metrics(score_G, keep_GK)
+    metrics |= measure_each(learner.parts, filter_metrics, score_G, keep_GK)
+    return Selection(keep_GK, score_G, logp_BT, entropy_BT), metrics
 
 
 def filter_metrics(score_G, keep_GK):
-    """filter/* figures of what `select_episodes` says."""
+    """filter/* figures of the groups' scores and the episodes kept."""
     return {
         "filter/kept_ratio": keep_GK.mean(),
         "filter/score_mean": score_G.mean(),
@@ -154,91 +144,161 @@ def filter_metrics(score_G, keep_GK):
     }
 
 
-def _select(settings, groups_E, return_GK, length_GK, entropy_GK, value_E):
-    """(score_G, keep_GK); `settings` is the config's filter section but for `value`, groups_E the
-    groups of each environment."""
-    s = settings
-    score_G = group_scores(return_GK, s["metric"], entropy_GK=entropy_GK, length_GK=length_GK)
-    keep_G = select_by_environment(
-        score_G,
-        groups_E,
-        strategy=s["strategy"],
-        value=value_E,
-        mode=s["mode"],
-        keep=s["keep"],
-        include_zero=s["include_zero"],
-        eps=s["eps"],
+def episode_means(x_BT, batch):
+    """Mean of x over the sampled tokens of each episode, float64."""
+    real = batch.weight_B > 0
+    sums, tokens = (
+        np.bincount(batch.episode_B[real], weights=(y * batch.mask_BT).sum(1)[real])
+        for y in (x_BT, 1.0)
     )
-    keep_GK = jnp.broadcast_to(keep_G[:, None], return_GK.shape)
-    if s["top_members"] + s["bottom_members"]:
-        keep_GK &= select_members(return_GK, top=s["top_members"], bottom=s["bottom_members"])
-    return score_G, keep_GK
+    return sums / tokens
 
 
-def needs_statistics(config):
-    """Whether a step reads its rows again with the policy before it learns."""
-    a = config.algorithm
-    kl_in_reward = a.kl_coef > 0 and a.kl_in == "reward"
-    by_entropy = "entropy" in config.filter.metric
-    return by_entropy or kl_in_reward or a.mismatch_cap > 0 or a.zvp_coef > 0
+# ------------------------------------------------------------------------------ credit
 
 
-def policy_statistics(learner, state, batch):
-    """(logp_BT, entropy_BT) of all rows under the policy that is about to be updated."""
-    rows_B = np.flatnonzero(batch.weight_B > 0)
-    return _pass(
-        learner, statistics, _whole(learner, state.params), batch, rows_B, _temperature(learner)
-    )
+def assign_credit(learner, state, batch, selection, outcomes):
+    """What the kept episodes' tokens are credited with.
 
-
-def token_advantages(
-    learner, state, batch, keep_GK, return_GK, success_GK, *, logp_BT=None, entropy_BT=None
-):
-    """What the kept episodes' tokens are credited with, before any loss scale.
-
-    Args: as in `learn`.
+    Args: as in `select`; selection: `Selection`.
 
     Returns:
-      (advantage_BT, target_BT and value_BT of the critic or None, update/* metrics), on the host.
+      `StepCredit`.
     """
-    a = learner.config.algorithm
+    keep_GK, return_GK = selection.keep_GK, outcomes.return_GK
     kept_B = _rows_of(keep_GK, batch)
     metrics = {}
     value_BT = kl_BT = None
+    kl_coef = 0.0
     if state.critic is not None:
         (value_BT,) = _pass(learner, values, state.critic.params, batch, kept_B, learner.frozen)
-    if a.kl_coef and a.kl_in == "reward":
+    if learner.kl_in_reward:
+        coef, kind = learner.kl_in_reward
+        kl_coef = coef * float(state.kl_scale)
         reference = learner.reference if learner.frozen is None else learner.frozen.params
         # A group is compared with all its members: what is kept of it with what is not.
         compared_GK = np.broadcast_to(keep_GK.any(1, keepdims=True), keep_GK.shape)
         rows_B = _rows_of(compared_GK, batch)
-        ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B, _temperature(learner))
+        temperature = np.float32(learner.loss.temperature)
+        ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B, temperature)
         # Not the sampler's log-probs: its rounding would be a KL of a policy that is its own
         # reference, and a group of equal returns is blown up by whatever tells its members apart.
-        kl_BT = np.array(losses.kl(logp_BT, ref_BT, a.kl_kind))
+        kl_BT = np.array(losses.kl(selection.logp_BT, ref_BT, kind))
         kl_BT[np.setdiff1d(np.arange(len(kl_BT)), rows_B)] = 0.0  # ref_BT was not read there
         inside = batch.mask_BT[kept_B] > 0
         metrics["update/kl"] = float(kl_BT[kept_B][inside].mean()) if inside.any() else np.nan
     advantage_BT, target_BT = jax.device_get(
-        assign_credit(
+        token_advantages(
             learner.credit,
             batch,
             keep_GK,
             return_GK,
             value_BT=value_BT,
             kl_BT=kl_BT,
-            kl_coef=a.kl_coef * float(state.kl_scale),
+            kl_coef=kl_coef,
             environment_G=learner.environment_G,
         )
     )
-    if a.zvp_coef:
-        sign_B = np.asarray(zero_variance_signs(return_GK, success_GK))[batch.group_B]
+    if learner.zvp_coef:
+        sign_GK = zero_variance_signs(return_GK, outcomes.success_GK)
         shaped_BT = np.asarray(
-            zero_variance_advantage(entropy_BT, batch.mask_BT, sign_B, coef=a.zvp_coef)
+            zero_variance_advantage(
+                selection.entropy_BT,
+                batch.mask_BT,
+                np.asarray(sign_GK)[batch.group_B],
+                coef=learner.zvp_coef,
+            )
         )
         advantage_BT = advantage_BT.copy()
         advantage_BT[kept_B] += shaped_BT[kept_B]
-    return advantage_BT, target_BT, value_BT, metrics
+    loss_scale, advantage_scale = loss_scales(keep_GK.mean(), learner.filter.loss_scale)
+    advantage_BT = advantage_scale * advantage_BT
+    old_logp_BT = batch.logp_BT
+    if learner.mismatch:
+        cap, level = learner.mismatch
+        # A weight of at least 0 may as well multiply the advantage: every objective is linear in
+        # it on either side of 0.
+        weight_BT = mismatch_weights(
+            selection.logp_BT, batch.logp_BT, batch.mask_BT, cap=cap, level=level
+        )
+        advantage_BT = advantage_BT * np.asarray(weight_BT)
+        # The update itself will compare the policy with `old_logp_BT`, that is, with itself.
+        gap_BT = batch.mask_BT * abs(selection.logp_BT - batch.logp_BT)
+        metrics["update/logp_gap"] = float(gap_BT.max())
+        old_logp_BT = (batch.mask_BT * selection.logp_BT).astype(np.float32)
+    return StepCredit(advantage_BT, target_BT, value_BT, old_logp_BT, loss_scale, metrics)
+
+
+# ------------------------------------------------------------------------------ update
+
+
+def update(learner, state, batch, selection, credit):
+    """The step's updates of the critic, then of the policy.
+
+    Args:
+      state: `TrainState`, donated. The others: as in `assign_credit`; credit: `StepCredit`.
+
+    Returns:
+      (`TrainState` of the next step, update/*, critic/* and rollout/logp_gap metrics).
+    """
+    step = int(state.step) + 1
+    rows_B = _rows_of(selection.keep_GK, batch)
+    settings = dict(
+        mesh=learner.mesh,
+        minibatches=learner.minibatches,
+        micro_batch=learner.micro_batch,
+        minibatch_rows=learner.minibatch_rows,
+        loss_scale=credit.loss_scale,
+        frozen=learner.frozen,
+    )
+    policy_rates, critic_rates = learner.rates(step)
+    metrics = {"update/count": 0}
+    critic_metrics = {}
+    if state.critic is not None:
+        critic, critic_metrics = update_critic(
+            learner.model,
+            learner.optimizer,
+            learner.value_loss,
+            state.critic,
+            batch,
+            credit.value_BT,
+            credit.target_BT,
+            rows_B,
+            rng=generator(Purpose.CRITIC_ORDER, learner.seed, step),
+            rates=critic_rates,
+            **settings,
+        )
+        state = state.replace(critic=critic)
+    if state.critic is None or step > learner.critic_alone:
+        state, metrics = update_policy(
+            learner.model,
+            learner.optimizer,
+            learner.loss,
+            state,
+            learner.reference,
+            batch.replace(logp_BT=credit.old_logp_BT),
+            credit.advantage_BT,
+            rows_B,
+            rng=generator(Purpose.POLICY_ORDER, learner.seed, step),
+            rates=policy_rates,
+            **settings,
+        )
+    metrics |= critic_metrics | credit.metrics
+    metrics["rollout/logp_gap"] = metrics.pop("update/logp_gap", np.nan)
+    if learner.kl_control and np.isfinite(metrics.get("update/kl", np.nan)):
+        target, gain = learner.kl_control
+        kl_scale = adapt_kl_coef(state.kl_scale, metrics["update/kl"], target=target, gain=gain)
+        state = state.replace(kl_scale=jax.device_put(kl_scale, state.kl_scale.sharding))
+        metrics["update/kl_coef"] = learner.kl_coef * float(kl_scale)
+    return state.replace(step=state.step + 1), metrics
+
+
+def sampling_policy(learner, state):
+    """The parameters that sampling and scoring read."""
+    if learner.frozen is None:
+        return sampling_params(state.params, learner.model, learner.sampling_mesh)
+    adapters = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
+    return Frozen(learner.frozen_policy, learner.frozen.scale).attach(adapters)
 
 
 def _rows_of(keep_GK, batch):
@@ -246,112 +306,9 @@ def _rows_of(keep_GK, batch):
     return np.flatnonzero(keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0))
 
 
-def learn(
-    learner, state, batch, keep_GK, return_GK, success_GK, *, step, logp_BT=None, entropy_BT=None
-):
-    """An iteration's updates.
-
-    Args:
-      state: `TrainState`, donated.
-      batch: `Batch` with rewards, padded to sizes.step_rows.
-      keep_GK: bool, the episodes to learn from.
-      return_GK: as in select_episodes. success_GK: bool.
-      step: number of the iteration, for the order of rows.
-      logp_BT, entropy_BT: `policy_statistics`, where it `needs_statistics`.
-
-    Returns:
-      (TrainState, update/* and critic/* metrics, advantage_BT).
-    """
-    c, mesh = learner.config, learner.mesh
-    a = c.algorithm
-    advantage_BT, target_BT, value_BT, metrics = token_advantages(
-        learner,
-        state,
-        batch,
-        keep_GK,
-        return_GK,
-        success_GK,
-        logp_BT=logp_BT,
-        entropy_BT=entropy_BT,
-    )
-    rows_B = _rows_of(keep_GK, batch)
-    loss_scale, advantage_scale = loss_scales(keep_GK.mean(), c.filter.loss_scale)
-    advantage_BT = advantage_scale * advantage_BT
-    if a.mismatch_cap:
-        # A weight of at least 0 may as well multiply the advantage: every objective is linear in
-        # it on either side of 0.
-        weight_BT = mismatch_weights(
-            logp_BT, batch.logp_BT, batch.mask_BT, cap=a.mismatch_cap, level=a.mismatch_level
-        )
-        advantage_BT = advantage_BT * np.asarray(weight_BT)
-        # The update itself will compare the policy with `logp_BT`, that is, with itself.
-        metrics["update/logp_gap"] = float((batch.mask_BT * abs(logp_BT - batch.logp_BT)).max())
-        batch = batch.replace(logp_BT=(batch.mask_BT * logp_BT).astype(np.float32))
-
-    settings = dict(
-        mesh=mesh,
-        minibatches=c.optimizer.minibatches,
-        micro_batch=c.optimizer.micro_batch,
-        minibatch_rows=minibatch_rows(c),
-        loss_scale=loss_scale,
-        frozen=learner.frozen,
-    )
-    policy_rates, critic_rates = step_rates(c, step)
-    if state.critic is not None:
-        critic, found = update_critic(
-            learner.model,
-            learner.optimizer,
-            learner.value_loss,
-            state.critic,
-            batch,
-            value_BT,
-            target_BT,
-            rows_B,
-            rng=generator(Purpose.CRITIC_ORDER, c.seed, step),
-            rates=critic_rates,
-            **settings,
-        )
-        state = state.replace(critic=critic)
-        metrics |= found
-    found = {"update/count": 0}
-    if state.critic is None or step > c.critic.warmup_steps:
-        state, found = update_policy(
-            learner.model,
-            learner.optimizer,
-            learner.loss,
-            state,
-            learner.reference,
-            batch,
-            advantage_BT,
-            rows_B,
-            rng=generator(Purpose.POLICY_ORDER, c.seed, step),
-            rates=policy_rates,
-            **settings,
-        )
-    metrics = found | metrics
-    if a.kl_target and np.isfinite(metrics.get("update/kl", np.nan)):
-        kl_scale = adapt_kl_coef(
-            state.kl_scale, metrics["update/kl"], target=a.kl_target, gain=a.kl_gain
-        )
-        state = state.replace(kl_scale=jax.device_put(kl_scale, state.kl_scale.sharding))
-        metrics["update/kl_coef"] = a.kl_coef * float(kl_scale)
-    return state, metrics, advantage_BT
-
-
-def _whole(learner, trained):
-    """Trained parameters as the model runs with them."""
-    return trained if learner.frozen is None else learner.frozen.attach(trained)
-
-
-def _temperature(learner):
-    """The temperature at which training reads log-probs."""
-    return np.float32(learner.config.rollout.temperature)
-
-
 def _pass(learner, function, params, batch, rows_B, extra):
     """`over_rows` with the shapes of an update."""
-    c = learner.config
-    micro = c.optimizer.micro_batch
+    micro = learner.micro_batch
     return over_rows(
         function,
         learner.model,
@@ -361,5 +318,5 @@ def _pass(learner, function, params, batch, rows_B, extra):
         extra,
         mesh=learner.mesh,
         micro_batch=micro,
-        size=-(-step_rows(c) // micro) * micro,
+        size=-(-learner.step_rows // micro) * micro,
     )

@@ -17,8 +17,9 @@ from ragen_jax.batch import make_batch
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.padding import length_bucket
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rollout.play import Sampling, length_bucket
+from ragen_jax.rollout.play import Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.build import (
     build_budgets,

@@ -20,6 +20,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")  # of replies: never control
+NOTICE = "Your last reply had no valid action."  # of a prompt; no control either
 
 # The conversation that a template is asked for, to see what it writes around each message.
 _ROLES = ("system", "user", "assistant", "user")

@@ -1,4 +1,4 @@
-"""credit.py: rewards to advantages, by hand and against loops, for every algorithm."""
+"""algorithms.py: rewards to advantages, by hand and against loops, for every algorithm."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ragen_jax import advantage
-from ragen_jax.credit import ALGORITHMS, Credit, assign_credit
+from ragen_jax.algorithms import ALGORITHMS, Credit, token_advantages
 from ragen_jax.types import Batch
 
 PLAIN = Credit(
@@ -67,7 +67,7 @@ FIRST_GROUP = np.array([[True, True], [False, False]])  # rows 0, 1, 2
 
 
 def assign(batch, keep=ALL, credit=PLAIN, **arrays):
-    found, target = assign_credit(credit, batch, keep, RETURN_GK, **arrays)
+    found, target = token_advantages(credit, batch, keep, RETURN_GK, **arrays)
     return np.asarray(found), target
 
 
@@ -91,7 +91,7 @@ def test_kl_in_the_reward_lowers_an_episodes_return(batch, name):
     for b in range(5):
         e = batch.episode_B[b]
         lowered[e // 2, e % 2] -= 0.3 * (batch.mask_BT[b] * kl_BT[b]).sum()
-    want, _ = assign_credit(credit, batch, ALL, lowered.astype(np.float32))
+    want, _ = token_advantages(credit, batch, ALL, lowered.astype(np.float32))
     found, _ = assign(batch, credit=credit, kl_BT=kl_BT, kl_coef=0.3)
     np.testing.assert_allclose(found, want, atol=1e-5)
 

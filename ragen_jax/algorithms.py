@@ -1,0 +1,161 @@
+"""From rewards to advantages: which tokens an algorithm credits with what.
+
+    reward_BT, return_GK -> placed, normalised, less the KL -> advantage_BT, the critic's target
+
+To add an algorithm, write the function that makes its advantages and give it a row of ALGORITHMS.
+
+Axes: G groups, K episodes a group, B rows, T tokens.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax import advantage, rewards
+
+
+@dataclasses.dataclass(frozen=True)
+class Credit:
+    """Settings; see configs/base.py (algorithm, reward)."""
+
+    name: str  # a key of ALGORITHMS
+    gamma: float
+    lam: float
+    bi_level: bool
+    turn_gamma: float
+    soft_weights: bool
+    level: str
+    normalize: str
+    grouping: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """What an algorithm learns from."""
+
+    # of_tokens: (credit, reward_BT, value_BT, mask_BT, turn_end_BT) -> (advantage_BT, target_BT)
+    # otherwise: (return_GK, episode_B, mask_BT) -> advantage_BT
+    advantages: Callable
+    of_tokens: bool = False  # from the rewards along a row; otherwise from the episodes' returns
+    critic: bool = False  # whether it has one, which learns target_BT
+
+
+@functools.partial(jax.jit, static_argnames="credit")
+def token_advantages(
+    credit, batch, keep_GK, return_GK, *, value_BT=None, kl_BT=None, kl_coef=0.0, environment_G=None
+):
+    """Advantages of the kept episodes' tokens.
+
+    - ppo: rewards where credit.level puts them, then GAE (bi-level or plain), then whitened.
+      Where returns are normalised, an episode's normalised return lies on its last token instead.
+      A row ends with the rewards of its episode's later rows (rewards.carry_back).
+    - reinforce_plus_plus: the same rewards; discounted returns-to-go, whitened.
+    - reinforce_plus_plus_baseline, grpo, dr_grpo, rloo: of the (normalised) returns, the same for
+      all tokens of an episode.
+
+    Statistics over tokens, environments and the batch are those of the kept episodes; those of a
+    group are of all its episodes. A KL in the reward comes before them; soft weights are about the
+    returns without it.
+
+    Args:
+      credit: `Credit`.
+      batch: `Batch` with reward_BT; rows of any number, padding included.
+      keep_GK: bool, the episodes that the update reads.
+      return_GK: undiscounted episode returns, penalties included.
+      value_BT: the critic's values (ppo).
+      kl_BT: KL to the reference at each token, for KL in the reward, of all episodes of the groups
+        that hold a kept one; kl_coef: its weight.
+      environment_G: int, the environment of each group (for reward.grouping "environment" and soft
+        weights); None: all are of one.
+
+    Returns:
+      (advantage_BT, target_BT): float32, 0 outside the kept episodes' sampled tokens; target_BT is
+      what the critic should have said, None without one.
+    """
+    algorithm = ALGORITHMS[credit.name]
+    keep_GK = jnp.asarray(keep_GK)
+    keep_B = keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0)
+    mask_BT = batch.mask_BT * keep_B[:, None]
+    rewarded_GK = return_GK
+    if kl_BT is not None and not algorithm.of_tokens:
+        kl_B = (batch.mask_BT * kl_BT).sum(1)
+        kl_E = jax.ops.segment_sum(kl_B, batch.episode_B, num_segments=return_GK.size)
+        rewarded_GK = return_GK - kl_coef * kl_E.reshape(return_GK.shape)
+    normal_GK = rewards.normalize_returns(
+        rewarded_GK,
+        method=credit.normalize,
+        grouping=credit.grouping,
+        environment_G=environment_G,
+        keep_GK=keep_GK,
+    )
+    target_BT = None
+    if algorithm.of_tokens:
+        reward_BT = _rewards_along_rows(credit, batch, normal_GK)
+        if kl_BT is not None:
+            reward_BT = rewards.penalize_kl(reward_BT, kl_BT, batch.mask_BT, coef=kl_coef)
+        advantage_BT, target_BT = algorithm.advantages(
+            credit, reward_BT, value_BT, mask_BT, batch.turn_end_BT
+        )
+    else:
+        advantage_BT = algorithm.advantages(normal_GK, batch.episode_B, mask_BT)
+    if credit.soft_weights:
+        weight_G = advantage.soft_weights(return_GK, environment_G=environment_G)
+        advantage_BT = advantage_BT * weight_G[batch.group_B][:, None]
+    return jnp.where(mask_BT > 0, advantage_BT, 0.0), target_BT
+
+
+def _rewards_along_rows(credit, batch, normal_GK):
+    """reward_BT as credit.level places it, or each episode's normalised return on its last token;
+    a row ends with the rewards of its episode's later rows."""
+    places = batch.turn_BT, batch.turn_end_BT, batch.episode_B
+    if credit.normalize == "identity":
+        reward_BT = rewards.place_rewards(
+            batch.reward_BT, batch.mask_BT, *places, level=credit.level
+        )
+    else:
+        reward_BT = rewards.place_returns(normal_GK.reshape(-1)[batch.episode_B], *places)
+    return rewards.carry_back(reward_BT, *places)
+
+
+# ------------------------------------------------------------------------------ the algorithms
+
+
+def _ppo(credit, reward_BT, value_BT, mask_BT, turn_end_BT):
+    arrays, factors = (reward_BT, value_BT, mask_BT), dict(gamma=credit.gamma, lam=credit.lam)
+    if credit.bi_level:
+        advantage_BT, target_BT = advantage.bi_level_gae(
+            *arrays, turn_end_BT, **factors, turn_gamma=credit.turn_gamma
+        )
+    else:
+        advantage_BT, target_BT = advantage.gae(*arrays, **factors)
+    return advantage.whiten(advantage_BT, mask_BT), target_BT
+
+
+def _reinforce_plus_plus(credit, reward_BT, value_BT, mask_BT, turn_end_BT):
+    advantage_BT, _ = advantage.reinforce_plus_plus(reward_BT, mask_BT, gamma=credit.gamma)
+    return advantage_BT, None
+
+
+def _same_for_all_tokens(of_groups):
+    """Advantages of a group's returns, (return_GK) -> advantage_GK, at each of their tokens."""
+
+    def advantages(return_GK, episode_B, mask_BT):
+        return of_groups(return_GK).reshape(-1)[episode_B][:, None]
+
+    return advantages
+
+
+_dr_grpo = functools.partial(advantage.group_relative, normalize_by_std=False)
+
+ALGORITHMS = {
+    "ppo": Algorithm(_ppo, of_tokens=True, critic=True),
+    "reinforce_plus_plus": Algorithm(_reinforce_plus_plus, of_tokens=True),
+    "reinforce_plus_plus_baseline": Algorithm(advantage.reinforce_plus_plus_baseline),
+    "grpo": Algorithm(_same_for_all_tokens(advantage.group_relative)),
+    "dr_grpo": Algorithm(_same_for_all_tokens(_dr_grpo)),
+    "rloo": Algorithm(_same_for_all_tokens(advantage.leave_one_out)),
+}
+OF_TOKENS = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.of_tokens)

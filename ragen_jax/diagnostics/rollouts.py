@@ -1,0 +1,45 @@
+"""rollout/* and collect/* figures: what was played for a step, and what of it makes the step."""
+
+import numpy as np
+
+from ragen_jax.diagnostics.intervals import rate_with_interval
+
+
+def rollout_metrics(episodes, return_GK):
+    """rollout/* figures of all episodes that were played for a step, rates with their intervals."""
+    groups = len(return_GK)
+
+    def by_group(measure, of_turns=True):
+        """Sums over the turns, or the episodes, of each group."""
+        values = [
+            sum(map(measure, episode.turns)) if of_turns else measure(episode)
+            for episode in episodes
+        ]
+        return np.reshape(values, (groups, -1)).sum(1)
+
+    turns_G = by_group(lambda turn: 1)
+    episodes_G = by_group(lambda episode: 1, of_turns=False)
+    of_turns = {
+        "response_length": lambda turn: len(turn.sampled),
+        "valid_rate": lambda turn: turn.valid,
+        "valid_think_rate": lambda turn: turn.reasoning[1] > turn.reasoning[0],
+    }
+    success_G = by_group(lambda episode: episode.success, of_turns=False)
+    metrics = rate_with_interval("rollout/success", success_G, episodes_G)
+    for name, measure in of_turns.items():
+        metrics |= rate_with_interval(f"rollout/{name}", by_group(measure), turns_G)
+    reasoning_G = by_group(lambda turn: turn.reasoning[1] - turn.reasoning[0])
+    return metrics | {
+        "rollout/return": return_GK.mean(),
+        "rollout/turns": turns_G.sum() / len(episodes),
+        "rollout/replies": turns_G.sum(),
+        "rollout/reasoning_length": reasoning_G.sum() / turns_G.sum(),
+    }
+
+
+def selected_metrics(episodes, return_GK):
+    """collect/* figures of the groups that dynamic sampling selected."""
+    return {
+        "collect/success": np.mean([episode.success for episode in episodes]),
+        "collect/return": return_GK.mean(),
+    }

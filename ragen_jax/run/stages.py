@@ -1,0 +1,175 @@
+"""The stages of a step that know its environments: playing them, and what they earned.
+
+    play -> make_batch -> ... -> watch
+
+Mathematics is elsewhere; what is here reads the config and hands it on.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from ragen_jax import batch as rows
+from ragen_jax.advantage import sample_variance
+from ragen_jax.diagnostics.regimes import update_regimes
+from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
+from ragen_jax.diagnostics.stopping import update_stopping
+from ragen_jax.groups import (
+    combine_metrics,
+    concatenate_episodes,
+    label_metrics,
+    measure_each,
+    metrics_of_each,
+)
+from ragen_jax.padding import length_bucket
+from ragen_jax.rewards import add_rewards, sum_turns, turn_rewards
+from ragen_jax.rollout.collect import collect, mark_played
+from ragen_jax.rollout.play import Sampling, rollout
+from ragen_jax.run.build import build_budgets
+from ragen_jax.run.sizes import step_rows
+from ragen_jax.sharding import place
+from ragen_jax.update.learner import Outcomes
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """What was played for a step."""
+
+    selected: list  # `Episode`s that the step learns from, of all environments
+    episodes_E: list  # of each environment all its `Episode`s, groups numbered from 0
+    returns_E: list  # and their return_GK, undiscounted, penalties included
+
+
+def play(run, policy, state, step):
+    """Plays the groups of a step; run under the mesh of sampling.
+
+    Args:
+      run: `training.Run`. policy: parameters for sampling. state: `TrainState`.
+      step: number of the iteration.
+
+    Returns:
+      (TrainState that knows what was played, `Played`, rollout/* and collect/* metrics).
+    """
+    collected = [collect(task, episodes_of(run, policy), state, step) for task in run.tasks]
+    selected = concatenate_episodes(part.episodes for part in collected)
+    episodes_E = [part.played for part in collected]
+    returns_E = [
+        played_returns(task.config, episodes)
+        for task, episodes in zip(run.tasks, episodes_E, strict=True)
+    ]
+    metrics = combine_metrics(run.tasks, [part.metrics() for part in collected])
+    # The figures are of all that was played, not of what dynamic sampling chose to keep.
+    metrics |= rollout_metrics(concatenate_episodes(episodes_E), np.concatenate(returns_E))
+    if len(run.tasks) > 1:
+        metrics |= label_metrics(run.tasks, list(map(rollout_metrics, episodes_E, returns_E)))
+    state = mark_played(state, run.tasks, collected)
+    return state, Played(selected, episodes_E, returns_E), metrics
+
+
+def episodes_of(run, policy):
+    """(task, seeds_G, states_G, key) -> the episodes of a policy."""
+
+    def play_task(task, seeds_G, states_G, key):
+        return rollout(
+            run.model,
+            policy,
+            task.chat,
+            task.environment,
+            seeds_G,
+            states_G,
+            group_size=task.config.rollout.group_size,
+            key=key,
+            budgets=build_budgets(task.config),
+            sampling=Sampling(temperature=task.config.rollout.temperature),
+            compact=task.config.rollout.compact,
+        )
+
+    return play_task
+
+
+def make_batch(run, played):
+    """The rows and outcomes of the episodes that a step learns from.
+
+    Returns:
+      (`Batch` with rewards, padded to sizes.step_rows, `Outcomes`, collect/* metrics).
+    """
+    c, episodes = run.config, played.selected
+    penalty_G = np.concatenate([np.full(t.groups, t.config.env.format_penalty) for t in run.tasks])
+    batch, return_GK = rewarded_batch(c, episodes, format_penalty=penalty_G)
+    batch = rows.take_rows(batch, np.arange(len(batch.weight_B)), size=step_rows(c))
+    lengths = [sum(len(turn.sampled) for turn in episode.turns) for episode in episodes]
+    outcomes = Outcomes(
+        return_GK=return_GK,
+        length_GK=np.reshape(lengths, return_GK.shape),
+        success_GK=np.reshape([episode.success for episode in episodes], return_GK.shape),
+    )
+    metrics = {}
+    if c.collect.max_rounds > 1:
+        metrics |= selected_metrics(episodes, return_GK)
+        metrics |= measure_each(run.tasks, selected_metrics, episodes, return_GK)
+    return batch, outcomes, metrics
+
+
+def rewarded_batch(config, episodes, *, format_penalty):
+    """(`Batch` with the rewards of the config, return_GK), its rows padded to a bucket's length.
+
+    Args:
+      episodes: G * K episodes, group by group.
+      format_penalty: one number, or one a group.
+    """
+    longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
+    return add_rewards(
+        rows.make_batch(episodes, length=length_bucket(longest)),
+        episodes,
+        format_penalty=format_penalty,
+        max_length=config.rollout.max_new_tokens,
+        overlong_buffer=config.reward.overlong_buffer,
+    )
+
+
+def played_returns(config, episodes):
+    """return_GK of an environment's episodes, penalties included."""
+    rewards = turn_rewards(
+        episodes,
+        format_penalty=config.env.format_penalty,
+        max_length=config.rollout.max_new_tokens,
+        overlong_buffer=config.reward.overlong_buffer,
+    )
+    return sum_turns(rewards, episodes[-1].group + 1)
+
+
+def watch(run, state, metrics, returns_E):
+    """What the stopping rules and the alarm say of an iteration.
+
+    Args:
+      metrics: the row of the iteration so far. returns_E: return_GK of all that was played, of each
+        environment.
+
+    Returns:
+      (TrainState, list of `Fired`, regime/* metrics).
+    """
+    c, labels = run.config, [task.label for task in run.tasks]
+    stopping, fired = update_stopping(
+        jax.device_get(state.stopping),
+        c.stopping.to_dict(),
+        variance_E=[sample_variance(return_GK).mean() for return_GK in returns_E],
+        kept=metrics["filter/kept_ratio"],
+        skipped=metrics.get("update/skipped", 0) + metrics.get("critic/skipped", 0),
+        success=metrics.get("eval/success"),
+        labels=labels,
+    )
+    regimes, metrics_E, alarms = update_regimes(
+        jax.device_get(state.regimes),
+        c.regimes.to_dict(),
+        metrics_of_each(run.tasks, metrics),
+        labels,
+    )
+    state = state.replace(
+        stopping=place(stopping, state.step.sharding), regimes=place(regimes, state.step.sharding)
+    )
+    if len(run.tasks) == 1:
+        return state, fired + alarms, metrics_E[0]
+    names = ("regime/signs", "regime/alarm")
+    worst = {name: max(metrics[name] for metrics in metrics_E) for name in names}
+    return state, fired + alarms, worst | label_metrics(run.tasks, metrics_E)
