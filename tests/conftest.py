@@ -37,12 +37,26 @@ from ragen_jax.types import Episode, Turn
 from ragen_jax.warmstart.imitate import tiny_model
 
 keep_freed_memory()
+LONGEST = Path(__file__).with_name("test_sharding.py")
+
+
+def pytest_configure(config):
+    """Several workers take files in the order below, not those with the most tests first."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
 
 
 def pytest_unconfigure(config):
     """The process that all others descend from clears away what was compiled."""
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.get("COMPILED_BY_TESTS", ""), ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items):
+    """The longest file first, which needs the agent, then those that do not: while one worker
+    builds it, the others have something to do. The others that need it come last."""
+    needs = {item.path for item in items if "agent" in item.fixturenames}
+    items.sort(key=lambda item: (item.path != LONGEST, item.path in needs))
 
 
 @pytest.fixture(autouse=True, scope="module")

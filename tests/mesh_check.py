@@ -29,7 +29,7 @@ from ragen_jax.run.build import build_chat, build_environment
 from ragen_jax.sharding import make_mesh, sampling_params
 from ragen_jax.update.policy import Loss, init_state, update_policy
 
-BUDGETS = Budgets(max_turns=3, max_actions=6, max_new_tokens=22)
+BUDGETS = Budgets(max_turns=2, max_actions=4, max_new_tokens=22)
 KEY = jax.random.key(3)
 LOSS = Loss(1.0, "ppo", 0.2, 0.28, 3.0, "token-mean", 16, "k3", 0.01, 0.01)
 GROUPS, MEMBERS = 4, 16

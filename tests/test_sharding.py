@@ -72,7 +72,7 @@ def test_two_processes_do_what_one_does(agent, tmp_path):
         return [
             *("-m", "ragen_jax.train", f"--workdir={tmp_path / name}", "--config.steps=2"),
             f"--config.model.path={agent.directory}",
-            *("--config.eval.episodes=32", "--config.eval.every=2", "--config.env.max_turns=3"),
+            *("--config.eval.episodes=16", "--config.eval.every=2", "--config.env.max_turns=2"),
             *("--config.rollout.groups=4", "--config.rollout.compact=False"),
         ]
 
