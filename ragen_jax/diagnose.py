@@ -1,4 +1,12 @@
-"""A step's diagnostics, of each environment by itself: what the episodes say about the policy."""
+"""A step's diagnostics, of each environment by itself: what the episodes say about the policy.
+
+To add one, write a function (Step, TrainState, metrics so far) -> (TrainState, metrics) and give it
+a row of DIAGNOSTICS, which says when it is due.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -17,78 +25,113 @@ from ragen_jax.run.stages import rewarded_batch
 from ragen_jax.sharding import place
 
 
-def diagnose(run, learner, policy, state, played, batch, outcomes, step):
-    """The diagnostics of a step's episodes, before the filter, as far as they are due.
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a diagnostic may look at."""
 
-    Args:
-      run: `training.Run`. learner: `learner.Learner`. state: `TrainState`.
-      policy: the parameters that sampled the episodes.
-      played: `stages.Played`. batch, outcomes: of those that the step learns from.
-      step: number of the iteration.
+    run: Any  # `training.Run`
+    learner: Any  # `learner.Learner`
+    policy: Any  # the parameters that sampled the episodes
+    played: Any  # `stages.Played`
+    batch: Any  # of the episodes that the step learns from
+    outcomes: Any  # and their `Outcomes`
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnostic:
+    """When something is measured, and what."""
+
+    every: Callable  # (config.diagnose) -> steps between two; 0: never
+    measure: Callable  # (Step, TrainState, metrics so far) -> (TrainState, metrics)
+
+
+def diagnose(run, learner, policy, state, played, batch, outcomes, step):
+    """The diagnostics of a step's episodes that are due.
+
+    Args: as in `Step`; state: `TrainState`, step: number of the iteration.
 
     Returns:
-      (TrainState with the moving averages, collapse/*, flow/*, anatomy/*, action/*, reasoning/* and
-      gradient/* metrics).
+      (TrainState with the moving averages, metrics of DIAGNOSTICS).
     """
-    d, metrics = run.config.diagnose, {}
-    if due(d.every, step):
-        with jax.set_mesh(run.sampling_mesh):
-            state, metrics = diagnose_policy(
-                run.config, run.model, policy, run.tasks, played, state, step
-            )
-    if due(d.gradients_every, step):
-        if d.gradients_groups:
-            metrics |= heldout_gradients(learner, state, policy, run.tasks)
-        else:  # one environment (check.py)
-            with jax.set_mesh(run.mesh):
-                metrics |= task_gradients(learner, state, batch, outcomes.return_GK, *run.tasks)
+    seen, metrics = Step(run, learner, policy, played, batch, outcomes, step), {}
+    for diagnostic in DIAGNOSTICS.values():
+        if due(diagnostic.every(run.config.diagnose), step):
+            state, found = diagnostic.measure(seen, state, metrics)
+            metrics |= found
     return state, metrics
 
 
-def diagnose_policy(config, model, policy, tasks, played, state, step):
-    """What the episodes of a step say; run under the mesh of sampling.
+def of_each_task(step, measure):
+    """measure(index, task, its episodes, their return_GK) of each task, combined."""
+    listed = zip(step.run.tasks, step.played.episodes_E, step.played.returns_E, strict=True)
+    return combine_metrics(step.run.tasks, [measure(i, *each) for i, each in enumerate(listed)])
 
-    Args: as in `diagnose`.
 
-    Returns:
-      (TrainState with the moving averages, metrics).
-    """
-    d = config.diagnose
-    flow = due(d.flow_every, step)
-    metrics_E = []
-    for index, (task, episodes, return_GK) in enumerate(
-        zip(tasks, played.episodes_E, played.returns_E, strict=True)
-    ):
-        metrics = collapse_metrics(
-            model,
-            policy,
+def collapse(step, state, metrics):
+    """collapse/* and, where they are due, flow/* figures."""
+    c = step.run.config
+    flow = due(c.diagnose.flow_every, step.number)
+
+    def measure(index, task, episodes, return_GK):
+        return collapse_metrics(
+            step.run.model,
+            step.policy,
             episodes,
-            first_turn_samples=d.first_turn_samples,
-            trajectory_samples=d.trajectory_samples,
-            micro_batch=d.micro_batch,
-            seed=config.seed,
-            step=step,
+            first_turn_samples=c.diagnose.first_turn_samples,
+            trajectory_samples=c.diagnose.trajectory_samples,
+            micro_batch=c.diagnose.micro_batch,
+            seed=c.seed,
+            step=step.number,
             environment=index,
             flow=flow,
             chat=task.chat if flow else None,
         )
-        behaviour = behaviour_metrics(episodes, return_GK, task.environment, task.chat)
-        metrics_E.append(metrics | behaviour)
-    metrics = combine_metrics(tasks, metrics_E)
-    zscores, smoothed = update_zscores(jax.device_get(state.zscores), metrics)
-    return state.replace(zscores=place(zscores, state.step.sharding)), metrics | smoothed
+
+    with jax.set_mesh(step.run.sampling_mesh):
+        return state, of_each_task(step, measure)
 
 
-def behaviour_metrics(episodes, return_GK, environment, chat):
-    """anatomy/*, action/* and reasoning/* metrics, as far as the environment offers the checks."""
-    reversible = isinstance(environment, ReversibleEnvironment)
-    metrics = anatomy_metrics(episodes, return_GK)
-    metrics |= action_metrics(
-        episodes, len(return_GK), opposites=environment.opposites if reversible else None
-    )
-    if isinstance(environment, GroundedEnvironment):
-        metrics |= reasoning_metrics(episodes, environment.grounded, chat.text)
-    return metrics
+def behaviour(step, state, metrics):
+    """anatomy/*, action/* and reasoning/* figures, as far as an environment offers the checks."""
+
+    def measure(index, task, episodes, return_GK):
+        environment = task.environment
+        reversible = isinstance(environment, ReversibleEnvironment)
+        found = anatomy_metrics(episodes, return_GK)
+        found |= action_metrics(
+            episodes, len(return_GK), opposites=environment.opposites if reversible else None
+        )
+        if isinstance(environment, GroundedEnvironment):
+            found |= reasoning_metrics(episodes, environment.grounded, task.chat.text)
+        return found
+
+    return state, of_each_task(step, measure)
+
+
+def zscores(step, state, metrics):
+    """collapse/*/mi_zscore*_ema: of the collapse figures of this step, over what went before."""
+    averages, found = update_zscores(jax.device_get(state.zscores), metrics)
+    return state.replace(zscores=place(averages, state.step.sharding)), found
+
+
+def gradients(step, state, metrics):
+    """gradient/* figures, by reward variance."""
+    run = step.run
+    if run.config.diagnose.gradients_groups:
+        return state, heldout_gradients(step.learner, state, step.policy, run.tasks)
+    (task,) = run.tasks  # one environment (check.py)
+    with jax.set_mesh(run.mesh):
+        return_GK = step.outcomes.return_GK
+        return state, task_gradients(step.learner, state, step.batch, return_GK, task)
+
+
+DIAGNOSTICS = {
+    "collapse": Diagnostic(lambda d: d.every, collapse),
+    "behaviour": Diagnostic(lambda d: d.every, behaviour),
+    "zscores": Diagnostic(lambda d: d.every, zscores),  # behind collapse, which it reads
+    "gradients": Diagnostic(lambda d: d.gradients_every, gradients),
+}
 
 
 # ------------------------------------------------------------------------------ gradients

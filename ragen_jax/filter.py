@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax, nn
 
 from ragen_jax.advantage import sample_variance
+from ragen_jax.tables import look_up
 
 ZERO_SCORE = 1e-10  # a score this small counts as zero, and is the slack of min_p
 
@@ -71,7 +72,7 @@ def group_scores(return_GK, metric="reward_variance", *, entropy_GK=None, length
     given = [x_GK for x_GK in inputs.values() if x_GK is not None]
     chex.assert_rank(given, 2)
     chex.assert_equal_shape(given)
-    source, statistic = _look_up(METRICS, "metric", metric)
+    source, statistic = look_up(METRICS, "metric", metric)
     if inputs[source] is None:
         raise ValueError(f"metric {metric!r} needs {source}")
     return statistic(inputs[source])
@@ -116,9 +117,9 @@ def select_groups(
       AssertionError: score_G is not of rank 1.
     """
     chex.assert_rank(score_G, 1)
-    select = _look_up(STRATEGIES, "strategy", strategy).select
-    accumulate = _look_up(MODES, "mode", mode)
-    sign = _look_up(KEEP, "keep", keep)
+    select = look_up(STRATEGIES, "strategy", strategy).select
+    accumulate = look_up(MODES, "mode", mode)
+    sign = look_up(KEEP, "keep", keep)
     score_G = jnp.asarray(score_G, jnp.float32)
     candidate_G = ~jnp.isnan(score_G)
     if not include_zero:
@@ -249,7 +250,7 @@ def loss_scales(kept, mode):
     Raises:
       ValueError: unknown mode.
     """
-    return _look_up(LOSS_SCALES, "loss_scale", mode)(kept)
+    return look_up(LOSS_SCALES, "loss_scale", mode)(kept)
 
 
 # keep -> sign that makes an ascending sort put the wanted scores first
@@ -373,9 +374,3 @@ def _running_sum(x_G):
 
 def _add(total, x):
     return total + x, (total, total + x)
-
-
-def _look_up(table, what, name):
-    if name not in table:
-        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(table)}")
-    return table[name]

@@ -12,6 +12,8 @@ import chex
 import jax.numpy as jnp
 from jax import lax
 
+from ragen_jax.tables import look_up
+
 MAX_LOG_RATIO = 20.0  # exp(20) is still far from float32's limit
 MAX_K3 = 10.0
 
@@ -95,7 +97,7 @@ def policy_loss(
       logp_BT, old_logp_BT, advantage_BT, clip_low, clip_high, clip_c: as in policy_terms.
       mask_BT: nonzero where the policy sampled the token.
       aggregation: a key of AGGREGATIONS.
-      terms: a value of objectives.OBJECTIVES.
+      terms: of a row of objectives.OBJECTIVES.
       weights: `Weights` of the minibatch of which these rows are a piece; None: they are all of it.
     Returns:
       loss, a float32 scalar; metrics, averages over the masked tokens (0 if there are none) of
@@ -248,7 +250,7 @@ def kl(logp_BT, ref_logp_BT, kind):
     """
     chex.assert_rank([logp_BT, ref_logp_BT], 2)
     chex.assert_equal_shape([logp_BT, ref_logp_BT])
-    estimate = _look_up(KL_KINDS, "kl kind", kind)
+    estimate = look_up(KL_KINDS, "kl kind", kind)
     return estimate(jnp.asarray(logp_BT, jnp.float32), jnp.asarray(ref_logp_BT, jnp.float32))
 
 
@@ -325,7 +327,7 @@ def token_weights(mask_BT, mode, *, norm_length=None):
       AssertionError: mask_BT is not of rank 2.
     """
     chex.assert_rank(mask_BT, 2)
-    weigh = _look_up(AGGREGATIONS, "aggregation", mode)
+    weigh = look_up(AGGREGATIONS, "aggregation", mode)
     return weigh((jnp.asarray(mask_BT) != 0).astype(jnp.float32), norm_length)
 
 
@@ -382,9 +384,3 @@ def inside(mask_BT, *arrays):
 
 def _rows_with_tokens(inside_BT):
     return jnp.maximum(jnp.sum(jnp.any(inside_BT > 0, axis=1)), 1).astype(jnp.float32)
-
-
-def _look_up(table, what, name):
-    if name not in table:
-        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(table)}")
-    return table[name]

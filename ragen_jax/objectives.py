@@ -2,13 +2,18 @@
 
 Axes: B rows, T tokens. All take (logp, old_logp, advantage, mask) of shape [B, T] and return a term
 for each token and per-token metrics; losses.policy_loss makes a loss of them. A row is one
-sequence, so it must not be cut across micro-batches.
+sequence, so it must not be cut across micro-batches. To add an objective, write such a function and
+give it a row of OBJECTIVES.
 """
+
+import dataclasses
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
 
 from ragen_jax.losses import MAX_LOG_RATIO, inside, policy_terms, ppo_terms
+from ragen_jax.tables import look_up
 
 
 def gspo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=None):
@@ -83,7 +88,19 @@ def cispo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_h
     return -weight_BT * advantage_BT * logp_BT, metrics
 
 
-OBJECTIVES = {"ppo": ppo_terms, "gspo": gspo_terms, "cispo": cispo_terms}
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """A policy term, and which of its settings it reads."""
+
+    terms: Callable  # as the functions above
+    second_clip: bool = True  # whether it takes a clip_c
+
+
+OBJECTIVES = {
+    "ppo": Objective(ppo_terms),
+    "gspo": Objective(gspo_terms),
+    "cispo": Objective(cispo_terms, second_clip=False),
+}
 
 
 def mismatch_weights(logp_BT, sampler_logp_BT, mask_BT, *, cap, level="token"):
@@ -110,10 +127,9 @@ def mismatch_weights(logp_BT, sampler_logp_BT, mask_BT, *, cap, level="token"):
     """
     if cap < 1:
         raise ValueError(f"cap must be >= 1 (the weight of equal log-probs is 1), got {cap}")
-    if level not in LEVELS:
-        raise ValueError(f"unknown level {level!r}; known: {', '.join(LEVELS)}")
+    of_level = look_up(LEVELS, "level", level)
     inside_BT, logp_BT, sampler_logp_BT = inside(mask_BT, logp_BT, sampler_logp_BT)
-    gap_BT = LEVELS[level](logp_BT - sampler_logp_BT)
+    gap_BT = of_level(logp_BT - sampler_logp_BT)
     weight_BT = jnp.minimum(jnp.exp(jnp.clip(gap_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO)), cap)
     return lax.stop_gradient(jnp.where(inside_BT, weight_BT, 0.0))
 

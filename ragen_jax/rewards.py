@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ragen_jax.tables import look_up
+
 DEAD_STD = 1e-6  # a block that spreads less than this has no scale to be divided by
 ASYMMETRIC_CLIP = (-1.0, 3.0)  # of the released code: failures are bounded, rare successes less
 
@@ -109,7 +111,7 @@ def place_rewards(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B, *, level)
     arrays = [reward_BT, mask_BT, turn_BT, turn_end_BT]
     chex.assert_rank([*arrays, episode_B], [2, 2, 2, 2, 1])
     chex.assert_equal_shape(arrays)
-    place = _look_up(PLACEMENTS, "level", level)
+    place = look_up(PLACEMENTS, "level", level)
     return place(jnp.asarray(reward_BT, jnp.float32), mask_BT, turn_BT, turn_end_BT, episode_B)
 
 
@@ -228,8 +230,8 @@ def normalize_returns(return_GK, *, method, grouping="state", environment_G=None
         return_GK's shape.
     """
     chex.assert_rank(return_GK, 2)
-    normalize = _look_up(METHODS, "method", method)
-    block = _look_up(GROUPINGS, "grouping", grouping)
+    normalize = look_up(METHODS, "method", method)
+    block = look_up(GROUPINGS, "grouping", grouping)
     return_GK = jnp.asarray(return_GK, jnp.float32)
     G, K = return_GK.shape
     if environment_G is not None:
@@ -355,9 +357,3 @@ def adapt_kl_coef(coef, kl, *, target, gain=0.1):
         raise ValueError(f"target must be > 0, got {target}")
     error = jnp.clip((jnp.asarray(kl, jnp.float32) - target) / target, -0.2, 0.2)
     return jnp.asarray(coef, jnp.float32) * (1.0 + gain * error)
-
-
-def _look_up(table, what, name):
-    if name not in table:
-        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(table)}")
-    return table[name]

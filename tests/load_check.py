@@ -61,7 +61,7 @@ def read_counted(directory, mesh):
     reads = []
     model = qwen.Qwen(hf.model_config(directory))
     with weights.open_tensors(directory) as tensors:
-        weights.check(directory, model.config, tensors)
+        weights.check_tensors(directory, model.config, tensors)
         shardings = param_shardings(model, mesh)
         params = weights.read(counted(tensors, reads), model.config, shardings)
     for x, sharding in zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True):

@@ -14,7 +14,8 @@ from numpy.random import default_rng as fresh
 from scipy.stats import rankdata
 
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
-from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
+from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.permutation import retrieval_p
 
 INFORMATION = ("mi", "mi_seq", "mi_released")
 ENTROPIES = ("h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq")

@@ -18,7 +18,7 @@ from ragen_jax.objectives import LEVELS, OBJECTIVES
 
 # Jitted once: op by op, JAX would compile each operation at each shape.
 CLIP_NAMES = ("clip_low", "clip_high", "clip_c")
-JITTED = {name: jax.jit(f, static_argnames=CLIP_NAMES) for name, f in OBJECTIVES.items()}
+JITTED = {name: jax.jit(row.terms, static_argnames=CLIP_NAMES) for name, row in OBJECTIVES.items()}
 mismatch_weights = jax.jit(objectives.mismatch_weights, static_argnames=("cap", "level"))
 
 CLIPS = dict(clip_low=0.2, clip_high=0.28)
@@ -100,7 +100,7 @@ def test_terms_and_gradients_against_reference(name):
         term_BT, metrics = function(*arrays, mask_BT, clip_c=None, **CLIPS)
         return jnp.sum(term_BT) + sum(x.sum() for x in metrics.values()), term_BT
 
-    for function in (JITTED[name], OBJECTIVES[name]):
+    for function in (JITTED[name], OBJECTIVES[name].terms):
         gradient = jax.grad(lambda *a, f=function: total(f, *a), argnums=(0, 1, 2), has_aux=True)
         (grad_BT, *others), term_BT = gradient(*map(jnp.asarray, arrays))
         assert term_BT.dtype == jnp.float32
@@ -148,7 +148,7 @@ def test_padding_order_and_junk_do_not_matter(name):
     @jax.jit
     @jax.value_and_grad
     def loss(logp_BT, old_BT, advantage_BT, mask_BT):
-        terms = OBJECTIVES[name](logp_BT, old_BT, advantage_BT, mask_BT, clip_c=None, **CLIPS)
+        terms = OBJECTIVES[name].terms(logp_BT, old_BT, advantage_BT, mask_BT, clip_c=None, **CLIPS)
         return losses.aggregate(terms[0], mask_BT, "token-mean")
 
     value, grad_BT = loss(*arrays, mask_BT)
@@ -208,7 +208,7 @@ def test_errors():
         objectives.cispo_terms(x_BT, x_BT, x_BT, x_BT, clip_c=3.0, **CLIPS)
     with pytest.raises(ValueError, match="clip_c must be > 1"):
         objectives.gspo_terms(x_BT, x_BT, x_BT, x_BT, clip_c=0.5, **CLIPS)
-    for terms in OBJECTIVES.values():
+    for terms in (row.terms for row in OBJECTIVES.values()):
         with pytest.raises(AssertionError):
             terms(x_BT, x_BT, x_BT, x_BT[:, :2], clip_c=None, **CLIPS)
 

@@ -14,7 +14,8 @@ import pytest
 
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.information import information_metrics
-from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
+from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.permutation import retrieval_p
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits

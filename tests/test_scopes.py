@@ -12,7 +12,8 @@ from numpy.random import default_rng as fresh
 from ragen_jax.diagnostics import scopes
 from ragen_jax.diagnostics.cross_scoring import cross_score_pairs
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
-from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
+from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.permutation import retrieval_p
 from ragen_jax.diagnostics.scopes import (
     collapse_metrics,
     first_turns,

@@ -11,7 +11,8 @@ from rooms import actors, channel, styles, symbols
 
 from ragen_jax.diagnostics.flow import flow_metrics
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
-from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
+from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.permutation import retrieval_p
 
 INFORMATION = (
     "mi",

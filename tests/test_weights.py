@@ -268,6 +268,6 @@ def test_memory_of_loading(half_billion, mesh):
 
 def test_all_tensors_have_a_place():
     """Every parameter of every form of the model is in the table, and the other way round."""
-    forms = [dataclasses.replace(CONFIG, tied=t, family=f) for t in (0, 1) for f in qwen.QKV_BIAS]
+    forms = [dataclasses.replace(CONFIG, tied=t, family=f) for t in (0, 1) for f in qwen.MODELS]
     paths = {leaf.path for config in forms for leaf in weights.plan(config)}
     assert paths == set(weights.TENSORS)

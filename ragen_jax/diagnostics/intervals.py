@@ -1,17 +1,66 @@
-"""How far a step's information figures are to be trusted: intervals, and a test of retrieval.
+"""How far a step's information figures are to be trusted: the half-widths of 95 % intervals.
 
-Axes as in information.py: M scored reasonings, N scoring prompts, D distinct prompts; G groups, R
-permutations. Both are NumPy float64 on the host and cost a few milliseconds.
+Axes as in information.py: M scored reasonings, N scoring prompts, D distinct prompts; G groups.
+NumPy float64 on the host, some milliseconds.
 
 A *group* is what is drawn independently: an environment seed, that is, a room or a problem. Among
 the turns of the trajectory scope are several of one room, under different prompts.
+
+**What is estimated**: a figure f's mean over batches of as many groups, prompts and reasonings,
+drawn anew from the same environment and policy. That of `mi_seq` is at most log N, and grows
+with N: an interval says nothing about the information among more prompts.
+
+**Jackknife**, for entropies and information. Groups are the independent draws: prompts of one
+room resemble each other, rooms differ in how much reasonings depend on what is seen, and a
+prompt is in the marginal of all reasonings. So what is deleted is a whole group g, its columns
+and the reasonings sampled from them, which leaves
+
+    f_g = f of the remaining scores; log N becomes log(N - columns of g)
+    se  = sqrt((G - 1) / G * sum over g of (f_g - mean of all f_g)^2)
+    half-width = t * sqrt(se^2 + floor^2) + rounding, t the 0.975 quantile of Student's t, G - 1
+
+f_g is about fewer prompts than f, which shifts all f_g alike; the interval takes only their
+spread and stays centred at f. Deleting a group that no reasoning was sampled from counts, too.
+Groups are deleted one by one even where two of them by chance show the same prompt: they were
+drawn independently, and a batch drawn anew may hold such a pair or none.
+
+**Floor** of information. Where every prompt is told from all others, no f_g differs and se is
+0, though a few prompts of the next batch may well be confused: a batch without failures does
+not say that there are none, and one with few not how many there are. So what half a prompt
+answered at chance would shift is added as an error of its own (the half observation that
+Jeffreys' prior adds to a proportion): floor = |mi| / (2 D). Half a group would be more than
+failures of single turns call for, and gave a coverage of 1.
+
+**Rounding**, for entropies and information: a score is a float32, so a figure may be off by
+2^-23 of h_cond_seq (per token: of h_cond). That is the width left to reasonings that ignore the
+prompt altogether.
+
+**Retrieval** is a proportion. Deleting a group hands the first rank to reasonings of others
+that were mistaken for one of its prompts; a reasoning and the prompt it is mistaken for are
+both in that, so that the jackknife counts them twice and its interval covers too much. What
+differs from group to group is their own first ranks h_m = P(own answer ranks first):
+
+    se = sqrt(G / (G - 1) * sum over g of (sum over m in g of (h_m - mean h))^2) / M
+    half-width = t * sqrt(se^2 + floor^2),   floor = t / (2 (n + t^2))
+
+over the groups with a reasoning. The floor alone is the half-width of Wilson's interval (1927)
+for n observations without a failure, or without a success. Reasonings of one prompt may fail
+together or not: n = sqrt(M * distinct own prompts) stands between the two.
+
+**Simulated coverage** (tests/test_intervals.py, tests/test_trajectory_intervals.py; batches of
+rooms, prompts and reasonings drawn anew, scores their true likelihoods). Trajectories of 8
+rooms x 8 turns and 16 x 4, two policies at four and six strengths, 1,000 batches each (of
+mi_released 200, at one strength): 0.93 to 0.98 where rooms are alike. Where they differ in how
+much their reasonings say (log-normal, 0.6), 0.91 to 0.97, mi_seq lowest near its bound;
+retrieval_acc 0.89 in one case of twenty, 0.90 to 0.97 else. There, deleting single prompts had
+covered 0.65 to 0.93.
 """
 
 import chex
 import numpy as np
 from scipy.special import stdtrit
 
-from ragen_jax.diagnostics.information import best_columns, checked_scores, first_ranks, parts
+from ragen_jax.diagnostics.information import checked_scores, first_ranks, parts
 
 # Below three groups, deleting one leaves a single one, which may be all alike.
 LEAST_GROUPS = 3
@@ -22,54 +71,7 @@ def confidence_intervals(
 ):
     """Half-widths of 95 % intervals of a step's information figures: figure +- half-width.
 
-    **What is estimated**: a figure f's mean over batches of as many groups, prompts and reasonings,
-    drawn anew from the same environment and policy. That of `mi_seq` is at most log N, and grows
-    with N: an interval says nothing about the information among more prompts.
-
-    **Jackknife**, for entropies and information. Groups are the independent draws: prompts of one
-    room resemble each other, rooms differ in how much reasonings depend on what is seen, and a
-    prompt is in the marginal of all reasonings. So what is deleted is a whole group g, its columns
-    and the reasonings sampled from them, which leaves
-
-        f_g = f of the remaining scores; log N becomes log(N - columns of g)
-        se  = sqrt((G - 1) / G * sum over g of (f_g - mean of all f_g)^2)
-        half-width = t * sqrt(se^2 + floor^2) + rounding, t the 0.975 quantile of Student's t, G - 1
-
-    f_g is about fewer prompts than f, which shifts all f_g alike; the interval takes only their
-    spread and stays centred at f. Deleting a group that no reasoning was sampled from counts, too.
-    Groups are deleted one by one even where two of them by chance show the same prompt: they were
-    drawn independently, and a batch drawn anew may hold such a pair or none.
-
-    **Floor** of information. Where every prompt is told from all others, no f_g differs and se is
-    0, though a few prompts of the next batch may well be confused: a batch without failures does
-    not say that there are none, and one with few not how many there are. So what half a prompt
-    answered at chance would shift is added as an error of its own (the half observation that
-    Jeffreys' prior adds to a proportion): floor = |mi| / (2 D). Half a group would be more than
-    failures of single turns call for, and gave a coverage of 1.
-
-    **Rounding**, for entropies and information: a score is a float32, so a figure may be off by
-    2^-23 of h_cond_seq (per token: of h_cond). That is the width left to reasonings that ignore the
-    prompt altogether.
-
-    **Retrieval** is a proportion. Deleting a group hands the first rank to reasonings of others
-    that were mistaken for one of its prompts; a reasoning and the prompt it is mistaken for are
-    both in that, so that the jackknife counts them twice and its interval covers too much. What
-    differs from group to group is their own first ranks h_m = P(own answer ranks first):
-
-        se = sqrt(G / (G - 1) * sum over g of (sum over m in g of (h_m - mean h))^2) / M
-        half-width = t * sqrt(se^2 + floor^2),   floor = t / (2 (n + t^2))
-
-    over the groups with a reasoning. The floor alone is the half-width of Wilson's interval (1927)
-    for n observations without a failure, or without a success. Reasonings of one prompt may fail
-    together or not: n = sqrt(M * distinct own prompts) stands between the two.
-
-    **Simulated coverage** (tests/test_intervals.py, tests/test_trajectory_intervals.py; batches of
-    rooms, prompts and reasonings drawn anew, scores their true likelihoods). Trajectories of 8
-    rooms x 8 turns and 16 x 4, two policies at four and six strengths, 1,000 batches each (of
-    mi_released 200, at one strength): 0.93 to 0.98 where rooms are alike. Where they differ in how
-    much their reasonings say (log-normal, 0.6), 0.91 to 0.97, mi_seq lowest near its bound;
-    retrieval_acc 0.89 in one case of twenty, 0.90 to 0.97 else. There, deleting single prompts had
-    covered 0.65 to 0.93.
+    What they are intervals of, how, and how often they hold: at the top of this file.
 
     Args:
       score_MN, length_M, prompt_M, prompt_id_N: as `information_metrics`.
@@ -191,90 +193,3 @@ def grouped(x_M, group_M, floor=0.0):
 def _quantile(G):
     """0.975 quantile of Student's t with G - 1 degrees of freedom."""
     return stdtrit(G - 1, 0.975)
-
-
-def retrieval_p(
-    score_MN,
-    prompt_M,
-    *,
-    prompt_id_N=None,
-    group_N=None,
-    part_N=None,
-    rng,
-    permutations=999,
-):
-    """Permutation p-value of retrieval: is the own prompt ranked better than luck would?
-
-    **Null**: reasonings do not depend on the prompt that they were sampled from, by nothing that it
-    shows: observations, earlier replies, turn number. They are then M independent draws from one
-    distribution, and which of them came from which prompt is as good as a random assignment with
-    the same number of reasonings to each prompt. So the labels prompt_M can be dealt out over the
-    rows of scores, whatever a score depends on: some reasonings are likelier than others under all
-    prompts (longer ones are less likely), some prompts favour all reasonings, and both stay what
-    they are. Labels are distinct prompts; columns of equal ids count as their best one, as in
-    `information_metrics`. With `part_N` the null is that of each part: labels stay in it.
-
-    **How labels are dealt.** Without `group_N` singly, all M! ways equally likely. With it, group
-    by group: reasonings and labels are each laid out with the groups in random order and those of a
-    group in random order, and meet in their places. So the test also holds for a null in which
-    reasonings of a group resemble each other, by a style that no prompt shows, as prompts of a
-    group do: dealt singly, up to 22 % of such batches of 8 rooms x 8 turns had p <= 0.05. It cost
-    at most 0.03 of a power of 0.1 to 0.55. Members of a first-turn group share one prompt and
-    nothing else, so that if they resemble each other they do depend on it: deal singly there,
-    since groups may be few (p is at least about 1 / G! where turns of a group are all alike).
-
-    **Statistic**: how many of the distinct prompts of its part rank below the own one, averaged
-    over reasonings, when they are ranked by
-
-        score of reasoning m under prompt d - mean of d's scores over the part's reasonings.
-
-    Up to the subtraction it is recall@k averaged over all k. Whether the own prompt ranks first
-    (retrieval_acc) is a weaker test, which found weak dependence two to five times as rarely: first
-    ranks are few, and a prompt that favours all reasonings takes most of them. The mean score (a
-    test of mi_seq) is a little stronger on normal noise and weaker on heavy tails.
-
-        p = (1 + dealings with at least the observed mean) / (1 + permutations)
-
-    Exact: P(p <= 0.05) is at most 0.05 under the null, and nearly that with the default number; of
-    styled groups too where all have as many reasonings in a part (where a third of the reasonings
-    were missing, or in parts by turn, strong styles gave 0.09 to 0.14). One batch's p is about that
-    batch; over many steps 5 % of a collapsed run's lie below 0.05.
-
-    Args:
-      score_MN, prompt_M, prompt_id_N: as in `information_metrics`.
-      group_N, part_N: as in `confidence_intervals`; group_N None: labels are dealt singly.
-      rng: np.random.Generator of the permutations.
-      permutations: how many, R.
-
-    Returns:
-      float in 1 / (1 + R) .. 1; 1 where the labels are all the same.
-
-    Raises:
-      ValueError, AssertionError: as `information_metrics` does; permutations below 1.
-    """
-    ones_M = np.ones(len(score_MN))
-    score_MN, _, own_M, prompt_id_N = checked_scores(score_MN, ones_M, prompt_M, prompt_id_N)
-    if permutations < 1:
-        raise ValueError(f"permutations is {permutations}; it must be at least 1")
-    M, N = score_MN.shape
-    part_N = np.zeros(N, int) if part_N is None else np.asarray(part_N)
-    group_M = np.arange(M) if group_N is None else np.asarray(group_N)[own_M]
-
-    below_MM = np.zeros((M, M), int)  # prompts ranked below that of the second reasoning
-    for rows, columns, own in parts(own_M, prompt_id_N, part_N):
-        _, answer = np.unique(prompt_id_N[columns], return_inverse=True)
-        best = best_columns(score_MN[np.ix_(rows, columns)], answer)
-        calibrated = best - np.mean(best, axis=0)
-        rank = np.sum(calibrated[:, :, None] > calibrated[:, None, :], axis=2)
-        below_MM[np.ix_(rows, rows)] = rank[:, answer[own]]
-
-    # One layout for the reasonings, the others for the labels: permutations drawn relative to a
-    # random one of their own kind keep the test exact whatever kind that is.
-    _, group_M = np.unique(group_M, return_inverse=True)
-    _, part_M = np.unique(part_N[own_M], return_inverse=True)
-    groups = np.max(group_M) + 1
-    place_RG = np.argsort(rng.random((1 + permutations, groups)), axis=1)
-    place_RM = part_M * groups + place_RG[:, group_M] + rng.random((1 + permutations, M))
-    order_RM = np.argsort(place_RM, axis=1)
-    as_good = np.sum(below_MM[order_RM[0], order_RM[1:]].sum(axis=1) >= np.trace(below_MM))
-    return float((1 + as_good) / (1 + permutations))

@@ -17,7 +17,8 @@ import numpy as np
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.flow import score_flow
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
-from ragen_jax.diagnostics.intervals import confidence_intervals, retrieval_p
+from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.permutation import retrieval_p
 from ragen_jax.randomness import Purpose, generator
 
 FORMS = (

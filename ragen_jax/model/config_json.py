@@ -2,9 +2,6 @@
 
 from ragen_jax.model import qwen
 
-ARCHITECTURES = {"Qwen2ForCausalLM": "qwen2", "LlamaForCausalLM": "llama"}  # -> its model_type
-# What only one of them can have, and ours have not.
-FEATURES_OFF = {"qwen2": {"use_sliding_window": False}, "llama": {"attention_bias": False}}
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 # Field of `qwen.RopeScaling` -> its name in config.json, for each rope_type.
@@ -29,12 +26,10 @@ def to_config(c, file):
     Raises:
       ValueError: another architecture, a feature that qwen.py lacks, or a missing field.
     """
-    architecture = _architecture(c, file)
-    if architecture == "LlamaForCausalLM" and c.get("attention_bias"):
-        raise ValueError(
-            f"{file}: attention_bias true puts a bias on o_proj, too, which is not supported; "
-            "accepted: false"
-        )
+    family = _family(c, file)
+    for name, why in qwen.MODELS[family].refused.items():
+        if c.get(name):
+            raise ValueError(f"{file}: {name} true {why}, which is not supported; accepted: false")
     layer_types = c.get("layer_types") or ()
     windowed = c.get("use_sliding_window") and c.get("sliding_window") is not None
     rope = c.get("rope_scaling") or c.get("rope_parameters") or {}  # transformers 4, 5
@@ -70,7 +65,7 @@ def to_config(c, file):
             rope_scaling=_rope_scaling(rope, file),
             norm_eps=float(c.get("rms_norm_eps", 1e-6)),
             tied=bool(c.get("tie_word_embeddings", False)),
-            family=ARCHITECTURES[architecture],
+            family=family,
             max_positions=c.get("max_position_embeddings", 32768),
         )
     except KeyError as error:
@@ -79,14 +74,14 @@ def to_config(c, file):
 
 def from_config(c, dtype):
     """A config.json, but for token ids, of a `qwen.ModelConfig`; dtype: of the weights."""
-    architecture = {family: name for name, family in ARCHITECTURES.items()}[c.family]
+    family = qwen.MODELS[c.family]
     rope = {"rope_type": "default"}
     if c.rope_scaling is not None:
         kind = c.rope_scaling.kind
         names = ROPE[kind]
         rope = {"rope_type": kind} | {n: getattr(c.rope_scaling, f) for f, n in names.items()}
     return {
-        "architectures": [architecture],
+        "architectures": [family.architecture],
         "model_type": c.family,
         "vocab_size": c.vocab_size,
         "hidden_size": c.width,
@@ -106,19 +101,21 @@ def from_config(c, dtype):
         "use_cache": True,
         "dtype": dtype,
         "torch_dtype": dtype,
-        **FEATURES_OFF[c.family],
+        **family.features_off,
     }
 
 
-def _architecture(c, file):
+def _family(c, file):
+    """The key of `qwen.MODELS` that a config.json is of."""
     names = c.get("architectures") or []
-    if not names:
-        names = [name for name, kind in ARCHITECTURES.items() if kind == c.get("model_type")]
+    if not names and c.get("model_type") in qwen.MODELS:
+        return c["model_type"]
+    known = {family.architecture: kind for kind, family in qwen.MODELS.items()}
     for name in names:
-        if name in ARCHITECTURES:
-            return name
+        if name in known:
+            return known[name]
     found = ", ".join(names) or f"model_type {c.get('model_type')!r}"
-    raise ValueError(f"{file}: architecture {found}; accepted: {', '.join(ARCHITECTURES)}")
+    raise ValueError(f"{file}: architecture {found}; accepted: {', '.join(known)}")
 
 
 def _partial(c, rope):

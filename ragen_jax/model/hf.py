@@ -178,7 +178,7 @@ def load_weights(directory, *, mesh=None, dtype=None):
 
     shardings = None if mesh is None else param_shardings(model, mesh)
     with weights.open_tensors(directory) as tensors:
-        weights.check(directory, config, tensors)
+        weights.check_tensors(directory, config, tensors)
         return model, weights.read(tensors, config, shardings)
 
 

@@ -43,8 +43,25 @@ class RopeScaling:
             raise ValueError(f"{self}: needs factor > 0 and low_freq_factor < high_freq_factor")
 
 
-# Family, as config.json's model_type names it -> whether its queries, keys and values have a bias.
-QKV_BIAS = {"qwen2": True, "llama": False}
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """In what the models of a family differ from those of another."""
+
+    architecture: str  # in config.json
+    qkv_bias: bool  # whether queries, keys and values have a bias
+    features_off: dict  # fields of config.json that it alone has, as they are without the feature
+    refused: dict = dataclasses.field(default_factory=dict)  # of these, on: why it is not supported
+
+
+MODELS = {  # by config.json's model_type
+    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, features_off={"use_sliding_window": False}),
+    "llama": Family(
+        "LlamaForCausalLM",
+        qkv_bias=False,
+        features_off={"attention_bias": False},
+        refused={"attention_bias": "puts a bias on o_proj, too"},
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,20 +79,20 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-6
     tied: bool = True  # the output head is the embedding
-    family: str = "qwen2"  # a key of QKV_BIAS: whose config.json it is
+    family: str = "qwen2"  # a key of MODELS: whose config.json it is
     max_positions: int = 32768
     dtype: str = "float32"  # of activations and matrix products; parameters keep their own
     attention: str = "xla"  # or a key of kernels.KERNELS, where no cache is read
     remat: bool = False  # recompute each layer's activations in the backward pass
 
     def __post_init__(self):
-        if self.family not in QKV_BIAS:
-            raise ValueError(f"model family {self.family!r}; accepted: {', '.join(QKV_BIAS)}")
+        if self.family not in MODELS:
+            raise ValueError(f"model family {self.family!r}; accepted: {', '.join(MODELS)}")
 
     @property
     def qkv_bias(self):
         """Whether queries, keys and values have a bias."""
-        return QKV_BIAS[self.family]
+        return MODELS[self.family].qkv_bias
 
 
 def rotary_angles(positions_BT, head_dim, theta, scaling=None):

@@ -143,7 +143,7 @@ def open_tensors(directory):
         yield tensors
 
 
-def check(directory, config, tensors):
+def check_tensors(directory, config, tensors):
     """Raises ValueError unless the files hold exactly the model's tensors, in its shapes."""
     want = {name: leaf.tensor_shape for leaf in plan(config) for name in leaf.names}
     # Some trainers write the head although it is tied; it may stay if it says the same.
@@ -187,7 +187,7 @@ def read(tensors, config, shardings=None):
     """The parameters, each part read once and put on the devices that hold it.
 
     Args:
-      tensors: of `open_tensors`, after `check`.
+      tensors: of `open_tensors`, after `check_tensors`.
       config: `qwen.ModelConfig`.
       shardings: nested dict of a `jax.sharding.Sharding` a parameter; None: the default device.
 

@@ -220,83 +220,23 @@ def scoring_programs(run, config, at):
 
 def training_programs(run):
     """The passes before an update, the updates, and the copy of parameters that sampling reads."""
-    c, mesh, state = run.config, run.mesh, run.state
-    micro = c.optimizer.micro_batch
-    A = -(-minibatch_rows(c) // micro)
-    split = mesh.shape["fsdp"] * mesh.shape["tensor"]
-    work = Work(run.model.config, mesh.shape["tensor"])
-    helps = ["optimizer.micro_batch"]
-    helps += [] if c.model.remat else ["model.remat"]
-    helps += ["algorithm.kl_coef"] if run.reference else []
-    helps += ["algorithm.name"] if state.critic else []
-    helps = (*helps, *run.helps)
-    # train.py drops the sampler's copy while it learns, unless its base is LoRA's.
-    copy = run.policy if run.frozen and run.copied else None
-
-    def rows(A, **types):
-        return {
-            name: struct(mesh, (A, micro, run.row), jnp.dtype(dtype), None, "rows")
-            for name, dtype in types.items()
-        }
-
-    def step(name, function, optimizer, loss, trained, minibatch, *rest, held, **cost):
-        return program(
-            name,
-            mesh,
-            function,
-            run.model,
-            optimizer,
-            loss,
-            trained,
-            *rest,
-            minibatch,
-            host(()),
-            host((), jnp.float32),
-            host((), jnp.float32),
-            run.frozen,
-            held=(held, copy),
-            cost=work.update(
-                on_chip(micro, mesh),
-                run.row,
-                micro_batches=A,
-                trained=sum(x.size for x in jax.tree.leaves(trained.params)) // split,
-                frozen=bool(run.frozen),
-                **cost,
-            ),
-            calls=c.optimizer.minibatches,
-            helps=helps,
-        )
-
-    def read(name, function, params, extra, *, held, head):
-        count = -(-step_rows(c) // micro)
-        return program(
-            name,
-            mesh,
-            passes.read_micro_batches,
-            function,
-            run.model,
-            params,
-            rows(count, tokens="int32")["tokens"],
-            host(()),
-            extra,
-            held=(held, copy),
-            cost=work.read_rows(on_chip(micro, mesh), run.row, micro_batches=count, head=head),
-            calls=1,
-            helps=helps,
-        )
-
+    c, state = run.config, run.state
+    A = -(-minibatch_rows(c) // c.optimizer.micro_batch)
     temperature = host((), jnp.float32)
     if needs_statistics(c):
         whole = run.frozen.attach(state.params) if run.frozen else state.params
         held = state.opt_state, state.critic, run.reference
-        yield read("statistics", passes.statistics, whole, temperature, held=held, head=True)
+        yield _read(run, "statistics", passes.statistics, whole, temperature, held=held, head=True)
     if c.algorithm.kl_coef and c.algorithm.kl_in == "reward":
         reference = run.frozen.params if run.frozen else run.reference
-        yield read("reference", passes.statistics, reference, temperature, held=state, head=True)
+        yield _read(
+            run, "reference", passes.statistics, reference, temperature, held=state, head=True
+        )
     if state.critic:
         rest = state.replace(critic=None), run.reference
         critic, optimizer = state.critic, run.optimizer
-        yield read(
+        yield _read(
+            run,
             "values",
             passes.values,
             critic.params,
@@ -304,25 +244,27 @@ def training_programs(run):
             held=(rest, critic.opt_state),
             head=False,
         )
-        yield step(
+        yield _step(
+            run,
             "critic",
             critic_step,
             optimizer,
             build_value_loss(c),
             critic,
-            rows(A, tokens="int32", value="f4", target="f4", mask="f4"),
+            _rows(run, A, tokens="int32", value="f4", target="f4", mask="f4"),
             held=rest,
             reference=False,
             with_head=False,
         )
     in_loss = bool(c.algorithm.kl_coef and c.algorithm.kl_in == "loss")
-    yield step(
+    yield _step(
+        run,
         "update",
         update_step,
         run.optimizer,
         build_loss(c),
         state,
-        rows(A, tokens="int32", logp="f4", advantage="f4", mask="f4"),
+        _rows(run, A, tokens="int32", logp="f4", advantage="f4", mask="f4"),
         run.reference if in_loss else None,
         held=None if in_loss else run.reference,
         reference=in_loss,
@@ -335,7 +277,90 @@ def training_programs(run):
             sharding.resharding(run.model, run.sampling_mesh),
             run.base,
             held=run.state if run.frozen else (run.state.replace(params=None), run.reference),
-            cost=work.resharding(shards=split),
+            cost=work.resharding(shards=_split(run)),
             calls=0 if run.frozen else 1,  # LoRA's base model is copied once a run
             helps=run.helps,
         )
+
+
+def _split(run):
+    """Chips that a parameter is split over."""
+    return run.mesh.shape["fsdp"] * run.mesh.shape["tensor"]
+
+
+def _beside(run):
+    """The sampler's copy, which train.py drops while it learns unless its base is LoRA's."""
+    return run.policy if run.frozen and run.copied else None
+
+
+def _helps(run):
+    """Config fields that make what training holds smaller."""
+    helps = ["optimizer.micro_batch"]
+    helps += [] if run.config.model.remat else ["model.remat"]
+    helps += ["algorithm.kl_coef"] if run.reference else []
+    helps += ["algorithm.name"] if run.state.critic else []
+    return (*helps, *run.helps)
+
+
+def _rows(run, A, **types):
+    """{name: [A, micro_batch, T] of a dtype}."""
+    shape = (A, run.config.optimizer.micro_batch, run.row)
+    return {
+        name: struct(run.mesh, shape, jnp.dtype(dtype), None, "rows")
+        for name, dtype in types.items()
+    }
+
+
+def _step(run, name, function, optimizer, loss, trained, minibatch, *rest, held, **cost):
+    """The `Program` of an optimizer step."""
+    o = run.config.optimizer
+    size = sum(x.size for x in jax.tree.leaves(trained.params))
+    return program(
+        name,
+        run.mesh,
+        function,
+        run.model,
+        optimizer,
+        loss,
+        trained,
+        *rest,
+        minibatch,
+        host(()),
+        host((), jnp.float32),
+        host((), jnp.float32),
+        run.frozen,
+        held=(held, _beside(run)),
+        cost=Work(run.model.config, run.mesh.shape["tensor"]).update(
+            on_chip(o.micro_batch, run.mesh),
+            run.row,
+            micro_batches=-(-minibatch_rows(run.config) // o.micro_batch),
+            trained=size // _split(run),
+            frozen=bool(run.frozen),
+            **cost,
+        ),
+        calls=o.minibatches,
+        helps=_helps(run),
+    )
+
+
+def _read(run, name, function, params, extra, *, held, head):
+    """The `Program` of a pass over all rows of a step."""
+    micro = run.config.optimizer.micro_batch
+    count = -(-step_rows(run.config) // micro)
+    return program(
+        name,
+        run.mesh,
+        passes.read_micro_batches,
+        function,
+        run.model,
+        params,
+        _rows(run, count, tokens="int32")["tokens"],
+        host(()),
+        extra,
+        held=(held, _beside(run)),
+        cost=Work(run.model.config, run.mesh.shape["tensor"]).read_rows(
+            on_chip(micro, run.mesh), run.row, micro_batches=count, head=head
+        ),
+        calls=1,
+        helps=_helps(run),
+    )

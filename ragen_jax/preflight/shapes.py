@@ -20,7 +20,7 @@ from ragen_jax.model import hf, lora, qwen
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.padding import length_bucket
-from ragen_jax.run.build import build_model, build_optimizer, tiny_shape, tiny_words
+from ragen_jax.run.build import build_meshes, build_model, build_optimizer, tiny_shape, tiny_words
 from ragen_jax.run.sizes import has_critic, of_environments, turns_shown
 from ragen_jax.types import TrainState
 from ragen_jax.update.critic import CriticState
@@ -98,22 +98,6 @@ def model_shape(config):
     return shape
 
 
-def meshes(config, devices):
-    """build.build_meshes over the given devices."""
-    mesh = sampling = sharding.make_mesh(**config.mesh, devices=devices)
-    if any(config.sampling_mesh.values()):
-        try:
-            sampling = sharding.make_mesh(**config.sampling_mesh, devices=devices)
-        except ValueError as error:
-            raise ValueError(f"config.sampling_{error}") from error
-    if config.optimizer.micro_batch % sharding.data_shards(mesh):
-        raise ValueError(
-            f"config.optimizer.micro_batch is {config.optimizer.micro_batch}; its rows must split "
-            f"evenly over mesh.data x mesh.fsdp = {sharding.data_shards(mesh)}"
-        )
-    return mesh, sampling
-
-
 # ------------------------------------------------------------------------------ arrays
 
 
@@ -136,7 +120,8 @@ def bytes_per_chip(tree):
     )
 
 
-def place(shapes, shardings):
+def laid_out(shapes, shardings):
+    """Shapes with the shardings of another tree."""
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
@@ -199,7 +184,7 @@ def describe(config, devices, prompt_tokens, observation_tokens):
     """The `Run` of a config, as train.py sets it up."""
     c = config
     shape = model_shape(c)
-    mesh, sampling_mesh = meshes(c, devices)
+    mesh, sampling_mesh = build_meshes(c, devices)
     model = build_model(c, shape, mesh)
     at = {
         name: lengths(one, prompt_tokens, observation_tokens)
@@ -213,11 +198,11 @@ def describe(config, devices, prompt_tokens, observation_tokens):
         )
     shapes = jax.eval_shape(model.init, jax.random.key(0), host((1, 1), jnp.int32))
     shapes = nn.unbox(shapes)["params"]
-    params = policy = place(shapes, sharding.param_shardings(model, mesh))
+    params = policy = laid_out(shapes, sharding.param_shardings(model, mesh))
     copied = c.model.dtype != "float32" or mesh != sampling_mesh
     if copied:
         copy = jax.eval_shape(sharding.resharding(model, sampling_mesh), shapes)
-        policy = place(copy, sharding.param_shardings(model, sampling_mesh))
+        policy = laid_out(copy, sharding.param_shardings(model, sampling_mesh))
 
     trained, frozen, reference = params, None, params if c.algorithm.kl_coef else None
     if c.model.lora.rank:
@@ -284,4 +269,4 @@ def adapters(config, model, mesh):
         ),
         jax.random.key(0),
     )
-    return place(shapes, lora.adapter_shardings(model.config, shapes, mesh))
+    return laid_out(shapes, lora.adapter_shardings(model.config, shapes, mesh))

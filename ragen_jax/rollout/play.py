@@ -87,19 +87,7 @@ def rollout(
     Raises:
       ValueError: a prompt and its reply do not fit the model's positions.
     """
-    noise = key_word(key)  # the environment's own noise (slips, say) is keyed like the draws
-    plays = [
-        _Play(
-            seed=seed,
-            group=group,
-            member=member,
-            state=state,
-            rng=generator(Purpose.ENVIRONMENT, seed, member, noise),
-            turns=[],
-        )
-        for group, (seed, state) in enumerate(zip(seeds_G, states_G, strict=True))
-        for member in range(group_size)
-    ]
+    plays = _start(seeds_G, states_G, group_size, key)
     count, mine = row_shards()
     per_shard = -(-len(plays) // count)
     shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]
@@ -118,13 +106,7 @@ def rollout(
         )
         if not most:
             break
-        if longest + budgets.max_new_tokens > model.config.max_positions:
-            raise ValueError(
-                f"a prompt with its reply needs {longest + budgets.max_new_tokens} positions at "
-                f"turn {turn + 1}, but the model has {model.config.max_positions}; lower "
-                "rollout.max_new_tokens or env.max_turns, or show less (env.max_context, "
-                "env.context)"
-            )
+        _check_positions(longest + budgets.max_new_tokens, turn, model.config.max_positions)
         rows = row_bucket(most, per_shard) if compact and turn else per_shard
         # The play of each of this process's rows, shard by shard; None is padding.
         slots = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
@@ -136,49 +118,80 @@ def rollout(
         else:
             segment, logits = _continue(model, params, cache, slots, longest, new)
 
-        real = [play is not None for play in slots]
-        keys_B = episode_keys(
-            key,
-            [play.seed if play else 0 for play in slots],
-            [play.member if play else 0 for play in slots],
-            turn,
-        )
-        sampled = decode(
-            model,
-            params,
-            segment,
-            logits,
-            keys_B,
-            place_rows(np.where(real, budgets.max_new_tokens, 0).astype(np.int32)),
-            np.float32(sampling.temperature),
-            max_new_tokens=budgets.max_new_tokens,
-            stop_ids=chat.stop_ids,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-        )
-        tokens_BT, logp_BT, count_B = map(
-            read_rows, (sampled.tokens_BT, sampled.logp_BT, sampled.count_B)
+        tokens_BT, logp_BT, count_B, own = _sample_replies(
+            model, params, segment, logits, slots, turn, key, budgets, sampling, chat.stop_ids
         )
         for row, play in enumerate(slots):
             if play is not None:
                 n = count_B[row]
                 _act(play, tokens_BT[row, :n], logp_BT[row, :n], environment, chat)
                 play.over |= play.actions_used >= budgets.max_actions
-        cache = segment, sampled.own, slots
-    return _everyone(
-        [
-            Episode(
-                seed=play.seed,
-                group=play.group,
-                member=play.member,
-                turns=tuple(play.turns),
-                success=play.success,
-            )
-            for play in plays
-            if play.turns
-        ]
+        cache = segment, own, slots
+    return _everyone([_episode(play) for play in plays if play.turns])
+
+
+def _start(seeds_G, states_G, group_size, key):
+    """The `_Play`s of a batch, group by group; `key` as in `rollout`."""
+    noise = key_word(key)  # the environment's own noise (slips, say) is keyed like the draws
+    return [
+        _Play(
+            seed=seed,
+            group=group,
+            member=member,
+            state=state,
+            rng=generator(Purpose.ENVIRONMENT, seed, member, noise),
+            turns=[],
+        )
+        for group, (seed, state) in enumerate(zip(seeds_G, states_G, strict=True))
+        for member in range(group_size)
+    ]
+
+
+def _episode(play):
+    return Episode(
+        seed=play.seed,
+        group=play.group,
+        member=play.member,
+        turns=tuple(play.turns),
+        success=play.success,
     )
+
+
+def _check_positions(needed, turn, most):
+    """Refuses a prompt that does not fit the model with its reply (ValueError)."""
+    if needed > most:
+        raise ValueError(
+            f"a prompt with its reply needs {needed} positions at turn {turn + 1}, but the model "
+            f"has {most}; lower rollout.max_new_tokens or env.max_turns, or show less "
+            "(env.max_context, env.context)"
+        )
+
+
+def _sample_replies(model, params, segment, logits, slots, turn, key, budgets, sampling, stop_ids):
+    """(tokens_BT, logp_BT, count_B) of this process's rows, and the keys and values of all."""
+    real = [play is not None for play in slots]
+    keys_B = episode_keys(
+        key,
+        [play.seed if play else 0 for play in slots],
+        [play.member if play else 0 for play in slots],
+        turn,
+    )
+    sampled = decode(
+        model,
+        params,
+        segment,
+        logits,
+        keys_B,
+        place_rows(np.where(real, budgets.max_new_tokens, 0).astype(np.int32)),
+        np.float32(sampling.temperature),
+        max_new_tokens=budgets.max_new_tokens,
+        stop_ids=stop_ids,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+    )
+    on_host = map(read_rows, (sampled.tokens_BT, sampled.logp_BT, sampled.count_B))
+    return *on_host, sampled.own
 
 
 def _everyone(episodes):

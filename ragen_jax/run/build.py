@@ -115,16 +115,16 @@ def build_chat(config, tokenizer, environment, extra_stop_ids=()):
     )
 
 
-def build_meshes(config):
-    """(mesh of training, mesh of sampling and scoring).
+def build_meshes(config, devices=None):
+    """(mesh of training, mesh of sampling and scoring) over the devices; None: all there are.
 
     Raises:
       ValueError: sizes that do not fit the devices, or rows that do not split over them.
     """
-    mesh = sampling = make_mesh(**config.mesh)
+    mesh = sampling = make_mesh(**config.mesh, devices=devices)
     if any(config.sampling_mesh.values()):
         try:
-            sampling = make_mesh(**config.sampling_mesh)
+            sampling = make_mesh(**config.sampling_mesh, devices=devices)
         except ValueError as error:
             raise ValueError(f"config.sampling_{error}") from error
     if config.optimizer.micro_batch % data_shards(mesh):

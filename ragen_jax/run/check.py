@@ -10,6 +10,7 @@ from ragen_jax.algorithms import OF_TOKENS
 from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.filter import STRATEGIES
 from ragen_jax.model.qwen import ModelConfig
+from ragen_jax.objectives import OBJECTIVES
 from ragen_jax.run.domains import DOMAINS, entries, field, leaves
 from ragen_jax.run.sizes import minibatch_rows, row_tokens, step_groups, step_rows
 from ragen_jax.update.policy import EXACT
@@ -111,8 +112,8 @@ def check_algorithm(config):
 
     if a.clip_c != 0 and a.clip_c <= 1:
         refuse("algorithm.clip_c", "it must be above 1, or 0 for no second clip")
-    if a.objective == "cispo" and a.clip_c:
-        refuse("algorithm.clip_c", "objective cispo has no second clip: give 0")
+    if a.clip_c and not OBJECTIVES[a.objective].second_clip:
+        refuse("algorithm.clip_c", f"objective {a.objective} has no second clip: give 0")
     if a.mismatch_cap and a.mismatch_cap < 1:
         refuse("algorithm.mismatch_cap", "it must be at least 1, or 0 for no weights")
     if a.kl_target and not a.kl_coef:

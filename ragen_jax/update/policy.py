@@ -90,7 +90,7 @@ def loss_parts(model, loss, params, ref_params, piece, kl_scale=1.0):
         clip_high=loss.clip_high,
         clip_c=loss.clip_c,
         aggregation=loss.aggregation,
-        terms=OBJECTIVES[loss.objective],
+        terms=OBJECTIVES[loss.objective].terms,
         weights=weights,
     )
     parts = {"task": task}
