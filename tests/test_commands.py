@@ -84,6 +84,7 @@ def home(agent, monkeypatch):
 
 SHORT = ["--config.steps=1", "--config.eval.every=0", "--config.diagnose.every=0"]
 SHORT += ["--config.rollout.compact=False", "--config.eval.episodes=8"]
+SHORT += ["--config.env.max_turns=2"]
 SMALL = ["--config.rollout.groups=2", "--config.rollout.group_size=4"]
 SMALL += ["--config.rollout.max_new_tokens=24", "--config.optimizer.minibatches=1"]
 SMALL += ["--config.optimizer.micro_batch=2", "--config.diagnose.micro_batch=4"]

@@ -111,6 +111,7 @@ def config(agent):
     config = agent.config.copy_and_resolve_references()
     config.model.path = str(agent.directory)
     config.steps = 2
+    config.env.update(max_turns=3, max_actions=6)
     config.rollout.update(groups=3, group_size=4, save_every=2)
     lake = frozen_lake.get_config().env
     lake.update(format_penalty=-0.5, max_turns=2, pool=4)
