@@ -132,9 +132,9 @@ def test_a_config_of_several_is_one_of_each(config):
     assert (second.env.name, second.rollout.groups, second.env.max_turns) == ("frozen_lake", 2, 2)
     assert second.optimizer.learning_rate == config.optimizer.learning_rate
     assert groups_of_environments(config) == (3, 2) and step_groups(config) == 5
-    assert step_rows(config) == 4 * (3 * 5 + 2 * 2)  # single turn: a row a turn
+    assert step_rows(config) == 4 * (3 * 3 + 2 * 2)  # single turn: a row a turn
     config.also.frozen_lake.env.context = "full"
-    assert step_rows(config) == 4 * (3 * 5 + 2)
+    assert step_rows(config) == 4 * (3 * 3 + 2)
     assert row_tokens(config) == 2 * config.rollout.max_new_tokens
     one = sokoban.get_config()
     assert list(of_environments(one).values()) == [one]
