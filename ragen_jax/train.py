@@ -66,8 +66,7 @@ def train(config, workdir):
         row |= stage.metrics() | run.evaluate_if_due(policy, step)
         state, fired, metrics = watch(run, state, row, played.returns_E)
         row |= metrics
-        dump = dict(vars(batch), advantage_BT=credit.advantage_BT)
-        exit_code = run.write_and_decide(step, row, state, fired, played, dump)
+        exit_code = run.write_and_decide(step, row, state, fired, played, batch, credit)
         if exit_code is not None:
             return exit_code
 

@@ -36,9 +36,6 @@ LIBTPU = {  # only the compiler is wanted: no device, no metadata server, no loc
 }
 
 
-# ------------------------------------------------------------------------------ report
-
-
 def main(argv):
     del argv
     config = CONFIG.value

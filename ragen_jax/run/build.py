@@ -32,7 +32,7 @@ from ragen_jax.run.sizes import (
     row_tokens,
     step_rows,
 )
-from ragen_jax.sharding import data_shards, make_mesh, sampling_params
+from ragen_jax.sharding import data_shards, make_mesh
 from ragen_jax.update import critic
 from ragen_jax.update.learner import Learner
 from ragen_jax.update.optimize import learning_rates, make_optimizer
@@ -286,13 +286,11 @@ def build_learner(config, model, params, mesh, sampling_mesh=None):
       sampling_mesh: None: the mesh of training.
     """
     c, a, o = config, config.algorithm, config.optimizer
-    sampling_mesh = sampling_mesh or mesh
-    frozen = frozen_policy = reference = critic_state = None
+    frozen = reference = critic_state = None
     optimizer = build_optimizer(c)
     trained = params
     if c.model.lora.rank:
         frozen = Frozen(params, np.float32(c.model.lora.alpha / c.model.lora.rank))
-        frozen_policy = sampling_params(params, model, sampling_mesh)  # does not change
         trained = build_adapters(c, model, mesh)
     elif a.kl_coef:  # a copy, because the update donates the policy's parameters
         reference = jax.tree.map(jnp.copy, params)
@@ -304,7 +302,7 @@ def build_learner(config, model, params, mesh, sampling_mesh=None):
     learner = Learner(
         model=model,
         mesh=mesh,
-        sampling_mesh=sampling_mesh,
+        sampling_mesh=sampling_mesh or mesh,
         parts=tuple(map(Part, labels, groups_of_environments(c))),
         filter=Filter(**c.filter),
         reads_policy=needs_statistics(c),
@@ -326,7 +324,6 @@ def build_learner(config, model, params, mesh, sampling_mesh=None):
         minibatch_rows=minibatch_rows(c),
         reference=reference,
         frozen=frozen,
-        frozen_policy=frozen_policy,
     )
     scopes = [f"{label}/{scope}" for label in labels if label for scope in SCOPES]
     return learner, init_state(

@@ -129,13 +129,13 @@ class Run:
 
     # -------------------------------------------------------------------------- writing
 
-    def write_and_decide(self, step, metrics, state, fired, played, dump):
+    def write_and_decide(self, step, metrics, state, fired, played, batch, credit):
         """Writes what a step has to say.
 
         Args:
           metrics: its row. state: `TrainState` behind it.
           fired: list of `Fired`. played: `stages.Played`.
-          dump: dict of arrays, for a step whose update was not finite.
+          batch, credit: what it learnt from, kept where its update was not finite.
 
         Returns:
           The exit code of a run that ends here, else None.
@@ -159,7 +159,7 @@ class Run:
             console(f"{ACTIONS[rule.action]}: {rule.reason}")
             if rule.rule == "nonfinite" and is_first():
                 path = self.workdir / f"nonfinite_step_{step}.npz"
-                np.savez_compressed(path, **dump)
+                np.savez_compressed(path, advantage_BT=credit.advantage_BT, **vars(batch))
                 console(f"its batch is in {path}")
         return self._save(step, state, {rule.action for rule in fired})
 

@@ -8,6 +8,7 @@ Axes: G groups, K episodes a group, B rows, T tokens, E environments.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,11 @@ class Learner:
     minibatch_rows: int  # and of a minibatch
     reference: dict | None  # parameters of the KL reference, where they are held apart
     frozen: Frozen | None  # the base model of LoRA training
-    frozen_policy: dict | None  # and as sampling reads it
+
+    @functools.cached_property
+    def frozen_policy(self):
+        """The base model of LoRA training as sampling reads it: placed once, never changed."""
+        return sampling_params(self.frozen.params, self.model, self.sampling_mesh)
 
     @property
     def environment_G(self):
