@@ -10,8 +10,8 @@ gives one; the tiny preset of configs/sokoban.py says where and why it departs.
 from ml_collections import ConfigDict
 
 
-def get_config():
-    """The defaults, as a ConfigDict."""
+def get_config() -> ConfigDict:
+    """The defaults."""
     return ConfigDict(
         dict(
             seed=0,  # of everything random in the run

@@ -27,12 +27,12 @@ have no part. Problems and agents are kept under the content of the file, not it
 agent needs a larger `rollout.max_new_tokens` (about 56) for four numbers.
 """
 
-from ml_collections import config_dict
+from ml_collections import ConfigDict, config_dict
 
 from ragen_jax.configs import base, presets, recipes
 
 
-def get_config(preset="tiny"):
+def get_config(preset: str = "tiny") -> ConfigDict:
     """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
     model, names = presets.split(preset)
     config = base.get_config()

@@ -3,7 +3,9 @@
 An arm is a setting with a filter and a seed; each gives fields of the config and their values.
 """
 
-EXPERIMENTS = {
+from typing import Any
+
+EXPERIMENTS: dict[str, dict[str, Any]] = {
     # Does strong regularisation or a large learning rate make reasoning lose its input before
     # success falls, and does filtering by reward variance prevent it (RAGEN-2, sections 4 and 5)?
     "collapse": {

@@ -19,10 +19,12 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
     trained here yet.
 """
 
+from ml_collections import ConfigDict
+
 from ragen_jax.configs import base, presets, recipes
 
 
-def get_config(preset="tiny"):
+def get_config(preset: str = "tiny") -> ConfigDict:
     """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
     model, names = presets.split(preset)
     config = base.get_config()

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from ragen_jax.configs import countdown, frozen_lake, presets, recipes, sokoban
 
 
-def get_config(preset="tiny"):
+def get_config(preset: str = "tiny") -> ConfigDict:
     """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
     model, names = presets.split(preset)
     config = sokoban.get_config(model)

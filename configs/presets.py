@@ -2,6 +2,7 @@
 
 import math
 
+from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 LLMS = {
@@ -41,13 +42,13 @@ SIZES = {  # parameters of a model, at most -> fields
 ROWS = {10**8: 4, 5 * 10**8: 4, math.inf: 1}  # the same -> rows of a micro-batch on a device
 
 
-def split(preset):
+def split(preset: str) -> tuple[str, list[str]]:
     """("tiny", ["ppo", "no_filter"]) of "tiny+ppo+no_filter": a model and recipes."""
     model, *names = preset.split("+")
     return model, names
 
 
-def apply(config, model):
+def apply(config: ConfigDict, model: str) -> None:
     """Sets what `model`, one of PRESETS, changes in any environment's config.
 
     Raises:

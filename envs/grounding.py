@@ -32,10 +32,10 @@ def stated_positions(text: str, things: Mapping[str, str]) -> list[Claim]:
 
 
 @functools.cache
-def _claim(names):
+def _claim(names: tuple[str, ...]) -> re.Pattern[str]:
     """The pattern of a claim about one of the names."""
-    names = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    return re.compile(rf"\b({names})\b((?:{_FILLER}|{_POSITION})*)", re.IGNORECASE | re.ASCII)
+    any_name = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    return re.compile(rf"\b({any_name})\b((?:{_FILLER}|{_POSITION})*)", re.IGNORECASE | re.ASCII)
 
 
 def grid_lines(text: str, symbols: str) -> str:

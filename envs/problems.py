@@ -24,7 +24,7 @@ class Draws:
         with the same seed
     """
 
-    def __init__(self, seed: int, attempt: int, tag: int):
+    def __init__(self, seed: int, attempt: int, tag: int) -> None:
         self._philox = philox(tag, seed, attempt)
         self._bits, self._count = 0, 0
 

@@ -18,11 +18,14 @@ How a model is told to answer (think and answer tags), how many actions a turn m
 many turns an episode may last belong to the chat format and the rollout, never to an environment.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+# An environment's own frozen and hashable type: nobody else looks inside.
+State = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Step:
         one that is read, and False where it is missing
     """
 
-    state: Hashable
+    state: State
     reward: float
     done: bool
     info: dict[str, Any]
@@ -56,7 +59,8 @@ class EnvironmentClass(Protocol):
         caches, if the option is called so.
     """
 
-    def __call__(self, *, split: str, **options: Any) -> "Environment": ...
+    # To a type checker `*_` and `**options`, both of Any, are whatever other parameters it has.
+    def __call__(self, *_: Any, split: str, **options: Any) -> "Environment": ...
 
 
 @runtime_checkable
@@ -73,19 +77,19 @@ class Environment(Protocol):
     actions: tuple[str, ...]
     instructions: str
 
-    def reset(self, seed: int) -> Hashable:
+    def reset(self, seed: int) -> State:
         """The initial state of problem `seed`, an int in [0, 2**63). Pure in seed and options."""
         ...
 
-    def render(self, state: Hashable) -> str:
+    def render(self, state: State) -> str:
         """The observation shown to the agent in `state`."""
         ...
 
-    def identity(self, state: Hashable) -> str:
+    def identity(self, state: State) -> str:
         """The problem's content up to symmetry: equal for two seeds that pose the same problem."""
         ...
 
-    def step(self, state: Hashable, action: str, rng: np.random.Generator) -> Step:
+    def step(self, state: State, action: str, rng: np.random.Generator) -> Step:
         """Apply one action word; `rng` is the only source of noise.
 
         Raises ValueError for a word not in `actions`, unless that is empty: filtering replies is
@@ -106,14 +110,14 @@ class SolvableEnvironment(Environment, Protocol):
 
     words: tuple[str, ...]
 
-    def solve(self, state: Hashable) -> tuple[str, ...] | None:
+    def solve(self, state: State) -> tuple[str, ...] | None:
         """A shortest sequence of actions that ends the task from `state`; None if there is none.
 
         Noise has no part in it: after a slip, ask again from where that led.
         """
         ...
 
-    def explain(self, state: Hashable, plan: Sequence[str]) -> str:
+    def explain(self, state: State, plan: Sequence[str]) -> str:
         """The reasoning an imitated expert writes before it follows `plan` from `state`."""
         ...
 

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ragen_jax.types import Array
+
 WHITEN_EPS = 1e-8
 
 
-def deviations(x_GK):
+def deviations(x_GK: Array) -> jax.Array:
     """Each member minus the mean of its group: x_gk - mean_j x_gj.
 
     Args:
@@ -31,7 +33,7 @@ def deviations(x_GK):
     return shifted_GK - jnp.mean(shifted_GK, axis=1, keepdims=True)
 
 
-def sample_variance(x_GK):
+def sample_variance(x_GK: Array) -> jax.Array:
     """Variance inside each group: sum_k (x_gk - mean_g)^2 / (K - 1); groups of one: 0.
 
     Args:
@@ -45,7 +47,9 @@ def sample_variance(x_GK):
     return jnp.sum(deviation_GK**2, axis=1) / max(deviation_GK.shape[1] - 1, 1)
 
 
-def group_relative(return_GK, *, normalize_by_std=True, eps=1e-6):
+def group_relative(
+    return_GK: Array, *, normalize_by_std: bool = True, eps: float = 1e-6
+) -> jax.Array:
     """GRPO's advantage: (R - mean of the group) / (sample std of the group + eps).
 
     A group of one has nothing to be compared with: mean 0 and std 1, so R / (1 + eps).
@@ -71,7 +75,7 @@ def group_relative(return_GK, *, normalize_by_std=True, eps=1e-6):
     return deviation_GK / (std_G[:, None] + eps)
 
 
-def leave_one_out(return_GK):
+def leave_one_out(return_GK: Array) -> jax.Array:
     """RLOO's advantage: R_i - mean of the other members of its group.
 
     A group of one has no others: the baseline is 0 and the advantage is R itself.
@@ -90,7 +94,7 @@ def leave_one_out(return_GK):
     return deviations(return_GK) * (K / (K - 1))
 
 
-def whiten(x_BT, mask_BT):
+def whiten(x_BT: Array, mask_BT: Array) -> jax.Array:
     """(x - masked mean) * rsqrt(masked unbiased variance + 1e-8), over the whole batch.
 
     Applied to every entry; those outside the mask take part in neither statistic and mean
@@ -115,7 +119,9 @@ def whiten(x_BT, mask_BT):
     return (x_BT - mean) * lax.rsqrt(variance + WHITEN_EPS)
 
 
-def soft_weights(return_GK, *, environment_G=None, eps=1e-6):
+def soft_weights(
+    return_GK: Array, *, environment_G: Array | None = None, eps: float = 1e-6
+) -> jax.Array:
     """Weight of each group: its sample std of returns / (largest std of the batch + eps).
 
     Multiplied into the advantages it is the soft form of filtering by reward variance: a group
@@ -140,7 +146,9 @@ def soft_weights(return_GK, *, environment_G=None, eps=1e-6):
     return std_G / (largest_G + eps)
 
 
-def gae(reward_BT, value_BT, mask_BT, *, gamma, lam):
+def gae(
+    reward_BT: Array, value_BT: Array, mask_BT: Array, *, gamma: float, lam: float
+) -> tuple[jax.Array, jax.Array]:
     """Generalized advantage estimation over the sampled tokens of each row.
 
     With t' the next sampled token of the row, however many observation tokens lie between
@@ -165,7 +173,16 @@ def gae(reward_BT, value_BT, mask_BT, *, gamma, lam):
     return _backward(*arrays, jnp.zeros(jnp.shape(mask_BT), bool), gamma, lam)
 
 
-def bi_level_gae(reward_BT, value_BT, mask_BT, turn_end_BT, *, gamma, lam, turn_gamma):
+def bi_level_gae(
+    reward_BT: Array,
+    value_BT: Array,
+    mask_BT: Array,
+    turn_end_BT: Array,
+    *,
+    gamma: float,
+    lam: float,
+    turn_gamma: float,
+) -> tuple[jax.Array, jax.Array]:
     """GAE over turns, then over the tokens of each turn.
 
     1. Over the turn ends alone, with n the next turn end of the row:
@@ -196,7 +213,9 @@ def bi_level_gae(reward_BT, value_BT, mask_BT, turn_end_BT, *, gamma, lam, turn_
     return _backward(reward_BT, value_BT, mask_BT, end_BT, gamma, lam)
 
 
-def _backward(reward_BT, value_BT, mask_BT, end_BT, gamma, lam):
+def _backward(
+    reward_BT: Array, value_BT: Array, mask_BT: Array, end_BT: Array, gamma: float, lam: float
+) -> tuple[jax.Array, jax.Array]:
     """The recursion of `gae`, begun anew (V = A = 0) at each token of end_BT."""
     inside_BT = jnp.asarray(mask_BT) != 0
     # Masked out here, so that junk under the mask cannot enter as 0 * NaN.
@@ -222,7 +241,9 @@ def _backward(reward_BT, value_BT, mask_BT, end_BT, gamma, lam):
     return advantage_TB.T, advantage_TB.T + value_BT
 
 
-def reinforce_plus_plus(reward_BT, mask_BT, *, gamma):
+def reinforce_plus_plus(
+    reward_BT: Array, mask_BT: Array, *, gamma: float
+) -> tuple[jax.Array, jax.Array]:
     """REINFORCE++: discounted returns-to-go of the tokens, whitened over the whole batch.
 
     G_t = r_t + gamma G_t', with t' the next sampled token of the row. Hu, arXiv 2501.03262; its
@@ -242,7 +263,7 @@ def reinforce_plus_plus(reward_BT, mask_BT, *, gamma):
     return _whiten_inside(return_BT, mask_BT), return_BT
 
 
-def reinforce_plus_plus_baseline(return_GK, episode_B, mask_BT):
+def reinforce_plus_plus_baseline(return_GK: Array, episode_B: Array, mask_BT: Array) -> jax.Array:
     """REINFORCE++ with a group baseline: R - mean of its group on each token, whitened.
 
     The spread is the whole batch's, not the group's as in GRPO: a group of nearly equal returns
@@ -265,5 +286,5 @@ def reinforce_plus_plus_baseline(return_GK, episode_B, mask_BT):
     return _whiten_inside(jnp.broadcast_to(advantage_B1, jnp.shape(mask_BT)), mask_BT)
 
 
-def _whiten_inside(x_BT, mask_BT):
+def _whiten_inside(x_BT: Array, mask_BT: Array) -> jax.Array:
     return jnp.where(jnp.asarray(mask_BT) != 0, whiten(x_BT, mask_BT), 0.0)

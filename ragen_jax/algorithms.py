@@ -10,11 +10,13 @@ Axes: G groups, K episodes a group, B rows, T tokens.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ragen_jax import advantage, rewards
+from ragen_jax.types import Array, Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,15 +40,23 @@ class Algorithm:
 
     # of_tokens: (credit, reward_BT, value_BT, mask_BT, turn_end_BT) -> (advantage_BT, target_BT)
     # otherwise: (return_GK, episode_B, mask_BT) -> advantage_BT
-    advantages: Callable
+    advantages: Callable[..., Any]
     of_tokens: bool = False  # from the rewards along a row; otherwise from the episodes' returns
     critic: bool = False  # whether it has one, which learns target_BT
 
 
 @functools.partial(jax.jit, static_argnames="credit")
 def token_advantages(
-    credit, batch, keep_GK, return_GK, *, value_BT=None, kl_BT=None, kl_coef=0.0, environment_G=None
-):
+    credit: Credit,
+    batch: Batch,
+    keep_GK: Array,
+    return_GK: Array,
+    *,
+    value_BT: Array | None = None,
+    kl_BT: Array | None = None,
+    kl_coef: Array | float = 0.0,
+    environment_G: Array | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
     """Advantages of the kept episodes' tokens.
 
     - ppo: rewards where credit.level puts them, then GAE (bi-level or plain), then whitened.
@@ -61,8 +71,7 @@ def token_advantages(
     returns without it.
 
     Args:
-      credit: `Credit`.
-      batch: `Batch` with reward_BT; rows of any number, padding included.
+      batch: with reward_BT; rows of any number, padding included.
       keep_GK: bool, the episodes that the update reads.
       return_GK: undiscounted episode returns, penalties included.
       value_BT: the critic's values (ppo).
@@ -107,7 +116,7 @@ def token_advantages(
     return jnp.where(mask_BT > 0, advantage_BT, 0.0), target_BT
 
 
-def _rewards_along_rows(credit, batch, normal_GK):
+def _rewards_along_rows(credit: Credit, batch: Batch, normal_GK: jax.Array) -> jax.Array:
     """reward_BT as credit.level places it, or each episode's normalised return on its last token;
     a row ends with the rewards of its episode's later rows."""
     places = batch.turn_BT, batch.turn_end_BT, batch.episode_B
@@ -123,7 +132,9 @@ def _rewards_along_rows(credit, batch, normal_GK):
 # ------------------------------------------------------------------------------ the algorithms
 
 
-def _ppo(credit, reward_BT, value_BT, mask_BT, turn_end_BT):
+def _ppo(
+    credit: Credit, reward_BT: Array, value_BT: Array, mask_BT: Array, turn_end_BT: Array
+) -> tuple[jax.Array, jax.Array]:
     arrays, factors = (reward_BT, value_BT, mask_BT), dict(gamma=credit.gamma, lam=credit.lam)
     if credit.bi_level:
         advantage_BT, target_BT = advantage.bi_level_gae(
@@ -134,12 +145,16 @@ def _ppo(credit, reward_BT, value_BT, mask_BT, turn_end_BT):
     return advantage.whiten(advantage_BT, mask_BT), target_BT
 
 
-def _reinforce_plus_plus(credit, reward_BT, value_BT, mask_BT, turn_end_BT):
+def _reinforce_plus_plus(
+    credit: Credit, reward_BT: Array, value_BT: None, mask_BT: Array, turn_end_BT: Array
+) -> tuple[jax.Array, None]:
     advantage_BT, _ = advantage.reinforce_plus_plus(reward_BT, mask_BT, gamma=credit.gamma)
     return advantage_BT, None
 
 
-def _same_for_all_tokens(of_groups):
+def _same_for_all_tokens(
+    of_groups: Callable[[Array], jax.Array],
+) -> Callable[[Array, Array, Array], jax.Array]:
     """Advantages of a group's returns, (return_GK) -> advantage_GK, at each of their tokens."""
 
     def advantages(return_GK, episode_B, mask_BT):

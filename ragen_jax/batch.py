@@ -7,16 +7,18 @@
 A turn whose prompt extends its row continues it; any other starts a new row.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from ragen_jax.types import Batch
+from ragen_jax.types import Batch, Episode
 
 
-def make_batch(episodes, *, length=None):
+def make_batch(episodes: Sequence[Episode], *, length: int | None = None) -> Batch:
     """Lays episodes out as rows.
 
     Args:
-      episodes: list of `Episode`; a row's group is the episode's.
+      episodes: a row's group is the episode's.
       length: T of the result (default: the longest row); longer rows are an error.
 
     Returns:
@@ -69,7 +71,7 @@ def make_batch(episodes, *, length=None):
     return batch
 
 
-def take_rows(batch, rows_B, *, size):
+def take_rows(batch: Batch, rows_B: np.ndarray, *, size: int) -> Batch:
     """The batch of the given rows, padded to `size` rows of weight 0.
 
     Raises:

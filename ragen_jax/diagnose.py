@@ -5,10 +5,12 @@ a row of DIAGNOSTICS, which says when it is due.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
+from ml_collections import ConfigDict
 
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, reasoning_metrics
 from ragen_jax.diagnostics.gradients import gradient_report
@@ -16,25 +18,32 @@ from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.envs.types import GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.groups import combine_metrics
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout.play import Sampling
 from ragen_jax.run.build import build_budgets
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.sizes import due, step_rows
-from ragen_jax.run.stages import rewarded_batch
+from ragen_jax.run.stages import Played, rewarded_batch
 from ragen_jax.sharding import place
+from ragen_jax.types import Batch, Episode, Metrics, Params, TrainState
+from ragen_jax.update.learner import Learner, Outcomes
+
+if TYPE_CHECKING:  # importing them takes Orbax and TFDS
+    from ragen_jax.run.tasks import Task
+    from ragen_jax.run.training import Run
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
     """What a diagnostic may look at."""
 
-    run: Any  # `training.Run`
-    learner: Any  # `learner.Learner`
-    policy: Any  # the parameters that sampled the episodes
-    played: Any  # `stages.Played`
-    batch: Any  # of the episodes that the step learns from
-    outcomes: Any  # and their `Outcomes`
+    run: "Run"
+    learner: Learner
+    policy: Params  # that sampled the episodes
+    played: Played
+    batch: Batch  # of the episodes that the step learns from
+    outcomes: Outcomes  # of these episodes
     number: int
 
 
@@ -42,33 +51,46 @@ class Step:
 class Diagnostic:
     """When something is measured, and what."""
 
-    every: Callable  # (config.diagnose) -> steps between two; 0: never
-    measure: Callable  # (Step, TrainState, metrics so far) -> (TrainState, metrics)
+    every: Callable[[ConfigDict], int]  # config.diagnose -> steps between two; 0: never
+    # (Step, TrainState, metrics so far) -> (TrainState, metrics)
+    measure: Callable[[Step, TrainState, Metrics], tuple[TrainState, Metrics]]
 
 
-def diagnose(run, learner, policy, state, played, batch, outcomes, step):
+def diagnose(
+    run: "Run",
+    learner: Learner,
+    policy: Params,
+    state: TrainState,
+    played: Played,
+    batch: Batch,
+    outcomes: Outcomes,
+    step: int,
+) -> tuple[TrainState, Metrics]:
     """The diagnostics of a step's episodes that are due.
 
-    Args: as in `Step`; state: `TrainState`, step: number of the iteration.
+    Args: as in `Step`; step: number of the iteration.
 
     Returns:
       (TrainState with the moving averages, metrics of DIAGNOSTICS).
     """
-    seen, metrics = Step(run, learner, policy, played, batch, outcomes, step), {}
+    seen = Step(run, learner, policy, played, batch, outcomes, step)
+    metrics: Metrics = {}
     for diagnostic in DIAGNOSTICS.values():
         if due(diagnostic.every(run.config.diagnose), step):
-            state, found = diagnostic.measure(seen, state, metrics)
-            metrics |= found
+            state, figures = diagnostic.measure(seen, state, metrics)
+            metrics |= figures
     return state, metrics
 
 
-def of_each_task(step, measure):
+def of_each_task(
+    step: Step, measure: Callable[[int, "Task", list[Episode], np.ndarray], Metrics]
+) -> Metrics:
     """measure(index, task, its episodes, their return_GK) of each task, combined."""
     listed = zip(step.run.tasks, step.played.episodes_E, step.played.returns_E, strict=True)
     return combine_metrics(step.run.tasks, [measure(i, *each) for i, each in enumerate(listed)])
 
 
-def collapse(step, state, metrics):
+def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """collapse/* and, where they are due, flow/* figures."""
     c = step.run.config
     flow = due(c.diagnose.flow_every, step.number)
@@ -92,30 +114,31 @@ def collapse(step, state, metrics):
         return state, of_each_task(step, measure)
 
 
-def behaviour(step, state, metrics):
+def behaviour(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """anatomy/*, action/* and reasoning/* figures, as far as an environment offers the checks."""
 
     def measure(index, task, episodes, return_GK):
         environment = task.environment
         reversible = isinstance(environment, ReversibleEnvironment)
-        found = anatomy_metrics(episodes, return_GK)
-        found |= action_metrics(
+        figures = anatomy_metrics(episodes, return_GK)
+        figures |= action_metrics(
             episodes, len(return_GK), opposites=environment.opposites if reversible else None
         )
         if isinstance(environment, GroundedEnvironment):
-            found |= reasoning_metrics(episodes, environment.grounded, task.chat.text)
-        return found
+            figures |= reasoning_metrics(episodes, environment.grounded, task.chat.text)
+        return figures
 
     return state, of_each_task(step, measure)
 
 
-def zscores(step, state, metrics):
+def zscores(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """collapse/*/mi_zscore*_ema: of the collapse figures of this step, over what went before."""
-    averages, found = update_zscores(jax.device_get(state.zscores), metrics)
-    return state.replace(zscores=place(averages, state.step.sharding)), found
+    averages, figures = update_zscores(jax.device_get(state.zscores), metrics)
+    averages = place(averages, state.step.sharding)
+    return dataclasses.replace(state, zscores=averages), figures
 
 
-def gradients(step, state, metrics):
+def gradients(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """gradient/* figures, by reward variance."""
     run = step.run
     if run.config.diagnose.gradients_groups:
@@ -137,7 +160,9 @@ DIAGNOSTICS = {
 # ------------------------------------------------------------------------------ gradients
 
 
-def task_gradients(learner, state, batch, return_GK, task):
+def task_gradients(
+    learner: Learner, state: TrainState, batch: Batch, return_GK: np.ndarray, task: "Task"
+) -> Metrics:
     """gradient/* metrics of a batch of one task; run under the mesh of training."""
     d = task.config.diagnose
     return gradient_report(
@@ -151,7 +176,7 @@ def task_gradients(learner, state, batch, return_GK, task):
     )
 
 
-def play_groups(model, params, task):
+def play_groups(model: Qwen, params: Params, task: "Task") -> tuple[Batch, np.ndarray]:
     """(`Batch` with rewards, return_GK) of groups on held-out problems, sampled as training does.
 
     The first diagnose.gradients_groups of the held-out problems, as far as there are so many, with
@@ -159,7 +184,6 @@ def play_groups(model, params, task):
 
     Args:
       params: those for sampling.
-      task: `tasks.Task`.
     """
     c = task.config
     groups = c.diagnose.gradients_groups or task.groups
@@ -179,7 +203,9 @@ def play_groups(model, params, task):
     return rewarded_batch(c, episodes, format_penalty=c.env.format_penalty)
 
 
-def heldout_gradients(learner, state, params, tasks):
+def heldout_gradients(
+    learner: Learner, state: TrainState, params: Params, tasks: Sequence["Task"]
+) -> Metrics:
     """gradient/* metrics of the policy on each task's `play_groups`; `params` are for sampling."""
     metrics_E = []
     for task in tasks:

@@ -11,15 +11,17 @@ adds the gradients of the loss's parts by reward variance (diagnostics/gradients
 to the run's folder, gradients/step_N.json.
 """
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import jax
 from absl import flags
+from ml_collections import ConfigDict
 
 from ragen_jax.diagnose import heldout_gradients
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.groups import combine_metrics
-from ragen_jax.load import load_policy, restore_run
+from ragen_jax.load import Policy, load_policy, restore_run
 from ragen_jax.run import command
 from ragen_jax.run.build import build_learner, build_meshes
 from ragen_jax.run.check import check
@@ -30,6 +32,7 @@ from ragen_jax.run.log import console, write_gradients
 from ragen_jax.run.settle import settle
 from ragen_jax.run.workdir import read_run_config
 from ragen_jax.sharding import is_first, sampling_params
+from ragen_jax.types import Metrics
 
 # Fields that an evaluation reads, and sections of them. (A micro-batch must split over the mesh.)
 READ = (
@@ -41,7 +44,7 @@ OF_GRADIENTS = tuple(f"diagnose.gradients_{name}" for name in ("groups", "bucket
 OF_MODEL = ("model", "warmstart", "rollout.groups", "rollout.group_size", "rollout.compact")
 
 
-def not_read(names, read):
+def not_read(names: Iterable[str], read: Sequence[str]) -> list[str]:
     """Those of the fields `names` that are not in `read`, nor in a section of it."""
     return [
         name
@@ -50,7 +53,7 @@ def not_read(names, read):
     ]
 
 
-def config_of_run(workdir, names, gradients):
+def config_of_run(workdir: Path, names: Sequence[str], gradients: bool) -> ConfigDict:
     """The config of --workdir with the fields `names` as the command line sets them.
 
     Raises:
@@ -75,7 +78,7 @@ def config_of_run(workdir, names, gradients):
 COLLAPSE_PROBLEMS = 64  # held-out problems whose reasonings are cross-scored
 
 
-def warn_unread(config, names):
+def warn_unread(config: ConfigDict, names: Sequence[str]) -> None:
     """One line about the fields `names` that were set but have no part in the evaluation."""
     ignored = [n for n in names if n == "model.path" or n in not_read(names, READ + OF_MODEL)]
     # What evaluation reads does not depend on when training would diagnose and evaluate.
@@ -85,21 +88,22 @@ def warn_unread(config, names):
         console(line)
 
 
-def checkpoint_gradients(config, workdir, policy):
+def checkpoint_gradients(config: ConfigDict, workdir: Path, policy: Policy) -> tuple[int, Metrics]:
     """(step, gradient/* metrics) of a run's newest checkpoint, on held-out problems.
 
     Args:
-      policy: `Policy` with the checkpoint's parameters for sampling.
+      policy: with the checkpoint's parameters for sampling.
     """
     initial = load_policy(config, workdir)  # the reference of the KL
     learner, state = build_learner(config, initial.model, initial.params, *build_meshes(config))
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     step = checkpoints.latest_step()
+    assert step is not None  # restore_run has read it
     state = checkpoints.restore(step, state)
     return step, heldout_gradients(learner, state, policy.params, policy.tasks)
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
     del argv
     with command.bad_input():
         if bool(WORKDIR.value) == bool(MODEL.value):
@@ -142,7 +146,7 @@ def main(argv):
             for index, episodes in enumerate(episodes_E)
         ]
         metrics |= combine_metrics(tasks, metrics_E)
-    if GRADIENTS.value:
+    if GRADIENTS.value and WORKDIR.value:
         workdir = Path(WORKDIR.value)
         step, gradients = checkpoint_gradients(config, workdir, policy)
         write_gradients(workdir, step, gradients)

@@ -8,7 +8,8 @@ are traced, so both functions work under jit and vmap. Source: RAGEN-2, section 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import chex
 import jax
@@ -18,19 +19,20 @@ from jax import lax, nn
 
 from ragen_jax.advantage import sample_variance
 from ragen_jax.tables import look_up
+from ragen_jax.types import Array
 
 ZERO_SCORE = 1e-10  # a score this small counts as zero, and is the slack of min_p
 
 
-def _std(x_GK):
+def _std(x_GK: Array) -> jax.Array:
     return jnp.sqrt(sample_variance(x_GK))
 
 
-def _sum(x_GK):
+def _sum(x_GK: Array) -> jax.Array:
     return jnp.sum(jnp.asarray(x_GK, jnp.float32), axis=1)
 
 
-def _mean(x_GK):
+def _mean(x_GK: Array) -> jax.Array:
     return jnp.mean(jnp.asarray(x_GK, jnp.float32), axis=1)
 
 
@@ -46,7 +48,13 @@ METRICS = {
 }
 
 
-def group_scores(return_GK, metric="reward_variance", *, entropy_GK=None, length_GK=None):
+def group_scores(
+    return_GK: Array,
+    metric: str = "reward_variance",
+    *,
+    entropy_GK: Array | None = None,
+    length_GK: Array | None = None,
+) -> jax.Array:
     """One number a group, by which select_groups ranks it.
 
     | metric | formula over the K members |
@@ -73,21 +81,22 @@ def group_scores(return_GK, metric="reward_variance", *, entropy_GK=None, length
     chex.assert_rank(given, 2)
     chex.assert_equal_shape(given)
     source, statistic = look_up(METRICS, "metric", metric)
-    if inputs[source] is None:
+    x_GK = inputs[source]
+    if x_GK is None:
         raise ValueError(f"metric {metric!r} needs {source}")
-    return statistic(inputs[source])
+    return statistic(x_GK)
 
 
 def select_groups(
-    score_G,
+    score_G: Array,
     *,
-    strategy="top_p",
-    value=0.9,
-    mode="linear",
-    keep="largest",
-    include_zero=False,
-    eps=0.01,
-):
+    strategy: str = "top_p",
+    value: float = 0.9,
+    mode: str = "linear",
+    keep: str = "largest",
+    include_zero: bool = False,
+    eps: float = 0.01,
+) -> jax.Array:
     """Mask of the groups to learn from; may be empty, and then the batch is skipped.
 
     Candidates are all groups, or with include_zero=False those with |score| > 1e-10; without
@@ -108,7 +117,7 @@ def select_groups(
     Args:
       score_G: real numbers; a NaN is never a candidate.
       strategy, mode, keep: keys of STRATEGIES, MODES, KEEP.
-      value, eps: Python floats (static).
+      value, eps: static.
       include_zero: whether groups with score zero are candidates.
     Returns:
       keep_G bool.
@@ -144,11 +153,19 @@ class Filter:
 
 
 @functools.partial(jax.jit, static_argnames=("settings", "groups_E", "value_E"))
-def select_episodes(settings, groups_E, return_GK, length_GK, entropy_GK, *, value_E):
+def select_episodes(
+    settings: Filter,
+    groups_E: tuple[int, ...],
+    return_GK: Array,
+    length_GK: Array,
+    entropy_GK: Array | None,
+    *,
+    value_E: tuple[float, ...],
+) -> tuple[jax.Array, jax.Array]:
     """Scores the groups and selects episodes, each environment's by themselves.
 
     Args:
-      settings: `Filter`. groups_E: groups of each environment, ints.
+      groups_E: groups of each environment.
       return_GK, length_GK, entropy_GK: as in `group_scores`.
       value_E: in place of settings.value, of each environment.
 
@@ -173,14 +190,20 @@ def select_episodes(settings, groups_E, return_GK, length_GK, entropy_GK, *, val
     return score_G, keep_GK
 
 
-def select_by_environment(score_G, groups_E, *, value=0.9, **options):
+def select_by_environment(
+    score_G: Array,
+    groups_E: Sequence[int],
+    *,
+    value: float | Sequence[float] = 0.9,
+    **options: Any,
+) -> jax.Array:
     """select_groups for each environment alone, so that none is starved by another's rewards.
 
     Args:
       score_G: scores, listed environment by environment.
-      groups_E: Python ints (static), the groups of each environment; they sum to G. Where all and
+      groups_E: static, the groups of each environment; they sum to G. Where all and
         their values are equal this is jax.vmap of select_groups over score_G.reshape(E, -1).
-      value: Python float (static), or one of each environment.
+      value: static; one number, or one of each environment.
       options: further keyword arguments of select_groups, the same for all.
     Returns:
       keep_G bool.
@@ -200,7 +223,7 @@ def select_by_environment(score_G, groups_E, *, value=0.9, **options):
     )
 
 
-def select_members(return_GK, *, top, bottom):
+def select_members(return_GK: Array, *, top: int, bottom: int) -> jax.Array:
     """Mask of the best and the worst members of each group: filtering episodes, not prompts.
 
     Members are ranked by falling return, ties by index; the first `top` and the last `bottom` of
@@ -208,7 +231,7 @@ def select_members(return_GK, *, top, bottom):
 
     Args:
       return_GK: undiscounted episode returns, penalties included.
-      top, bottom: Python ints (static), at least 0, not both 0.
+      top, bottom: static, at least 0, not both 0.
     Returns:
       keep_GK bool, the same number in each group.
     Raises:
@@ -235,7 +258,7 @@ LOSS_SCALES = {
 }
 
 
-def loss_scales(kept, mode):
+def loss_scales(kept: float, mode: str) -> tuple[float, float]:
     """How much less a step should weigh of which only a part of the groups was kept.
 
     linear: the loss times the keep rate (RAGEN-2, section 3.3), sqrt: times its square root,
@@ -257,17 +280,27 @@ def loss_scales(kept, mode):
 KEEP = {"largest": -1.0, "smallest": 1.0}
 
 
-def _none(score_G, candidate_G, **_):
+def _none(score_G: jax.Array, candidate_G: jax.Array, **_: Any) -> jax.Array:
     return jnp.ones_like(candidate_G)
 
 
-def _top_p(score_G, candidate_G, *, value, sign, accumulate, eps):
+def _top_p(
+    score_G: jax.Array,
+    candidate_G: jax.Array,
+    *,
+    value: float,
+    sign: float,
+    accumulate: Callable[..., jax.Array],
+    eps: float,
+) -> jax.Array:
     if value >= 1:
         return candidate_G
     return accumulate(score_G, candidate_G, value=value, sign=sign, eps=eps)
 
 
-def _linear(score_G, candidate_G, *, value, sign, eps):
+def _linear(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, eps: float
+) -> jax.Array:
     walkable_G = candidate_G & (score_G > 0)
     order_G = _order(score_G, walkable_G, sign)
     mass_G = jnp.where(candidate_G, score_G, 0.0)[order_G]
@@ -282,7 +315,9 @@ def _linear(score_G, candidate_G, *, value, sign, eps):
     return _unsort(walked_G & reached, order_G)
 
 
-def _softmax(score_G, candidate_G, *, value, sign, eps):
+def _softmax(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, eps: float
+) -> jax.Array:
     del eps  # belongs to the linear threshold
     order_G = _order(score_G, candidate_G, sign)
     logit_G = jnp.where(candidate_G, -sign * score_G, jnp.finfo(jnp.float32).min)
@@ -291,15 +326,21 @@ def _softmax(score_G, candidate_G, *, value, sign, eps):
     return _unsort(first_G | (before_G < value), order_G) & candidate_G
 
 
-def _top_k(score_G, candidate_G, *, value, sign, **_):
+def _top_k(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, **_: Any
+) -> jax.Array:
     return _first(score_G, candidate_G, int(value * score_G.shape[0]), sign)
 
 
-def _top_k_abs(score_G, candidate_G, *, value, sign, **_):
+def _top_k_abs(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, **_: Any
+) -> jax.Array:
     return _first(score_G, candidate_G, int(value), sign)
 
 
-def _min_p(score_G, candidate_G, *, value, sign, **_):
+def _min_p(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, **_: Any
+) -> jax.Array:
     if sign == KEEP["largest"]:
         best = jnp.max(score_G, initial=-jnp.inf, where=candidate_G)
         return candidate_G & (score_G >= value * best - ZERO_SCORE)
@@ -313,8 +354,9 @@ def _min_p(score_G, candidate_G, *, value, sign, **_):
 class Strategy:
     """A way to select groups by their scores."""
 
-    select: Callable  # (score_G, candidate_G, *, value, sign, accumulate, eps) -> keep_G
-    accepts: Callable  # (value) -> whether it can use it
+    # (score_G, candidate_G, *, value, sign, accumulate, eps) -> keep_G
+    select: Callable[..., jax.Array]
+    accepts: Callable[[float], bool]  # value -> whether it can use it
     what: str  # that value, in words behind "it must be"
     tightened: bool = False  # whether a lower value keeps less
 
@@ -344,14 +386,14 @@ STRATEGIES = {
 }
 
 
-def _first(score_G, candidate_G, count, sign):
+def _first(score_G: jax.Array, candidate_G: jax.Array, count: int, sign: float) -> jax.Array:
     # Candidates are sorted to the front, so the mask also caps count at their number.
     first_G = jnp.arange(score_G.shape[0]) < max(count, 1)
     order_G = _order(score_G, candidate_G, sign)
     return _unsort(first_G, order_G) & candidate_G
 
 
-def _order(score_G, front_G, sign):
+def _order(score_G: jax.Array, front_G: jax.Array, sign: float) -> jax.Array:
     """Indices that list the groups of front_G by sign * score, ties by index, then the rest."""
     by_score_G = jnp.argsort(sign * score_G, stable=True)
     # A second stable sort, by membership, rather than infinite keys for the rest: an infinite
@@ -359,11 +401,11 @@ def _order(score_G, front_G, sign):
     return by_score_G[jnp.argsort(~front_G[by_score_G], stable=True)]
 
 
-def _unsort(x_G, order_G):
+def _unsort(x_G: jax.Array, order_G: jax.Array) -> jax.Array:
     return jnp.zeros_like(x_G).at[order_G].set(x_G)
 
 
-def _running_sum(x_G):
+def _running_sum(x_G: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sums before and after each element, added one after the other as the walk does.
 
     jnp.cumsum adds in a tree whose shape depends on the backend: the last bit of the sum, and
@@ -372,5 +414,5 @@ def _running_sum(x_G):
     return lax.scan(_add, jnp.float32(0), x_G)[1]
 
 
-def _add(total, x):
+def _add(total: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return total + x, (total, total + x)

@@ -1,9 +1,13 @@
 """The policy that a config, or a run's folder, starts from: its model, and the tasks it plays."""
 
 import shutil
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ml_collections import ConfigDict
 
 from ragen_jax.model import hf, lora
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.run.build import (
     build_adapters,
     build_environment,
@@ -15,22 +19,26 @@ from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.log import console
 from ragen_jax.run.sizes import of_environments
-from ragen_jax.run.tasks import build_tasks
+from ragen_jax.run.tasks import Task, build_tasks
 from ragen_jax.run.workdir import read_run_config
 from ragen_jax.sharding import first_goes_first, sampling_params
+from ragen_jax.types import Params
 from ragen_jax.warmstart.imitate import tiny_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 class Policy(NamedTuple):
     """A model, and what it plays."""
 
-    model: object
-    params: dict
-    tokenizer: object
-    tasks: tuple  # of `Task`
+    model: Qwen
+    params: Params
+    tokenizer: "PreTrainedTokenizerFast"
+    tasks: tuple[Task, ...]
 
 
-def load_policy(config, workdir):
+def load_policy(config: ConfigDict, workdir: Path | None) -> Policy:
     """The `Policy` of a config's model.
 
     A tiny agent is copied into the run's folder, so that the run can be continued and evaluated
@@ -43,7 +51,7 @@ def load_policy(config, workdir):
     mesh, _ = build_meshes(config)
     path = config.model.path
     if path == "tiny":
-        tiny_words(config)
+        tiny_words(config)  # all processes refuse it, not the first alone
     else:
         check_reader(config)
     with first_goes_first("model"):
@@ -58,7 +66,7 @@ def load_policy(config, workdir):
     return Policy(model, params, tokenizer, build_tasks(config, tokenizer, hf.stop_ids(path)))
 
 
-def check_reader(config):
+def check_reader(config: ConfigDict) -> None:
     """Refuses a model directory that could not read the prompts of the config's environments.
 
     Terse prompts hold the bare observation. They are for a tiny agent, which has learnt the rest by
@@ -91,7 +99,7 @@ def check_reader(config):
     )
 
 
-def restore_run(workdir, config=None):
+def restore_run(workdir: Path, config: ConfigDict | None = None) -> tuple[ConfigDict, Policy]:
     """(config, `Policy`) of a run, with the parameters of its newest checkpoint for sampling.
 
     Args:

@@ -6,19 +6,32 @@ the terms: a caller that computes `minibatch_weights` once on a whole minibatch 
 to the losses one by one, and what they return adds up to the minibatch's.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ragen_jax.tables import look_up
+from ragen_jax.types import Array
 
 MAX_LOG_RATIO = 20.0  # exp(20) is still far from float32's limit
 MAX_K3 = 10.0
 
+TokenTerms = tuple[jax.Array, dict[str, jax.Array]]  # term_BT, metrics of each token
 
-def policy_terms(logp_BT, old_logp_BT, advantage_BT, *, clip_low, clip_high, clip_c=3.0):
+
+def policy_terms(
+    logp_BT: Array,
+    old_logp_BT: Array,
+    advantage_BT: Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_c: float | None = 3.0,
+) -> TokenTerms:
     """Dual-clip PPO objective of each token, to be minimised.
 
     With r = exp(clip(logp - old_logp, -20, 20)) and A = advantage:
@@ -72,25 +85,34 @@ def policy_terms(logp_BT, old_logp_BT, advantage_BT, *, clip_low, clip_high, cli
     return term_BT, lax.stop_gradient(metrics)
 
 
-def ppo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=3.0):
+def ppo_terms(
+    logp_BT: Array,
+    old_logp_BT: Array,
+    advantage_BT: Array,
+    mask_BT: Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_c: float | None = 3.0,
+) -> TokenTerms:
     """policy_terms; 0 outside the mask, whatever lies there."""
     _, *arrays = inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
     return policy_terms(*arrays, clip_low=clip_low, clip_high=clip_high, clip_c=clip_c)
 
 
 def policy_loss(
-    logp_BT,
-    old_logp_BT,
-    advantage_BT,
-    mask_BT,
+    logp_BT: Array,
+    old_logp_BT: Array,
+    advantage_BT: Array,
+    mask_BT: Array,
     *,
-    clip_low,
-    clip_high,
-    clip_c=3.0,
-    aggregation,
-    terms=ppo_terms,
-    weights=None,
-):
+    clip_low: float,
+    clip_high: float,
+    clip_c: float | None = 3.0,
+    aggregation: str,
+    terms: Callable[..., TokenTerms] = ppo_terms,
+    weights: "Weights | None" = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The policy's loss, dual-clip PPO by default: sum(weight * terms(...)).
 
     Args:
@@ -98,7 +120,7 @@ def policy_loss(
       mask_BT: nonzero where the policy sampled the token.
       aggregation: a key of AGGREGATIONS.
       terms: of a row of objectives.OBJECTIVES.
-      weights: `Weights` of the minibatch of which these rows are a piece; None: they are all of it.
+      weights: of the minibatch of which these rows are a piece; None: they are all of it.
     Returns:
       loss, a float32 scalar; metrics, averages over the masked tokens (0 if there are none) of
       what `terms` returns, whatever the aggregation. Of a piece both are what it adds to the
@@ -119,7 +141,9 @@ def policy_loss(
     return _weigh(term_BT, metrics, mask_BT, aggregation, weights)
 
 
-def value_terms(value_BT, old_value_BT, return_BT, *, clip):
+def value_terms(
+    value_BT: Array, old_value_BT: Array, return_BT: Array, *, clip: float
+) -> TokenTerms:
     """Clipped squared error of the critic at each token, to be minimised.
 
     term = 0.5 max((V - R)^2, (old + clamp(V - old, -clip, clip) - R)^2): moving further than clip
@@ -161,7 +185,16 @@ def value_terms(value_BT, old_value_BT, return_BT, *, clip):
     return term_BT, lax.stop_gradient(metrics)
 
 
-def value_loss(value_BT, old_value_BT, return_BT, mask_BT, *, clip, aggregation, weights=None):
+def value_loss(
+    value_BT: Array,
+    old_value_BT: Array,
+    return_BT: Array,
+    mask_BT: Array,
+    *,
+    clip: float,
+    aggregation: str,
+    weights: "Weights | None" = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The critic's loss: sum(weight * value_terms(...)).
 
     Args:
@@ -180,7 +213,13 @@ def value_loss(value_BT, old_value_BT, return_BT, mask_BT, *, clip, aggregation,
     return _weigh(term_BT, metrics, mask_BT, aggregation, weights)
 
 
-def _weigh(term_BT, metrics, mask_BT, aggregation, weights):
+def _weigh(
+    term_BT: jax.Array,
+    metrics: dict[str, jax.Array],
+    mask_BT: Array,
+    aggregation: str,
+    weights: "Weights | None",
+) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(loss, averages of the metrics) of terms and metrics of each token."""
     if weights is None:
         weights = minibatch_weights(mask_BT, aggregation)
@@ -192,25 +231,28 @@ def _weigh(term_BT, metrics, mask_BT, aggregation, weights):
     return loss, {name: mean(x_BT) for name, x_BT in metrics.items()}
 
 
-def _k1(logp_BT, ref_logp_BT):
+Estimate = Callable[[jax.Array, jax.Array], jax.Array]  # (logp_BT, ref_logp_BT) -> kl_BT
+
+
+def _k1(logp_BT: jax.Array, ref_logp_BT: jax.Array) -> jax.Array:
     return logp_BT - ref_logp_BT
 
 
-def _abs(logp_BT, ref_logp_BT):
+def _abs(logp_BT: jax.Array, ref_logp_BT: jax.Array) -> jax.Array:
     return jnp.abs(logp_BT - ref_logp_BT)
 
 
-def _k2(logp_BT, ref_logp_BT):
+def _k2(logp_BT: jax.Array, ref_logp_BT: jax.Array) -> jax.Array:
     return 0.5 * (logp_BT - ref_logp_BT) ** 2
 
 
-def _k3(logp_BT, ref_logp_BT):
+def _k3(logp_BT: jax.Array, ref_logp_BT: jax.Array) -> jax.Array:
     d_BT = jnp.clip(ref_logp_BT - logp_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     # expm1 keeps the digits that exp(d) - 1 loses where the policies almost agree.
     return jnp.clip(jnp.expm1(d_BT) - d_BT, -MAX_K3, MAX_K3)
 
 
-def _with_gradient_of_k2(estimate):
+def _with_gradient_of_k2(estimate: Estimate) -> Estimate:
     def straight_through(logp_BT, ref_logp_BT):
         k2_BT = _k2(logp_BT, ref_logp_BT)
         # k2 - k2 is 0 in value, and only the first of the two has a gradient.
@@ -230,7 +272,7 @@ KL_KINDS = {
 }
 
 
-def kl(logp_BT, ref_logp_BT, kind):
+def kl(logp_BT: Array, ref_logp_BT: Array, kind: str) -> jax.Array:
     """Estimate of KL(policy || reference) at each token sampled by the policy.
 
     k1 = logp - ref (unbiased, any sign); abs = |k1|; k2 = k1^2 / 2;
@@ -254,7 +296,7 @@ def kl(logp_BT, ref_logp_BT, kind):
     return estimate(jnp.asarray(logp_BT, jnp.float32), jnp.asarray(ref_logp_BT, jnp.float32))
 
 
-def exact_kl(logp_V, ref_logp_V):
+def exact_kl(logp_V: Array, ref_logp_V: Array) -> jax.Array:
     """KL(policy || reference) over the whole vocabulary: sum_v p_v (log p_v - log ref_v).
 
     No estimate: its gradient is the KL's whatever was sampled. Tokens of probability 0 under the
@@ -276,20 +318,20 @@ def exact_kl(logp_V, ref_logp_V):
     return jnp.sum(jnp.where(possible_V, jnp.exp(logp_V) * gap_V, 0.0), axis=-1)
 
 
-def _token_mean(inside_BT, norm_length):
+def _token_mean(inside_BT: jax.Array, norm_length: float | None) -> jax.Array:
     return inside_BT / jnp.maximum(jnp.sum(inside_BT), 1.0)
 
 
-def _seq_mean_token_mean(inside_BT, norm_length):
+def _seq_mean_token_mean(inside_BT: jax.Array, norm_length: float | None) -> jax.Array:
     tokens_B1 = jnp.sum(inside_BT, axis=1, keepdims=True)
     return inside_BT / (tokens_B1 + 1e-8) / _rows_with_tokens(inside_BT)
 
 
-def _seq_mean_token_sum(inside_BT, norm_length):
+def _seq_mean_token_sum(inside_BT: jax.Array, norm_length: float | None) -> jax.Array:
     return inside_BT / _rows_with_tokens(inside_BT)
 
 
-def _seq_mean_token_sum_norm(inside_BT, norm_length):
+def _seq_mean_token_sum_norm(inside_BT: jax.Array, norm_length: float | None) -> jax.Array:
     return inside_BT / (inside_BT.shape[1] if norm_length is None else norm_length)
 
 
@@ -301,7 +343,7 @@ AGGREGATIONS = {
 }
 
 
-def token_weights(mask_BT, mode, *, norm_length=None):
+def token_weights(mask_BT: Array, mode: str, *, norm_length: float | None = None) -> jax.Array:
     """Weight of each token, so that a loss is sum(weight * term).
 
     With n_b the masked tokens of row b, and R the number of rows with n_b > 0:
@@ -334,11 +376,13 @@ def token_weights(mask_BT, mode, *, norm_length=None):
 class Weights(NamedTuple):
     """Of each token of a minibatch, or of a piece of it."""
 
-    loss_BT: jnp.ndarray  # `token_weights` of the aggregation: of terms of the loss
-    mean_BT: jnp.ndarray  # those of "token-mean": of metrics
+    loss_BT: Array  # `token_weights` of the aggregation: of terms of the loss
+    mean_BT: Array  # those of "token-mean": of metrics
 
 
-def minibatch_weights(mask_BT, aggregation, *, norm_length=None):
+def minibatch_weights(
+    mask_BT: Array, aggregation: str, *, norm_length: float | None = None
+) -> Weights:
     """The `Weights` of a whole minibatch; arguments and errors as in `token_weights`."""
     return Weights(
         token_weights(mask_BT, aggregation, norm_length=norm_length),
@@ -346,13 +390,13 @@ def minibatch_weights(mask_BT, aggregation, *, norm_length=None):
     )
 
 
-def weighted_sum(x_BT, mask_BT, weight_BT):
+def weighted_sum(x_BT: Array, mask_BT: Array, weight_BT: Array) -> jax.Array:
     """sum(weight * x) over the mask, a float32 scalar; what lies outside does not matter."""
     inside_BT, x_BT = inside(mask_BT, x_BT)
     return jnp.sum(jnp.where(inside_BT, weight_BT, 0.0) * x_BT)
 
 
-def aggregate(x_BT, mask_BT, mode):
+def aggregate(x_BT: Array, mask_BT: Array, mode: str) -> jax.Array:
     """sum(token_weights(mask, mode) * x); entries outside the mask do not matter, even if NaN.
 
     Args:
@@ -368,7 +412,7 @@ def aggregate(x_BT, mask_BT, mode):
     return weighted_sum(x_BT, mask_BT, token_weights(mask_BT, mode))
 
 
-def inside(mask_BT, *arrays):
+def inside(mask_BT: Array, *arrays: Array) -> tuple[jax.Array, ...]:
     """The mask as bool, and each array in float32 with 0 outside of it.
 
     Raises:
@@ -382,5 +426,5 @@ def inside(mask_BT, *arrays):
     return inside_BT, *masked
 
 
-def _rows_with_tokens(inside_BT):
+def _rows_with_tokens(inside_BT: jax.Array) -> jax.Array:
     return jnp.maximum(jnp.sum(jnp.any(inside_BT > 0, axis=1)), 1).astype(jnp.float32)

@@ -9,14 +9,25 @@ give it a row of OBJECTIVES.
 import dataclasses
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ragen_jax.losses import MAX_LOG_RATIO, inside, policy_terms, ppo_terms
+from ragen_jax.losses import MAX_LOG_RATIO, TokenTerms, inside, policy_terms, ppo_terms
 from ragen_jax.tables import look_up
+from ragen_jax.types import Array
 
 
-def gspo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=None):
+def gspo_terms(
+    logp_BT: Array,
+    old_logp_BT: Array,
+    advantage_BT: Array,
+    mask_BT: Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_c: float | None = None,
+) -> TokenTerms:
     """GSPO: PPO's clipped objective of each row's one ratio, the geometric mean of its tokens'.
 
     s_b = exp(mean over the row's sampled tokens of (logp - old_logp)); each token's ratio is
@@ -52,7 +63,16 @@ def gspo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_hi
     )
 
 
-def cispo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_high, clip_c=None):
+def cispo_terms(
+    logp_BT: Array,
+    old_logp_BT: Array,
+    advantage_BT: Array,
+    mask_BT: Array,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_c: float | None = None,
+) -> TokenTerms:
     """CISPO: REINFORCE with clipped importance weights; no token loses its gradient to a clip.
 
     term = -stop_gradient(clip(r, 1 - clip_low, 1 + clip_high)) * A * logp, r = exp(logp - old_logp)
@@ -92,7 +112,7 @@ def cispo_terms(logp_BT, old_logp_BT, advantage_BT, mask_BT, *, clip_low, clip_h
 class Objective:
     """A policy term, and which of its settings it reads."""
 
-    terms: Callable  # as the functions above
+    terms: Callable[..., TokenTerms]  # as the functions above
     second_clip: bool = True  # whether it takes a clip_c
 
 
@@ -103,7 +123,9 @@ OBJECTIVES = {
 }
 
 
-def mismatch_weights(logp_BT, sampler_logp_BT, mask_BT, *, cap, level="token"):
+def mismatch_weights(
+    logp_BT: Array, sampler_logp_BT: Array, mask_BT: Array, *, cap: float, level: str = "token"
+) -> jax.Array:
     """Truncated importance weights for a sampler whose log-probs are not quite the trainer's.
 
     token: min(exp(logp_t - sampler_t), cap), the bias of each token by itself;
@@ -134,11 +156,11 @@ def mismatch_weights(logp_BT, sampler_logp_BT, mask_BT, *, cap, level="token"):
     return lax.stop_gradient(jnp.where(inside_BT, weight_BT, 0.0))
 
 
-def _of_token(gap_BT):
+def _of_token(gap_BT: jax.Array) -> jax.Array:
     return gap_BT
 
 
-def _of_sequence(gap_BT):
+def _of_sequence(gap_BT: jax.Array) -> jax.Array:
     return jnp.broadcast_to(jnp.sum(gap_BT, axis=1, keepdims=True), gap_BT.shape)
 
 

@@ -1,7 +1,7 @@
 """Padded sizes: of the lengths and rows that a run meets, only a few become programs."""
 
 
-def length_bucket(length, *, least=8, parts=8):
+def length_bucket(length: int, *, least: int = 8, parts: int = 8) -> int:
     """The padded length of a program: multiples of an eighth of the next power of two (>= 8).
 
     Args:
@@ -11,7 +11,7 @@ def length_bucket(length, *, least=8, parts=8):
     return -(-int(length) // step) * step
 
 
-def row_bucket(live, total):
+def row_bucket(live: int, total: int) -> int:
     """The padded number of rows: quarters of the batch, at least 64.
 
     Below 64 rows XLA's float32 products on CPU round differently with the number of rows.

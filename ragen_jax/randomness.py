@@ -7,6 +7,7 @@ generators, JAX's are typed keys; neither knows where or in which order it is us
 
 import enum
 import operator
+from typing import SupportsIndex
 
 import jax
 import numpy as np
@@ -39,7 +40,7 @@ class Purpose(enum.IntEnum):
     WARMSTART_CHECK = 22  # episodes that tell whether it is done: warmstart.seed
 
 
-def philox(purpose, *words):
+def philox(purpose: int, *words: int) -> np.random.Philox:
     """NumPy's Philox of a stream; its raw words are the same in every version of NumPy.
 
     The purpose and all words are part of Philox's 128-bit key and of the upper 192 bits of its
@@ -48,8 +49,8 @@ def philox(purpose, *words):
     round the others: what goes in here are uint64 words, checked one by one.
 
     Args:
-      purpose: int below 2**32, a `Purpose` or the TAG of an environment.
-      words: up to five ints from 0: the second below 2**32, the others below 2**64; what is left
+      purpose: below 2**32, a `Purpose` or the TAG of an environment.
+      words: up to five, from 0: the second below 2**32, the others below 2**64; what is left
         out is 0.
 
     Raises:
@@ -68,26 +69,25 @@ def philox(purpose, *words):
     )
 
 
-def generator(purpose, *words):
-    """np.random.Generator of a stream; see `philox`."""
+def generator(purpose: int, *words: int) -> np.random.Generator:
+    """The generator of a stream; see `philox`."""
     return np.random.Generator(philox(purpose, *words))
 
 
-def stream_key(purpose, seed, *words):
+def stream_key(purpose: Purpose, seed: int, *words: int) -> jax.Array:
     """The typed JAX key of a stream.
 
     Args:
-      purpose: `Purpose`.
-      seed: int in [0, 2**64), all of whose bits count (jax.random.key drops the upper half).
-      words: ints in [0, 2**32).
+      seed: in [0, 2**64), all of whose bits count (jax.random.key drops the upper half).
+      words: in [0, 2**32).
 
     Raises:
       ValueError: seed or a word out of its range.
     """
     seed = _word(seed)
-    key = jax.random.wrap_key_data(
-        np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), impl="threefry2x32"
-    )
+    halves = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
+    # ty: ignore[invalid-argument-type] JAX takes NumPy's arrays, though its annotation says nothing
+    key = jax.random.wrap_key_data(halves, impl="threefry2x32")
     for word in (purpose, *words):
         if _word(word) >= 1 << 32:
             raise ValueError(f"a word of a JAX key must be below 2**32, got {word}")
@@ -95,13 +95,13 @@ def stream_key(purpose, seed, *words):
     return key
 
 
-def key_word(key):
+def key_word(key: jax.Array) -> int:
     """All 64 bits of a typed key as an int: a word of a NumPy stream."""
     high, low = np.asarray(jax.random.key_data(key), np.uint64).ravel()
     return int(high) << 32 | int(low)
 
 
-def _word(value):
+def _word(value: SupportsIndex) -> int:
     value = operator.index(value)
     if not 0 <= value < 1 << 64:
         raise ValueError(f"a word of a stream must be from 0, below 2**64, got {value}")

@@ -4,7 +4,9 @@ Axes: B rows, T tokens, G groups (prompts), K episodes a group. All but turn_rew
 is pure, has static shapes and returns float32, so it works under jit.
 """
 
+import dataclasses
 import itertools
+from collections.abc import Iterator, Sequence
 
 import chex
 import jax
@@ -12,28 +14,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.tables import look_up
+from ragen_jax.types import Array, Batch, Episode, Turn
 
 DEAD_STD = 1e-6  # a block that spreads less than this has no scale to be divided by
 ASYMMETRIC_CLIP = (-1.0, 3.0)  # of the released code: failures are bounded, rare successes less
 
 
-def turn_reward(turn, *, format_penalty):
+def turn_reward(turn: Turn, *, format_penalty: float) -> float:
     """The environment's reward of a turn, plus `format_penalty` (<= 0) for an invalid reply."""
     return turn.reward + (0.0 if turn.valid else format_penalty)
 
 
-def turn_rewards(episodes, *, format_penalty, max_length=None, overlong_buffer=0):
+def turn_rewards(
+    episodes: Sequence[Episode],
+    *,
+    format_penalty: float | np.ndarray,
+    max_length: int = 0,
+    overlong_buffer: int = 0,
+) -> list[list[float]]:
     """The reward of each turn of each episode as training counts it, penalties included.
 
-    Args:
-      format_penalty, max_length, overlong_buffer: as in add_rewards.
-
-    Returns:
-      list of lists of floats; an episode's return is their sum.
+    Arguments as in add_rewards. An episode's return is the sum of its list.
     """
     groups = episodes[-1].group + 1
     format_G = np.broadcast_to(format_penalty, groups).tolist()
-    penalties = itertools.repeat(0.0)
+    penalties: Iterator[float] = itertools.repeat(0.0)
     if overlong_buffer:
         lengths = np.array([len(turn.sampled) for e in episodes for turn in e.turns])
         penalty = overlong_penalty(lengths, max_length=max_length, buffer=overlong_buffer)
@@ -44,7 +49,14 @@ def turn_rewards(episodes, *, format_penalty, max_length=None, overlong_buffer=0
     ]
 
 
-def add_rewards(batch, episodes, *, format_penalty, max_length=None, overlong_buffer=0):
+def add_rewards(
+    batch: Batch,
+    episodes: Sequence[Episode],
+    *,
+    format_penalty: float | np.ndarray,
+    max_length: int = 0,
+    overlong_buffer: int = 0,
+) -> tuple[Batch, np.ndarray]:
     """Puts each turn's reward on its last sampled token and sums them up by episode.
 
     Args:
@@ -75,10 +87,10 @@ def add_rewards(batch, episodes, *, format_penalty, max_length=None, overlong_bu
     reward_BT = np.zeros_like(batch.reward_BT)
     for b, t in zip(*np.nonzero(batch.turn_end_BT), strict=True):
         reward_BT[b, t] = rewards[batch.episode_B[b]][batch.turn_BT[b, t]]
-    return batch.replace(reward_BT=reward_BT), sum_turns(rewards, G)
+    return dataclasses.replace(batch, reward_BT=reward_BT), sum_turns(rewards, G)
 
 
-def sum_turns(rewards, groups):
+def sum_turns(rewards: Sequence[Sequence[float]], groups: int) -> np.ndarray:
     """return_GK float32 of `turn_rewards` of G groups of episodes."""
     return np.asarray([sum(turns) for turns in rewards], np.float32).reshape(groups, -1)
 
@@ -86,7 +98,15 @@ def sum_turns(rewards, groups):
 # ---------------------------------------------------------------- placement
 
 
-def place_rewards(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B, *, level):
+def place_rewards(
+    reward_BT: Array,
+    mask_BT: Array,
+    turn_BT: Array,
+    turn_end_BT: Array,
+    episode_B: Array,
+    *,
+    level: str,
+) -> jax.Array:
     """Moves the rewards of turn ends to where `level` wants them; their sum stays the same.
 
     | level | an episode's rewards lie |
@@ -115,7 +135,9 @@ def place_rewards(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B, *, level)
     return place(jnp.asarray(reward_BT, jnp.float32), mask_BT, turn_BT, turn_end_BT, episode_B)
 
 
-def place_returns(return_B, turn_BT, turn_end_BT, episode_B):
+def place_returns(
+    return_B: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array
+) -> jax.Array:
     """Each episode's return on the last sampled token of its last row, 0 elsewhere.
 
     Args:
@@ -133,7 +155,7 @@ def place_returns(return_B, turn_BT, turn_end_BT, episode_B):
     return jnp.where(place_BT, jnp.asarray(return_B, jnp.float32)[:, None], 0.0)
 
 
-def carry_back(reward_BT, turn_BT, turn_end_BT, episode_B):
+def carry_back(reward_BT: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array) -> jax.Array:
     """Adds to the last turn end of each row the rewards of the episode's later rows.
 
     Where an episode is cut into rows (sliding contexts), no recursion along a row can see the
@@ -157,11 +179,15 @@ def carry_back(reward_BT, turn_BT, turn_end_BT, episode_B):
     return reward_BT + jnp.where(_last_end(turn_end_BT), later_B[:, None], 0.0)
 
 
-def _on_turns(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B):
+def _on_turns(
+    reward_BT: jax.Array, mask_BT: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array
+) -> jax.Array:
     return reward_BT
 
 
-def _on_tokens(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B):
+def _on_tokens(
+    reward_BT: jax.Array, mask_BT: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array
+) -> jax.Array:
     T = reward_BT.shape[1]
 
     def row(reward_T, inside_T, turn_T):
@@ -174,7 +200,9 @@ def _on_tokens(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B):
     return jax.vmap(row)(reward_BT, inside_BT, jnp.asarray(turn_BT))
 
 
-def _on_episodes(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B):
+def _on_episodes(
+    reward_BT: jax.Array, mask_BT: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array
+) -> jax.Array:
     episode_B = jnp.asarray(episode_B)
     same_BB = episode_B[:, None] == episode_B[None, :]
     return_B = jnp.sum(jnp.where(same_BB, jnp.sum(reward_BT, axis=1)[None, :], 0.0), axis=1)
@@ -184,13 +212,13 @@ def _on_episodes(reward_BT, mask_BT, turn_BT, turn_end_BT, episode_B):
 PLACEMENTS = {"turn": _on_turns, "token": _on_tokens, "episode": _on_episodes}
 
 
-def _later_rows(turn_BT, episode_B):
+def _later_rows(turn_BT: Array, episode_B: Array) -> jax.Array:
     """later_BB[b, c]: row c holds later turns of the episode of row b."""
     episode_B, turn_B = jnp.asarray(episode_B), jnp.max(jnp.asarray(turn_BT), axis=1)
     return (episode_B[:, None] == episode_B[None, :]) & (turn_B[None, :] > turn_B[:, None])
 
 
-def _last_end(turn_end_BT):
+def _last_end(turn_end_BT: Array) -> jax.Array:
     """bool [B, T], the last turn end of each row."""
     end_BT = jnp.asarray(turn_end_BT) != 0
     after_BT = jnp.cumsum(end_BT[:, ::-1], axis=1)[:, ::-1]  # turn ends from here on
@@ -200,7 +228,14 @@ def _last_end(turn_end_BT):
 # ---------------------------------------------------------------- normalisation
 
 
-def normalize_returns(return_GK, *, method, grouping="state", environment_G=None, keep_GK=None):
+def normalize_returns(
+    return_GK: Array,
+    *,
+    method: str,
+    grouping: str = "state",
+    environment_G: Array | None = None,
+    keep_GK: Array | None = None,
+) -> jax.Array:
     """Returns of episodes, compared with those of their block.
 
     Blocks: grouping "state": all episodes of the group; "environment": the kept episodes of all
@@ -267,19 +302,19 @@ GROUPINGS = {
 }
 
 
-def _identity(return_GK, deviation_GK, std_G1):
+def _identity(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
     return return_GK
 
 
-def _mean(return_GK, deviation_GK, std_G1):
+def _mean(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
     return deviation_GK
 
 
-def _mean_std(return_GK, deviation_GK, std_G1):
+def _mean_std(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
     return jnp.where(std_G1 > DEAD_STD, deviation_GK / (std_G1 + DEAD_STD), 0.0)
 
 
-def _asymmetric_clip(return_GK, deviation_GK, std_G1):
+def _asymmetric_clip(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
     return jnp.clip(_mean_std(return_GK, deviation_GK, std_G1), *ASYMMETRIC_CLIP)
 
 
@@ -294,7 +329,7 @@ METHODS = {
 # ---------------------------------------------------------------- penalties
 
 
-def overlong_penalty(length, *, max_length, buffer):
+def overlong_penalty(length: Array | float, *, max_length: int, buffer: int) -> jax.Array:
     """DAPO's soft penalty of long replies, to be added to their reward.
 
     0 up to max_length - buffer, then linear down to -1 at max_length, and -1 beyond.
@@ -315,7 +350,9 @@ def overlong_penalty(length, *, max_length, buffer):
     return -jnp.clip(over / buffer, 0.0, 1.0)
 
 
-def penalize_kl(reward_BT, kl_BT, mask_BT, *, coef):
+def penalize_kl(
+    reward_BT: Array, kl_BT: Array, mask_BT: Array, *, coef: Array | float
+) -> jax.Array:
     """KL in the reward: r - coef * KL at each sampled token, r elsewhere.
 
     Ziegler et al., arXiv 1909.08593, equation 2, token by token. For it the KL is a number, not a
@@ -338,7 +375,9 @@ def penalize_kl(reward_BT, kl_BT, mask_BT, *, coef):
     return jnp.asarray(reward_BT, jnp.float32) - coef * kl_BT
 
 
-def adapt_kl_coef(coef, kl, *, target, gain=0.1):
+def adapt_kl_coef(
+    coef: Array | float, kl: Array | float, *, target: float, gain: float = 0.1
+) -> jax.Array:
     """The next KL coefficient, which steers the KL towards a target in log space.
 
     coef * (1 + gain * clip((kl - target) / target, -0.2, 0.2)). Ziegler et al., arXiv 1909.08593,

@@ -8,13 +8,20 @@ they run on a single device and everything here leaves arrays as they are.
 import contextlib
 import functools
 import math
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from ragen_jax.types import Array, Params
+
+if TYPE_CHECKING:
+    from ragen_jax.model.qwen import Qwen
 
 MESH_AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")
@@ -34,7 +41,9 @@ RULES = (
 )
 
 
-def make_mesh(*, data, fsdp, tensor, devices=None):
+def make_mesh(
+    *, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
     """A mesh over all devices.
 
     Args:
@@ -58,19 +67,21 @@ def make_mesh(*, data, fsdp, tensor, devices=None):
     return Mesh(np.array(devices).reshape(tuple(sizes.values())), MESH_AXES)
 
 
-def spec(axes, shape, mesh):
+def spec(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
     """PartitionSpec of an array by RULES; an axis that does not divide evenly stays whole."""
     rules = dict(RULES)
 
-    def one(axis, size):
+    def mesh_axes(axis, size):
         names = rules[axis] if axis else None
         names = (names,) if isinstance(names, str) else names or ()
         return names if size % math.prod(mesh.shape[name] for name in names) == 0 else None
 
-    return PartitionSpec(*(one(axis, size) for axis, size in zip(axes, shape, strict=True)))
+    return PartitionSpec(*(mesh_axes(axis, size) for axis, size in zip(axes, shape, strict=True)))
 
 
-def constrain(x, *axes):
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """x, laid out by the logical names of its axes (None: whole) on the mesh in use, if any."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -81,7 +92,7 @@ def constrain(x, *axes):
 # ------------------------------------------------------------------------------ parameters
 
 
-def param_shardings(model, mesh):
+def param_shardings(model: "Qwen", mesh: Mesh) -> Params:
     """A NamedSharding for every parameter of `model`, by RULES."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     return jax.tree.map(
@@ -91,12 +102,12 @@ def param_shardings(model, mesh):
     )
 
 
-def shard_params(params, model, mesh):
+def shard_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
     """The parameters, placed on the mesh by RULES."""
     return jax.device_put(params, param_shardings(model, mesh))
 
 
-def sampling_params(params, model, mesh):
+def sampling_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
     """The parameters as the sampler and the scorer read them: in the model's dtype, on `mesh`.
 
     The model casts every matrix to its dtype when it multiplies, so a copy in that dtype gives the
@@ -113,7 +124,7 @@ def sampling_params(params, model, mesh):
 
 
 @functools.cache
-def resharding(model, mesh):
+def resharding(model: "Qwen", mesh: Mesh) -> Callable[[Params], Params]:
     def cast(path, x):
         norm = any("norm" in key.key for key in path)  # its scale is multiplied in float32
         return x if norm else x.astype(model.config.dtype)
@@ -127,12 +138,12 @@ def resharding(model, mesh):
 # ------------------------------------------------------------------------------ rows
 
 
-def data_shards(mesh):
+def data_shards(mesh: Mesh) -> int:
     """Into how many parts a batch of rows is split."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def row_shards():
+def row_shards() -> tuple[int, list[int]]:
     """(parts that rows are split into on the mesh in use, those that this process holds)."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
@@ -144,7 +155,7 @@ def row_shards():
     ]
 
 
-def place_rows(array):
+def place_rows(array: np.ndarray) -> Array:
     """This process's rows (in the order of its shards) as part of an array over all devices."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
@@ -161,7 +172,7 @@ def place_rows(array):
     return jax.make_array_from_callback((size * count, *array.shape[1:]), sharding, piece)
 
 
-def read_rows(array):
+def read_rows(array: jax.Array) -> np.ndarray:
     """This process's rows of an array that is split over rows, in the order of its shards."""
     if jax.sharding.get_mesh().empty:
         return np.asarray(array)
@@ -169,49 +180,49 @@ def read_rows(array):
     return np.concatenate([np.asarray(pieces[start]) for start in sorted(pieces)])
 
 
-def shard_micro_batches(arrays, mesh):
-    """[A, micro_batch, ...] arrays with each micro-batch's rows over the data and fsdp axes."""
+def shard_micro_batches(arrays: Any, mesh: Mesh) -> Any:
+    """A tree of [A, micro_batch, ...] arrays, each micro-batch's rows over data and fsdp."""
     return place(arrays, NamedSharding(mesh, PartitionSpec(None, ROWS)))
 
 
-def replicate(array, mesh):
+def replicate(array: Array, mesh: Mesh) -> jax.Array:
     """A copy of the array on every device."""
     return place(array, NamedSharding(mesh, PartitionSpec()))
 
 
-def place(tree, sharding):
-    """NumPy arrays that every process holds, laid out over the devices."""
+def place(tree: Any, sharding: Sharding) -> Any:
+    """A tree of NumPy arrays that every process holds, laid out over the devices."""
 
-    def one(array):
+    def put(array):
         array = np.asarray(array)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(put, tree)
 
 
 # ------------------------------------------------------------------------------ processes
 
 
-def processes():
+def processes() -> int:
     """Of the mesh in use; 1 without one."""
     mesh = jax.sharding.get_mesh()
     return 1 if mesh.empty else len({device.process_index for device in mesh.devices.flat})
 
 
-def agree(*values):
+def agree(*values: int) -> tuple[int, ...]:
     """The largest of each number over all processes."""
     if processes() == 1:
         return values
     return tuple(multihost_utils.process_allgather(np.asarray(values)).max(0).tolist())
 
 
-def is_first():
+def is_first() -> bool:
     """Whether this is the process that writes the run's files and its console."""
     return jax.process_index() == 0
 
 
 @contextlib.contextmanager
-def first_goes_first(name):
+def first_goes_first(name: str) -> Generator[None]:
     """What is inside is done by the first process, and then by the others: they find its files."""
     if not is_first():
         multihost_utils.sync_global_devices(name)
@@ -220,7 +231,7 @@ def first_goes_first(name):
         multihost_utils.sync_global_devices(name)
 
 
-def gather_bytes(data):
+def gather_bytes(data: bytes) -> list[bytes]:
     """[bytes of process 0, of process 1, ...]."""
     if processes() == 1:
         return [data]

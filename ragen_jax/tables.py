@@ -1,7 +1,12 @@
 """Choices by name: a table is a dict, an entry says all there is to know of a choice."""
 
+from collections.abc import Mapping
+from typing import TypeVar
 
-def look_up(table, what, name):
+Entry = TypeVar("Entry")
+
+
+def look_up(table: Mapping[str, Entry], what: str, name: str) -> Entry:
     """The entry of a table.
 
     Raises:

@@ -12,10 +12,12 @@ run, it goes on where that run's newest checkpoint stands.
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 from absl import flags
+from ml_collections import ConfigDict
 
 from ragen_jax.diagnose import diagnose
 from ragen_jax.load import load_policy
@@ -31,10 +33,11 @@ from ragen_jax.run.stages import make_batch, play, watch
 from ragen_jax.run.training import Preemption, Run, Stages
 from ragen_jax.run.workdir import same_run
 from ragen_jax.sharding import is_first
-from ragen_jax.update.learner import assign_credit, sampling_policy, select, update
+from ragen_jax.types import TrainState
+from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
 
 
-def train(config, workdir):
+def train(config: ConfigDict, workdir: Path) -> int:
     """Runs or continues a training run in `workdir`; returns the exit code."""
     run, learner, state = start(config, workdir)
     policy = sampling_policy(learner, state)
@@ -77,7 +80,7 @@ def train(config, workdir):
     return 0
 
 
-def start(config, workdir):
+def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
     """(`Run`, `Learner`, `TrainState`) of a config, as `workdir` holds them or at step 0.
 
     Exits with 2 on input that no run could use, before anything is written.
@@ -113,7 +116,7 @@ def start(config, workdir):
     return run, learner, state
 
 
-def export(run, learner, state):
+def export(run: Run, learner: Learner, state: TrainState) -> None:
     """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's."""
     params = state.params
     if learner.frozen is not None:
@@ -132,7 +135,7 @@ def export(run, learner, state):
     hf.save(run.workdir / "policy", run.model, params, run.tokenizer, stop_ids=end_ids)
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
     del argv
     with command.bad_input():
         if jax.process_count() > 1 and not WORKDIR.value:

@@ -11,11 +11,17 @@ between logits and tokens is in `likelihood.token_statistics`.
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.struct
 import jax
 import numpy as np
+
+if TYPE_CHECKING:
+    from ragen_jax.diagnostics.regimes import RegimeState
+    from ragen_jax.diagnostics.stopping import StoppingState
+    from ragen_jax.diagnostics.zscores import ZScoreState
+    from ragen_jax.update.critic import CriticState
 
 Array = jax.Array | np.ndarray  # of mathematics that takes and gives either
 Params = dict[str, Any]  # nested, by module and parameter: arrays, or what stands for them
@@ -74,14 +80,14 @@ class Batch:
 class TrainState:
     """All that a run needs to continue exactly where it was stopped."""
 
-    params: Any
-    opt_state: Any
+    params: Params
+    opt_state: Any  # of the optimizer
     step: jax.Array  # int32, finished iterations
-    seed_cursor: dict  # environment -> uint32, seeds used so far
+    seed_cursor: dict[str, jax.Array]  # environment -> uint32, seeds used so far
     kl_scale: jax.Array  # float32, multiplies algorithm.kl_coef; moves where a target is set
-    stopping: Any = None  # diagnostics.stopping.StoppingState
-    regimes: Any = None  # diagnostics.regimes.RegimeState
+    stopping: "StoppingState | None" = None
+    regimes: "RegimeState | None" = None
     # environment -> int32, uninformative visits in a row of each problem of its pool, if it has one
-    streak_P: Any = None
-    zscores: Any = None  # diagnostics.zscores.ZScoreState
-    critic: Any = None  # critic.CriticState, where the algorithm has one
+    streak_P: dict[str, jax.Array] | None = None
+    zscores: "ZScoreState | None" = None
+    critic: "CriticState | None" = None  # where the algorithm has one

@@ -15,13 +15,15 @@ Axes: B rows, T tokens, G groups, K episodes of a group.
 """
 
 import chex
+import jax
 import jax.numpy as jnp
 
 from ragen_jax.advantage import sample_variance
 from ragen_jax.filter import ZERO_SCORE
+from ragen_jax.types import Array
 
 
-def zero_variance_signs(return_GK, success_GK):
+def zero_variance_signs(return_GK: Array, success_GK: Array) -> jax.Array:
     """Which groups are without variance, and of what kind.
 
     Args:
@@ -43,7 +45,9 @@ def zero_variance_signs(return_GK, success_GK):
     return jnp.where(equal_G, sign_G, 0.0)
 
 
-def zero_variance_advantage(entropy_BT, mask_BT, sign_B, *, coef):
+def zero_variance_advantage(
+    entropy_BT: Array, mask_BT: Array, sign_B: Array, *, coef: float
+) -> jax.Array:
     """RL-ZVP's advantages, to be added to those of groups with variance.
 
     Args:

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from devices import on_devices
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from ragen_jax.model import qwen
@@ -16,22 +17,6 @@ from ragen_jax.run.log import read_metrics
 from ragen_jax.sharding import make_mesh, sampling_params, spec
 
 ROOT = Path(__file__).parent.parent
-
-
-def on_devices(count, command, **environ):
-    """Runs a command with so many virtual devices; NPROC, because XLA's collectives wait for each
-    other in threads, of which it starts one a core. It compiles quickly, as `compiled_quickly`."""
-    flags = f"--xla_force_host_platform_device_count={count} {os.environ.get('XLA_FLAGS', '')}"
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "32"}
-    env |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        cwd=ROOT,
-        env=env | {"PYTHONPATH": str(ROOT)} | environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.mark.parametrize(

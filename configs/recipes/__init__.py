@@ -6,6 +6,10 @@ A recipe maps fields of the config to values; several are applied from left to r
 a function of the config, where it follows from another field.
 """
 
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
 from ragen_jax.configs.recipes.algorithms import ALGORITHMS
 from ragen_jax.configs.recipes.filters import FILTERS
 from ragen_jax.configs.recipes.sweeps import SWEEPS
@@ -13,7 +17,7 @@ from ragen_jax.configs.recipes.sweeps import SWEEPS
 RECIPES = {**ALGORITHMS, **FILTERS, **SWEEPS}
 
 
-def apply(config, names):
+def apply(config: ConfigDict, names: Sequence[str]) -> None:
     """Changes `config` by the named recipes.
 
     Raises:

@@ -19,7 +19,7 @@ MAX_SIZE = 10**30  # of a value's numerator and denominator, in between as well
 # decimals, hexadecimal, underscores, comments, digits of other scripts.
 _CHARACTERS = frozenset("0123456789+-*/() ")
 
-_SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ def evaluate(text: str) -> Reading | None:
     tree = parse(text)
     if tree is None:
         return None
-    numbers = tuple(node.value for node in _nodes(tree) if isinstance(node, ast.Constant))
+    constants = [node.value for node in _nodes(tree) if isinstance(node, ast.Constant)]
+    numbers = tuple(value for value in constants if isinstance(value, int))  # as all of them are
     return Reading(numbers, _value(tree))
 
 
@@ -122,15 +123,18 @@ def _nodes(tree: ast.expr) -> Iterator[ast.expr]:
 
 def _value(tree: ast.expr) -> Fraction | None:
     match tree:
-        case ast.Constant(value=number):
+        case ast.Constant(value=int(number)):
             return Fraction(number)
         case ast.UnaryOp(op=op, operand=operand):
             value = _value(operand)
             return -value if value is not None and isinstance(op, ast.USub) else value
-    left, right = _value(tree.left), _value(tree.right)
+        case ast.BinOp(op=op):
+            left, right = _value(tree.left), _value(tree.right)
+        case _:
+            raise AssertionError(f"a tree beyond the limits: {ast.dump(tree)}")
     if left is None or right is None:
         return None
-    match tree.op:
+    match op:
         case ast.Add():
             value = left + right
         case ast.Sub():

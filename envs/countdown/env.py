@@ -54,8 +54,8 @@ class Countdown:
         numbers in another order; None draws from all
     """
 
-    actions = ()
-    words = (
+    actions: tuple[str, ...] = ()
+    words: tuple[str, ...] = (
         *("Numbers:", "\nTarget:", "numbers", " target", " plan"),
         *(f" {number}" for number in range(100)),
         *(str(number) for number in range(10, 100)),
@@ -71,7 +71,7 @@ class Countdown:
         path: str | Path | None = None,
         max_rows: int | None = 20_000,
         split: str | None = "train",
-    ):
+    ) -> None:
         self.count = _bounds("count", count, most=problems.MAX_COUNT)
         self.largest = whole("largest", largest, least=1, most=problems.MAX_NUMBER)
         self.targets = _bounds("targets", targets, most=MAX_TARGET)
@@ -93,7 +93,7 @@ class Countdown:
         if path is not None:
             self._given = problems.load_problems(path, max_rows=self.max_rows)
         how_often = "at most once" if allow_subset else "exactly once"
-        self.instructions = _RULES.format(how_often=how_often)
+        self.instructions: str = _RULES.format(how_often=how_often)
 
     def reset(self, seed: int) -> Problem:
         """Problem number `seed`, an int in [0, 2**63), of this split.
@@ -137,13 +137,13 @@ class Countdown:
         "right_numbers" (it uses the given ones, as often as it must).
         """
         reading = arithmetic.evaluate(action)
-        readable = reading is not None
-        right = readable and self._right_numbers(reading.numbers, state.numbers)
-        success = right and reading.value == state.target
+        value = None if reading is None else reading.value
+        right = reading is not None and self._right_numbers(reading.numbers, state.numbers)
+        success = right and value == state.target
         reward = REWARD_UNREADABLE
-        if right and reading.value is not None:
+        if right and value is not None:
             reward = REWARD_SOLVED if success else REWARD_WRONG_VALUE
-        info = {"success": success, "readable": readable, "right_numbers": right}
+        info = {"success": success, "readable": reading is not None, "right_numbers": right}
         return Step(state, reward, True, info)
 
     def identity(self, state: Problem) -> str:
@@ -152,8 +152,8 @@ class Countdown:
 
     def solve(self, state: Problem) -> tuple[str, ...] | None:
         """The one answer that solves it, for imitation; None if none of `operators` does."""
-        found = self._solution(state, fractions=True)
-        return None if found is None else (found,)
+        answer = self._solution(state, fractions=True)
+        return None if answer is None else (answer,)
 
     def explain(self, state: Problem, plan: Sequence[str]) -> str:
         """What an imitated expert thinks: the problem, and its answer one operation at a time.

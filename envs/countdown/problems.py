@@ -3,6 +3,7 @@
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ragen_jax.envs.countdown import solver
 from ragen_jax.envs.problems import Draws, split_by_hash
@@ -84,7 +85,7 @@ def load_problems(path: str | Path, *, max_rows: int | None = None) -> tuple[Pro
     return problems
 
 
-def _problem(path: str | Path, index: int, row: dict) -> Problem:
+def _problem(path: str | Path, index: int, row: dict[str, Any]) -> Problem:
     numbers, target = row["nums"], row["target"]
     if (
         type(target) is not int

@@ -2,15 +2,13 @@
 
 import ast
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-
-from ragen_jax.envs.countdown.arithmetic import parse
 
 OPERATORS = "+-*/"
 
-# Value -> the first expression found for it.
-Values = dict[int | Fraction, str]
+Number = int | Fraction
+Values = dict[Number, str]  # value -> the first expression found for it
 
 
 def solve(
@@ -36,23 +34,24 @@ def solve(
         *([_Search(numbers, operators, fractions=True)] if fractions and "/" in operators else []),
     ):
         for part in parts:
-            found = search.reach(part, target)
-            if found is not None:
+            expression = search.reach(part, target)
+            if expression is not None:
                 # Written anew without the brackets that precedence makes needless.
-                return ast.unparse(parse(found)).replace(" ", "")
+                return ast.unparse(ast.parse(expression, mode="eval")).replace(" ", "")
     return None
 
 
 def reachable(numbers: Sequence[int], *, operators: str = OPERATORS) -> set[int]:
     """All values of expressions that use every number once and stay whole on the way."""
-    return set(_Search(numbers, operators, fractions=False).values((1 << len(numbers)) - 1))
+    values = _Search(numbers, operators, fractions=False).values((1 << len(numbers)) - 1)
+    return set(values)  # ty: ignore[invalid-explicit-return]  without fractions all of them are int
 
 
 class _Search:
     """Values of parts of the numbers. A part is a bit-set of indices into them."""
 
-    def __init__(self, numbers: Sequence[int], operators: str, fractions: bool):
-        self._numbers = [Fraction(n) if fractions else n for n in numbers]
+    def __init__(self, numbers: Sequence[int], operators: str, fractions: bool) -> None:
+        self._numbers: list[Number] = [Fraction(n) if fractions else n for n in numbers]
         self._operators = operators
         self._fractions = fractions
         self.values = functools.cache(self._all_values)
@@ -88,7 +87,7 @@ class _Search:
                             values[value] = _join(a_text, operator, b_text)
         return values
 
-    def _apply(self, a, operator, b):
+    def _apply(self, a: Number, operator: str, b: Number) -> Number | None:
         """a operator b; None for a quotient that does not exist (or is not whole)."""
         match operator:
             case "+":
@@ -100,10 +99,10 @@ class _Search:
         if b == 0:
             return None
         if self._fractions:
-            return a / b
+            return Fraction(a) / b
         return None if a % b else a // b
 
-    def _needed(self, a, target):
+    def _needed(self, a: Number, target: int) -> Iterator[tuple[Number, str]]:
         """All (b, operator) with a operator b = target, which is not 0."""
         candidates = {"+": target - a, "-": a - target, "/": Fraction(a) / target}
         if a != 0:
@@ -114,7 +113,7 @@ class _Search:
                 yield b, operator
 
 
-def _halves(part: int):
+def _halves(part: int) -> Iterator[tuple[int, int]]:
     """All (left, right) of disjoint parts, neither empty, that make up `part`; both orders."""
     left = (part - 1) & part
     while left:

@@ -5,14 +5,14 @@ reaching the goal, 0 for everything else. Symbols and maps follow the released R
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ragen_jax.envs.frozen_lake import lake, maps, solver
 from ragen_jax.envs.frozen_lake.lake import State
 from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
-from ragen_jax.envs.grounding import count_true, grid_lines, stated_positions
+from ragen_jax.envs.grounding import Claim, count_true, grid_lines, stated_positions
 from ragen_jax.envs.options import grid_size, one_of, probability, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, MAX_SOLUTION, SPLITS, Draws, canonical_grid
 from ragen_jax.envs.types import Step
@@ -57,7 +57,7 @@ class FrozenLake:
     """
 
     actions = tuple(MOVES)
-    opposites = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
+    opposites: Mapping[str, str] = {"Left": "Right", "Right": "Left", "Up": "Down", "Down": "Up"}
 
     def __init__(
         self,
@@ -68,12 +68,15 @@ class FrozenLake:
         min_solution: int | None = None,
         max_solution: int | None = None,
         split: str | None = "train",
-    ):
+    ) -> None:
         self.size = grid_size(size, least=2)
         rows, columns = self.size
         cells = [f" {row}{column}" for row in range(rows) for column in range(columns)]
         moves = [*MOVES, *(f" {move}" for move in MOVES)]
-        self.words = ("√", "||", *moves, "player", " hole", " goal", " plan", *cells)
+        self.words: tuple[str, ...] = (
+            *("√", "||", *moves, "player", " hole", " goal", " plan"),
+            *cells,
+        )
         self.frozen = probability("frozen", frozen)
         self.slip = probability("slip", slip)
         # The player never starts on the goal, so its shortest path has at least one move.
@@ -203,7 +206,7 @@ def coordinate_text(state: State) -> str:
 
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same lake
-def _positions_shown(observation: str) -> frozenset:
+def _positions_shown(observation: str) -> frozenset[Claim]:
     """Where everything is, as `stated_positions` says it."""
     grid = grid_lines(observation, lake.SYMBOLS)
     shown = coordinate_text(lake.parse(grid)) if grid else observation

@@ -67,7 +67,7 @@ def parse(text: str) -> State:
     """
     rows = text.split("\n")
     width = len(rows[0])
-    found = {symbol: [] for symbol in SYMBOLS}
+    places = {symbol: [] for symbol in SYMBOLS}
     for r, row in enumerate(rows):
         if len(row) != width or not row:
             raise ValueError(
@@ -75,27 +75,27 @@ def parse(text: str) -> State:
                 "(rows are joined by single newlines, with none at the end, and are not empty)"
             )
         for c, symbol in enumerate(row):
-            if symbol not in found:
+            if symbol not in places:
                 raise ValueError(
                     f"unknown symbol {symbol!r} at row {r}, column {c}; known: {' '.join(SYMBOLS)}"
                 )
-            found[symbol].append((r, c))
-    row, column = _only("player", (PLAYER, PLAYER_IN_HOLE, PLAYER_ON_GOAL), found)
-    _only("goal", (GOAL, PLAYER_ON_GOAL), found)
-    if not found[PLAYER] and not found[FROZEN]:
+            places[symbol].append((r, c))
+    row, column = _only("player", (PLAYER, PLAYER_IN_HOLE, PLAYER_ON_GOAL), places)
+    _only("goal", (GOAL, PLAYER_ON_GOAL), places)
+    if not places[PLAYER] and not places[FROZEN]:
         raise ValueError("expected at least one frozen cell (P or _), found none")
     lake = Lake(tuple("".join(_LETTER[symbol] for symbol in row) for row in rows))
     return State(lake, row * width + column)
 
 
 def _only(
-    what: str, symbols: tuple[str, ...], found: dict[str, list[tuple[int, int]]]
+    what: str, symbols: tuple[str, ...], places: dict[str, list[tuple[int, int]]]
 ) -> tuple[int, int]:
-    """The one place in which one of `symbols` was found."""
-    places = sorted(place for symbol in symbols for place in found[symbol])
-    if len(places) != 1:
-        where = ", at " + " and ".join(map(str, places)) if places else ""
+    """The one place, of those of each symbol, in which one of `symbols` was found."""
+    theirs = sorted(place for symbol in symbols for place in places[symbol])
+    if len(theirs) != 1:
+        where = ", at " + " and ".join(map(str, theirs)) if theirs else ""
         raise ValueError(
-            f"expected exactly one {what} ({', '.join(symbols)}), found {len(places)}{where}"
+            f"expected exactly one {what} ({', '.join(symbols)}), found {len(theirs)}{where}"
         )
-    return places[0]
+    return theirs[0]

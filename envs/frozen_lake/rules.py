@@ -30,7 +30,7 @@ def intended(possible: Outcomes) -> int:
 
 # A step of training plays tens of lakes, an evaluation goes through them in chunks as large.
 @functools.lru_cache(maxsize=256)
-def _table(lake: Lake, slip: float) -> dict:
+def _table(lake: Lake, slip: float) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
     # Gymnasium wants a start somewhere; it is ice like any other, so the table does not show it.
     letters = lake.letters.replace("F", "S", 1)
     width = lake.size[1]

@@ -6,11 +6,11 @@ pushed off, +10 for the action that solves the room.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ragen_jax.envs.grounding import count_true, grid_lines, stated_positions
+from ragen_jax.envs.grounding import Claim, count_true, grid_lines, stated_positions
 from ragen_jax.envs.options import grid_size, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_SOLUTION, SPLITS, canonical_grid
 from ragen_jax.envs.sokoban import board, rooms, solver
@@ -64,8 +64,8 @@ class Sokoban:
     """
 
     actions = tuple(MOVES)
-    opposites = {"Up": "Down", "Down": "Up", "Left": "Right", "Right": "Left"}
-    words = (
+    opposites: Mapping[str, str] = {"Up": "Down", "Down": "Up", "Left": "Right", "Right": "Left"}
+    words: tuple[str, ...] = (
         *("√", "||", "Up", "Down", "Left", "Right", " Up", " Down", " Left", " Right"),
         *("player ", " box ", " target ", " plan"),
     )
@@ -78,7 +78,7 @@ class Sokoban:
         min_solution: int | None = 3,
         max_solution: int | None = None,
         split: str | None = "train",
-    ):
+    ) -> None:
         self.size = grid_size(size, least=3)
         self.num_boxes = whole("num_boxes", num_boxes, least=1, most=MAX_BOXES)
         area = (self.size[0] - 2) * (self.size[1] - 2)
@@ -224,7 +224,7 @@ def coordinate_text(state: State) -> str:
 
 
 @functools.lru_cache(maxsize=1024)  # the members of a group see the same room
-def _positions_shown(observation: str) -> frozenset:
+def _positions_shown(observation: str) -> frozenset[Claim]:
     """Where everything is, as `stated_positions` says it."""
     grid = grid_lines(observation, board.SYMBOLS)
     shown = coordinate_text(board.parse(grid)) if grid else observation

@@ -14,25 +14,28 @@ All of this is NumPy on the host, about finished episodes.
 
 import collections
 import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ragen_jax.advantage import sample_variance
 from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.filter import ZERO_SCORE
+from ragen_jax.types import Episode, Metrics
 
 CLASSES = ("mixed", "solved", "failed", "tied")
 
 
-def anatomy_metrics(episodes, return_GK):
+def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
     """The classes of a step's groups.
 
     Args:
-      episodes: G * K `Episode`s, group by group.
+      episodes: G * K, group by group.
       return_GK: their undiscounted returns, penalties included.
 
     Returns:
-      dict: anatomy/<class>, shares of the groups that sum to 1, and anatomy/<class>_count;
+      anatomy/<class>, shares of the groups that sum to 1, and anatomy/<class>_count;
       anatomy/failed_differing, the share of groups that failed with more than one strategy:
       where it is near anatomy/failed the policy explores and the reward does not answer, where it
       is far below, the policy does the same thing over and over.
@@ -55,23 +58,25 @@ def anatomy_metrics(episodes, return_GK):
     return metrics
 
 
-def action_metrics(episodes, groups, *, opposites=None):
+def action_metrics(
+    episodes: Sequence[Episode], groups: int, *, opposites: Mapping[str, str] | None = None
+) -> Metrics:
     """What the members of a group do differently, and what they undo.
 
     Args:
-      episodes: G * K `Episode`s, group by group.
+      episodes: G * K, group by group.
       groups: G.
       opposites: action -> the action that goes back, where the environment has such
         (`ragen_jax.envs.types.ReversibleEnvironment`).
 
     Returns:
-      dict: action/strategies, distinct strategies of a group, 1 to K; action/strategy_entropy,
+      action/strategies, distinct strategies of a group, 1 to K; action/strategy_entropy,
       entropy of their frequencies inside a group in nats, at most log K; both means over groups.
       With opposites, and episodes of two actions or more: action/oscillation_rate, the share of
       actions (an episode's last apart) that are followed by their opposite.
     """
     counts = [collections.Counter(map(strategy, group)) for group in _groups(episodes, groups)]
-    metrics = {
+    metrics: dict[str, Any] = {  # of Python's floats and NumPy's
         "action/strategies": np.mean([len(count) for count in counts]),
         "action/strategy_entropy": np.mean([_entropy(count) for count in counts]),
     }
@@ -83,16 +88,19 @@ def action_metrics(episodes, groups, *, opposites=None):
     return metrics
 
 
-def reasoning_metrics(episodes, grounded, text):
+def reasoning_metrics(
+    episodes: Sequence[Episode],
+    grounded: Callable[[str, str], tuple[int, int]],
+    text: Callable[[np.ndarray], str],
+) -> Metrics:
     """Whether what the reasoning says of the state is so.
 
     Args:
-      episodes: list of `Episode`.
       grounded: an environment's check (`ragen_jax.envs.types.GroundedEnvironment`).
       text: token ids -> text (`chat.Chat.text`).
 
     Returns:
-      dict: reasoning/stated, facts stated a turn; reasoning/grounded_rate, the share of all facts
+      reasoning/stated, facts stated a turn; reasoning/grounded_rate, the share of all facts
       stated that are so, with its interval over groups; left out where none is stated. Turns
       without reasoning state nothing.
     """
@@ -112,18 +120,18 @@ def reasoning_metrics(episodes, grounded, text):
     return metrics | rate_with_interval("reasoning/grounded_rate", right_G, stated_G)
 
 
-def strategy(episode):
+def strategy(episode: Episode) -> tuple[str, ...]:
     """All actions of an episode, in order."""
     return tuple(action for turn in episode.turns for action in turn.actions)
 
 
-def _groups(episodes, groups):
+def _groups(episodes: Sequence[Episode], groups: int) -> list[Sequence[Episode]]:
     """The episodes of each group, from a list group by group."""
     size = len(episodes) // groups
     return [episodes[first : first + size] for first in range(0, groups * size, size)]
 
 
-def _entropy(counts):
-    """Entropy in nats of the frequencies of a Counter."""
+def _entropy(counts: collections.Counter[tuple[str, ...]]) -> float:
+    """Entropy in nats of the frequencies."""
     share = np.array(list(counts.values())) / counts.total()
     return -np.sum(share * np.log(share))

@@ -13,18 +13,24 @@ V vocabulary. Of one device call: n prompts, m reasonings.
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.model.attention import Segment
-from ragen_jax.model.qwen import head
+from ragen_jax.model.qwen import Qwen, head
 from ragen_jax.padding import length_bucket
 from ragen_jax.sharding import constrain, row_shards
+from ragen_jax.types import Params
 from ragen_jax.update.likelihood import token_logps, vocabulary_statistics
 
 LEAST_PREFIX = 64  # common tokens from which on saving their reading is worth a call of its own
+
+Ids = Sequence[int] | np.ndarray  # of tokens
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +42,20 @@ class Spoken:
     action: int = 0  # tokens of the action, at the end; what lies between the two is only read
 
 
-def cross_score(model, params, prompts, reasonings, *, micro_batch):
+def cross_score(
+    model: Qwen,
+    params: Params,
+    prompts: Sequence[Ids],
+    reasonings: Sequence[Ids],
+    *,
+    micro_batch: int,
+) -> tuple[np.ndarray, np.ndarray]:
     """Sequence log-likelihoods of all reasonings under all prompts (RAGEN-2, section 2.3).
 
     Args:
       model, params: the policy.
-      prompts: N lists of token ids, each ending where a reasoning begins.
-      reasonings: M non-empty lists of token ids.
+      prompts: N, each ending where a reasoning begins.
+      reasonings: M, none empty.
       micro_batch: (prompt, reasoning) rows per device call.
 
     Returns:
@@ -53,19 +66,27 @@ def cross_score(model, params, prompts, reasonings, *, micro_batch):
     """
     _check(prompts, reasonings)
     spoken = [Spoken(np.asarray(reasoning), len(reasoning)) for reasoning in reasonings]
-    found_1MN, _ = _score_all(
+    score_1MN, _ = _score_all(
         model, params, prompts, spoken, (), micro_batch=micro_batch, actions=False
     )
-    return found_1MN[0], np.array([len(reasoning) for reasoning in reasonings], np.int32)
+    return score_1MN[0], np.array([len(reasoning) for reasoning in reasonings], np.int32)
 
 
-def cross_score_actions(model, params, prompts, spoken, swapped, *, micro_batch):
+def cross_score_actions(
+    model: Qwen,
+    params: Params,
+    prompts: Sequence[Ids],
+    spoken: Sequence[Spoken],
+    swapped: Sequence[tuple[int, Spoken]],
+    *,
+    micro_batch: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`cross_score` with the actions behind the reasonings, and actions behind other reasonings.
 
     Args:
       prompts, micro_batch: as `cross_score`.
-      spoken: M `Spoken`, scored under every prompt.
-      swapped: R pairs (column of a prompt, `Spoken`), scored under that prompt alone: an action
+      spoken: M, scored under every prompt.
+      swapped: R, each with the column of a prompt, scored under that prompt alone: an action
         behind a reasoning that it was not sampled with.
 
     Returns:
@@ -77,13 +98,13 @@ def cross_score_actions(model, params, prompts, spoken, swapped, *, micro_batch)
     """
     rows = [*spoken, *(row for _, row in swapped)]
     _check(prompts, [row.tokens for row in rows])
-    found_2MN, action_R = _score_all(
+    score_2MN, action_R = _score_all(
         model, params, prompts, spoken, swapped, micro_batch=micro_batch, actions=True
     )
-    return *found_2MN, action_R
+    return score_2MN[0], score_2MN[1], action_R
 
 
-def blocks(N, M, micro_batch, shards=1):
+def blocks(N: int, M: int, micro_batch: int, shards: int = 1) -> tuple[int, int]:
     """(prompts, reasonings) of one device call, for N distinct prompts and M reasonings.
 
     Rounded up to multiples of 8 and 16, since the numbers change from step to step by a few and
@@ -99,7 +120,16 @@ def blocks(N, M, micro_batch, shards=1):
     return n, m
 
 
-def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions):
+def _score_all(
+    model: Qwen,
+    params: Params,
+    prompts: Sequence[Ids],
+    spoken: Sequence[Spoken],
+    swapped: Sequence[tuple[int, Spoken]],
+    *,
+    micro_batch: int,
+    actions: bool,
+) -> tuple[np.ndarray, np.ndarray]:
     """(float32 [1 or 2, M, N]: sums over reasonings and, with `actions`, actions; action_R)."""
     distinct, column_N = _distinct(prompts, lambda prompt: tuple(map(int, prompt)))
     # The block is that of all M, so that its shape does not depend on how many are distinct.
@@ -114,19 +144,19 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
     prefix = None
     if shared:
         prefix, _ = read_prompts(model, params, *_pad([distinct[0][:shared]], shared))
-    own = [prompt[shared:] for prompt in distinct]
-    P = padded_length(max(map(len, own)), 32)
+    rests = [prompt[shared:] for prompt in distinct]
+    P = padded_length(max(map(len, rests)), 32)
     # Reasonings of similar length share a call, which is padded to its longest.
     by_length = sorted(range(M), key=lambda i: len(spoken[i].tokens))
     rows_of = [[] for _ in range(N)]  # of `swapped`, by prompt
     for r, (column, _) in enumerate(swapped):
         rows_of[column].append(r)
 
-    found = np.zeros((1 + actions, M, N), np.float32)
+    scores = np.zeros((1 + actions, M, N), np.float32)
     action_R = np.zeros(len(swapped), np.float32)
 
     def keep(n0, chosen, block):
-        found[:, chosen, n0 : n0 + n] = block[:, : len(chosen), : N - n0]
+        scores[:, chosen, n0 : n0 + n] = block[:, : len(chosen), : N - n0]
 
     def keep_swapped(chosen, block):
         for column, rows in enumerate(chosen):
@@ -135,7 +165,7 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
     def calls():
         """(what keeps them, scores on the device) of one call after the other."""
         for n0 in range(0, N, n):
-            read = read_prompts(model, params, *_pad(own[n0 : n0 + n], P, size=n), prefix)
+            read = read_prompts(model, params, *_pad(rests[n0 : n0 + n], P, size=n), prefix)
             for m0 in range(0, M, m):
                 chosen = by_length[m0 : m0 + m]
                 tokens, *spans = _lay_out([spoken[i] for i in chosen], m)
@@ -157,12 +187,20 @@ def _score_all(model, params, prompts, spoken, swapped, *, micro_batch, actions)
 
     # One call runs while the next is dispatched, no more: XLA's CPU backend allots the temporaries
     # of every call when it is dispatched.
-    for (store, block), _ in itertools.pairwise(itertools.chain(calls(), [None])):
+    pairs = itertools.pairwise(itertools.chain(calls(), [None]))
+    for (store, block), _ in pairs:  # ty: ignore[not-iterable] None is never the first
         store(np.asarray(block))
-    return found[:, row_M][:, :, column_N], action_R[row_R]
+    return scores[:, row_M][:, :, column_N], action_R[row_R]
 
 
-def cross_score_pairs(model, params, prompts, reasonings, *, micro_batch):
+def cross_score_pairs(
+    model: Qwen,
+    params: Params,
+    prompts: Sequence[Ids],
+    reasonings: Sequence[Ids],
+    *,
+    micro_batch: int,
+) -> tuple[np.ndarray, np.ndarray]:
     """The naive twin of `cross_score`: a forward pass over prompt + reasoning for every pair."""
     _check(prompts, reasonings)
     pairs = [[*prompt, *reasoning] for reasoning in reasonings for prompt in prompts]
@@ -183,33 +221,48 @@ _pair_logps = jax.jit(token_logps, static_argnames="model")
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def read_prompts(model, params, tokens_NP, length_N, prefix=None):
+def read_prompts(
+    model: Qwen,
+    params: Params,
+    tokens_NP: jax.Array,
+    length_N: jax.Array,
+    prefix: Segment | None = None,
+) -> tuple[Segment, jax.Array]:
     """(`Segment` of whole prompts, hidden states of their last tokens).
 
     Args:
-      tokens_NP, length_N: prompts, or what follows `prefix`: a `Segment` of one row, all real.
+      tokens_NP, length_N: prompts, or what follows `prefix`: of one row, all real.
     """
     positions_NP, memory = None, ()
     if prefix is not None:
         positions_NP = prefix.length_N + jnp.arange(tokens_NP.shape[1])
         positions_NP, memory = jnp.broadcast_to(positions_NP, tokens_NP.shape), (prefix,)
-    hidden, kv = model.apply({"params": params}, tokens_NP, positions_NP, memory, keep_kv=True)
+    output: Any = model.apply({"params": params}, tokens_NP, positions_NP, memory, keep_kv=True)
+    hidden, kv = output
     last_ND = jnp.take_along_axis(hidden, (length_N - 1)[:, None, None], 1)[:, 0]
     if prefix is None:
         return Segment(*kv, length_N=length_N), last_ND
 
     # Repeated for each prompt of a call, so that what is scored reads one piece: on CPU a second
     # one costs more than reading the whole prompts.
-    def behind(first, own):
-        first = jnp.broadcast_to(first, (*own.shape[:-2], first.shape[-2], own.shape[-1]))
-        return jnp.concatenate([first, own], axis=-2)
+    def behind(first, rest):
+        first = jnp.broadcast_to(first, (*rest.shape[:-2], first.shape[-2], rest.shape[-1]))
+        return jnp.concatenate([first, rest], axis=-2)
 
     k, v = jax.tree.map(behind, (prefix.k, prefix.v), kv)
     return Segment(k=k, v=v, length_N=prefix.length_N + length_N), last_ND
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def score_block(model, params, segment, last_ND, tokens_MZ, length_M, action_M2=None):
+def score_block(
+    model: Qwen,
+    params: Params,
+    segment: Segment,
+    last_ND: jax.Array,
+    tokens_MZ: jax.Array,
+    length_M: jax.Array,
+    action_M2: jax.Array | None = None,
+) -> jax.Array:
     """Sums of log-probs of one block, whole on every device.
 
     Args:
@@ -240,7 +293,7 @@ def score_block(model, params, segment, last_ND, tokens_MZ, length_M, action_M2=
     return constrain(jnp.stack(sums), None, None, None)  # every process reads all of it
 
 
-def _check(prompts, reasonings):
+def _check(prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> None:
     if not prompts or not reasonings:
         raise ValueError(
             f"cross-scoring needs prompts and reasonings, got {len(prompts)} and {len(reasonings)}"
@@ -251,7 +304,9 @@ def _check(prompts, reasonings):
             raise ValueError(f"{name} {empty[0]} is empty; leave it out of the scoring")
 
 
-def _distinct(items, key):
+def _distinct(
+    items: Sequence[Item], key: Callable[[Item], Hashable]
+) -> tuple[list[Item], np.ndarray]:
     """(items with distinct keys in order of appearance, int array: which of them each item is)."""
     index, first = {}, []
     for item in items:
@@ -260,12 +315,12 @@ def _distinct(items, key):
     return first, np.array([index[key(item)] for item in items], int)
 
 
-def _same(spoken):
+def _same(spoken: Spoken) -> tuple[bytes, int, int]:
     """Equal for `Spoken`s with equal scores."""
     return spoken.tokens.astype(np.int32).tobytes(), spoken.reasoning, spoken.action
 
 
-def _common(prompts):
+def _common(prompts: Sequence[Ids]) -> int:
     """Tokens that all prompts begin with, in whole 32s; 0 where they are not worth sharing.
 
     The attention kernels of accelerators read no earlier segment, so that there the prompts are
@@ -280,12 +335,12 @@ def _common(prompts):
     return common // 32 * 32 if common >= LEAST_PREFIX else 0
 
 
-def padded_length(length, least):
+def padded_length(length: int, least: int) -> int:
     """The next multiple of `least`, or of a sixteenth of the next power of two if that is more."""
     return length_bucket(length, least=least, parts=16)
 
 
-def _pad(rows, width, size=None):
+def _pad(rows: Sequence[Ids], width: int, size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(int32 [size, width], right-padded, and the lengths); more rows repeat the first."""
     rows = [*rows, *[rows[0]] * ((size or len(rows)) - len(rows))]
     tokens = np.zeros((len(rows), width), np.int32)
@@ -294,12 +349,12 @@ def _pad(rows, width, size=None):
     return tokens, np.array([len(row) for row in rows], np.int32)
 
 
-def padded_reasoning(length):
+def padded_reasoning(length: int) -> int:
     """The length that so many tokens are padded to: 16, 24, 32, then by `padded_length`."""
     return max(16, padded_length(length, 8 if length <= 32 else 16))
 
 
-def _lay_out(spoken, size):
+def _lay_out(spoken: Sequence[Spoken], size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(tokens [size, Z], tokens of the reasoning [size], span of the action [size, 2])."""
     width = padded_reasoning(max(len(row.tokens) for row in spoken))
     tokens, length = _pad([row.tokens for row in spoken], width, size)

@@ -36,17 +36,20 @@ groups and turns drawn anew (intervals.py says what a group is). Deleting one gr
 For za_* that counts twice what an action and a reasoning of its panel make together; the spread
 of the actions' own groups (`intervals.grouped`) leaves out what a group does in the panels of
 others. Theirs is the root of the mean square of the two. Simulated coverage over trajectories
-of 8 rooms x 8 turns and 16 x 4 (tests/test_trajectory_intervals.py; 24 cells of 1,000 batches):
-0.92 to 0.98, rooms alike or not.
+of 8 rooms x 8 turns and 16 x 4 (24 cells of 1,000 batches, by
+tests/diagnostics/test_trajectory_intervals.py): 0.92 to 0.98, rooms alike or not.
 """
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
-from ragen_jax.diagnostics.cross_scoring import Spoken, cross_score_actions
+from ragen_jax.diagnostics.cross_scoring import Ids, Spoken, cross_score_actions
 from ragen_jax.diagnostics.intervals import LEAST_GROUPS, grouped, jackknife
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.types import Metrics, Params, Turn
 
 PANEL = 4  # reasonings that an action is scored behind, its own included
 
@@ -60,8 +63,15 @@ class Panel:
 
 
 def flow_metrics(
-    score_AN, action_AN, prompt_A, prompt_id_N, *, others, siblings=None, group_N=None
-):
+    score_AN: np.ndarray,
+    action_AN: np.ndarray,
+    prompt_A: np.ndarray,
+    prompt_id_N: np.ndarray,
+    *,
+    others: Panel,
+    siblings: Panel | None = None,
+    group_N: np.ndarray | None = None,
+) -> Metrics:
     """How far actions depend on reasonings and on prompts, in nats an action.
 
     The four figures, their bounds and their intervals: at the top of this file.
@@ -69,11 +79,11 @@ def flow_metrics(
     Args:
       score_AN: log p(z_a | x_n). action_AN: log p(a | x_n, z_a).
       prompt_A: int, own column. prompt_id_N: equal ids = same prompt.
-      others, siblings: `Panel`s of reasonings from other prompts, and from the same one.
+      others, siblings: panels of reasonings from other prompts, and from the same one.
       group_N: the group that a prompt belongs to; None: each distinct prompt is one.
 
     Returns:
-      dict of floats. A figure is left out where it is not defined: no action, no second prompt, no
+      A figure is left out where it is not defined: no action, no second prompt, no
       panel with a second reasoning; its interval where there are fewer than three groups.
 
     Raises:
@@ -118,7 +128,15 @@ def flow_metrics(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _left(matched_A, prompt_A, logp_AJ, weight_AJ, column_AJ, least, keep_N):
+def _left(
+    matched_A: np.ndarray,
+    prompt_A: np.ndarray,
+    logp_AJ: np.ndarray,
+    weight_AJ: np.ndarray,
+    column_AJ: np.ndarray,
+    least: int,
+    keep_N: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """(contrasts, own columns) of the actions that are left when only `keep_N` of the columns are.
 
     Args:
@@ -130,7 +148,7 @@ def _left(matched_A, prompt_A, logp_AJ, weight_AJ, column_AJ, least, keep_N):
     return contrast(matched_A[rows_A], logp_AJ[rows_A], weight_AJ[rows_A]), prompt_A[rows_A]
 
 
-def contrast(matched_A, swapped_AJ, weight_AJ):
+def contrast(matched_A: np.ndarray, swapped_AJ: np.ndarray, weight_AJ: np.ndarray) -> np.ndarray:
     """matched - log(sum_j w_j exp(swapped_j) / sum_j w_j), float64 [A].
 
     Args:
@@ -142,11 +160,13 @@ def contrast(matched_A, swapped_AJ, weight_AJ):
     return matched_A - (total_A - np.logaddexp.reduce(weight_AJ, axis=1))
 
 
-def draw_panels(rng, prompt_id_M, acts_M, *, same):
+def draw_panels(
+    rng: np.random.Generator, prompt_id_M: np.ndarray, acts_M: np.ndarray, *, same: bool
+) -> list[np.ndarray]:
     """PANEL - 1 random other turns for each turn with an action, fewer where there are no more.
 
     Args:
-      rng: numpy Generator. prompt_id_M: equal ids = same prompt. acts_M: bool.
+      prompt_id_M: equal ids = same prompt. acts_M: bool.
       same: turns of the same prompt, else of other prompts.
 
     Returns:
@@ -162,31 +182,30 @@ def draw_panels(rng, prompt_id_M, acts_M, *, same):
 
 
 def score_flow(
-    model,
-    params,
-    prompts,
-    turns,
-    prompt_M,
-    prompt_id_N,
+    model: Qwen,
+    params: Params,
+    prompts: Sequence[Ids],
+    turns: Sequence[Turn],
+    prompt_M: np.ndarray,
+    prompt_id_N: np.ndarray,
     *,
-    siblings,
-    micro_batch,
-    rng,
-    group_N=None,
-):
+    siblings: bool,
+    micro_batch: int,
+    rng: np.random.Generator,
+    group_N: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, Metrics]:
     """Cross-scores of a scope's reasonings, and the flow figures of its actions in the same pass.
 
     Args:
-      prompts: N lists of token ids.
-      turns: M `Turn`s with a reasoning, scored under every prompt.
+      prompts: N. turns: M with a reasoning, scored under every prompt.
       prompt_M: int, own column. prompt_id_N: equal ids = same prompt.
       siblings: whether to exchange reasonings of the same prompt, too.
       micro_batch: (prompt, reasoning) rows of a device call.
-      rng: np.random.Generator of the panels.
+      rng: of the panels.
       group_N: as in `flow_metrics`.
 
     Returns:
-      (score_MN and length_M as `cross_score`, dict of `flow_metrics`).
+      (score_MN and length_M as `cross_score`, `flow_metrics`).
     """
     spoken = [_spoken(turn) for turn in turns]
     acts_M = np.array([row.action > 0 for row in spoken])
@@ -205,7 +224,7 @@ def score_flow(
     score_MN, action_MN, logp_R = cross_score_actions(
         model, params, prompts, spoken, swapped, micro_batch=micro_batch
     )
-    found, r = {}, 0
+    scored, r = {}, 0
     for kind, panels in drawn.items():
         logp_AJ = np.zeros((len(own_A), PANEL))
         prompt_AJ = np.full((len(own_A), PANEL), -1)
@@ -215,25 +234,25 @@ def score_flow(
             logp_AJ[a, 1 : 1 + count] = logp_R[r : r + count]
             prompt_AJ[a, 1 : 1 + count] = prompt_M[panel]
             r += count
-        found[kind] = Panel(logp_AJ, prompt_AJ)
+        scored[kind] = Panel(logp_AJ, prompt_AJ)
     metrics = flow_metrics(
         score_MN[own_A],
         action_MN[own_A],
         prompt_M[own_A],
         prompt_id_N,
         group_N=group_N,
-        **found,
+        **scored,
     )
     return score_MN, np.array([row.reasoning for row in spoken], np.int32), metrics
 
 
-def _spoken(turn):
+def _spoken(turn: Turn) -> Spoken:
     """The reasoning of a turn and, where it has an answer, all up to the answer's end."""
     (start, end), (first, last) = turn.reasoning, turn.answer
     return Spoken(turn.sampled[start : max(end, last)], end - start, last - first)
 
 
-def _behind(turn, other):
+def _behind(turn: Turn, other: Turn) -> Spoken:
     """The action of a turn, its tags included, behind the reasoning of another."""
     first, last = turn.answer
     reasoning = other.sampled[slice(*other.reasoning)]

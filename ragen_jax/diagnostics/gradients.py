@@ -21,21 +21,29 @@ micro-batches of a group, P parts.
 
 import functools
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from ragen_jax import losses
 from ragen_jax.advantage import deviations, sample_variance
 from ragen_jax.filter import ZERO_SCORE
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.types import Array, Batch, Metrics, Params, TrainState
 from ragen_jax.update import optimize
-from ragen_jax.update.policy import loss_parts
+from ragen_jax.update.learner import Learner
+from ragen_jax.update.policy import Frozen, Loss, loss_parts
 
 ZERO = -1  # the bucket of groups without variance
 
 
-def variance_buckets(variance_G, *, buckets=6, edges=()):
+def variance_buckets(
+    variance_G: np.ndarray, *, buckets: int = 6, edges: Sequence[float] = ()
+) -> np.ndarray:
     """The bucket of each group, by rising reward variance.
 
     Args:
@@ -66,25 +74,34 @@ def variance_buckets(variance_G, *, buckets=6, edges=()):
     return bucket_G
 
 
-def check_edges(edges, name):
+def check_edges(edges: Sequence[float], name: str) -> None:
     """Refuses edges of buckets that do not rise from above 0 (ValueError)."""
     if any(low >= high for low, high in itertools.pairwise((0, *edges))):
         raise ValueError(f"{name} is {tuple(edges)}; it must be variances above 0 that rise")
 
 
-def part_names(loss):
-    """The parts that a `Loss` has, in the order of every P axis."""
+def part_names(loss: Loss) -> tuple[str, ...]:
+    """The parts that a loss has, in the order of every P axis."""
     return ("task", *(["kl"] if loss.kl_coef else []), *(["entropy"] if loss.entropy_coef else []))
 
 
-def part_gradients(model, loss, params, ref_params, pieces, count, kl_scale, frozen=None):
+def part_gradients(
+    model: Qwen,
+    loss: Loss,
+    params: Params,
+    ref_params: Params | None,
+    pieces: dict[str, Any],
+    count: jax.Array,
+    kl_scale: jax.Array | float,
+    frozen: Frozen | None = None,
+) -> Params:
     """The gradient of sum(weight * part) over rows, for each part: they add up to the loss's.
 
     Args:
-      loss: `policy.Loss`. ref_params, kl_scale: as in `policy.loss_parts`.
-      pieces: dict of tokens, logp, advantage, mask and weights, each [A, micro_batch, T].
+      ref_params, kl_scale: as in `policy.loss_parts`.
+      pieces: tokens, logp, advantage, mask and weights, each [A, micro_batch, T].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
-      frozen: `policy.Frozen` where params are adapters; then ref_params is not read.
+      frozen: where params are adapters; then ref_params is not read.
 
     Returns:
       tree like params, of arrays [P, ...] in the order of `part_names`.
@@ -95,13 +112,13 @@ def part_gradients(model, loss, params, ref_params, pieces, count, kl_scale, fro
         reference = ref_params
         if frozen is not None:
             params, reference = frozen.attach(params), frozen.params
-        found, *_ = loss_parts(model, loss, params, reference, piece, kl_scale)
-        return jnp.stack([found[name] for name in names])
+        terms, *_ = loss_parts(model, loss, params, reference, piece, kl_scale)
+        return jnp.stack([terms[name] for name in names])
 
     def micro(piece):
         _, pull = jax.vjp(lambda params: parts(params, piece), params)
         # A loop, so that the backward pass is compiled once.
-        return jax.lax.map(lambda one_P: pull(one_P)[0], jnp.eye(len(names))), {}
+        return jax.lax.map(lambda unit_P: pull(unit_P)[0], jnp.eye(len(names))), {}
 
     gradients, _ = optimize.summed(micro, pieces, count)
     return gradients
@@ -109,8 +126,16 @@ def part_gradients(model, loss, params, ref_params, pieces, count, kl_scale, fro
 
 @functools.partial(jax.jit, static_argnames=("model", "loss"))
 def bucket_products(
-    model, loss, params, ref_params, pieces, count_N, groups, kl_scale, frozen=None
-):
+    model: Qwen,
+    loss: Loss,
+    params: Params,
+    ref_params: Params | None,
+    pieces: dict[str, Any],
+    count_N: jax.Array,
+    groups: jax.Array,
+    kl_scale: jax.Array | float,
+    frozen: Frozen | None = None,
+) -> tuple[jax.Array, jax.Array]:
     """Inner products of `part_gradients` over a bucket's groups.
 
     A device holds about three trees like params a part: the bucket's, the group's, a micro-batch's.
@@ -130,26 +155,35 @@ def bucket_products(
 
     def add_group(i, carry):
         sums, group_PP = carry
-        own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), pieces)
-        found = part_gradients(model, loss, params, ref_params, own, count_N[i], kl_scale, frozen)
-        return jax.tree.map(jnp.add, sums, found), group_PP + inner_products(found)
+        piece = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), pieces)
+        more = part_gradients(model, loss, params, ref_params, piece, count_N[i], kl_scale, frozen)
+        return jax.tree.map(jnp.add, sums, more), group_PP + inner_products(more)
 
     zero = jax.tree.map(lambda x: jnp.zeros((P, *x.shape), x.dtype), params)
     sums, group_PP = jax.lax.fori_loop(0, groups, add_group, (zero, jnp.zeros((P, P))))
     return inner_products(sums), group_PP
 
 
-def inner_products(tree):
+def inner_products(tree: Params) -> jax.Array:
     """float32 [P, P]: <x_p, x_q> over a tree of arrays [P, ...]."""
 
-    def one(x):
+    def products(x):
         axes = tuple(range(1, x.ndim))
         return jnp.tensordot(x, x, axes=(axes, axes), precision="highest")
 
-    return sum(jax.tree.leaves(jax.tree.map(one, tree)))
+    return sum(jax.tree.leaves(jax.tree.map(products, tree)))
 
 
-def figures(total_PP, group_PP, names, *, weight, groups, tokens, episodes):
+def figures(
+    total_PP: Array,
+    group_PP: Array,
+    names: Sequence[str],
+    *,
+    weight: float,
+    groups: float,
+    tokens: float,
+    episodes: float,
+) -> Metrics:
     """A bucket's norms, cosines, signal and noise.
 
     With S_i the gradient of sum(weight * part) over group i of n, and W the bucket's weights:
@@ -178,7 +212,7 @@ def figures(total_PP, group_PP, names, *, weight, groups, tokens, episodes):
       weight: W. groups, tokens, episodes: of the bucket.
 
     Returns:
-      dict of finite floats; what is undefined (the cosine of a zero gradient) is left out.
+      finite figures; what is undefined (the cosine of a zero gradient) is left out.
     """
     total_PP, group_PP = (np.asarray(x, np.float64) / weight**2 for x in (total_PP, group_PP))
     parts = {name: np.eye(len(names))[p] for p, name in enumerate(names)}
@@ -187,49 +221,49 @@ def figures(total_PP, group_PP, names, *, weight, groups, tokens, episodes):
         vectors["regulariser"] = sum(u for name, u in parts.items() if name != "task")
     vectors["total"] = np.ones(len(names))
     norm = {name: np.sqrt(max(u @ total_PP @ u, 0.0)) for name, u in vectors.items()}
-    found = {}
+    metrics = {}
     for name in vectors:
-        found[f"{name}_norm"] = norm[name]
-        found[f"{name}_norm_per_episode"] = norm[name] * tokens / episodes
+        metrics[f"{name}_norm"] = norm[name]
+        metrics[f"{name}_norm_per_episode"] = norm[name] * tokens / episodes
     for a, b in itertools.combinations(parts, 2):
         if norm[a] and norm[b]:
-            found[f"cos_{a}_{b}"] = parts[a] @ total_PP @ parts[b] / (norm[a] * norm[b])
+            metrics[f"cos_{a}_{b}"] = parts[a] @ total_PP @ parts[b] / (norm[a] * norm[b])
     if groups > 1:
         for name in ("task", "regulariser"):
             if name in vectors:
                 together, apart = (vectors[name] @ x @ vectors[name] for x in (total_PP, group_PP))
-                found[f"{name}_signal_squared"] = (together - apart) * groups / (groups - 1)
-                found[f"{name}_noise_squared"] = (groups * apart - together) / (groups - 1)
-        if found["task_noise_squared"] > 0:
-            found["snr"] = found["task_signal_squared"] / found["task_noise_squared"]
+                metrics[f"{name}_signal_squared"] = (together - apart) * groups / (groups - 1)
+                metrics[f"{name}_noise_squared"] = (groups * apart - together) / (groups - 1)
+        if metrics["task_noise_squared"] > 0:
+            metrics["snr"] = metrics["task_signal_squared"] / metrics["task_noise_squared"]
     pull = norm.get("regulariser", 0.0)
     if norm["task"] + pull:
-        found["dominance"] = pull / (norm["task"] + pull)
-    return {name: float(value) for name, value in found.items()}
+        metrics["dominance"] = pull / (norm["task"] + pull)
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def bucket_gradients(
-    model,
-    loss,
-    params,
-    ref_params,
-    batch,
-    advantage_BT,
-    bucket_G,
+    model: Qwen,
+    loss: Loss,
+    params: Params,
+    ref_params: Params | None,
+    batch: Batch,
+    advantage_BT: np.ndarray,
+    bucket_G: np.ndarray,
     *,
-    mesh,
-    micro_batch,
-    group_rows,
-    kl_scale=1.0,
-    frozen=None,
-):
+    mesh: Mesh,
+    micro_batch: int,
+    group_rows: int,
+    kl_scale: jax.Array | float = 1.0,
+    frozen: Frozen | None = None,
+) -> dict[int, Metrics]:
     """`figures` of each bucket of a batch; run under the mesh of training.
 
     One program for all buckets, and for all batches of G groups and T tokens.
 
     Args:
       model, loss, params, ref_params, kl_scale, frozen: as in `part_gradients`.
-      batch: `Batch` on the host. advantage_BT: float32.
+      batch: on the host. advantage_BT: float32.
       bucket_G: int, as `variance_buckets` returns it.
       micro_batch: rows of a forward and backward pass; a group begins a new one.
       group_rows: the most rows a group can have.
@@ -240,7 +274,7 @@ def bucket_gradients(
     """
     mask_BT = batch.mask_BT * batch.weight_B[:, None]
     weights = losses.minibatch_weights(mask_BT, loss.aggregation, norm_length=loss.norm_length)
-    arrays = {
+    arrays: dict[str, Any] = {
         "tokens": batch.tokens_BT,
         "logp": batch.logp_BT,
         "advantage": advantage_BT,
@@ -251,7 +285,7 @@ def bucket_gradients(
     # Row -1 is empty: it fills a group up.
     arrays = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x[:1])]), arrays)
     size = -(-group_rows // micro_batch) * micro_batch
-    found = {}
+    by_bucket = {}
     for bucket in np.unique(bucket_G).tolist():
         groups = np.flatnonzero(bucket_G == bucket)
         rows_NR = np.full((len(bucket_G), size), -1)
@@ -275,34 +309,43 @@ def bucket_gradients(
             frozen,
         )
         inside_B = np.isin(batch.group_B, groups) & (batch.weight_B > 0)
-        counts = {
+        counts: Metrics = {
             "groups": len(groups),
             "episodes": len(np.unique(batch.episode_B[inside_B])),
             "tokens": float(mask_BT[inside_B].sum()),
         }
         weight = weight_BT[inside_B].sum(dtype=np.float64)
-        found[bucket] = counts | figures(
+        by_bucket[bucket] = counts | figures(
             *jax.device_get(products), part_names(loss), weight=weight, **counts
         )
-    return found
+    return by_bucket
 
 
-def gradient_report(learner, state, batch, return_GK, *, group_rows, buckets, edges):
+def gradient_report(
+    learner: Learner,
+    state: TrainState,
+    batch: Batch,
+    return_GK: np.ndarray,
+    *,
+    group_rows: int,
+    buckets: int,
+    edges: Sequence[float],
+) -> Metrics:
     """gradient/* metrics of a batch; run under the mesh of training.
 
     Args:
-      learner: `learner.Learner`. state: `TrainState`, which sampled the batch.
-      batch: `Batch` of G * K episodes. return_GK: undiscounted returns, penalties included.
+      state: which sampled the batch.
+      batch: of G * K episodes. return_GK: undiscounted returns, penalties included.
       group_rows: as in `bucket_gradients`. buckets, edges: as in `variance_buckets`.
 
     Returns:
-      dict gradient/zero/* of the groups without variance and gradient/bucket_<i>/* of the others:
+      gradient/zero/* of the groups without variance and gradient/bucket_<i>/* of the others:
       `figures`, groups, episodes, tokens and reward_variance, the mean over the bucket's groups.
     """
     variance_G = np.asarray(sample_variance(return_GK))
     bucket_G = variance_buckets(variance_G, buckets=buckets, edges=edges)
     advantage_E = np.asarray(deviations(return_GK)).reshape(-1)
-    found = bucket_gradients(
+    by_bucket = bucket_gradients(
         learner.model,
         learner.loss,
         state.params,
@@ -317,7 +360,7 @@ def gradient_report(learner, state, batch, return_GK, *, group_rows, buckets, ed
         frozen=learner.frozen,
     )
     metrics = {}
-    for bucket, values in found.items():
+    for bucket, values in by_bucket.items():
         values["reward_variance"] = float(variance_G[bucket_G == bucket].mean())
         place = "zero" if bucket == ZERO else f"bucket_{bucket}"
         metrics |= {f"gradient/{place}/{name}": value for name, value in values.items()}

@@ -4,14 +4,25 @@ Axes: M scored reasonings, N scoring prompts, D distinct prompts. The matrix is 
 is NumPy float64 on the host. Source: RAGEN-2, section 2.3, table 1 and equation 1.
 """
 
+from collections.abc import Iterator, Sequence
+
 import chex
 import numpy as np
 from scipy.special import gammaln
 
+from ragen_jax.types import Array, Metrics
+
 RECALL_AT = (2, 4, 8)
 
 
-def information_metrics(score_MN, length_M, prompt_M, *, prompt_id_N=None, std_eps=1e-3):
+def information_metrics(
+    score_MN: Array,
+    length_M: Array,
+    prompt_M: Array,
+    *,
+    prompt_id_N: np.ndarray | None = None,
+    std_eps: float = 1e-3,
+) -> Metrics:
     """Does the reasoning still depend on the prompt? The paper's family of numbers.
 
     With L[m, n] = log p(z_m | x_n) summed over the tokens of z_m, own = prompt_M[m],
@@ -52,13 +63,13 @@ def information_metrics(score_MN, length_M, prompt_M, *, prompt_id_N=None, std_e
     they are the batch's prior over prompts.
 
     Args:
-      score_MN: real, finite; NumPy or JAX.
+      score_MN: real, finite.
       length_M: tokens of each reasoning, >= 1: the caller drops empty and unclosed ones.
       prompt_M: integer, the column of the prompt that each reasoning was sampled from.
       prompt_id_N: integers or strings, equal ids = same prompt; None = all different.
       std_eps: the paper's epsilon in the z-scores.
     Returns:
-      dict of Python floats with the keys above.
+      Python floats with the keys above.
     Raises:
       ValueError: M or N is 0; a score is not finite; a length is below 1; a prompt column is not
         an integer in 0..N-1.
@@ -68,7 +79,15 @@ def information_metrics(score_MN, length_M, prompt_M, *, prompt_id_N=None, std_e
     return _means([_of_reasonings(*scores)], std_eps)
 
 
-def within_metrics(score_MN, length_M, prompt_M, part_N, *, prompt_id_N=None, std_eps=1e-3):
+def within_metrics(
+    score_MN: Array,
+    length_M: Array,
+    prompt_M: Array,
+    part_N: np.ndarray,
+    *,
+    prompt_id_N: np.ndarray | None = None,
+    std_eps: float = 1e-3,
+) -> Metrics:
     """`information_metrics` where each reasoning is told from prompts of its own part alone.
 
     With C_m = {n: part_N[n] = part_N[own]}, the N_m columns of reasoning m, all formulas of
@@ -87,7 +106,7 @@ def within_metrics(score_MN, length_M, prompt_M, part_N, *, prompt_id_N=None, st
         `information_metrics`.
 
     Returns:
-      dict of Python floats with the same keys; {} where no part holds two distinct prompts and a
+      Python floats with the same keys; {} where no part holds two distinct prompts and a
       reasoning.
 
     Raises:
@@ -96,14 +115,21 @@ def within_metrics(score_MN, length_M, prompt_M, part_N, *, prompt_id_N=None, st
     score_MN, length_M, own_M, prompt_id_N = checked_scores(
         score_MN, length_M, prompt_M, prompt_id_N
     )
-    found = [
-        _of_reasonings(score_MN[np.ix_(rows, columns)], length_M[rows], own, prompt_id_N[columns])
-        for rows, columns, own in parts(own_M, prompt_id_N, part_N)
+    of_parts = [
+        _of_reasonings(
+            score_MN[np.ix_(rows, columns)], length_M[rows], own_columns, prompt_id_N[columns]
+        )
+        for rows, columns, own_columns in parts(own_M, prompt_id_N, part_N)
     ]
-    return _means(found, std_eps) if found else {}
+    return _means(of_parts, std_eps) if of_parts else {}
 
 
-def parts(own_M, prompt_id_N, part_N, keep_N=None):
+def parts(
+    own_M: np.ndarray,
+    prompt_id_N: np.ndarray,
+    part_N: np.ndarray,
+    keep_N: np.ndarray | None = None,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """(rows, columns, own columns among them) of each part with two distinct prompts, int arrays.
 
     Args:
@@ -121,7 +147,9 @@ def parts(own_M, prompt_id_N, part_N, keep_N=None):
             yield rows, columns, np.searchsorted(columns, own_M[rows])
 
 
-def _of_reasonings(score_MN, length_M, own_M, prompt_id_N):
+def _of_reasonings(
+    score_MN: np.ndarray, length_M: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray
+) -> dict[str, np.ndarray]:
     """What the figures are means of: arrays of M entries, or [M, ranks]."""
     M, N = score_MN.shape
     matched_seq_M = score_MN[np.arange(M), own_M]
@@ -139,9 +167,9 @@ def _of_reasonings(score_MN, length_M, own_M, prompt_id_N):
     }
 
 
-def _means(found, std_eps):
+def _means(of_parts: Sequence[dict[str, np.ndarray]], std_eps: float) -> Metrics:
     """The metrics of one or several `_of_reasonings`."""
-    of = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+    of = {name: np.concatenate([part[name] for part in of_parts]) for name in of_parts[0]}
     metrics = {
         "h_cond": -np.mean(of["matched"]),
         "h_cond_seq": -np.mean(of["matched_seq"]),
@@ -162,7 +190,7 @@ def _means(found, std_eps):
     return {key: float(value) for key, value in metrics.items()}
 
 
-def first_ranks(score_MN, own_M, prompt_id_N):
+def first_ranks(score_MN: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray) -> np.ndarray:
     """P(own answer ranks first), float64 [M]: its share of the columns that no other outranks.
 
     Arguments as `checked_scores` returns them.
@@ -174,7 +202,9 @@ def first_ranks(score_MN, own_M, prompt_id_N):
     return (own_best_M == best_MD.max(axis=1)) * columns_D[answer_N[own_M]] / tied_M
 
 
-def _retrieval(score_MN, own_M, prompt_id_N):
+def _retrieval(
+    score_MN: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """P(own answer ranks among the first 1, 2, 4, 8), and the same had all scores been equal.
 
     Returns:
@@ -191,10 +221,10 @@ def _retrieval(score_MN, own_M, prompt_id_N):
     ranks = np.minimum((1, *RECALL_AT), N)
     hit_MR = (higher_M[:, None] < ranks).astype(float)
     for m in np.flatnonzero(np.sum(tied_MD, axis=1) > 1):
-        own = own_answer_M[m]
+        answer = own_answer_M[m]
         tied_others_D = tied_MD[m].copy()
-        tied_others_D[own] = False
-        at_rank = _first_rank_probabilities(columns_D[own], columns_D[tied_others_D])
+        tied_others_D[answer] = False
+        at_rank = _first_rank_probabilities(columns_D[answer], columns_D[tied_others_D])
         hit_MR[m] = [_within(at_rank, k - higher_M[m]) for k in ranks]
     own_columns_M = columns_D[own_answer_M]
     chance_MR = np.zeros((M, len(ranks)))
@@ -204,7 +234,7 @@ def _retrieval(score_MN, own_M, prompt_id_N):
     return hit_MR, chance_MR
 
 
-def _first_rank_probabilities(own_columns, columns_J):
+def _first_rank_probabilities(own_columns: int, columns_J: np.ndarray) -> np.ndarray:
     """P(own answer has rank 0, 1, 2, ... among J others) when all columns are in random order.
 
     Give every column an independent exponential clock. An answer of c columns rings first at rate
@@ -236,14 +266,14 @@ def _first_rank_probabilities(own_columns, columns_J):
     return density_Q @ rang_QR
 
 
-def _within(at_rank_R, count):
+def _within(at_rank_R: np.ndarray, count: int) -> float:
     """P(rank < count); exactly 1 when count covers all ranks, whatever the rounding of the sum."""
     if count >= len(at_rank_R):
         return 1.0
     return float(np.sum(at_rank_R[: max(count, 0)]))
 
 
-def best_columns(score_MN, answer_N):
+def best_columns(score_MN: np.ndarray, answer_N: np.ndarray) -> np.ndarray:
     """The score of each distinct prompt: that of its best column, [M, D].
 
     Args:
@@ -255,8 +285,13 @@ def best_columns(score_MN, answer_N):
     return best_MD
 
 
-def checked_scores(score_MN, length_M, prompt_M, prompt_id_N=None):
-    """The arguments of `information_metrics` as (float64, float64, integer, ids) NumPy arrays.
+def checked_scores(
+    score_MN: Array,
+    length_M: Array,
+    prompt_M: Array,
+    prompt_id_N: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The arguments of `information_metrics` in float64, float64, integer, ids.
 
     Raises:
       ValueError, AssertionError: as `information_metrics` does.

@@ -42,18 +42,19 @@ batch; over many steps 5 % of a collapsed run's lie below 0.05.
 import numpy as np
 
 from ragen_jax.diagnostics.information import best_columns, checked_scores, parts
+from ragen_jax.types import Array
 
 
 def retrieval_p(
-    score_MN,
-    prompt_M,
+    score_MN: Array,
+    prompt_M: Array,
     *,
-    prompt_id_N=None,
-    group_N=None,
-    part_N=None,
-    rng,
-    permutations=999,
-):
+    prompt_id_N: np.ndarray | None = None,
+    group_N: np.ndarray | None = None,
+    part_N: np.ndarray | None = None,
+    rng: np.random.Generator,
+    permutations: int = 999,
+) -> float:
     """Permutation p-value of retrieval: is the own prompt ranked better than luck would?
 
     The null, how labels are dealt and what is counted: at the top of this file.
@@ -62,11 +63,11 @@ def retrieval_p(
       score_MN, prompt_M, prompt_id_N: as in `information_metrics`.
       group_N, part_N: as in `intervals.confidence_intervals`; group_N None: labels are dealt
         singly.
-      rng: np.random.Generator of the permutations.
+      rng: of the permutations.
       permutations: how many, R.
 
     Returns:
-      float in 1 / (1 + R) .. 1; 1 where the labels are all the same.
+      1 / (1 + R) to 1; 1 where the labels are all the same.
 
     Raises:
       ValueError, AssertionError: as `information_metrics` does; permutations below 1.
@@ -80,12 +81,12 @@ def retrieval_p(
     group_M = np.arange(M) if group_N is None else np.asarray(group_N)[own_M]
 
     below_MM = np.zeros((M, M), int)  # prompts ranked below that of the second reasoning
-    for rows, columns, own in parts(own_M, prompt_id_N, part_N):
+    for rows, columns, own_columns in parts(own_M, prompt_id_N, part_N):
         _, answer = np.unique(prompt_id_N[columns], return_inverse=True)
         best = best_columns(score_MN[np.ix_(rows, columns)], answer)
         calibrated = best - np.mean(best, axis=0)
         rank = np.sum(calibrated[:, :, None] > calibrated[:, None, :], axis=2)
-        below_MM[np.ix_(rows, rows)] = rank[:, answer[own]]
+        below_MM[np.ix_(rows, rows)] = rank[:, answer[own_columns]]
 
     # One layout for the reasonings, the others for the labels: permutations drawn relative to a
     # random one of their own kind keep the test exact whatever kind that is.

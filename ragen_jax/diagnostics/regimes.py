@@ -59,11 +59,14 @@ Axes: E environments, F figures.
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import flax.struct
 import numpy as np
 
 from ragen_jax.diagnostics.stopping import Fired
+from ragen_jax.types import Array, Metrics
 
 ACTIONS = ("warn", "stop", "checkpoint", "tighten", "off")
 ALONE = ("mi",)  # kinds that are an alarm by themselves
@@ -105,22 +108,22 @@ RISES_F = np.array([figure.kind in FALLING for figure in FIGURES])  # levels tha
 class RegimeState:
     """What the alarm remembers, part of `types.TrainState`; float32 where not said otherwise."""
 
-    count_EF: np.ndarray  # int32, values so far
-    last_EF: np.ndarray  # the last of them
-    noise_EF: np.ndarray  # running mean of half the squared differences of neighbours
-    recent_EF: np.ndarray  # running mean over about `recent` values
-    recent_variance_EF: np.ndarray  # of it, in squared half-widths
-    long_EF: np.ndarray  # running mean over about `long` values
-    long_variance_EF: np.ndarray
-    level_EF: np.ndarray  # 0 before there are `baseline` values
-    level_variance_EF: np.ndarray
-    sign_EF: np.ndarray  # int32, 1 while the figure is a sign
-    streak_EF: np.ndarray  # int32, values in a row that speak for ending the sign
-    alarm_E: np.ndarray  # int32, steps that the alarm has been on; 0: it is off
-    filter_scale_E: np.ndarray  # multiplies filter.value; falls where action is "tighten"
+    count_EF: Array  # int32, values so far
+    last_EF: Array  # the last of them
+    noise_EF: Array  # running mean of half the squared differences of neighbours
+    recent_EF: Array  # running mean over about `recent` values
+    recent_variance_EF: Array  # of it, in squared half-widths
+    long_EF: Array  # running mean over about `long` values
+    long_variance_EF: Array
+    level_EF: Array  # 0 before there are `baseline` values
+    level_variance_EF: Array
+    sign_EF: Array  # int32, 1 while the figure is a sign
+    streak_EF: Array  # int32, values in a row that speak for ending the sign
+    alarm_E: Array  # int32, steps that the alarm has been on; 0: it is off
+    filter_scale_E: Array  # multiplies filter.value; falls where action is "tighten"
 
 
-def init_regimes(environments=1):
+def init_regimes(environments: int = 1) -> RegimeState:
     """The `RegimeState` of a run that has not begun."""
     shape = (environments, len(FIGURES))
     whole = {"count_EF", "sign_EF", "streak_EF", "alarm_E"}
@@ -134,12 +137,17 @@ def init_regimes(environments=1):
     return RegimeState(**arrays | {"filter_scale_E": np.ones(environments, np.float32)})
 
 
-def update_regimes(state, settings, rows, labels=("",)):
+def update_regimes(
+    state: RegimeState,
+    settings: Mapping[str, Any],
+    rows: Sequence[Metrics],
+    labels: Sequence[str] = ("",),
+) -> tuple[RegimeState, list[Metrics], list[Fired]]:
     """Counts one iteration.
 
     Args:
-      state: `RegimeState`; arrays of any kind, as a checkpoint restores them.
-      settings: the config's regimes section as a dict.
+      state: arrays of any kind, as a checkpoint restores them.
+      settings: the config's regimes section.
       rows: each environment's metrics of the iteration. A figure that is missing or not finite says
         nothing.
       labels: of the environments, for the reasons; "" of a run's only one.
@@ -155,7 +163,7 @@ def update_regimes(state, settings, rows, labels=("",)):
     state = _take_in(state, settings, *_read(rows))
     with np.errstate(divide="ignore", invalid="ignore"):
         share_EF = np.where(state.level_EF > 0, state.recent_EF / state.level_EF, np.nan)
-    action, metrics, fired = settings["action"], [], []
+    action, metrics_E, fired = settings["action"], [], []
     alarm_E, filter_scale_E = np.array(state.alarm_E), np.array(state.filter_scale_E)
     for e, label in enumerate(labels):
         kinds = {f.kind for f, sign in zip(FIGURES, state.sign_EF[e], strict=True) if sign}
@@ -163,12 +171,13 @@ def update_regimes(state, settings, rows, labels=("",)):
         kinds = kinds - set(ALONE) | ({CONFIRMED} if alone else set())
         on = alone or (len(kinds) >= SIGNS and not kinds <= set(EITHER))
         alarm_E[e] = alarm_E[e] + 1 if on else 0
-        found = {"regime/signs": len(kinds), "regime/alarm": float(on)}
+        metrics: Metrics = {"regime/signs": len(kinds), "regime/alarm": float(on)}
+        index = None
         h, mi = share_EF[e, [H, MI]].tolist()
         if math.isfinite(h) and math.isfinite(mi):
             low = settings["low"]
             index = (h < low) + 2 * (mi < low)
-            found |= {"regime/h_relative": h, "regime/mi_relative": mi, "regime/index": index}
+            metrics |= {"regime/h_relative": h, "regime/mi_relative": mi, "regime/index": index}
         due = {
             "warn": alarm_E[e] == 1,
             "stop": True,
@@ -177,19 +186,20 @@ def update_regimes(state, settings, rows, labels=("",)):
             "off": False,
         }
         if on and due[action]:
-            reason = _reason(state, share_EF, e, label, found)
+            reason = _reason(state, share_EF, e, label, index)
             if action == "tighten":
                 tighter = np.float32(settings["tighten"]["factor"]) * filter_scale_E[e]
                 filter_scale_E[e] = max(tighter, np.float32(settings["tighten"]["least"]))
                 reason += f"; filter.value now times {filter_scale_E[e]:.3g}"
             fired.append(Fired(rule="regimes", action=action, reason=f"{reason} (regimes)"))
         if action == "tighten":
-            found["regime/filter_scale"] = float(filter_scale_E[e])
-        metrics.append(found)
-    return state.replace(alarm_E=alarm_E, filter_scale_E=filter_scale_E), metrics, fired
+            metrics["regime/filter_scale"] = float(filter_scale_E[e])
+        metrics_E.append(metrics)
+    state = dataclasses.replace(state, alarm_E=alarm_E, filter_scale_E=filter_scale_E)
+    return state, metrics_E, fired
 
 
-def _read(rows):
+def _read(rows: Sequence[Metrics]) -> tuple[np.ndarray, np.ndarray]:
     """(values, their half-widths or 0) of each row's figures, float32 [E, F]; NaN: no value."""
 
     def read(suffix, missing):
@@ -200,11 +210,13 @@ def _read(rows):
     return read("", np.nan), np.where(np.isfinite(half_EF), half_EF, np.float32(0))
 
 
-def _take_in(state, settings, value_EF, half_EF):
+def _take_in(
+    state: RegimeState, settings: Mapping[str, Any], value_EF: np.ndarray, half_EF: np.ndarray
+) -> RegimeState:
     """The state behind a step's values: its means, levels and signs."""
     # float32 throughout, so that a run and its resumed twin add the same numbers.
     s = RegimeState(**{name: np.array(x) for name, x in vars(state).items()})
-    one, here_EF = np.float32(1), np.isfinite(value_EF)
+    unit, here_EF = np.float32(1), np.isfinite(value_EF)
     count_EF = s.count_EF + here_EF
 
     def put(old_EF, new_EF, where_EF=here_EF):
@@ -212,13 +224,14 @@ def _take_in(state, settings, value_EF, half_EF):
 
     def weight(values_EF, steps):
         """Of a new value in a running mean: a plain mean's at first."""
-        return one / np.clip(values_EF, 1, steps).astype(np.float32)
+        return unit / np.clip(values_EF, 1, steps).astype(np.float32)
 
     change_EF = np.where(s.count_EF > 0, value_EF - s.last_EF, np.float32(0))
     w_EF = weight(s.count_EF, NOISE_STEPS)
-    noise_EF = (one - w_EF) * s.noise_EF + w_EF * change_EF**2 / np.float32(2)
+    noise_EF = (unit - w_EF) * s.noise_EF + w_EF * change_EF**2 / np.float32(2)
     variance_EF = np.maximum(half_EF**2, np.float32(1.96**2) * noise_EF)
-    s = s.replace(
+    s = dataclasses.replace(
+        s,
         count_EF=count_EF.astype(np.int32),
         last_EF=put(s.last_EF, value_EF),
         noise_EF=put(s.noise_EF, noise_EF),
@@ -226,13 +239,14 @@ def _take_in(state, settings, value_EF, half_EF):
     for name in ("recent", "long"):
         w_EF = weight(count_EF, settings[name])
         mean_EF, of_mean_EF = getattr(s, f"{name}_EF"), getattr(s, f"{name}_variance_EF")
-        new_EF = (one - w_EF) * mean_EF + w_EF * value_EF
-        of_new_EF = (one - w_EF) ** 2 * of_mean_EF + w_EF**2 * variance_EF
-        s = s.replace(
+        new_EF = (unit - w_EF) * mean_EF + w_EF * value_EF
+        of_new_EF = (unit - w_EF) ** 2 * of_mean_EF + w_EF**2 * variance_EF
+        s = dataclasses.replace(
+            s,
             **{
                 f"{name}_EF": put(mean_EF, new_EF),
                 f"{name}_variance_EF": put(of_mean_EF, of_new_EF),
-            }
+            },
         )
     s = _judge(s, settings, here_EF & (count_EF > settings["baseline"]))
 
@@ -242,13 +256,14 @@ def _take_in(state, settings, value_EF, half_EF):
     )
     first_EF = here_EF & (count_EF == settings["baseline"])
     later_EF = here_EF & (count_EF > settings["baseline"]) & RISES_F & surer_EF
-    return s.replace(
+    return dataclasses.replace(
+        s,
         level_EF=put(s.level_EF, s.long_EF, first_EF | later_EF),
         level_variance_EF=put(s.level_variance_EF, s.long_variance_EF, first_EF | later_EF),
     )
 
 
-def _judge(state, settings, judged_EF):
+def _judge(state: RegimeState, settings: Mapping[str, Any], judged_EF: np.ndarray) -> RegimeState:
     """The state with the signs of the figures to be judged."""
     shares = [settings[figure.kind] for figure in FIGURES]
     shares = [x if isinstance(x, dict) else {"fall": x, "rise": math.inf} for x in shares]
@@ -269,13 +284,14 @@ def _judge(state, settings, judged_EF):
     streak_EF = np.where(on_EF & inside_EF, state.streak_EF + 1, 0)
     ends_EF = streak_EF >= settings["clear_patience"]
     sign_EF = np.where(on_EF, ~ends_EF, beyond_EF)
-    return state.replace(
+    return dataclasses.replace(
+        state,
         sign_EF=np.where(judged_EF, sign_EF, state.sign_EF).astype(np.int32),
         streak_EF=np.where(judged_EF, streak_EF, state.streak_EF).astype(np.int32),
     )
 
 
-def _reason(state, share_EF, e, label, found):
+def _reason(state: RegimeState, share_EF: np.ndarray, e: int, label: str, index: int | None) -> str:
     """A sentence with the numbers of an environment's signs."""
     words = [
         f"{figure.words} {state.recent_EF[e, f]:.3g}, {share_EF[e, f]:.2f} of its level "
@@ -285,6 +301,6 @@ def _reason(state, share_EF, e, label, found):
     ]
     reason = f"{label}: " if label else ""
     reason += "signs of collapse: " + "; ".join(dict.fromkeys(words))  # a figure may be two kinds
-    if "regime/index" in found:
-        reason += f"; regime: {NAMES[found['regime/index']]}"
+    if index is not None:
+        reason += f"; regime: {NAMES[index]}"
     return reason

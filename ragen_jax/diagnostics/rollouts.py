@@ -1,11 +1,14 @@
 """rollout/* and collect/* figures: what was played for a step, and what of it makes the step."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ragen_jax.diagnostics.intervals import rate_with_interval
+from ragen_jax.types import Episode, Metrics
 
 
-def rollout_metrics(episodes, return_GK):
+def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
     """rollout/* figures of all episodes that were played for a step, rates with their intervals."""
     groups = len(return_GK)
 
@@ -37,7 +40,7 @@ def rollout_metrics(episodes, return_GK):
     }
 
 
-def selected_metrics(episodes, return_GK):
+def selected_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
     """collect/* figures of the groups that dynamic sampling selected."""
     return {
         "collect/success": np.mean([episode.success for episode in episodes]),

@@ -11,6 +11,7 @@ prompts whose earlier replies have lost their reasonings, and the last does both
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +20,10 @@ from ragen_jax.diagnostics.flow import score_flow
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals
 from ragen_jax.diagnostics.permutation import retrieval_p
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.randomness import Purpose, generator
+from ragen_jax.rollout.chat import Chat
+from ragen_jax.types import Episode, Metrics, Params, Turn
 
 FORMS = (
     "first_turn",
@@ -35,43 +39,42 @@ SCOPES = FORMS[:2]  # the paper's, whose spread zscores.py averages over steps
 class Sample:
     """What a scope scores: M turns with a reasoning, under N prompts."""
 
-    prompts: list  # N int32 arrays of token ids
-    turns: list  # M `Turn`s
+    prompts: list[np.ndarray]  # N of int32, token ids
+    turns: list[Turn]  # M
     prompt_M: np.ndarray  # int, the column of each turn's own prompt
     group_N: np.ndarray  # int, the group that a prompt belongs to
-    before_N: list  # the `Turn`s of its episode before a prompt's own
+    before_N: list[tuple[Turn, ...]]  # the turns of its episode before a prompt's own
 
 
 def collapse_metrics(
-    model,
-    params,
-    episodes,
+    model: Qwen,
+    params: Params,
+    episodes: Sequence[Episode],
     *,
-    first_turn_samples,
-    trajectory_samples,
-    micro_batch,
-    seed,
-    step,
-    environment=0,
-    flow=False,
-    chat=None,
-):
+    first_turn_samples: int,
+    trajectory_samples: int,
+    micro_batch: int,
+    seed: int,
+    step: int,
+    environment: int = 0,
+    flow: bool = False,
+    chat: Chat | None = None,
+) -> Metrics:
     """Mutual information and retrieval of both scopes and, on request, what actions depend on.
 
     Args:
       model, params: the policy that sampled the episodes.
-      episodes: G * K `Episode`s, group by group.
-      first_turn_samples: most reasonings of the first scope.
-      trajectory_samples: S of the second scope.
+      episodes: G * K, group by group.
+      first_turn_samples, trajectory_samples: most reasonings of the first scope, S of the second.
       micro_batch: (prompt, reasoning) rows of a device call.
-      seed, step, environment: ints of what the draws and permutations are for: seed of the run,
+      seed, step, environment: of what the draws and permutations are for: seed of the run,
         number of the iteration and of the environment within the run.
       flow: also score the actions (diagnostics/flow.py), in the same pass.
-      chat: the `Chat` that made the prompts: also score the stripped form, where a prompt shows a
+      chat: what made the prompts: also score the stripped form, where a prompt shows a
         reasoning, in a pass of its own. None: do not.
 
     Returns:
-      dict collapse/{first_turn,trajectory}/*, collapse/trajectory_within_depth/* and with `chat`
+      collapse/{first_turn,trajectory}/*, collapse/trajectory_within_depth/* and with `chat`
       collapse/trajectory_stripped{,_within_depth}/* of `information_metrics` (`within_metrics`
       within depth), `confidence_intervals` and `retrieval_p`; with `flow` also
       flow/{first_turn,trajectory}/* of `flow_metrics`. A scope is left out when fewer than two
@@ -88,7 +91,7 @@ def collapse_metrics(
             continue
         prompt_id_N = _ids(sample.prompts)
         if flow:
-            *scores, found = score_flow(
+            *scores, figures = score_flow(
                 model,
                 params,
                 sample.prompts,
@@ -100,7 +103,7 @@ def collapse_metrics(
                 micro_batch=micro_batch,
                 rng=generator(Purpose.PANELS, *words, index),
             )
-            metrics |= {f"flow/{scope}/{name}": value for name, value in found.items()}
+            metrics |= {f"flow/{scope}/{name}": value for name, value in figures.items()}
         else:
             reasonings = [reasoning_ids(turn) for turn in sample.turns]
             scores = cross_score(model, params, sample.prompts, reasonings, micro_batch=micro_batch)
@@ -119,35 +122,46 @@ def collapse_metrics(
     for form, case in scored.items():
         rng = generator(Purpose.PERMUTATIONS, *words, FORMS.index(form))
         # All that members of a group share in the first turn is their prompt.
-        found = _figures(*case, deal_groups=form != "first_turn", rng=rng)
-        metrics |= {f"collapse/{form}/{name}": value for name, value in found.items()}
+        figures = _figures(*case, deal_groups=form != "first_turn", rng=rng)
+        metrics |= {f"collapse/{form}/{name}": value for name, value in figures.items()}
     return metrics
 
 
-def _figures(score_MN, length_M, sample, prompt_id_N, part_N, *, deal_groups, rng):
+def _figures(
+    score_MN: np.ndarray,
+    length_M: np.ndarray,
+    sample: Sample,
+    prompt_id_N: np.ndarray,
+    part_N: np.ndarray | None,
+    *,
+    deal_groups: bool,
+    rng: np.random.Generator,
+) -> Metrics:
     """The collapse/* figures of one form; {} within depth where nothing can be told apart."""
-    own_M, ids = sample.prompt_M, dict(prompt_id_N=prompt_id_N)
+    own_M = sample.prompt_M
     if part_N is None:
-        found = information_metrics(score_MN, length_M, own_M, **ids)
+        metrics = information_metrics(score_MN, length_M, own_M, prompt_id_N=prompt_id_N)
     else:
-        found = within_metrics(score_MN, length_M, own_M, part_N, **ids)
-    if not found:
+        metrics = within_metrics(score_MN, length_M, own_M, part_N, prompt_id_N=prompt_id_N)
+    if not metrics:
         return {}
-    found |= confidence_intervals(
-        score_MN, length_M, own_M, **ids, group_N=sample.group_N, part_N=part_N
+    metrics |= confidence_intervals(
+        score_MN, length_M, own_M, prompt_id_N=prompt_id_N, group_N=sample.group_N, part_N=part_N
     )
     group_N = sample.group_N if deal_groups else None
-    p = retrieval_p(score_MN, own_M, **ids, group_N=group_N, part_N=part_N, rng=rng)
-    return found | {"retrieval_p": p}
+    p = retrieval_p(
+        score_MN, own_M, prompt_id_N=prompt_id_N, group_N=group_N, part_N=part_N, rng=rng
+    )
+    return metrics | {"retrieval_p": p}
 
 
-def _ids(prompts):
+def _ids(prompts: Sequence[np.ndarray]) -> np.ndarray:
     """Integers, equal where prompts are."""
     ids = {}
     return np.array([ids.setdefault(prompt.tobytes(), len(ids)) for prompt in prompts])
 
 
-def _stripped(chat, sample):
+def _stripped(chat: Chat, sample: Sample) -> list[np.ndarray]:
     """The prompts of a trajectory sample without the reasonings of earlier replies."""
     return [
         chat.without_reasoning(before, turn.message, turn.prompt)
@@ -155,12 +169,12 @@ def _stripped(chat, sample):
     ]
 
 
-def reasoning_ids(turn):
+def reasoning_ids(turn: Turn) -> np.ndarray:
     """The token ids of a turn's reasoning; empty if it is empty or unclosed."""
     return turn.sampled[slice(*turn.reasoning)]
 
 
-def first_turns(episodes, *, samples):
+def first_turns(episodes: Sequence[Episode], *, samples: int) -> Sample:
     """All groups' first prompts, and up to `samples` first turns with a reasoning, spread evenly.
 
     Member 0 of every group first, then member 1, and so on.
@@ -180,11 +194,13 @@ def first_turns(episodes, *, samples):
     )
 
 
-def trajectory_turns(episodes, *, samples, rng):
+def trajectory_turns(
+    episodes: Sequence[Episode], *, samples: int, rng: np.random.Generator
+) -> Sample:
     """One uniformly drawn turn of each of up to `samples` episodes, spread over groups.
 
     Args:
-      rng: np.random.Generator of the draws.
+      rng: of the draws.
 
     Returns:
       `Sample` with as many prompts as turns: each reasoning is scored under its own prompt and the

@@ -21,9 +21,14 @@ Axis: E environments.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import flax.struct
 import numpy as np
+from jax.typing import ArrayLike
+
+from ragen_jax.types import Array
 
 RULES = ("variance", "success", "empty", "nonfinite")
 ACTIONS = ("stop", "warn", "off")
@@ -33,10 +38,10 @@ ACTIONS = ("stop", "warn", "off")
 class StoppingState:
     """What the rules remember. Scalars, part of `types.TrainState`."""
 
-    variance_sum_E: np.ndarray  # float32, of the mean reward variance over the first iterations
-    variance_count: np.ndarray  # int32, how many iterations that are, at most `baseline`
-    variance_streak_E: np.ndarray  # int32, iterations in a row that were bad
-    streak: dict[str, np.ndarray]  # each other rule -> int32
+    variance_sum_E: Array  # float32, of the mean reward variance over the first iterations
+    variance_count: Array  # int32, how many iterations that are, at most `baseline`
+    variance_streak_E: Array  # int32, iterations in a row that were bad
+    streak: dict[str, Array]  # each other rule -> int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Fired:
     reason: str  # a sentence with the numbers
 
 
-def init_stopping(environments=1):
+def init_stopping(environments: int = 1) -> StoppingState:
     """The `StoppingState` of a run that has not begun."""
     return StoppingState(
         variance_sum_E=np.zeros(environments, np.float32),
@@ -58,16 +63,24 @@ def init_stopping(environments=1):
     )
 
 
-def update_stopping(state, settings, *, variance_E, kept, skipped, success=None, labels=("",)):
+def update_stopping(
+    state: StoppingState,
+    settings: Mapping[str, Any],
+    *,
+    variance_E: Sequence[ArrayLike] | np.ndarray,
+    kept: float,
+    skipped: float,
+    success: float | None = None,
+    labels: Sequence[str] = ("",),
+) -> tuple[StoppingState, list[Fired]]:
     """Counts one iteration.
 
     Args:
-      state: `StoppingState`; arrays of any kind, as a checkpoint restores them.
-      settings: the config's stopping section as a dict: rule -> its fields.
+      state: arrays of any kind, as a checkpoint restores them.
+      settings: the config's stopping section: rule -> its fields.
       variance_E: of each environment, the mean over the step's groups of the reward variance inside
         the group, before any filter (filter.group_scores(return_GK, "reward_variance")).
-      kept: number or share of groups that the filter kept.
-      skipped: updates of the iteration that were skipped because they were not finite.
+      kept: number or share of groups that the filter kept. skipped: updates that were not finite.
       success: share of held-out problems solved; None where the iteration ended without an
         evaluation, which leaves that streak as it is.
       labels: of the environments, for the reasons; "" of a run's only one.
@@ -131,7 +144,7 @@ def update_stopping(state, settings, *, variance_E, kept, skipped, success=None,
     return state, fired
 
 
-def _fire(rule, reason, streak, settings):
+def _fire(rule: str, reason: str, streak: int, settings: Mapping[str, Any]) -> list[Fired]:
     """What a rule whose patience is over does: a list of one `Fired`, or of none."""
     action = settings[rule]["action"]
     if action == "off" or (action == "warn" and streak > settings[rule]["patience"]):

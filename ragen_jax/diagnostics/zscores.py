@@ -3,8 +3,12 @@
 Source: RAGEN-2, section 2.3 (MI-ZScore-EMA). The z-scores of one batch are in information.py.
 """
 
+from collections.abc import Iterable
+
 import flax.struct
 import numpy as np
+
+from ragen_jax.types import Array, Metrics
 
 DECAY = 0.9  # the paper's alpha
 STD_EPS = 1e-3  # the paper's epsilon, as in information_metrics
@@ -15,10 +19,10 @@ FORMS = ("", "_seq")  # per token, per reasoning
 class ZScoreState:
     """What the moving averages remember; part of `types.TrainState`."""
 
-    std: dict[str, np.ndarray]  # scope -> float32 [2], in the order of FORMS; -1: no batch yet
+    std: dict[str, Array]  # scope -> float32 [2], in the order of FORMS; -1: no batch yet
 
 
-def init_zscores(scopes):
+def init_zscores(scopes: Iterable[str]) -> ZScoreState:
     """The `ZScoreState` of a run that has not begun.
 
     Args:
@@ -27,7 +31,7 @@ def init_zscores(scopes):
     return ZScoreState(std={scope: np.full(len(FORMS), -1, np.float32) for scope in scopes})
 
 
-def update_zscores(state, metrics):
+def update_zscores(state: ZScoreState, metrics: Metrics) -> tuple[ZScoreState, Metrics]:
     """Takes in one step's spread and measures its information against the average.
 
     With sigma_batch the step's marginal_std of a scope (marginal_std_seq for the sequence form):
@@ -36,14 +40,14 @@ def update_zscores(state, metrics):
         mi_zscore_ema = mi / (sigma_EMA + 1e-3);   mi_zscore_seq_ema likewise
 
     Args:
-      state: `ZScoreState`; arrays of any kind, as a checkpoint restores them.
+      state: arrays of any kind, as a checkpoint restores them.
       metrics: what `scopes.collapse_metrics` returned. A scope that is not in it, as in a step
         without diagnostics, keeps its average.
 
     Returns:
-      (ZScoreState, dict collapse/<scope>/mi_zscore_ema and mi_zscore_seq_ema, Python floats).
+      (ZScoreState, collapse/<scope>/mi_zscore_ema and mi_zscore_seq_ema, Python floats).
     """
-    std, found = {}, {}
+    std, figures = {}, {}
     for scope, old in state.std.items():
         prefix = f"collapse/{scope}/"
         old, std[scope] = np.asarray(old), np.array(old, np.float32)
@@ -55,7 +59,7 @@ def update_zscores(state, metrics):
             decay = np.float32(0 if old[i] < 0 else DECAY)
             average = decay * old[i] + (np.float32(1) - decay) * batch
             std[scope][i] = average
-            found[f"{prefix}mi_zscore{form}_ema"] = float(
+            figures[f"{prefix}mi_zscore{form}_ema"] = float(
                 metrics[f"{prefix}mi{form}"] / (float(average) + STD_EPS)
             )
-    return ZScoreState(std=std), found
+    return ZScoreState(std=std), figures

@@ -9,6 +9,7 @@ and lab_NAME.png. Started again, it goes on where it was stopped; finished arms 
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
@@ -22,7 +23,7 @@ from ragen_jax.run.log import console, read_metrics
 from ragen_jax.train import train
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
     del argv
     with command.bad_input():
         name = EXPERIMENT.value

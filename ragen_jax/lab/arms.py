@@ -1,8 +1,11 @@
 """The runs of an experiment."""
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.run.check import check
@@ -17,16 +20,16 @@ class Arm:
     setting: str
     filter: str
     seed: int
-    config: object  # ConfigDict
+    config: ConfigDict
 
     @property
-    def folder(self):
+    def folder(self) -> str:
         """Where the run lies within the experiment's folder."""
         name = f"{self.setting} {self.filter} {self.seed}"
         return name.replace(",", "").replace(" ", "_")
 
 
-def arms(experiment, config):
+def arms(experiment: dict[str, Any], config: ConfigDict) -> list[Arm]:
     """The `Arm`s of an experiment: seeds outermost, so that a part of it has all settings.
 
     Args:
@@ -36,29 +39,29 @@ def arms(experiment, config):
     Raises:
       ValueError: an arm that no run could use.
     """
-    found = []
+    plan = []
     for seed in experiment["seeds"]:
         for setting, changes in experiment["settings"].items():
             for name, selection in experiment["filters"].items():
-                own = config.copy_and_resolve_references()
-                own.update_from_flattened_dict(
+                arm_config = config.copy_and_resolve_references()
+                arm_config.update_from_flattened_dict(
                     {**experiment["always"], **changes, **selection, "seed": seed}
                 )
-                settle(own, jax.devices())
-                check(own)
-                found.append(Arm(setting, name, seed, own))
-    return found
+                settle(arm_config, jax.devices())
+                check(arm_config)
+                plan.append(Arm(setting, name, seed, arm_config))
+    return plan
 
 
-def set_by(name):
+def set_by(name: str) -> dict[str, str]:
     """{field: why} of what an experiment sets itself, whatever the command line says."""
-    experiment = EXPERIMENTS[name]
+    experiment: dict[str, Any] = EXPERIMENTS[name]
     varied = [*experiment["settings"].values(), *experiment["filters"].values()]
     fields = {"seed", *experiment["always"], *(field for changes in varied for field in changes)}
     return dict.fromkeys(sorted(fields), f"by experiment {name}, which sets it")
 
 
-def finished(workdir, steps):
+def finished(workdir: Path, steps: int) -> bool:
     """Whether a run's folder holds all its steps."""
     rows = read_metrics(workdir / "metrics.jsonl")
     return bool(rows) and rows[-1]["step"] >= steps

@@ -6,9 +6,16 @@ rows. Figures over steps are smoothed over `WINDOW` steps, since a step has few 
 
 import math
 import statistics
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from scipy.special import stdtrit
+
+from ragen_jax.types import Metrics
+
+Rows = list[Metrics]  # of a run's metrics.jsonl
+Runs = dict[tuple[str, str, int], Rows]  # (setting, filter, seed) -> rows
 
 WINDOW = 5  # steps
 LOST = 0.5  # of success or information: the share of it that counts as lost
@@ -20,37 +27,38 @@ RETRIEVAL = "collapse/first_turn/retrieval_acc"
 GROUNDED, ZA_SWAP = "reasoning/grounded_rate", "flow/first_turn/za_swap"
 
 
-def factors(runs):
+def factors(runs: Runs) -> tuple[list[str], list[str], list[int]]:
     """(settings, filters, seeds) of an experiment's runs, each in order of appearance."""
-    return tuple(list(dict.fromkeys(column)) for column in zip(*runs, strict=True))
+    settings, filters, seeds = zip(*runs, strict=True)
+    return list(dict.fromkeys(settings)), list(dict.fromkeys(filters)), list(dict.fromkeys(seeds))
 
 
-def curve(rows, name):
+def curve(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
     """(steps, values) of a figure, where a row has it."""
     pairs = [(row["step"], row[name]) for row in rows if name in row]
     return np.array([p[0] for p in pairs], int), np.array([p[1] for p in pairs], float)
 
 
-def smoothed(rows, name):
+def smoothed(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
     """(steps, mean of the figure over the WINDOW rows that end there)."""
     steps, values = curve(rows, name)
     means = [values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))]
     return steps, np.array(means)
 
 
-def at_evaluations(rows, name):
+def at_evaluations(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
     """(steps of the evaluations, a figure there): success as it is, any other the mean over the
     WINDOW steps around. The policy of an evaluation is the one that the step behind it samples."""
     steps, values = curve(rows, name)
     if name == SUCCESS:
         return steps, values
     evaluations, _ = curve(rows, SUCCESS)
-    found = [(s, values[np.abs(steps - (s + 1)) <= WINDOW // 2]) for s in evaluations]
-    found = [(s, near.mean()) for s, near in found if len(near)]
-    return np.array([s for s, _ in found], int), np.array([x for _, x in found], float)
+    windows = [(s, values[np.abs(steps - (s + 1)) <= WINDOW // 2]) for s in evaluations]
+    means = [(s, near.mean()) for s, near in windows if len(near)]
+    return np.array([s for s, _ in means], int), np.array([x for _, x in means], float)
 
 
-def lost(rows, name):
+def lost(rows: Rows, name: str) -> float | None:
     """The step at which a figure falls below half of its highest value before, or None.
 
     One rule for every figure: read at the evaluations, against its own running maximum, and between
@@ -66,19 +74,19 @@ def lost(rows, name):
     return float(steps[after - 1] + (steps[after] - steps[after - 1]) * high / (high - low))
 
 
-def share(rows, name, step, *, of_first=False):
+def share(rows: Rows, name: str, step: float, *, of_first: bool = False) -> float:
     """A figure at a step, on the line of `lost`, over its highest value before, or its first."""
     steps, values = at_evaluations(rows, name)
     reference = values[0] if of_first else values[steps <= step].max()
     return float(np.interp(step, steps, values) / reference)
 
 
-def alarm_step(rows):
+def alarm_step(rows: Rows) -> float | None:
     """The first step of the alarm, or None."""
     return next((row["step"] for row in rows if row.get("regime/alarm")), None)
 
 
-def at_update(rows, name, updates):
+def at_update(rows: Rows, name: str, updates: float) -> float | None:
     """The last value of a smoothed figure (success: as it is) before more than so many updates.
 
     A filter that rejects batches updates less often, so that arms are compared after equally many.
@@ -94,12 +102,12 @@ def at_update(rows, name, updates):
     return last
 
 
-def updates(rows):
+def updates(rows: Rows) -> int:
     """Updates of the whole run."""
     return int(sum(row.get("update/count", 0) for row in rows))
 
 
-def interval(values):
+def interval(values: Sequence[float]) -> tuple[float, float]:
     """(mean, 95 % half-width by Student's t) over runs; infinite for one run."""
     mean = statistics.fmean(values)
     if len(values) < 2:
@@ -108,40 +116,41 @@ def interval(values):
     return mean, float(stdtrit(len(values) - 1, 0.975)) * error
 
 
-def compare(runs, name):
+def compare(runs: Runs, name: str) -> dict[str, tuple[float, float]]:
     """{setting: (mean, half-width)} of a figure with the first filter minus with the last one.
 
     Paired by seed, after equally many updates.
     """
     settings, filters, seeds = factors(runs)
-    found = {}
+    intervals = {}
     for setting in settings:
         differences = []
         for seed in seeds:
-            pair = [runs[setting, one, seed] for one in (filters[0], filters[-1])]
+            pair = [runs[setting, selection, seed] for selection in (filters[0], filters[-1])]
             common = min(map(updates, pair))
-            values = [at_update(rows, name, common) for rows in pair]
-            if None not in values:
-                differences.append(values[0] - values[1])
+            with_first, with_last = (at_update(rows, name, common) for rows in pair)
+            if with_first is not None and with_last is not None:
+                differences.append(with_first - with_last)
         if differences:
-            found[setting] = interval(differences)
-    return found
+            intervals[setting] = interval(differences)
+    return intervals
 
 
 # ------------------------------------------------------------------------------ verdicts
 
 
-def order_verdict(runs):
+def order_verdict(runs: Runs) -> str:
     """Sentences: did MI fall before success while entropy looked healthy?"""
-    collapsed = [rows for rows in runs.values() if lost(rows, SUCCESS) is not None]
+    ends = [(rows, lost(rows, SUCCESS)) for rows in runs.values()]
+    collapsed = [(rows, end) for rows, end in ends if end is not None]
     n = len(collapsed)
     if not n:
         return "Not tested: no run lost half of its success."
     first = {
         name: [
             (rows, step)
-            for rows in collapsed
-            if (step := lost(rows, name)) is not None and step < lost(rows, SUCCESS)
+            for rows, end in collapsed
+            if (step := lost(rows, name)) is not None and step < end
         ]
         for name in (MI, MI_SEQ)
     }
@@ -150,9 +159,7 @@ def order_verdict(runs):
         for rows, step in first[MI]
     )
     left = {
-        name: sorted(
-            share(rows, name, lost(rows, SUCCESS), of_first=name == ENTROPY) for rows in collapsed
-        )
+        name: sorted(share(rows, name, end, of_first=name == ENTROPY) for rows, end in collapsed)
         for name in (MI, MI_SEQ, ENTROPY)
     }
     mi, mi_seq, entropy = (
@@ -171,7 +178,7 @@ def order_verdict(runs):
     )
 
 
-def filter_verdict(runs):
+def filter_verdict(runs: Runs) -> str:
     """A sentence: does filtering prevent collapse where it happens without?"""
     settings, (filtered, *_, plain), seeds = factors(runs)
     pairs = [
@@ -198,21 +205,21 @@ def filter_verdict(runs):
     )
 
 
-def alarm_verdict(runs):
+def alarm_verdict(runs: Runs) -> str:
     """A sentence: does the alarm come before success is lost, and only then?"""
-    found = [(alarm_step(rows), lost(rows, SUCCESS)) for rows in runs.values()]
-    collapsed = [(alarm, lost) for alarm, lost in found if lost is not None]
+    pairs = [(alarm_step(rows), lost(rows, SUCCESS)) for rows in runs.values()]
+    collapsed = [(alarm, end) for alarm, end in pairs if end is not None]
     n, silent = len(collapsed), sum(alarm is None for alarm, _ in collapsed)
-    before = sum(alarm is not None and alarm < lost for alarm, lost in collapsed)
+    before = sum(alarm is not None and alarm < end for alarm, end in collapsed)
     late = n - before - silent
-    false = sum(alarm is not None for alarm, lost in found if lost is None)
+    false = sum(alarm is not None for alarm, end in pairs if end is None)
     return (
         f"Of the {n} runs that lost half of their success it came before in {before}, later in "
         f"{late}, never in {silent}. Of the other {len(runs) - n} it came in {false}."
     )
 
 
-def _word(count, of):
+def _word(count: int, of: int) -> str:
     """A share as a verdict."""
     if count == of:
         return "Reproduced"
@@ -222,7 +229,7 @@ def _word(count, of):
 # ------------------------------------------------------------------------------ the report
 
 
-def write_report(name, runs, folder):
+def write_report(name: str, runs: Runs, folder: Path) -> Path:
     """lab.md and lab_NAME.png in a folder; returns the path of lab.md."""
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / f"lab_{name}.png"
@@ -232,7 +239,7 @@ def write_report(name, runs, folder):
     return path
 
 
-def markdown(name, runs, picture):
+def markdown(name: str, runs: Runs, picture: str) -> str:
     """The text of lab.md."""
     settings, filters, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
@@ -290,14 +297,14 @@ def markdown(name, runs, picture):
     compared = {figure: compare(runs, figure) for figure in (SUCCESS, MI, RETRIEVAL, ENTROPY)}
     for setting in settings:
         cells = [
-            "{:+.3f} +- {:.3f}".format(*found[setting]) if setting in found else ""
-            for found in compared.values()
+            "{:+.3f} +- {:.3f}".format(*intervals[setting]) if setting in intervals else ""
+            for intervals in compared.values()
         ]
         lines.append(f"| {setting} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _line(setting, selection, seed, rows):
+def _line(setting: str, selection: str, seed: int, rows: Rows) -> str:
     """A row of the table of runs."""
     _, success = curve(rows, SUCCESS)
 
@@ -316,7 +323,7 @@ def _line(setting, selection, seed, rows):
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def draw(runs, path):
+def draw(runs: Runs, path: Path) -> None:
     """A row of panels for each setting, a line for each filter: the seeds' mean, and each seed."""
     import matplotlib
 
@@ -350,9 +357,9 @@ def draw(runs, path):
                 ]
                 for steps, values in curves:
                     axis.plot(steps, values, color=color, alpha=0.3, linewidth=0.8)
-                found = [dict(zip(steps, values, strict=True)) for steps, values in curves]
-                common = sorted(set.intersection(*map(set, found)))  # a step may lack a figure
-                mean = [statistics.fmean(one[step] for one in found) for step in common]
+                by_step = [dict(zip(steps, values, strict=True)) for steps, values in curves]
+                common = sorted(set.intersection(*map(set, by_step)))  # a step may lack a figure
+                mean = [statistics.fmean(at[step] for at in by_step) for step in common]
                 axis.plot(common, mean, color=color, linewidth=2, label=selection)
             if name == ENTROPY:
                 axis.set_yscale("log")

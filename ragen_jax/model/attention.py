@@ -17,12 +17,16 @@ S segment positions, H heads, K key-value heads, D head width, L layers.
 """
 
 import functools
+from collections.abc import Sequence
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from ragen_jax.model.kernels import KERNELS
+
+# Keys or values of all layers: stacked, or layer by layer (see Segment).
+Layers = jax.Array | tuple[jax.Array, ...]
 
 MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
 
@@ -38,18 +42,25 @@ class Segment:
     times faster than with [N, S, K, D].
     """
 
-    k: jax.Array | tuple
-    v: jax.Array | tuple
+    k: Layers
+    v: Layers
     length_N: jax.Array  # [N] int32, positions s < length are real
 
 
-def attend(q_BTHD, k_BTKD, v_BTKD, segments, *, kernel="xla"):
+def attend(
+    q_BTHD: jax.Array,
+    k_BTKD: jax.Array,
+    v_BTKD: jax.Array,
+    segments: Sequence[tuple[jax.Array, jax.Array, jax.Array]],
+    *,
+    kernel: str = "xla",
+) -> jax.Array:
     """Softmax attention of new tokens over `segments` and, causally, over themselves.
 
     Args:
       q_BTHD: queries, rotated.
       k_BTKD, v_BTKD: keys (rotated) and values of the same new tokens.
-      segments: sequence of (k_NKSD, v_NKSD, length_N), one layer each; N divides B.
+      segments: (k_NKSD, v_NKSD, length_N), one layer each; N divides B.
       kernel: "xla" (the plain form below), or one of `kernels.KERNELS` to use where there is no
         segment; for "splash" the queries are scaled already (kernels.SCALED_QUERIES).
 
@@ -73,9 +84,9 @@ def attend(q_BTHD, k_BTKD, v_BTKD, segments, *, kernel="xla"):
     q = q.transpose(0, 2, 3, 1, 4).reshape(B, *heads, Q, D)
 
     causal = jnp.tile(jnp.tril(jnp.ones((T, T), bool)), (H // K, 1))  # [Q, T]
-    own = _scores(q, by_head(k_BTKD.swapaxes(1, 2)))
+    own_scores = _scores(q, by_head(k_BTKD.swapaxes(1, 2)))
     # Scores stay laid out by segment row, [N, K, m * Q, S]: only figures of a query move.
-    scores = [jnp.where(causal, own, MASKED)]
+    scores = [jnp.where(causal, own_scores, MASKED)]
     for k_NKSD, _, length_N in segments:
         N, S = length_N.shape[0], k_NKSD.shape[2]
         real = (jnp.arange(S) < length_N[:, None]).reshape(N, *(1 for _ in heads), 1, S)
@@ -95,7 +106,7 @@ def attend(q_BTHD, k_BTKD, v_BTKD, segments, *, kernel="xla"):
     return out.reshape(B, K, H // K, T, D).transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)
 
 
-def _gather(x, N):
+def _gather(x: jax.Array, N: int) -> jax.Array:
     """[B, .., Q, E] -> [N, .., m * Q, E]: the queries of all rows that share a segment row."""
     B, *heads, Q, E = x.shape
     if N == B:
@@ -104,7 +115,7 @@ def _gather(x, N):
     return x.reshape(N, *heads, B // N * Q, E)
 
 
-def _scatter(x, B):
+def _scatter(x: jax.Array, B: int) -> jax.Array:
     """The inverse of `_gather`."""
     N, *heads, Q, E = x.shape
     if N == B:
@@ -113,18 +124,18 @@ def _scatter(x, B):
     return jnp.moveaxis(x.reshape(N, *heads, m, Q // m, E), -3, 1).reshape(B, *heads, Q // m, E)
 
 
-def _scores(q, k):
+def _scores(q: jax.Array, k: jax.Array) -> jax.Array:
     # Scaled in float32: queries scaled in bfloat16 would be rounded a second time.
     scores = jnp.einsum("n...qd,n...sd->n...qs", q, k, preferred_element_type=jnp.float32)
     return scores * q.shape[-1] ** -0.5
 
 
-def _mix(weight, v):
+def _mix(weight: jax.Array, v: jax.Array) -> jax.Array:
     weight = weight.astype(v.dtype)
     return jnp.einsum("n...qs,n...sd->n...qd", weight, v, preferred_element_type=jnp.float32)
 
 
-def append(segment, k, v, count_B, *, capacity):
+def append(segment: Segment, k: Layers, v: Layers, count_B: jax.Array, *, capacity: int) -> Segment:
     """A longer history: each row's first `count_B` new tokens behind its own last position.
 
     Rows keep their own lengths and write at their own positions (no left padding), so turn
@@ -132,7 +143,7 @@ def append(segment, k, v, count_B, *, capacity):
     for its members here, once a turn.
 
     Args:
-      segment: `Segment` with N rows, N dividing B.
+      segment: of N rows, N dividing B.
       k, v: keys and values of the new tokens, [.., B, K, T, D] like the segment's.
       count_B: [B] int32, how many of the T new tokens are real.
       capacity: S of the result, more or less than the segment's; the caller makes sure that

@@ -1,5 +1,8 @@
 """config.json of Qwen2 and Llama, as transformers 4 and 5 write it <-> `qwen.ModelConfig`."""
 
+from pathlib import Path
+from typing import Any
+
 from ragen_jax.model import qwen
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -17,11 +20,11 @@ ROPE = {
 }
 
 
-def to_config(c, file):
+def to_config(c: dict[str, Any], file: Path) -> qwen.ModelConfig:
     """`qwen.ModelConfig` of the contents of a config.json.
 
     Args:
-      c: dict. file: where it is from, for messages.
+      file: where they are from, for messages.
 
     Raises:
       ValueError: another architecture, a feature that qwen.py lacks, or a missing field.
@@ -72,10 +75,10 @@ def to_config(c, file):
         raise ValueError(f"{file}: field {error} is missing") from error
 
 
-def from_config(c, dtype):
+def from_config(c: qwen.ModelConfig, dtype: str) -> dict[str, Any]:
     """A config.json, but for token ids, of a `qwen.ModelConfig`; dtype: of the weights."""
     family = qwen.MODELS[c.family]
-    rope = {"rope_type": "default"}
+    rope: dict[str, Any] = {"rope_type": "default"}
     if c.rope_scaling is not None:
         kind = c.rope_scaling.kind
         names = ROPE[kind]
@@ -105,7 +108,7 @@ def from_config(c, dtype):
     }
 
 
-def _family(c, file):
+def _family(c: dict[str, Any], file: Path) -> str:
     """The key of `qwen.MODELS` that a config.json is of."""
     names = c.get("architectures") or []
     if not names and c.get("model_type") in qwen.MODELS:
@@ -114,15 +117,15 @@ def _family(c, file):
     for name in names:
         if name in known:
             return known[name]
-    found = ", ".join(names) or f"model_type {c.get('model_type')!r}"
-    raise ValueError(f"{file}: architecture {found}; accepted: {', '.join(known)}")
+    architecture = ", ".join(names) or f"model_type {c.get('model_type')!r}"
+    raise ValueError(f"{file}: architecture {architecture}; accepted: {', '.join(known)}")
 
 
-def _partial(c, rope):
+def _partial(c: dict[str, Any], rope: dict[str, Any]) -> float:
     return float(rope.get("partial_rotary_factor") or c.get("partial_rotary_factor") or 1)
 
 
-def _rope_scaling(rope, file):
+def _rope_scaling(rope: dict[str, Any], file: Path) -> qwen.RopeScaling | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None

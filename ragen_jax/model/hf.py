@@ -9,13 +9,21 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from ragen_jax.model import config_json, qwen, weights
 from ragen_jax.model.weights import INDEX, WEIGHTS
 from ragen_jax.sharding import param_shardings
+from ragen_jax.types import Params
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 NEEDED = f"config.json, {WEIGHTS} (or {INDEX} and its shards), tokenizer.json"
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.jinja")
@@ -23,17 +31,19 @@ WEIGHT_FILES = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
 
-def load(path, *, mesh=None, dtype=None):
+def load(
+    path: str | Path, *, mesh: Mesh | None = None, dtype: DTypeLike | None = None
+) -> "tuple[qwen.Qwen, Params, PreTrainedTokenizerFast]":
     """Opens a model directory or a model of the Hugging Face hub.
 
     Args:
       path: a directory, or a hub id such as "Qwen/Qwen2.5-0.5B-Instruct".
-      mesh: `jax.sharding.Mesh` to put the parameters on; each process reads only what its devices
-        hold. None: the default device.
-      dtype: of activations and matrix products, as a name or a dtype; None: float32.
+      mesh: to put the parameters on; each process reads only what its devices hold. None: the
+        default device.
+      dtype: of activations and matrix products; None: float32.
 
     Returns:
-      (`qwen.Qwen`, params: nested dict of float32 arrays, tokenizer).
+      (model, float32 parameters, tokenizer).
 
     Raises:
       ValueError: the model is not there, not of an accepted architecture, its tensors are not
@@ -52,8 +62,15 @@ def load(path, *, mesh=None, dtype=None):
 
 
 def save(
-    path, model, params, tokenizer, *, stop_ids=(), dtype="float32", max_shard_bytes=5_000_000_000
-):
+    path: str | Path,
+    model: qwen.Qwen,
+    params: Params,
+    tokenizer: "PreTrainedTokenizerFast",
+    *,
+    stop_ids: Sequence[int] = (),
+    dtype: str = "float32",
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
     """Writes a model directory of the model's own family, which `load` and transformers open.
 
     The files are written beside `path` and renamed at the end, so a killed save leaves no half
@@ -61,8 +78,8 @@ def save(
 
     Args:
       path: directory to write; its parents are made.
-      model: `qwen.Qwen`. params: its parameters, on any devices. If they are spread over several
-        processes, every process calls this; process 0 alone writes. tokenizer: of transformers.
+      params: the model's, on any devices. If they are spread over several processes, every
+        process calls this; process 0 alone writes.
       stop_ids: ids that end a reply beside the tokenizer's own, as the function `stop_ids` gives
         them for the directory that the model came from.
       dtype: of the weights on disk: "float32", "bfloat16" or "float16".
@@ -94,7 +111,7 @@ def save(
         weights.write(fresh, model.config, params, dtype=dtype, max_shard_bytes=max_shard_bytes)
 
 
-def resolve(path):
+def resolve(path: str | Path) -> Path:
     """The directory of a model: `path` itself, or the local copy of a hub id (downloaded).
 
     Raises:
@@ -113,7 +130,7 @@ def resolve(path):
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
     try:
-        found = huggingface_hub.snapshot_download(name, allow_patterns=list(DOWNLOADED))
+        folder = huggingface_hub.snapshot_download(name, allow_patterns=list(DOWNLOADED))
     except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
@@ -122,10 +139,10 @@ def resolve(path):
             f"`hf download {name} --local-dir DIR`, copy DIR here and pass "
             f"--config.model.path=DIR"
         ) from error
-    return Path(found)
+    return Path(folder)
 
 
-def model_config(path):
+def model_config(path: str | Path) -> qwen.ModelConfig:
     """`qwen.ModelConfig` of a model directory or hub id, from its config.json alone.
 
     Raises:
@@ -135,18 +152,17 @@ def model_config(path):
     return config_json.to_config(read_json(file), file)
 
 
-def stop_ids(path):
+def stop_ids(path: str | Path) -> tuple[int, ...]:
     """Ids that end a reply of a model directory or hub id, by its generation_config.json.
 
-    Returns:
-      tuple of int; empty without the file or its eos_token_id.
+    Empty without the file or its eos_token_id.
     """
     file = resolve(path) / "generation_config.json"
     ids = read_json(file).get("eos_token_id") if file.exists() else None
     return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def load_tokenizer(directory):
+def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of a model directory.
 
     Raises:
@@ -160,11 +176,14 @@ def load_tokenizer(directory):
     if (directory / "tokenizer.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
     if (directory / "vocab.json").exists() and (directory / "merges.txt").exists():
+        # ty: ignore[invalid-explicit-return] of these two files it makes a fast one
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
     raise ValueError(f"{directory} has neither tokenizer.json nor vocab.json and merges.txt")
 
 
-def load_weights(directory, *, mesh=None, dtype=None):
+def load_weights(
+    directory: str | Path, *, mesh: Mesh | None = None, dtype: DTypeLike | None = None
+) -> tuple[qwen.Qwen, Params]:
     """(model, params) of a model directory; see `load`. Shapes are checked before data is read."""
     directory = Path(directory)
     config = model_config(directory)
@@ -182,7 +201,7 @@ def load_weights(directory, *, mesh=None, dtype=None):
         return model, weights.read(tensors, config, shardings)
 
 
-def _token_ids(tokenizer, stop_ids):
+def _token_ids(tokenizer: "PreTrainedTokenizerFast", stop_ids: Sequence[int]) -> dict[str, Any]:
     """The fields of config.json and generation_config.json that name single tokens."""
     ids = {name: getattr(tokenizer, name) for name in config_json.TOKEN_IDS}
     stops = dict.fromkeys([*map(int, stop_ids), ids["eos_token_id"]])
@@ -192,21 +211,21 @@ def _token_ids(tokenizer, stop_ids):
 
 
 @contextlib.contextmanager
-def replacement(path, *, writer=True):
+def replacement(path: str | Path, *, writer: bool = True) -> Generator[Path]:
     """Yields a new directory beside `path`; at the end, if nothing failed, it becomes `path`.
 
     What was at `path` goes away only once its successor is in place. Where another process is the
-    writer (`writer` False), yields None and touches nothing.
+    writer (`writer` False), it touches nothing, and no directory is at the path that it yields.
 
     Raises:
       ValueError: `path` holds files, beside weights, that the new directory does not replace.
     """
-    if not writer:
-        yield None
-        return
     path = Path(path).expanduser().resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.saving-{os.getpid()}")
+    if not writer:
+        yield fresh
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     try:
@@ -228,7 +247,7 @@ def replacement(path, *, writer=True):
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def read_json(file):
+def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file of a model directory.
 
     Raises:
@@ -245,6 +264,6 @@ def read_json(file):
     return content
 
 
-def write_json(file, value):
+def write_json(file: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file as Hugging Face's libraries lay it out."""
     file.write_text(json.dumps(value, indent=2) + "\n")

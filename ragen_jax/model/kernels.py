@@ -17,7 +17,7 @@ from ragen_jax.sharding import spec
 SPLASH_BLOCK = 128  # T is padded to a multiple; also the kernel's lanes
 
 
-def best_kernel(platform, dtype, head_dim):
+def best_kernel(platform: str, dtype: str, head_dim: int) -> str:
     """ "splash" on TPU, "cudnn" on GPU, "xla" elsewhere and where these do not fit.
 
     Args:
@@ -30,14 +30,16 @@ def best_kernel(platform, dtype, head_dim):
     return "xla"
 
 
-def cudnn(q_BTHD, k_BTKD, v_BTKD):
+def cudnn(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
     """cuDNN's fused attention; [B, T, H, D]."""
     return jax.nn.dot_product_attention(
         q_BTHD, k_BTKD, v_BTKD, is_causal=True, implementation="cudnn"
     )
 
 
-def splash(q_BTHD, k_BTKD, v_BTKD, *, interpret=False):
+def splash(
+    q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, *, interpret: bool = False
+) -> jax.Array:
     """Splash attention (Pallas, TPU) of queries that are scaled by D ** -0.5; [B, T, H, D].
 
     A kernel cannot be partitioned by the compiler, so on a mesh in use it is mapped over rows and
@@ -70,15 +72,15 @@ def splash(q_BTHD, k_BTKD, v_BTKD, *, interpret=False):
     return out[:, :T].reshape(B, T, H, D)
 
 
-def _attend_local(q, k, v, *, interpret):
+def _attend_local(q: jax.Array, k: jax.Array, v: jax.Array, *, interpret: bool) -> jax.Array:
     # Here, because importing Pallas for TPU takes a second that others need not wait.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     groups, T = q.shape[2:4]
     mask = masks.MultiHeadMask([masks.CausalMask((T, T))] * groups)
-    one = kernel.make_splash_mqa_single_device(mask, interpret=interpret)
-    return jax.vmap(jax.vmap(one))(q, k, v)
+    attend = kernel.make_splash_mqa_single_device(mask, interpret=interpret)
+    return jax.vmap(jax.vmap(attend))(q, k, v)
 
 
 KERNELS = {"cudnn": cudnn, "splash": splash}

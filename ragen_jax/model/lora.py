@@ -15,16 +15,19 @@ Axes: L layers, I inputs of a projection (its input axes in one), r rank.
 
 import functools
 import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ragen_jax.model import hf, qwen, weights
 from ragen_jax.sharding import param_shardings
+from ragen_jax.types import Params
 
 # Our name of a projection -> (its module in a file, layout of its kernel).
 PROJECTIONS = {
@@ -50,17 +53,16 @@ HARMLESS = {
 INITIALISED = (True, False, "gaussian", "eva", "orthogonal")
 
 
-def init_adapters(config, key, *, rank, targets):
+def init_adapters(
+    config: qwen.ModelConfig, key: jax.Array, *, rank: int, targets: Iterable[str]
+) -> Params:
     """Fresh adapters, which change nothing: lora_b is 0.
 
     lora_a is normal with the variance of PEFT's default, a uniform distribution of half-width
     I**-0.5. A target's draw does not depend on the other targets.
 
     Args:
-      config: `qwen.ModelConfig`.
-      key: of jax.random.
-      rank: int, at least 1.
-      targets: names among `TARGETS`.
+      rank: at least 1. targets: names among `TARGETS`.
 
     Returns:
       Adapters (see the module), float32.
@@ -72,16 +74,16 @@ def init_adapters(config, key, *, rank, targets):
     layers = {}
     for target in check_targets(targets):
         shape = _leaf_shapes(target, _kernels(config)[target], rank)
-        own = jax.random.fold_in(key, TARGETS.index(target))
+        target_key = jax.random.fold_in(key, TARGETS.index(target))
         deviation = (3 * shape["lora_a"][1]) ** -0.5
         layers[target] = {
-            "lora_a": deviation * jax.random.normal(own, shape["lora_a"], jnp.float32),
+            "lora_a": deviation * jax.random.normal(target_key, shape["lora_a"], jnp.float32),
             "lora_b": jnp.zeros(shape["lora_b"], jnp.float32),
         }
     return {"layers": layers}
 
 
-def attach(params, adapters, *, scale):
+def attach(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
     """The parameters with adapters beside their kernels, as `qwen.Qwen` also takes them.
 
     Pure, traceable and differentiable. Outside jit the result shares the arrays of `params`. What
@@ -105,7 +107,7 @@ def attach(params, adapters, *, scale):
     return {**params, "layers": layers}
 
 
-def merge(params, adapters, *, scale):
+def merge(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
     """Plain parameters with kernels W + scale A B, in the kernels' dtype.
 
     Args, errors: as `attach`. Outside jit the other leaves are those of `params`.
@@ -122,16 +124,14 @@ def merge(params, adapters, *, scale):
     return {**params, "layers": layers}
 
 
-def adapter_shardings(config, adapters, mesh):
+def adapter_shardings(config: qwen.ModelConfig, adapters: Params, mesh: Mesh) -> Params:
     """A NamedSharding for every adapter, by its kernel's (sharding.py).
 
     lora_a is split along its inputs and lora_b along its outputs as the kernel is; the rank is
     not split.
 
     Args:
-      config: `qwen.ModelConfig`.
       adapters: see the module; only its keys are read.
-      mesh: `jax.sharding.Mesh`.
 
     Raises:
       ValueError: an unknown target.
@@ -151,18 +151,27 @@ def adapter_shardings(config, adapters, mesh):
     return {"layers": layers}
 
 
-def place_adapters(adapters, model, mesh):
+def place_adapters(adapters: Params, model: qwen.Qwen, mesh: Mesh) -> Params:
     """The adapters, laid out on the mesh by `adapter_shardings`."""
     return _placing(model, tuple(adapters["layers"]), mesh)(adapters)
 
 
 @functools.cache
-def _placing(model, targets, mesh):
+def _placing(model: qwen.Qwen, targets: tuple[str, ...], mesh: Mesh) -> Callable[[Params], Params]:
     shardings = adapter_shardings(model.config, {"layers": dict.fromkeys(targets)}, mesh)
     return jax.jit(lambda adapters: adapters, out_shardings=shardings)
 
 
-def save_adapter(path, adapters, *, config, rank, alpha, targets, base_model):
+def save_adapter(
+    path: str | Path,
+    adapters: Params,
+    *,
+    config: qwen.ModelConfig,
+    rank: int,
+    alpha: float,
+    targets: Iterable[str],
+    base_model: str | Path,
+) -> None:
     """Writes a directory that `load_adapter` and PEFT's `PeftModel.from_pretrained` open.
 
     The files are written beside `path` and renamed at the end, as `hf.save` does; an earlier
@@ -172,8 +181,7 @@ def save_adapter(path, adapters, *, config, rank, alpha, targets, base_model):
       path: directory to write; its parents are made.
       adapters: see the module, on any devices; lora_b without the scale. If they are spread over
         several processes, every process calls this; process 0 alone writes.
-      config: `qwen.ModelConfig` of the base model.
-      rank, alpha, targets: as they were trained; scale = alpha / rank.
+      config: of the base model. rank, alpha, targets: as they were trained; scale = alpha / rank.
       base_model: directory or hub id of the base model, for whoever opens the adapter.
 
     Raises:
@@ -198,8 +206,8 @@ def save_adapter(path, adapters, *, config, rank, alpha, targets, base_model):
                 )
             out = weights.tensor_shape(weights.SPLIT, shape[1:])
             names = _names(config, target, leaf)
-            for name, one in zip(names, weights.on_host(x), strict=True):
-                tensors[name] = weights.to_tensor(one, name, weights.SPLIT, out, "float32")
+            for name, layer in zip(names, weights.on_host(x), strict=True):
+                tensors[name] = weights.to_tensor(layer, name, weights.SPLIT, out, "float32")
     description = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -225,12 +233,14 @@ def save_adapter(path, adapters, *, config, rank, alpha, targets, base_model):
         (fresh / WEIGHTS).chmod(fresh.stat().st_mode & 0o666)
 
 
-def load_adapter(path, config):
+def load_adapter(
+    path: str | Path, config: qwen.ModelConfig
+) -> tuple[Params, int, float, tuple[str, ...]]:
     """Opens a directory in PEFT's format.
 
     Args:
       path: directory with adapter_config.json and adapter_model.safetensors.
-      config: `qwen.ModelConfig` of the base model.
+      config: of the base model.
 
     Returns:
       (adapters: float32 on the default device, rank, alpha, targets in the order of `TARGETS`).
@@ -272,7 +282,7 @@ def load_adapter(path, config):
     return {"layers": layers}, rank, alpha, targets
 
 
-def _read_config(file):
+def _read_config(file: Path) -> tuple[int, float, tuple[str, ...]]:
     """(rank, alpha, targets) of an adapter_config.json."""
     c = hf.read_json(file)
     for name, accepted in (
@@ -301,7 +311,9 @@ def _read_config(file):
     return c["r"], c["lora_alpha"], check_targets(ours[module] for module in modules)
 
 
-def _check_tensors(file, tensors, want, rank):
+def _check_tensors(
+    file: Path, tensors: weights.Tensors, want: Mapping[str, tuple[int, ...]], rank: int
+) -> None:
     """Raises ValueError unless the file holds exactly the tensors and shapes of `want`."""
     missing, unexpected = want.keys() - tensors.keys(), tensors.keys() - want.keys()
     for problem, names in (("missing", missing), ("unexpected", unexpected)):
@@ -310,11 +322,11 @@ def _check_tensors(file, tensors, want, rank):
             raise ValueError(f"{file}: {len(names)} {problem} tensors: {some}")
     for name, shape in want.items():
         piece = tensors[name].get_slice(name)
-        found = tuple(piece.get_shape())
-        if found != shape:
+        stored_shape = tuple(piece.get_shape())
+        if stored_shape != shape:
             raise ValueError(
-                f"{file}: tensor {name} has shape {found}, the model and rank {rank} ask for "
-                f"{shape}"
+                f"{file}: tensor {name} has shape {stored_shape}, the model and rank {rank} ask "
+                f"for {shape}"
             )
         if piece.get_dtype() not in weights.DISK_DTYPES.values():
             raise ValueError(
@@ -324,17 +336,17 @@ def _check_tensors(file, tensors, want, rank):
 
 
 @functools.cache
-def _kernels(config):
+def _kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
     """{target: shape of its kernel [L, *inputs, *outputs]} of a model."""
     return {path[1]: shape for path, _, _, shape in weights.plan(config) if path[-1] == "kernel"}
 
 
-def _first_output(target, ndim):
+def _first_output(target: str, ndim: int) -> int:
     """Index of the first output axis of a kernel [L, *inputs, *outputs]."""
     return 2 if PROJECTIONS[target][1] == weights.SPLIT else ndim - 1
 
 
-def _leaf_shapes(target, kernel, rank):
+def _leaf_shapes(target: str, kernel: tuple[int, ...], rank: int) -> dict[str, tuple[int, ...]]:
     """Shapes of a target's leaves, given the kernel's."""
     split = _first_output(target, len(kernel))
     return {
@@ -343,14 +355,14 @@ def _leaf_shapes(target, kernel, rank):
     }
 
 
-def _pairs(params, adapters):
+def _pairs(params: Params, adapters: Params) -> list[tuple[str, dict[str, jax.Array]]]:
     """[(target, {lora_a, lora_b})], checked against the kernels."""
     pairs = []
     for target in check_targets(adapters["layers"]):
-        own, pair = params["layers"][target], adapters["layers"][target]
-        if "lora_a" in own:
+        projection, pair = params["layers"][target], adapters["layers"][target]
+        if "lora_a" in projection:
             raise ValueError(f"the parameters of {target} have adapters already")
-        kernel, rank = own["kernel"].shape, pair["lora_a"].shape[-1]
+        kernel, rank = projection["kernel"].shape, pair["lora_a"].shape[-1]
         for leaf, shape in _leaf_shapes(target, kernel, rank).items():
             if pair[leaf].shape != shape:
                 raise ValueError(
@@ -361,18 +373,18 @@ def _pairs(params, adapters):
     return pairs
 
 
-def _names(config, target, leaf):
+def _names(config: qwen.ModelConfig, target: str, leaf: str) -> list[str]:
     """Names in the file of a leaf's layers."""
     name = f"{PREFIX}{PROJECTIONS[target][0]}.{LEAVES[leaf]}"
     return [name.format(layer) for layer in range(config.layers)]
 
 
-def _module(target):
+def _module(target: str) -> str:
     """PEFT's name of a target: q_proj for q."""
     return PROJECTIONS[target][0].rpartition(".")[2]
 
 
-def check_targets(targets):
+def check_targets(targets: Iterable[str]) -> tuple[str, ...]:
     """The targets in the order of `TARGETS`."""
     targets = list(targets)
     unknown = [name for name in targets if name not in TARGETS]
@@ -382,6 +394,6 @@ def check_targets(targets):
     return tuple(name for name in TARGETS if name in targets)
 
 
-def _check_rank(rank):
+def _check_rank(rank: object) -> None:
     if not isinstance(rank, int) or rank < 1:
         raise ValueError(f"rank {rank!r} is not an integer of at least 1")

@@ -6,14 +6,17 @@ Parameters of the L layers are stacked on a leading axis; the layers run as one 
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ragen_jax.model.attention import attend
+from ragen_jax.model.attention import Layers, Segment, attend
 from ragen_jax.model.kernels import SCALED_QUERIES
 from ragen_jax.sharding import constrain
+from ragen_jax.types import Params
 
 # Models of so few layers run them one after the other instead of as a scan: a scan's backward
 # pass first copies every saved activation into an array stacked over layers, which on CPU costs
@@ -36,7 +39,7 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3"):
             raise ValueError(f"rotary scaling {self.kind!r}; accepted: linear, llama3")
         if not (self.factor > 0 and 0 < self.low_freq_factor < self.high_freq_factor):
@@ -49,8 +52,10 @@ class Family:
 
     architecture: str  # in config.json
     qkv_bias: bool  # whether queries, keys and values have a bias
-    features_off: dict  # fields of config.json that it alone has, as they are without the feature
-    refused: dict = dataclasses.field(default_factory=dict)  # of these, on: why it is not supported
+    # Fields of config.json that it alone has, as they are without the feature.
+    features_off: dict[str, bool]
+    # Of these, on: why it is not supported.
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 MODELS = {  # by config.json's model_type
@@ -85,21 +90,23 @@ class ModelConfig:
     attention: str = "xla"  # or a key of kernels.KERNELS, where no cache is read
     remat: bool = False  # recompute each layer's activations in the backward pass
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.family not in MODELS:
             raise ValueError(f"model family {self.family!r}; accepted: {', '.join(MODELS)}")
 
     @property
-    def qkv_bias(self):
+    def qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
         return MODELS[self.family].qkv_bias
 
 
-def rotary_angles(positions_BT, head_dim, theta, scaling=None):
+def rotary_angles(
+    positions_BT: jax.Array, head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine [B, T, 1, head_dim / 2] of the rotary embedding (RoFormer), float32.
 
     Args:
-      positions_BT: int32. head_dim, theta: of `ModelConfig`. scaling: `RopeScaling` or None.
+      positions_BT: int32. head_dim, theta, scaling: of `ModelConfig`.
     """
     frequency = theta ** (-jnp.arange(0, head_dim // 2, dtype=jnp.float32) / (head_dim // 2))
     if scaling is not None:
@@ -113,11 +120,19 @@ def rotary_angles(positions_BT, head_dim, theta, scaling=None):
     return jnp.cos(angle), jnp.sin(angle)
 
 
-def rotate(x_BTHD, angles):
+def rotate(x_BTHD: jax.Array, angles: Sequence[jax.Array]) -> jax.Array:
     """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864), in float32."""
     cos, sin = angles
     a, b = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHD.dtype)
+
+
+def _named(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
+    """An initialiser that names its parameter's axes, for sharding.
+
+    Typed as Any: what it makes is boxed, and `Module.param` hands on the array in the box.
+    """
+    return nn.with_logical_partitioning(init, axes)
 
 
 class RMSNorm(nn.Module):
@@ -126,9 +141,9 @@ class RMSNorm(nn.Module):
     eps: float
 
     @nn.compact
-    def __call__(self, x):
-        init = nn.with_logical_partitioning(nn.initializers.ones, ("norm",))
-        scale = self.param("scale", init, (x.shape[-1],))
+    def __call__(self, x: jax.Array) -> jax.Array:
+        init = _named(nn.initializers.ones, ("norm",))
+        scale: jax.Array = self.param("scale", init, (x.shape[-1],))
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
         return (x32 * scale).astype(x.dtype)
@@ -150,11 +165,11 @@ class Linear(nn.Module):
     bias: bool = False
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         inner, outer = self.shape[: self.contract], self.shape[self.contract :]
         fan_in = math.prod(inner)
         init = nn.initializers.normal(fan_in**-0.5)
-        kernel = self.param("kernel", nn.with_logical_partitioning(init, self.axes), self.shape)
+        kernel: jax.Array = self.param("kernel", _named(init, self.axes), self.shape)
         rows, x = x.shape[: -self.contract], x.reshape(-1, fan_in)
         y = x @ kernel.astype(x.dtype).reshape(fan_in, -1)
         if self.has_variable("params", "lora_a"):
@@ -163,8 +178,9 @@ class Linear(nn.Module):
             y = y + (x @ a) @ b.reshape(b.shape[0], -1)
         y = y.reshape(*rows, *outer)
         if self.bias:
-            zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[self.contract :])
-            y = y + self.param("bias", zeros, outer).astype(x.dtype)
+            zeros = _named(nn.initializers.zeros, self.axes[self.contract :])
+            bias: jax.Array = self.param("bias", zeros, outer)
+            y = y + bias.astype(x.dtype)
         return y
 
 
@@ -174,7 +190,14 @@ class Block(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x, angles, segment_lengths, keep_kv, segment_kvs):
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: tuple[jax.Array, jax.Array],
+        segment_lengths: tuple[jax.Array, ...],
+        keep_kv: bool,
+        segment_kvs: tuple[tuple[jax.Array, jax.Array], ...],
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         c = self.config
         D, H, K, hd, F = c.width, c.heads, c.kv_heads, c.head_dim, c.mlp_width
 
@@ -210,22 +233,33 @@ class Qwen(nn.Module):
 
     config: ModelConfig
 
+    if TYPE_CHECKING:  # Linen gives a module the hash of its fields, which checkers do not see
+
+        def __hash__(self) -> int: ...
+
     @nn.compact
-    def __call__(self, tokens_BT, positions_BT=None, segments=(), *, keep_kv=False):
+    def __call__(
+        self,
+        tokens_BT: jax.Array,
+        positions_BT: jax.Array | None = None,
+        segments: Sequence[Segment] = (),
+        *,
+        keep_kv: bool = False,
+    ) -> tuple[jax.Array, tuple[Layers, Layers] | None]:
         """Runs the layers over new tokens.
 
         Args:
           tokens_BT: int32 [B, T], right-padded with any id.
           positions_BT: int32 [B, T]; default 0..T-1.
-          segments: tuple of `attention.Segment`, the memory the new tokens may read.
+          segments: the memory the new tokens may read.
           keep_kv: also return the new tokens' keys and values.
 
         Returns:
           (hidden_BTD after the final norm, (k, v) in the form of `attention.Segment` or None).
         """
         c = self.config
-        init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("vocab", "embed"))
-        embed = self.param("embed", init, (c.vocab_size, c.width))
+        init = _named(nn.initializers.normal(0.02), ("vocab", "embed"))
+        embed: jax.Array = self.param("embed", init, (c.vocab_size, c.width))
         if not c.tied:
             self.param("head", init, (c.vocab_size, c.width))  # read by `head`
         if positions_BT is None:
@@ -240,17 +274,20 @@ class Qwen(nn.Module):
         block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
         if c.layers <= UNROLLED_LAYERS and not self.is_initializing():
             stacked = self.variables["params"]["layers"]
-            found = []
+            layer_kvs = []
             for layer in range(c.layers):
-                own = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
+                layer_params = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
                 memory = tuple((k[layer], v[layer]) for k, v in kvs)
                 x, kv = block(c, parent=None).apply(
-                    {"params": own}, x, angles, lengths, keep_kv, memory
+                    {"params": layer_params}, x, angles, lengths, keep_kv, memory
                 )
-                found.append(kv)
-            kv = tuple(zip(*found, strict=True)) if keep_kv else None
+                layer_kvs.append(kv)
+            kv = None
+            if keep_kv:
+                k, v = zip(*layer_kvs, strict=True)
+                kv = k, v
         else:
-            layers = nn.scan(
+            layers: Any = nn.scan(  # typed as Block, whose memory it takes stacked
                 block,
                 variable_axes={"params": 0},
                 split_rngs={"params": True},
@@ -262,18 +299,18 @@ class Qwen(nn.Module):
         return RMSNorm(c.norm_eps, name="final_norm")(x), kv
 
 
-def head(params):
+def head(params: Params) -> jax.Array:
     """The output matrix [V, D]: the embedding itself where the two are tied."""
     return params["head"] if "head" in params else params["embed"]
 
 
-def logits(params, hidden):
+def logits(params: Params, hidden: jax.Array) -> jax.Array:
     """float32 logits [..., V] of hidden states [..., D]."""
     w = head(params).astype(hidden.dtype)
     return jnp.einsum("...d,vd->...v", hidden, w, preferred_element_type=jnp.float32)
 
 
-def init_params(config, key):
+def init_params(config: ModelConfig, key: jax.Array) -> Params:
     """Fresh parameters of a model, on the default device: a plain nested dict of float32."""
     variables = Qwen(config).init(key, jnp.zeros((1, 1), jnp.int32))
     return nn.unbox(variables)["params"]
@@ -282,7 +319,9 @@ def init_params(config, key):
 # ---------------------------------------------------------------- published shapes
 
 
-def _qwen(width, layers, heads, kv_heads, mlp_width, *, tied=False):
+def _qwen(
+    width: int, layers: int, heads: int, kv_heads: int, mlp_width: int, *, tied: bool = False
+) -> ModelConfig:
     return ModelConfig(
         vocab_size=151936 if tied else 152064,
         width=width,
@@ -295,7 +334,9 @@ def _qwen(width, layers, heads, kv_heads, mlp_width, *, tied=False):
     )
 
 
-def _llama(width, layers, heads, mlp_width, *, factor, tied):
+def _llama(
+    width: int, layers: int, heads: int, mlp_width: int, *, factor: float, tied: bool
+) -> ModelConfig:
     return ModelConfig(
         vocab_size=128256,
         width=width,
@@ -328,6 +369,6 @@ SHAPES = {
 }
 
 
-def known_shape(path):
+def known_shape(path: str) -> ModelConfig | None:
     """The entry of SHAPES that a hub id names, with or without "-Instruct"; None: there is none."""
     return SHAPES.get(path.rsplit("/", 1)[-1].lower().removesuffix("-instruct"))

@@ -15,9 +15,15 @@ import dataclasses
 import functools
 import itertools
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jinja2 import TemplateError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from transformers import PreTrainedTokenizerFast
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")  # of replies: never control
 NOTICE = "Your last reply had no valid action."  # of a prompt; no control either
@@ -43,6 +49,9 @@ class Control:
     rstrip: bool  # ... behind it
 
 
+Part = Control | str  # of a template: a control token, or the text between two
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
     """What the template writes on one side of a user message."""
@@ -56,38 +65,38 @@ class Side:
 class Template:
     """A chat template taken apart, and the tokenizer that reads it."""
 
-    tokenizer: object
+    tokenizer: "PreTrainedTokenizerFast"
     control: frozenset[int]
     opening: Side  # before the first user message
     between: Side  # from the end of a reply to the next user message
     middle: Side  # from the end of a user message to the start of the reply, `<think>` included
     close_id: int  # the control id with which the template ends a reply
 
-    def begin(self, message):
+    def begin(self, message: str) -> np.ndarray:
         """int32 ids of a prompt with one user message."""
         return _around(self, self.opening, message)
 
-    def go_on(self, message):
+    def go_on(self, message: str) -> np.ndarray:
         """int32 ids from the end of a reply, `close_id` first, to the start of the next."""
         return _around(self, self.between, message)
 
-    def plain(self, text):
+    def plain(self, text: str) -> np.ndarray:
         """int32 ids of text without control ids; see `plain_ids`."""
         return plain_ids(self.tokenizer, self.control, text)
 
 
 @functools.lru_cache(maxsize=4096)  # early turns of a group show the same text again and again
-def _around(template, before, message):
+def _around(template: Template, before: Side, message: str) -> np.ndarray:
     after = template.middle
     text = _stripped(before.text + message + after.text, before.strip, after.strip)
     return np.concatenate([before.ids, template.plain(text), after.ids])
 
 
-def take_apart(tokenizer, system=None):
+def take_apart(tokenizer: "PreTrainedTokenizerFast", system: str | None = None) -> Template:
     """The tokenizer's chat template as a `Template`, found by rendering it around marks.
 
     Args:
-      tokenizer: a transformers tokenizer with a chat template.
+      tokenizer: with a chat template.
       system: text of the system message; None: no such message.
 
     Raises:
@@ -109,7 +118,8 @@ def take_apart(tokenizer, system=None):
     opening, between, middle = (
         _apart(tokenizer, control, text) for text in (head, tail, last + think)
     )
-    if not between or isinstance(between[0], str):
+    close = between[0] if between else None
+    if not isinstance(close, Control):
         raise ValueError(
             "the tokenizer's chat template does not end a reply with a control token, so the end "
             f"of a reply could not be told; what follows a reply is {tail!r}"
@@ -122,11 +132,13 @@ def take_apart(tokenizer, system=None):
         opening=_before(tokenizer, control, opening),
         between=_before(tokenizer, control, between),
         middle=_behind(tokenizer, control, middle),
-        close_id=between[0].id,
+        close_id=close.id,
     )
 
 
-def plain_ids(tokenizer, control, text):
+def plain_ids(
+    tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], text: str
+) -> np.ndarray:
     """Token ids of a text in which no token is control.
 
     Their bytes are the text's, or what the tokenizer's normaliser (NFC, in Qwen's) makes of it. A
@@ -135,8 +147,8 @@ def plain_ids(tokenizer, control, text):
     (`split_special_tokens` would leave the added tokens that are not flagged special.)
 
     Args:
-      tokenizer: a fast transformers tokenizer. control: set of ids.
-      text: str; half surrogate pairs, which are no text, become U+FFFD.
+      control: ids.
+      text: half surrogate pairs, which are no text, become U+FFFD.
 
     Returns:
       int32 ids.
@@ -150,18 +162,18 @@ def plain_ids(tokenizer, control, text):
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     pieces = [text]
     while True:
-        found = tokenizer(pieces, add_special_tokens=False, return_attention_mask=False)
-        whole = [control.isdisjoint(ids) for ids in found["input_ids"]]
+        encoded = tokenizer(pieces, add_special_tokens=False, return_attention_mask=False)
+        whole = [control.isdisjoint(ids) for ids in encoded["input_ids"]]
         if all(whole):
-            return np.asarray([*itertools.chain(*found["input_ids"])], np.int32)
+            return np.asarray([*itertools.chain(*encoded["input_ids"])], np.int32)
         pieces = [
             part
             for row, piece in enumerate(pieces)
-            for part in ([piece] if whole[row] else _cut(piece, found[row], control))
+            for part in ([piece] if whole[row] else _cut(piece, encoded[row], control))
         ]
 
 
-def _cut(text, encoding, control):
+def _cut(text: str, encoding: "Encoding", control: frozenset[int]) -> list[str]:
     """The pieces of a text, each of its control tokens cut in two."""
     places = [0]
     for id_, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -175,7 +187,7 @@ def _cut(text, encoding, control):
     return [text[start:stop] for start, stop in itertools.pairwise([*places, len(text)])]
 
 
-def _render(tokenizer, *, system):
+def _render(tokenizer: "PreTrainedTokenizerFast", *, system: bool) -> str:
     """The text of a conversation of marks, up to where its second reply begins."""
     first = 0 if system else 1
     messages = [
@@ -183,6 +195,7 @@ def _render(tokenizer, *, system):
         for role, mark in zip(_ROLES[first:], _MARKS[first:], strict=True)
     ]
     try:
+        # ty: ignore[invalid-explicit-return] a text, because of tokenize=False
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except TemplateError as error:
         raise ValueError(
@@ -191,7 +204,7 @@ def _render(tokenizer, *, system):
         ) from error
 
 
-def _control_ids(tokenizer, rendered):
+def _control_ids(tokenizer: "PreTrainedTokenizerFast", rendered: str) -> frozenset[int]:
     """The ids that only a template may place.
 
     A special token of one character (some tokenizers pad with `!`) is text like any other.
@@ -212,49 +225,68 @@ def _control_ids(tokenizer, rendered):
     )
 
 
-def _apart(tokenizer, control, text):
-    """Text of the template as a list of `Control` and the texts between."""
+def _apart(tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], text: str) -> list[Part]:
+    """Text of the template as control tokens and the texts between."""
     added = tokenizer.added_tokens_decoder
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     parts, end = [], 0
-    for id_, (start, stop) in zip(found["input_ids"], found["offset_mapping"], strict=True):
+    for id_, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
         if id_ in control:
             parts += [text[end:start], Control(id_, added[id_].lstrip, added[id_].rstrip)]
             end = stop
     return [part for part in (*parts, text[end:]) if part]
 
 
-def _before(tokenizer, control, parts):
+def _before(
+    tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], parts: Sequence[Part]
+) -> Side:
     """The `Side` before a message."""
     behind = max((i + 1 for i, part in enumerate(parts) if isinstance(part, Control)), default=0)
     return Side(
         ids=_ids(tokenizer, control, parts[:behind]),
-        text="".join(parts[behind:]),
-        strip=behind > 0 and parts[behind - 1].rstrip,
+        text=_text(parts[behind:]),
+        strip=behind > 0 and _strips_behind(parts[behind - 1]),
     )
 
 
-def _behind(tokenizer, control, parts):
+def _behind(
+    tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], parts: Sequence[Part]
+) -> Side:
     """The `Side` behind a message."""
     first = next((i for i, part in enumerate(parts) if isinstance(part, Control)), len(parts))
     return Side(
         ids=_ids(tokenizer, control, parts[first:]),
-        text="".join(parts[:first]),
-        strip=first < len(parts) and parts[first].lstrip,
+        text=_text(parts[:first]),
+        strip=first < len(parts) and _strips_before(parts[first]),
     )
 
 
-def _ids(tokenizer, control, parts):
+def _ids(
+    tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], parts: Sequence[Part]
+) -> np.ndarray:
     ids = [np.zeros(0, np.int32)]
     for before, part, after in zip([None, *parts], parts, [*parts[1:], None], strict=False):
         if isinstance(part, str):
-            part = _stripped(part, before and before.rstrip, after and after.lstrip)
+            part = _stripped(part, _strips_behind(before), _strips_before(after))
             ids.append(plain_ids(tokenizer, control, part))
         else:
             ids.append(np.array([part.id], np.int32))
     return np.concatenate(ids)
 
 
-def _stripped(text, left, right):
+def _text(parts: Sequence[Part]) -> str:
+    """The text of parts of which none is control."""
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _strips_before(part: Part | None) -> bool:
+    return isinstance(part, Control) and part.lstrip
+
+
+def _strips_behind(part: Part | None) -> bool:
+    return isinstance(part, Control) and part.rstrip
+
+
+def _stripped(text: str, left: bool, right: bool) -> str:
     text = text.lstrip(_SPACE) if left else text
     return text.rstrip(_SPACE) if right else text

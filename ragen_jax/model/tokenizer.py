@@ -5,6 +5,8 @@ while grid symbols, digits, tags and action words are one token each. Its chat t
 ChatML, the format of Qwen's own.
 """
 
+from collections.abc import Iterable
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -21,8 +23,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(words):
-    """A `PreTrainedTokenizerFast`; `save_pretrained` writes files that AutoTokenizer opens.
+def build_tokenizer(words: Iterable[str]) -> PreTrainedTokenizerFast:
+    """The tokenizer; `save_pretrained` writes files that AutoTokenizer opens.
 
     words: texts that are one token each, in the order of their ids (the environment's `words`).
     """

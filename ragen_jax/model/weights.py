@@ -13,18 +13,26 @@ import functools
 import json
 import math
 import mmap
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental import multihost_utils
+from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ragen_jax.model import qwen
+from ragen_jax.types import Array, Params
+
+Tensors = Mapping[str, safe_open]  # tensor name -> the open file that holds it
+Slice = Any  # a tensor in a file, to be cut: safetensors has no type for it
+Shape = tuple[int, ...]
+Bounds = Sequence[tuple[int, int]]  # of a part of a parameter: start and stop of every axis
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = "model-{:05}-of-{:05}.safetensors"
@@ -39,7 +47,7 @@ SPLIT = "split"  # matrix [outputs, D] for a kernel [D, *outputs]
 JOIN = "join"  # matrix [D, inputs] for a kernel [*inputs, D]
 
 # Path of a parameter -> (tensor name, layout); "{}" is the layer's number.
-TENSORS = {
+TENSORS: dict[tuple[str, ...], tuple[str, str]] = {
     ("embed",): ("model.embed_tokens.weight", SAME),
     ("head",): ("lm_head.weight", SAME),
     ("final_norm", "scale"): ("model.norm.weight", SAME),
@@ -70,30 +78,30 @@ class Leaf(NamedTuple):
     path: tuple[str, ...]
     names: tuple[str, ...]  # of its tensors, one a layer for a stacked leaf
     layout: str
-    shape: tuple[int, ...]  # of the whole leaf
+    shape: Shape  # of the whole leaf
 
     @property
-    def tensor_shape(self):
+    def tensor_shape(self) -> Shape:
         return tensor_shape(self.layout, self.shape[1:] if _stacked(self.names) else self.shape)
 
 
 @functools.cache
-def plan(config):
-    """`Leaf` of every parameter of a `qwen.ModelConfig`."""
+def plan(config: qwen.ModelConfig) -> tuple[Leaf, ...]:
+    """Every parameter of a model."""
     abstract = jax.eval_shape(functools.partial(qwen.init_params, config), jax.random.key(0))
-    found = []
+    leaves = []
     for path, leaf in flatten_dict(abstract).items():
         name, layout = TENSORS[path]
         names = [name.format(i) for i in range(config.layers)] if path[0] == "layers" else [name]
-        found.append(Leaf(path, tuple(names), layout, leaf.shape))
-    return tuple(found)
+        leaves.append(Leaf(path, tuple(names), layout, leaf.shape))
+    return tuple(leaves)
 
 
-def _stacked(names):
+def _stacked(names: Sequence[str]) -> bool:
     return ".layers." in names[0]
 
 
-def _groups(layout, ndim):
+def _groups(layout: str, ndim: int) -> tuple[tuple[int, ...], ...]:
     """Which axes of a parameter of one layer make up each axis of the tensor in the file."""
     axes = tuple(range(ndim))
     if layout == SPLIT:
@@ -103,7 +111,7 @@ def _groups(layout, ndim):
     return (axes,) if layout == FLAT else tuple((axis,) for axis in axes)
 
 
-def tensor_shape(layout, shape):
+def tensor_shape(layout: str, shape: Shape) -> Shape:
     """Shape in the file of a parameter (one layer's) of shape `shape`."""
     groups = _groups(layout, len(shape))
     return tuple(math.prod(shape[axis] for axis in group) for group in groups)
@@ -113,8 +121,8 @@ def tensor_shape(layout, shape):
 
 
 @contextlib.contextmanager
-def open_tensors(directory):
-    """Dict of tensor name -> open safetensors file that holds it.
+def open_tensors(directory: str | Path) -> Generator[dict[str, safe_open]]:
+    """Tensor name -> open safetensors file that holds it.
 
     Raises:
       ValueError: there are no weights, or a file of them is missing, cut short or damaged.
@@ -143,7 +151,7 @@ def open_tensors(directory):
         yield tensors
 
 
-def check_tensors(directory, config, tensors):
+def check_tensors(directory: str | Path, config: qwen.ModelConfig, tensors: Tensors) -> None:
     """Raises ValueError unless the files hold exactly the model's tensors, in its shapes."""
     want = {name: leaf.tensor_shape for leaf in plan(config) for name in leaf.names}
     # Some trainers write the head although it is tied; it may stay if it says the same.
@@ -159,10 +167,10 @@ def check_tensors(directory, config, tensors):
             raise ValueError(f"{directory}: {len(names)} {problem} tensors: {some}")
     for name, shape in want.items():
         tensor = tensors[name].get_slice(name)
-        found = tuple(tensor.get_shape())
-        if found != shape:
+        stored_shape = tuple(tensor.get_shape())
+        if stored_shape != shape:
             raise ValueError(
-                f"{directory}: tensor {name} has shape {found}, config.json asks for {shape}"
+                f"{directory}: tensor {name} has shape {stored_shape}, config.json asks for {shape}"
             )
         if tensor.get_dtype() not in DISK_DTYPES.values():
             raise ValueError(
@@ -171,7 +179,7 @@ def check_tensors(directory, config, tensors):
             )
 
 
-def _same(a, b):
+def _same(a: Slice, b: Slice) -> bool:
     """Whether two matrices in files hold the same numbers."""
     rows, *others = a.get_shape()
     if [rows, *others] != list(b.get_shape()):
@@ -183,42 +191,44 @@ def _same(a, b):
     )
 
 
-def read(tensors, config, shardings=None):
+def read(tensors: Tensors, config: qwen.ModelConfig, shardings: Params | None = None) -> Params:
     """The parameters, each part read once and put on the devices that hold it.
 
     Args:
       tensors: of `open_tensors`, after `check_tensors`.
-      config: `qwen.ModelConfig`.
-      shardings: nested dict of a `jax.sharding.Sharding` a parameter; None: the default device.
+      shardings: a `Sharding` for every parameter; None: the default device.
 
     Returns:
-      Nested dict of float32 arrays. On the host there is never more than one device's part of one
-      parameter beside them.
+      float32 arrays. On the host there is never more than one device's part of one parameter beside
+      them.
 
     Raises:
       ValueError: a tensor is not finite.
     """
-    shardings = {} if shardings is None else flatten_dict(shardings)
+    by_path = {} if shardings is None else flatten_dict(shardings)
     params = {}
     # The largest first: what a part needs on the host then matters least at the end.
     for leaf in sorted(plan(config), key=lambda leaf: -math.prod(leaf.shape)):
         part = functools.partial(read_part, tensors, leaf.names, leaf.layout, leaf.shape)
-        params[leaf.path] = _place(leaf.shape, shardings.get(leaf.path), part)
+        params[leaf.path] = _place(leaf.shape, by_path.get(leaf.path), part)
     return unflatten_dict(params)
 
 
-def _place(shape, sharding, part):
+def _place(
+    shape: Shape, sharding: Sharding | None, part: Callable[[Bounds | None], np.ndarray]
+) -> jax.Array:
     """An array on the devices of a sharding (None: the default device) from its parts.
 
     Args:
-      part: function of a tuple of (start, stop), one an axis, or None for all, to a new NumPy
-        array. On CPU the device's array may be this very memory, so nothing else may keep it.
-        (XLA knows that it is not its own: what donates the array writes to a copy.)
+      part: the part in some bounds, None: all, as a new array. On CPU the device's array may be
+        this very memory, so nothing else may keep it. (XLA knows that it is not its own: what
+        donates the array writes to a copy.)
     """
     if sharding is None:
         return jax.block_until_ready(jax.device_put(part(None)))
     holders = {}  # of a part: the devices that need it
     for device, index in sharding.addressable_devices_indices_map(shape).items():
+        # ty: ignore[invalid-argument-type] JAX says that index may be None, but never makes it so
         bounds = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
         holders.setdefault(bounds, []).append(device)
     pieces = []
@@ -229,8 +239,10 @@ def _place(shape, sharding, part):
     return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
-def read_part(tensors, names, layout, shape, bounds=None):
-    """A parameter, or its part `bounds` (start, stop of every axis), as a new float32 array.
+def read_part(
+    tensors: Tensors, names: Sequence[str], layout: str, shape: Shape, bounds: Bounds | None = None
+) -> np.ndarray:
+    """A parameter, or its part `bounds`, as a new float32 array.
 
     Args:
       tensors: of `open_tensors`. names, layout, shape: of `Leaf`.
@@ -249,7 +261,7 @@ def read_part(tensors, names, layout, shape, bounds=None):
     return part
 
 
-def _empty(shape):
+def _empty(shape: Sequence[int]) -> np.ndarray:
     """A new float32 array; a large one gives its memory back to the kernel when it is freed.
 
     It has pages of its own, because malloc may be told to keep what is freed (memory.py). They
@@ -263,7 +275,9 @@ def _empty(shape):
     return np.frombuffer(pages, np.float32, offset=16).reshape(shape)
 
 
-def _read_tensor(tensor, name, layout, shape, bounds, into):
+def _read_tensor(
+    tensor: Slice, name: str, layout: str, shape: Shape, bounds: Bounds, into: np.ndarray
+) -> None:
     """Fills `into`, the part `bounds` of one layer's parameter of shape `shape`, from the file.
 
     The file is cut along the first of the parameter's axes that share an axis there; what is left
@@ -299,12 +313,13 @@ def _read_tensor(tensor, name, layout, shape, bounds, into):
 # ---------------------------------------------------------------- writing
 
 
-def write(directory, config, params, *, dtype, max_shard_bytes):
+def write(
+    directory: Path, config: qwen.ModelConfig, params: Params, *, dtype: str, max_shard_bytes: int
+) -> None:
     """Writes the parameters into one file, or into several and their index.
 
     Args:
-      config: `qwen.ModelConfig`. params: nested dict of its arrays, also over several processes;
-        then every process calls this and process 0 writes.
+      params: the config's; over several processes every process calls this and process 0 writes.
       dtype: of SAVE_DTYPES. max_shard_bytes: of a file; one tensor may be larger.
 
     Raises:
@@ -332,8 +347,10 @@ def write(directory, config, params, *, dtype, max_shard_bytes):
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _shards(config, itemsize, max_bytes):
-    """{file name: [(`Leaf`, layer or None)]}: the embedding, layer after layer, norm and head."""
+def _shards(
+    config: qwen.ModelConfig, itemsize: int, max_bytes: int
+) -> dict[str, list[tuple[Leaf, int | None]]]:
+    """{file name: [(leaf, layer or None)]}: the embedding, layer after layer, norm and head."""
     order = []
     for leaf in plan(config):
         if _stacked(leaf.names):
@@ -353,13 +370,13 @@ def _shards(config, itemsize, max_bytes):
     return {SHARD.format(i + 1, len(shards)): shard for i, shard in enumerate(shards)}
 
 
-def is_writer(params):
+def is_writer(params: Mapping[Any, Any]) -> bool:
     """Whether this process is to write: it holds all of the parameters, or is process 0."""
     whole = all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(params))
     return whole or jax.process_index() == 0
 
 
-def check_params(config, params):
+def check_params(config: qwen.ModelConfig, params: Params) -> None:
     """Raises ValueError unless `params` has the model's parameters, in their shapes."""
     params = flatten_dict(params)
     shapes = {leaf.path: leaf.shape for leaf in plan(config)}
@@ -374,14 +391,14 @@ def check_params(config, params):
             )
 
 
-def on_host(x):
-    """A NumPy array of an array on any devices, those of other processes included."""
+def on_host(x: Array) -> np.ndarray:
+    """An array on any devices, those of other processes included, brought to the host."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)
 
 
-def to_tensor(x, name, layout, shape, dtype):
+def to_tensor(x: np.ndarray, name: str, layout: str, shape: Shape, dtype: str) -> np.ndarray:
     """A parameter (one layer's) as the file holds it."""
     order = [axis for group in _groups(layout, x.ndim) for axis in group]
     with np.errstate(over="ignore"):

@@ -36,7 +36,7 @@ LIBTPU = {  # only the compiler is wanted: no device, no metadata server, no loc
 }
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     del argv
     config = CONFIG.value
     with command.bad_input():
@@ -55,11 +55,11 @@ def main(argv):
             observation_tokens=OBSERVATION.value,
         )
     results = [compile_program(program, chip) for program in plan]
-    found = report(results, chip, len(devices))
-    print(json.dumps(found) if JSON.value else table(results, chip, found), flush=True)
+    summary = report(results, chip, len(devices))
+    print(json.dumps(summary) if JSON.value else table(results, chip, summary), flush=True)
     for line in complaints(results, chip):
         print(line, file=sys.stderr)
-    sys.exit(0 if found["fits"] else DOES_NOT_FIT)
+    sys.exit(0 if summary["fits"] else DOES_NOT_FIT)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,14 @@ import os
 import re
 import sys
 import time
+from collections.abc import Generator
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 
-from ragen_jax.preflight.roofline import CHIPS
+from ragen_jax.preflight.programs import Program
+from ragen_jax.preflight.roofline import CHIPS, Chip
 from ragen_jax.preflight.shapes import bytes_per_chip
 
 GIB = 2**30
@@ -26,8 +29,8 @@ OUT_OF_MEMORY = re.compile(
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def find_topology(name):
-    """(devices, `Chip`) of a topology such as "v5e:4x4".
+def find_topology(name: str) -> tuple[list[jax.Device], Chip]:
+    """(devices, chip) of a topology such as "v5e:4x4".
 
     Raises:
       ValueError: libtpu is missing, or it has no such topology.
@@ -39,20 +42,20 @@ def find_topology(name):
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError("the TPU compiler is not installed: pip install ragen_jax[tpu]")
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"--topology is {name!r}: {reason}; accepted, among others: {known}"
         ) from None
-    return found.devices, CHIPS[kind]
+    return topology.devices, CHIPS[kind]
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What compiling a program told."""
 
-    program: object  # programs.Program
+    program: Program
     compile_s: float
     peak_gib: float  # of a chip, everything that is in memory then
     held_gib: float  # of that, what is not the program's own
@@ -60,26 +63,27 @@ class Result:
     fits: bool
 
 
-def compile_program(program, chip):
-    """The `Result` of one program; one that does not fit is a result, too."""
+def compile_program(program: Program, chip: Chip) -> Result:
+    """Compiles a program; one that does not fit is a result, too."""
     held = bytes_per_chip(program.held)
     start = time.perf_counter()
     with quiet_stderr():
         try:
-            memory = program.lower().compile().memory_analysis()
-            own = memory.peak_memory_in_bytes or (
+            # Any: it would be None of a backend that cannot tell.
+            memory: Any = program.lower().compile().memory_analysis()
+            own_bytes = memory.peak_memory_in_bytes or (
                 memory.argument_size_in_bytes
                 + memory.output_size_in_bytes
                 + memory.temp_size_in_bytes
                 - memory.alias_size_in_bytes
             )
         except jax.errors.JaxRuntimeError as error:
-            found = OUT_OF_MEMORY.search(str(error))
-            if not found:
+            match = OUT_OF_MEMORY.search(str(error))
+            if not match:
                 raise
-            own = float(found[1]) * UNITS[found[2]] + bytes_per_chip(program.arguments)
+            own_bytes = float(match[1]) * UNITS[match[2]] + bytes_per_chip(program.arguments)
     seconds = time.perf_counter() - start
-    peak = (own + held) / GIB
+    peak = (own_bytes + held) / GIB
     return Result(
         program=program,
         compile_s=seconds,
@@ -91,7 +95,7 @@ def compile_program(program, chip):
 
 
 @contextlib.contextmanager
-def quiet_stderr():
+def quiet_stderr() -> Generator[None]:
     """Drops what libtpu writes to file descriptor 2; exceptions pass."""
     sys.stderr.flush()
     kept = os.dup(2)

@@ -6,21 +6,27 @@ shapes of shapes.py in place of arrays.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.stages import Lowered, Wrapped
+from ml_collections import ConfigDict
 
 from ragen_jax import sharding
 from ragen_jax.diagnostics import cross_scoring, flow
 from ragen_jax.preflight.roofline import Cost, Work
-from ragen_jax.preflight.shapes import cache_struct, describe, host, struct
+from ragen_jax.preflight.shapes import Lengths, Run, Struct, cache_struct, describe, host, struct
 from ragen_jax.rollout.sample import decode, extend, prefill
 from ragen_jax.run.build import build_loss, build_value_loss, needs_statistics
 from ragen_jax.run.sizes import minibatch_rows, of_environments, step_rows
+from ragen_jax.types import Params, TrainState
 from ragen_jax.update import passes
-from ragen_jax.update.critic import critic_step
-from ragen_jax.update.policy import update_step
+from ragen_jax.update.critic import CriticState, ValueLoss, critic_step
+from ragen_jax.update.policy import Loss, update_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,16 +34,22 @@ class Program:
     """One program of a run, ready to be compiled."""
 
     name: str
-    lower: Callable  # () -> jax.stages.Lowered
-    arguments: object  # tree of arrays
-    held: object  # tree of arrays in memory that are not its arguments
+    lower: Callable[[], Lowered]
+    arguments: Any  # tree of `Struct`s
+    held: Any  # tree of those in memory that are not its arguments
     cost: Cost  # of a call, on a chip
     calls: float  # of a step, on average
     helps: tuple[str, ...]  # config fields that make it smaller
 
 
-def programs(config, devices, *, prompt_tokens, observation_tokens):
-    """The `Program`s of a run on these devices.
+def programs(
+    config: ConfigDict,
+    devices: Sequence[jax.Device],
+    *,
+    prompt_tokens: int,
+    observation_tokens: int,
+) -> list[Program]:
+    """The programs of a run on these devices.
 
     Raises:
       ValueError: values that the run would refuse, too.
@@ -52,8 +64,15 @@ def programs(config, devices, *, prompt_tokens, observation_tokens):
     return [*plan, *training_programs(run)]
 
 
-def program(name, mesh, function, *args, keywords=None, **rest):
-    """A `Program` that calls a jitted function with the mesh in use."""
+def program(
+    name: str,
+    mesh: Mesh,
+    function: Any,
+    *args: Any,
+    keywords: dict[str, Any] | None = None,
+    **rest: Any,
+) -> Program:
+    """A `Program` that calls a jitted function (of any declared type) with the mesh in use."""
 
     def lower():
         with jax.set_mesh(mesh):
@@ -63,13 +82,13 @@ def program(name, mesh, function, *args, keywords=None, **rest):
     return Program(name=name, lower=lower, arguments=arrays, **rest)
 
 
-def on_chip(count, mesh):
+def on_chip(count: int, mesh: Mesh) -> int:
     """Rows of a chip; rows that do not split evenly are on all of them."""
     shards = sharding.data_shards(mesh)
     return count if count % shards else count // shards
 
 
-def rollout_programs(run, config, at):
+def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
     """Prefill, extend and decode with all rows, at the last turn, of one environment's config."""
     c, mesh = config, run.sampling_mesh
     work = Work(run.model.config, mesh.shape["tensor"])
@@ -78,7 +97,7 @@ def rollout_programs(run, config, at):
     B = -(-G * K // shards) * shards
     V = run.model.config.vocab_size
     turns, fresh = c.env.max_turns, c.env.max_turns - at.whole
-    shared = {"helps": ("rollout.groups", "rollout.max_new_tokens", *run.helps)}
+    shared: dict[str, Any] = {"helps": ("rollout.groups", "rollout.max_new_tokens", *run.helps)}
 
     def rows(*shape, dtype=jnp.int32):
         return struct(mesh, shape, dtype, "rows")
@@ -110,9 +129,9 @@ def rollout_programs(run, config, at):
     if fresh or not by_group or c.rollout.compact or c.eval.every:
         length = at.prompt if fresh else at.first
         yield read("prefill_rows", B, length, members=1, calls=fresh + (not by_group))
-    before = own = None
+    before = reply = None
     if at.shown > 1:
-        before, own = cache(at.before), cache(T)
+        before, reply = cache(at.before), cache(T)
         yield program(
             "extend",
             mesh,
@@ -120,7 +139,7 @@ def rollout_programs(run, config, at):
             run.model,
             run.policy,
             before,
-            own,
+            reply,
             rows(B),
             rows(B, at.news),
             rows(B),
@@ -142,14 +161,14 @@ def rollout_programs(run, config, at):
         rows(B),
         host((), jnp.float32),
         keywords={"max_new_tokens": T, "stop_ids": (0,)},
-        held=(run.held, before, own),  # play.py still has the turn before
+        held=(run.held, before, reply),  # play.py still has the turn before
         cost=work.decode(B // shards, at.prompt, T),
         calls=turns,
         **shared,
     )
 
 
-def scoring_programs(run, config, at):
+def scoring_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
     """Cross-scoring of the trajectory scope, whose prompts are the longest, and flow's rows.
 
     Where prompts show earlier replies, the steps with flow figures score the trajectory scope
@@ -175,7 +194,7 @@ def scoring_programs(run, config, at):
     P = cross_scoring.padded_length(at.last, 32)
     flow_every = math.lcm(c.diagnose.every, c.diagnose.flow_every)  # 0: never
     stripped = 1 / flow_every if flow_every and at.shown > 1 else 0
-    shared = {
+    shared: dict[str, Any] = {
         "held": run.held,
         "helps": ("diagnose.micro_batch", "diagnose.trajectory_samples", *run.helps),
     }
@@ -218,32 +237,26 @@ def scoring_programs(run, config, at):
         yield score("score_flow", (n, m), host((n, m, 2)), calls=swapped / flow_every)
 
 
-def training_programs(run):
+def training_programs(run: Run) -> Iterator[Program]:
     """The passes before an update, the updates, and the copy of parameters that sampling reads."""
     c, state = run.config, run.state
     A = -(-minibatch_rows(c) // c.optimizer.micro_batch)
     temperature = host((), jnp.float32)
     if needs_statistics(c):
-        whole = run.frozen.attach(state.params) if run.frozen else state.params
         held = state.opt_state, state.critic, run.reference
-        yield _read(run, "statistics", passes.statistics, whole, temperature, held=held, head=True)
-    if c.algorithm.kl_coef and c.algorithm.kl_in == "reward":
-        reference = run.frozen.params if run.frozen else run.reference
+        yield _read(
+            run, "statistics", passes.statistics, run.whole, temperature, held=held, head=True
+        )
+    reference = run.frozen.params if run.frozen else run.reference
+    if reference is not None and c.algorithm.kl_coef and c.algorithm.kl_in == "reward":
         yield _read(
             run, "reference", passes.statistics, reference, temperature, held=state, head=True
         )
     if state.critic:
-        rest = state.replace(critic=None), run.reference
+        rest = dataclasses.replace(state, critic=None), run.reference
         critic, optimizer = state.critic, run.optimizer
-        yield _read(
-            run,
-            "values",
-            passes.values,
-            critic.params,
-            run.frozen,
-            held=(rest, critic.opt_state),
-            head=False,
-        )
+        held = rest, critic.opt_state
+        yield _read(run, "values", passes.values, critic.params, run.frozen, held=held, head=False)
         yield _step(
             run,
             "critic",
@@ -270,30 +283,31 @@ def training_programs(run):
         reference=in_loss,
     )
     if run.copied:
+        held = state if run.frozen else (dataclasses.replace(state, params=None), run.reference)
         work = Work(run.model.config, run.sampling_mesh.shape["tensor"])
         yield program(
             "resharding",
             run.sampling_mesh,
             sharding.resharding(run.model, run.sampling_mesh),
             run.base,
-            held=run.state if run.frozen else (run.state.replace(params=None), run.reference),
+            held=held,
             cost=work.resharding(shards=_split(run)),
             calls=0 if run.frozen else 1,  # LoRA's base model is copied once a run
             helps=run.helps,
         )
 
 
-def _split(run):
+def _split(run: Run) -> int:
     """Chips that a parameter is split over."""
     return run.mesh.shape["fsdp"] * run.mesh.shape["tensor"]
 
 
-def _beside(run):
+def _beside(run: Run) -> Params | None:
     """The sampler's copy, which train.py drops while it learns unless its base is LoRA's."""
     return run.policy if run.frozen and run.copied else None
 
 
-def _helps(run):
+def _helps(run: Run) -> tuple[str, ...]:
     """Config fields that make what training holds smaller."""
     helps = ["optimizer.micro_batch"]
     helps += [] if run.config.model.remat else ["model.remat"]
@@ -302,7 +316,7 @@ def _helps(run):
     return (*helps, *run.helps)
 
 
-def _rows(run, A, **types):
+def _rows(run: Run, A: int, **types: str) -> dict[str, Struct]:
     """{name: [A, micro_batch, T] of a dtype}."""
     shape = (A, run.config.optimizer.micro_batch, run.row)
     return {
@@ -311,7 +325,18 @@ def _rows(run, A, **types):
     }
 
 
-def _step(run, name, function, optimizer, loss, trained, minibatch, *rest, held, **cost):
+def _step(
+    run: Run,
+    name: str,
+    function: Wrapped,
+    optimizer: optax.GradientTransformation,
+    loss: Loss | ValueLoss,
+    trained: TrainState | CriticState,
+    minibatch: dict[str, Struct],
+    *rest: Any,
+    held: Any,
+    **cost: bool,
+) -> Program:
     """The `Program` of an optimizer step."""
     o = run.config.optimizer
     size = sum(x.size for x in jax.tree.leaves(trained.params))
@@ -343,7 +368,16 @@ def _step(run, name, function, optimizer, loss, trained, minibatch, *rest, held,
     )
 
 
-def _read(run, name, function, params, extra, *, held, head):
+def _read(
+    run: Run,
+    name: str,
+    function: Callable[..., tuple[jax.Array, ...]],
+    params: Params,
+    extra: Any,
+    *,
+    held: Any,
+    head: bool,
+) -> Program:
     """The `Program` of a pass over all rows of a step."""
     micro = run.config.optimizer.micro_batch
     count = -(-step_rows(run.config) // micro)

@@ -1,7 +1,13 @@
 """What the pre-flight found, for people and as JSON."""
 
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-def report(results, chip, devices):
+from ragen_jax.preflight.compile import Result
+from ragen_jax.preflight.roofline import Chip
+
+
+def report(results: Sequence[Result], chip: Chip, devices: int) -> dict[str, Any]:
     """The object of --json."""
     return {
         "programs": [
@@ -25,22 +31,22 @@ def report(results, chip, devices):
 HEADER = "program        calls  compile s  peak GiB  of it held  fits  TFLOP/call  GB/chip  least s"
 
 
-def table(results, chip, found):
-    """The report for people."""
+def table(results: Sequence[Result], chip: Chip, summary: dict[str, Any]) -> str:
+    """The report for people; summary: of `report`."""
     lines = [HEADER]
-    for r, shown in zip(results, found["programs"], strict=True):
+    for r, shown in zip(results, summary["programs"], strict=True):
         lines.append(
             f"{r.program.name:<14} {r.program.calls:>5.3g} {r.compile_s:>10.1f} {r.peak_gib:>9.2f} "
             f"{r.held_gib:>11.2f}  {'yes' if r.fits else 'NO':<4} {shown['flops'] / 1e12:>11.1f} "
             f"{shown['bytes'] / 1e9:>8.1f} {r.roofline_s:>8.3f}"
         )
     lines.append(
-        f"HBM of a chip: {chip.hbm_gib} GiB. A step takes at least {found['step_s']:.1f} s."
+        f"HBM of a chip: {chip.hbm_gib} GiB. A step takes at least {summary['step_s']:.1f} s."
     )
     return "\n".join(lines)
 
 
-def complaints(results, chip):
+def complaints(results: Sequence[Result], chip: Chip) -> Iterator[str]:
     """One line for each program that does not fit."""
     for r in results:
         if not r.fits:

@@ -11,6 +11,8 @@ Axes: N rows of a chip, T new tokens, S positions read before them, V vocabulary
 
 import dataclasses
 
+from ragen_jax.model.qwen import ModelConfig
+
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -41,7 +43,7 @@ class Cost:
     flops: float
     bytes: float
 
-    def seconds(self, chip):
+    def seconds(self, chip: Chip) -> float:
         """The least time of a call."""
         return max(self.flops / chip.peak_flops, self.bytes / chip.bandwidth)
 
@@ -55,89 +57,99 @@ class Work:
     as the kernel runs it, masked ones included; the output head 2 D V.
     """
 
-    config: object  # qwen.ModelConfig
+    config: ModelConfig
     tensor: int = 1
 
     @property
-    def _item(self):
+    def _item(self) -> int:
         return 4 if self.config.dtype == "float32" else 2
 
     @property
-    def layer_weights(self):
+    def layer_weights(self) -> int:
         """Matrix entries of a layer."""
         c = self.config
         attention = c.width * (c.heads + 2 * c.kv_heads) * c.head_dim
         return attention + c.heads * c.head_dim * c.width + 3 * c.width * c.mlp_width
 
     @property
-    def head_weights(self):
+    def head_weights(self) -> int:
         """Matrix entries of the output head."""
         return self.config.width * self.config.vocab_size
 
-    def layers(self, tokens, keys):
+    def layers(self, tokens: int, keys: float) -> float:
         """FLOPs of all layers, forward; keys: positions attended to, summed over the tokens."""
         c = self.config
         attention = 4 * c.heads * c.head_dim * keys
         return c.layers * (2 * self.layer_weights * tokens + attention) / self.tensor
 
-    def head(self, tokens):
+    def head(self, tokens: int) -> float:
         """FLOPs of the output head, forward."""
         return 2 * self.head_weights * tokens / self.tensor
 
-    def weight_bytes(self, head=True):
+    def weight_bytes(self, head: bool = True) -> float:
         """Bytes of reading every matrix once."""
         weights = self.config.layers * self.layer_weights + head * self.head_weights
         return self._item * weights / self.tensor
 
-    def cache_bytes(self, positions):
+    def cache_bytes(self, positions: int) -> float:
         """Bytes of the keys and values of so many positions."""
         c = self.config
         split = self.tensor if c.kv_heads % self.tensor == 0 else 1
         return 2 * c.layers * c.kv_heads * c.head_dim * self._item * positions / split
 
-    def causal_keys(self, N, T):
+    def causal_keys(self, N: int, T: int) -> float:
         """Positions that T tokens of N rows attend to among themselves."""
         whole = self.config.attention == "xla"  # the plain form runs the masked half, too
         return N * (T * T if whole else T * (T + 1) / 2)
 
     # ---------------------------------------------------------------- programs
 
-    def prefill(self, N, T):
+    def prefill(self, N: int, T: int) -> Cost:
         """sample.prefill: all tokens, then the last one of each row again."""
         flops = self.layers(N * T, self.causal_keys(N, T)) + self.layers(N, N * (T + 1))
         traffic = self.weight_bytes(head=False) + self.weight_bytes() + 2 * self.cache_bytes(N * T)
         return Cost(flops + self.head(N), traffic)
 
-    def extend(self, N, S, T):
+    def extend(self, N: int, S: int, T: int) -> Cost:
         """sample.extend to a cache of S positions: T tokens, then the last of each row again."""
         flops = self.layers(N * T, N * T * (S + T)) + self.layers(N, N * (S + 1))
         # The old cache is read, the new one written, and read by both passes.
         traffic = self.weight_bytes(head=False) + self.weight_bytes() + 4 * self.cache_bytes(N * S)
         return Cost(flops + self.head(N), traffic)
 
-    def decode(self, N, S, T):
+    def decode(self, N: int, S: int, T: int) -> Cost:
         """sample.decode of T tokens behind S positions, no row stopping before."""
         passes = T - 1  # the first token is drawn from the logits that are there
         flops = passes * (self.layers(N, N * (S + T + 1)) + self.head(N))
         return Cost(flops, passes * (self.weight_bytes() + self.cache_bytes(N * (S + T))))
 
-    def score_prompts(self, N, T):
+    def score_prompts(self, N: int, T: int) -> Cost:
         """cross_scoring.read_prompts."""
         flops = self.layers(N * T, self.causal_keys(N, T))
         return Cost(flops, self.weight_bytes(head=False) + self.cache_bytes(N * T))
 
-    def score(self, N, prompts, S, T):
+    def score(self, N: int, prompts: int, S: int, T: int) -> Cost:
         """cross_scoring.score_block: N (prompt, reasoning) rows of T tokens behind S positions."""
         flops = self.layers(N * T, N * T * (S + T)) + self.head(N * T)
         return Cost(flops, self.weight_bytes() + self.cache_bytes(prompts * S))
 
-    def read_rows(self, N, T, *, micro_batches, head):
+    def read_rows(self, N: int, T: int, *, micro_batches: int, head: bool) -> Cost:
         """passes.read_micro_batches of N rows of T tokens on a chip; head: whether the model's."""
         tokens = N * (T - 1)
         flops = self.layers(tokens, self.causal_keys(N, T - 1)) + head * self.head(tokens)
         return Cost(micro_batches * flops, micro_batches * self.weight_bytes(head=head))
 
-    def update(self, N, T, *, micro_batches, reference, trained, frozen=False, with_head=True):
+    def update(
+        self,
+        N: int,
+        T: int,
+        *,
+        micro_batches: int,
+        reference: bool,
+        trained: int,
+        frozen: bool = False,
+        with_head: bool = True,
+    ) -> Cost:
         """policy.update_step or critic.critic_step, micro-batches of N rows of T tokens on a chip.
 
         Args:
@@ -161,17 +173,17 @@ class Work:
         saved = 2 * c.layers * tokens * c.width * self._item  # layer inputs, written and read
         weights = (2 + remat + reference) * self.weight_bytes(head=False)
         weights += with_head * (3 + reference) * self._item * self.head_weights / self.tensor
-        own = 4 * trained  # float32
+        trained_bytes = 4 * trained  # float32
         # Each micro-batch adds to the gradient; Adam reads four arrays and writes three.
-        traffic = micro_batches * (weights + saved + 2 * own) + 7 * own
+        traffic = micro_batches * (weights + saved + 2 * trained_bytes) + 7 * trained_bytes
         return Cost(micro_batches * flops, traffic)
 
-    def resharding(self, *, shards):
+    def resharding(self, *, shards: int) -> Cost:
         """sharding's copy for sampling: reads the float32 share, writes the other."""
         return Cost(0.0, 4 * self.parameters / shards + self.weight_bytes())
 
     @property
-    def parameters(self):
+    def parameters(self) -> int:
         """Matrix entries of the model, embedding and head included."""
         c = self.config
         return c.layers * self.layer_weights + (1 if c.tied else 2) * self.head_weights

@@ -6,13 +6,18 @@ Reads no weights, no tokenizer and no network.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
+from ml_collections import ConfigDict
 
 from ragen_jax import sharding
 from ragen_jax.diagnostics import cross_scoring
@@ -22,9 +27,12 @@ from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.padding import length_bucket
 from ragen_jax.run.build import build_meshes, build_model, build_optimizer, tiny_shape, tiny_words
 from ragen_jax.run.sizes import has_critic, of_environments, turns_shown
-from ragen_jax.types import TrainState
+from ragen_jax.types import Params, TrainState
 from ragen_jax.update.critic import CriticState
 from ragen_jax.update.policy import Frozen
+
+# A jax.ShapeDtypeStruct, which stands where the types ask for an array.
+Struct = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Lengths:
     reasoning: int
 
 
-def lengths(config, prompt_tokens, observation_tokens):
+def lengths(config: ConfigDict, prompt_tokens: int, observation_tokens: int) -> Lengths:
     """`Lengths` of config.env, every reply being as long as it may.
 
     Raises:
@@ -78,8 +86,8 @@ def lengths(config, prompt_tokens, observation_tokens):
     )
 
 
-def model_shape(config):
-    """`qwen.ModelConfig` of config.model.path, without weights, tokenizer files or network.
+def model_shape(config: ConfigDict) -> qwen.ModelConfig:
+    """The shape of config.model.path, without weights, tokenizer files or network.
 
     Raises:
       ValueError: neither a directory nor a model whose shape is known.
@@ -101,34 +109,36 @@ def model_shape(config):
 # ------------------------------------------------------------------------------ arrays
 
 
-def struct(mesh, shape, dtype, *axes):
+def struct(mesh: Mesh, shape: tuple[int, ...], dtype: DTypeLike, *axes: str | None) -> Struct:
     """A ShapeDtypeStruct laid out by the logical names of its axes (None, or none given: whole)."""
     axes = axes + (None,) * (len(shape) - len(axes))
     placed = NamedSharding(mesh, sharding.spec(axes, shape, mesh))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
 
 
-def host(shape, dtype=jnp.int32):
+def host(shape: tuple[int, ...], dtype: DTypeLike = jnp.int32) -> Struct:
     """A ShapeDtypeStruct of a NumPy argument."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def bytes_per_chip(tree):
+def bytes_per_chip(tree: Any) -> int:
     """What the arrays of a tree take on one chip, without padding."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
 
 
-def laid_out(shapes, shardings):
+def laid_out(shapes: Params, shardings: Params) -> Params:
     """Shapes with the shardings of another tree."""
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
 
 
-def cache_struct(model, params, mesh, rows, positions):
-    """The `Segment` of a cache on a mesh."""
+def cache_struct(
+    model: qwen.Qwen, params: Params, mesh: Mesh, rows: int, positions: int
+) -> Segment:
+    """A cache on a mesh."""
     tokens = jax.ShapeDtypeStruct((rows, positions), jnp.int32)
     plain = qwen.Qwen(dataclasses.replace(model.config, attention="xla"))
     shapes = jax.eval_shape(
@@ -137,11 +147,11 @@ def cache_struct(model, params, mesh, rows, positions):
         tokens,
     )
 
-    def one(x):
+    def lay_out(x):
         axes = (None,) * (len(x.shape) - 4) + ("rows", "kv_heads")
         return struct(mesh, x.shape, x.dtype, *axes)
 
-    k, v = jax.tree.map(one, shapes)
+    k, v = jax.tree.map(lay_out, shapes)
     return Segment(k=k, v=v, length_N=struct(mesh, (rows,), jnp.int32, "rows"))
 
 
@@ -152,27 +162,34 @@ def cache_struct(model, params, mesh, rows, positions):
 class Run:
     """What all programs of a run share."""
 
-    config: object  # ConfigDict
+    config: ConfigDict
     model: qwen.Qwen
     at: dict[str, Lengths]  # environment -> its lengths
-    mesh: jax.sharding.Mesh
-    sampling_mesh: jax.sharding.Mesh
-    optimizer: object
+    mesh: Mesh
+    sampling_mesh: Mesh
+    optimizer: optax.GradientTransformation
     state: TrainState
-    reference: object  # parameters of the KL term, or None
-    frozen: object  # policy.Frozen of LoRA, or None
-    policy: object  # parameters that sampling and scoring read
-    base: object  # what sharding.sampling_params copies
+    reference: Params | None  # of the KL term
+    frozen: Frozen | None  # of LoRA
+    policy: Params  # what sampling and scoring read
+    base: Params  # what sharding.sampling_params copies
     copied: bool  # whether it copies, or hands on what it is given
-    held: object  # tree of what training keeps while sampling and scoring
+    held: Any  # tree of what training keeps while sampling and scoring
 
     @property
-    def row(self):
+    def whole(self) -> Params:
+        """What the model runs with in training: as `Frozen.attach`, which multiplies arrays."""
+        if self.frozen is None:
+            return self.state.params
+        return unflatten_dict(flatten_dict(self.frozen.params) | flatten_dict(self.state.params))
+
+    @property
+    def row(self) -> int:
         """Tokens of a row of a batch."""
         return max(at.row for at in self.at.values())
 
     @property
-    def helps(self):
+    def helps(self) -> tuple[str, ...]:
         """Config fields that make what every program holds smaller."""
         helps = ["mesh.fsdp", "sampling_mesh"]
         helps += ["model.dtype"] if self.config.model.dtype == "float32" else []
@@ -180,15 +197,20 @@ class Run:
         return (*helps, "a larger --topology")
 
 
-def describe(config, devices, prompt_tokens, observation_tokens):
+def describe(
+    config: ConfigDict,
+    devices: Sequence[jax.Device],
+    prompt_tokens: int,
+    observation_tokens: int,
+) -> Run:
     """The `Run` of a config, as train.py sets it up."""
     c = config
     shape = model_shape(c)
     mesh, sampling_mesh = build_meshes(c, devices)
     model = build_model(c, shape, mesh)
     at = {
-        name: lengths(one, prompt_tokens, observation_tokens)
-        for name, one in of_environments(c).items()
+        name: lengths(part, prompt_tokens, observation_tokens)
+        for name, part in of_environments(c).items()
     }
     longest = max(at_one.last for at_one in at.values()) + c.rollout.max_new_tokens
     if longest > shape.max_positions:  # as rollout/play.py
@@ -230,7 +252,7 @@ def describe(config, devices, prompt_tokens, observation_tokens):
     if copied:
         held = state, reference, frozen and frozen.params
     else:  # the sampler reads the training's own parameters
-        held = state if frozen else state.replace(params=None), reference
+        held = state if frozen else dataclasses.replace(state, params=None), reference
     return Run(
         config=c,
         model=model,
@@ -248,7 +270,7 @@ def describe(config, devices, prompt_tokens, observation_tokens):
     )
 
 
-def moments(optimizer, params, mesh):
+def moments(optimizer: optax.GradientTransformation, params: Params, mesh: Mesh) -> Any:
     """An optimizer's state as policy.init_state lays it out: moments like the parameters, all else
     on every device."""
     return optax.tree.map_params(
@@ -260,7 +282,7 @@ def moments(optimizer, params, mesh):
     )
 
 
-def adapters(config, model, mesh):
+def adapters(config: ConfigDict, model: qwen.Qwen, mesh: Mesh) -> Params:
     """LoRA's adapters as build.build_adapters makes them."""
     settings = config.model.lora
     shapes = jax.eval_shape(

@@ -17,10 +17,18 @@ prompt, and only sampled ids are read.
 import dataclasses
 import functools
 import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ragen_jax.model.template import NOTICE, Template, take_apart
+from ragen_jax.types import Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from ragen_jax.envs.types import Environment
 
 # context -> the most turns that a prompt shows when the episode has `turns` of them
 CONTEXTS = {
@@ -71,7 +79,7 @@ class Chat:
     actions_per_turn: int
     max_actions: int
 
-    def observe(self, observation, *, actions_used, last_valid):
+    def observe(self, observation: str, *, actions_used: int, last_valid: bool) -> str:
         """The user message of a turn."""
         parts = [] if last_valid else [NOTICE]
         parts.append(observation)
@@ -83,7 +91,7 @@ class Chat:
             parts.append(f"You have {left} answer(s) left.")
         return "\n".join(parts)
 
-    def prompt_ids(self, turns, message):
+    def prompt_ids(self, turns: Sequence[Turn], message: str) -> np.ndarray:
         """int32 ids of the prompt that shows `message` after the episode's earlier `turns`.
 
         Shows the turns that the context mode allows, less the oldest where they are more than
@@ -103,7 +111,7 @@ class Chat:
             "reply's); raise env.max_context, or set it to 0 for the model's own limit"
         )
 
-    def _show(self, turns, first, message):
+    def _show(self, turns: Sequence[Turn], first: int, message: str) -> np.ndarray:
         """The prompt that shows turns[first:] and `message`."""
         if first == len(turns):
             return self.template.begin(message)
@@ -115,11 +123,13 @@ class Chat:
         close = self.template.go_on(message)
         return np.concatenate([shown, last.sampled, close[1:] if closed else close])
 
-    def reply_ids(self, text):
+    def reply_ids(self, text: str) -> np.ndarray:
         """int32 ids of a reply that is given as text (a demonstration's), `close_id` at its end."""
         return np.append(self.template.plain(text), np.int32(self.close_id))
 
-    def without_reasoning(self, turns, message, prompt):
+    def without_reasoning(
+        self, turns: Sequence[Turn], message: str, prompt: np.ndarray
+    ) -> np.ndarray:
         """`prompt` less the reasonings of the replies that it shows, int32 ids.
 
         Of an earlier reply its sampled ids from </think> on are left, and nothing of one that never
@@ -153,8 +163,8 @@ class Chat:
             bare.append(dataclasses.replace(turn, sampled=turn.sampled[start:]))
         return shown(bare)
 
-    def read(self, sampled):
-        """The `Reply` in sampled ids. Never raises: a reply may hold anything."""
+    def read(self, sampled: Sequence[int] | np.ndarray) -> Reply:
+        """What sampled ids say. Never raises: a reply may hold anything."""
         if len(sampled) and int(sampled[-1]) in self.stop_ids:
             sampled = sampled[:-1]
         pieces = [self._bytes(i) for i in sampled]
@@ -163,11 +173,11 @@ class Chat:
         thought = _REASONING.match(text)
         reasoning = _token_span(ends, 0, thought.end(1)) if thought else (0, 0)
         # The answer must follow the first </think>, and nothing may follow the answer.
-        found = _ANSWER.match(text, thought.end(1)) if thought else None
-        if not found:
+        match = _ANSWER.match(text, thought.end(1)) if thought else None
+        if not match:
             return Reply(reasoning, (0, 0), (), False)
-        answer = _token_span(ends, *found.span(1))
-        said = found[1].decode("utf-8", errors="replace")
+        answer = _token_span(ends, *match.span(1))
+        said = match[1].decode("utf-8", errors="replace")
         if not self.actions:
             said = said.strip()
             return Reply(reasoning, answer, (said,) if said else (), bool(said))
@@ -176,17 +186,17 @@ class Chat:
         actions = tuple(known[word] for word in words if word in known)
         return Reply(reasoning, answer, actions, len(actions) == len(words))
 
-    def text(self, ids):
+    def text(self, ids: Iterable[int]) -> str:
         """The text of token ids, stop tokens included."""
         return b"".join(map(self._bytes, ids)).decode("utf-8", errors="replace")
 
-    def _bytes(self, id_):
+    def _bytes(self, id_: int) -> bytes:
         # An embedding may have more rows than the tokenizer has ids (Qwen2.5 pads it), so that
         # an id without text can be sampled; it reads as a byte that UTF-8 never uses.
         return self.token_bytes[id_] if id_ < len(self.token_bytes) else b"\xff"
 
 
-def _token_span(ends, start, stop):
+def _token_span(ends: np.ndarray, start: int, stop: int) -> tuple[int, int]:
     """The tokens lying wholly inside bytes [start, stop); a straddling token is outside."""
     first = int(np.searchsorted(np.concatenate([[0], ends[:-1]]), start, side="left"))
     last = int(np.searchsorted(ends, stop, side="right"))
@@ -194,21 +204,21 @@ def _token_span(ends, start, stop):
 
 
 def make_chat(
-    tokenizer,
-    environment,
+    tokenizer: "PreTrainedTokenizerFast",
+    environment: "Environment",
     *,
-    context,
-    window=1,
-    max_prompt=0,
-    prompt,
-    actions_per_turn,
-    max_actions,
-    extra_stop_ids=(),
-):
+    context: str,
+    window: int = 1,
+    max_prompt: int = 0,
+    prompt: str,
+    actions_per_turn: int,
+    max_actions: int,
+    extra_stop_ids: Iterable[int] = (),
+) -> Chat:
     """The `Chat` of an environment and a tokenizer.
 
     Args:
-      tokenizer: a transformers tokenizer with a chat template.
+      tokenizer: one with a chat template.
       environment: gives `actions` and `instructions`.
       context: a key of CONTEXTS.
       window: turns that context "window" shows, the current one included.
@@ -260,7 +270,7 @@ def make_chat(
 
 
 @functools.lru_cache(maxsize=8)
-def token_bytes(tokenizer):
+def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> tuple[bytes, ...]:
     """The bytes of every id of a byte-level BPE tokenizer (Qwen2.5, Llama-3, our tiny one).
 
     Byte-level BPE writes each byte as one printable character (GPT-2's table): the printable

@@ -13,6 +13,8 @@ was played.
 """
 
 import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -22,20 +24,24 @@ from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.rewards import sum_turns
 from ragen_jax.rollout.pool import count_visits, draw_seeds, play_chances
 from ragen_jax.sharding import place
+from ragen_jax.types import Episode, Metrics, TrainState
+
+if TYPE_CHECKING:
+    from ragen_jax.run.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True)
 class Collected:
     """The groups of a step, and all that were played for it (N groups)."""
 
-    episodes: list  # of `Episode`, group by group, member by member, groups numbered from 0
-    played: list  # the same of all N groups, in the order played
+    episodes: list[Episode]  # group by group, member by member, groups numbered from 0
+    played: list[Episode]  # the same of all N groups, in the order played
     rounds: int
     seeds_N: tuple[int, ...]  # environment seed of each group played, in order
     informative_N: np.ndarray  # bool
     cursor: int = 0  # of environment seeds, behind them
 
-    def metrics(self):
+    def metrics(self) -> Metrics:
         """collect/* figures."""
         return {
             "collect/rounds": self.rounds,
@@ -44,22 +50,24 @@ class Collected:
         }
 
 
-def collect(task, play, state, step):
+def collect(
+    task: "Task",
+    play: "Callable[[Task, list[int], list[Hashable], jax.Array], list[Episode]]",
+    state: TrainState,
+    step: int,
+) -> Collected:
     """A task's groups of a step.
 
     Args:
-      task: `tasks.Task`.
-      play: (task, seeds_G, states_G, key) -> list of `Episode`.
-      state: `TrainState`, which says what has been played.
+      play: (task, seeds_G, states_G, key) -> episodes, group by group.
+      state: says what has been played.
       step: number of the iteration.
-
-    Returns:
-      `Collected`.
     """
     c, key = task.config, task.key
     cursor, chance_P = int(state.seed_cursor[task.name]), None
     if c.env.pool:
-        streak_P = jax.device_get(state.streak_P[task.name])
+        streaks = state.streak_P or {}
+        streak_P = jax.device_get(streaks[task.name])
         chance_P = play_chances(streak_P, explore=c.collect.explore, least=c.collect.explore_least)
 
     def play_round(round_):
@@ -78,61 +86,67 @@ def collect(task, play, state, step):
     return dataclasses.replace(collected, cursor=cursor)
 
 
-def differ_in_reward(episodes):
+def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
     """bool [groups]: whether the members of a group earned differently by the task's own reward.
 
     Args:
-      episodes: list of `Episode`, group by group, groups numbered from 0.
+      episodes: group by group, groups numbered from 0.
     """
     rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
     reward_GK = sum_turns(rewards, episodes[-1].group + 1)
     return np.asarray(sample_variance(reward_GK)) > ZERO_SCORE
 
 
-def mark_played(state, tasks, collected):
+def mark_played(
+    state: TrainState, tasks: "Sequence[Task]", collected: Sequence[Collected]
+) -> TrainState:
     """The `TrainState` that knows what was played, so that the next step plays what comes then."""
-    cursors, streaks = dict(state.seed_cursor), dict(state.streak_P)
-    for task, one in zip(tasks, collected, strict=True):
+    cursors, streaks = dict(state.seed_cursor), dict(state.streak_P or {})
+    for task, part in zip(tasks, collected, strict=True):
         name = task.name
-        cursors[name] = place(np.uint32(one.cursor), cursors[name].sharding)
+        cursors[name] = place(np.uint32(part.cursor), cursors[name].sharding)
         if name in streaks:
             before_P = jax.device_get(streaks[name])
-            after_P = count_visits(before_P, one.seeds_N, one.informative_N)
+            after_P = count_visits(before_P, part.seeds_N, part.informative_N)
             streaks[name] = place(after_P, streaks[name].sharding)
-    return state.replace(seed_cursor=cursors, streak_P=streaks)
+    return dataclasses.replace(state, seed_cursor=cursors, streak_P=streaks)
 
 
-def collect_groups(play, informative, *, wanted, max_rounds):
+def collect_groups(
+    play: Callable[[int], list[Episode]],
+    informative: Callable[[list[Episode]], np.ndarray],
+    *,
+    wanted: int,
+    max_rounds: int,
+) -> Collected:
     """Plays rounds until `wanted` groups are informative, at most `max_rounds`.
 
     One round of `wanted` groups comes back as it was played.
 
     Args:
-      play: round index -> list of `Episode`, group by group, groups numbered from 0.
-      informative: list of `Episode` of one round -> bool [groups]; with several processes, the same
-        in each.
+      play: round index -> episodes, group by group, groups numbered from 0.
+      informative: episodes of one round -> bool [groups]; with several processes, the same in each.
       wanted: groups of the step.
       max_rounds: at least 1.
-
-    Returns:
-      `Collected`.
 
     Raises:
       ValueError: the rounds played fewer than `wanted` groups, or `informative` says something
         about another number of groups than a round has.
     """
-    groups, marks = [], []
+    groups: list[list[Episode]] = []
+    marks: list[bool] = []
     rounds = 0
     while rounds < max_rounds and sum(marks) < wanted:
         episodes = play(rounds)
-        played = [[] for _ in range(max(episode.group for episode in episodes) + 1)]
+        count = max(episode.group for episode in episodes) + 1
+        played: list[list[Episode]] = [[] for _ in range(count)]
         for episode in episodes:
             played[episode.group].append(episode)
-        found = np.asarray(informative(episodes), bool)
-        if found.shape != (len(played),):
-            raise ValueError(f"{len(played)} groups were played, but {found.shape} judged")
+        judged = np.asarray(informative(episodes), bool)
+        if judged.shape != (len(played),):
+            raise ValueError(f"{len(played)} groups were played, but {judged.shape} judged")
         groups += played
-        marks += found.tolist()
+        marks += judged.tolist()
         rounds += 1
     if len(groups) < wanted:
         raise ValueError(f"{wanted} groups are wanted, but {rounds} round(s) played {len(groups)}")
@@ -146,7 +160,7 @@ def collect_groups(play, informative, *, wanted, max_rounds):
     )
 
 
-def _numbered(groups):
+def _numbered(groups: Iterable[list[Episode]]) -> list[Episode]:
     """The episodes of some groups, which are numbered anew from 0."""
     return [
         dataclasses.replace(episode, group=group)

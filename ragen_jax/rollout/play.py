@@ -11,14 +11,23 @@ every process gets every episode.
 
 import dataclasses
 import pickle
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
+from ragen_jax.model.attention import Segment
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.randomness import Purpose, generator, key_word
+from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
 from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_rows, row_shards
-from ragen_jax.types import Episode, Turn
+from ragen_jax.types import Episode, Params, Turn
+
+if TYPE_CHECKING:
+    from ragen_jax.envs.types import Environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,42 +56,47 @@ class _Play:
     seed: int
     group: int
     member: int
-    state: object
+    state: Hashable
     rng: np.random.Generator
-    turns: list
-    message: str = ""  # of the turn under way
-    prompt: np.ndarray | None = None  # of the turn under way
+    turns: list[Turn]
+    message: str = ""  # this and the next: of the turn under way
+    prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     actions_used: int = 0
     success: bool = False
     over: bool = False
 
 
+# The play of each of this process's rows, shard by shard; None is padding.
+Slots = list[_Play | None]
+# What the next turn may go on from: keys and values of what was read, of the replies, whose rows.
+Cache = tuple[Segment, Segment, Slots]
+
+
 def rollout(
-    model,
-    params,
-    chat,
-    environment,
-    seeds_G,
-    states_G,
+    model: Qwen,
+    params: Params,
+    chat: Chat,
+    environment: "Environment",
+    seeds_G: Sequence[int],
+    states_G: Sequence[Hashable],
     *,
-    group_size,
-    key,
-    budgets,
-    sampling,
-    compact=True,
-):
+    group_size: int,
+    key: jax.Array,
+    budgets: Budgets,
+    sampling: Sampling,
+    compact: bool = True,
+) -> list[Episode]:
     """Plays `group_size` episodes of each initial state.
 
     Args:
       model, params: the policy.
-      chat: `chat.Chat`, which decides what a turn's prompt shows.
-      environment: `ragen_jax.envs.types.Environment`.
+      chat: decides what a turn's prompt shows.
       seeds_G, states_G: environment seeds and their initial states.
       key: typed key of the run and purpose; draws fold in seed, member, turn and token index.
       compact: drop finished episodes from the batch (the episodes stay the same).
 
     Returns:
-      list of `Episode`, group by group, member by member.
+      The episodes, group by group, member by member.
 
     Raises:
       ValueError: a prompt and its reply do not fit the model's positions.
@@ -91,7 +105,7 @@ def rollout(
     count, mine = row_shards()
     per_shard = -(-len(plays) // count)
     shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]
-    cache = None  # of the last turn: (segment, own keys and values, the play of each row)
+    cache: Cache | None = None
     for turn in range(budgets.max_turns):
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
@@ -108,17 +122,16 @@ def rollout(
             break
         _check_positions(longest + budgets.max_new_tokens, turn, model.config.max_positions)
         rows = row_bucket(most, per_shard) if compact and turn else per_shard
-        # The play of each of this process's rows, shard by shard; None is padding.
-        slots = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
+        slots: Slots = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
         if turn == 0 and len(plays) % count == 0:
             firsts = plays[::group_size]
             segment, logits = _read_groups(model, params, firsts, group_size, chat, environment)
-        elif fresh:
+        elif fresh or cache is None:
             segment, logits = _read(model, params, slots, longest)
         else:
             segment, logits = _continue(model, params, cache, slots, longest, new)
 
-        tokens_BT, logp_BT, count_B, own = _sample_replies(
+        tokens_BT, logp_BT, count_B, reply = _sample_replies(
             model, params, segment, logits, slots, turn, key, budgets, sampling, chat.stop_ids
         )
         for row, play in enumerate(slots):
@@ -126,11 +139,13 @@ def rollout(
                 n = count_B[row]
                 _act(play, tokens_BT[row, :n], logp_BT[row, :n], environment, chat)
                 play.over |= play.actions_used >= budgets.max_actions
-        cache = segment, own, slots
+        cache = segment, reply, slots
     return _everyone([_episode(play) for play in plays if play.turns])
 
 
-def _start(seeds_G, states_G, group_size, key):
+def _start(
+    seeds_G: Sequence[int], states_G: Sequence[Hashable], group_size: int, key: jax.Array
+) -> list[_Play]:
     """The `_Play`s of a batch, group by group; `key` as in `rollout`."""
     noise = key_word(key)  # the environment's own noise (slips, say) is keyed like the draws
     return [
@@ -147,7 +162,7 @@ def _start(seeds_G, states_G, group_size, key):
     ]
 
 
-def _episode(play):
+def _episode(play: _Play) -> Episode:
     return Episode(
         seed=play.seed,
         group=play.group,
@@ -157,7 +172,7 @@ def _episode(play):
     )
 
 
-def _check_positions(needed, turn, most):
+def _check_positions(needed: int, turn: int, most: int) -> None:
     """Refuses a prompt that does not fit the model with its reply (ValueError)."""
     if needed > most:
         raise ValueError(
@@ -167,7 +182,18 @@ def _check_positions(needed, turn, most):
         )
 
 
-def _sample_replies(model, params, segment, logits, slots, turn, key, budgets, sampling, stop_ids):
+def _sample_replies(
+    model: Qwen,
+    params: Params,
+    segment: Segment,
+    logits: jax.Array,
+    slots: Slots,
+    turn: int,
+    key: jax.Array,
+    budgets: Budgets,
+    sampling: Sampling,
+    stop_ids: tuple[int, ...],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Segment]:
     """(tokens_BT, logp_BT, count_B) of this process's rows, and the keys and values of all."""
     real = [play is not None for play in slots]
     keys_B = episode_keys(
@@ -190,21 +216,21 @@ def _sample_replies(model, params, segment, logits, slots, turn, key, budgets, s
         top_p=sampling.top_p,
         min_p=sampling.min_p,
     )
-    on_host = map(read_rows, (sampled.tokens_BT, sampled.logp_BT, sampled.count_B))
-    return *on_host, sampled.own
+    tokens_BT, logp_BT = read_rows(sampled.tokens_BT), read_rows(sampled.logp_BT)
+    return tokens_BT, logp_BT, read_rows(sampled.count_B), sampled.reply
 
 
-def _everyone(episodes):
+def _everyone(episodes: list[Episode]) -> list[Episode]:
     """The episodes of all processes, group by group, member by member."""
     if processes() == 1:
         return episodes
-    found = {}  # processes that share a shard hold the same episodes
+    by_place = {}  # processes that share a shard hold the same episodes
     for data in gather_bytes(pickle.dumps(episodes)):
-        found |= {(episode.group, episode.member): episode for episode in pickle.loads(data)}
-    return [found[place] for place in sorted(found)]
+        by_place |= {(episode.group, episode.member): episode for episode in pickle.loads(data)}
+    return [by_place[place] for place in sorted(by_place)]
 
 
-def _prompt(play, chat, environment):
+def _prompt(play: _Play, chat: Chat, environment: "Environment") -> tuple[str, np.ndarray]:
     """(user message, token ids) that an episode's next reply answers."""
     message = chat.observe(
         environment.render(play.state),
@@ -214,7 +240,19 @@ def _prompt(play, chat, environment):
     return message, chat.prompt_ids(play.turns, message)
 
 
-def compile_ahead(model, params, chat, environment, seed, state, *, rows, key, budgets, sampling):
+def compile_ahead(
+    model: Qwen,
+    params: Params,
+    chat: Chat,
+    environment: "Environment",
+    seed: int,
+    state: Hashable,
+    *,
+    rows: int,
+    key: jax.Array,
+    budgets: Budgets,
+    sampling: Sampling,
+) -> None:
     """Compiles prefill and decode for every number of rows that compaction can leave.
 
     Plays one turn of one problem in as many copies; without this a program would be compiled in
@@ -240,7 +278,9 @@ def compile_ahead(model, params, chat, environment, seed, state, *, rows, key, b
         )
 
 
-def _act(play, sampled, logp, environment, chat):
+def _act(
+    play: _Play, sampled: np.ndarray, logp: np.ndarray, environment: "Environment", chat: Chat
+) -> None:
     """Reads a reply, runs its actions and adds the turn. An unreadable reply runs none."""
     reply = chat.read(sampled)
     reward, info, done, run = 0.0, {}, False, []
@@ -270,7 +310,7 @@ def _act(play, sampled, logp, environment, chat):
     )
 
 
-def _news(play):
+def _news(play: _Play) -> np.ndarray:
     """What a play's prompt adds to the tokens of its cached row: nothing, if it starts afresh.
 
     The last sampled token goes first, because it is not in the cache yet.
@@ -288,7 +328,7 @@ def _news(play):
     return play.prompt[:0]
 
 
-def _pad(rows, width):
+def _pad(rows: Sequence[Sequence[int] | np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
     """Right-padded int32 [rows, bucket of width] and the lengths; an empty row gets one token."""
     tokens = np.zeros((len(rows), length_bucket(width)), np.int32)
     for tokens_T, row in zip(tokens, rows, strict=True):
@@ -296,13 +336,20 @@ def _pad(rows, width):
     return tokens, np.array([max(len(row), 1) for row in rows], np.int32)
 
 
-def _read(model, params, slots, longest):
+def _read(model: Qwen, params: Params, slots: Slots, longest: int) -> tuple[Segment, jax.Array]:
     """Prefill of every row's prompt."""
     prompts = [() if play is None else play.prompt for play in slots]
     return prefill(model, params, *map(place_rows, _pad(prompts, longest)))
 
 
-def _read_groups(model, params, firsts, members, chat, environment):
+def _read_groups(
+    model: Qwen,
+    params: Params,
+    firsts: Sequence[_Play],
+    members: int,
+    chat: Chat,
+    environment: "Environment",
+) -> tuple[Segment, jax.Array]:
     """Prefill of the first turn, one prompt a group.
 
     Where the groups do not split evenly over the row shards, every device reads all of them and
@@ -318,9 +365,11 @@ def _read_groups(model, params, firsts, members, chat, environment):
     return prefill(model, params, place_rows(tokens_NP[here]), place_rows(length_N[here]))
 
 
-def _continue(model, params, cache, slots, longest, new):
+def _continue(
+    model: Qwen, params: Params, cache: Cache, slots: Slots, longest: int, new: int
+) -> tuple[Segment, jax.Array]:
     """Extend of the last turn's cache for the episodes of `slots`."""
-    segment, own, before = cache
+    segment, reply, before = cache
     _, mine = row_shards()
     size = len(before) // len(mine)
     row_of = {id(play): row % size for row, play in enumerate(before)}
@@ -331,7 +380,7 @@ def _continue(model, params, cache, slots, longest, new):
         model,
         params,
         segment,
-        own,
+        reply,
         *map(place_rows, (rows_B, tokens_BE, count_B)),
         capacity=length_bucket(longest),
     )

@@ -8,23 +8,27 @@ the checkpoint a resumed run draws what it would have drawn.
 Axis: P problems of the pool.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from ragen_jax.randomness import Purpose, philox
 
 
-def draw_seeds(cursor, groups, *, pool, seed, chance_P=None):
+def draw_seeds(
+    cursor: int, groups: int, *, pool: int, seed: int, chance_P: np.ndarray | None = None
+) -> tuple[list[int], int]:
     """The seeds of one rollout, all different.
 
     Args:
-      cursor: int, what `draw_seeds` returned last, 0 at first.
+      cursor: what `draw_seeds` returned last, 0 at first.
       groups: how many seeds; at most `pool`, if there is one.
       pool: P; 0: seeds are never used twice.
       seed: of the run.
       chance_P: `play_chances`, or None: every visit plays.
 
     Returns:
-      (list of `groups` ints, new cursor).
+      (`groups` seeds, new cursor).
 
     Raises:
       ValueError: more groups than problems.
@@ -49,7 +53,7 @@ def draw_seeds(cursor, groups, *, pool, seed, chance_P=None):
                 return drawn, cursor
 
 
-def _epoch(seed, epoch, pool):
+def _epoch(seed: int, epoch: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
     """(order in which an epoch visits the problems, uniform [0, 1) number of each), from raw
     Philox words, which never change between versions of NumPy."""
     words = philox(Purpose.POOL, seed, epoch).random_raw(2 * pool)
@@ -57,7 +61,7 @@ def _epoch(seed, epoch, pool):
     return np.argsort(word_P, kind="stable"), (other_P >> np.uint64(11)) * 2.0**-53
 
 
-def play_chances(streak_P, *, explore, least):
+def play_chances(streak_P: np.ndarray, *, explore: float, least: float) -> np.ndarray:
     """How likely a visit plays its problem: max(explore ** streak, least).
 
     GRESO's public code begins with explore = 0.5 and least = 0.01, counts solved and failed groups
@@ -74,12 +78,14 @@ def play_chances(streak_P, *, explore, least):
     return np.maximum(np.float64(explore) ** np.asarray(streak_P), least)
 
 
-def init_streaks(pool):
+def init_streaks(pool: int) -> np.ndarray:
     """int32 [P] zeros: no problem has been visited."""
     return np.zeros(pool, np.int32)
 
 
-def count_visits(streak_P, seeds, informative):
+def count_visits(
+    streak_P: np.ndarray, seeds: Iterable[int], informative: Iterable[bool]
+) -> np.ndarray:
     """The streaks after some visits.
 
     Args:

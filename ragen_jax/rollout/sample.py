@@ -14,16 +14,21 @@ never leaves its shard.
 Axes: N cache rows, B sampled rows (N divides B), T sampled tokens, V vocabulary.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.model.attention import Segment, append
+from ragen_jax.model.attention import Layers, Segment, append
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.sharding import constrain, place_rows, spec
+from ragen_jax.types import Params
 
 
 @flax.struct.dataclass
@@ -33,10 +38,12 @@ class Sampled:
     tokens_BT: jax.Array  # int32, 0 behind the end
     logp_BT: jax.Array  # float32, under the distribution sampled from; 0 behind the end
     count_B: jax.Array  # int32, sampled tokens, the stop token included
-    own: Segment  # keys and values of all sampled tokens but the last
+    reply: Segment  # keys and values of all sampled tokens but the last
 
 
-def episode_keys(run_key, seed_B, member_B, turn):
+def episode_keys(
+    run_key: jax.Array, seed_B: Sequence[int], member_B: Sequence[int], turn: int
+) -> jax.Array:
     """One key a row, by what it is for: fold_in over (environment seed, member, turn).
 
     `noise` then folds in the token index, so that a draw does not depend on the row's place,
@@ -44,7 +51,7 @@ def episode_keys(run_key, seed_B, member_B, turn):
 
     Args:
       run_key: typed key of the run and of the purpose (training, evaluation).
-      seed_B: environment seeds of this process's rows, below 2**63. member_B: int. turn: int.
+      seed_B: environment seeds of this process's rows, below 2**63.
     """
     return _episode_keys(
         run_key,
@@ -56,29 +63,31 @@ def episode_keys(run_key, seed_B, member_B, turn):
 
 
 @jax.jit
-def _episode_keys(run_key, high_B, low_B, member_B, turn):
-    def one(high, low, member):
+def _episode_keys(
+    run_key: jax.Array, high_B: jax.Array, low_B: jax.Array, member_B: jax.Array, turn: jax.Array
+) -> jax.Array:
+    def row_key(high, low, member):
         key = run_key
         for word in (high, low, member, turn):
             key = jax.random.fold_in(key, word)
         return key
 
-    return jax.vmap(one)(high_B, low_B, member_B)
+    return jax.vmap(row_key)(high_B, low_B, member_B)
 
 
-def noise(keys_B, index, vocab_size):
+def noise(keys_B: jax.Array, index: jax.Array | int, vocab_size: int) -> jax.Array:
     """Standard Gumbel noise [B, V] of the draws of token `index`.
 
     In the default mode no value is above 16: tokens rarer than 1e-7 would be drawn too seldom.
     """
 
-    def one(key):
+    def draw(key):
         return jax.random.gumbel(jax.random.fold_in(key, index), (vocab_size,), mode="high")
 
-    return jax.vmap(one)(keys_B)
+    return jax.vmap(draw)(keys_B)
 
 
-def truncate(logits_BV, *, top_k, top_p, min_p):
+def truncate(logits_BV: jax.Array, *, top_k: int, top_p: float, min_p: float) -> jax.Array:
     """Logits with everything outside the kept set at -inf (Holtzman 2020; min-p: Nguyen 2024).
 
     Applied in this order to what the one before has left: the `top_k` largest (0: all), the
@@ -101,7 +110,9 @@ def truncate(logits_BV, *, top_k, top_p, min_p):
 
 
 @functools.partial(jax.jit, static_argnames=("model", "members"))
-def prefill(model, params, tokens_NP, length_N, *, members=1):
+def prefill(
+    model: Qwen, params: Params, tokens_NP: jax.Array, length_N: jax.Array, *, members: int = 1
+) -> tuple[Segment, jax.Array]:
     """Reads prompts. tokens_NP int32 right-padded, length_N int32 -> (Segment, logits_NV).
 
     With `members` every prompt is read once and its result repeated for as many rows.
@@ -110,12 +121,13 @@ def prefill(model, params, tokens_NP, length_N, *, members=1):
     more than keys and values, so that XLA drops its last layer's attention and MLP (where the
     layers are not a scan; a scanned model pays one decode step).
     """
-    _, (k, v) = model.apply({"params": params}, tokens_NP, keep_kv=True)
+    _, (k, v) = _hidden_and_kv(model, params, tokens_NP)
     position_N1 = (length_N - 1)[:, None]
     last_N1 = jnp.take_along_axis(tokens_NP, position_N1, 1)
     before = Segment(k=k, v=v, length_N=length_N - 1)
     hidden, _ = model.apply({"params": params}, last_N1, position_N1, (before,))
-    segment, logits_NV = before.replace(length_N=length_N), output_logits(params, hidden[:, 0])
+    segment = dataclasses.replace(before, length_N=length_N)
+    logits_NV = output_logits(params, hidden[:, 0])
     if members > 1:
         repeat = functools.partial(jnp.repeat, repeats=members, axis=-4)
         segment = Segment(
@@ -127,7 +139,15 @@ def prefill(model, params, tokens_NP, length_N, *, members=1):
     return _lay_out(segment), constrain(logits_NV, "rows", "vocab")
 
 
-def _lay_out(segment):
+def _hidden_and_kv(
+    model: Qwen, params: Params, *args: Any
+) -> tuple[jax.Array, tuple[Layers, Layers]]:
+    """What the model gives for new tokens, their keys and values included; args: of `Qwen`."""
+    output: Any = model.apply({"params": params}, *args, keep_kv=True)
+    return output
+
+
+def _lay_out(segment: Segment) -> Segment:
     """A cache, its rows and heads laid out over the mesh in use."""
 
     def cache(x):
@@ -141,12 +161,22 @@ def _lay_out(segment):
 
 
 @functools.partial(jax.jit, static_argnames=("model", "capacity"))
-def extend(model, params, segment, own, rows_B, tokens_BE, count_B, *, capacity):
+def extend(
+    model: Qwen,
+    params: Params,
+    segment: Segment,
+    reply: Segment,
+    rows_B: jax.Array,
+    tokens_BE: jax.Array,
+    count_B: jax.Array,
+    *,
+    capacity: int,
+) -> tuple[Segment, jax.Array]:
     """Appends to the cache the turn just sampled and what the next prompt adds to it.
 
     Args:
-      segment, own: the cache that the turn was sampled from and its own keys and values.
-      rows_B: int32 indices of the episodes that go on, among the rows of `own` in their shard.
+      segment, reply: the cache that the turn was sampled from, and `Sampled.reply` of the turn.
+      rows_B: int32 indices of the episodes that go on, among the rows of `reply` in their shard.
       tokens_BE: int32, right-padded: the last sampled token (it is not in the cache yet), then
         the prompt's new tokens.
       count_B: how many of these are real.
@@ -156,32 +186,34 @@ def extend(model, params, segment, own, rows_B, tokens_BE, count_B, *, capacity)
       (Segment with the rows of rows_B, logits_BV behind each row's last token).
     """
     grow = functools.partial(append, capacity=capacity)
-    history, k, v, count_own_B = _by_shard(_take_rows, segment, own, rows_B)
-    history = _by_shard(grow, history, k, v, count_own_B)
+    history, k, v, count_reply_B = _by_shard(_take_rows, segment, reply, rows_B)
+    history = _by_shard(grow, history, k, v, count_reply_B)
     position_BE = history.length_N[:, None] + jnp.arange(tokens_BE.shape[1])
-    _, (k, v) = model.apply({"params": params}, tokens_BE, position_BE, (history,), keep_kv=True)
+    _, (k, v) = _hidden_and_kv(model, params, tokens_BE, position_BE, (history,))
     history = _by_shard(grow, history, k, v, count_B)
     # As in prefill, the last token is run on its own.
     last_B1 = jnp.take_along_axis(tokens_BE, (count_B - 1)[:, None], 1)
-    before = history.replace(length_N=history.length_N - 1)
+    before = dataclasses.replace(history, length_N=history.length_N - 1)
     hidden, _ = model.apply({"params": params}, last_B1, history.length_N[:, None] - 1, (before,))
     logits_BV = output_logits(params, hidden[:, 0])
     return _lay_out(history), constrain(logits_BV, "rows", "vocab")
 
 
-def _take_rows(segment, own, rows_B):
-    """(history, k, v, own lengths) of the rows of `own` with these indices."""
-    shared_B = rows_B // (own.length_N.shape[0] // segment.length_N.shape[0])
-    k, v = jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), (own.k, own.v))
+def _take_rows(
+    segment: Segment, reply: Segment, rows_B: jax.Array
+) -> tuple[Segment, Layers, Layers, jax.Array]:
+    """(history, k, v, lengths of the reply) of the rows of `reply` with these indices."""
+    shared_B = rows_B // (reply.length_N.shape[0] // segment.length_N.shape[0])
+    k, v = jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), (reply.k, reply.v))
     history = Segment(
         k=jax.tree.map(lambda x: jnp.take(x, shared_B, axis=-4), segment.k),
         v=jax.tree.map(lambda x: jnp.take(x, shared_B, axis=-4), segment.v),
         length_N=jnp.take(segment.length_N, shared_B),
     )
-    return history, k, v, jnp.take(own.length_N, rows_B)
+    return history, k, v, jnp.take(reply.length_N, rows_B)
 
 
-def _by_shard(function, *args):
+def _by_shard(function: Callable[..., Any], *args: Any) -> Any:
     """function(*args), where each shard of the mesh in use sees its own rows alone.
 
     XLA would copy a whole cache to every device for a gather or scatter of its rows.
@@ -202,20 +234,20 @@ def _by_shard(function, *args):
     jax.jit, static_argnames=("model", "max_new_tokens", "stop_ids", "top_k", "top_p", "min_p")
 )
 def decode(
-    model,
-    params,
-    segment,
-    logits_NV,
-    keys_B,
-    budget_B,
-    temperature,
+    model: Qwen,
+    params: Params,
+    segment: Segment,
+    logits_NV: jax.Array,
+    keys_B: jax.Array,
+    budget_B: jax.Array,
+    temperature: jax.Array,
     *,
-    max_new_tokens,
-    stop_ids,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-):
+    max_new_tokens: int,
+    stop_ids: tuple[int, ...],
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> Sampled:
     """Samples one reply a row.
 
     Args:
@@ -223,59 +255,36 @@ def decode(
       keys_B: `episode_keys`.
       budget_B: int32 tokens a row may sample, at most max_new_tokens; 0 on padding rows.
       temperature: traced scalar > 0.
-      stop_ids: tuple of ids that end a reply.
+      stop_ids: ids that end a reply.
 
     Returns:
-      `Sampled`. A row without a stop token was truncated by its budget.
+      A row without a stop token was truncated by its budget.
     """
-    B, N, T = keys_B.shape[0], logits_NV.shape[0], max_new_tokens
-    V = logits_NV.shape[1]
+    B, (N, V), T = keys_B.shape[0], logits_NV.shape, max_new_tokens
     start_B = jnp.repeat(segment.length_N, B // N, total_repeat_length=B)
     # A table, because some tokenizers have hundreds of stop ids, too many to compare with each.
     stop_V = jnp.asarray(np.isin(np.arange(V), stop_ids))
 
-    def room(cache):
-        *layers, _, K, _, D = cache.shape
-        return jnp.zeros((*layers, B, K, T, D), cache.dtype)
-
-    def put(cache, new, index):
-        return jax.tree.map(
-            lambda c, n: jax.lax.dynamic_update_slice_in_dim(c, n, index, axis=c.ndim - 2),
-            cache,
-            new,
-        )
-
     def draw(index, logits_BV, done_B):
-        scaled = logits_BV / temperature
-        if top_k or top_p < 1 or min_p:
-            scaled = truncate(scaled, top_k=top_k, top_p=top_p, min_p=min_p)
-        perturbed = scaled + noise(keys_B, index, V)
-        # argmax in two steps, for speed: on CPU, XLA's argmax runs element by element and takes
-        # the noise's logarithms in with it.
-        best = perturbed == perturbed.max(-1, keepdims=True)
-        token_B = jnp.where(best, jnp.arange(V), V - 1).min(-1)
-        logp_B = jnp.take_along_axis(jax.nn.log_softmax(scaled), token_B[:, None], -1)[:, 0]
+        scaled_BV = truncate(logits_BV / temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        token_B, logp_B = _choose(scaled_BV, noise(keys_B, index, V))
         alive_B = ~done_B
         token_B = jnp.where(alive_B, token_B, 0).astype(jnp.int32)
         done_B = done_B | stop_V[token_B] | (index + 1 >= budget_B)
         return token_B, jnp.where(alive_B, logp_B, 0.0), done_B
 
     def body(carry):
-        index, token_B, done_B, own_k, own_v, tokens_BT, logp_BT, count_B = carry
-        own = Segment(k=own_k, v=own_v, length_N=jnp.full((B,), index - 1, jnp.int32))
-        hidden, (k, v) = model.apply(
-            {"params": params},
-            token_B[:, None],
-            (start_B + index - 1)[:, None],
-            (segment, own),
-            keep_kv=True,
+        index, token_B, done_B, reply_k, reply_v, tokens_BT, logp_BT, count_B = carry
+        reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index - 1, jnp.int32))
+        hidden, (k, v) = _hidden_and_kv(
+            model, params, token_B[:, None], (start_B + index - 1)[:, None], (segment, reply)
         )
-        own_k, own_v = put(own_k, k, index - 1), put(own_v, v, index - 1)
+        reply_k, reply_v = _put(reply_k, k, index - 1), _put(reply_v, v, index - 1)
         count_B = count_B + ~done_B
         token_B, logp_B, done_B = draw(index, output_logits(params, hidden[:, 0]), done_B)
         tokens_BT = jax.lax.dynamic_update_slice_in_dim(tokens_BT, token_B[:, None], index, axis=1)
         logp_BT = jax.lax.dynamic_update_slice_in_dim(logp_BT, logp_B[:, None], index, axis=1)
-        return index + 1, token_B, done_B, own_k, own_v, tokens_BT, logp_BT, count_B
+        return index + 1, token_B, done_B, reply_k, reply_v, tokens_BT, logp_BT, count_B
 
     done_B = budget_B <= 0
     count_B = (~done_B).astype(jnp.int32)
@@ -284,18 +293,49 @@ def decode(
         jnp.int32(1),
         token_B,
         done_B,
-        jax.tree.map(room, segment.k),
-        jax.tree.map(room, segment.v),
+        _room(segment.k, B, T),
+        _room(segment.v, B, T),
         jnp.zeros((B, T), jnp.int32).at[:, 0].set(token_B),
         jnp.zeros((B, T), jnp.float32).at[:, 0].set(logp_B),
         count_B,
     )
     carry = jax.lax.while_loop(lambda c: (c[0] < T) & ~c[2].all(), body, carry)
-    _, _, _, own_k, own_v, tokens_BT, logp_BT, count_B = carry
-    own = Segment(k=own_k, v=own_v, length_N=jnp.maximum(count_B - 1, 0))
+    _, _, _, reply_k, reply_v, tokens_BT, logp_BT, count_B = carry
+    reply = Segment(k=reply_k, v=reply_v, length_N=jnp.maximum(count_B - 1, 0))
     return Sampled(
         tokens_BT=constrain(tokens_BT, "rows", None),
         logp_BT=constrain(logp_BT, "rows", None),
         count_B=constrain(count_B, "rows"),
-        own=_lay_out(own),
+        reply=_lay_out(reply),
     )
+
+
+def _choose(scaled_BV: jax.Array, noise_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(token_B, logp_B): the token drawn in each row by its Gumbel noise, and its log-prob."""
+    V = scaled_BV.shape[1]
+    perturbed_BV = scaled_BV + noise_BV
+    # argmax in two steps, for speed: on CPU, XLA's argmax runs element by element and takes the
+    # noise's logarithms in with it.
+    best_BV = perturbed_BV == perturbed_BV.max(-1, keepdims=True)
+    token_B = jnp.where(best_BV, jnp.arange(V), V - 1).min(-1)
+    logp_B = jnp.take_along_axis(jax.nn.log_softmax(scaled_BV), token_B[:, None], -1)[:, 0]
+    return token_B, logp_B
+
+
+def _room(cache: Layers, B: int, T: int) -> Layers:
+    """Zeros for the keys, or values, of T tokens of B rows, shaped like a cache's otherwise."""
+
+    def zeros(x):
+        *layers, _, K, _, D = x.shape
+        return jnp.zeros((*layers, B, K, T, D), x.dtype)
+
+    return jax.tree.map(zeros, cache)
+
+
+def _put(cache: Layers, new: Layers, index: jax.Array) -> Layers:
+    """The cache with the keys, or values, of one token a row at position `index`."""
+
+    def put(x, y):
+        return jax.lax.dynamic_update_slice_in_dim(x, y, index, axis=x.ndim - 2)
+
+    return jax.tree.map(put, cache, new)

@@ -3,11 +3,16 @@
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from ragen_jax.algorithms import Credit
 from ragen_jax.diagnostics.regimes import init_regimes
@@ -15,6 +20,7 @@ from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.diagnostics.zscores import init_zscores
 from ragen_jax.envs import make_env
+from ragen_jax.envs.types import Environment, SolvableEnvironment
 from ragen_jax.filter import Filter
 from ragen_jax.groups import Part
 from ragen_jax.model import lora
@@ -33,13 +39,17 @@ from ragen_jax.run.sizes import (
     step_rows,
 )
 from ragen_jax.sharding import data_shards, make_mesh
+from ragen_jax.types import Params, TrainState
 from ragen_jax.update import critic
 from ragen_jax.update.learner import Learner
 from ragen_jax.update.optimize import learning_rates, make_optimizer
 from ragen_jax.update.policy import Frozen, Loss, init_state
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
-def environment_settings(config):
+
+def environment_settings(config: ConfigDict) -> dict[str, Any]:
     """What decides the problems of config.env, JSON-like: for cache names.
 
     A file of problems (the option `path`) counts by its content, wherever it lies.
@@ -60,13 +70,13 @@ def environment_settings(config):
 TINY_NEEDS = ("words", "solve", "explain")  # of envs.types.SolvableEnvironment
 
 
-def tiny_words(config):
+def tiny_words(config: ConfigDict) -> tuple[str, ...]:
     """What the tiny agent's tokenizer keeps whole, each word once.
 
     Raises:
       ValueError: unusable environments, or one that lacks what the tiny agent needs.
     """
-    found = {}
+    words = {}
     for name, c in of_environments(config).items():
         environment = build_environment(c, "train")
         missing = [member for member in TINY_NEEDS if not hasattr(environment, member)]
@@ -77,11 +87,11 @@ def tiny_words(config):
                 "SolvableEnvironment); write them, or train a language model: preset llm and "
                 "--config.model.path=DIR_OR_HUB_ID"
             )
-        found |= dict.fromkeys(environment.words)
-    return tuple(found)
+        words |= dict.fromkeys(cast(SolvableEnvironment, environment).words)
+    return tuple(words)
 
 
-def build_environment(config, split):
+def build_environment(config: ConfigDict, split: str) -> Environment:
     """The environment of config.env, its problems drawn from `split`.
 
     Raises:
@@ -99,7 +109,12 @@ def build_environment(config, split):
     return environment
 
 
-def build_chat(config, tokenizer, environment, extra_stop_ids=()):
+def build_chat(
+    config: ConfigDict,
+    tokenizer: "PreTrainedTokenizerFast",
+    environment: Environment,
+    extra_stop_ids: Sequence[int] = (),
+) -> chat.Chat:
     """The config's `Chat`."""
     limit = config.env.max_context
     return chat.make_chat(
@@ -115,7 +130,9 @@ def build_chat(config, tokenizer, environment, extra_stop_ids=()):
     )
 
 
-def build_meshes(config, devices=None):
+def build_meshes(
+    config: ConfigDict, devices: Sequence[jax.Device] | None = None
+) -> tuple[Mesh, Mesh]:
     """(mesh of training, mesh of sampling and scoring) over the devices; None: all there are.
 
     Raises:
@@ -135,7 +152,7 @@ def build_meshes(config, devices=None):
     return mesh, sampling
 
 
-def tiny_shape(config, vocab_size):
+def tiny_shape(config: ConfigDict, vocab_size: int) -> ModelConfig:
     """`ModelConfig` of the agent that warmstart/ trains."""
     w = config.warmstart
     return ModelConfig(
@@ -149,7 +166,7 @@ def tiny_shape(config, vocab_size):
     )
 
 
-def build_model(config, shape, mesh):
+def build_model(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Qwen:
     """The config's `Qwen` of a `ModelConfig`: with the dtype, kernel and remat of the run.
 
     Raises:
@@ -167,7 +184,7 @@ def build_model(config, shape, mesh):
     return Qwen(dataclasses.replace(shape, dtype=m.dtype, attention=kernel, remat=m.remat))
 
 
-def build_optimizer(config):
+def build_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """The config's optimizer, of policy and critic; its steps are those of learning rate 1."""
     o = config.optimizer
     return make_optimizer(
@@ -179,7 +196,7 @@ def build_optimizer(config):
     )
 
 
-def step_rates(config, step):
+def step_rates(config: ConfigDict, step: int) -> tuple[np.ndarray, np.ndarray]:
     """(policy's, critic's) learning rates of a step's minibatches, float32.
 
     They follow the number of the step, whatever a filter dropped or was skipped before; the
@@ -195,13 +212,13 @@ def step_rates(config, step):
             total_updates=(config.steps - start) * o.minibatches,
         )
         updates = (step - 1 - start) * o.minibatches + np.arange(o.minibatches)
-        found = np.asarray(schedule(np.maximum(updates, 0)), np.float32)
-        return np.broadcast_to(found, updates.shape)
+        rates_of_updates = np.asarray(schedule(np.maximum(updates, 0)), np.float32)
+        return np.broadcast_to(rates_of_updates, updates.shape)
 
     return rates(o.learning_rate, first), rates(config.critic.learning_rate, 0)
 
 
-def build_loss(config):
+def build_loss(config: ConfigDict) -> Loss:
     """The config's `policy.Loss`."""
     a = config.algorithm
     return Loss(
@@ -218,7 +235,7 @@ def build_loss(config):
     )
 
 
-def build_credit(config):
+def build_credit(config: ConfigDict) -> Credit:
     """The config's `algorithms.Credit`."""
     a, r = config.algorithm, config.reward
     return Credit(
@@ -234,7 +251,7 @@ def build_credit(config):
     )
 
 
-def build_value_loss(config):
+def build_value_loss(config: ConfigDict) -> critic.ValueLoss:
     """The config's `critic.ValueLoss`."""
     return critic.ValueLoss(
         clip=config.critic.clip,
@@ -243,7 +260,7 @@ def build_value_loss(config):
     )
 
 
-def build_adapters(config, model, mesh):
+def build_adapters(config: ConfigDict, model: Qwen, mesh: Mesh) -> Params:
     """The config's fresh LoRA adapters on the mesh."""
     settings = config.model.lora
     key = stream_key(Purpose.ADAPTERS, config.seed)
@@ -251,7 +268,7 @@ def build_adapters(config, model, mesh):
     return lora.place_adapters(adapters, model, mesh)
 
 
-def build_budgets(config):
+def build_budgets(config: ConfigDict) -> Budgets:
     """The config's `Budgets`."""
     return Budgets(
         max_turns=config.env.max_turns,
@@ -260,7 +277,7 @@ def build_budgets(config):
     )
 
 
-def build_eval_sampling(config):
+def build_eval_sampling(config: ConfigDict) -> Sampling:
     """How evaluation draws tokens."""
     return Sampling(
         temperature=config.eval.temperature,
@@ -270,7 +287,7 @@ def build_eval_sampling(config):
     )
 
 
-def needs_statistics(config):
+def needs_statistics(config: ConfigDict) -> bool:
     """Whether a step reads its rows again with the policy before it learns."""
     a = config.algorithm
     kl_in_reward = a.kl_coef > 0 and a.kl_in == "reward"
@@ -278,7 +295,9 @@ def needs_statistics(config):
     return by_entropy or kl_in_reward or a.mismatch_cap > 0 or a.zvp_coef > 0
 
 
-def build_learner(config, model, params, mesh, sampling_mesh=None):
+def build_learner(
+    config: ConfigDict, model: Qwen, params: Params, mesh: Mesh, sampling_mesh: Mesh | None = None
+) -> tuple[Learner, TrainState]:
     """(`Learner`, `TrainState` at step 0) of a config.
 
     Args:

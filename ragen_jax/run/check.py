@@ -11,14 +11,14 @@ from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.filter import STRATEGIES
 from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.objectives import OBJECTIVES
-from ragen_jax.run.domains import DOMAINS, entries, field, leaves
+from ragen_jax.run.domains import DOMAINS, Domain, entries, field, leaves
 from ragen_jax.run.sizes import minibatch_rows, row_tokens, step_groups, step_rows
 from ragen_jax.update.policy import EXACT
 
 STEP_TOKENS = 2**26  # that a step may sample: beyond it the host's arrays take tens of gigabytes
 
 
-def check(config):
+def check(config: ConfigDict) -> None:
     """Refuses values that no run could use.
 
     Raises:
@@ -46,17 +46,17 @@ def check(config):
     check_warmstart(c)
 
 
-def check_domains(config):
+def check_domains(config: ConfigDict) -> None:
     """Refuses another set of fields than base.py's, and values outside of their field's domain.
 
     Raises:
       ValueError: names the first such field, its value and what it must be.
     """
-    found = leaves(config)
+    fields = leaves(config)
     for name in DOMAINS:
-        if name not in found:
+        if name not in fields:
             raise ValueError(f"config.{name} is missing; configs/base.py lists every field")
-    for name in found:
+    for name in fields:
         if name not in DOMAINS:
             raise ValueError(f"config.{name} is unknown; configs/base.py lists every field")
     for name, domain in DOMAINS.items():
@@ -66,13 +66,13 @@ def check_domains(config):
         _check_value(config, name, domain)
 
 
-def _check_value(config, name, domain):
+def _check_value(config: ConfigDict, name: str, domain: Domain) -> None:
     value = field(config, name)
     if not domain.accepts(value):
         raise ValueError(f"config.{name} is {value!r}; it must be {domain.what}")
 
 
-def _check_also(config):
+def _check_also(config: ConfigDict) -> None:
     for name, part in config.also.items():
         if not isinstance(part, ConfigDict) or set(part) != {"groups", "env"}:
             raise ValueError(f"config.also.{name} must have groups and env, see configs/base.py")
@@ -86,7 +86,7 @@ def _check_also(config):
             )
 
 
-def check_environment(config, section):
+def check_environment(config: ConfigDict, section: str) -> None:
     """The part of `check` that is about one environment."""
     env = field(config, section)
     groups = "rollout.groups" if section == "env" else section.replace(".env", ".groups")
@@ -103,7 +103,7 @@ def check_environment(config, section):
         )
 
 
-def check_algorithm(config):
+def check_algorithm(config: ConfigDict) -> None:
     """The part of `check` that is about config.algorithm and what must agree with it."""
     a = config.algorithm
 
@@ -145,7 +145,7 @@ def check_algorithm(config):
         )
 
 
-def check_filter(config):
+def check_filter(config: ConfigDict) -> None:
     """The part of `check` that is about config.filter and what must agree with it."""
     f = config.filter
     strategy = STRATEGIES[f.strategy]
@@ -172,7 +172,7 @@ def check_filter(config):
         )
 
 
-def check_sizes(config):
+def check_sizes(config: ConfigDict) -> None:
     """The part of `check` that is about the sizes of a step and of its batches."""
     c = config
     tokens = step_rows(c) * row_tokens(c)
@@ -195,7 +195,7 @@ def check_sizes(config):
         )
 
 
-def check_warmstart(config):
+def check_warmstart(config: ConfigDict) -> None:
     """The part of `check` that is about the tiny agent."""
     w = config.warmstart
     if w.width % (2 * w.heads):

@@ -1,15 +1,20 @@
 """Checkpoints of a `TrainState` with Orbax: asynchronous, atomic, newest few kept."""
 
 from pathlib import Path
+from typing import cast
 
 import jax
 import orbax.checkpoint as ocp
+
+from ragen_jax.types import Params, TrainState
 
 
 class Checkpoints:
     """The checkpoints/ folder of a run."""
 
-    def __init__(self, directory, *, keep=None, read_only=False):
+    def __init__(
+        self, directory: str | Path, *, keep: int | None = None, read_only: bool = False
+    ) -> None:
         # Only the run itself may remove what a killed save left: to a reader it may be a save
         # under way.
         options = ocp.CheckpointManagerOptions(
@@ -17,11 +22,11 @@ class Checkpoints:
         )
         self.manager = ocp.CheckpointManager(Path(directory).absolute(), options=options)
 
-    def latest_step(self):
+    def latest_step(self) -> int | None:
         """The newest checkpoint's step, or None. A save killed half way is not seen."""
         return self.manager.latest_step()
 
-    def save(self, step, state):
+    def save(self, step: int, state: TrainState) -> None:
         """Starts saving `state`; returns while the writing goes on.
 
         Raises:
@@ -30,12 +35,13 @@ class Checkpoints:
         if not self.manager.save(step, args=ocp.args.StandardSave(state)):
             raise RuntimeError(f"checkpoint of step {step} was not saved: does it exist already?")
 
-    def restore(self, step, like):
+    def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of `step`, with the shapes, dtypes and shardings of `like`."""
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        return self.manager.restore(step, args=ocp.args.StandardRestore(target))
+        state = self.manager.restore(step, args=ocp.args.StandardRestore(target))
+        return cast(TrainState, state)  # Orbax gives back what it is asked for
 
-    def restore_params(self, step, like):
+    def restore_params(self, step: int, like: Params) -> Params:
         """The parameters alone of `step`, with the shapes and shardings of `like`."""
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"params": like})
         restore = ocp.args.PyTreeRestore(
@@ -45,7 +51,7 @@ class Checkpoints:
         )
         return self.manager.restore(step, args=restore)["params"]
 
-    def close(self):
+    def close(self) -> None:
         """Waits for the last save."""
         self.manager.wait_until_finished()
         self.manager.close()

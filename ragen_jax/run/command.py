@@ -5,11 +5,12 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 import jax
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from ragen_jax import configs
 from ragen_jax.run.memory import keep_freed_memory
@@ -21,7 +22,7 @@ CONFIGS = Path(configs.__file__).parent
 RUN_CONFIG = Path(__file__).with_name("run_config.py")
 
 
-def define_config():
+def define_config() -> flags.FlagHolder[ConfigDict]:
     """The --config flag: a file with get_config(), or the name of one of ours; after a colon its
     argument."""
     flags.DEFINE_bool(
@@ -39,12 +40,12 @@ def define_config():
     )
 
 
-def config_given():
+def config_given() -> bool:
     """Whether the command line names a config file."""
     return _value(sys.argv, "config") is not None
 
 
-def _value(argv, name):
+def _value(argv: Sequence[str], name: str) -> str | None:
     """The value of a flag on a command line that is not parsed yet; None: it is not there."""
     words = argv[1:]  # of a command without any: none
     for index, word in enumerate(words):
@@ -54,7 +55,7 @@ def _value(argv, name):
     return None
 
 
-def _default(argv):
+def _default(argv: Sequence[str]) -> str:
     """The config where none is named: of the run in --workdir, or DEFAULT_CONFIG."""
     workdir = _value(argv, "workdir")
     if workdir and (Path(workdir) / "config.json").exists():
@@ -62,7 +63,7 @@ def _default(argv):
     return DEFAULT_CONFIG
 
 
-def config_file(value):
+def config_file(value: str) -> str:
     """FILE[:PRESET] of a --config that may be a name: "sokoban:llm" of configs/sokoban.py.
 
     Raises:
@@ -80,7 +81,7 @@ def config_file(value):
     return f"{ours[name]}{colon}{preset}"
 
 
-def with_config_file(argv):
+def with_config_file(argv: Sequence[str]) -> list[str]:
     """A command line whose --config is a file: what was given, or the default."""
     if _value(argv, "config") is None:
         argv = [argv[0], f"--config={_default(argv)}", *argv[1:]]
@@ -95,12 +96,12 @@ def with_config_file(argv):
     return words
 
 
-def overrides():
+def overrides() -> list[str]:
     """The fields that the command line sets (--config.FIELD=VALUE), dotted, in its order."""
     return list(config_flags.get_override_values(flags.FLAGS["config"]))
 
 
-def run_command(main):
+def run_command(main: Callable[[list[str]], None]) -> None:
     """Runs `main(argv)` behind absl's flags; unusable flags print one line and exit with 2."""
     logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console
 
@@ -135,12 +136,12 @@ def run_command(main):
                 traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)
+            os._exit(code if isinstance(code, int) else 1)
 
     app.run(run, flags_parser=parse)
 
 
-def join_processes(environ):
+def join_processes(environ: Mapping[str, str]) -> None:
     """jax.distributed.initialize, with what JAX does not find by itself from `environ`.
 
     Raises:
@@ -161,7 +162,7 @@ def join_processes(environ):
 
 
 @contextlib.contextmanager
-def bad_input(*further):
+def bad_input(*further: type[Exception]) -> Generator[None]:
     """Turns a ValueError (and the exceptions named) into one line on stderr and exit code 2."""
     try:
         yield
@@ -170,7 +171,7 @@ def bad_input(*further):
         raise SystemExit(BAD_INPUT) from None
 
 
-def _one_line(error):
+def _one_line(error: Exception) -> str:
     # ml_collections hands on what a config file raised as the text of its traceback.
     text = str(error).rsplit("ValueError: ", 1)[-1]
     if isinstance(error, (AttributeError, KeyError)):

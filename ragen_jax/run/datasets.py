@@ -8,11 +8,14 @@ import contextlib
 import hashlib
 import io
 import json
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 
+from ragen_jax.envs.types import Environment, SolvableEnvironment, State
 from ragen_jax.randomness import Purpose, generator
 
 # First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
@@ -25,30 +28,45 @@ class Generated(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
 
-    def __init__(self, *, generate, features, data_dir):
+    def __init__(
+        self,
+        *,
+        generate: Callable[[], Iterable[dict[str, Any]]],
+        features: dict[str, Any],
+        data_dir: str,
+    ) -> None:
         self._generate = generate
         self._features = {"index": np.int64, **features}
         super().__init__(data_dir=data_dir, file_format="array_record")
 
-    def _info(self):
+    def _info(self) -> tfds.core.DatasetInfo:
         features = tfds.features.FeaturesDict(self._features)
         return tfds.core.DatasetInfo(builder=self, features=features)
 
-    def _split_generators(self, download_manager):
+    def _split_generators(
+        self, download_manager: tfds.download.DownloadManager
+    ) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         return {"examples": self._generate_examples()}
 
-    def _generate_examples(self):
+    def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for index, example in enumerate(self._generate()):
             yield index, {"index": index, **example}
 
 
-def settings_hash(settings):
+def settings_hash(settings: dict[str, Any] | list[dict[str, Any]]) -> str:
     """12 hex digits of the SHA-256 of JSON-like settings."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def load_or_generate(name, settings, *, features, generate, directory):
+def load_or_generate(
+    name: str,
+    settings: dict[str, Any],
+    *,
+    features: dict[str, Any],
+    generate: Callable[[], Iterable[dict[str, Any]]],
+    directory: Path,
+) -> list[dict[str, Any]]:
     """The examples of a dataset, generated on first use.
 
     Args:
@@ -57,7 +75,7 @@ def load_or_generate(name, settings, *, features, generate, directory):
       directory: where TFDS keeps its files.
 
     Returns:
-      list of dicts in the order they were generated; text as str.
+      the examples in the order they were generated; text as str.
     """
     folder = Path(directory) / f"{name}_{settings_hash(settings)}"
     builder = Generated(generate=generate, features=features, data_dir=str(folder))
@@ -73,7 +91,14 @@ def load_or_generate(name, settings, *, features, generate, directory):
     ]
 
 
-def heldout_problems(environment, *, count, seed, settings, directory):
+def heldout_problems(
+    environment: Environment,
+    *,
+    count: int,
+    seed: int,
+    settings: dict[str, Any],
+    directory: Path,
+) -> tuple[list[int], list[State]]:
     """The evaluation set: `count` distinct problems, the same every time.
 
     Args:
@@ -125,7 +150,15 @@ def heldout_problems(environment, *, count, seed, settings, directory):
 SAMPLE = 16  # problems whose demonstrations stand for the environment's code
 
 
-def play_expert(environment, seeds, *, plan_moves, actions_per_turn, max_turns, max_actions):
+def play_expert(
+    environment: SolvableEnvironment,
+    seeds: Iterable[int],
+    *,
+    plan_moves: int,
+    actions_per_turn: int,
+    max_turns: int,
+    max_actions: int,
+) -> Iterator[dict[str, Any]]:
     """Problems played by an expert, turn by turn: what is seen, and what the expert replies.
 
     The expert solves the problem again from where each turn finds it, so that after a slip every
@@ -150,6 +183,7 @@ def play_expert(environment, seeds, *, plan_moves, actions_per_turn, max_turns, 
             if done or left <= 0:
                 break
             plan = environment.solve(state)
+            assert plan is not None, f"imitation problem {seed} has no solution from turn {turn} on"
             now = plan[: min(actions_per_turn, left)]
             thought = environment.explain(state, plan[:plan_moves])
             yield {
@@ -164,7 +198,7 @@ def play_expert(environment, seeds, *, plan_moves, actions_per_turn, max_turns, 
                     state, done = step.state, step.done
 
 
-def fingerprint(environment, **settings):
+def fingerprint(environment: SolvableEnvironment, **settings: int) -> str:
     """A hash of SAMPLE problems that an expert plays now, for names of caches.
 
     It changes with the environment's rules, rendering, solver, explanations or problems, which no
@@ -177,7 +211,14 @@ def fingerprint(environment, **settings):
     return settings_hash(list(play_expert(environment, seeds, **settings)))
 
 
-def demonstrations(environment, *, rooms, settings, directory, **play):
+def demonstrations(
+    environment: SolvableEnvironment,
+    *,
+    rooms: int,
+    settings: dict[str, Any],
+    directory: Path,
+    **play: int,
+) -> list[dict[str, Any]]:
     """The examples of `play_expert` on so many problems, kept in a data set.
 
     Args:

@@ -6,7 +6,8 @@ hang or use up all memory, not what is unwise.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -24,7 +25,7 @@ class When:
     """A condition on other fields, without which a field is not read."""
 
     names: tuple[str, ...]  # the fields that decide
-    holds: Callable  # (their values) -> bool
+    holds: Callable[..., bool]  # of their values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Domain:
     """The values of a field."""
 
     what: str  # in words, behind "it must be"
-    accepts: Callable  # (value) -> bool
+    accepts: Callable[[Any], bool]
     read: tuple[When, ...]  # conditions that must all hold for a run to read it; (): always
 
 
-def whole(least, most, *read):
+def whole(least: int, most: int, *read: When) -> Domain:
     """Ints from `least` to `most`; a bool is none."""
 
     def accepts(value):
@@ -45,24 +46,24 @@ def whole(least, most, *read):
     return Domain(f"a whole number from {least} to {most}", accepts, read)
 
 
-def number(least, most, *read):
+def number(least: float, most: float, *read: When) -> Domain:
     """Finite numbers from `least` to `most`; an int is one, too."""
     return Domain(f"a number from {least} to {most}", _numbers(least, most), read)
 
 
-def above(least, most, *read):
+def above(least: float, most: float, *read: When) -> Domain:
     """Finite numbers above `least`, at most `most`."""
     return Domain(f"a number above {least}, at most {most}", _numbers(least, most, least), read)
 
 
-def _numbers(least, most, open_end=None):
+def _numbers(least: float, most: float, open_end: float | None = None) -> Callable[[Any], bool]:
     def accepts(value):
         return type(value) in (int, float) and least <= value <= most and value != open_end
 
     return accepts
 
 
-def one_of(choices: Collection[str], *read):
+def one_of(choices: Collection[str], *read: When) -> Domain:
     """One of some texts."""
 
     def accepts(value):
@@ -71,36 +72,36 @@ def one_of(choices: Collection[str], *read):
     return Domain(f"one of {', '.join(choices)}", accepts, read)
 
 
-def several_of(choices, *read):
+def several_of(choices: Collection[str], *read: When) -> Domain:
     """A tuple (or list) of at least one of some texts."""
-    one = one_of(choices)
+    member = one_of(choices)
 
     def accepts(value):
-        return type(value) in (tuple, list) and len(value) > 0 and all(map(one.accepts, value))
+        return type(value) in (tuple, list) and len(value) > 0 and all(map(member.accepts, value))
 
     return Domain(f"some of {', '.join(choices)}", accepts, read)
 
 
-def several(one, *read):
+def several(member: Domain, *read: When) -> Domain:
     """A tuple (or list), maybe empty, of values of another domain."""
 
     def accepts(value):
-        return type(value) in (tuple, list) and all(map(one.accepts, value))
+        return type(value) in (tuple, list) and all(map(member.accepts, value))
 
-    return Domain(f"a tuple, each of it {one.what}", accepts, read)
+    return Domain(f"a tuple, each of it {member.what}", accepts, read)
 
 
-def flag(*read):
+def flag(*read: When) -> Domain:
     """True or False."""
     return Domain("True or False", lambda value: type(value) is bool, read)
 
 
-def text(*read):
+def text(*read: When) -> Domain:
     """A text that is not empty."""
     return Domain("a text", lambda value: type(value) is str and value.strip() != "", read)
 
 
-def section(*read):
+def section(*read: When) -> Domain:
     """A section of fields that base.py does not know."""
     return Domain("a section", lambda value: isinstance(value, ConfigDict), read)
 
@@ -142,7 +143,7 @@ HELD_OUT = When(
 TIGHTENED = When(("regimes.action",), lambda action: action == "tighten")
 
 
-def _rule(name):
+def _rule(name: str) -> When:
     return When((f"stopping.{name}.action",), lambda action: action != "off")
 
 
@@ -309,14 +310,14 @@ DOMAINS = {
 # ------------------------------------------------------------------------------ applying it
 
 
-def field(config, dotted):
+def field(config: ConfigDict, dotted: str) -> Any:
     """config.a.b for "a.b"."""
     for name in dotted.split("."):
         config = config[name]
     return config
 
 
-def leaves(config):
+def leaves(config: ConfigDict) -> dict[str, Any]:
     """{"a.b": value} of a config's fields; also.*, env.options and what is empty are leaves."""
 
     def walk(node, prefix):
@@ -330,7 +331,7 @@ def leaves(config):
     return dict(walk(config, ""))
 
 
-def entries(config):
+def entries(config: ConfigDict) -> Iterator[tuple[str, Domain, Callable[[str], str]]]:
     """(name, `Domain`, name -> the name of the field that it means there) of all fields.
 
     Fields of also.NAME.env have the entries of env, also.NAME.groups that of rollout.groups.
@@ -347,14 +348,14 @@ def entries(config):
                 yield inside(name), domain, inside
 
 
-def unread(config, names):
+def unread(config: ConfigDict, names: Collection[str]) -> dict[str, str]:
     """{field: why} of those of the fields `names` that a run of the config never reads.
 
     Args:
       config: one that passes check.check.
       names: dotted, as in DOMAINS or in also; others (options of environments) are passed over.
     """
-    found = {}
+    reasons = {}
     for name, domain, inside in entries(config):
         if name not in names:
             continue
@@ -362,12 +363,12 @@ def unread(config, names):
             deciding = {inside(other): field(config, inside(other)) for other in when.names}
             if not when.holds(*deciding.values()):
                 decided = ", ".join(f"{other}={value}" for other, value in deciding.items())
-                found[name] = f"with {decided}"
+                reasons[name] = f"with {decided}"
                 break
-    return found
+    return reasons
 
 
-def warning(reasons):
+def warning(reasons: Mapping[str, str]) -> str:
     """One line about fields that were set in vain, or "" where there is none.
 
     Args:
@@ -377,7 +378,7 @@ def warning(reasons):
     for name, why in reasons.items():
         by_reason.setdefault(why, []).append(name)
     parts = [
-        f"{', '.join(found)} {'is' if len(found) == 1 else 'are'} set but not read {why}"
-        for why, found in by_reason.items()
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} set but not read {why}"
+        for why, names in by_reason.items()
     ]
     return "warning: " + "; ".join(parts) if parts else ""

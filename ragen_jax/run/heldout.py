@@ -2,38 +2,48 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
+from ragen_jax.envs.types import Environment, State
 from ragen_jax.groups import combine_metrics
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import turn_reward
-from ragen_jax.rollout.play import rollout
+from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.play import Budgets, Sampling, rollout
 from ragen_jax.run.build import build_budgets, build_eval_sampling
+from ragen_jax.types import Episode, Metrics, Params
+
+if TYPE_CHECKING:  # importing it takes TFDS
+    from ragen_jax.run.tasks import Task
 
 
 def play_problems(
-    model,
-    params,
-    chat,
-    environment,
-    seeds,
-    states,
+    model: Qwen,
+    params: Params,
+    chat: Chat,
+    environment: Environment,
+    seeds: Sequence[int],
+    states: Sequence[State],
     *,
-    samples,
-    rows,
-    key,
-    budgets,
-    sampling,
-    compact=True,
-):
+    samples: int,
+    rows: int,
+    key: jax.Array,
+    budgets: Budgets,
+    sampling: Sampling,
+    compact: bool = True,
+) -> list[Episode]:
     """Plays every problem `samples` times, in chunks of about `rows` episodes.
 
     The noise of a problem depends on `key`, its seed and the member alone, so that two policies
     meet the same problems with the same noise.
 
     Returns:
-      list of `Episode`, problem by problem; `group` counts problems.
+      the episodes, problem by problem; `group` counts problems.
     """
     chunk = max(1, rows // samples)
     episodes = []
@@ -55,7 +65,9 @@ def play_problems(
     return episodes
 
 
-def evaluate(model, params, tasks, *, samples=1):
+def evaluate(
+    model: Qwen, params: Params, tasks: Sequence["Task"], *, samples: int = 1
+) -> tuple[Metrics, list[list[Episode]]]:
     """eval/* metrics on the held-out problems of each task, and the episodes.
 
     Args:
@@ -86,7 +98,7 @@ def evaluate(model, params, tasks, *, samples=1):
     return combine_metrics(tasks, metrics_E), episodes_E
 
 
-def summarise(episodes, *, samples, format_penalty):
+def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: float) -> Metrics:
     """eval/* metrics of episodes: success with its 95 % interval, return, replies, pass@k.
 
     success +- success_ci95 holds `wilson_interval`, whose farther end it reaches. pass@k is the
@@ -100,7 +112,7 @@ def summarise(episodes, *, samples, format_penalty):
         for episode in episodes
     ]
     success = float(success_NK.mean())
-    metrics = {
+    metrics: dict[str, Any] = {  # of Python's floats and NumPy's
         "eval/success": success,
         "eval/success_ci95": max(abs(end - success) for end in wilson_interval(success_NK)),
         "eval/return": np.mean(returns),
@@ -115,7 +127,7 @@ def summarise(episodes, *, samples, format_penalty):
     return metrics
 
 
-def wilson_interval(success_NK, z=1.959964):
+def wilson_interval(success_NK: np.ndarray, z: float = 1.959964) -> tuple[float, float]:
     """(lower, upper end) of the 95 % interval of a success rate over problems.
 
     Wilson's score interval (1927): with p the rate and n the number of independent episodes
@@ -140,13 +152,15 @@ def wilson_interval(success_NK, z=1.959964):
     return float(middle - half_width), float(middle + half_width)
 
 
-def pass_at_k(solved_N, samples, k):
+def pass_at_k(solved_N: Sequence[float] | np.ndarray, samples: int, k: int) -> float:
     """Mean over problems of 1 - C(samples - solved, k) / C(samples, k)."""
     total = math.comb(samples, k)
     return float(np.mean([1 - math.comb(samples - int(s), k) / total for s in solved_N]))
 
 
-def paired_gain(before_N, after_EN):
+def paired_gain(
+    before_N: Sequence[float] | np.ndarray, after_EN: Sequence[Sequence[float]] | list[np.ndarray]
+) -> tuple[float, float]:
     """Gain in success over the same problems, and its 95 % half-width (1.96 standard errors).
 
     Args:

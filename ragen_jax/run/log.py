@@ -2,12 +2,15 @@
 
 import json
 import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tqdm import tqdm
 
+from ragen_jax.rollout.chat import Chat
 from ragen_jax.run.heldout import paired_gain
 from ragen_jax.sharding import is_first
+from ragen_jax.types import Episode, Metrics, Turn
 
 # Console columns: metric, short name, format.
 COLUMNS = (
@@ -29,7 +32,7 @@ class MetricsLog:
     Undefined figures are left out: a row holds finite numbers only.
     """
 
-    def __init__(self, path, *, last_step):
+    def __init__(self, path: str | Path, *, last_step: int) -> None:
         """Opens the log to go on behind `last_step`; rows after it and torn lines are dropped."""
         self.path = Path(path)
         self.file = None
@@ -42,7 +45,7 @@ class MetricsLog:
         temporary.replace(self.path)
         self.file = self.path.open("a")
 
-    def write(self, step, metrics):
+    def write(self, step: int, metrics: Metrics) -> Metrics:
         """Appends a row; returns it."""
         row = {"step": int(step)}
         for name, value in metrics.items():
@@ -54,12 +57,12 @@ class MetricsLog:
             self.file.flush()
         return row
 
-    def close(self):
+    def close(self) -> None:
         if self.file:
             self.file.close()
 
 
-def read_metrics(path):
+def read_metrics(path: str | Path) -> list[Metrics]:
     """The rows of a metrics.jsonl; a last line torn by a kill is left out, none: []."""
     path = Path(path)
     if not path.exists():
@@ -69,7 +72,12 @@ def read_metrics(path):
     return [json.loads(line) for line in complete if line]
 
 
-def write_rollouts(path, episodes, chat, reward_of_turn):
+def write_rollouts(
+    path: str | Path,
+    episodes: Iterable[Episode],
+    chat: Chat,
+    reward_of_turn: Callable[[Turn], float],
+) -> None:
     """Episodes as JSON lines: OpenAI messages, token ids, rewards, success.
 
     Each turn is shown as the policy saw it: its own prompt text, then its reply.
@@ -102,13 +110,13 @@ def write_rollouts(path, episodes, chat, reward_of_turn):
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def console(line):
+def console(line: str) -> None:
     """Prints a line above any progress bar; the first process's alone."""
     if is_first():
         tqdm.write(line)
 
 
-def step_line(step, steps, row):
+def step_line(step: int, steps: int, row: Metrics) -> str:
     """The console line of a step."""
     cells = [
         f"{name} {form.format(row[metric])}" for metric, name, form in COLUMNS if metric in row
@@ -116,7 +124,7 @@ def step_line(step, steps, row):
     return f"step {step:>{len(str(steps))}}/{steps}  " + "  ".join(cells)
 
 
-def eval_line(step, row):
+def eval_line(step: int, row: Metrics) -> str:
     """The console line of an evaluation."""
     return (
         f"  eval at step {step}: success {row['eval/success']:.3f} "
@@ -125,7 +133,7 @@ def eval_line(step, row):
     )
 
 
-def write_outcomes(folder, step, episodes):
+def write_outcomes(folder: Path, step: int, episodes: Iterable[Episode]) -> None:
     """step_N.json: [problem's seed, solved] of every held-out problem at a step."""
     if not is_first():
         return
@@ -134,7 +142,7 @@ def write_outcomes(folder, step, episodes):
     path.write_text(json.dumps([[episode.seed, int(episode.success)] for episode in episodes]))
 
 
-def write_gradients(workdir, step, metrics):
+def write_gradients(workdir: Path, step: int, metrics: Metrics) -> None:
     """gradients/step_N.json: the gradient/* metrics of a step's checkpoint."""
     if not is_first():
         return
@@ -143,7 +151,7 @@ def write_gradients(workdir, step, metrics):
     path.write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
 
 
-def read_outcomes(folder):
+def read_outcomes(folder: Path) -> dict[int, list[int]]:
     """{step: [solved of every held-out problem]} of what `write_outcomes` wrote, in order."""
     paths = sorted(Path(folder).glob("step_*.json"))
     return {
@@ -152,7 +160,7 @@ def read_outcomes(folder):
     }
 
 
-def learning_curve(folder, title="held-out success"):
+def learning_curve(folder: Path, title: str = "held-out success") -> str:
     """Evaluations as lines with bars, and what was gained since step 0.
 
     The gain is the mean of the last three evaluations minus the first one, over the same

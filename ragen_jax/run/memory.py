@@ -7,7 +7,7 @@ import sys
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 
 
-def keep_freed_memory(one_arena=False):
+def keep_freed_memory(one_arena: bool = False) -> None:
     """Tells glibc's malloc to reuse large blocks; elsewhere than on Linux with glibc, nothing.
 
     XLA's CPU backend allocates the temporary buffers of every call anew. glibc serves blocks of

@@ -3,9 +3,11 @@
 command.py reads it where a command is given a run's --workdir and no --config.
 """
 
+from ml_collections import ConfigDict
+
 from ragen_jax.run.workdir import read_run_config
 
 
-def get_config(workdir):
+def get_config(workdir: str) -> ConfigDict:
     """The config that a run wrote to its folder."""
     return read_run_config(workdir)

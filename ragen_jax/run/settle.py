@@ -5,7 +5,11 @@ config.json of a run holds what came of it.
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
 
 from ragen_jax.configs.presets import OPEN, ROWS, SIZES
 from ragen_jax.model import hf, qwen, weights
@@ -15,12 +19,12 @@ from ragen_jax.run.sizes import minibatch_rows
 from ragen_jax.sharding import data_shards, make_mesh
 
 
-def is_open(config):
+def is_open(config: ConfigDict) -> bool:
     """Whether the config leaves a field open."""
     return any(field(config, name) is None for name in OPEN)
 
 
-def need_path(config):
+def need_path(config: ConfigDict) -> None:
     """Raises ValueError where preset llm was given no model."""
     if config.model.path is None:
         raise ValueError(
@@ -29,7 +33,7 @@ def need_path(config):
         )
 
 
-def settle(config, devices):
+def settle(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     """Fills in the open fields of a config, in place; what is set stays as it is.
 
     Args:

@@ -6,7 +6,7 @@ from ragen_jax.algorithms import ALGORITHMS
 from ragen_jax.rollout import chat
 
 
-def of_environments(config):
+def of_environments(config: ConfigDict) -> dict[str, ConfigDict]:
     """{name: the run's config with that environment as its only one}, config.env first.
 
     A config of one environment is its own only entry.
@@ -23,33 +23,33 @@ def of_environments(config):
     return alone
 
 
-def groups_of_environments(config):
-    """The groups of a step, environment by environment, as ints."""
+def groups_of_environments(config: ConfigDict) -> tuple[int, ...]:
+    """The groups of a step, environment by environment."""
     return tuple(c.rollout.groups for c in of_environments(config).values())
 
 
-def step_groups(config):
+def step_groups(config: ConfigDict) -> int:
     """The groups of a step, of all environments."""
     return sum(groups_of_environments(config))
 
 
-def due(every, step):
+def due(every: int, step: int) -> bool:
     """Whether what is done every so many steps (0: never) is done in this one."""
     return every > 0 and step % every == 0
 
 
-def turns_shown(env):
+def turns_shown(env: ConfigDict) -> int:
     """The most turns that a prompt of an environment's section can show."""
     return chat.CONTEXTS[env.context](env.max_turns, env.window)
 
 
-def row_tokens(config):
+def row_tokens(config: ConfigDict) -> int:
     """The most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
     shown = max(turns_shown(c.env) for c in of_environments(config).values())
     return shown * config.rollout.max_new_tokens
 
 
-def step_rows(config):
+def step_rows(config: ConfigDict) -> int:
     """The most rows of a step: what does not lie in an episode's first row has rows of its own."""
 
     def rows(c):
@@ -60,11 +60,11 @@ def step_rows(config):
     return sum(map(rows, of_environments(config).values()))
 
 
-def minibatch_rows(config):
+def minibatch_rows(config: ConfigDict) -> int:
     """The most rows that a minibatch can hold."""
     return -(-step_rows(config) // config.optimizer.minibatches)
 
 
-def has_critic(config):
+def has_critic(config: ConfigDict) -> bool:
     """Whether the config's algorithm learns with a critic."""
     return ALGORITHMS[config.algorithm.name].critic

@@ -6,15 +6,19 @@ Mathematics is elsewhere; what is here reads the config and hands it on.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from ragen_jax import batch as rows
 from ragen_jax.advantage import sample_variance
 from ragen_jax.diagnostics.regimes import update_regimes
 from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
-from ragen_jax.diagnostics.stopping import update_stopping
+from ragen_jax.diagnostics.stopping import Fired, update_stopping
+from ragen_jax.envs.types import State
 from ragen_jax.groups import (
     combine_metrics,
     concatenate_episodes,
@@ -29,24 +33,30 @@ from ragen_jax.rollout.play import Sampling, rollout
 from ragen_jax.run.build import build_budgets
 from ragen_jax.run.sizes import step_rows
 from ragen_jax.sharding import place
+from ragen_jax.types import Batch, Episode, Metrics, Params, TrainState
 from ragen_jax.update.learner import Outcomes
+
+if TYPE_CHECKING:
+    from ragen_jax.run.tasks import Task
+    from ragen_jax.run.training import Run
 
 
 @dataclasses.dataclass(frozen=True)
 class Played:
     """What was played for a step."""
 
-    selected: list  # `Episode`s that the step learns from, of all environments
-    episodes_E: list  # of each environment all its `Episode`s, groups numbered from 0
-    returns_E: list  # and their return_GK, undiscounted, penalties included
+    selected: list[Episode]  # that the step learns from, of all environments
+    episodes_E: list[list[Episode]]  # of each environment all of them, groups numbered from 0
+    returns_E: list[np.ndarray]  # and their return_GK, undiscounted, penalties included
 
 
-def play(run, policy, state, step):
+def play(
+    run: "Run", policy: Params, state: TrainState, step: int
+) -> tuple[TrainState, Played, Metrics]:
     """Plays the groups of a step; run under the mesh of sampling.
 
     Args:
-      run: `training.Run`. policy: parameters for sampling. state: `TrainState`.
-      step: number of the iteration.
+      policy: parameters for sampling. step: number of the iteration.
 
     Returns:
       (TrainState that knows what was played, `Played`, rollout/* and collect/* metrics).
@@ -67,7 +77,9 @@ def play(run, policy, state, step):
     return state, Played(selected, episodes_E, returns_E), metrics
 
 
-def episodes_of(run, policy):
+def episodes_of(
+    run: "Run", policy: Params
+) -> Callable[["Task", Sequence[int], Sequence[State], jax.Array], list[Episode]]:
     """(task, seeds_G, states_G, key) -> the episodes of a policy."""
 
     def play_task(task, seeds_G, states_G, key):
@@ -88,7 +100,7 @@ def episodes_of(run, policy):
     return play_task
 
 
-def make_batch(run, played):
+def make_batch(run: "Run", played: Played) -> tuple[Batch, Outcomes, Metrics]:
     """The rows and outcomes of the episodes that a step learns from.
 
     Returns:
@@ -111,7 +123,9 @@ def make_batch(run, played):
     return batch, outcomes, metrics
 
 
-def rewarded_batch(config, episodes, *, format_penalty):
+def rewarded_batch(
+    config: ConfigDict, episodes: Sequence[Episode], *, format_penalty: float | np.ndarray
+) -> tuple[Batch, np.ndarray]:
     """(`Batch` with the rewards of the config, return_GK), its rows padded to a bucket's length.
 
     Args:
@@ -128,7 +142,7 @@ def rewarded_batch(config, episodes, *, format_penalty):
     )
 
 
-def played_returns(config, episodes):
+def played_returns(config: ConfigDict, episodes: Sequence[Episode]) -> np.ndarray:
     """return_GK of an environment's episodes, penalties included."""
     rewards = turn_rewards(
         episodes,
@@ -139,7 +153,9 @@ def played_returns(config, episodes):
     return sum_turns(rewards, episodes[-1].group + 1)
 
 
-def watch(run, state, metrics, returns_E):
+def watch(
+    run: "Run", state: TrainState, metrics: Metrics, returns_E: Sequence[np.ndarray]
+) -> tuple[TrainState, list[Fired], Metrics]:
     """What the stopping rules and the alarm say of an iteration.
 
     Args:
@@ -165,8 +181,10 @@ def watch(run, state, metrics, returns_E):
         metrics_of_each(run.tasks, metrics),
         labels,
     )
-    state = state.replace(
-        stopping=place(stopping, state.step.sharding), regimes=place(regimes, state.step.sharding)
+    state = dataclasses.replace(
+        state,
+        stopping=place(stopping, state.step.sharding),
+        regimes=place(regimes, state.step.sharding),
     )
     if len(run.tasks) == 1:
         return state, fired + alarms, metrics_E[0]

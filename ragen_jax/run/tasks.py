@@ -5,9 +5,13 @@ one update learns from all of them.
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax
+from ml_collections import ConfigDict
 
+from ragen_jax.envs.types import Environment, State
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.run import datasets
@@ -16,6 +20,9 @@ from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.workdir import cache_directory
 from ragen_jax.sharding import first_goes_first
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -23,20 +30,22 @@ class Task:
 
     name: str
     label: str  # its name where several train together, "" where it is alone: for metrics, folders
-    config: object  # ConfigDict, the run's, with this environment as its only one
+    config: ConfigDict  # the run's, with this environment as its only one
     chat: Chat
-    environment: object  # problems of the training split
-    heldout_environment: object  # of the evaluation split
-    heldout: tuple  # (seeds, states)
+    environment: Environment  # problems of the training split
+    heldout_environment: Environment  # of the evaluation split
+    heldout: tuple[list[int], list[State]]  # (seeds, states)
     key: jax.Array  # of the policy's draws and the environment's noise while training
 
     @property
-    def groups(self):
+    def groups(self) -> int:
         """Groups of a step."""
         return self.config.rollout.groups
 
 
-def build_tasks(config, tokenizer, stop_ids):
+def build_tasks(
+    config: ConfigDict, tokenizer: "PreTrainedTokenizerFast", stop_ids: Sequence[int]
+) -> tuple[Task, ...]:
     """The `Task`s of a config, in the order of sizes.of_environments.
 
     Args:
@@ -49,7 +58,14 @@ def build_tasks(config, tokenizer, stop_ids):
     )
 
 
-def _build(name, label, index, config, tokenizer, stop_ids):
+def _build(
+    name: str,
+    label: str,
+    index: int,
+    config: ConfigDict,
+    tokenizer: "PreTrainedTokenizerFast",
+    stop_ids: Sequence[int],
+) -> Task:
     environment = build_environment(config, "train")
     heldout_environment = build_environment(config, "eval")
     with first_goes_first("heldout"):

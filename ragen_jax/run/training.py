@@ -7,14 +7,20 @@ import dataclasses
 import functools
 import signal
 import time
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from ragen_jax.diagnostics.stopping import Fired
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.play import Sampling, compile_ahead
 from ragen_jax.run.build import build_budgets
@@ -31,6 +37,14 @@ from ragen_jax.run.log import (
 )
 from ragen_jax.run.sizes import due
 from ragen_jax.sharding import agree, is_first
+from ragen_jax.types import Batch, Metrics, Params, TrainState
+from ragen_jax.update.learner import StepCredit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from ragen_jax.run.stages import Played
+    from ragen_jax.run.tasks import Task
 
 PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
 STOPPED = 3  # exit code after a stopping rule's "stop"
@@ -41,11 +55,11 @@ OF_UPDATE = ("select", "credit", "update")  # whose seconds time/update is the s
 class Stages:
     """Seconds spent in the named stages of a step, as time/* metrics."""
 
-    def __init__(self):
-        self.seconds = {}
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def __call__(self, name, mesh=None):
+    def __call__(self, name: str, mesh: Mesh | None = None) -> Generator[None]:
         """Times what is done under it, with a mesh in use if one is given."""
         start = time.perf_counter()
         if mesh is None:
@@ -55,7 +69,7 @@ class Stages:
                 yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def metrics(self):
+    def metrics(self) -> Metrics:
         """time/* of each stage; time/step of all, and of it time/update and the diagnosis."""
         s = self.seconds
         total = sum(s.values())
@@ -71,13 +85,13 @@ class Stages:
 class Run:
     """The parts of a training run that no mathematics receives."""
 
-    config: Any
+    config: ConfigDict
     workdir: Path
-    model: Any
-    tokenizer: Any
-    tasks: tuple  # of `tasks.Task`
-    mesh: Any  # of training
-    sampling_mesh: Any
+    model: Qwen
+    tokenizer: "PreTrainedTokenizerFast"
+    tasks: tuple["Task", ...]
+    mesh: Mesh  # of training
+    sampling_mesh: Mesh
     checkpoints: Checkpoints
     log: MetricsLog
     fresh: bool  # whether nothing of it was there before
@@ -85,13 +99,13 @@ class Run:
 
     # -------------------------------------------------------------------------- schedules
 
-    def steps_after(self, step):
+    def steps_after(self, step: int | jax.Array) -> Iterable[int]:
         """The numbers of the iterations behind a step, with a progress bar."""
         first, last = int(step) + 1, self.config.steps
         bar = None if is_first() else True  # None: on a terminal
         return tqdm(range(first, last + 1), initial=first - 1, total=last, disable=bar)
 
-    def first_look(self, policy):
+    def first_look(self, policy: Params) -> None:
         """Compiles the programs of rollouts ahead, and evaluates a policy before any update."""
         c = self.config
         for task in self.tasks if c.rollout.compact else ():
@@ -111,14 +125,14 @@ class Run:
         if self.fresh and c.eval.every:
             console(eval_line(0, self.log.write(0, self.evaluate(policy, 0))))
 
-    def evaluate_if_due(self, policy, step):
+    def evaluate_if_due(self, policy: Params, step: int) -> Metrics:
         """eval/* metrics of the held-out problems; {} where none is due."""
         every = self.config.eval.every
         if due(every, step) or every and step == self.config.steps:
             return self.evaluate(policy, step)
         return {}
 
-    def evaluate(self, policy, step):
+    def evaluate(self, policy: Params, step: int) -> Metrics:
         """eval/* metrics and time/eval; writes which problems were solved."""
         stage = Stages()
         with stage("eval", self.sampling_mesh):
@@ -129,12 +143,20 @@ class Run:
 
     # -------------------------------------------------------------------------- writing
 
-    def write_and_decide(self, step, metrics, state, fired, played, batch, credit):
+    def write_and_decide(
+        self,
+        step: int,
+        metrics: Metrics,
+        state: TrainState,
+        fired: Iterable[Fired],
+        played: "Played",
+        batch: Batch,
+        credit: StepCredit,
+    ) -> int | None:
         """Writes what a step has to say.
 
         Args:
-          metrics: its row. state: `TrainState` behind it.
-          fired: list of `Fired`. played: `stages.Played`.
+          metrics: its row. state: behind it.
           batch, credit: what it learnt from, kept where its update was not finite.
 
         Returns:
@@ -163,7 +185,7 @@ class Run:
                 console(f"its batch is in {path}")
         return self._save(step, state, {rule.action for rule in fired})
 
-    def _save(self, step, state, actions):
+    def _save(self, step: int, state: TrainState, actions: set[str]) -> int | None:
         """Saves the state if it is due; returns the exit code of a run that ends here."""
         c = self.config
         with jax.set_mesh(self.mesh):
@@ -180,7 +202,7 @@ class Run:
             return PREEMPTED
         return None
 
-    def finish(self):
+    def finish(self) -> None:
         """Closes what a whole run has written, and shows its learning curve."""
         self.log.close()
         for task in self.tasks if self.config.eval.every and is_first() else ():
@@ -192,9 +214,9 @@ class Run:
 class Preemption:
     """Whether SIGTERM has asked the run to save and stop."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.requested = False
         signal.signal(signal.SIGTERM, self._request)
 
-    def _request(self, signum, frame):
+    def _request(self, signum: int, frame: FrameType | None) -> None:
         self.requested = True

@@ -3,17 +3,18 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
 
-def cache_directory():
+def cache_directory() -> Path:
     """Where generated models and datasets are kept: $XDG_CACHE_HOME (or ~/.cache)/ragen_jax."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ragen_jax"
 
 
-def read_run_config(workdir):
+def read_run_config(workdir: str | Path) -> ConfigDict:
     """The config that a run wrote to its folder.
 
     Raises:
@@ -34,7 +35,7 @@ def read_run_config(workdir):
     return ConfigDict(typed(json.loads(path.read_text())))
 
 
-def same_run(config, workdir):
+def same_run(config: ConfigDict, workdir: Path) -> None:
     """Refuses to continue a run under a config that would make it another run.
 
     Raises:
@@ -57,7 +58,7 @@ def same_run(config, workdir):
             )
 
 
-def _flat(config):
+def _flat(config: ConfigDict) -> dict[str, Any]:
     """{"a.b": value} of a nested config, sequences as lists."""
 
     def leaves(node, prefix):

@@ -14,18 +14,22 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import Mesh
 
 from ragen_jax import losses
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.types import Array, Batch, Metrics, Params
 from ragen_jax.update import optimize
-from ragen_jax.update.policy import on_mesh
+from ragen_jax.update.policy import Frozen, on_mesh
 
 
 @flax.struct.dataclass
 class CriticState:
     """What the critic has learnt: part of `TrainState`."""
 
-    params: dict  # {"backbone": parameters or adapters, "value": float32 [D]}
-    opt_state: Any
+    params: Params  # {"backbone": parameters or adapters, "value": float32 [D]}
+    opt_state: Any  # of the optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +41,9 @@ class ValueLoss:
     norm_length: int  # of losses.token_weights
 
 
-def init_critic(backbone, width, optimizer, mesh):
+def init_critic(
+    backbone: Params, width: int, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> CriticState:
     """A `CriticState` whose values are all 0: it knows nothing yet, and says nothing.
 
     Args:
@@ -48,24 +54,26 @@ def init_critic(backbone, width, optimizer, mesh):
     return on_mesh(CriticState(params, optimizer.init(params)), mesh)
 
 
-def backbone_of(params):
+def backbone_of(params: Params) -> Params:
     """A copy of a policy's parameters without the output head, where that is an array apart."""
     return jax.tree.map(jnp.copy, {name: x for name, x in params.items() if name != "head"})
 
 
-def token_values(model, params, tokens_BT, frozen=None):
+def token_values(
+    model: Qwen, params: Params, tokens_BT: Array, frozen: Frozen | None = None
+) -> jax.Array:
     """The value of the state in which each token is chosen: of the tokens before it.
 
     Args:
       params: of `CriticState`. tokens_BT: int32 [B, T].
-      frozen: `policy.Frozen` where the backbone is adapters.
+      frozen: where the backbone is adapters.
 
     Returns:
       float32 [B, T], in units of reward; entry 0 is 0.
     """
     backbone = params["backbone"] if frozen is None else frozen.attach(params["backbone"])
     # Tied, the module asks for no output head.
-    body = dataclasses.replace(model, config=dataclasses.replace(model.config, tied=True))
+    body = Qwen(dataclasses.replace(model.config, tied=True))
     hidden, _ = body.apply({"params": backbone}, jnp.asarray(tokens_BT)[:, :-1])
     value_BT = jnp.einsum("btd,d->bt", hidden.astype(jnp.float32), params["value"])
     return jnp.pad(value_BT, ((0, 0), (1, 0)))
@@ -74,12 +82,22 @@ def token_values(model, params, tokens_BT, frozen=None):
 @functools.partial(
     jax.jit, static_argnames=("model", "optimizer", "loss"), donate_argnames="critic"
 )
-def critic_step(model, optimizer, loss, critic, minibatch, count, loss_scale, rate, frozen=None):
+def critic_step(
+    model: Qwen,
+    optimizer: optax.GradientTransformation,
+    loss: ValueLoss,
+    critic: CriticState,
+    minibatch: dict[str, jax.Array],
+    count: jax.Array,
+    loss_scale: jax.Array,
+    rate: jax.Array,
+    frozen: Frozen | None = None,
+) -> tuple[CriticState, dict[str, jax.Array]]:
     """One optimizer step of the critic on one minibatch; see `policy.update_step`.
 
     Args:
-      loss: `ValueLoss`. critic: `CriticState`, donated.
-      minibatch: dict of tokens, value (from before the update), target and mask, each
+      critic: donated.
+      minibatch: tokens, value (from before the update), target and mask, each
         [A, micro_batch, T].
       loss_scale: scalar, multiplies the loss. rate: scalar, multiplies the optimizer's step.
 
@@ -110,24 +128,24 @@ def critic_step(model, optimizer, loss, critic, minibatch, count, loss_scale, ra
 
 
 def update_critic(
-    model,
-    optimizer,
-    loss,
-    critic,
-    batch,
-    value_BT,
-    target_BT,
-    rows_B,
+    model: Qwen,
+    optimizer: optax.GradientTransformation,
+    loss: ValueLoss,
+    critic: CriticState,
+    batch: Batch,
+    value_BT: np.ndarray,
+    target_BT: np.ndarray,
+    rows_B: np.ndarray,
     *,
-    mesh,
-    rng,
-    minibatches,
-    micro_batch,
-    minibatch_rows,
-    loss_scale,
-    rates,
-    frozen=None,
-):
+    mesh: Mesh,
+    rng: np.random.Generator,
+    minibatches: int,
+    micro_batch: int,
+    minibatch_rows: int,
+    loss_scale: float,
+    rates: np.ndarray,
+    frozen: Frozen | None = None,
+) -> tuple[CriticState, Metrics]:
     """An iteration's updates of the critic on the kept rows of a batch.
 
     Args:
@@ -153,8 +171,8 @@ def update_critic(
         scale = np.float32(loss_scale)
         return critic_step(model, optimizer, loss, critic, arrays, count, scale, rate, frozen)
 
-    critic, found = optimize.run_updates(step, critic, dealt, rates)
-    metrics = optimize.averaged(found, prefix="critic")
+    critic, history = optimize.run_updates(step, critic, dealt, rates)
+    metrics = optimize.averaged(history, prefix="critic")
     inside = mask_BT[rows_B] > 0
     if inside.any():
         metrics["critic/explained_variance"] = explained_variance(
@@ -163,7 +181,7 @@ def update_critic(
     return critic, metrics
 
 
-def explained_variance(value_N, target_N):
+def explained_variance(value_N: np.ndarray, target_N: np.ndarray) -> float:
     """1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 one that says one number.
 
     Targets that do not vary explain nothing: nan, which a log leaves out.

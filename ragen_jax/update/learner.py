@@ -10,33 +10,39 @@ Axes: G groups, K episodes a group, B rows, T tokens, E environments.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+import optax
+from jax.sharding import Mesh
 
 from ragen_jax import losses
 from ragen_jax.algorithms import Credit, token_advantages
 from ragen_jax.filter import Filter, loss_scales, select_episodes
 from ragen_jax.groups import Part, measure_each
 from ragen_jax.model import lora
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.objectives import mismatch_weights
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef
 from ragen_jax.sharding import sampling_params
+from ragen_jax.types import Batch, Metrics, Params, TrainState
 from ragen_jax.update.critic import ValueLoss, update_critic
-from ragen_jax.update.passes import over_rows, statistics, values
+from ragen_jax.update.passes import Pass, over_rows, statistics, values
 from ragen_jax.update.policy import Frozen, Loss, update_policy
 from ragen_jax.zero_variance import zero_variance_advantage, zero_variance_signs
+
+Needed = TypeVar("Needed")
 
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
     """All that learning needs besides a step's batch and the state; see configs/base.py."""
 
-    model: Any
-    mesh: Any  # of training
-    sampling_mesh: Any
+    model: Qwen
+    mesh: Mesh  # of training
+    sampling_mesh: Mesh
     parts: tuple[Part, ...]  # the environments' shares of a step's groups
     filter: Filter
     reads_policy: bool  # whether a step reads its rows with the policy before it learns
@@ -46,26 +52,30 @@ class Learner:
     kl_coef: float
     zvp_coef: float
     mismatch: tuple[float, str] | None  # (cap, level) of the importance weights
-    optimizer: Any  # of policy and critic
+    optimizer: optax.GradientTransformation  # of policy and critic
     loss: Loss
     value_loss: ValueLoss
-    rates: Callable  # step -> learning rates of its minibatches: (policy's, critic's)
+    # step -> learning rates of its minibatches: (policy's, critic's)
+    rates: Callable[[int], tuple[np.ndarray, np.ndarray]]
     critic_alone: int  # first steps, in which only the critic learns
     seed: int
     minibatches: int
     micro_batch: int
     step_rows: int  # the most rows of a step
     minibatch_rows: int  # and of a minibatch
-    reference: dict | None  # parameters of the KL reference, where they are held apart
+    reference: Params | None  # parameters of the KL reference, where they are held apart
     frozen: Frozen | None  # the base model of LoRA training
 
     @functools.cached_property
-    def frozen_policy(self):
+    def frozen_policy(self) -> Frozen | None:
         """The base model of LoRA training as sampling reads it: placed once, never changed."""
-        return sampling_params(self.frozen.params, self.model, self.sampling_mesh)
+        if self.frozen is None:
+            return None
+        params = sampling_params(self.frozen.params, self.model, self.sampling_mesh)
+        return Frozen(params, self.frozen.scale)
 
     @property
-    def environment_G(self):
+    def environment_G(self) -> np.ndarray:
         """The environment of each group of a step, int."""
         return np.repeat(np.arange(len(self.parts)), [part.groups for part in self.parts])
 
@@ -99,18 +109,20 @@ class StepCredit:
     value_BT: np.ndarray | None  # the critic's, before its update
     old_logp_BT: np.ndarray  # what the policy's ratios are taken to
     loss_scale: float
-    metrics: dict  # update/*
+    metrics: Metrics  # update/*
 
 
 # ------------------------------------------------------------------------------ select
 
 
-def select(learner, state, batch, outcomes):
+def select(
+    learner: Learner, state: TrainState, batch: Batch, outcomes: Outcomes
+) -> tuple[Selection, Metrics]:
     """Which episodes to learn from; each environment's groups are selected by themselves.
 
     Args:
-      state: `TrainState`, whose alarm may have tightened the filter.
-      batch: `Batch` with rewards, padded to learner.step_rows. outcomes: `Outcomes`.
+      state: its alarm may have tightened the filter.
+      batch: with rewards, padded to learner.step_rows.
 
     Returns:
       (`Selection`, filter/* metrics).
@@ -123,6 +135,7 @@ def select(learner, state, batch, outcomes):
             learner, statistics, params, batch, rows_B, np.float32(learner.loss.temperature)
         )
         entropy_GK = episode_means(entropy_BT, batch).reshape(outcomes.return_GK.shape)
+    scale_E = _needed(state.regimes).filter_scale_E.tolist()
     score_G, keep_GK = jax.device_get(
         select_episodes(
             learner.filter,
@@ -130,7 +143,7 @@ def select(learner, state, batch, outcomes):
             outcomes.return_GK,
             outcomes.length_GK,
             entropy_GK,
-            value_E=tuple(learner.filter.value * x for x in state.regimes.filter_scale_E.tolist()),
+            value_E=tuple(learner.filter.value * x for x in scale_E),
         )
     )
     metrics = filter_metrics(score_G, keep_GK)
@@ -138,7 +151,7 @@ def select(learner, state, batch, outcomes):
     return Selection(keep_GK, score_G, logp_BT, entropy_BT), metrics
 
 
-def filter_metrics(score_G, keep_GK):
+def filter_metrics(score_G: np.ndarray, keep_GK: np.ndarray) -> Metrics:
     """filter/* figures of the groups' scores and the episodes kept."""
     return {
         "filter/kept_ratio": keep_GK.mean(),
@@ -149,7 +162,7 @@ def filter_metrics(score_G, keep_GK):
     }
 
 
-def episode_means(x_BT, batch):
+def episode_means(x_BT: np.ndarray, batch: Batch) -> np.ndarray:
     """Mean of x over the sampled tokens of each episode, float64."""
     real = batch.weight_B > 0
     sums, tokens = (
@@ -162,14 +175,10 @@ def episode_means(x_BT, batch):
 # ------------------------------------------------------------------------------ credit
 
 
-def assign_credit(learner, state, batch, selection, outcomes):
-    """What the kept episodes' tokens are credited with.
-
-    Args: as in `select`; selection: `Selection`.
-
-    Returns:
-      `StepCredit`.
-    """
+def assign_credit(
+    learner: Learner, state: TrainState, batch: Batch, selection: Selection, outcomes: Outcomes
+) -> StepCredit:
+    """What the kept episodes' tokens are credited with; arguments as in `select`."""
     keep_GK, return_GK = selection.keep_GK, outcomes.return_GK
     kept_B = _rows_of(keep_GK, batch)
     metrics = {}
@@ -180,7 +189,8 @@ def assign_credit(learner, state, batch, selection, outcomes):
     if learner.kl_in_reward:
         coef, kind = learner.kl_in_reward
         kl_coef = coef * float(state.kl_scale)
-        reference = learner.reference if learner.frozen is None else learner.frozen.params
+        frozen = learner.frozen
+        reference = _needed(learner.reference) if frozen is None else frozen.params
         # A group is compared with all its members: what is kept of it with what is not.
         compared_GK = np.broadcast_to(keep_GK.any(1, keepdims=True), keep_GK.shape)
         rows_B = _rows_of(compared_GK, batch)
@@ -188,7 +198,7 @@ def assign_credit(learner, state, batch, selection, outcomes):
         ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B, temperature)
         # Not the sampler's log-probs: its rounding would be a KL of a policy that is its own
         # reference, and a group of equal returns is blown up by whatever tells its members apart.
-        kl_BT = np.array(losses.kl(selection.logp_BT, ref_BT, kind))
+        kl_BT = np.array(losses.kl(_needed(selection.logp_BT), ref_BT, kind))
         kl_BT[np.setdiff1d(np.arange(len(kl_BT)), rows_B)] = 0.0  # ref_BT was not read there
         inside = batch.mask_BT[kept_B] > 0
         metrics["update/kl"] = float(kl_BT[kept_B][inside].mean()) if inside.any() else np.nan
@@ -208,7 +218,7 @@ def assign_credit(learner, state, batch, selection, outcomes):
         sign_GK = zero_variance_signs(return_GK, outcomes.success_GK)
         shaped_BT = np.asarray(
             zero_variance_advantage(
-                selection.entropy_BT,
+                _needed(selection.entropy_BT),
                 batch.mask_BT,
                 np.asarray(sign_GK)[batch.group_B],
                 coef=learner.zvp_coef,
@@ -221,34 +231,35 @@ def assign_credit(learner, state, batch, selection, outcomes):
     old_logp_BT = batch.logp_BT
     if learner.mismatch:
         cap, level = learner.mismatch
+        logp_BT = _needed(selection.logp_BT)
         # A weight of at least 0 may as well multiply the advantage: every objective is linear in
         # it on either side of 0.
-        weight_BT = mismatch_weights(
-            selection.logp_BT, batch.logp_BT, batch.mask_BT, cap=cap, level=level
-        )
+        weight_BT = mismatch_weights(logp_BT, batch.logp_BT, batch.mask_BT, cap=cap, level=level)
         advantage_BT = advantage_BT * np.asarray(weight_BT)
         # The update itself will compare the policy with `old_logp_BT`, that is, with itself.
-        gap_BT = batch.mask_BT * abs(selection.logp_BT - batch.logp_BT)
+        gap_BT = batch.mask_BT * abs(logp_BT - batch.logp_BT)
         metrics["update/logp_gap"] = float(gap_BT.max())
-        old_logp_BT = (batch.mask_BT * selection.logp_BT).astype(np.float32)
+        old_logp_BT = (batch.mask_BT * logp_BT).astype(np.float32)
     return StepCredit(advantage_BT, target_BT, value_BT, old_logp_BT, loss_scale, metrics)
 
 
 # ------------------------------------------------------------------------------ update
 
 
-def update(learner, state, batch, selection, credit):
+def update(
+    learner: Learner, state: TrainState, batch: Batch, selection: Selection, credit: StepCredit
+) -> tuple[TrainState, Metrics]:
     """The step's updates of the critic, then of the policy.
 
     Args:
-      state: `TrainState`, donated. The others: as in `assign_credit`; credit: `StepCredit`.
+      state: donated. The others: as in `assign_credit`.
 
     Returns:
       (`TrainState` of the next step, update/*, critic/* and rollout/logp_gap metrics).
     """
     step = int(state.step) + 1
     rows_B = _rows_of(selection.keep_GK, batch)
-    settings = dict(
+    settings: dict[str, Any] = dict(
         mesh=learner.mesh,
         minibatches=learner.minibatches,
         micro_batch=learner.micro_batch,
@@ -257,8 +268,8 @@ def update(learner, state, batch, selection, credit):
         frozen=learner.frozen,
     )
     policy_rates, critic_rates = learner.rates(step)
-    metrics = {"update/count": 0}
-    critic_metrics = {}
+    metrics: Metrics = {"update/count": 0}
+    critic_metrics: Metrics = {}
     if state.critic is not None:
         critic, critic_metrics = update_critic(
             learner.model,
@@ -266,14 +277,14 @@ def update(learner, state, batch, selection, credit):
             learner.value_loss,
             state.critic,
             batch,
-            credit.value_BT,
-            credit.target_BT,
+            _needed(credit.value_BT),
+            _needed(credit.target_BT),
             rows_B,
             rng=generator(Purpose.CRITIC_ORDER, learner.seed, step),
             rates=critic_rates,
             **settings,
         )
-        state = state.replace(critic=critic)
+        state = dataclasses.replace(state, critic=critic)
     if state.critic is None or step > learner.critic_alone:
         state, metrics = update_policy(
             learner.model,
@@ -281,7 +292,7 @@ def update(learner, state, batch, selection, credit):
             learner.loss,
             state,
             learner.reference,
-            batch.replace(logp_BT=credit.old_logp_BT),
+            dataclasses.replace(batch, logp_BT=credit.old_logp_BT),
             credit.advantage_BT,
             rows_B,
             rng=generator(Purpose.POLICY_ORDER, learner.seed, step),
@@ -293,25 +304,35 @@ def update(learner, state, batch, selection, credit):
     if learner.kl_control and np.isfinite(metrics.get("update/kl", np.nan)):
         target, gain = learner.kl_control
         kl_scale = adapt_kl_coef(state.kl_scale, metrics["update/kl"], target=target, gain=gain)
-        state = state.replace(kl_scale=jax.device_put(kl_scale, state.kl_scale.sharding))
+        placed = jax.device_put(kl_scale, state.kl_scale.sharding)
+        state = dataclasses.replace(state, kl_scale=placed)
         metrics["update/kl_coef"] = learner.kl_coef * float(kl_scale)
-    return state.replace(step=state.step + 1), metrics
+    return dataclasses.replace(state, step=state.step + 1), metrics
 
 
-def sampling_policy(learner, state):
+def sampling_policy(learner: Learner, state: TrainState) -> Params:
     """The parameters that sampling and scoring read."""
-    if learner.frozen is None:
+    frozen = learner.frozen_policy
+    if frozen is None:
         return sampling_params(state.params, learner.model, learner.sampling_mesh)
-    adapters = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
-    return Frozen(learner.frozen_policy, learner.frozen.scale).attach(adapters)
+    return frozen.attach(lora.place_adapters(state.params, learner.model, learner.sampling_mesh))
 
 
-def _rows_of(keep_GK, batch):
+def _needed(x: Needed | None) -> Needed:
+    """x, which is there wherever the settings need it: run/build.py and `select` see to that."""
+    if x is None:
+        raise TypeError("the settings of this step need what is None here")
+    return x
+
+
+def _rows_of(keep_GK: np.ndarray, batch: Batch) -> np.ndarray:
     """Indices of the rows that hold the episodes of a mask."""
     return np.flatnonzero(keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0))
 
 
-def _pass(learner, function, params, batch, rows_B, extra):
+def _pass(
+    learner: Learner, function: Pass, params: Params, batch: Batch, rows_B: np.ndarray, extra: Any
+) -> tuple[np.ndarray, ...]:
     """`over_rows` with the shapes of an update."""
     micro = learner.micro_batch
     return over_rows(

@@ -11,19 +11,39 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ragen_jax.model.qwen import head
+from ragen_jax.model.qwen import Qwen, head
+from ragen_jax.types import Array, Params
 
 VOCAB_CHUNK = 8192  # logits of one token held at a time
 
 
-def _chunks(V):
+def _chunks(V: int) -> int:
     """Into how many chunks a vocabulary is cut: evenly where up to twice the least number does, so
     that the head need not be padded (which copies it)."""
     least = -(-V // VOCAB_CHUNK)
     return next((n for n in range(least, 2 * least + 1) if V % n == 0), least)
 
 
-def vocabulary_statistics(hidden, head_VD, target, temperature, reference=None):
+def _scaled_logits(
+    hidden_ND: jax.Array, weight_CD: jax.Array, temperature: Array | float
+) -> jax.Array:
+    """Float32 logits [N, C] of a chunk of C tokens over the temperature."""
+    logit = jnp.einsum(
+        "nd,vd->nv",
+        hidden_ND,
+        weight_CD.astype(hidden_ND.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return logit / temperature
+
+
+def vocabulary_statistics(
+    hidden: jax.Array,
+    head_VD: jax.Array,
+    target: jax.Array,
+    temperature: Array | float,
+    reference: tuple[jax.Array, jax.Array] | None = None,
+) -> tuple[jax.Array, ...]:
     """log p(target) and the entropy of p = softmax(hidden @ head.T / temperature), in nats.
 
     Runs over the vocabulary in chunks with a running maximum (online log-sum-exp); the backward
@@ -48,15 +68,6 @@ def vocabulary_statistics(hidden, head_VD, target, temperature, reference=None):
         padded = jnp.pad(weight_VD, ((0, chunks * chunk - V), (0, 0)))
         return padded.reshape(chunks, chunk, -1)
 
-    def scaled_logits(hidden, weight_CD):
-        logit = jnp.einsum(
-            "nd,vd->nv",
-            hidden,
-            weight_CD.astype(hidden.dtype),
-            preferred_element_type=jnp.float32,
-        )
-        return logit / temperature
-
     zero = jnp.zeros(target.shape, jnp.float32)
     lowest = jnp.full(target.shape, -jnp.inf, jnp.float32)
     pieces, start = [jnp.arange(chunks), cut(head_VD)], [lowest, zero, zero, zero]
@@ -71,7 +82,7 @@ def vocabulary_statistics(hidden, head_VD, target, temperature, reference=None):
         top, total, weighted, picked, *other = carry
         index, weight_CD, *other_weight = piece
         column = index * chunk + jnp.arange(chunk)
-        logit = jnp.where(column < V, scaled_logits(hidden, weight_CD), -jnp.inf)
+        logit = jnp.where(column < V, _scaled_logits(hidden, weight_CD, temperature), -jnp.inf)
         new_top = jax.lax.stop_gradient(jnp.maximum(top, logit.max(-1)))
         e = jnp.exp(logit - new_top[..., None])
         old = jnp.exp(top - new_top)
@@ -88,7 +99,7 @@ def vocabulary_statistics(hidden, head_VD, target, temperature, reference=None):
         carry = (new_top, total, weighted, picked)
         if other:
             ref_top, ref_total, gap = other
-            ref_logit = scaled_logits(reference_hidden, other_weight[0])
+            ref_logit = _scaled_logits(reference_hidden, other_weight[0], temperature)
             ref_logit = jnp.where(column < V, ref_logit, -jnp.inf)
             new_ref_top = jax.lax.stop_gradient(jnp.maximum(ref_top, ref_logit.max(-1)))
             ref_e = jnp.exp(ref_logit - new_ref_top[..., None])
@@ -101,14 +112,21 @@ def vocabulary_statistics(hidden, head_VD, target, temperature, reference=None):
 
     (top, total, weighted, picked, *other), _ = jax.lax.scan(body, tuple(start), tuple(pieces))
     log_total = jnp.log(total)
-    found = [picked - top - log_total, log_total - weighted / total]
+    statistics = [picked - top - log_total, log_total - weighted / total]
     if other:
         ref_top, ref_total, gap = other
-        found.append(gap / total + (ref_top - top) + (jnp.log(ref_total) - log_total))
-    return tuple(x.reshape(shape) for x in found)
+        statistics.append(gap / total + (ref_top - top) + (jnp.log(ref_total) - log_total))
+    return tuple(x.reshape(shape) for x in statistics)
 
 
-def token_statistics(model, params, tokens_BT, *, temperature=1.0, reference=None):
+def token_statistics(
+    model: Qwen,
+    params: Params,
+    tokens_BT: Array,
+    *,
+    temperature: Array | float = 1.0,
+    reference: Params | None = None,
+) -> tuple[jax.Array, ...]:
     """Of each token given those before it: (logp_BT, entropy_BT), and KL_BT with a reference.
 
     Args:
@@ -126,17 +144,19 @@ def token_statistics(model, params, tokens_BT, *, temperature=1.0, reference=Non
         hidden, _ = model.apply({"params": params}, tokens_BT[:, :-1])
         return hidden, head(params)
 
-    found = vocabulary_statistics(
+    statistics = vocabulary_statistics(
         *read(params),
         tokens_BT[:, 1:],
         temperature,
         None if reference is None else read(reference),
     )
-    return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in found)
+    return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in statistics)
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def token_logps(model, params, tokens_BT, *, temperature=1.0):
+def token_logps(
+    model: Qwen, params: Params, tokens_BT: Array, *, temperature: Array | float = 1.0
+) -> jax.Array:
     """Log-probabilities of tokens under the model.
 
     Args:

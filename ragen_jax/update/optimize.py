@@ -8,14 +8,22 @@ Axes: B rows, T tokens, A micro-batches.
 """
 
 import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from ragen_jax import losses
 from ragen_jax.sharding import shard_micro_batches
+from ragen_jax.types import Metrics, Params
+
+State = TypeVar("State")
+# Micro-batches on the mesh, and how many of them hold any rows.
+Minibatch = tuple[dict[str, Any], np.int32]
 
 # What follows the warm-up, of a learning rate over so many updates.
 SCHEDULES = {
@@ -27,7 +35,9 @@ NOT_DECAYED = ("scale", "bias")  # parameters' own names: of norms, and of what 
 
 
 @functools.cache  # the optimizer is a static argument: equal settings should compile once
-def make_optimizer(*, b1, b2, eps, weight_decay, max_grad_norm):
+def make_optimizer(
+    *, b1: float, b2: float, eps: float, weight_decay: float, max_grad_norm: float
+) -> optax.GradientTransformation:
     """AdamW of learning rate 1 behind a global-norm clip; norms and biases do not decay.
 
     `apply_gradient` multiplies its step by the rate: a schedule that the optimizer counted itself
@@ -39,12 +49,14 @@ def make_optimizer(*, b1, b2, eps, weight_decay, max_grad_norm):
     )
 
 
-def _decayed(params):
+def _decayed(params: Params) -> Params:
     """Tree of bools: whether weight decay is for a parameter."""
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in NOT_DECAYED, params)
 
 
-def learning_rates(*, learning_rate, schedule, warmup_updates, total_updates):
+def learning_rates(
+    *, learning_rate: float, schedule: str, warmup_updates: int, total_updates: int
+) -> optax.Schedule:
     """update -> learning rate of the 0-based update of a run, which need not have taken place.
 
     Args:
@@ -60,7 +72,7 @@ def learning_rates(*, learning_rate, schedule, warmup_updates, total_updates):
     return after
 
 
-def weighted(minibatch, aggregation, norm_length):
+def weighted(minibatch: dict[str, jax.Array], aggregation: str, norm_length: int) -> dict[str, Any]:
     """A minibatch of [A, micro_batch, T] arrays with the `losses.Weights` of its mask."""
     mask = minibatch["mask"]
     mask_BT = mask.reshape(-1, mask.shape[-1])
@@ -68,7 +80,9 @@ def weighted(minibatch, aggregation, norm_length):
     return {**minibatch, "weights": jax.tree.map(lambda x: x.reshape(mask.shape), weights)}
 
 
-def summed(function, pieces, count):
+def summed(
+    function: Callable[[Any], tuple[Any, Any]], pieces: Any, count: jax.Array
+) -> tuple[Any, Any]:
     """function(micro-batch) -> (tree to be added up, tree of which the largest counts), over the
     first `count` micro-batches.
 
@@ -96,7 +110,12 @@ def summed(function, pieces, count):
     return jax.lax.fori_loop(0, count, micro, (zero, lowest))
 
 
-def summed_gradient(objective, params, pieces, count):
+def summed_gradient(
+    objective: Callable[[Params, Any], tuple[jax.Array, tuple[Any, Any]]],
+    params: Params,
+    pieces: Any,
+    count: jax.Array,
+) -> tuple[jax.Array, Params, dict[str, jax.Array], dict[str, jax.Array]]:
     """The objective and its gradient, summed over the first `count` micro-batches.
 
     Args:
@@ -116,7 +135,14 @@ def summed_gradient(objective, params, pieces, count):
     return *added, largest
 
 
-def apply_gradient(optimizer, rate, params, opt_state, value, grads):
+def apply_gradient(
+    optimizer: optax.GradientTransformation,
+    rate: jax.Array,
+    params: Params,
+    opt_state: Any,
+    value: jax.Array,
+    grads: Params,
+) -> tuple[Params, Any, dict[str, jax.Array]]:
     """One optimizer step times `rate`, left out where the objective or its gradient is not finite.
 
     Returns:
@@ -140,7 +166,9 @@ def apply_gradient(optimizer, rate, params, opt_state, value, grads):
     return keep(new_params, params), keep(new_opt_state, opt_state), metrics
 
 
-def micro_batches(arrays, rows, *, mesh, micro_batch, size):
+def micro_batches(
+    arrays: dict[str, Any], rows: np.ndarray, *, mesh: Mesh, micro_batch: int, size: int
+) -> Minibatch:
     """Chosen rows of [B, ...] arrays as [A, micro_batch, ...] on the mesh, and how many hold any.
 
     Padding is zero: an array of masks or weights must be among them for it not to count.
@@ -159,16 +187,25 @@ def micro_batches(arrays, rows, *, mesh, micro_batch, size):
     return shard_micro_batches(placed, mesh), np.int32(-(-len(rows) // micro_batch))
 
 
-def minibatches(arrays, rows_B, *, mesh, rng, minibatches, micro_batch, minibatch_rows):
+def minibatches(
+    arrays: dict[str, np.ndarray],
+    rows_B: np.ndarray,
+    *,
+    mesh: Mesh,
+    rng: np.random.Generator,
+    minibatches: int,
+    micro_batch: int,
+    minibatch_rows: int,
+) -> Iterator[Minibatch]:
     """The rows shuffled and dealt to a fixed number of minibatches, each padded to one shape.
 
     Filtering makes minibatches smaller, not updates fewer (RAGEN-2, section 3.3). Padding costs
     nothing, since only micro-batches with real rows are run.
 
     Args:
-      arrays: dict of [B, T] arrays on the host.
+      arrays: [B, T], on the host.
       rows_B: indices of the rows to be learnt from; may be empty.
-      rng: np.random.Generator of the order.
+      rng: of the order.
       minibatch_rows: the most rows a minibatch can have.
 
     Yields:
@@ -181,38 +218,45 @@ def minibatches(arrays, rows_B, *, mesh, rng, minibatches, micro_batch, minibatc
             yield micro_batches(arrays, rows, mesh=mesh, micro_batch=micro_batch, size=size)
 
 
-def run_updates(step, state, batches, rates):
+def run_updates(
+    step: Callable[[State, dict[str, Any], np.int32, np.float32], tuple[State, Any]],
+    state: State,
+    batches: Iterable[Minibatch],
+    rates: np.ndarray,
+) -> tuple[State, list[Metrics]]:
     """step(state, arrays, count, rate) -> (state, metrics) over `minibatches`, one after the other.
 
     Args:
       rates: float32, the learning rate of each minibatch; there may be more of them.
 
     Returns:
-      (state, list of the metrics, on the host).
+      (state, the metrics of each minibatch, on the host).
     """
-    found = []
+    history = []
     layout = jax.tree.map(lambda x: x.sharding, state)
     for (arrays, count), rate in zip(batches, rates, strict=False):
-        if found:  # XLA's CPU backend allots a call's temporaries at once, though it must wait
-            found[-1] = jax.device_get(found[-1])
+        if history:  # XLA's CPU backend allots a call's temporaries at once, though it must wait
+            history[-1] = jax.device_get(history[-1])
         state, metrics = step(state, arrays, count, rate)
         # XLA may call the same layout by another name (P() for P(None)), for which the next call
         # would be compiled again. Nothing is copied where only the name differs.
         state = jax.device_put(state, layout)
-        found.append(metrics)
-    return state, jax.device_get(found)
+        history.append(metrics)
+    return state, jax.device_get(history)
 
 
-def averaged(found, *, prefix, sums=("skipped",)):
+def averaged(
+    history: Sequence[Metrics], *, prefix: str, sums: Collection[str] = ("skipped",)
+) -> Metrics:
     """Metrics of an iteration's updates: their mean, the sum of those in `sums`, and the count.
 
     Args:
-      found: list of dicts of floats; may be empty.
+      history: of `run_updates`; may be empty.
     """
-    if not found:
+    if not history:
         return {f"{prefix}/count": 0}
     metrics = {
-        f"{prefix}/{name}": float((np.sum if name in sums else np.mean)([m[name] for m in found]))
-        for name in found[0]
+        f"{prefix}/{name}": float((np.sum if name in sums else np.mean)([m[name] for m in history]))
+        for name in history[0]
     }
-    return metrics | {f"{prefix}/count": len(found)}
+    return metrics | {f"{prefix}/count": len(history)}

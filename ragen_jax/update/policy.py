@@ -5,20 +5,26 @@ Axes: B rows, T tokens, A micro-batches.
 
 import dataclasses
 import functools
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+import optax
+from jax.sharding import Mesh, NamedSharding
 
 from ragen_jax import losses
 from ragen_jax.model import lora
+from ragen_jax.model.qwen import Qwen
 from ragen_jax.objectives import OBJECTIVES
 from ragen_jax.sharding import replicate
-from ragen_jax.types import TrainState
+from ragen_jax.types import Batch, Metrics, Params, TrainState
 from ragen_jax.update import optimize
 from ragen_jax.update.likelihood import token_logps, token_statistics
+
+Tree = TypeVar("Tree")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +47,10 @@ class Loss:
 class Frozen:
     """The base model of LoRA training: not trained, and the KL reference by itself."""
 
-    params: dict
-    scale: float  # of the adapters, alpha / rank
+    params: Params
+    scale: np.float32 | jax.Array  # of the adapters, alpha / rank
 
-    def attach(self, adapters):
+    def attach(self, adapters: Params) -> Params:
         """What the model runs with."""
         return lora.attach(self.params, adapters, scale=self.scale)
 
@@ -52,7 +58,14 @@ class Frozen:
 EXACT = "exact"  # the kl_kind that is no estimate: over the whole vocabulary
 
 
-def loss_parts(model, loss, params, ref_params, piece, kl_scale=1.0):
+def loss_parts(
+    model: Qwen,
+    loss: Loss,
+    params: Params,
+    ref_params: Params | None,
+    piece: dict[str, Any],
+    kl_scale: jax.Array | float = 1.0,
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
     """What the loss of a piece of a minibatch is the sum of, each with its coefficient.
 
     | part | of each token |
@@ -62,9 +75,8 @@ def loss_parts(model, loss, params, ref_params, piece, kl_scale=1.0):
     | entropy | -entropy_coef * H |
 
     Args:
-      loss: `Loss`.
       ref_params: parameters of the KL reference; not read when kl_coef is 0.
-      piece: dict of [B, T] arrays: tokens, logp (of the policy before the update), advantage, mask
+      piece: [B, T] arrays: tokens, logp (of the policy before the update), advantage, mask
         (1 on sampled tokens of real rows), and weights (`losses.Weights` of the whole minibatch).
       kl_scale: multiplies kl_coef.
 
@@ -94,9 +106,11 @@ def loss_parts(model, loss, params, ref_params, piece, kl_scale=1.0):
         weights=weights,
     )
     parts = {"task": task}
-    further = {"entropy": (-loss.entropy_coef, entropy_BT)}
+    further: dict[str, tuple[jax.Array | float, jax.Array]] = {
+        "entropy": (-loss.entropy_coef, entropy_BT)
+    }
     if exact:
-        further["kl"] = loss.kl_coef * kl_scale, *exact_kl
+        further["kl"] = loss.kl_coef * kl_scale, exact_kl[0]
     elif loss.kl_coef:
         ref_BT = token_logps(model, ref_params, tokens_BT, temperature=loss.temperature)
         kl_BT = losses.kl(logp_BT, jax.lax.stop_gradient(ref_BT), loss.kl_kind)
@@ -110,18 +124,26 @@ def loss_parts(model, loss, params, ref_params, piece, kl_scale=1.0):
 
 @functools.partial(jax.jit, static_argnames=("model", "optimizer", "loss"), donate_argnames="state")
 def update_step(
-    model, optimizer, loss, state, ref_params, minibatch, count, loss_scale, rate, frozen=None
-):
+    model: Qwen,
+    optimizer: optax.GradientTransformation,
+    loss: Loss,
+    state: TrainState,
+    ref_params: Params | None,
+    minibatch: dict[str, jax.Array],
+    count: jax.Array,
+    loss_scale: jax.Array,
+    rate: jax.Array,
+    frozen: Frozen | None = None,
+) -> tuple[TrainState, dict[str, jax.Array]]:
     """One optimizer step on one minibatch.
 
     Args:
-      optimizer: optax.GradientTransformation. loss: `Loss`.
-      state: `TrainState`, donated.
-      minibatch: dict of tokens, logp, advantage and mask, each [A, micro_batch, T].
+      state: donated.
+      minibatch: tokens, logp, advantage and mask, each [A, micro_batch, T].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
       loss_scale: scalar, multiplies the whole loss.
       rate: scalar, multiplies the optimizer's step.
-      frozen: `Frozen` where state.params are adapters; then ref_params is not read.
+      frozen: where state.params are adapters; then ref_params is not read.
 
     Returns:
       (TrainState, metrics): a non-finite loss or gradient leaves the state as it was and is
@@ -141,10 +163,17 @@ def update_step(
         optimizer, rate, state.params, state.opt_state, value, grads
     )
     metrics |= sums | maxima | {"loss": value}
-    return state.replace(params=params, opt_state=opt_state), metrics
+    return dataclasses.replace(state, params=params, opt_state=opt_state), metrics
 
 
-def init_state(params, optimizer, mesh, *, environments=(), **parts):
+def init_state(
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    environments: Iterable[str] = (),
+    **parts: Any,
+) -> TrainState:
     """A `TrainState` at step 0, its optimizer state laid out like the parameters.
 
     Args:
@@ -162,7 +191,7 @@ def init_state(params, optimizer, mesh, *, environments=(), **parts):
     return on_mesh(state, mesh)
 
 
-def on_mesh(tree, mesh):
+def on_mesh(tree: Tree, mesh: Mesh) -> Tree:
     """The tree, with what has no place on a mesh yet on every device of this one."""
     return jax.tree.map(
         lambda x: (
@@ -173,32 +202,32 @@ def on_mesh(tree, mesh):
 
 
 def update_policy(
-    model,
-    optimizer,
-    loss,
-    state,
-    ref_params,
-    batch,
-    advantage_BT,
-    rows_B,
+    model: Qwen,
+    optimizer: optax.GradientTransformation,
+    loss: Loss,
+    state: TrainState,
+    ref_params: Params | None,
+    batch: Batch,
+    advantage_BT: np.ndarray,
+    rows_B: np.ndarray,
     *,
-    mesh,
-    rng,
-    minibatches,
-    micro_batch,
-    minibatch_rows,
-    loss_scale,
-    rates,
-    frozen=None,
-):
+    mesh: Mesh,
+    rng: np.random.Generator,
+    minibatches: int,
+    micro_batch: int,
+    minibatch_rows: int,
+    loss_scale: float,
+    rates: np.ndarray,
+    frozen: Frozen | None = None,
+) -> tuple[TrainState, Metrics]:
     """An iteration's updates of the policy on the kept rows of a batch.
 
     Args:
-      batch: `Batch` on the host. advantage_BT: float32.
+      batch: on the host. advantage_BT: float32.
       rows_B: indices of the kept rows; may be empty, then nothing is updated.
       rng, minibatches, minibatch_rows: see `optimize.minibatches`.
       rates: float32, the learning rate of each minibatch (optimize.learning_rates).
-      frozen: `Frozen` where the state's parameters are LoRA adapters.
+      frozen: where the state's parameters are LoRA adapters.
 
     Returns:
       (TrainState, update/* metrics: means over the minibatches; update/logp_gap of the first;
@@ -225,8 +254,8 @@ def update_policy(
             model, optimizer, loss, state, ref_params, arrays, count, scale, rate, frozen
         )
 
-    state, found = optimize.run_updates(step, state, dealt, rates)
-    metrics = optimize.averaged(found, prefix="update")
-    if found:
-        metrics["update/logp_gap"] = float(found[0]["logp_gap"])
+    state, history = optimize.run_updates(step, state, dealt, rates)
+    metrics = optimize.averaged(history, prefix="update")
+    if history:
+        metrics["update/logp_gap"] = float(history[0]["logp_gap"])
     return state, metrics

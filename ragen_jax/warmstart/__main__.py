@@ -7,13 +7,14 @@ and `evaluate` build it when the config's model is "tiny" and it is not there ye
 """
 
 import json
+from collections.abc import Sequence
 
 from ragen_jax.run.check import check
 from ragen_jax.run.command import bad_input, define_config, run_command
 from ragen_jax.warmstart.imitate import tiny_model
 
 
-def main(argv):
+def main(argv: Sequence[str]) -> None:
     del argv
     config = CONFIG.value
     with bad_input():

@@ -5,20 +5,26 @@ The result is a Hugging Face directory in the cache, named by a hash of its sett
 
 import functools
 import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from ml_collections import ConfigDict
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.batch import make_batch
+from ragen_jax.envs.types import Environment, SolvableEnvironment
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.padding import length_bucket
 from ragen_jax.randomness import Purpose, stream_key
+from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.play import Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.build import (
@@ -33,7 +39,7 @@ from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.log import console
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.workdir import cache_directory
-from ragen_jax.types import Episode, Turn
+from ragen_jax.types import Episode, Params, Turn
 from ragen_jax.update.likelihood import token_logps
 
 RECIPE = 2  # raise it when a change of this file changes the result
@@ -42,13 +48,17 @@ RECIPE = 2  # raise it when a change of this file changes the result
 NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid reply
 
 
-def tiny_model(config, cache=None):
+def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     """The directory of the config's tiny agent; builds it on first use.
 
     Args:
       config: a run's config (env, warmstart and the rollout's budgets decide the result).
       cache: folder of generated models and datasets.
+
+    Raises:
+      ValueError: an environment that cannot be imitated (build.tiny_words).
     """
+    tiny_words(config)
     cache = cache_directory() if cache is None else Path(cache)
     alone = of_environments(config)
     settings = {
@@ -66,7 +76,7 @@ def tiny_model(config, cache=None):
     return directory
 
 
-def _expert(config):
+def _expert(config: ConfigDict) -> dict[str, Any]:
     """How the expert of config.env plays: arguments of `datasets.play_expert`."""
     return {
         "plan_moves": config.warmstart.plan_moves,
@@ -74,9 +84,9 @@ def _expert(config):
     }
 
 
-def _what_is_imitated(config):
+def _what_is_imitated(config: ConfigDict) -> dict[str, Any]:
     """What decides the demonstrations of config.env, JSON-like."""
-    environment = build_environment(config, "imitation")
+    environment = _environment(config)
     return {
         **environment_settings(config),
         "words": environment.words,
@@ -87,22 +97,26 @@ def _what_is_imitated(config):
     }
 
 
-def imitate(config, cache):
+def _environment(config: ConfigDict) -> SolvableEnvironment:
+    """The environment of config.env with the problems that are imitated."""
+    # build.tiny_words refuses any that cannot solve and explain them.
+    return cast(SolvableEnvironment, build_environment(config, "imitation"))
+
+
+def imitate(config: ConfigDict, cache: Path) -> tuple[Qwen, Params, PreTrainedTokenizerFast]:
     """Trains the tiny agent until it solves `warmstart.success` of fresh imitation problems.
 
     Where several environments train together, of each.
-
-    Returns:
-      (model, params, tokenizer).
 
     Raises:
       ValueError: an environment is unusable, or `warmstart.max_updates` updates did not get there.
     """
     w = config.warmstart
     tokenizer = build_tokenizer(tiny_words(config))
-    episodes, checks = [], {}
+    episodes: list[Episode] = []
+    checks: dict[str, Callable[[Qwen, Params], float]] = {}
     for name, c in of_environments(config).items():
-        environment = build_environment(c, "imitation")
+        environment = _environment(c)
         chat = build_chat(c, tokenizer, environment)
         examples = datasets.demonstrations(
             environment,
@@ -138,16 +152,16 @@ def imitate(config, cache):
                 model, optimizer, params, opt_state, tokens_BT[rows], mask_BT[rows]
             )
             if (update + 1) % w.check_every == 0:
-                found = {name: solved(model, params) for name, solved in checks.items()}
-                success = min(found.values())
+                successes = {name: solved(model, params) for name, solved in checks.items()}
+                success = min(successes.values())
                 history.append(success)
                 bar.n = 1.0 if success >= w.success else success / w.success
                 bar.set_postfix_str(f"success {success:.2f} of {w.success:.2f}")
                 if success >= w.success:
                     seconds = time.perf_counter() - start
                     console(
-                        f"warm start: success {_listed(found)} (temperature 1) after {update + 1} "
-                        f"updates, {seconds:.0f} s, loss {float(loss):.3f}"
+                        f"warm start: success {_listed(successes)} (temperature 1) after "
+                        f"{update + 1} updates, {seconds:.0f} s, loss {float(loss):.3f}"
                     )
                     return model, params, tokenizer
     raise ValueError(
@@ -156,7 +170,15 @@ def imitate(config, cache):
     )
 
 
-def _success(config, chat, environment, seeds, states, model, params):
+def _success(
+    config: ConfigDict,
+    chat: Chat,
+    environment: Environment,
+    seeds: Sequence[int],
+    states: Sequence[Hashable],
+    model: Qwen,
+    params: Params,
+) -> float:
     """Share of the problems that are solved at temperature 1."""
     episodes = play_problems(
         model,
@@ -174,18 +196,25 @@ def _success(config, chat, environment, seeds, states, model, params):
     return float(np.mean([episode.success for episode in episodes]))
 
 
-def _listed(found):
+def _listed(successes: dict[str, float]) -> str:
     """0.41 of one environment; sokoban 0.41, frozen_lake 0.56 of two."""
-    if len(found) == 1:
-        return f"{min(found.values()):.2f}"
-    return ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+    if len(successes) == 1:
+        return f"{min(successes.values()):.2f}"
+    return ", ".join(f"{name} {value:.2f}" for name, value in successes.items())
 
 
 _BAR = "{desc} {bar} {elapsed} {postfix}"
 
 
 @functools.partial(jax.jit, static_argnames=("model", "optimizer"), donate_argnums=(2, 3))
-def _imitation_step(model, optimizer, params, opt_state, tokens_BT, mask_BT):
+def _imitation_step(
+    model: Qwen,
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    opt_state: Any,
+    tokens_BT: jax.Array,
+    mask_BT: jax.Array,
+) -> tuple[Params, Any, jax.Array]:
     """One Adam step on the mean negative log-likelihood of the expert's tokens."""
 
     def objective(params):
@@ -194,13 +223,14 @@ def _imitation_step(model, optimizer, params, opt_state, tokens_BT, mask_BT):
 
     loss, grads = jax.value_and_grad(objective)(params)
     updates, opt_state = optimizer.update(grads, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state, loss
+    moved: Any = optax.apply_updates(params, updates)
+    return moved, opt_state, loss
 
 
-def _as_episodes(examples, chat):
+def _as_episodes(examples: Iterable[dict[str, Any]], chat: Chat) -> Iterator[Episode]:
     """Demonstrations as the episodes that an agent would have played, so that rows, masks and
     context modes are those of RL."""
-    turns = []
+    turns: list[Turn] = []
     for index, example in enumerate(examples):
         if example["turn"] == 0 and turns:
             yield _episode(turns)
@@ -210,12 +240,13 @@ def _as_episodes(examples, chat):
             actions_used=chat.actions_per_turn * example["turn"],
             last_valid=index % NOTICE_EVERY != 0,
         )
+        sampled = chat.reply_ids(example["reply"])
         turns.append(
             Turn(
                 prompt=chat.prompt_ids(turns, message),
                 message=message,
-                sampled=chat.reply_ids(example["reply"]),
-                logp=np.float32(0.0),
+                sampled=sampled,
+                logp=np.zeros(len(sampled), np.float32),
                 reasoning=(0, 0),
                 answer=(0, 0),
                 actions=(),
@@ -227,11 +258,13 @@ def _as_episodes(examples, chat):
     yield _episode(turns)
 
 
-def _episode(turns):
+def _episode(turns: Iterable[Turn]) -> Episode:
     return Episode(seed=0, group=0, member=0, turns=tuple(turns), success=True)
 
 
-def _check_problems(environment, seen, config):
+def _check_problems(
+    environment: Environment, seen: Collection[str], config: ConfigDict
+) -> tuple[list[int], list[Hashable]]:
     """Imitation problems that are not among the demonstrations.
 
     Raises:

@@ -1,10 +1,10 @@
 """What each of eight virtual devices holds of a run with each of some configs.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/fields_mesh.py FIELDS
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/configs/fields_mesh.py FIELDS
 
 FIELDS is JSON: a list of {field: value}. Prints a JSON list: of each config, shares of rows and
-parameters. Run by tests/test_fields_start.py in a process of its own, because the number of devices
-is fixed when JAX starts.
+parameters. Run by tests/configs/test_fields_start.py in a process of its own, because the number of
+devices is fixed when JAX starts.
 """
 
 import json

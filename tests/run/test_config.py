@@ -21,7 +21,7 @@ from ragen_jax.run.sizes import minibatch_rows
 from ragen_jax.run.workdir import read_run_config
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PRESETS = presets.PRESETS
 NAMED = ("tiny", *presets.LLMS)  # those that leave nothing open
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}

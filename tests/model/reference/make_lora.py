@@ -1,7 +1,7 @@
 """Makes PEFT adapters of the tiny Qwen2 models beside this file, and their logits, with torch.
 
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers safetensors peft
-    /tmp/torch/bin/python tests/reference/make_lora.py
+    /tmp/torch/bin/python tests/model/reference/make_lora.py
 
 Made with torch 2.13.0, transformers 5.23.0 and peft 0.21.2, on the models of make_qwen2.py.
 test_lora.py compares our adapters to them, so that the test suite itself needs no torch. A rerun

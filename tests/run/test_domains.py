@@ -17,7 +17,7 @@ from ragen_jax.run.log import read_metrics
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAN, INF = float("nan"), float("inf")
 
 # Of every field, by the type of its value in base.py: other types, what is not finite or too large.

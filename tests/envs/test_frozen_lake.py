@@ -22,7 +22,7 @@ from ragen_jax.envs.frozen_lake.lake import State
 from ragen_jax.envs.problems import SPLITS, canonical_grid
 from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 LAKE = """\
 P___

@@ -1,8 +1,8 @@
 """Loads a model directory under conditions that need a process of its own (see test_weights.py).
 
-    python tests/load_check.py mesh MODEL_DIR data,fsdp,tensor [...]   8 virtual devices
-    python tests/load_check.py process INDEX PORT MODEL_DIR OUT_DIR    one of two, 4 devices each
-    python tests/load_check.py memory MODEL_DIR [data,fsdp,tensor]     for a watcher of its memory
+    python tests/model/load_check.py mesh MODEL_DIR data,fsdp,tensor [...]  8 virtual devices
+    python tests/model/load_check.py process INDEX PORT MODEL_DIR OUT_DIR   one of two, of 4 devices
+    python tests/model/load_check.py memory MODEL_DIR [data,fsdp,tensor]    to watch its memory
 
 Prints one JSON object a mesh. `memory` prints a line, waits for one, loads, and prints another.
 """

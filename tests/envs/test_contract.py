@@ -11,6 +11,7 @@ from ragen_jax.configs import base, sokoban
 from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
 from ragen_jax.run.build import TINY_NEEDS
 from ragen_jax.run.log import read_metrics
+from ragen_jax.warmstart.imitate import tiny_model
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -88,6 +89,8 @@ def test_a_language_model_trains_on_a_minimal_environment(config, tmp_path):
 
 def test_what_the_tiny_agent_needs_besides_is_named(config, tmp_path, capsys):
     config.model.path = "tiny"
+    with pytest.raises(ValueError, match="environment 'guess' has no words, solve, explain"):
+        tiny_model(config, tmp_path)
     with pytest.raises(SystemExit, match="2"):
         train.train(config, tmp_path / "run")
     (line,) = capsys.readouterr().err.splitlines()

@@ -119,7 +119,7 @@ def test_rows_have_their_own_budgets_and_padding_rows_sample_nothing(policy):
         stop_ids=(V + 1,),  # never sampled
     )
     assert found.count_B.tolist() == [0, 1, 3, 6]
-    assert found.own.length_N.tolist() == [0, 0, 2, 5]  # the last token is not in the cache
+    assert found.reply.length_N.tolist() == [0, 0, 2, 5]  # the last token is not in the cache
 
 
 def test_a_row_samples_the_same_whatever_its_place_and_company(policy):
@@ -225,7 +225,7 @@ def test_extend_continues_exactly_where_a_reply_ended(policy):
     for i, row in enumerate(rows):
         new[i] = [found.tokens_BT[row, found.count_B[row] - 1], *observation]
     longer, last = sample.extend(
-        model, params, segment, found.own, rows, new, np.array([4, 4, 2], np.int32), capacity=20
+        model, params, segment, found.reply, rows, new, np.array([4, 4, 2], np.int32), capacity=20
     )
     for i, (row, count) in enumerate(zip(rows, [4, 4, 2], strict=True)):
         reply = found.tokens_BT[row, : found.count_B[row]].tolist()
@@ -244,7 +244,7 @@ def test_the_cache_shrinks_when_its_longest_row_has_finished(policy):
     reply = found.tokens_BT[1, : found.count_B[1]].tolist()
     new = np.array([[reply[-1], 5, 6]], np.int32)
     shorter, last = sample.extend(
-        model, params, segment, found.own, np.array([1]), new, np.array([3]), capacity=16
+        model, params, segment, found.reply, np.array([1]), new, np.array([3]), capacity=16
     )
     ids = [*tokens[1, :4], *reply, 5, 6]
     np.testing.assert_allclose(last[0], next_logits(policy, ids), atol=2e-5)

@@ -1,7 +1,7 @@
 """Makes the tiny Qwen2 models beside this file, and their log-probs, with torch.
 
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers safetensors
-    /tmp/torch/bin/python tests/reference/make_qwen2.py
+    /tmp/torch/bin/python tests/model/reference/make_qwen2.py
 
 Made with torch 2.13.0 and transformers 5.23.0. test_model.py compares our model to them, so
 that the test suite itself needs no torch. A rerun leaves the committed files byte for byte alike.

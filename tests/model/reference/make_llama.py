@@ -1,7 +1,7 @@
 """Makes the tiny Llama models beside this file, and their log-probs, with torch.
 
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers safetensors
-    /tmp/torch/bin/python tests/reference/make_llama.py
+    /tmp/torch/bin/python tests/model/reference/make_llama.py
 
 Made with torch 2.13.0 and transformers 5.23.0, in the form that make_qwen2.py describes. A rerun
 leaves the committed files byte for byte alike.

@@ -280,6 +280,16 @@ def test_what_is_held_beside_a_program():
     assert adapted["update"].cost.flops < copied["update"].cost.flops
 
 
+def test_statistics_of_a_policy_with_adapters():
+    plain, adapted = (
+        plan(**{"model.lora.rank": rank, "filter.metric": "entropy"})["statistics"]
+        for rank in (0, 2)
+    )
+    bytes_of = shapes.bytes_per_chip
+    assert 1 < bytes_of(adapted.arguments) / bytes_of(plain.arguments) < 1.1
+    assert adapted.lower().out_info is not None
+
+
 # ------------------------------------------------------------------------------ command
 
 

@@ -1,6 +1,6 @@
 """model/qwen.py and model/attention.py: against torch, and every cached form against the full one.
 
-The references come from tests/reference/make_qwen2.py and make_llama.py (torch, float32).
+The references come from tests/model/reference/make_qwen2.py and make_llama.py (torch, float32).
 
 Axes: B rows, N cache rows, T tokens, S cache positions, H heads, K key-value heads, D head width,
 V vocabulary, L layers.

@@ -25,7 +25,7 @@ from ragen_jax.envs.countdown.solver import reachable, solve
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, SolvableEnvironment
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 PROBLEM = Problem((44, 19, 35), 60)
 

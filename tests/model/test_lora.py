@@ -1,6 +1,6 @@
 """model/lora.py: attached, merged and saved adapters are the same model; PEFT agrees.
 
-The references come from tests/reference/make_lora.py (torch and peft, float32).
+The references come from tests/model/reference/make_lora.py (torch and peft, float32).
 
 Axes: B rows, T tokens, L layers, D width, r rank.
 """
