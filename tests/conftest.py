@@ -1,5 +1,6 @@
 """For all tests: CPU, the tiny tokenizer and agent, turns made by hand."""
 
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -15,11 +16,15 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["COMPILED_BY_TESTS"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# The newer of two ways to compile for the CPU takes twice as long; most of the suite's time is
-# compiling. XLA dies of a flag that it does not know, so only where it is known to know it.
+# Most of the suite's time is compiling, of programs that run a few times: XLA leaves out most
+# optimisations. =0 tests what a run compiles, in three times the time.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# The newer of two ways to compile for the CPU takes twice as long, and cutting a program into 32
+# parts for as many threads a quarter more. XLA dies of a flag that it does not know, so only where
+# it is known to know them.
 if version("jaxlib").startswith("0.10."):
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {flags}"
+    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{quick} {os.environ.get('XLA_FLAGS', '')}"
 
 import jax
 import numpy as np
@@ -59,20 +64,31 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (item.path != LONGEST, item.path in needs))
 
 
+MAPPINGS = Path("/proc/self/maps")  # of this process's memory, a line each
+
+
 @pytest.fixture(autouse=True, scope="module")
 def programs_of_the_module():
-    """Drops what a module has compiled. Each program holds several memory mappings, and XLA's CPU
-    backend crashes when a process has as many as Linux allows (vm.max_map_count, 65,530)."""
+    """Drops what has been compiled before it is too much. Each program holds several memory
+    mappings, and XLA's CPU backend crashes when a process has as many as Linux allows
+    (vm.max_map_count, 65,530)."""
     yield
-    jax.clear_caches()
+    if not MAPPINGS.exists() or MAPPINGS.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()
 
 
-@pytest.fixture(scope="module")
-def compiled_quickly():
-    """For modules that compile much and run it a few times: XLA leaves out most optimisations."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+@pytest.fixture(scope="session")
+def optimised():
+    """A context in which XLA optimises: for programs that run for long."""
+
+    @contextlib.contextmanager
+    def context():
+        before = jax.config.read("jax_disable_most_optimizations")
+        jax.config.update("jax_disable_most_optimizations", False)
+        yield
+        jax.config.update("jax_disable_most_optimizations", before)
+
+    return context
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +154,7 @@ class Agent:
 
 
 @pytest.fixture(scope="session")
-def agent(tmp_path_factory):
+def agent(tmp_path_factory, optimised):
     """An `Agent`, built by the real warm start with very small settings."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -146,12 +162,9 @@ def agent(tmp_path_factory):
     folder = Path(os.environ.get("AGENT_OF_TESTS", folder))  # of mutations.py
     config = sokoban.get_config()
     config.warmstart.update(rooms=1024, success=0.0, check_every=150, check_episodes=16)
-    quickly = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)  # it runs its programs for long
-    with open(folder / "agent.lock", "w") as lock:
+    with open(folder / "agent.lock", "w") as lock, optimised():
         fcntl.flock(lock, fcntl.LOCK_EX)
         directory = tiny_model(config, folder / "agent")
-    jax.config.update("jax_disable_most_optimizations", quickly)
     model, params, tokenizer = hf.load(directory)
     environment = build_environment(config, "train")
     home = tmp_path_factory.mktemp("xdg")

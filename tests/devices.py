@@ -10,10 +10,9 @@ ROOT = Path(__file__).parents[1]
 
 def on_devices(count, command, **environ):
     """Runs a command with so many virtual devices; NPROC, because XLA's collectives wait for each
-    other in threads, of which it starts one a core. It compiles quickly, as `compiled_quickly`."""
+    other in threads, of which it starts one a core."""
     flags = f"--xla_force_host_platform_device_count={count} {os.environ.get('XLA_FLAGS', '')}"
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "32"}
-    env |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return subprocess.Popen(
         [sys.executable, *map(str, command)],
         cwd=ROOT,

@@ -23,7 +23,6 @@ from ragen_jax.run.stages import Played
 from ragen_jax.update import token_logps
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 G, K, V = 3, 4, 20

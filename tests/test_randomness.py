@@ -130,7 +130,8 @@ def lake(tmp_path_factory):
     """(config, model, params, tokenizer) of an agent that has learnt to walk on FrozenLake."""
     config = frozen_lake.get_config()
     config.warmstart.update(rooms=512, success=0.0, check_every=60, check_episodes=16)
-    config.rollout.update(groups=16, group_size=8)
+    config.warmstart.update(width=48, mlp_width=96, batch=32)
+    config.rollout.update(groups=8, group_size=8)
     config.optimizer.minibatches = 1
     directory = tiny_model(config, tmp_path_factory.mktemp("cache"))
     config.model.path = str(directory)
@@ -205,7 +206,7 @@ def assert_slips(watched, slip):
 
 
 def test_every_episode_slips_by_itself_at_the_rate_asked_for(changed):
-    slip = dict(env__options__slip=0.1, eval__episodes=64)
+    slip = dict(env__options__slip=0.1, eval__episodes=32)
     seeds = (0, 1, 2**29 - 1)
     assert_slips([play_training(changed(seed=seed, **slip), steps=2)[0] for seed in seeds], 0.1)
     seeds = (0, 2)

@@ -21,8 +21,6 @@ from ragen_jax.run.log import read_metrics
 from ragen_jax.run.training import STOPPED
 from ragen_jax.update import learner
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 DOCUMENTED = """
 rollout/success rollout/return rollout/logp_gap collapse/first_turn/mi collapse/first_turn/h_cond
 collapse/first_turn/retrieval_acc filter/kept_ratio update/entropy time/rollout time/diagnose

@@ -26,7 +26,6 @@ from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import read_metrics
 from ragen_jax.types import TrainState
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 REPLY = 22  # tokens
 
 

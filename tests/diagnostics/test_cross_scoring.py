@@ -15,8 +15,6 @@ from ragen_jax.diagnostics.cross_scoring import (
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.update.likelihood import token_logps
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 V = 50
 
 

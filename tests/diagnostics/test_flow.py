@@ -22,8 +22,6 @@ from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.update.likelihood import token_logps
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 KEYS = {"za_swap", "xa_swap", "za_given_x", "xa_given_z"}
 NEITHER = Panel(np.zeros((2, 1)), np.array([[0], [1]]))  # own reasonings alone
 

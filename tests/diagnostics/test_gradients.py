@@ -24,8 +24,6 @@ from ragen_jax.sharding import make_mesh
 from ragen_jax.update.likelihood import token_logps
 from ragen_jax.update.policy import Frozen, init_state, loss_parts, update_policy
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 G, K = 5, 3
 
 # ---- buckets ------------------------------------------------------------------------------------

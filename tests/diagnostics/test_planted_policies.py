@@ -22,8 +22,6 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import make_chat
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 V = 40  # ids 0..31 may name a prompt
 FILLER = [39, 38, 37]
 

@@ -13,8 +13,6 @@ from ragen_jax.run.build import TINY_NEEDS
 from ragen_jax.run.log import read_metrics
 from ragen_jax.warmstart.imitate import tiny_model
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 @dataclasses.dataclass(frozen=True)
 class Number:

@@ -15,8 +15,6 @@ from ragen_jax.model.qwen import SHAPES, ModelConfig, Qwen, init_params
 from ragen_jax.run.build import build_model
 from ragen_jax.sharding import make_mesh
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 def qkv(T, H, K, D):
     return [jax.random.normal(jax.random.key(i), (2, T, n, D)) for i, n in enumerate((H, K, K))]

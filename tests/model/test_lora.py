@@ -28,7 +28,6 @@ from ragen_jax.update.likelihood import token_logps
 
 REFERENCE = Path(__file__).parent / "reference"
 NAMES = ("qwen2_tied", "qwen2_untied")
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 RANK, SCALE = 3, 1.5
 CLOSE = dict(rtol=0, atol=1e-5)  # of log-probs and hidden states of order 1

@@ -10,8 +10,6 @@ import pytest
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.rollout import sample
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 V, STOP = 40, 7
 
 

@@ -15,8 +15,6 @@ from ragen_jax.run.check import check
 from ragen_jax.run.domains import DOMAINS, field, leaves, unread, warning
 from ragen_jax.run.log import read_metrics
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 ROOT = Path(__file__).parents[2]
 NAN, INF = float("nan"), float("inf")
 

@@ -15,8 +15,6 @@ from ragen_jax.run.settle import is_open, settle
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.workdir import read_run_config
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
 CONFIGS["mixture"] = mixture
 

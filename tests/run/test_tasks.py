@@ -30,8 +30,6 @@ from ragen_jax.sharding import make_mesh
 from ragen_jax.update.learner import Outcomes, select
 from ragen_jax.update.policy import init_state
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 def parts(*groups):
     """Stand-ins for tasks with so many groups."""

@@ -14,8 +14,6 @@ from ragen_jax.update import critic
 from ragen_jax.update.passes import over_rows, values
 from ragen_jax.update.policy import Frozen
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 V, T, D = 30, 10, 32
 LOSS = critic.ValueLoss(clip=0.3, aggregation="token-mean", norm_length=T)
 

@@ -24,8 +24,6 @@ from ragen_jax.update.learner import (
 )
 from ragen_jax.update.likelihood import token_logps
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 V, G, K = 40, 4, 4
 
 

@@ -11,8 +11,6 @@ from ragen_jax import losses
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.update import likelihood
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 V, T = 30, 12
 
 

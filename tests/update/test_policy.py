@@ -18,8 +18,6 @@ from ragen_jax.update.likelihood import token_logps
 from ragen_jax.update.optimize import micro_batches
 from ragen_jax.update.policy import init_state, update_policy, update_step
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 @pytest.fixture(scope="module")
 def policy():
