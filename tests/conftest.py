@@ -73,7 +73,7 @@ def programs_of_the_module():
     mappings, and XLA's CPU backend crashes when a process has as many as Linux allows
     (vm.max_map_count, 65,530)."""
     yield
-    if not MAPPINGS.exists() or MAPPINGS.read_bytes().count(b"\n") > 30_000:
+    if not MAPPINGS.exists() or MAPPINGS.read_bytes().count(b"\n") > 10_000:
         jax.clear_caches()
 
 

@@ -23,6 +23,8 @@ from ragen_jax.run.stages import Played
 from ragen_jax.update import token_logps
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 G, K, V = 3, 4, 20

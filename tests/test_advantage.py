@@ -7,6 +7,8 @@ import pytest
 
 from ragen_jax import advantage
 
+pytestmark = pytest.mark.fast
+
 # Jitted once: op by op, JAX would compile each operation at each shape.
 group_relative = jax.jit(advantage.group_relative, static_argnames=("normalize_by_std", "eps"))
 leave_one_out = jax.jit(advantage.leave_one_out)

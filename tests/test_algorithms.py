@@ -9,6 +9,8 @@ from ragen_jax import advantage
 from ragen_jax.algorithms import ALGORITHMS, Credit, token_advantages
 from ragen_jax.types import Batch
 
+pytestmark = pytest.mark.fast
+
 PLAIN = Credit(
     name="grpo",
     gamma=1.0,

@@ -8,6 +8,8 @@ import pytest
 from ragen_jax.batch import make_batch, take_rows
 from ragen_jax.rewards import add_rewards, carry_back, place_returns, turn_reward
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def episodes(make_turn, make_episode):

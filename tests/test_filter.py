@@ -16,6 +16,8 @@ from ragen_jax.filter import (
     select_members,
 )
 
+pytestmark = pytest.mark.fast
+
 jit_scores = jax.jit(group_scores, static_argnames="metric")
 
 

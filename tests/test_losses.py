@@ -10,6 +10,8 @@ import pytest
 from ragen_jax import losses
 from ragen_jax.losses import AGGREGATIONS, KL_KINDS
 
+pytestmark = pytest.mark.fast
+
 # Jitted once: op by op, JAX would compile each operation at each shape.
 CLIP_NAMES = ("clip_low", "clip_high", "clip_c")
 policy_terms = jax.jit(losses.policy_terms, static_argnames=CLIP_NAMES)

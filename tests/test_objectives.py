@@ -16,6 +16,8 @@ from ragen_jax.advantage import group_relative
 from ragen_jax.filter import group_scores
 from ragen_jax.objectives import LEVELS, OBJECTIVES
 
+pytestmark = pytest.mark.fast
+
 # Jitted once: op by op, JAX would compile each operation at each shape.
 CLIP_NAMES = ("clip_low", "clip_high", "clip_c")
 JITTED = {name: jax.jit(row.terms, static_argnames=CLIP_NAMES) for name, row in OBJECTIVES.items()}

@@ -8,6 +8,8 @@ import pytest
 from ragen_jax import rewards
 from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
 
+pytestmark = pytest.mark.fast
+
 # Jitted once: op by op, JAX would compile each operation at each shape.
 place_rewards = jax.jit(rewards.place_rewards, static_argnames="level")
 place_returns = jax.jit(rewards.place_returns)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.fast
+
 TREE = Path(__file__).parents[1]
 FILES = [
     path.relative_to(TREE)

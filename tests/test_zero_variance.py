@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ragen_jax.zero_variance import zero_variance_advantage, zero_variance_signs
+
+pytestmark = pytest.mark.fast
 
 
 def test_signs_by_hand():

@@ -12,6 +12,8 @@ from fields import Entry, check_entry
 from ragen_jax.configs import base
 from ragen_jax.run.domains import DOMAINS, leaves
 
+pytestmark = pytest.mark.fast
+
 ENTRIES = (
     test_fields_learn.ENTRIES,
     *(test_fields_run.RUNS, test_fields_run.DRAWS, test_fields_run.VISITS),

@@ -13,6 +13,8 @@ from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.run.stages import watch
 from ragen_jax.types import TrainState
 
+pytestmark = pytest.mark.fast
+
 # An iteration of a healthy run; what is a sign of collapse needs levels, which are these.
 FIGURES = {
     "collapse/first_turn/mi_released": 2.0,

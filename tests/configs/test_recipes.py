@@ -8,6 +8,8 @@ from ragen_jax.configs.recipes import RECIPES
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import field
 
+pytestmark = pytest.mark.fast
+
 FILES = {"sokoban": sokoban, "frozen_lake": frozen_lake, "countdown": countdown}
 
 

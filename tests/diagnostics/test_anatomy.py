@@ -12,6 +12,8 @@ from ragen_jax.envs.types import GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import make_chat
 
+pytestmark = pytest.mark.fast
+
 UP, DOWN, LEFT, RIGHT = "Up", "Down", "Left", "Right"
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from ragen_jax.diagnostics.information import first_ranks, information_metrics, within_metrics
 
+pytestmark = pytest.mark.fast
+
 KEYS = {
     *("mi", "mi_seq", "h_cond", "h_marginal", "h_cond_seq", "h_marginal_seq"),
     *("retrieval_acc", "recall_at_2", "recall_at_4", "recall_at_8"),

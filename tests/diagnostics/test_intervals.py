@@ -17,6 +17,8 @@ from ragen_jax.diagnostics.information import information_metrics, within_metric
 from ragen_jax.diagnostics.intervals import confidence_intervals
 from ragen_jax.diagnostics.permutation import retrieval_p
 
+pytestmark = pytest.mark.fast
+
 INFORMATION = ("mi", "mi_seq", "mi_released")
 ENTROPIES = ("h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq")
 FIGURES = (*INFORMATION, *ENTROPIES, "retrieval_acc")

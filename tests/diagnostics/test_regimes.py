@@ -21,6 +21,8 @@ from ragen_jax.diagnostics.regimes import (
 )
 from ragen_jax.run.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.fast
+
 # All the figures of a step, as a run starts.
 START = {
     "collapse/first_turn/mi_released": 2.0,

@@ -11,6 +11,8 @@ from ragen_jax.configs import base
 from ragen_jax.diagnostics.stopping import RULES, init_stopping, update_stopping
 from ragen_jax.run.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.fast
+
 FINE = dict(variance_E=[1.0], kept=0.5, skipped=0)
 
 

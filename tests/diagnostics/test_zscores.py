@@ -9,6 +9,8 @@ from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.diagnostics.zscores import init_zscores, update_zscores
 from ragen_jax.run.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.fast
+
 
 def step(scope, mi, std, mi_seq=0.0, std_seq=1.0):
     """The figures of one scope that the z-scores read."""

@@ -25,6 +25,8 @@ from ragen_jax.envs.countdown.solver import reachable, solve
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, SolvableEnvironment
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[2]
 
 PROBLEM = Problem((44, 19, 35), 60)

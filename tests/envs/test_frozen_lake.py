@@ -22,6 +22,8 @@ from ragen_jax.envs.frozen_lake.lake import State
 from ragen_jax.envs.problems import SPLITS, canonical_grid
 from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[2]
 
 LAKE = """\

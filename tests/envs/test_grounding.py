@@ -8,6 +8,8 @@ from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.grounding import grid_lines, stated_positions
 from ragen_jax.envs.sokoban import Sokoban
 
+pytestmark = pytest.mark.fast
+
 THINGS = {"player": "player", "box": "box", "boxes": "box"}
 
 ROOM = """\

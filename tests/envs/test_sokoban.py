@@ -21,6 +21,8 @@ from ragen_jax.envs.sokoban.board import MOVES, State, cells
 from ragen_jax.envs.sokoban.solver import live_cells
 from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
 

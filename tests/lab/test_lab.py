@@ -10,6 +10,8 @@ from ragen_jax.lab import report
 from ragen_jax.lab.arms import arms, finished
 from ragen_jax.lab.report import ENTROPY, MI, MI_SEQ, SUCCESS
 
+pytestmark = pytest.mark.fast
+
 
 def rows(success, mi, *, entropy=0.2, updates=4):
     """Rows of a run: success every 10 steps from step 0, MI and entropy at every step from 1."""

@@ -19,6 +19,8 @@ from ragen_jax.model import config_json, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.sharding import make_mesh
 
+pytestmark = pytest.mark.fast
+
 REFERENCE = Path(__file__).parent / "reference"
 TOKENIZER = build_tokenizer(Sokoban.words)
 TINY = qwen.ModelConfig(

@@ -21,6 +21,8 @@ from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import config_json, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = [sys.executable, str(Path(__file__).with_name("load_check.py"))]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}

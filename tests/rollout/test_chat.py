@@ -19,6 +19,8 @@ from ragen_jax.model.template import NOTICE
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SPECIAL, TAGS, build_tokenizer
 from ragen_jax.rollout.chat import CONTEXTS, Reply, make_chat, token_bytes
 
+pytestmark = pytest.mark.fast
+
 RULES = "Push the box."
 GAME = SimpleNamespace(actions=("Up", "Down", "Left", "Right"), instructions=RULES)
 SUM = SimpleNamespace(actions=(), instructions="Write a sum.")  # any text is an action

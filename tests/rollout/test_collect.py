@@ -13,6 +13,8 @@ from ragen_jax.filter import ZERO_SCORE, group_scores
 from ragen_jax.rewards import add_rewards
 from ragen_jax.rollout.collect import collect, collect_groups, differ_in_reward
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def player(make_turn, make_episode):

@@ -5,6 +5,8 @@ import pytest
 
 from ragen_jax.rollout.pool import count_visits, draw_seeds, init_streaks, play_chances
 
+pytestmark = pytest.mark.fast
+
 
 def problems(seeds, seed=0):
     """Numbers in the pool; the high half of an environment seed is the run's."""

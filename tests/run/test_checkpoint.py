@@ -14,6 +14,8 @@ from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.sharding import make_mesh
 from ragen_jax.types import TrainState
 
+pytestmark = pytest.mark.fast
+
 
 def state_of(seed):
     """A small state: odd values in several dtypes, and an optimizer's nested tuples."""

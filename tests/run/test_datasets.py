@@ -20,6 +20,8 @@ from ragen_jax.run.datasets import (
     settings_hash,
 )
 
+pytestmark = pytest.mark.fast
+
 OPTIONS = {"size": (6, 6), "num_boxes": 1, "min_solution": 3, "max_solution": 10}
 SETTINGS = {"env": "sokoban", **OPTIONS}
 ROOMS, PLAN_MOVES, ACTIONS = 300, 6, 2

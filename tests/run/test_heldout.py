@@ -9,6 +9,8 @@ import pytest
 from ragen_jax.run import heldout
 from ragen_jax.run.heldout import pass_at_k, play_problems, summarise, wilson_interval
 
+pytestmark = pytest.mark.fast
+
 
 def share_with_a_success(solved, samples, k):
     """Among all ways to draw k of the samples: how often one of the solved ones is drawn."""

@@ -17,6 +17,8 @@ from ragen_jax.run.log import (
 )
 from ragen_jax.run.training import Stages
 
+pytestmark = pytest.mark.fast
+
 
 def strict(line):
     """A JSON line without NaN and Infinity, which JSON does not know."""
