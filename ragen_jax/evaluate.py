@@ -146,8 +146,7 @@ def main(argv: Sequence[str]) -> None:
             for index, episodes in enumerate(episodes_E)
         ]
         metrics |= combine_metrics(tasks, metrics_E)
-    if GRADIENTS.value and WORKDIR.value:
-        workdir = Path(WORKDIR.value)
+    if GRADIENTS.value:  # which has needed --workdir
         step, gradients = checkpoint_gradients(config, workdir, policy)
         write_gradients(workdir, step, gradients)
         metrics |= gradients

@@ -85,8 +85,10 @@ def optimised():
     def context():
         before = jax.config.read("jax_disable_most_optimizations")
         jax.config.update("jax_disable_most_optimizations", False)
-        yield
-        jax.config.update("jax_disable_most_optimizations", before)
+        try:
+            yield
+        finally:
+            jax.config.update("jax_disable_most_optimizations", before)
 
     return context
 

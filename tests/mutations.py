@@ -50,6 +50,11 @@ MODULES = {
     "run/workdir": "config train commands",
 }
 
+TESTS = {  # name -> file
+    path.stem.removeprefix("test_"): str(path.relative_to(ROOT))
+    for path in (ROOT / "tests").rglob("test_*.py")
+}
+
 SWAPS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -237,11 +242,7 @@ def try_one(mutation, cache, limit_s):
         }
         options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--basetemp={folder}/tmp"]
         options += ["-o", f"faulthandler_timeout={HANGS_S}", "-o", "faulthandler_exit_on_timeout=1"]
-        tests = [
-            str(path.relative_to(ROOT))
-            for name in MODULES[module].split()
-            for path in (ROOT / "tests").rglob(f"test_{name}.py")
-        ]
+        tests = [TESTS[name] for name in MODULES[module].split()]
         start = time.perf_counter()
         try:
             done = subprocess.run(

@@ -28,9 +28,7 @@ from ragen_jax.run.log import read_metrics
 from ragen_jax.run.workdir import read_run_config
 
 # Of running modules that are imported already, and of how ml_collections reads a config file.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 ROOT = Path(__file__).parents[1]
 STOPPED = "no model is loaded here"
 

@@ -4,19 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from devices import on_devices
+from devices import ROOT, on_devices
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from ragen_jax.model import qwen
 from ragen_jax.run.log import read_metrics
 from ragen_jax.sharding import make_mesh, sampling_params, spec
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,8 @@ class FrozenLake:
         rows, columns = self.size
         cells = [f" {row}{column}" for row in range(rows) for column in range(columns)]
         moves = [*MOVES, *(f" {move}" for move in MOVES)]
-        self.words: tuple[str, ...] = (
-            *("√", "||", *moves, "player", " hole", " goal", " plan"),
-            *cells,
-        )
+        texts = ["√", "||", *moves, "player", " hole", " goal", " plan"]
+        self.words: tuple[str, ...] = (*texts, *cells)
         self.frozen = probability("frozen", frozen)
         self.slip = probability("slip", slip)
         # The player never starts on the goal, so its shortest path has at least one move.

@@ -13,13 +13,14 @@ was played.
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from ragen_jax.advantage import sample_variance
+from ragen_jax.envs.types import State
 from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.rewards import sum_turns
 from ragen_jax.rollout.pool import count_visits, draw_seeds, play_chances
@@ -52,7 +53,7 @@ class Collected:
 
 def collect(
     task: "Task",
-    play: "Callable[[Task, list[int], list[Hashable], jax.Array], list[Episode]]",
+    play: "Callable[[Task, list[int], list[State], jax.Array], list[Episode]]",
     state: TrainState,
     step: int,
 ) -> Collected:

@@ -11,12 +11,12 @@ every process gets every episode.
 
 import dataclasses
 import pickle
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
+from ragen_jax.envs.types import Environment, State
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.padding import length_bucket, row_bucket
@@ -25,9 +25,6 @@ from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
 from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_rows, row_shards
 from ragen_jax.types import Episode, Params, Turn
-
-if TYPE_CHECKING:
-    from ragen_jax.envs.types import Environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +53,7 @@ class _Play:
     seed: int
     group: int
     member: int
-    state: Hashable
+    state: State
     rng: np.random.Generator
     turns: list[Turn]
     message: str = ""  # this and the next: of the turn under way
@@ -76,9 +73,9 @@ def rollout(
     model: Qwen,
     params: Params,
     chat: Chat,
-    environment: "Environment",
+    environment: Environment,
     seeds_G: Sequence[int],
-    states_G: Sequence[Hashable],
+    states_G: Sequence[State],
     *,
     group_size: int,
     key: jax.Array,
@@ -144,7 +141,7 @@ def rollout(
 
 
 def _start(
-    seeds_G: Sequence[int], states_G: Sequence[Hashable], group_size: int, key: jax.Array
+    seeds_G: Sequence[int], states_G: Sequence[State], group_size: int, key: jax.Array
 ) -> list[_Play]:
     """The `_Play`s of a batch, group by group; `key` as in `rollout`."""
     noise = key_word(key)  # the environment's own noise (slips, say) is keyed like the draws
@@ -230,7 +227,7 @@ def _everyone(episodes: list[Episode]) -> list[Episode]:
     return [by_place[place] for place in sorted(by_place)]
 
 
-def _prompt(play: _Play, chat: Chat, environment: "Environment") -> tuple[str, np.ndarray]:
+def _prompt(play: _Play, chat: Chat, environment: Environment) -> tuple[str, np.ndarray]:
     """(user message, token ids) that an episode's next reply answers."""
     message = chat.observe(
         environment.render(play.state),
@@ -244,9 +241,9 @@ def compile_ahead(
     model: Qwen,
     params: Params,
     chat: Chat,
-    environment: "Environment",
+    environment: Environment,
     seed: int,
-    state: Hashable,
+    state: State,
     *,
     rows: int,
     key: jax.Array,
@@ -279,7 +276,7 @@ def compile_ahead(
 
 
 def _act(
-    play: _Play, sampled: np.ndarray, logp: np.ndarray, environment: "Environment", chat: Chat
+    play: _Play, sampled: np.ndarray, logp: np.ndarray, environment: Environment, chat: Chat
 ) -> None:
     """Reads a reply, runs its actions and adds the turn. An unreadable reply runs none."""
     reply = chat.read(sampled)
@@ -348,7 +345,7 @@ def _read_groups(
     firsts: Sequence[_Play],
     members: int,
     chat: Chat,
-    environment: "Environment",
+    environment: Environment,
 ) -> tuple[Segment, jax.Array]:
     """Prefill of the first turn, one prompt a group.
 

@@ -5,7 +5,7 @@ The result is a Hugging Face directory in the cache, named by a hash of its sett
 
 import functools
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.batch import make_batch
-from ragen_jax.envs.types import Environment, SolvableEnvironment
+from ragen_jax.envs.types import Environment, SolvableEnvironment, State
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -175,7 +175,7 @@ def _success(
     chat: Chat,
     environment: Environment,
     seeds: Sequence[int],
-    states: Sequence[Hashable],
+    states: Sequence[State],
     model: Qwen,
     params: Params,
 ) -> float:
@@ -264,7 +264,7 @@ def _episode(turns: Iterable[Turn]) -> Episode:
 
 def _check_problems(
     environment: Environment, seen: Collection[str], config: ConfigDict
-) -> tuple[list[int], list[Hashable]]:
+) -> tuple[list[int], list[State]]:
     """Imitation problems that are not among the demonstrations.
 
     Raises:
