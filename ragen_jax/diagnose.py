@@ -5,12 +5,11 @@ a row of DIAGNOSTICS, which says when it is due.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, reasoning_metrics
 from ragen_jax.diagnostics.gradients import gradient_report
@@ -19,19 +18,38 @@ from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.envs.types import GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.groups import combine_metrics
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.preflight.diagnosing import gradient_programs, scoring_programs
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rollout.play import Sampling
-from ragen_jax.run.build import build_budgets
 from ragen_jax.run.heldout import play_problems
-from ragen_jax.run.sizes import due, step_rows
+from ragen_jax.run.sizes import due
 from ragen_jax.run.stages import Played, rewarded_batch
 from ragen_jax.sharding import place
 from ragen_jax.types import Batch, Episode, Metrics, Params, TrainState
 from ragen_jax.update.learner import Learner, Outcomes
 
 if TYPE_CHECKING:  # importing them takes Orbax and TFDS
+    from ml_collections import ConfigDict
+
+    from ragen_jax.preflight.program import Program
+    from ragen_jax.preflight.shapes import Lengths
+    from ragen_jax.preflight.shapes import Run as RunShapes
     from ragen_jax.run.tasks import Task
     from ragen_jax.run.training import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """config.diagnose, where the fields are explained."""
+
+    every: int
+    flow_every: int
+    first_turn_samples: int
+    trajectory_samples: int
+    micro_batch: int
+    gradients_every: int
+    gradients_groups: int
+    gradients_buckets: int
+    gradients_edges: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +69,11 @@ class Step:
 class Diagnostic:
     """When something is measured, and what."""
 
-    every: Callable[[ConfigDict], int]  # config.diagnose -> steps between two; 0: never
+    every: Callable[[Diagnosis], int]  # steps between two; 0: never
     # (Step, TrainState, metrics so far) -> (TrainState, metrics)
     measure: Callable[[Step, TrainState, Metrics], tuple[TrainState, Metrics]]
+    # What it compiles, for preflight; None: nothing.
+    programs: "Callable[[RunShapes, ConfigDict, Lengths], Iterator[Program]] | None" = None
 
 
 def diagnose(
@@ -76,7 +96,7 @@ def diagnose(
     seen = Step(run, learner, policy, played, batch, outcomes, step)
     metrics: Metrics = {}
     for diagnostic in DIAGNOSTICS.values():
-        if due(diagnostic.every(run.config.diagnose), step):
+        if due(diagnostic.every(run.diagnosis), step):
             state, figures = diagnostic.measure(seen, state, metrics)
             metrics |= figures
     return state, metrics
@@ -92,18 +112,18 @@ def of_each_task(
 
 def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """collapse/* and, where they are due, flow/* figures."""
-    c = step.run.config
-    flow = due(c.diagnose.flow_every, step.number)
+    settings = step.run.diagnosis
+    flow = due(settings.flow_every, step.number)
 
     def measure(index, task, episodes, return_GK):
         return collapse_metrics(
             step.run.model,
             step.policy,
             episodes,
-            first_turn_samples=c.diagnose.first_turn_samples,
-            trajectory_samples=c.diagnose.trajectory_samples,
-            micro_batch=c.diagnose.micro_batch,
-            seed=c.seed,
+            first_turn_samples=settings.first_turn_samples,
+            trajectory_samples=settings.trajectory_samples,
+            micro_batch=settings.micro_batch,
+            seed=step.run.seed,
             step=step.number,
             environment=index,
             flow=flow,
@@ -140,20 +160,20 @@ def zscores(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState
 
 def gradients(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """gradient/* figures, by reward variance."""
-    run = step.run
-    if run.config.diagnose.gradients_groups:
-        return state, heldout_gradients(step.learner, state, step.policy, run.tasks)
+    run, settings = step.run, step.run.diagnosis
+    if settings.gradients_groups:
+        return state, heldout_gradients(step.learner, state, step.policy, run.tasks, settings)
     (task,) = run.tasks  # one environment (check.py)
     with jax.set_mesh(run.mesh):
         return_GK = step.outcomes.return_GK
-        return state, task_gradients(step.learner, state, step.batch, return_GK, task)
+        return state, task_gradients(step.learner, state, step.batch, return_GK, task, settings)
 
 
 DIAGNOSTICS = {
-    "collapse": Diagnostic(lambda d: d.every, collapse),
+    "collapse": Diagnostic(lambda d: d.every, collapse, scoring_programs),
     "behaviour": Diagnostic(lambda d: d.every, behaviour),
     "zscores": Diagnostic(lambda d: d.every, zscores),  # behind collapse, which it reads
-    "gradients": Diagnostic(lambda d: d.gradients_every, gradients),
+    "gradients": Diagnostic(lambda d: d.gradients_every, gradients, gradient_programs),
 }
 
 
@@ -161,56 +181,63 @@ DIAGNOSTICS = {
 
 
 def task_gradients(
-    learner: Learner, state: TrainState, batch: Batch, return_GK: np.ndarray, task: "Task"
+    learner: Learner,
+    state: TrainState,
+    batch: Batch,
+    return_GK: np.ndarray,
+    task: "Task",
+    settings: Diagnosis,
 ) -> Metrics:
     """gradient/* metrics of a batch of one task; run under the mesh of training."""
-    d = task.config.diagnose
     return gradient_report(
         learner,
         state,
         batch,
         return_GK,
-        group_rows=step_rows(task.config) // task.groups,
-        buckets=d.gradients_buckets,
-        edges=d.gradients_edges,
+        group_rows=task.group_rows,
+        buckets=settings.gradients_buckets,
+        edges=settings.gradients_edges,
     )
 
 
-def play_groups(model: Qwen, params: Params, task: "Task") -> tuple[Batch, np.ndarray]:
+def play_groups(model: Qwen, params: Params, task: "Task", groups: int) -> tuple[Batch, np.ndarray]:
     """(`Batch` with rewards, return_GK) of groups on held-out problems, sampled as training does.
 
-    The first diagnose.gradients_groups of the held-out problems, as far as there are so many, with
-    the same noise every time: buckets of two policies can be compared.
+    The first `groups` of the held-out problems, as far as there are so many, with the same noise
+    every time: buckets of two policies can be compared.
 
     Args:
       params: those for sampling.
     """
-    c = task.config
-    groups = c.diagnose.gradients_groups or task.groups
     episodes = play_problems(
         model,
         params,
         task.chat,
         task.heldout_environment,
         *(x[:groups] for x in task.heldout),
-        samples=c.rollout.group_size,
-        rows=c.rollout.groups * c.rollout.group_size,
-        key=stream_key(Purpose.GRADIENTS, c.eval.seed),
-        budgets=build_budgets(c),
-        sampling=Sampling(temperature=c.rollout.temperature),
-        compact=c.rollout.compact,
+        samples=task.group_size,
+        rows=task.groups * task.group_size,
+        key=stream_key(Purpose.GRADIENTS, task.eval_seed),
+        budgets=task.budgets,
+        sampling=task.sampling,
+        compact=task.compact,
     )
-    return rewarded_batch(c, episodes, format_penalty=c.env.format_penalty)
+    return rewarded_batch(episodes, task.penalties)
 
 
 def heldout_gradients(
-    learner: Learner, state: TrainState, params: Params, tasks: Sequence["Task"]
+    learner: Learner,
+    state: TrainState,
+    params: Params,
+    tasks: Sequence["Task"],
+    settings: Diagnosis,
 ) -> Metrics:
     """gradient/* metrics of the policy on each task's `play_groups`; `params` are for sampling."""
     metrics_E = []
     for task in tasks:
         with jax.set_mesh(learner.sampling_mesh):
-            batch, return_GK = play_groups(learner.model, params, task)
+            groups = settings.gradients_groups or task.groups
+            batch, return_GK = play_groups(learner.model, params, task, groups)
         with jax.set_mesh(learner.mesh):
-            metrics_E.append(task_gradients(learner, state, batch, return_GK, task))
+            metrics_E.append(task_gradients(learner, state, batch, return_GK, task, settings))
     return combine_metrics(tasks, metrics_E)

@@ -18,7 +18,7 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from ragen_jax.diagnose import heldout_gradients
+from ragen_jax.diagnose import Diagnosis, heldout_gradients
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.groups import combine_metrics
 from ragen_jax.load import Policy, load_policy, restore_run
@@ -100,7 +100,8 @@ def checkpoint_gradients(config: ConfigDict, workdir: Path, policy: Policy) -> t
     step = checkpoints.latest_step()
     assert step is not None  # restore_run has read it
     state = checkpoints.restore(step, state)
-    return step, heldout_gradients(learner, state, policy.params, policy.tasks)
+    settings = Diagnosis(**config.diagnose)
+    return step, heldout_gradients(learner, state, policy.params, policy.tasks, settings)
 
 
 def main(argv: Sequence[str]) -> None:

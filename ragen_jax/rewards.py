@@ -20,6 +20,15 @@ DEAD_STD = 1e-6  # a block that spreads less than this has no scale to be divide
 ASYMMETRIC_CLIP = (-1.0, 3.0)  # of the released code: failures are bounded, rare successes less
 
 
+@dataclasses.dataclass(frozen=True)
+class Penalties:
+    """What is taken off an environment's rewards, as `turn_rewards` names it."""
+
+    format_penalty: float  # added to an invalid turn, at most 0
+    max_length: int  # tokens of a reply at which `overlong_penalty` is whole
+    overlong_buffer: int  # tokens over which it grows; 0: none
+
+
 def turn_reward(turn: Turn, *, format_penalty: float) -> float:
     """The environment's reward of a turn, plus `format_penalty` (<= 0) for an invalid reply."""
     return turn.reward + (0.0 if turn.valid else format_penalty)

@@ -19,7 +19,7 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from ragen_jax.diagnose import diagnose
+from ragen_jax.diagnose import Diagnosis, diagnose
 from ragen_jax.load import load_policy
 from ragen_jax.model import hf, lora
 from ragen_jax.run import command
@@ -30,7 +30,7 @@ from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.log import MetricsLog, console
 from ragen_jax.run.settle import settle
 from ragen_jax.run.stages import make_batch, play, watch
-from ragen_jax.run.training import Preemption, Run, Stages
+from ragen_jax.run.training import Preemption, Run, Schedule, Stages
 from ragen_jax.run.workdir import same_run
 from ragen_jax.sharding import is_first
 from ragen_jax.types import TrainState
@@ -75,7 +75,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
 
     run.checkpoints.close()
     if config.checkpoint.export:
-        export(run, learner, state)
+        export(config, run, learner, state)
     run.finish()
     return 0
 
@@ -101,8 +101,18 @@ def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
         state = checkpoints.restore(latest, state)
         console(f"continuing {workdir} behind step {latest}")
     run = Run(
-        config=config,
         workdir=workdir,
+        seed=config.seed,
+        schedule=Schedule(
+            steps=config.steps,
+            evaluate=config.eval.every,
+            save_rollouts=config.rollout.save_every,
+            checkpoint=config.checkpoint.every,
+        ),
+        step_rows=learner.step_rows,
+        diagnosis=Diagnosis(**config.diagnose),
+        stopping=config.stopping.to_dict(),
+        regimes=config.regimes.to_dict(),
         model=model,
         tokenizer=tokenizer,
         tasks=tasks,
@@ -116,11 +126,11 @@ def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
     return run, learner, state
 
 
-def export(run: Run, learner: Learner, state: TrainState) -> None:
+def export(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> None:
     """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's."""
     params = state.params
     if learner.frozen is not None:
-        c = run.config.model.lora
+        c = config.model.lora
         lora.save_adapter(
             run.workdir / "adapter",
             state.params,
@@ -128,7 +138,7 @@ def export(run: Run, learner: Learner, state: TrainState) -> None:
             rank=c.rank,
             alpha=c.alpha,
             targets=c.targets,
-            base_model=run.config.model.path,
+            base_model=config.model.path,
         )
         params = lora.merge(learner.frozen.params, state.params, scale=learner.frozen.scale)
     end_ids = run.tasks[0].chat.end_ids

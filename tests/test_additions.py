@@ -153,9 +153,9 @@ def test_a_diagnostic(config, make_turn, make_episode, monkeypatch):
     monkeypatch.setattr(diagnose, "DIAGNOSTICS", {"longest": row})
     one, two = ([make_episode(0, 0, [make_turn([1], [2])] * turns)] for turns in (1, 3))
     tasks = [SimpleNamespace(label=label) for label in ("first", "second")]
-    run = SimpleNamespace(config=config, tasks=tasks)
-    played = Played(selected=one + two, episodes_E=[one, two], returns_E=[None, None])
     config.diagnose.every = 2
+    run = SimpleNamespace(diagnosis=diagnose.Diagnosis(**config.diagnose), tasks=tasks)
+    played = Played(selected=one + two, episodes_E=[one, two], returns_E=[None, None])
     for step, expected in (
         (1, {}),
         (2, {"anatomy/longest": 2, "anatomy/first/longest": 1, "anatomy/second/longest": 3}),

@@ -16,6 +16,7 @@ import sys
 import jax
 from absl import flags
 
+from ragen_jax.diagnose import DIAGNOSTICS
 from ragen_jax.preflight.compile import compile_program, find_topology, quiet_stderr
 from ragen_jax.preflight.programs import programs
 from ragen_jax.preflight.report import complaints, report, table
@@ -51,6 +52,7 @@ def main(argv: list[str]) -> None:
         plan = programs(
             config,
             devices,
+            DIAGNOSTICS.values(),
             prompt_tokens=PROMPT.value,
             observation_tokens=OBSERVATION.value,
         )

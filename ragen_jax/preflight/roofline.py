@@ -178,6 +178,38 @@ class Work:
         traffic = micro_batches * (weights + saved + 2 * trained_bytes) + 7 * trained_bytes
         return Cost(micro_batches * flops, traffic)
 
+    def gradients(
+        self,
+        N: int,
+        T: int,
+        *,
+        micro_batches: int,
+        parts: int,
+        reference: bool,
+        trained: int,
+        frozen: bool = False,
+    ) -> Cost:
+        """gradients.bucket_products: one forward pass and a backward pass for each part.
+
+        Args: as in `update`.
+        """
+        c = self.config
+        remat, tokens = int(c.remat), N * (T - 1)
+        keys = self.causal_keys(N, T - 1)
+        forward, scores = self.layers(tokens, keys), self.layers(0, keys)
+        layers = (1 + parts * (2 + remat)) * forward
+        layers += 0 if c.attention == "xla" else parts * scores / 2
+        head = (1 + 3 * parts + reference) * self.head(tokens)
+        if frozen:
+            layers -= parts * self.layers(tokens, 0)
+            head -= parts * self.head(tokens)
+        flops = layers + head + reference * forward
+        saved = (1 + parts) * c.layers * tokens * c.width * self._item
+        weights = (1 + parts * (1 + remat) + reference) * self.weight_bytes(head=False)
+        weights += (1 + 2 * parts + reference) * self._item * self.head_weights / self.tensor
+        sums = 2 * parts * 4 * trained  # float32, read and written
+        return Cost(micro_batches * flops, micro_batches * (weights + saved + sums))
+
     def resharding(self, *, shards: int) -> Cost:
         """sharding's copy for sampling: reads the float32 share, writes the other."""
         return Cost(0.0, 4 * self.parameters / shards + self.weight_bytes())

@@ -32,6 +32,18 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
+class Collecting:
+    """How many groups a step has, and of which problems."""
+
+    groups: int
+    max_rounds: int  # of play, to find so many informative ones
+    pool: int  # problems, which come again and again; 0: new ones every time
+    seed: int  # of the order in which they come
+    explore: float  # `pool.play_chances`
+    explore_least: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Collected:
     """The groups of a step, and all that were played for it (N groups)."""
 
@@ -64,25 +76,23 @@ def collect(
       state: says what has been played.
       step: number of the iteration.
     """
-    c, key = task.config, task.key
+    c, key = task.collecting, task.key
     cursor, chance_P = int(state.seed_cursor[task.name]), None
-    if c.env.pool:
+    if c.pool:
         streaks = state.streak_P or {}
         streak_P = jax.device_get(streaks[task.name])
-        chance_P = play_chances(streak_P, explore=c.collect.explore, least=c.collect.explore_least)
+        chance_P = play_chances(streak_P, explore=c.explore, least=c.explore_least)
 
     def play_round(round_):
         nonlocal cursor
-        seeds_G, cursor = draw_seeds(
-            cursor, c.rollout.groups, pool=c.env.pool, seed=c.seed, chance_P=chance_P
-        )
+        seeds_G, cursor = draw_seeds(cursor, c.groups, pool=c.pool, seed=c.seed, chance_P=chance_P)
         noise = key
-        if c.env.pool:  # the same problem draws other noise when it comes again
+        if c.pool:  # the same problem draws other noise when it comes again
             noise = jax.random.fold_in(jax.random.fold_in(key, step), round_)
         return play(task, seeds_G, [task.environment.reset(seed) for seed in seeds_G], noise)
 
     collected = collect_groups(
-        play_round, differ_in_reward, wanted=c.rollout.groups, max_rounds=c.collect.max_rounds
+        play_round, differ_in_reward, wanted=c.groups, max_rounds=c.max_rounds
     )
     return dataclasses.replace(collected, cursor=cursor)
 

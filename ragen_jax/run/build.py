@@ -27,7 +27,9 @@ from ragen_jax.model import lora
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.randomness import Purpose, stream_key
+from ragen_jax.rewards import Penalties
 from ragen_jax.rollout import chat
+from ragen_jax.rollout.collect import Collecting
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.rollout.pool import init_streaks
 from ragen_jax.run.sizes import (
@@ -275,6 +277,26 @@ def build_budgets(config: ConfigDict) -> Budgets:
         max_actions=config.env.max_actions,
         max_new_tokens=config.rollout.max_new_tokens,
     )
+
+
+def build_collecting(config: ConfigDict) -> Collecting:
+    """The config's `Collecting`."""
+    groups, pool = config.rollout.groups, config.env.pool
+    return Collecting(groups=groups, pool=pool, seed=config.seed, **config.collect)
+
+
+def build_penalties(config: ConfigDict) -> Penalties:
+    """The config's `Penalties`."""
+    return Penalties(
+        format_penalty=config.env.format_penalty,
+        max_length=config.rollout.max_new_tokens,
+        overlong_buffer=config.reward.overlong_buffer,
+    )
+
+
+def build_sampling(config: ConfigDict) -> Sampling:
+    """How training draws tokens."""
+    return Sampling(temperature=config.rollout.temperature)
 
 
 def build_eval_sampling(config: ConfigDict) -> Sampling:

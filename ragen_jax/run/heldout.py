@@ -15,7 +15,6 @@ from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
-from ragen_jax.run.build import build_budgets, build_eval_sampling
 from ragen_jax.types import Episode, Metrics, Params
 
 if TYPE_CHECKING:  # importing it takes TFDS
@@ -79,7 +78,6 @@ def evaluate(
     """
     metrics_E, episodes_E = [], []
     for task in tasks:
-        c = task.config
         episodes = play_problems(
             model,
             params,
@@ -87,13 +85,14 @@ def evaluate(
             task.heldout_environment,
             *task.heldout,
             samples=samples,
-            rows=c.rollout.groups * c.rollout.group_size,
-            key=stream_key(Purpose.EVALUATE, c.eval.seed),
-            budgets=build_budgets(c),
-            sampling=build_eval_sampling(c),
-            compact=c.rollout.compact,
+            rows=task.groups * task.group_size,
+            key=stream_key(Purpose.EVALUATE, task.eval_seed),
+            budgets=task.budgets,
+            sampling=task.eval_sampling,
+            compact=task.compact,
         )
-        metrics_E.append(summarise(episodes, samples=samples, format_penalty=c.env.format_penalty))
+        penalty = task.penalties.format_penalty
+        metrics_E.append(summarise(episodes, samples=samples, format_penalty=penalty))
         episodes_E.append(episodes)
     return combine_metrics(tasks, metrics_E), episodes_E
 

@@ -2,7 +2,7 @@
 
     play -> make_batch -> ... -> watch
 
-Mathematics is elsewhere; what is here reads the config and hands it on.
+Mathematics is elsewhere; what is here hands it what a `Task` and a `Run` were built with.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from ragen_jax import batch as rows
 from ragen_jax.advantage import sample_variance
@@ -27,11 +26,9 @@ from ragen_jax.groups import (
     metrics_of_each,
 )
 from ragen_jax.padding import length_bucket
-from ragen_jax.rewards import add_rewards, sum_turns, turn_rewards
+from ragen_jax.rewards import Penalties, add_rewards, sum_turns, turn_rewards
 from ragen_jax.rollout.collect import collect, mark_played
-from ragen_jax.rollout.play import Sampling, rollout
-from ragen_jax.run.build import build_budgets
-from ragen_jax.run.sizes import step_rows
+from ragen_jax.rollout.play import rollout
 from ragen_jax.sharding import place
 from ragen_jax.types import Batch, Episode, Metrics, Params, TrainState
 from ragen_jax.update.learner import Outcomes
@@ -65,7 +62,7 @@ def play(
     selected = concatenate_episodes(part.episodes for part in collected)
     episodes_E = [part.played for part in collected]
     returns_E = [
-        played_returns(task.config, episodes)
+        played_returns(episodes, task.penalties)
         for task, episodes in zip(run.tasks, episodes_E, strict=True)
     ]
     metrics = combine_metrics(run.tasks, [part.metrics() for part in collected])
@@ -90,11 +87,11 @@ def episodes_of(
             task.environment,
             seeds_G,
             states_G,
-            group_size=task.config.rollout.group_size,
+            group_size=task.group_size,
             key=key,
-            budgets=build_budgets(task.config),
-            sampling=Sampling(temperature=task.config.rollout.temperature),
-            compact=task.config.rollout.compact,
+            budgets=task.budgets,
+            sampling=task.sampling,
+            compact=task.compact,
         )
 
     return play_task
@@ -106,10 +103,10 @@ def make_batch(run: "Run", played: Played) -> tuple[Batch, Outcomes, Metrics]:
     Returns:
       (`Batch` with rewards, padded to sizes.step_rows, `Outcomes`, collect/* metrics).
     """
-    c, episodes = run.config, played.selected
-    penalty_G = np.concatenate([np.full(t.groups, t.config.env.format_penalty) for t in run.tasks])
-    batch, return_GK = rewarded_batch(c, episodes, format_penalty=penalty_G)
-    batch = rows.take_rows(batch, np.arange(len(batch.weight_B)), size=step_rows(c))
+    episodes, (first, *_) = played.selected, run.tasks
+    penalty_G = np.concatenate([np.full(t.groups, t.penalties.format_penalty) for t in run.tasks])
+    batch, return_GK = rewarded_batch(episodes, first.penalties, format_penalty_G=penalty_G)
+    batch = rows.take_rows(batch, np.arange(len(batch.weight_B)), size=run.step_rows)
     lengths = [sum(len(turn.sampled) for turn in episode.turns) for episode in episodes]
     outcomes = Outcomes(
         return_GK=return_GK,
@@ -117,40 +114,37 @@ def make_batch(run: "Run", played: Played) -> tuple[Batch, Outcomes, Metrics]:
         success_GK=np.reshape([episode.success for episode in episodes], return_GK.shape),
     )
     metrics = {}
-    if c.collect.max_rounds > 1:
+    if first.collecting.max_rounds > 1:
         metrics |= selected_metrics(episodes, return_GK)
         metrics |= measure_each(run.tasks, selected_metrics, episodes, return_GK)
     return batch, outcomes, metrics
 
 
 def rewarded_batch(
-    config: ConfigDict, episodes: Sequence[Episode], *, format_penalty: float | np.ndarray
+    episodes: Sequence[Episode],
+    penalties: Penalties,
+    *,
+    format_penalty_G: np.ndarray | None = None,
 ) -> tuple[Batch, np.ndarray]:
-    """(`Batch` with the rewards of the config, return_GK), its rows padded to a bucket's length.
+    """(`Batch` with rewards, return_GK), its rows padded to a bucket's length.
 
     Args:
       episodes: G * K episodes, group by group.
-      format_penalty: one number, or one a group.
+      format_penalty_G: of each group, where environments differ in it; None: that of `penalties`.
     """
     longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
     return add_rewards(
         rows.make_batch(episodes, length=length_bucket(longest)),
         episodes,
-        format_penalty=format_penalty,
-        max_length=config.rollout.max_new_tokens,
-        overlong_buffer=config.reward.overlong_buffer,
+        format_penalty=penalties.format_penalty if format_penalty_G is None else format_penalty_G,
+        max_length=penalties.max_length,
+        overlong_buffer=penalties.overlong_buffer,
     )
 
 
-def played_returns(config: ConfigDict, episodes: Sequence[Episode]) -> np.ndarray:
+def played_returns(episodes: Sequence[Episode], penalties: Penalties) -> np.ndarray:
     """return_GK of an environment's episodes, penalties included."""
-    rewards = turn_rewards(
-        episodes,
-        format_penalty=config.env.format_penalty,
-        max_length=config.rollout.max_new_tokens,
-        overlong_buffer=config.reward.overlong_buffer,
-    )
-    return sum_turns(rewards, episodes[-1].group + 1)
+    return sum_turns(turn_rewards(episodes, **vars(penalties)), episodes[-1].group + 1)
 
 
 def watch(
@@ -165,10 +159,10 @@ def watch(
     Returns:
       (TrainState, list of `Fired`, regime/* metrics).
     """
-    c, labels = run.config, [task.label for task in run.tasks]
+    labels = [task.label for task in run.tasks]
     stopping, fired = update_stopping(
         jax.device_get(state.stopping),
-        c.stopping.to_dict(),
+        run.stopping,
         variance_E=[sample_variance(return_GK).mean() for return_GK in returns_E],
         kept=metrics["filter/kept_ratio"],
         skipped=metrics.get("update/skipped", 0) + metrics.get("critic/skipped", 0),
@@ -177,7 +171,7 @@ def watch(
     )
     regimes, metrics_E, alarms = update_regimes(
         jax.device_get(state.regimes),
-        c.regimes.to_dict(),
+        run.regimes,
         metrics_of_each(run.tasks, metrics),
         labels,
     )

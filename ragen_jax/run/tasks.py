@@ -13,10 +13,22 @@ from ml_collections import ConfigDict
 
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.randomness import Purpose, stream_key
+from ragen_jax.rewards import Penalties
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.collect import Collecting
+from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.run import datasets
-from ragen_jax.run.build import build_chat, build_environment, environment_settings
-from ragen_jax.run.sizes import of_environments
+from ragen_jax.run.build import (
+    build_budgets,
+    build_chat,
+    build_collecting,
+    build_environment,
+    build_eval_sampling,
+    build_penalties,
+    build_sampling,
+    environment_settings,
+)
+from ragen_jax.run.sizes import of_environments, step_rows
 from ragen_jax.run.workdir import cache_directory
 from ragen_jax.sharding import first_goes_first
 
@@ -30,17 +42,25 @@ class Task:
 
     name: str
     label: str  # its name where several train together, "" where it is alone: for metrics, folders
-    config: ConfigDict  # the run's, with this environment as its only one
     chat: Chat
     environment: Environment  # problems of the training split
     heldout_environment: Environment  # of the evaluation split
     heldout: tuple[list[int], list[State]]  # (seeds, states)
     key: jax.Array  # of the policy's draws and the environment's noise while training
+    eval_seed: int  # of the same while its held-out problems are played
+    collecting: Collecting
+    group_size: int  # episodes of a group
+    group_rows: int  # the most rows of a group
+    budgets: Budgets
+    sampling: Sampling  # while training
+    eval_sampling: Sampling
+    compact: bool  # whether a rollout drops the rows of episodes that are over
+    penalties: Penalties
 
     @property
     def groups(self) -> int:
         """Groups of a step."""
-        return self.config.rollout.groups
+        return self.collecting.groups
 
 
 def build_tasks(
@@ -79,11 +99,19 @@ def _build(
     return Task(
         name=name,
         label=label,
-        config=config,
         chat=build_chat(config, tokenizer, environment, stop_ids),
         environment=environment,
         heldout_environment=heldout_environment,
         heldout=heldout,
         # Environments count their seeds alike, so that each needs noise of its own.
         key=stream_key(Purpose.PLAY, config.seed, index),
+        eval_seed=config.eval.seed,
+        collecting=build_collecting(config),
+        group_size=config.rollout.group_size,
+        group_rows=step_rows(config) // config.rollout.groups,
+        budgets=build_budgets(config),
+        sampling=build_sampling(config),
+        eval_sampling=build_eval_sampling(config),
+        compact=config.rollout.compact,
+        penalties=build_penalties(config),
     )

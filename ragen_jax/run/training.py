@@ -7,23 +7,21 @@ import dataclasses
 import functools
 import signal
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rewards import turn_reward
-from ragen_jax.rollout.play import Sampling, compile_ahead
-from ragen_jax.run.build import build_budgets
+from ragen_jax.rollout.play import compile_ahead
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import (
@@ -43,6 +41,7 @@ from ragen_jax.update.learner import StepCredit
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from ragen_jax.diagnose import Diagnosis
     from ragen_jax.run.stages import Played
     from ragen_jax.run.tasks import Task
 
@@ -82,11 +81,26 @@ class Stages:
 
 
 @dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The last step, and the steps between two of what is not done in each; 0: never."""
+
+    steps: int
+    evaluate: int
+    save_rollouts: int
+    checkpoint: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
     """The parts of a training run that no mathematics receives."""
 
-    config: ConfigDict
     workdir: Path
+    seed: int
+    schedule: Schedule
+    step_rows: int  # the most rows of a step
+    diagnosis: "Diagnosis"
+    stopping: Mapping[str, Any]  # settings of diagnostics/stopping.py
+    regimes: Mapping[str, Any]  # and of diagnostics/regimes.py
     model: Qwen
     tokenizer: "PreTrainedTokenizerFast"
     tasks: tuple["Task", ...]
@@ -101,14 +115,15 @@ class Run:
 
     def steps_after(self, step: int | jax.Array) -> Iterable[int]:
         """The numbers of the iterations behind a step, with a progress bar."""
-        first, last = int(step) + 1, self.config.steps
+        first, last = int(step) + 1, self.schedule.steps
         bar = None if is_first() else True  # None: on a terminal
         return tqdm(range(first, last + 1), initial=first - 1, total=last, disable=bar)
 
     def first_look(self, policy: Params) -> None:
         """Compiles the programs of rollouts ahead, and evaluates a policy before any update."""
-        c = self.config
-        for task in self.tasks if c.rollout.compact else ():
+        for task in self.tasks:
+            if not task.compact:
+                continue
             with jax.set_mesh(self.sampling_mesh):
                 compile_ahead(
                     self.model,
@@ -117,18 +132,18 @@ class Run:
                     task.environment,
                     0,
                     task.environment.reset(0),
-                    rows=task.groups * c.rollout.group_size,
+                    rows=task.groups * task.group_size,
                     key=task.key,
-                    budgets=build_budgets(task.config),
-                    sampling=Sampling(temperature=c.rollout.temperature),
+                    budgets=task.budgets,
+                    sampling=task.sampling,
                 )
-        if self.fresh and c.eval.every:
+        if self.fresh and self.schedule.evaluate:
             console(eval_line(0, self.log.write(0, self.evaluate(policy, 0))))
 
     def evaluate_if_due(self, policy: Params, step: int) -> Metrics:
         """eval/* metrics of the held-out problems; {} where none is due."""
-        every = self.config.eval.every
-        if due(every, step) or every and step == self.config.steps:
+        every = self.schedule.evaluate
+        if due(every, step) or every and step == self.schedule.steps:
             return self.evaluate(policy, step)
         return {}
 
@@ -162,19 +177,18 @@ class Run:
         Returns:
           The exit code of a run that ends here, else None.
         """
-        c = self.config
-        if due(c.rollout.save_every, step) and is_first():
+        if due(self.schedule.save_rollouts, step) and is_first():
             for task, episodes in zip(self.tasks, played.episodes_E, strict=True):
                 write_rollouts(
                     self.workdir / "rollouts" / task.label / f"step_{step:06d}.jsonl",
                     episodes,
                     task.chat,
-                    functools.partial(turn_reward, format_penalty=task.config.env.format_penalty),
+                    functools.partial(turn_reward, format_penalty=task.penalties.format_penalty),
                 )
         tokens = metrics["rollout/response_length"] * metrics["rollout/replies"]
         metrics["throughput/tokens_per_second"] = tokens / metrics["time/step"]
         row = self.log.write(step, metrics)
-        console(step_line(step, c.steps, row))
+        console(step_line(step, self.schedule.steps, row))
         if "eval/success" in row:
             console(eval_line(step, row))
         for rule in fired:
@@ -187,11 +201,10 @@ class Run:
 
     def _save(self, step: int, state: TrainState, actions: set[str]) -> int | None:
         """Saves the state if it is due; returns the exit code of a run that ends here."""
-        c = self.config
         with jax.set_mesh(self.mesh):
             (stopping,) = agree(int(self.preemption.requested))
-        last = step == c.steps or stopping or "stop" in actions
-        if due(c.checkpoint.every, step) or "checkpoint" in actions or last:
+        last = step == self.schedule.steps or stopping or "stop" in actions
+        if due(self.schedule.checkpoint, step) or "checkpoint" in actions or last:
             self.checkpoints.save(step, state)
         if "stop" in actions:
             self.checkpoints.close()
@@ -205,7 +218,7 @@ class Run:
     def finish(self) -> None:
         """Closes what a whole run has written, and shows its learning curve."""
         self.log.close()
-        for task in self.tasks if self.config.eval.every and is_first() else ():
+        for task in self.tasks if self.schedule.evaluate and is_first() else ():
             title = f"held-out success {task.label}".rstrip()
             console(learning_curve(self.workdir / "eval" / task.label, title))
         console(f"done: {self.workdir}")

@@ -17,9 +17,9 @@ from flax.traverse_util import flatten_dict
 
 from ragen_jax import advantage
 from ragen_jax.batch import take_rows
-from ragen_jax.diagnose import task_gradients
+from ragen_jax.diagnose import Diagnosis, task_gradients
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.run.build import build_learner, build_meshes
+from ragen_jax.run.build import build_learner, build_meshes, build_penalties
 from ragen_jax.run.sizes import step_rows
 from ragen_jax.run.stages import rewarded_batch
 from ragen_jax.update import policy as policy_file
@@ -111,7 +111,7 @@ def outcome(episodes):
             params = state.critic.params | {"value": value}
             state = state.replace(critic=state.critic.replace(params=params))
         played = episodes[config.env.context]
-        batch, return_GK = rewarded_batch(config, played, format_penalty=config.env.format_penalty)
+        batch, return_GK = rewarded_batch(played, build_penalties(config))
         batch = take_rows(batch, np.arange(len(batch.weight_B)), size=step_rows(config))
         if isinstance(given, float):
             batch = batch.replace(reward_BT=np.float32(given) * batch.reward_BT)
@@ -130,8 +130,9 @@ def outcome(episodes):
         before = jax.device_get((state.params, state.critic))
         with jax.set_mesh(mesh):
             if given == GRADIENTS:
-                task = types.SimpleNamespace(config=config, groups=G)
-                return task_gradients(learner, state, batch, return_GK, task)
+                task = types.SimpleNamespace(group_rows=step_rows(config) // G)
+                settings = Diagnosis(**config.diagnose)
+                return task_gradients(learner, state, batch, return_GK, task, settings)
             outcomes = Outcomes(
                 return_GK=return_GK,
                 length_GK=np.reshape(

@@ -21,6 +21,7 @@ from ragen_jax.load import load_policy
 from ragen_jax.rollout import play
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.pool import init_streaks
+from ragen_jax.run.build import build_collecting
 from ragen_jax.run.datasets import EVALUATION_SEEDS
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import read_metrics
@@ -385,7 +386,7 @@ def visited(make_turn, make_episode):
 
         task = types.SimpleNamespace(
             name=config.env.name,
-            config=config,
+            collecting=build_collecting(config),
             key=jax.random.key(0),
             environment=types.SimpleNamespace(reset=lambda seed: seed),
         )

@@ -46,7 +46,8 @@ def watched(config, parts):
 
     `variance` is the mean over the groups of the variance of their returns."""
     tasks = [types.SimpleNamespace(label="")]
-    run = types.SimpleNamespace(config=config, tasks=tasks)
+    settings = dict(stopping=config.stopping.to_dict(), regimes=config.regimes.to_dict())
+    run = types.SimpleNamespace(tasks=tasks, **settings)
     state = TrainState(
         params=None,
         opt_state=None,

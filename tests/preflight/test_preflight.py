@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from ragen_jax.configs import mixture, sokoban
+from ragen_jax.diagnose import DIAGNOSTICS
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.preflight import compile as compiling
 from ragen_jax.preflight import programs, shapes
@@ -169,10 +170,12 @@ def test_shapes_of_models(tmp_path):
         shapes.model_shape(config)
 
 
-def plan(**overrides):
-    config = sokoban.get_config()
+def plan(config=None, **overrides):
+    config = config or sokoban.get_config()
     config.update_from_flattened_dict(overrides)
-    found = programs.programs(config, jax.devices()[:1], prompt_tokens=40, observation_tokens=8)
+    found = programs.programs(
+        config, jax.devices()[:1], DIAGNOSTICS.values(), prompt_tokens=40, observation_tokens=8
+    )
     return {program.name: program for program in found}
 
 
@@ -200,6 +203,40 @@ def test_programs_lower():
         "update": 4,
         "resharding": 1,
     }
+
+
+def test_programs_of_gradients():
+    overrides = {
+        "algorithm.kl_coef": 0.1,
+        "algorithm.entropy_coef": 0.01,
+        "diagnose.gradients_every": 10,
+        "diagnose.gradients_groups": 12,
+    }
+    found = plan(**overrides)
+    others = plan(**{"algorithm.kl_coef": 0.1})
+    assert [name for name in found if name not in others] == ["gradients"]
+    program = found["gradients"]
+    assert program.lower().out_info[0].shape == (3, 3)  # task, KL, entropy
+    assert program.calls == 6 / 10
+    # 12 groups of 16 episodes of five turns, a row each, in micro-batches of 16 rows: tokens,
+    # log-probs, advantages, masks and two kinds of weights.
+    rows = [x.shape[:2] for x in program.arguments if len(x.shape) == 3 and x.shape[1] == 16]
+    assert rows == [(12 * 5, 16)] * 6
+    # A sixth of 60 micro-batches against an update's quarter of 40, and three backward passes.
+    assert 2 < program.cost.flops / found["update"].cost.flops < 3
+    by_edges = plan(**overrides | {"diagnose.gradients_edges": (1.0, 2.0)})["gradients"]
+    assert by_edges.calls == 3 / 10
+    adapted = plan(**overrides | {"model.lora.rank": 2})["gradients"]
+    assert adapted.lower().out_info[0].shape == (3, 3)
+
+
+def test_gradients_of_one_part_cost_what_an_update_costs():
+    work = Work(shapes.model_shape(sokoban.get_config("qwen2.5-3b")), 1)
+    for frozen in (False, True):
+        sizes = dict(micro_batches=3, reference=False, trained=1000, frozen=frozen)
+        one, three = (work.gradients(4, 128, parts=parts, **sizes).flops for parts in (1, 3))
+        assert one == work.update(4, 128, **sizes).flops
+        assert 2 * one < three < 3 * one
 
 
 def test_programs_of_ppo():
@@ -247,10 +284,7 @@ def test_programs_of_windows_and_limits():
 
 
 def test_each_environment_of_several_has_programs_of_its_own():
-    found = programs.programs(
-        mixture.get_config(), jax.devices()[:1], prompt_tokens=40, observation_tokens=8
-    )
-    found = {program.name: program for program in found}
+    found = plan(mixture.get_config())
     for name in ("sokoban", "countdown", "frozen_lake"):
         assert found[f"decode:{name}"].lower().out_info is not None
     # Countdown has one turn.

@@ -12,6 +12,7 @@ from ragen_jax.configs import base
 from ragen_jax.filter import ZERO_SCORE, group_scores
 from ragen_jax.rewards import add_rewards
 from ragen_jax.rollout.collect import collect, collect_groups, differ_in_reward
+from ragen_jax.run.build import build_collecting
 
 pytestmark = pytest.mark.fast
 
@@ -126,7 +127,7 @@ def test_a_group_that_only_penalties_tell_apart_is_not_informative(make_turn, ma
 
     task = types.SimpleNamespace(
         name="one",
-        config=config,
+        collecting=build_collecting(config),
         key=jax.random.key(0),
         environment=types.SimpleNamespace(reset=lambda seed: seed),
     )

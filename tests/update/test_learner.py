@@ -13,7 +13,7 @@ from ragen_jax.batch import take_rows
 from ragen_jax.configs import base
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
-from ragen_jax.run.build import build_learner, build_meshes
+from ragen_jax.run.build import build_learner, build_meshes, build_penalties
 from ragen_jax.run.check import check
 from ragen_jax.run.sizes import step_rows
 from ragen_jax.run.stages import rewarded_batch
@@ -82,9 +82,9 @@ def advantages(config, policy, episodes, keep_GK=None):
     model, params = policy
     mesh, _ = build_meshes(config)
     learner, state = build_learner(config, model, jax.tree.map(lambda x: x + 0, params), mesh)
-    batch, return_GK = rewarded_batch(
-        config, episodes, format_penalty=np.repeat(config.env.format_penalty, G)
-    )
+    penalty_G = np.repeat(config.env.format_penalty, G)
+    penalties = build_penalties(config)
+    batch, return_GK = rewarded_batch(episodes, penalties, format_penalty_G=penalty_G)
     batch = take_rows(batch, np.arange(len(batch.weight_B)), size=step_rows(config))
     with jax.set_mesh(mesh):
         outcomes = Outcomes(
@@ -208,7 +208,7 @@ def test_a_group_is_compared_with_the_kl_of_all_its_members(
 
     kl_BT = batch.mask_BT * (logps(moved) - logps(params))
     played = episodes["single_turn"]
-    _, return_GK = rewarded_batch(config, played, format_penalty=config.env.format_penalty)
+    _, return_GK = rewarded_batch(played, build_penalties(config))
     lowered = return_GK.astype(float).copy()
     for b in np.flatnonzero(batch.weight_B):
         lowered.reshape(-1)[batch.episode_B[b]] -= 0.5 * kl_BT[b].sum()
