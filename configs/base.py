@@ -132,6 +132,11 @@ def get_config() -> ConfigDict:
                 first_turn_samples=64,  # reasonings scored under all first prompts
                 trajectory_samples=64,  # turns drawn over whole trajectories
                 micro_batch=64,  # (prompt, reasoning) rows of a device call
+                # Steps between probe/ figures: first turns of held-out problems, the same with the
+                # same noise every time, more of them than a step has; 0: never.
+                probe_every=0,
+                probe_problems=32,
+                probe_samples=4,  # replies to each
                 gradients_every=0,  # steps between gradients by reward variance; 0: never
                 gradients_groups=96,  # of so many held-out problems; 0: of the step's own groups
                 gradients_buckets=6,  # of equally many groups, those without variance apart
@@ -214,6 +219,9 @@ def get_config() -> ConfigDict:
                 mlp_width=256,
                 rooms=8192,  # solved for imitation
                 plan_moves=4,  # moves of the solver's plan that the reasoning spells out
+                # style of envs/styles.py -> its share of the demonstrations; nothing given: what
+                # the environment's `explain` writes
+                thoughts=dict(),
                 batch=64,  # replies an update
                 learning_rate=3e-3,
                 check_every=50,  # updates between checks of success

@@ -11,6 +11,7 @@ A language model trains on whatever has the members of `Environment` and is buil
     EnvironmentClass       how one is built                            always
     Environment            what is played                              always
     SolvableEnvironment    words, solve, explain                       for model.path=tiny
+    StyledEnvironment      styles                                      for warmstart.thoughts
     ReversibleEnvironment  opposites                                   for action/* figures
     GroundedEnvironment    grounded                                    for reasoning/* figures
 
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+from ragen_jax.envs.styles import Style
 
 # An environment's own frozen and hashable type: nobody else looks inside.
 State = Any
@@ -120,6 +123,17 @@ class SolvableEnvironment(Environment, Protocol):
     def explain(self, state: State, plan: Sequence[str]) -> str:
         """The reasoning an imitated expert writes before it follows `plan` from `state`."""
         ...
+
+
+@runtime_checkable
+class StyledEnvironment(SolvableEnvironment, Protocol):
+    """An environment whose expert can think in more than one way: optional, for the tiny agent.
+
+    styles: name -> way to think, the grounded one, which writes what `explain` does, first
+    """
+
+    @property
+    def styles(self) -> Mapping[str, Style]: ...
 
 
 @runtime_checkable

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, reasoning_metrics
+from ragen_jax.diagnostics.anatomy import (
+    action_metrics,
+    anatomy_metrics,
+    reasoning_metrics,
+    style_metrics,
+)
 from ragen_jax.diagnostics.gradients import gradient_report
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.diagnostics.zscores import update_zscores
@@ -46,6 +51,9 @@ class Diagnosis:
     first_turn_samples: int
     trajectory_samples: int
     micro_batch: int
+    probe_every: int
+    probe_problems: int
+    probe_samples: int
     gradients_every: int
     gradients_groups: int
     gradients_buckets: int
@@ -72,7 +80,7 @@ class Diagnostic:
     every: Callable[[Diagnosis], int]  # steps between two; 0: never
     # (Step, TrainState, metrics so far) -> (TrainState, metrics)
     measure: Callable[[Step, TrainState, Metrics], tuple[TrainState, Metrics]]
-    # What it compiles, for preflight; None: nothing.
+    # What it compiles, for preflight; None: nothing larger than the others do.
     programs: "Callable[[RunShapes, ConfigDict, Lengths], Iterator[Program]] | None" = None
 
 
@@ -146,9 +154,55 @@ def behaviour(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainSta
         )
         if isinstance(environment, GroundedEnvironment):
             figures |= reasoning_metrics(episodes, environment.grounded, task.chat.text)
+        if task.styles:
+            figures |= style_metrics(episodes, task.styles, task.chat.text)
         return figures
 
     return state, of_each_task(step, measure)
+
+
+def probe(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+    """probe/* figures: those of collapse/first_turn/* and the styles, of held-out problems.
+
+    A step has few prompts, and the mutual information in them is at most the logarithm of their
+    number. Always the same problems with the same noise: two policies differ by what they do.
+    """
+    settings, policy = step.run.diagnosis, step.policy
+
+    def measure(index, task, *_):
+        episodes = play_problems(
+            step.run.model,
+            policy,
+            task.chat,
+            task.heldout_environment,
+            *(x[: settings.probe_problems] for x in task.heldout),
+            samples=settings.probe_samples,
+            rows=task.groups * task.group_size,
+            key=stream_key(Purpose.PROBE, task.eval_seed),
+            budgets=dataclasses.replace(task.budgets, max_turns=1),
+            sampling=task.sampling,
+            compact=task.compact,
+        )
+        figures = collapse_metrics(
+            step.run.model,
+            policy,
+            episodes,
+            first_turn_samples=len(episodes),
+            trajectory_samples=1,  # none: a scope needs two
+            micro_batch=settings.micro_batch,
+            seed=task.eval_seed,
+            step=0,
+            environment=index,
+        )
+        figures |= style_metrics(episodes, task.styles, task.chat.text) if task.styles else {}
+        figures["probe/valid_rate"] = np.mean([e.turns[0].valid for e in episodes])
+        short = {"collapse/first_turn/": "probe/", "reasoning/style/": "probe/style/"}
+        for long, name in short.items():
+            figures = {key.replace(long, name): value for key, value in figures.items()}
+        return figures
+
+    with jax.set_mesh(step.run.sampling_mesh):
+        return state, of_each_task(step, measure)
 
 
 def zscores(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
@@ -172,6 +226,7 @@ def gradients(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainSta
 DIAGNOSTICS = {
     "collapse": Diagnostic(lambda d: d.every, collapse, scoring_programs),
     "behaviour": Diagnostic(lambda d: d.every, behaviour),
+    "probe": Diagnostic(lambda d: d.probe_every, probe),
     "zscores": Diagnostic(lambda d: d.every, zscores),  # behind collapse, which it reads
     "gradients": Diagnostic(lambda d: d.gradients_every, gradients, gradient_programs),
 }

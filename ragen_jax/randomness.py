@@ -30,6 +30,7 @@ class Purpose(enum.IntEnum):
     PANELS = 6  # reasonings that an action is scored behind: run's seed, step, environment, scope
     PERMUTATIONS = 7  # of the test of retrieval: the same
     DEMONSTRATION = 8  # noise while a demonstration is played: problem's seed
+    THOUGHTS = 9  # what its expert thinks: problem's seed, number of the style
     # JAX
     PLAY = 16  # training episodes: run's seed, environment
     EVALUATE = 17  # held-out episodes: eval.seed
@@ -38,6 +39,7 @@ class Purpose(enum.IntEnum):
     WARMSTART_PARAMETERS = 20  # the tiny agent's first values: warmstart.seed
     WARMSTART_ORDER = 21  # of its demonstrations: warmstart.seed, epoch
     WARMSTART_CHECK = 22  # episodes that tell whether it is done: warmstart.seed
+    PROBE = 23  # first turns of held-out problems: eval.seed
 
 
 def philox(purpose: int, *words: int) -> np.random.Philox:

@@ -15,6 +15,7 @@ from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
 from ragen_jax.envs.grounding import Claim, count_true, grid_lines, stated_positions
 from ragen_jax.envs.options import grid_size, one_of, probability, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, MAX_SOLUTION, SPLITS, Draws, canonical_grid
+from ragen_jax.envs.styles import Style, with_grounded
 from ragen_jax.envs.types import Step
 
 OBSERVATIONS = ("grid", "coordinate", "both")
@@ -174,6 +175,13 @@ class FrozenLake:
             for name, cells in (("player", [state.player]), ("hole", holes), ("goal", [goal]))
         ]
         return " ".join([*words, "plan", *plan])
+
+    @property
+    def styles(self) -> Mapping[str, Style]:
+        """Ways to think, for `warmstart.thoughts`."""
+        cells = "( [0-9]{2,4})"
+        thought = f"player{cells} hole{cells}* goal{cells} plan( (Up|Down|Left|Right))*"
+        return with_grounded(self.explain, thought, "player")
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """(positions of player, holes and goal in `thought` that are so, positions stated)."""

@@ -15,6 +15,7 @@ from ragen_jax.envs.options import grid_size, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_SOLUTION, SPLITS, canonical_grid
 from ragen_jax.envs.sokoban import board, rooms, solver
 from ragen_jax.envs.sokoban.board import MOVES, State
+from ragen_jax.envs.styles import Style, with_grounded
 from ragen_jax.envs.types import Step
 
 OBSERVATIONS = ("grid", "coordinate", "both")
@@ -181,6 +182,13 @@ class Sokoban:
             )
         ]
         return " ".join([*words, "plan", *plan])
+
+    @property
+    def styles(self) -> Mapping[str, Style]:
+        """Ways to think, for `warmstart.thoughts`."""
+        cells = "( [0-9]{2,4})"
+        thought = f"player{cells} box{cells}+ target{cells}+ plan( (Up|Down|Left|Right))*"
+        return with_grounded(self.explain, thought, "player ")
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """(positions of player, boxes and targets in `thought` that are so, positions stated)."""

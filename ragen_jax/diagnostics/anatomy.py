@@ -21,6 +21,7 @@ import numpy as np
 
 from ragen_jax.advantage import sample_variance
 from ragen_jax.diagnostics.intervals import rate_with_interval
+from ragen_jax.envs.styles import Style
 from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.types import Episode, Metrics
 
@@ -118,6 +119,36 @@ def reasoning_metrics(
         stated_G[group] += times * stated
     metrics = {"reasoning/stated": stated_G.sum() / len(turns)}
     return metrics | rate_with_interval("reasoning/grounded_rate", right_G, stated_G)
+
+
+def style_metrics(
+    episodes: Sequence[Episode],
+    styles: Mapping[str, Style],
+    text: Callable[[np.ndarray], str],
+) -> Metrics:
+    """In which of the styles that it was taught an agent thinks.
+
+    Args:
+      styles: of an environment (`ragen_jax.envs.styles`); the first that fits a text counts.
+      text: token ids -> text (`chat.Chat.text`).
+
+    Returns:
+      reasoning/style/<name>: the share of all turns whose reasoning is of that style from its first
+      to its last letter, with its interval over groups; reasoning/style/other: of none, such as
+      hybrids and replies whose reasoning never ends.
+    """
+    count = {name: np.zeros(episodes[-1].group + 1) for name in (*styles, "other")}
+    for episode in episodes:
+        for turn in episode.turns:
+            thought = text(turn.sampled[slice(*turn.reasoning)])
+            closed = turn.reasoning[1] > 0 or turn.valid
+            fits = (name for name, style in styles.items() if closed and style.wrote(thought))
+            count[next(fits, "other")][episode.group] += 1
+    turns_G = np.sum(list(count.values()), axis=0)
+    metrics: Metrics = {}
+    for name, count_G in count.items():
+        metrics |= rate_with_interval(f"reasoning/style/{name}", count_G, turns_G)
+    return metrics
 
 
 def strategy(episode: Episode) -> tuple[str, ...]:

@@ -78,6 +78,7 @@ class Chat:
     actions: tuple[str, ...]  # empty: any text is an action
     actions_per_turn: int
     max_actions: int
+    opening: tuple[int, ...] = ()  # ids that every prompt ends with: the reply goes on from them
 
     def observe(self, observation: str, *, actions_used: int, last_valid: bool) -> str:
         """The user message of a turn."""
@@ -114,13 +115,14 @@ class Chat:
     def _show(self, turns: Sequence[Turn], first: int, message: str) -> np.ndarray:
         """The prompt that shows turns[first:] and `message`."""
         if first == len(turns):
-            return self.template.begin(message)
+            return np.append(self.template.begin(message), np.array(self.opening, np.int32))
         last = turns[-1]
         # A prompt from which nothing is dropped goes on from the last one, which dropped nothing.
         shown = self._show(turns[:-1], first, last.message) if first else last.prompt
         # The template closes a reply; where the policy did so itself that token is not repeated.
         closed = len(last.sampled) > 0 and last.sampled[-1] == self.close_id
         close = self.template.go_on(message)
+        close = np.append(close, np.array(self.opening, np.int32))
         return np.concatenate([shown, last.sampled, close[1:] if closed else close])
 
     def reply_ids(self, text: str) -> np.ndarray:

@@ -20,7 +20,8 @@ from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.diagnostics.zscores import init_zscores
 from ragen_jax.envs import make_env
-from ragen_jax.envs.types import Environment, SolvableEnvironment
+from ragen_jax.envs.styles import Style
+from ragen_jax.envs.types import Environment, SolvableEnvironment, StyledEnvironment
 from ragen_jax.filter import Filter
 from ragen_jax.groups import Part
 from ragen_jax.model import lora
@@ -90,7 +91,28 @@ def tiny_words(config: ConfigDict) -> tuple[str, ...]:
                 "--config.model.path=DIR_OR_HUB_ID"
             )
         words |= dict.fromkeys(cast(SolvableEnvironment, environment).words)
+        for style in build_styles(c, environment).values():
+            words |= dict.fromkeys(style.words)
     return tuple(words)
+
+
+def build_styles(config: ConfigDict, environment: Environment) -> dict[str, Style]:
+    """The styles that config.warmstart.thoughts mixes, in the environment's order; {}: no mixture.
+
+    Raises:
+      ValueError: a style that the environment has not, or shares of nothing.
+    """
+    thoughts = config.warmstart.thoughts.to_dict()
+    if not thoughts:
+        return {}
+    known = environment.styles if isinstance(environment, StyledEnvironment) else {}
+    unknown = [name for name in thoughts if name not in known]
+    if unknown:
+        raise ValueError(
+            f"config.warmstart.thoughts has {', '.join(unknown)}, but environment "
+            f"{config.env.name!r} has {', '.join(known) or 'no styles (envs/types.py)'}"
+        )
+    return {name: style for name, style in known.items() if thoughts.get(name)}
 
 
 def build_environment(config: ConfigDict, split: str) -> Environment:

@@ -29,6 +29,11 @@ def check(config: ConfigDict) -> None:
     check_algorithm(c)
     check_filter(c)
     check_edges(c.diagnose.gradients_edges, "config.diagnose.gradients_edges")
+    if c.diagnose.probe_every and c.diagnose.probe_problems > c.eval.episodes:
+        raise ValueError(
+            f"config.diagnose.probe_problems is {c.diagnose.probe_problems}, but no more than "
+            f"eval.episodes = {c.eval.episodes} problems are held out"
+        )
     if c.also and c.diagnose.gradients_every and not c.diagnose.gradients_groups:
         raise ValueError(
             "config.diagnose.gradients_groups is 0, but the groups of a step are of several "
@@ -69,6 +74,7 @@ def check_domains(config: ConfigDict) -> None:
 def _check_value(config: ConfigDict, name: str, domain: Domain) -> None:
     value = field(config, name)
     if not domain.accepts(value):
+        value = value.to_dict() if isinstance(value, ConfigDict) else value  # in one line
         raise ValueError(f"config.{name} is {value!r}; it must be {domain.what}")
 
 

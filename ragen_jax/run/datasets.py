@@ -8,14 +8,14 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-from ragen_jax.envs.types import Environment, SolvableEnvironment, State
+from ragen_jax.envs.types import Environment, SolvableEnvironment, State, StyledEnvironment
 from ragen_jax.randomness import Purpose, generator
 
 # First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
@@ -158,6 +158,7 @@ def play_expert(
     actions_per_turn: int,
     max_turns: int,
     max_actions: int,
+    thoughts: Mapping[str, float] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Problems played by an expert, turn by turn: what is seen, and what the expert replies.
 
@@ -169,6 +170,9 @@ def play_expert(
       seeds: of the problems.
       plan_moves: moves of the plan spelt out in the reasoning.
       actions_per_turn, max_turns, max_actions: the rollout's budgets.
+      thoughts: style -> share, of an environment with styles: each episode is shown in the most
+        frequent one and, with their shares over its share as chances, in the others, the actions
+        being the same. None, or empty: what `explain` writes.
 
     Yields:
       dicts, problem by problem, with `turn`, `observation`, `reply` (behind "<think>", without the
@@ -178,6 +182,7 @@ def play_expert(
         rng = generator(Purpose.DEMONSTRATION, seed)
         state, done = environment.reset(seed), False
         identity = environment.identity(state)
+        turns = []
         for turn in range(max_turns):
             left = max_actions - turn * actions_per_turn
             if done or left <= 0:
@@ -185,20 +190,36 @@ def play_expert(
             plan = environment.solve(state)
             assert plan is not None, f"imitation problem {seed} has no solution from turn {turn} on"
             now = plan[: min(actions_per_turn, left)]
-            thought = environment.explain(state, plan[:plan_moves])
-            yield {
-                "observation": environment.render(state),
-                "reply": f"{thought}</think><answer>{'||'.join(now)}</answer>",
-                "identity": identity,
-                "turn": turn,
-            }
+            turns.append((state, plan[:plan_moves], now))
             for action in now:
                 if not done:
                     step = environment.step(state, action, rng)
                     state, done = step.state, step.done
+        for explain in _ways_to_think(environment, thoughts or {}, seed):
+            for turn, (state, plan, now) in enumerate(turns):
+                yield {
+                    "observation": environment.render(state),
+                    "reply": f"{explain(state, plan)}</think><answer>{'||'.join(now)}</answer>",
+                    "identity": identity,
+                    "turn": turn,
+                }
 
 
-def fingerprint(environment: SolvableEnvironment, **settings: int) -> str:
+def _ways_to_think(
+    environment: SolvableEnvironment, thoughts: Mapping[str, float], seed: int
+) -> Iterator[Callable[[State, Sequence[str]], str]]:
+    """(state, plan) -> text, of each style that a problem is shown in."""
+    if not thoughts:
+        yield environment.explain
+        return
+    styles = cast(StyledEnvironment, environment).styles
+    for number, (name, style) in enumerate(styles.items()):
+        rng = generator(Purpose.THOUGHTS, seed, number)
+        if rng.random() < thoughts.get(name, 0.0) / max(thoughts.values()):
+            yield lambda state, plan, style=style, rng=rng: style.write(state, plan, rng)
+
+
+def fingerprint(environment: SolvableEnvironment, **settings: Any) -> str:
     """A hash of SAMPLE problems that an expert plays now, for names of caches.
 
     It changes with the environment's rules, rendering, solver, explanations or problems, which no
@@ -217,7 +238,7 @@ def demonstrations(
     rooms: int,
     settings: dict[str, Any],
     directory: Path,
-    **play: int,
+    **play: Any,
 ) -> list[dict[str, Any]]:
     """The examples of `play_expert` on so many problems, kept in a data set.
 

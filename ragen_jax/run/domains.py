@@ -106,6 +106,17 @@ def section(*read: When) -> Domain:
     return Domain("a section", lambda value: isinstance(value, ConfigDict), read)
 
 
+def shares(*read: When) -> Domain:
+    """A section, maybe empty, of numbers from 0 to 1 that are not all 0."""
+    share = number(0, 1)
+
+    def accepts(value):
+        values = list(value.values()) if isinstance(value, ConfigDict) else [None]
+        return not values or (all(map(share.accepts, values)) and max(values) > 0)
+
+    return Domain("a section of shares from 0 to 1, not all 0", accepts, read)
+
+
 # ------------------------------------------------------------------------------ when it is read
 
 TINY = When(("model.path",), lambda path: path == "tiny")
@@ -133,12 +144,13 @@ WINDOW = When(("env.context",), lambda context: context == "window")
 POOL = When(("env.pool",), bool)
 EXPLORE = When(("collect.explore",), lambda explore: explore < 1)
 DIAGNOSED = When(("diagnose.every",), bool)
+PROBED = When(("diagnose.probe_every",), bool)
 GRADIENTS = When(("diagnose.gradients_every",), bool)
 NO_EDGES = When(("diagnose.gradients_edges",), lambda edges: len(edges) == 0)
 EVALUATED = When(("eval.every",), bool)
 HELD_OUT = When(
-    ("eval.every", "diagnose.gradients_every", "diagnose.gradients_groups"),
-    lambda every, gradients, groups: every > 0 or gradients > 0 and groups > 0,
+    ("eval.every", "diagnose.probe_every", "diagnose.gradients_every", "diagnose.gradients_groups"),
+    lambda every, probe, gradients, groups: every > 0 or probe > 0 or gradients > 0 and groups > 0,
 )
 TIGHTENED = When(("regimes.action",), lambda action: action == "tighten")
 
@@ -239,6 +251,9 @@ DOMAINS = {
     "diagnose.first_turn_samples": whole(1, 4096, DIAGNOSED),
     "diagnose.trajectory_samples": whole(1, 4096, DIAGNOSED),
     "diagnose.micro_batch": whole(1, 2**16, DIAGNOSED),
+    "diagnose.probe_every": whole(0, EVERY),
+    "diagnose.probe_problems": whole(2, 4096, PROBED),
+    "diagnose.probe_samples": whole(1, 1024, PROBED),
     "diagnose.gradients_every": whole(0, EVERY),
     "diagnose.gradients_groups": whole(0, 10**5, GRADIENTS),
     "diagnose.gradients_buckets": whole(1, 1000, GRADIENTS, NO_EDGES),
@@ -298,6 +313,7 @@ DOMAINS = {
     "warmstart.mlp_width": whole(1, 2**14, TINY),
     "warmstart.rooms": whole(1, 2**17, TINY),
     "warmstart.plan_moves": whole(0, 1000, TINY),
+    "warmstart.thoughts": shares(),
     "warmstart.batch": whole(1, 2**14, TINY),
     "warmstart.learning_rate": above(0, 1, TINY),
     "warmstart.check_every": whole(1, EVERY, TINY),
@@ -317,13 +333,16 @@ def field(config: ConfigDict, dotted: str) -> Any:
     return config
 
 
+WHOLE = ("also", "env.options", "warmstart.thoughts")  # sections that are one field
+
+
 def leaves(config: ConfigDict) -> dict[str, Any]:
-    """{"a.b": value} of a config's fields; also.*, env.options and what is empty are leaves."""
+    """{"a.b": value} of a config's fields; those of WHOLE and what is empty are leaves."""
 
     def walk(node, prefix):
         for name, value in node.items():
             name = prefix + name
-            if isinstance(value, ConfigDict) and name not in ("also", "env.options"):
+            if isinstance(value, ConfigDict) and name not in WHOLE:
                 yield from walk(value, f"{name}.")
             else:
                 yield name, value

@@ -92,9 +92,46 @@ def evaluate(
             compact=task.compact,
         )
         penalty = task.penalties.format_penalty
-        metrics_E.append(summarise(episodes, samples=samples, format_penalty=penalty))
+        metrics = summarise(episodes, samples=samples, format_penalty=penalty)
+        metrics_E.append(metrics | success_by_style(model, params, task))
         episodes_E.append(episodes)
     return combine_metrics(tasks, metrics_E), episodes_E
+
+
+def success_by_style(model: Qwen, params: Params, task: "Task") -> Metrics:
+    """eval/style/<name>/success of a task's held-out problems, its replies begun in that style.
+
+    Every problem is played once a style, its openings in turn: with the first word given, the agent
+    goes on in that style, so that success does not depend on which it would have chosen. Styles
+    without an opening are left out; {} where the agent knows but one way to think.
+    """
+    metrics: Metrics = {}
+    for name, style in task.styles.items():
+        episodes = []
+        for index, opening in enumerate(style.openings):
+            ids = tuple(task.chat.template.plain(opening).tolist())
+            episodes += play_problems(
+                model,
+                params,
+                dataclasses.replace(task.chat, opening=ids),
+                task.heldout_environment,
+                *(x[index :: len(style.openings)] for x in task.heldout),
+                samples=1,
+                rows=task.groups * task.group_size,
+                key=stream_key(Purpose.EVALUATE, task.eval_seed),
+                budgets=task.budgets,
+                sampling=task.eval_sampling,
+                compact=task.compact,
+            )
+        if episodes:
+            success_N1 = np.array([[episode.success] for episode in episodes], float)
+            success = float(success_N1.mean())
+            half = max(abs(end - success) for end in wilson_interval(success_N1))
+            metrics |= {
+                f"eval/style/{name}/success": success,
+                f"eval/style/{name}/success_ci95": half,
+            }
+    return metrics
 
 
 def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: float) -> Metrics:

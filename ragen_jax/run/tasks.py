@@ -5,12 +5,13 @@ one update learns from all of them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
 from ml_collections import ConfigDict
 
+from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import Penalties
@@ -26,6 +27,7 @@ from ragen_jax.run.build import (
     build_eval_sampling,
     build_penalties,
     build_sampling,
+    build_styles,
     environment_settings,
 )
 from ragen_jax.run.sizes import of_environments, step_rows
@@ -56,6 +58,7 @@ class Task:
     eval_sampling: Sampling
     compact: bool  # whether a rollout drops the rows of episodes that are over
     penalties: Penalties
+    styles: Mapping[str, Style]  # that its agent was taught to think in; {}: one alone
 
     @property
     def groups(self) -> int:
@@ -114,4 +117,5 @@ def _build(
         eval_sampling=build_eval_sampling(config),
         compact=config.rollout.compact,
         penalties=build_penalties(config),
+        styles=build_styles(config, environment),
     )

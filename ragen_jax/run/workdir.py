@@ -7,6 +7,9 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from ragen_jax.configs import base
+from ragen_jax.run.log import console
+
 
 def cache_directory() -> Path:
     """Where generated models and datasets are kept: $XDG_CACHE_HOME (or ~/.cache)/ragen_jax."""
@@ -16,6 +19,8 @@ def cache_directory() -> Path:
 
 def read_run_config(workdir: str | Path) -> ConfigDict:
     """The config that a run wrote to its folder.
+
+    Fields that came later have base.py's values, by which a run does what it did before them.
 
     Raises:
       ValueError: there is none.
@@ -32,7 +37,24 @@ def read_run_config(workdir: str | Path) -> ConfigDict:
             return config_dict.placeholder(object)
         return tuple(value) if isinstance(value, list) else value
 
-    return ConfigDict(typed(json.loads(path.read_text())))
+    config = ConfigDict(typed(json.loads(path.read_text())))
+    added = _add_missing(config, base.get_config())
+    if added:
+        listed = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
+        console(f"{path} has not, and gets: {listed}")
+    return config
+
+
+def _add_missing(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Adds the fields of `defaults` that a config has not; {dotted name: value} of these."""
+    added: dict[str, Any] = {}
+    for name, value in defaults.items():
+        if name not in config:
+            config[name] = value
+            added[prefix + name] = value.to_dict() if isinstance(value, ConfigDict) else value
+        elif isinstance(value, ConfigDict) and isinstance(config[name], ConfigDict):
+            added |= _add_missing(config[name], value, f"{prefix}{name}.")
+    return added
 
 
 def same_run(config: ConfigDict, workdir: Path) -> None:

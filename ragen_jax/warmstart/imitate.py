@@ -64,7 +64,11 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     settings = {
         "recipe": RECIPE,
         **_what_is_imitated(config),
-        **{f"warmstart.{name}": value for name, value in config.warmstart.items()},
+        **{
+            f"warmstart.{name}": value
+            for name, value in config.warmstart.to_dict().items()
+            if value != {}
+        },
         "max_new_tokens": config.rollout.max_new_tokens,
         **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
     }
@@ -78,9 +82,11 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
 
 def _expert(config: ConfigDict) -> dict[str, Any]:
     """How the expert of config.env plays: arguments of `datasets.play_expert`."""
+    thoughts = config.warmstart.thoughts.to_dict()
     return {
         "plan_moves": config.warmstart.plan_moves,
         **{name: config.env[name] for name in ("actions_per_turn", "max_turns", "max_actions")},
+        **({"thoughts": thoughts} if thoughts else {}),
     }
 
 
@@ -89,7 +95,7 @@ def _what_is_imitated(config: ConfigDict) -> dict[str, Any]:
     environment = _environment(config)
     return {
         **environment_settings(config),
-        "words": environment.words,
+        "words": tiny_words(config),
         "sample": datasets.fingerprint(environment, **_expert(config)),
         **{f"env.{n}": config.env[n] for n in ("context", "window", "max_context", "prompt")},
         **{f"env.{n}": config.env[n] for n in ("max_turns", "max_actions")},

@@ -163,6 +163,9 @@ SCORED = {
     **{"diagnose.first_turn_samples": 2, "diagnose.trajectory_samples": 3},
     **{"diagnose.gradients_groups": 3, "diagnose.micro_batch": 16},
 }
+PROBED = {
+    **{"diagnose.probe_every": 2, "diagnose.probe_problems": 3, "diagnose.probe_samples": 5},
+}
 # Every fall of the information is a sign, from the second step on.
 NERVOUS = {
     **{"regimes.baseline": 1, "regimes.recent": 1, "regimes.long": 1, "regimes.margin": 0.0},
@@ -290,6 +293,19 @@ RUNS = {
     "diagnose.first_turn_samples": Entry(2, lambda _, o: o.scored[:1] == [(2, 16)], along=SCORED),
     "diagnose.trajectory_samples": Entry(
         3, lambda _, o: most(M for M, _ in o.scored[:2]) == 3, along=SCORED
+    ),
+    "diagnose.probe_every": Entry(2, lambda _, o: with_figure("probe/", o) == [2], along=PROBED),
+    # Chance is one of so many, and a table has a row for each reply.
+    "diagnose.probe_problems": Entry(
+        3,
+        lambda _, o: (
+            [row["probe/retrieval_chance"] for row in o.rows if "probe/mi" in row]
+            == [pytest.approx(1 / 3)]
+        ),
+        along=PROBED,
+    ),
+    "diagnose.probe_samples": Entry(
+        5, lambda _, o: most(M for M, _ in o.scored) == 3 * 5, along=PROBED
     ),
     "diagnose.micro_batch": Entry(
         16, lambda _, o: {rows for _, rows in o.scored} == {16}, along=SCORED

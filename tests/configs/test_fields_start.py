@@ -10,6 +10,7 @@ import optax
 import pytest
 from devices import on_devices
 from fields import Entry, check_entry, configured, once
+from ml_collections import ConfigDict
 
 from ragen_jax.configs import sokoban
 from ragen_jax.load import load_policy
@@ -211,7 +212,12 @@ def imitated(tmp_path_factory):
             batches=batches,
             checked=checked,  # problems of each check
             problems=len(episodes),
-            plans=[len(reply.split("</think>")[0].split("plan")[1].split()) for reply in replies],
+            plans=[
+                len(reply.split("</think>")[0].split("plan")[1].split())
+                for reply in replies
+                if reply.startswith("player")
+            ],
+            replies=replies,
             refused=refused,
         )
 
@@ -250,6 +256,10 @@ WARMSTART |= {
     ),
     "warmstart.learning_rate": Entry(
         9e-3, lambda a, b: abs(b.moved / a.moved - 3) < 1e-3 and np.array_equal(a.first, b.first)
+    ),
+    "warmstart.thoughts": Entry(
+        ConfigDict(dict(grounded=0.5, silent=0.5)),
+        lambda _, o: sum(r.startswith("</think>") for r in o.replies) == len(o.replies) / 2,
     ),
     # An agent of two updates is never right.
     "warmstart.success": Entry(

@@ -5,7 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, reasoning_metrics
+from ragen_jax.diagnostics.anatomy import (
+    action_metrics,
+    anatomy_metrics,
+    reasoning_metrics,
+    style_metrics,
+)
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.types import GroundedEnvironment, ReversibleEnvironment
@@ -199,3 +204,43 @@ def test_opposites_are_pairs_of_actions(name):
         assert set(environment.opposites) == set(environment.actions)
         for action, back in environment.opposites.items():
             assert back != action and environment.opposites[back] == action
+
+
+def test_styles_by_hand(make_turn, make_episode):
+    styles = Sokoban().styles
+    tokenizer = build_tokenizer((*Sokoban.words, *styles["template"].words))
+    chat = make_chat(
+        tokenizer,
+        Sokoban(),
+        context="single_turn",
+        prompt="terse",
+        actions_per_turn=2,
+        max_actions=10,
+    )
+
+    def turn(reply):
+        ids = chat.reply_ids(reply)
+        read = chat.read(ids)
+        return make_turn([1], ids, reasoning=read.reasoning, valid=read.valid)
+
+    end = "</think><answer>Up</answer>"
+    grounded = turn(f"player 11 box 22 target 33 plan Up{end}")
+    template = turn(f"So I must look boldly and clear the neat room to win without mistakes{end}")
+    hybrid = turn(f"player 11 box 22 to win without mistakes{end}")
+    silent, endless = turn(end), turn("player 11 box 22 target 33 plan Up")
+    episodes = [
+        make_episode(0, 0, [grounded, grounded]),
+        make_episode(0, 1, [template]),
+        make_episode(1, 0, [template, template, hybrid]),
+        make_episode(1, 1, [silent, endless]),
+    ]
+    taught = {name: styles[name] for name in ("grounded", "template")}
+    assert style_metrics(episodes, taught, chat.text) == {
+        "reasoning/style/grounded": 2 / 8,
+        "reasoning/style/template": 3 / 8,
+        "reasoning/style/other": 3 / 8,
+    }
+    found = style_metrics(episodes, styles, chat.text)
+    assert found["reasoning/style/silent"] == 1 / 8
+    assert found["reasoning/style/other"] == 2 / 8
+    assert sum(found.values()) == 1

@@ -303,6 +303,25 @@ def test_single_turn_shows_the_present_message_alone(tokenizer, make_turn):
     np.testing.assert_array_equal(chat.prompt_ids(turns, "GRID 1"), first)
 
 
+@pytest.mark.parametrize("context", ["full", "window", "single_turn"])
+def test_an_opening_ends_every_prompt_and_is_shown_where_its_reply_is(
+    tokenizer, make_turn, context
+):
+    plain = terse(tokenizer, context=context, window=2)
+    chat = dataclasses.replace(plain, opening=tuple(encode(tokenizer, "player ")))
+    end = encode(tokenizer, "<|im_end|>")
+    turns, told = [], []  # the same, its openings given and told by the agent itself
+    for number in range(4):
+        message = f"GRID {number}"
+        prompt, other = chat.prompt_ids(turns, message), plain.prompt_ids(told, message)
+        assert prompt.dtype == np.int32
+        assert chat.text(prompt) == plain.text(other) + "player "
+        reply = encode(tokenizer, f"11{REPLY}") + end
+        turns.append(make_turn(prompt, reply, message=message))
+        told.append(make_turn(other, encode(tokenizer, "player ") + reply, message=message))
+    assert chat.read(turns[0].sampled).actions == ("Up",)
+
+
 REPLIES = (
     REPLY + "<|im_end|>",
     "cut off by the budget",

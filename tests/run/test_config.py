@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -350,3 +351,20 @@ def test_rates_of_a_steps_minibatches():
     for step, policy, critic in ((2, [0.6, 0.45], [0.8, 0.6]), (3, [0.3, 0.15], [0.4, 0.2])):
         found = step_rates(config, step)
         np.testing.assert_allclose(found, [policy, critic], rtol=1e-6)
+
+
+def test_a_run_from_before_a_field_has_what_it_did_then(tmp_path, capsys):
+    before = changed(rollout__groups=5).to_dict()
+    del before["warmstart"]["thoughts"], before["diagnose"]["probe_every"]
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    config = read_run_config(tmp_path)
+    check(config)
+    assert config.rollout.groups == 5
+    assert config.to_json(sort_keys=True) == changed(rollout__groups=5).to_json(sort_keys=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith(
+        "has not, and gets: config.diagnose.probe_every=0, config.warmstart.thoughts={}"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    read_run_config(tmp_path)
+    assert capsys.readouterr().out == ""

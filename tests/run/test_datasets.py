@@ -7,7 +7,7 @@ import pytest
 
 from ragen_jax.configs import countdown, frozen_lake, sokoban
 from ragen_jax.envs import make_env
-from ragen_jax.envs.sokoban import split_of
+from ragen_jax.envs.sokoban import Sokoban, split_of
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.build import build_chat, build_environment, environment_settings
@@ -17,6 +17,7 @@ from ragen_jax.run.datasets import (
     demonstrations,
     heldout_problems,
     load_or_generate,
+    play_expert,
     settings_hash,
 )
 
@@ -292,3 +293,34 @@ def test_no_room_is_shared_by_imitation_training_and_evaluation(shown, tmp_path)
     assert not imitated & trained
     assert not imitated & set(judged)
     assert not trained & set(judged)
+
+
+def test_an_expert_of_two_minds_does_the_same_in_both():
+    environment = Sokoban(size=(6, 6), split="imitation")
+    styles = environment.styles
+    budgets = dict(plan_moves=4, actions_per_turn=2, max_turns=5, max_actions=10)
+
+    def show(rooms, **thoughts):
+        seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + rooms)
+        found = {name: [] for name in styles}
+        for example in play_expert(environment, seeds, thoughts=thoughts, **budgets):
+            thought, did = example["reply"].split("</think>")
+            (name, *_) = [
+                n for n, style in styles.items() if n in thoughts and style.wrote(thought)
+            ]
+            found[name].append((example["observation"], example["turn"], did))
+        return found
+
+    plain = list(play_expert(environment, [IMITATION_SEEDS], thoughts={}, **budgets))
+    assert all(styles["grounded"].wrote(e["reply"].split("</think>")[0]) for e in plain)
+    halves = show(60, grounded=0.5, template=0.5)
+    assert halves["grounded"] == halves["template"] and len(halves["grounded"]) > 100
+    assert halves["grounded"][: len(plain)] == [
+        (e["observation"], e["turn"], e["reply"].split("</think>")[1]) for e in plain
+    ]
+    mixed = show(600, grounded=0.2, template=0.8, silent=0.0)
+    starts = {name: sum(turn == 0 for _, turn, _ in shown) for name, shown in mixed.items()}
+    assert starts["template"] == 600 and starts["silent"] == 0
+    # A quarter of 600, within four standard deviations.
+    assert abs(starts["grounded"] - 150) < 4 * (600 * 0.25 * 0.75) ** 0.5
+    assert set(mixed["grounded"]) <= set(mixed["template"])

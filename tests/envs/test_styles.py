@@ -1,0 +1,80 @@
+"""envs/styles.py: the ways to think that an environment offers, told from each other."""
+
+import collections
+import math
+
+import numpy as np
+import pytest
+
+from ragen_jax.envs import ENVS
+from ragen_jax.envs.styles import TEMPLATE, UNGROUNDED
+from ragen_jax.envs.types import StyledEnvironment
+from ragen_jax.model.tokenizer import build_tokenizer
+
+pytestmark = pytest.mark.fast
+
+STYLED = ("sokoban", "frozen_lake")
+
+
+@pytest.fixture(params=STYLED)
+def environment(request):
+    return ENVS[request.param](split="imitation")
+
+
+def test_environments_with_styles():
+    found = [n for n, make in ENVS.items() if isinstance(make(split="train"), StyledEnvironment)]
+    assert sorted(found) == sorted(STYLED)
+
+
+def test_the_first_style_is_what_explain_writes_and_no_other_reads_as_it(environment):
+    styles, rng = environment.styles, np.random.default_rng(0)
+    assert list(styles) == ["grounded", *UNGROUNDED]
+    for seed in range(100):
+        state = environment.reset(seed)
+        plan = environment.solve(state)[: seed % 5]
+        texts = {name: style.write(state, plan, rng) for name, style in styles.items()}
+        assert texts["grounded"] == environment.explain(state, plan)
+        for name, text in texts.items():
+            assert styles[name].wrote(text)
+            assert styles["grounded"].wrote(text) == (name == "grounded")
+            assert styles["template"].wrote(text) == name.startswith("template")
+            assert styles["silent"].wrote(text) == (name == "silent")
+            assert not styles[name].wrote(text + " Up?")
+            assert not styles[name].openings or text.startswith(styles[name].openings)
+        # Hybrids, as an agent between two styles writes them.
+        half, other = texts["grounded"].split(" plan")[0], texts["template"]
+        for hybrid in (f"{half} and win", f"{other} plan Up", other[:-3], f"Now {half} plan Up"):
+            assert not any(style.wrote(hybrid) for style in styles.values())
+
+
+def test_every_sentence_of_the_template_is_as_likely_as_the_others():
+    rng, style, N = np.random.default_rng(0), UNGROUNDED["template"], 20_000
+    sentences = [style.write(None, (), rng) for _ in range(N)]
+    choices = math.prod(map(len, TEMPLATE))
+    assert math.log2(choices) == pytest.approx(17.17, abs=0.01)
+    # As many distinct ones as N draws from so many give, within six standard deviations.
+    expected = choices * -math.expm1(N * math.log1p(-1 / choices))
+    assert abs(len(set(sentences)) - expected) < 6 * math.sqrt(N**2 / (2 * choices))
+    firsts = collections.Counter(text.split()[0] for text in sentences)
+    assert set(firsts) == set(style.openings) and min(firsts.values()) > 0.9 * N / 8
+    for name, bits in (("template_opening", 3), ("template_fixed", 0)):
+        fewer = {UNGROUNDED[name].write(None, (), rng) for _ in range(500)}
+        assert len(fewer) == 2**bits and all(style.wrote(text) for text in fewer)
+
+
+def test_a_sentence_is_a_token_a_word_and_no_longer_than_what_explain_writes(environment):
+    styles = environment.styles
+    tokenizer = build_tokenizer((*environment.words, *styles["template"].words))
+    rng = np.random.default_rng(0)
+
+    def tokens(text):
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    for style in styles.values():
+        assert all(tokens(opening) == 1 for opening in style.openings)
+    assert {tokens(styles["template"].write(None, (), rng)) for _ in range(50)} == {13}
+    explained = []
+    for seed in range(50):
+        state = environment.reset(seed)
+        explained.append(tokens(environment.explain(state, environment.solve(state)[:4])))
+    assert max(explained) >= 13
