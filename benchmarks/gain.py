@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ragen_jax.lab.report import interval
+from ragen_jax.lab.curves import interval
 from ragen_jax.run.heldout import paired_gain
 from ragen_jax.run.log import read_outcomes
 

@@ -68,6 +68,8 @@ def get_config() -> ConfigDict:
                 # The loss times the keep rate ("linear") or its root ("sqrt"), or the advantages
                 # alone times it ("advantage", the released code), or "none".
                 loss_scale="linear",
+                # Keep as many groups, but drawn at random whatever they scored: the control.
+                at_random=False,
                 # Of each group kept, only the so many best and worst episodes; 0 and 0: all.
                 top_members=0,
                 bottom_members=0,

@@ -148,6 +148,7 @@ class Filter:
     include_zero: bool
     eps: float
     loss_scale: str
+    at_random: bool
     top_members: int
     bottom_members: int
 

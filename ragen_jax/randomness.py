@@ -30,6 +30,7 @@ class Purpose(enum.IntEnum):
     PANELS = 6  # reasonings that an action is scored behind: run's seed, step, environment, scope
     PERMUTATIONS = 7  # of the test of retrieval: the same
     DEMONSTRATION = 8  # noise while a demonstration is played: problem's seed
+    RANDOM_GROUPS = 10  # which groups the filter's control keeps: run's seed, step, environment
     THOUGHTS = 9  # what its expert thinks: problem's seed, number of the style
     # JAX
     PLAY = 16  # training episodes: run's seed, environment

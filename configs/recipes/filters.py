@@ -20,6 +20,12 @@ FILTERS = {
         for metric in ("reward_std", "reward_sum", "entropy", "entropy_variance", "length")
     },
     "smallest": {"filter.strategy": "top_p", "filter.value": 0.9, "filter.keep": "smallest"},
+    # The control: as many groups as top-p keeps, whichever they are.
+    "random_groups": {
+        "filter.strategy": "top_p",
+        "filter.value": 0.9,
+        "filter.at_random": True,
+    },
     # The best and the worst half of a group's half, of every group (table 7).
     "members": {
         "filter.strategy": "none",

@@ -1,5 +1,6 @@
 """Experiments of many small runs: an entry of configs/experiments.py comes in, a page with a
 figure goes out.
 
-`python -m ragen_jax.lab` (`__main__`) runs the arms, `report` writes what they say.
+`python -m ragen_jax.lab` (`__main__`) asks `arms` to run them side by side; `collapse` and
+`organism` write what they say, read off `curves`.
 """

@@ -1,63 +1,95 @@
 """The laboratory: run an experiment of many small runs, and report what it says.
 
-    python -m ragen_jax.lab --experiment=collapse [--workdir=runs/lab] [--report=docs]
-                            [--config=configs/sokoban.py:tiny] [--config.FIELD=VALUE ...]
+    python -m ragen_jax.lab list
+    python -m ragen_jax.lab run NAME [--quick] [--workers=N] [--workdir=runs/lab]
+                                     [--report=docs/lab] [--config.FIELD=VALUE ...]
 
-Runs every arm of an experiment of configs/experiments.py, one after the other, and writes lab.md
-and lab_NAME.png. Started again, it goes on where it was stopped; finished arms are only read.
+Runs every arm of an experiment of configs/experiments.py, as many at a time as there are cores, and
+writes NAME.md and NAME.png. Started again, it goes on where it was stopped; finished arms are only
+read.
 """
 
 import importlib.util
+import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from absl import flags
 
 from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.lab.arms import arms, finished, set_by
-from ragen_jax.lab.report import write_report
+from ragen_jax.lab import collapse, organism
+from ragen_jax.lab.arms import arms, run_arms, set_by, shortened
 from ragen_jax.run import command
 from ragen_jax.run.domains import warning
 from ragen_jax.run.log import console, read_metrics
-from ragen_jax.train import train
+
+PAGES = {"collapse": collapse.write_page, "organism": organism.write_page}
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(argv: list[str]) -> None:
+    name = argv[2]
     with command.bad_input():
-        name = EXPERIMENT.value
-        if name not in EXPERIMENTS:
-            raise ValueError(f"--experiment is {name!r}; known: {', '.join(EXPERIMENTS)}")
         if importlib.util.find_spec("matplotlib") is None:
             raise ValueError("the report has a figure: pip install ragen_jax[lab]")
-        plan = arms(EXPERIMENTS[name], CONFIG.value)
-    given = command.overrides()
-    line = warning({field: why for field, why in set_by(name).items() if field in given})
+        experiment = EXPERIMENTS[name]
+        experiment = shortened(experiment) if QUICK.value else experiment
+        plan = arms(experiment, CONFIG.value)
+        if WORKERS.value < 0:
+            raise ValueError(f"--workers is {WORKERS.value}; it must be at least 1, or 0")
+    given, fixed = command.overrides(), set_by(name, experiment)
+    line = warning({field: why for field, why in fixed.items() if field in given})
     if line:
         console(line)
-    root = Path(WORKDIR.value) / name
-    for index, arm in enumerate(plan):
-        workdir = root / arm.folder
-        if finished(workdir, arm.config.steps):
-            continue
-        console(f"arm {index + 1} of {len(plan)}: {arm.setting}, {arm.filter}, seed {arm.seed}")
-        code = train(arm.config, workdir)
-        if code:
-            sys.exit(code)
+    root = Path(WORKDIR.value) / (f"{name}_quick" if QUICK.value else name)
+    on_cpu = jax.devices()[0].platform == "cpu"
+    workers = WORKERS.value or (len(os.sched_getaffinity(0)) if on_cpu else 1)
+    with command.bad_input():
+        code = run_arms(plan, root, workers=workers, minutes=experiment.minutes)
+    if code:
+        sys.exit(code)
     rows = {
         (arm.setting, arm.filter, arm.seed): read_metrics(root / arm.folder / "metrics.jsonl")
         for arm in plan
     }
-    report = write_report(name, rows, Path(REPORT.value))
-    console(f"done: {report}")
+    words = f"run {name}" + (" --quick" if QUICK.value else "")
+    page = PAGES[name](Path(REPORT.value) / f"{root.name}.md", words, experiment.question, rows)
+    print(page.read_text())
+    console(f"done: {page}")
+
+
+def listed() -> str:
+    """What `list` prints."""
+    lines = []
+    for name, experiment in EXPERIMENTS.items():
+        count = len(experiment.seeds) * len(experiment.settings) * len(experiment.filters)
+        quick = ", --quick" if experiment.quick else ""
+        lines.append(f"{name} ({count} arms of about {experiment.minutes:g} min{quick})")
+        lines.append(f"    {experiment.question}")
+    return "\n".join(lines)
+
+
+def words(argv: list[str]) -> list[str]:
+    """`list`, or `run` and a known name, from a command line; prints and exits with 2 otherwise."""
+    given = [word for word in argv[1:] if not word.startswith("-")]
+    with command.bad_input():
+        if given[:1] == ["run"] and len(given) == 2 and given[1] not in EXPERIMENTS:
+            raise ValueError(f"unknown experiment {given[1]!r}; known: {', '.join(EXPERIMENTS)}")
+        if given != ["list"] and not (given[:1] == ["run"] and len(given) == 2):
+            raise ValueError("give `list`, or `run NAME` with a name that it shows")
+    return given
 
 
 if __name__ == "__main__":
+    WORDS = words(sys.argv)
+    if WORDS == ["list"]:
+        print(listed())
+        sys.exit(0)
+    if not command.config_given():
+        sys.argv.append(f"--config={EXPERIMENTS[WORDS[1]].config}")
     CONFIG = command.define_config()
-    EXPERIMENT = flags.DEFINE_string(
-        "experiment", "collapse", "An entry of configs/experiments.py."
-    )
+    QUICK = flags.DEFINE_bool("quick", False, "Run a part of the experiment.")
+    WORKERS = flags.DEFINE_integer("workers", 0, "Arms at a time; 0: as many as cores, on a CPU.")
     WORKDIR = flags.DEFINE_string("workdir", "runs/lab", "Folder of the runs.")
-    REPORT = flags.DEFINE_string("report", "docs", "Folder of lab.md and its figure.")
-    command.run_command(main)
+    REPORT = flags.DEFINE_string("report", "docs/lab", "Folder of the page and its figure.")
+    command.run_command(main, words=2)

@@ -1,16 +1,24 @@
-"""The runs of an experiment."""
+"""The runs of an experiment, and how they are run: side by side, each in a process of its own."""
 
 import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from ragen_jax.configs.experiments import EXPERIMENTS
+from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.check import check
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.log import console, read_metrics
 from ragen_jax.run.settle import settle
+from ragen_jax.run.workdir import cache_directory, same_run
+from ragen_jax.warmstart.imitate import tiny_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,27 +33,46 @@ class Arm:
     @property
     def folder(self) -> str:
         """Where the run lies within the experiment's folder."""
-        name = f"{self.setting} {self.filter} {self.seed}"
-        return name.replace(",", "").replace(" ", "_")
+        return str(self).replace(",", "").replace(" ", "_")
+
+    def __str__(self) -> str:
+        return f"{self.setting}, {self.filter}, {self.seed}"
 
 
-def arms(experiment: dict[str, Any], config: ConfigDict) -> list[Arm]:
+def shortened(experiment: Experiment) -> Experiment:
+    """The part of an experiment that --quick runs.
+
+    Raises:
+      ValueError: it has none.
+    """
+    quick = experiment.quick
+    if quick is None:
+        raise ValueError("--quick: this experiment has no shorter form; leave it out")
+    return dataclasses.replace(
+        experiment,
+        filters={name: experiment.filters[name] for name in quick.filters},
+        seeds=quick.seeds,
+        always=experiment.always | quick.always,
+        minutes=experiment.minutes * quick.always["steps"] / experiment.always["steps"],
+    )
+
+
+def arms(experiment: Experiment, config: ConfigDict) -> list[Arm]:
     """The `Arm`s of an experiment: seeds outermost, so that a part of it has all settings.
 
     Args:
-      experiment: an entry of EXPERIMENTS.
       config: what the arms have in common besides the experiment's own fields.
 
     Raises:
       ValueError: an arm that no run could use.
     """
     plan = []
-    for seed in experiment["seeds"]:
-        for setting, changes in experiment["settings"].items():
-            for name, selection in experiment["filters"].items():
+    for seed in experiment.seeds:
+        for setting, changes in experiment.settings.items():
+            for name, selection in experiment.filters.items():
                 arm_config = config.copy_and_resolve_references()
                 arm_config.update_from_flattened_dict(
-                    {**experiment["always"], **changes, **selection, "seed": seed}
+                    {**experiment.always, **changes, **selection, "seed": seed}
                 )
                 settle(arm_config, jax.devices())
                 check(arm_config)
@@ -53,11 +80,10 @@ def arms(experiment: dict[str, Any], config: ConfigDict) -> list[Arm]:
     return plan
 
 
-def set_by(name: str) -> dict[str, str]:
+def set_by(name: str, experiment: Experiment) -> dict[str, str]:
     """{field: why} of what an experiment sets itself, whatever the command line says."""
-    experiment: dict[str, Any] = EXPERIMENTS[name]
-    varied = [*experiment["settings"].values(), *experiment["filters"].values()]
-    fields = {"seed", *experiment["always"], *(field for changes in varied for field in changes)}
+    varied = [*experiment.settings.values(), *experiment.filters.values()]
+    fields = {"seed", *experiment.always, *(field for changes in varied for field in changes)}
     return dict.fromkeys(sorted(fields), f"by experiment {name}, which sets it")
 
 
@@ -65,3 +91,76 @@ def finished(workdir: Path, steps: int) -> bool:
     """Whether a run's folder holds all its steps."""
     rows = read_metrics(workdir / "metrics.jsonl")
     return bool(rows) and rows[-1]["step"] >= steps
+
+
+def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -> int:
+    """Trains the arms that are not finished; those that were begun go on where they stand.
+
+    Each is a process of the train command, whose console goes to console.log in its folder. They
+    share the warm start, which is built here, and what they compile.
+
+    Args:
+      workers: how many at a time. minutes: that one is expected to take, for what is announced.
+
+    Returns:
+      0, or the exit code of the first arm that failed; those that run then save and stop.
+
+    Raises:
+      ValueError: an arm's folder holds another run.
+    """
+    waiting = [arm for arm in plan if not finished(root / arm.folder, arm.config.steps)]
+    for arm in waiting:
+        same_run(arm.config, root / arm.folder)
+        if arm.config.model.path == "tiny":
+            tiny_model(arm.config)
+    if waiting:
+        total = minutes * -(-len(waiting) // workers)
+        console(f"{len(waiting)} of {len(plan)} arms, {workers} at a time: about {total:.0f} min")
+    running: dict[subprocess.Popen, Arm] = {}
+    start, done, code = time.perf_counter(), 0, 0
+    try:
+        while (waiting and not code) or running:
+            while waiting and not code and len(running) < workers:
+                arm = waiting.pop(0)
+                running[_begin(arm, root / arm.folder)] = arm
+            time.sleep(0.2)
+            for process in [process for process in running if process.poll() is not None]:
+                arm = running.pop(process)
+                if process.returncode:
+                    code = code or process.returncode
+                    console(f"{arm}: exit code {process.returncode}; see {_log(root, arm)}")
+                    _stop(running)
+                    continue
+                done += 1
+                spent = (time.perf_counter() - start) / 60
+                left = spent / done * (len(waiting) + len(running))
+                console(f"{arm}: done; {spent:.0f} min, about {left:.0f} more")
+    finally:
+        _stop(running)
+    return code
+
+
+def _log(root: Path, arm: Arm) -> Path:
+    return root / arm.folder / "console.log"
+
+
+def _begin(arm: Arm, folder: Path) -> subprocess.Popen:
+    """The process that trains an arm, from its folder's own config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(arm.config.to_dict(), indent=2) + "\n")
+    compiled = {"JAX_COMPILATION_CACHE_DIR": str(cache_directory() / "compiled")}
+    with (folder / "console.log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ragen_jax.train", f"--workdir={folder}"],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=compiled | os.environ,
+        )
+
+
+def _stop(running: dict[subprocess.Popen, Arm]) -> None:
+    """Asks the processes that run to save and stop, and waits until they have."""
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    for process in running:
+        process.wait()

@@ -101,8 +101,12 @@ def overrides() -> list[str]:
     return list(config_flags.get_override_values(flags.FLAGS["config"]))
 
 
-def run_command(main: Callable[[list[str]], None]) -> None:
-    """Runs `main(argv)` behind absl's flags; unusable flags print one line and exit with 2."""
+def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
+    """Runs `main(argv)` behind absl's flags; unusable flags print one line and exit with 2.
+
+    Args:
+      words: how many that are no flags the command takes.
+    """
     logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console
 
     def parse(argv):
@@ -111,9 +115,9 @@ def run_command(main: Callable[[list[str]], None]) -> None:
         with bad_input(AttributeError, KeyError, TypeError, OSError, flags.Error):
             # No default of the flag's own: absl would read it outside of this function.
             rest = flags.FLAGS(with_config_file(argv))
-            if len(rest) > 1:
+            if len(rest) > 1 + words:
                 raise ValueError(
-                    f"unexpected argument {rest[1]!r}; overrides are --config.FIELD=VALUE"
+                    f"unexpected argument {rest[1 + words]!r}; overrides are --config.FIELD=VALUE"
                 )
             config = flags.FLAGS.config
             keep_freed_memory(

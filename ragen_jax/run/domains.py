@@ -207,6 +207,7 @@ DOMAINS = {
     "filter.include_zero": flag(FILTERED),
     "filter.eps": number(0, 10**9, MASS, PART_OF_MASS, LINEAR),
     "filter.loss_scale": one_of(filter.LOSS_SCALES, DROPPED),
+    "filter.at_random": flag(FILTERED),
     "filter.top_members": whole(0, 2**14),
     "filter.bottom_members": whole(0, 2**14),
     "reward.overlong_buffer": whole(0, TOKENS),

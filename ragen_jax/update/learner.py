@@ -9,7 +9,7 @@ Axes: G groups, K episodes a group, B rows, T tokens, E environments.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from ragen_jax import losses
 from ragen_jax.algorithms import Credit, token_advantages
 from ragen_jax.filter import Filter, loss_scales, select_episodes
-from ragen_jax.groups import Part, measure_each
+from ragen_jax.groups import Part, measure_each, split_groups
 from ragen_jax.model import lora
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.objectives import mismatch_weights
@@ -146,9 +146,20 @@ def select(
             value_E=tuple(learner.filter.value * x for x in scale_E),
         )
     )
+    if learner.filter.at_random:
+        keep_GK = deal_at_random(keep_GK, learner.parts, learner.seed, int(state.step))
     metrics = filter_metrics(score_G, keep_GK)
     metrics |= measure_each(learner.parts, filter_metrics, score_G, keep_GK)
     return Selection(keep_GK, score_G, logp_BT, entropy_BT), metrics
+
+
+def deal_at_random(keep_GK: np.ndarray, parts: Sequence[Part], seed: int, step: int) -> np.ndarray:
+    """bool [G, K]: as many groups of each environment as in keep_GK, but drawn at random."""
+    dealt = []
+    for number, (_, keep_PK) in enumerate(split_groups(parts, keep_GK)):
+        rng = generator(Purpose.RANDOM_GROUPS, seed, step, number)
+        dealt.append(keep_PK[rng.permutation(len(keep_PK))])
+    return np.concatenate(dealt)
 
 
 def filter_metrics(score_G: np.ndarray, keep_GK: np.ndarray) -> Metrics:

@@ -291,6 +291,11 @@ FILTER = {
     "filter.keep": Entry("smallest", kept(1, 2), {"filter.value": 0.2}),
     "filter.include_zero": Entry(True, kept(0, 1, 2, 3), {"filter.value": 1.0}),
     "filter.eps": Entry(2.0, kept(0)),
+    "filter.at_random": Entry(
+        True,
+        lambda a, b: a.kept == [0] and len(b.kept) == 1 and b.kept != [0],
+        {"filter.strategy": "top_k_abs", "filter.value": 1.0},
+    ),
     "filter.loss_scale": Entry(
         "none",
         lambda before, behind: (

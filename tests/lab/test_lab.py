@@ -1,14 +1,21 @@
 """The laboratory: its arms, and what its report says of runs made by hand."""
 
+import json
 import math
+import subprocess
+import sys
+import time
 
 import pytest
 
+from ragen_jax.configs import organism as organism_config
 from ragen_jax.configs import sokoban
 from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.lab import report
-from ragen_jax.lab.arms import arms, finished
-from ragen_jax.lab.report import ENTROPY, MI, MI_SEQ, SUCCESS
+from ragen_jax.lab import arms as lab_arms
+from ragen_jax.lab import collapse, curves, organism
+from ragen_jax.lab.arms import Arm, arms, finished, run_arms, shortened
+from ragen_jax.lab.collapse import ENTROPY, MI, MI_SEQ
+from ragen_jax.lab.curves import SUCCESS
 
 pytestmark = pytest.mark.fast
 
@@ -19,7 +26,7 @@ def rows(success, mi, *, entropy=0.2, updates=4):
     for step in range(1, len(mi) + 1):
         row = {"step": step, MI: mi[step - 1], ENTROPY: entropy, "update/count": updates}
         row[MI_SEQ] = 1.0  # never falls
-        row |= {report.VALID: 0.9, report.RETRIEVAL: 1.0}
+        row |= {collapse.VALID: 0.9, collapse.RETRIEVAL: 1.0}
         if step % 10 == 0:
             row[SUCCESS] = success[step // 10]
         found.append(row)
@@ -34,79 +41,79 @@ COLLAPSED = rows([0.4, 0.5, 0.2], [0.15] * 10 + [0.0] * 10)
 def test_when_half_is_lost():
     """One rule: at the evaluations, of the highest so far, on straight lines."""
     for name in (SUCCESS, MI):
-        assert report.lost(HEALTHY, name) is None
+        assert collapse.lost(HEALTHY, name) is None
     # From 0.5 at step 10 to 0.2 at step 20 it passes 0.25 behind five sixths of the way.
-    assert report.lost(COLLAPSED, SUCCESS) == pytest.approx(10 + 10 * 5 / 6)
+    assert collapse.lost(COLLAPSED, SUCCESS) == pytest.approx(10 + 10 * 5 / 6)
     back = rows([0.4, 0.1, 0.6], [0.1] * 20)
-    assert report.lost(back, SUCCESS) == pytest.approx(10 * 2 / 3)
+    assert collapse.lost(back, SUCCESS) == pytest.approx(10 * 2 / 3)
     # MI from 0.15 at step 0 to 0.06 at step 10 passes 0.075 behind five sixths, too.
-    steps, values = report.at_evaluations(COLLAPSED, MI)
+    steps, values = curves.at_evaluations(COLLAPSED, MI)
     assert steps.tolist() == [0, 10, 20]
     assert values.tolist() == pytest.approx([0.15, 0.06, 0.0])
-    assert report.lost(COLLAPSED, MI) == pytest.approx(10 * 5 / 6)
-    assert report.lost(COLLAPSED, MI_SEQ) is None
+    assert collapse.lost(COLLAPSED, MI) == pytest.approx(10 * 5 / 6)
+    assert collapse.lost(COLLAPSED, MI_SEQ) is None
     # A rise before the crash: half of what it had risen to, not of the start.
     risen = rows([0.4, 0.4, 0.4, 0.4], [0.1] * 8 + [0.4] * 8 + [0.15] * 14)
-    assert report.lost(risen, MI) == pytest.approx(10 + 10 * (0.4 - 0.2) / (0.4 - 0.15))
-    assert report.share(COLLAPSED, ENTROPY, 10, of_first=True) == pytest.approx(1.0)
-    assert report.share(COLLAPSED, MI, 5) == pytest.approx((0.15 + 0.06) / 2 / 0.15)
-    assert report.share(risen, MI, 20) == pytest.approx(0.15 / 0.4)
-    assert report.share(risen, MI, 20, of_first=True) == pytest.approx(1.5)
+    assert collapse.lost(risen, MI) == pytest.approx(10 + 10 * (0.4 - 0.2) / (0.4 - 0.15))
+    assert collapse.share(COLLAPSED, ENTROPY, 10, of_first=True) == pytest.approx(1.0)
+    assert collapse.share(COLLAPSED, MI, 5) == pytest.approx((0.15 + 0.06) / 2 / 0.15)
+    assert collapse.share(risen, MI, 20) == pytest.approx(0.15 / 0.4)
+    assert collapse.share(risen, MI, 20, of_first=True) == pytest.approx(1.5)
     # A figure that ends, as it does where no reply holds a reasoning, is read as far as it goes.
-    assert report.lost(rows([0.4, 0.5, 0.2], [0.15] * 5), MI) is None
+    assert collapse.lost(rows([0.4, 0.5, 0.2], [0.15] * 5), MI) is None
 
 
 def test_arms_are_compared_after_equally_many_updates():
     rising = rows([0.4, 0.5, 0.6], [0.1 * i for i in range(20)], updates=2)
     # 20 updates are ten steps: MI 0.5 to 0.9 there.
-    assert report.at_update(rising, MI, 20) == pytest.approx(0.7)
-    assert report.at_update(rising, SUCCESS, 20) == 0.5
-    assert report.at_update(rising, SUCCESS, 19) == 0.4
-    assert report.updates(rising) == 40
+    assert curves.at_update(rising, MI, 20) == pytest.approx(0.7)
+    assert curves.at_update(rising, SUCCESS, 20) == 0.5
+    assert curves.at_update(rising, SUCCESS, 19) == 0.4
+    assert curves.updates(rising) == 40
     runs = {
         ("s", "filter", 0): rising,  # 40 updates
         ("s", "none", 0): rows([0.4, 0.3, 0.2], [0.0] * 20, updates=4),  # 80
     }
     # After 40 updates the second run is at step 10.
-    mean, half_width = report.compare(runs, SUCCESS)["s"]
+    mean, half_width = curves.compare(runs, SUCCESS, "filter", "none")["s"]
     assert mean == pytest.approx(0.6 - 0.3) and half_width == math.inf
 
 
 def test_interval_by_hand():
     # 1, 2, 3: standard deviation 1, t with two degrees of freedom 4.303.
-    mean, half_width = report.interval([1.0, 2.0, 3.0])
+    mean, half_width = curves.interval([1.0, 2.0, 3.0])
     assert mean == 2 and half_width == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
 
 
 def test_verdicts_by_hand():
     fine = {("a", f, s): HEALTHY for f in ("filter", "none") for s in (0, 1)}
-    assert "Not tested" in report.order_verdict(fine)
-    assert "Not tested" in report.filter_verdict(fine)
+    assert "Not tested" in collapse.order_verdict(fine)
+    assert "Not tested" in collapse.filter_verdict(fine)
     bad = fine | {("a", "none", 0): COLLAPSED, ("a", "none", 1): COLLAPSED}
-    text = report.order_verdict(bad)
+    text = collapse.order_verdict(bad)
     assert text.startswith("**Reproduced.** 2 of 4 runs lost half of their success. In 2 of them ")
     assert "in 0 `mi_seq` had; in 2 of the former entropy" in text
     # At step 18.3 a sixth of the 0.06 of step 10 was left.
     assert "`mi_released` stood at 0.07 to 0.07 (median 0.07) of its highest" in text
     assert "`mi_seq` at 1.00 to 1.00 (median 1.00)" in text
-    text = report.filter_verdict(bad)
+    text = collapse.filter_verdict(bad)
     assert text.startswith("**Reproduced.** 2 runs with none")
     assert "on average: 0.20 with none, 0.60 with filter." in text
     both = bad | {("a", "filter", 0): COLLAPSED}
-    assert report.filter_verdict(both).startswith("**Reproduced in part.**")
+    assert collapse.filter_verdict(both).startswith("**Reproduced in part.**")
     # Success was lost, but not MI.
     other = rows([0.4, 0.5, 0.1], [0.15] * 20)
     none = {key: other for key in fine}
-    assert report.order_verdict(none).startswith("**Not reproduced at this scale.**")
-    assert report.filter_verdict(none).startswith("**Not reproduced at this scale.**")
+    assert collapse.order_verdict(none).startswith("**Not reproduced at this scale.**")
+    assert collapse.filter_verdict(none).startswith("**Not reproduced at this scale.**")
     # MI went behind success (which passed half at step 6.7; MI does at 8.3).
     late = {("a", "none", 0): rows([0.4, 0.1, 0.1], [0.15] * 10 + [0.0] * 10)}
-    assert "In 0 of them `mi_released`" in report.order_verdict(late)
+    assert "In 0 of them `mi_released`" in collapse.order_verdict(late)
     # Entropy had tripled by then.
     wild = rows([0.4, 0.5, 0.2], [0.15] * 10 + [0.0] * 10)
     for row in wild[6:]:
         row[ENTROPY] = 1.0
-    assert "0 of the former entropy" in report.order_verdict({("a", "none", 0): wild})
+    assert "0 of the former entropy" in collapse.order_verdict({("a", "none", 0): wild})
 
 
 def test_the_alarm_is_judged_by_when_it_came():
@@ -120,8 +127,8 @@ def test_the_alarm_is_judged_by_when_it_came():
         ("a", "filter", 0): alarmed(HEALTHY, 3),
         ("a", "filter", 1): HEALTHY,
     }
-    assert report.alarm_step(runs["a", "none", 0]) == 18
-    assert report.alarm_verdict(runs) == (
+    assert curves.alarm_step(runs["a", "none", 0]) == 18
+    assert collapse.alarm_verdict(runs) == (
         "Of the 3 runs that lost half of their success it came before in 1, later in 1, never in "
         "1. Of the other 2 it came in 1."
     )
@@ -130,12 +137,13 @@ def test_the_alarm_is_judged_by_when_it_came():
 def test_a_report_is_written(tmp_path):
     runs = {("a", "filter", 0): HEALTHY, ("a", "none", 0): COLLAPSED}
     pytest.importorskip("matplotlib")
-    path = report.write_report("collapse", runs, tmp_path / "docs")
+    path = collapse.write_page(tmp_path / "docs/collapse.md", "run collapse", "Why?", runs)
     text = path.read_text()
+    assert "Why?" in text and "python -m ragen_jax.lab run collapse\n" in text
     assert "| a | none | 0 | 80 | 0.20, 0.50 | 0.15 -> 0.00 | 1.00 -> 1.00 | 0.20 ->" in text
     # Neither grounded facts nor flow in these rows.
     assert "| 0.90 -> 0.90 |  |  | 18 | 8 |  |" in text
-    assert (tmp_path / "docs" / "lab_collapse.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "docs" / "collapse.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_arms_of_an_experiment():
@@ -156,9 +164,147 @@ def test_the_arms_of_an_experiment():
         arms(EXPERIMENTS["collapse"], config)
 
 
+def test_a_quick_experiment_is_a_part_of_the_whole():
+    whole, quick = EXPERIMENTS["organism"], shortened(EXPERIMENTS["organism"])
+    assert set(quick.seeds) < set(whole.seeds) and set(quick.filters) < set(whole.filters)
+    plan = arms(quick, organism_config.get_config())
+    assert len(plan) == len(quick.seeds) * len(quick.filters)
+    assert {arm.config.steps for arm in plan} == {60} and whole.always["steps"] == 120
+    assert quick.minutes == pytest.approx(whole.minutes * 60 / 120)
+    with pytest.raises(ValueError, match="--quick: this experiment has no shorter form"):
+        shortened(EXPERIMENTS["collapse"])
+
+
 def test_what_is_finished_is_not_run_again(tmp_path):
     assert not finished(tmp_path, 3)
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n')
     assert not finished(tmp_path, 3)
     (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
     assert finished(tmp_path, 3)
+
+
+# ---- side by side -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plan():
+    """Five arms of an experiment."""
+    config = sokoban.get_config()
+    config.model.path = "somewhere"  # no warm start
+    return [Arm("a", "none", seed, config.copy_and_resolve_references()) for seed in range(5)]
+
+
+def processes_of(monkeypatch, code_of):
+    """Arms become processes that write their seed and end with code_of[seed], or run for long."""
+    begun = []
+
+    def begin(arm, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        begun.append(arm.seed)
+        script = "import time; time.sleep(60)"
+        if arm.seed in code_of:
+            row = json.dumps({"step": arm.config.steps})
+            script = f"open({str(folder / 'metrics.jsonl')!r}, 'w').write({row + chr(10)!r}); "
+            script += f"raise SystemExit({code_of[arm.seed]})"
+        return subprocess.Popen([sys.executable, "-c", script])
+
+    monkeypatch.setattr(lab_arms, "_begin", begin)
+    return begun
+
+
+def test_arms_run_side_by_side_and_once(plan, tmp_path, monkeypatch, capsys):
+    begun = processes_of(monkeypatch, dict.fromkeys(range(5), 0))
+    assert run_arms(plan[:2], tmp_path, workers=2, minutes=1.0) == 0
+    assert run_arms(plan, tmp_path, workers=2, minutes=1.0) == 0
+    assert begun == [0, 1, 2, 3, 4]
+    out = capsys.readouterr().out
+    assert "2 of 2 arms, 2 at a time: about 1 min" in out
+    assert "3 of 5 arms, 2 at a time: about 2 min" in out
+    assert out.count("done;") == 5
+    assert run_arms(plan, tmp_path, workers=2, minutes=1.0) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_the_first_arm_that_fails_ends_the_others(plan, tmp_path, monkeypatch, capsys):
+    begun = processes_of(monkeypatch, {0: 3})
+    start = time.perf_counter()
+    assert run_arms(plan, tmp_path, workers=3, minutes=1.0) == 3
+    assert time.perf_counter() - start < 30  # seconds; the others would run for a minute
+    assert begun == [0, 1, 2]
+    assert "a, none, 0: exit code 3; see" in capsys.readouterr().out
+
+
+def test_a_folder_of_another_run_is_refused_before_any_begins(plan, tmp_path, monkeypatch):
+    begun = processes_of(monkeypatch, {})
+    folder = tmp_path / plan[3].folder
+    folder.mkdir(parents=True)
+    other = plan[3].config.copy_and_resolve_references()
+    other.seed = 7
+    (folder / "config.json").write_text(json.dumps(other.to_dict()))
+    with pytest.raises(ValueError, match="holds a run with config.seed=7"):
+        run_arms(plan, tmp_path, workers=3, minutes=1.0)
+    assert not begun
+
+
+# ---- the organism -------------------------------------------------------------------------------
+
+
+def probed(mi, success, *, valid=0.98, entropy=0.6):
+    """Rows with a probe every 4 steps and an evaluation every 20, from step 0."""
+    last = 4 * len(mi)
+    made = {step: {"step": step, "update/count": 4} for step in range(1, last + 1)}
+    made[0] = {"step": 0}
+    for i, value in enumerate(mi):
+        made[4 * (i + 1)] |= {organism.MI: value, organism.VALID_RATE: valid}
+        made[4 * (i + 1)] |= {organism.ENTROPY: entropy + 0.01 * i, organism.GROUNDED: 0.5}
+    for i, value in enumerate(success):
+        made[20 * i] |= {SUCCESS: value}
+    return [made[step] for step in range(last + 1)]
+
+
+TEMPLATES = probed([2.0, 2.0, 1.5, 0.5] + [0.5] * 11, [0.4, 0.4, 0.4, 0.4])
+
+
+def test_what_became_of_a_run_by_hand():
+    found = organism.fall(TEMPLATES)
+    # From 1.5 at step 12 to 0.5 at step 16 it passes 1.0 half-way.
+    assert found.information == 14 and found.success is None and found.collapsed
+    assert found.valid == pytest.approx(0.98)
+    # 0.6 at step 4; step 34 is between probes 8 and 9 of those numbered from 1.
+    assert found.entropy == pytest.approx((0.6 + 0.075) / 0.6)
+    mi = [2.0, 2.0, 1.5, 0.5] + [0.5] * 11
+    # Means of two evaluations: 0.4, 0.3, 0.2; 0.3 is three quarters of 0.4, which is passed at 40.
+    both = organism.fall(probed(mi, [0.4, 0.4, 0.2, 0.2]))
+    assert both.success == pytest.approx(40) and both.collapsed
+    early = organism.fall(probed(mi, [0.4, 0.1, 0.1, 0.1]))
+    assert early.success is not None and early.success < 14 + organism.LEAD
+    assert not early.collapsed
+    assert not organism.fall(probed([2.0] * 15, [0.4] * 4)).collapsed
+    assert not organism.fall(probed(mi, [0.4] * 4, valid=0.9)).collapsed
+    assert not organism.fall(probed(mi[:6], [0.4, 0.4])).collapsed  # ends before the lead does
+    falling = probed(mi, [0.4] * 4)
+    for row in falling[20:]:
+        row.update({organism.ENTROPY: 0.5} if organism.ENTROPY in row else {})
+    assert not organism.fall(falling).collapsed
+
+
+def test_the_page_of_the_organism(tmp_path):
+    pytest.importorskip("matplotlib")
+    kept = probed([2.0] * 15, [0.4, 0.5, 0.5, 0.5])
+    runs = {
+        ("s", name, seed): rows_
+        for seed in (0, 1)
+        for name, rows_ in (("top-p", kept), ("no filter", TEMPLATES))
+    }
+    path = organism.write_page(tmp_path / "lab/organism.md", "run organism", "Why?", runs)
+    text = path.read_text()
+    assert (
+        "With no filter, 2 of 2 runs lost half of their information (steps 14, 14), 2 of them into "
+        "templates by the rule below; 0 lost a quarter of their success. With top-p, 0 of 2 runs "
+        "lost half of their information, 0 of them into templates"
+    ) in text
+    assert "| top-p | 0 | 240 | 2.00 -> 2.00 | 0.60 -> 0.74 |" in text
+    assert "| no filter | 1 | 240 | 2.00 -> 0.50 |" in text
+    # Both seeds alike: differences of 1.5 and 0.1 without spread.
+    assert "| top-p | +1.500 +- 0.000 |" in text and "+0.100 +- 0.000 |" in text
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -11,6 +11,7 @@ from ragen_jax import losses
 from ragen_jax.algorithms import ALGORITHMS, OF_TOKENS
 from ragen_jax.batch import take_rows
 from ragen_jax.configs import base
+from ragen_jax.groups import Part
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
 from ragen_jax.run.build import build_learner, build_meshes, build_penalties
@@ -20,6 +21,7 @@ from ragen_jax.run.stages import rewarded_batch
 from ragen_jax.update.learner import (
     Outcomes,
     assign_credit,
+    deal_at_random,
     select,
 )
 from ragen_jax.update.likelihood import token_logps
@@ -228,3 +230,23 @@ def test_a_group_is_compared_with_the_kl_of_all_its_members(
         want_BT = (want_BT - want_BT[inside].mean()) / want_BT[inside].std(ddof=1)
     np.testing.assert_allclose(found, np.where(inside, want_BT, 0), atol=2e-4)
     assert metrics["update/kl"] == pytest.approx(kl_BT[inside].mean(), abs=1e-5)
+
+
+def test_the_control_keeps_as_many_groups_of_each_environment_whichever_they_are():
+    parts, N = [Part("a", 5), Part("b", 3)], 4000
+    members = np.array([[True, False], [True, True]])
+    keep_GK = np.concatenate([np.zeros((3, 2), bool), members, np.zeros((2, 2), bool), members[:1]])
+    dealt_NGK = np.array([deal_at_random(keep_GK, parts, 2**29 - 1, step) for step in range(N)])
+    for first, last in ((0, 5), (5, 8)):
+        rows = {tuple(map(tuple, sorted(x.tolist()))) for x in dealt_NGK[:, first:last]}
+        assert rows == {tuple(map(tuple, sorted(keep_GK[first:last].tolist())))}
+    # Each group as often as the others, within five standard deviations; steps do not follow.
+    often_G = dealt_NGK.any(2).mean(0)
+    np.testing.assert_allclose(often_G[:5], 2 / 5, atol=5 * (0.24 / N) ** 0.5)
+    np.testing.assert_allclose(often_G[5:], 1 / 3, atol=5 * (0.22 / N) ** 0.5)
+    follows = (dealt_NGK[1:, 5].any(1) & dealt_NGK[:-1, 5].any(1)).mean()
+    assert abs(follows - 1 / 9) < 5 * (0.1 / N) ** 0.5
+    again = deal_at_random(keep_GK, parts, 2**29 - 1, 7)
+    np.testing.assert_array_equal(again, dealt_NGK[7])
+    other = [deal_at_random(keep_GK, parts, 0, step) for step in range(50)]
+    assert not np.array_equal(other, dealt_NGK[:50])

@@ -1,61 +1,35 @@
-"""What the runs of an experiment say: when each collapsed, what filtering changed, a verdict.
+"""The page of experiment collapse: when each run collapsed, what filtering changed, a verdict.
 
-Everything is read from the rows of metrics.jsonl: `runs` maps (setting, filter, seed) to a run's
-rows. Figures over steps are smoothed over `WINDOW` steps, since a step has few prompts.
+Figures over steps are smoothed over `WINDOW` steps, since a step has few prompts.
 """
 
-import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy.special import stdtrit
 
-from ragen_jax.types import Metrics
+from ragen_jax.lab.curves import (
+    SUCCESS,
+    WINDOW,
+    Rows,
+    Runs,
+    alarm_step,
+    at_evaluations,
+    compare,
+    curve,
+    factors,
+    falls_below,
+    smoothed,
+    updates,
+)
 
-Rows = list[Metrics]  # of a run's metrics.jsonl
-Runs = dict[tuple[str, str, int], Rows]  # (setting, filter, seed) -> rows
-
-WINDOW = 5  # steps
 LOST = 0.5  # of success or information: the share of it that counts as lost
 HEALTHY = (0.5, 2.0)  # entropy, over its baseline, that looks healthy
-SUCCESS, ENTROPY, VALID = "eval/success", "update/entropy", "rollout/valid_rate"
+ENTROPY, VALID = "update/entropy", "rollout/valid_rate"
 # The released form of MI first: mi_seq stands at log N while reasonings still name their prompt.
 MI, MI_SEQ = "collapse/first_turn/mi_released", "collapse/first_turn/mi_seq"
 RETRIEVAL = "collapse/first_turn/retrieval_acc"
 GROUNDED, ZA_SWAP = "reasoning/grounded_rate", "flow/first_turn/za_swap"
-
-
-def factors(runs: Runs) -> tuple[list[str], list[str], list[int]]:
-    """(settings, filters, seeds) of an experiment's runs, each in order of appearance."""
-    settings, filters, seeds = zip(*runs, strict=True)
-    return list(dict.fromkeys(settings)), list(dict.fromkeys(filters)), list(dict.fromkeys(seeds))
-
-
-def curve(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, values) of a figure, where a row has it."""
-    pairs = [(row["step"], row[name]) for row in rows if name in row]
-    return np.array([p[0] for p in pairs], int), np.array([p[1] for p in pairs], float)
-
-
-def smoothed(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, mean of the figure over the WINDOW rows that end there)."""
-    steps, values = curve(rows, name)
-    means = [values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))]
-    return steps, np.array(means)
-
-
-def at_evaluations(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps of the evaluations, a figure there): success as it is, any other the mean over the
-    WINDOW steps around. The policy of an evaluation is the one that the step behind it samples."""
-    steps, values = curve(rows, name)
-    if name == SUCCESS:
-        return steps, values
-    evaluations, _ = curve(rows, SUCCESS)
-    windows = [(s, values[np.abs(steps - (s + 1)) <= WINDOW // 2]) for s in evaluations]
-    means = [(s, near.mean()) for s, near in windows if len(near)]
-    return np.array([s for s, _ in means], int), np.array([x for _, x in means], float)
 
 
 def lost(rows: Rows, name: str) -> float | None:
@@ -64,14 +38,7 @@ def lost(rows: Rows, name: str) -> float | None:
     One rule for every figure: read at the evaluations, against its own running maximum, and between
     two evaluations on a straight line.
     """
-    steps, values = at_evaluations(rows, name)
-    peak = np.maximum.accumulate(values) if len(values) else values
-    below = np.flatnonzero(values < LOST * peak)
-    if not len(below):
-        return None
-    after = below[0]  # at least 1, and above half of this peak in the evaluation before
-    high, low = values[after - 1 : after + 1] - LOST * peak[after]
-    return float(steps[after - 1] + (steps[after] - steps[after - 1]) * high / (high - low))
+    return falls_below(*at_evaluations(rows, name), LOST)
 
 
 def share(rows: Rows, name: str, step: float, *, of_first: bool = False) -> float:
@@ -79,61 +46,6 @@ def share(rows: Rows, name: str, step: float, *, of_first: bool = False) -> floa
     steps, values = at_evaluations(rows, name)
     reference = values[0] if of_first else values[steps <= step].max()
     return float(np.interp(step, steps, values) / reference)
-
-
-def alarm_step(rows: Rows) -> float | None:
-    """The first step of the alarm, or None."""
-    return next((row["step"] for row in rows if row.get("regime/alarm")), None)
-
-
-def at_update(rows: Rows, name: str, updates: float) -> float | None:
-    """The last value of a smoothed figure (success: as it is) before more than so many updates.
-
-    A filter that rejects batches updates less often, so that arms are compared after equally many.
-    """
-    total, last = 0, None
-    find = curve if name == SUCCESS else smoothed
-    values = dict(zip(*find(rows, name), strict=True))
-    for row in rows:
-        total += row.get("update/count", 0)
-        if total > updates:
-            break
-        last = values.get(row["step"], last)
-    return last
-
-
-def updates(rows: Rows) -> int:
-    """Updates of the whole run."""
-    return int(sum(row.get("update/count", 0) for row in rows))
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """(mean, 95 % half-width by Student's t) over runs; infinite for one run."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, math.inf
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return mean, float(stdtrit(len(values) - 1, 0.975)) * error
-
-
-def compare(runs: Runs, name: str) -> dict[str, tuple[float, float]]:
-    """{setting: (mean, half-width)} of a figure with the first filter minus with the last one.
-
-    Paired by seed, after equally many updates.
-    """
-    settings, filters, seeds = factors(runs)
-    intervals = {}
-    for setting in settings:
-        differences = []
-        for seed in seeds:
-            pair = [runs[setting, selection, seed] for selection in (filters[0], filters[-1])]
-            common = min(map(updates, pair))
-            with_first, with_last = (at_update(rows, name, common) for rows in pair)
-            if with_first is not None and with_last is not None:
-                differences.append(with_first - with_last)
-        if differences:
-            intervals[setting] = interval(differences)
-    return intervals
 
 
 # ------------------------------------------------------------------------------ verdicts
@@ -229,25 +141,29 @@ def _word(count: int, of: int) -> str:
 # ------------------------------------------------------------------------------ the report
 
 
-def write_report(name: str, runs: Runs, folder: Path) -> Path:
-    """lab.md and lab_NAME.png in a folder; returns the path of lab.md."""
-    folder.mkdir(parents=True, exist_ok=True)
-    picture = folder / f"lab_{name}.png"
-    draw(runs, picture)
-    path = folder / "lab.md"
-    path.write_text(markdown(name, runs, picture.name))
+def write_page(path: Path, words: str, question: str, runs: Runs) -> Path:
+    """The page, and its figure beside it; returns the path of the page.
+
+    Args:
+      words: what `python -m ragen_jax.lab` was given.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(runs, path.with_suffix(".png"))
+    path.write_text(markdown(words, question, runs, path.with_suffix(".png").name))
     return path
 
 
-def markdown(name: str, runs: Runs, picture: str) -> str:
-    """The text of lab.md."""
+def markdown(words: str, question: str, runs: Runs, picture: str) -> str:
+    """The text of the page."""
     settings, filters, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
-        f"# Laboratory: {name}",
+        "# Laboratory: collapse",
+        "",
+        question,
         "",
         "```bash",
-        f"python -m ragen_jax.lab --experiment={name}",
+        f"python -m ragen_jax.lab {words}",
         "```",
         "",
         f"{len(runs)} runs of the tiny agent, {steps} steps each, seeds "
@@ -294,7 +210,8 @@ def markdown(name: str, runs: Runs, picture: str) -> str:
         "| setting | held-out success | mi_released | retrieval | entropy |",
         "| --- | --- | --- | --- | --- |",
     ]
-    compared = {figure: compare(runs, figure) for figure in (SUCCESS, MI, RETRIEVAL, ENTROPY)}
+    ends = filters[0], filters[-1]
+    compared = {name: compare(runs, name, *ends) for name in (SUCCESS, MI, RETRIEVAL, ENTROPY)}
     for setting in settings:
         cells = [
             "{:+.3f} +- {:.3f}".format(*intervals[setting]) if setting in intervals else ""

@@ -1,0 +1,119 @@
+"""Curves read from the rows of metrics.jsonl, and what runs differ in.
+
+`runs` maps (setting, filter, seed) to a run's rows.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import stdtrit
+
+from ragen_jax.types import Metrics
+
+Rows = list[Metrics]  # of a run's metrics.jsonl
+Runs = dict[tuple[str, str, int], Rows]  # (setting, filter, seed) -> rows
+
+WINDOW = 5  # steps that a step's figures are smoothed over, since it has few prompts
+SUCCESS = "eval/success"
+
+
+def factors(runs: Runs) -> tuple[list[str], list[str], list[int]]:
+    """(settings, filters, seeds) of an experiment's runs, each in order of appearance."""
+    settings, filters, seeds = zip(*runs, strict=True)
+    return list(dict.fromkeys(settings)), list(dict.fromkeys(filters)), list(dict.fromkeys(seeds))
+
+
+def curve(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, values) of a figure, where a row has it."""
+    pairs = [(row["step"], row[name]) for row in rows if name in row]
+    return np.array([p[0] for p in pairs], int), np.array([p[1] for p in pairs], float)
+
+
+def smoothed(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, mean of the figure over the WINDOW rows that end there)."""
+    steps, values = curve(rows, name)
+    means = [values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))]
+    return steps, np.array(means)
+
+
+def at_evaluations(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps of the evaluations, a figure there): success as it is, any other the mean over the
+    WINDOW steps around. The policy of an evaluation is the one that the step behind it samples."""
+    steps, values = curve(rows, name)
+    if name == SUCCESS:
+        return steps, values
+    evaluations, _ = curve(rows, SUCCESS)
+    windows = [(s, values[np.abs(steps - (s + 1)) <= WINDOW // 2]) for s in evaluations]
+    means = [(s, near.mean()) for s, near in windows if len(near)]
+    return np.array([s for s, _ in means], int), np.array([x for _, x in means], float)
+
+
+def falls_below(steps: np.ndarray, values: np.ndarray, share: float) -> float | None:
+    """The step at which a curve falls below a share of its highest value before, or None.
+
+    Between two points it is a straight line.
+    """
+    peak = np.maximum.accumulate(values) if len(values) else values
+    below = np.flatnonzero(values < share * peak)
+    if not len(below):
+        return None
+    after = below[0]  # at least 1, and above the share of this peak at the point before
+    high, low = values[after - 1 : after + 1] - share * peak[after]
+    return float(steps[after - 1] + (steps[after] - steps[after - 1]) * high / (high - low))
+
+
+def alarm_step(rows: Rows) -> float | None:
+    """The first step of the alarm, or None."""
+    return next((row["step"] for row in rows if row.get("regime/alarm")), None)
+
+
+def at_update(rows: Rows, name: str, updates: float) -> float | None:
+    """The last value of a smoothed figure (success: as it is) before more than so many updates.
+
+    A filter that rejects batches updates less often, so that arms are compared after equally many.
+    """
+    total, last = 0, None
+    find = curve if name == SUCCESS else smoothed
+    values = dict(zip(*find(rows, name), strict=True))
+    for row in rows:
+        total += row.get("update/count", 0)
+        if total > updates:
+            break
+        last = values.get(row["step"], last)
+    return last
+
+
+def updates(rows: Rows) -> int:
+    """Updates of the whole run."""
+    return int(sum(row.get("update/count", 0) for row in rows))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """(mean, 95 % half-width by Student's t) over runs; infinite for one run."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, math.inf
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return mean, float(stdtrit(len(values) - 1, 0.975)) * error
+
+
+def compare(runs: Runs, name: str, first: str, last: str) -> dict[str, tuple[float, float]]:
+    """{setting: (mean, half-width)} of a figure with a filter minus with another.
+
+    Paired by seed, after equally many updates.
+    """
+    settings, _, seeds = factors(runs)
+    intervals = {}
+    for setting in settings:
+        differences = []
+        for seed in seeds:
+            pair = [runs[setting, selection, seed] for selection in (first, last)]
+            common = min(map(updates, pair))
+            with_first, with_last = (at_update(rows, name, common) for rows in pair)
+            if with_first is not None and with_last is not None:
+                differences.append(with_first - with_last)
+        if differences:
+            intervals[setting] = interval(differences)
+    return intervals

@@ -1,0 +1,205 @@
+"""The page of experiment organism: when each run lost its information, when its success, a verdict.
+
+What counts was fixed before the runs:
+
+    information lost   the first probe whose mi_seq is below half of its highest before, on a
+                       straight line between probes
+    success lost       the first evaluation that, averaged with the one before, is below three
+                       quarters of the highest such average before; not by the last step: never
+    template collapse  information is lost; success is not lost within the next LEAD steps; up to
+                       then at least VALID of the probe's replies are valid, and their H(Z|X) is no
+                       lower than at first
+
+Arms are compared by seed, after equally many updates.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ragen_jax.lab.curves import (
+    SUCCESS,
+    Rows,
+    Runs,
+    alarm_step,
+    compare,
+    curve,
+    factors,
+    falls_below,
+    updates,
+)
+
+MI, RELEASED, RETRIEVAL = "probe/mi_seq", "probe/mi_released", "probe/retrieval_acc"
+ENTROPY, VALID_RATE = "probe/h_cond", "probe/valid_rate"
+GROUNDED, OTHER = "probe/style/grounded", "probe/style/other"
+HALF, QUARTER = 0.5, 0.75  # of information, of success: the share below which it is lost
+LEAD = 20  # steps that success must outlive information
+VALID = 0.95
+
+
+class Fall(NamedTuple):
+    """What became of a run."""
+
+    information: float | None  # the step at which it was lost
+    success: float | None
+    collapsed: bool  # into templates, by the rule above
+    entropy: float  # H(Z|X) at the end of the lead, over the first
+    valid: float  # mean of the probes up to there
+
+
+def fall(rows: Rows) -> Fall:
+    """What became of a run, by the rule above."""
+    information = falls_below(*curve(rows, MI), HALF)
+    steps, values = curve(rows, SUCCESS)
+    success = falls_below(steps[1:], (values[1:] + values[:-1]) / 2, QUARTER)
+    last = rows[-1]["step"]
+    end = last if information is None else min(information + LEAD, last)
+    probes, valid = curve(rows, VALID_RATE)
+    valid = float(valid[probes <= end].mean())
+    probes, entropy = curve(rows, ENTROPY)
+    risen = float(np.interp(end, probes, entropy) / entropy[0])
+    outlived = (
+        information is not None
+        and last >= information + LEAD
+        and (success is None or success >= information + LEAD)
+    )
+    return Fall(information, success, outlived and valid >= VALID and risen >= 1, risen, valid)
+
+
+def verdict(runs: Runs) -> str:
+    """Sentences: did reasoning collapse where nothing was filtered, and what did filters change?"""
+    _, filters, _ = factors(runs)
+    sentences = []
+    for name in reversed(filters):
+        falls = [fall(rows) for (_, selection, _), rows in runs.items() if selection == name]
+        collapsed = sum(f.collapsed for f in falls)
+        when = sorted(f.information for f in falls if f.information is not None)
+        at = f" (steps {', '.join(f'{x:.0f}' for x in when)})" if when else ""
+        gone = sum(f.success is not None for f in falls)
+        sentences.append(
+            f"With {name}, {len(when)} of {len(falls)} runs lost half of their information{at}, "
+            f"{collapsed} of them into templates by the rule below; {gone} lost a quarter of their "
+            "success."
+        )
+    return " ".join(sentences)
+
+
+def write_page(path: Path, words: str, question: str, runs: Runs) -> Path:
+    """The page, and its figure beside it; returns the path of the page.
+
+    Args:
+      words: what `python -m ragen_jax.lab` was given.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(runs, path.with_suffix(".png"))
+    path.write_text(markdown(words, question, runs, path.with_suffix(".png").name))
+    return path
+
+
+def markdown(words: str, question: str, runs: Runs, picture: str) -> str:
+    """The text of the page."""
+    _, filters, seeds = factors(runs)
+    steps = max(rows[-1]["step"] for rows in runs.values())
+    lines = [
+        "# Laboratory: organism",
+        "",
+        question,
+        "",
+        "```bash",
+        f"python -m ragen_jax.lab {words}",
+        "```",
+        "",
+        f"{len(runs)} runs of {steps} steps, seeds {', '.join(map(str, seeds))} "
+        "(configs/organism.py, configs/experiments.py). Written by that command.",
+        "",
+        verdict(runs),
+        "",
+        f"![probe and success of all arms]({picture})",
+        "",
+        "Thick: mean over seeds; thin: each seed.",
+        "",
+        "The rule, fixed before the runs: information is lost at the first probe whose `mi_seq` is "
+        "below half of its highest before; success at the first evaluation that, averaged with "
+        "the one before, is below three quarters of the highest such average before. A run "
+        f"collapsed into templates if it lost information, kept success for {LEAD} more steps, and "
+        f"up to then at least {VALID:.0%} of the probe's replies were valid and their H(Z|X) no "
+        "lower than at first.",
+        "",
+        "## Every run",
+        "",
+        "From the first probe or evaluation to the last.",
+        "",
+        "| filter | seed | updates | mi_seq | H(Z\\|X) | grounded | neither style | valid | "
+        "success | information lost | success lost | alarm | template collapse |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [_line(selection, seed, rows) for (_, selection, seed), rows in runs.items()]
+    figures = (MI, RELEASED, RETRIEVAL, GROUNDED, OTHER, VALID_RATE, SUCCESS)
+    lines += [
+        "",
+        "## What the choice of groups changes",
+        "",
+        "Difference to the last row's arm, paired by seed, after equally many updates (probes: "
+        f"mean of the last five); 95 % intervals over {len(seeds)} seeds (Student's t).",
+        "",
+        "| | " + " | ".join(f"`{name}`" for name in figures) + " |",
+        "| --- | " + " | ".join("---" for _ in figures) + " |",
+    ]
+    *others, plain = filters
+    for name in others:
+        found = [compare(runs, figure, name, plain) for figure in figures]
+        cells = ["{:+.3f} +- {:.3f}".format(*next(iter(x.values()))) if x else "" for x in found]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines.append(f"| {plain} |" + " |" * len(figures))
+    return "\n".join(lines) + "\n"
+
+
+def _line(selection: str, seed: int, rows: Rows) -> str:
+    """A row of the table of runs."""
+    found = fall(rows)
+
+    def change(name):
+        _, values = curve(rows, name)
+        return f"{values[0]:.2f} -> {values[-1]:.2f}" if len(values) else ""
+
+    steps = (found.information, found.success, alarm_step(rows))
+    cells = (
+        *(selection, seed, updates(rows)),
+        *(change(name) for name in (MI, ENTROPY, GROUNDED, OTHER, VALID_RATE, SUCCESS)),
+        *("" if step is None else round(step) for step in steps),
+        "yes" if found.collapsed else "no",
+    )
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def draw(runs: Runs, path: Path) -> None:
+    """A panel for each figure, a line for each filter: the seeds' mean, and each seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figures = {
+        "mi_seq of the probe, nats": MI,
+        "H(Z|X) of the probe, nats a token": ENTROPY,
+        "share grounded": GROUNDED,
+        "valid replies": VALID_RATE,
+        "held-out success": SUCCESS,
+    }
+    _, filters, _ = factors(runs)
+    fig, axes = plt.subplots(1, len(figures), figsize=(15, 3), layout="constrained")
+    for axis, (title, name) in zip(axes, figures.items(), strict=True):
+        for color, selection in zip(("tab:blue", "tab:green", "tab:red"), filters, strict=False):
+            curves = [curve(rows, name) for key, rows in runs.items() if key[1] == selection]
+            for steps, values in curves:
+                axis.plot(steps, values, color=color, alpha=0.3, linewidth=0.8)
+            steps = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in curves)))
+            means = np.mean([np.interp(steps, *points) for points in curves], axis=0)
+            axis.plot(steps, means, color=color, linewidth=2, label=selection)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("step")
+        axis.set_ylim(bottom=0)
+    axes[0].legend(fontsize=8)
+    fig.savefig(path, dpi=110)
+    plt.close(fig)
