@@ -4,6 +4,7 @@ They run in this process, so that what is compiled once serves all of them.
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import io
@@ -19,11 +20,9 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from ragen_jax import load, train
-from ragen_jax.configs import sokoban
-from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.lab.arms import arms
-from ragen_jax.run import log
+from ragen_jax import load
+from ragen_jax.configs.experiments import EXPERIMENTS, NONE, TOP_P
+from ragen_jax.lab import arms
 from ragen_jax.run.log import read_metrics
 from ragen_jax.run.workdir import read_run_config
 
@@ -151,7 +150,7 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
     "module, code, said",
     [
         ("ragen_jax.train", 2, f"error: {STOPPED}: tiny"),
-        ("ragen_jax.lab", 3, "arm 1 of 30: default"),
+        ("ragen_jax.lab", 2, "error: give `list`, or `run NAME` with a name that it shows"),
         ("ragen_jax.evaluate", 2, "--workdir"),
     ],
 )
@@ -162,10 +161,6 @@ def test_a_command_without_any_argument(module, code, said, monkeypatch):
         raise ValueError(f"{STOPPED}: {config.model.path}")
 
     monkeypatch.setattr(load, "load_policy", stop)
-    if module == "ragen_jax.lab":
-        monkeypatch.setattr(train, "train", lambda config, workdir: 3)
-        # As if the clone's own runs/lab held no arm that is finished.
-        monkeypatch.setattr(log, "read_metrics", lambda path: [])
     found, out, err = call(module)
     assert found == code and said in out + err, out + err
 
@@ -198,20 +193,88 @@ def test_a_command_of_the_readme_runs(command, run, language_model, tmp_path):
         assert ("gradient/" in out) == ("--gradients" in command)
 
 
-def test_the_laboratory_has_the_runs_that_the_readme_says():
-    """They take half an hour: here each arm's config is built and checked, and none is run."""
-    (line,) = [line for line in README if line.startswith("ragen_jax.lab")]
-    assert "30 runs" in line and len(arms(EXPERIMENTS["collapse"], sokoban.get_config())) == 30
+def test_the_laboratory_lists_what_it_can_run():
+    code, out, _ = call("ragen_jax.lab", "list")
+    assert code == 0
+    for name, experiment in EXPERIMENTS.items():
+        assert f"{name} (" in out and experiment.question in out
+    for words in (["run"], ["run", "nothing"], ["walk", "organism"], ["run", "organism", "more"]):
+        code, _, err = call("ragen_jax.lab", *words)
+        assert code == 2 and err.count("\n") == 1
+        assert "nothing" not in words or "known: collapse, organism" in err
+    code, _, err = call("ragen_jax.lab", "run", "collapse", "--quick")
+    assert code == 2 and "has no shorter form" in err
 
 
-def test_the_laboratory_names_what_its_experiment_sets_itself(monkeypatch, tmp_path):
-    monkeypatch.setattr(train, "train", lambda config, workdir: config.warmstart.rooms)
+@pytest.fixture
+def planned(monkeypatch):
+    """What the laboratory would run; nothing is, and it ends with exit code 99."""
+    plans = []
+
+    def run_arms(plan, root, **_):
+        plans.append((plan, root))
+        return 99
+
+    monkeypatch.setattr(arms, "run_arms", run_arms)
+    return plans
+
+
+def test_the_laboratory_command_of_the_readme(planned):
+    """It takes a quarter of an hour: here each arm's config is built and checked, none is run."""
+    (command,) = [line for line in README if line.startswith("ragen_jax.lab")]
+    code, _, err = call(*shlex.split(command, comments=True))
+    assert code == 99, err
+    ((plan, root),) = planned
+    assert root == Path("runs/lab/organism_quick") and len(plan) == 6
+    assert {arm.config.warmstart.thoughts.template for arm in plan} == {0.5}
+    assert [arm.config.filter.strategy for arm in plan[:2]] == ["top_p", "none"]
+
+
+def test_the_laboratory_names_what_its_experiment_sets_itself(planned):
     words = ["--config.warmstart.rooms=99", "--config.steps=5", "--config.eval.every=1"]
-    code, out, err = call("ragen_jax.lab", f"--workdir={tmp_path}", *words)
+    code, out, err = call("ragen_jax.lab", "run", "collapse", *words)
     assert out.splitlines()[0] == (
         "warning: eval.every, steps are set but not read by experiment collapse, which sets it"
     )
-    assert code == 99, err  # what the first arm gave: others are honoured
+    assert code == 99, err
+    ((plan, _),) = planned
+    assert len(plan) == 30 and {arm.config.warmstart.rooms for arm in plan} == {99}
+
+
+def test_the_laboratory_runs_and_goes_on(agent, tmp_path, monkeypatch):
+    """Real arms, each in a process of its own, of a few replies."""
+    whole = EXPERIMENTS["organism"]
+    always = whole.always | {"steps": 2, "eval.every": 1, "diagnose.probe_every": 1}
+    small = dataclasses.replace(
+        whole, seeds=(0,), filters={"top-p 0.9": TOP_P, "no filter": NONE}, always=always
+    )
+    monkeypatch.setitem(EXPERIMENTS, "organism", small)
+    words = ["run", "organism", f"--workdir={tmp_path / 'runs'}", f"--report={tmp_path / 'docs'}"]
+    words += [f"--config.model.path={agent.directory}", "--config.eval.episodes=4"]
+    words += ["--config.rollout.groups=3", "--config.rollout.group_size=2"]
+    words += ["--config.diagnose.probe_problems=3", "--config.diagnose.flow_every=0"]
+    words += ["--config.optimizer.minibatches=1", "--config.env.max_turns=1"]
+    code, out, err = call("ragen_jax.lab", *words)
+    assert code == 0, out + err
+    assert "2 of 2 arms" in out and out.count("done; ") == 2
+    page = (tmp_path / "docs/organism.md").read_text()
+    assert "| no filter | 0 |" in page and "`probe/mi_seq`" in page
+    before = {path: path.read_bytes() for path in tmp_path.rglob("metrics.jsonl")}
+    assert len(before) == 2
+    code, out, _ = call("ragen_jax.lab", *words)
+    assert code == 0 and "arms" not in out.splitlines()[0]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.slow
+def test_the_laboratory_command_of_the_readme_runs(tmp_path):
+    (command,) = [line for line in README if line.startswith("ragen_jax.lab")]
+    words = shlex.split(command, comments=True)
+    places = [f"--workdir={tmp_path / 'runs'}", f"--report={tmp_path / 'docs'}"]
+    code, out, err = call(*words, *places)
+    assert code == 0, err
+    assert "6 of 6 arms" in out
+    assert "With no filter, 3 of 3 runs lost half of their information" in out
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import tensorflow_datasets as tfds
 
 from ragen_jax.envs.types import Environment, SolvableEnvironment, State, StyledEnvironment
 from ragen_jax.randomness import Purpose, generator
+from ragen_jax.run.workdir import locked
 
 # First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
 EVALUATION_SEEDS = 1 << 62
@@ -78,9 +79,10 @@ def load_or_generate(
       the examples in the order they were generated; text as str.
     """
     folder = Path(directory) / f"{name}_{settings_hash(settings)}"
-    builder = Generated(generate=generate, features=features, data_dir=str(folder))
     tfds.disable_progress_bar()  # its bars and notices would break the run's own
-    with contextlib.redirect_stdout(io.StringIO()):
+    # A builder knows from its beginning whether its data set is there.
+    with locked(folder), contextlib.redirect_stdout(io.StringIO()):
+        builder = Generated(generate=generate, features=features, data_dir=str(folder))
         builder.download_and_prepare()
     examples = sorted(
         builder.as_data_source(split="examples"), key=lambda example: example["index"]

@@ -1,7 +1,10 @@
 """Folders: the cache, and what a run's folder says about the run that it holds."""
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,18 @@ def cache_directory() -> Path:
     """Where generated models and datasets are kept: $XDG_CACHE_HOME (or ~/.cache)/ragen_jax."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ragen_jax"
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Holds what `path` names for this process; others that ask for it wait meanwhile.
+
+    For what is generated on first use, which several runs may begin with at the same time.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        yield
 
 
 def read_run_config(workdir: str | Path) -> ConfigDict:

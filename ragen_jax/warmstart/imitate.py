@@ -38,7 +38,7 @@ from ragen_jax.run.build import (
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.log import console
 from ragen_jax.run.sizes import of_environments
-from ragen_jax.run.workdir import cache_directory
+from ragen_jax.run.workdir import cache_directory, locked
 from ragen_jax.types import Episode, Params, Turn
 from ragen_jax.update.likelihood import token_logps
 
@@ -73,10 +73,11 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
         **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
     }
     directory = cache / "models" / f"tiny_{datasets.settings_hash(settings)}"
-    if not directory.exists():
-        console(f"warm start: imitating the solver (once; kept in {directory})")
-        model, params, tokenizer = imitate(config, cache)
-        hf.save(directory, model, params, tokenizer)
+    with locked(directory):
+        if not directory.exists():
+            console(f"warm start: imitating the solver (once; kept in {directory})")
+            model, params, tokenizer = imitate(config, cache)
+            hf.save(directory, model, params, tokenizer)
     return directory
 
 

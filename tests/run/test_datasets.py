@@ -1,6 +1,8 @@
 """datasets.py: demonstrations and held-out problems, and that neither shares a room."""
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -93,7 +95,7 @@ def test_examples_keep_their_order_and_types(tmp_path):
         assert len(calls) == 1
     load({"a": 2})
     assert len(calls) == 2
-    assert sorted(folder.name for folder in tmp_path.iterdir()) == sorted(
+    assert sorted(folder.name for folder in tmp_path.iterdir() if folder.is_dir()) == sorted(
         f"things_{settings_hash({'a': a})}" for a in (1, 2)
     )
 
@@ -324,3 +326,33 @@ def test_an_expert_of_two_minds_does_the_same_in_both():
     # A quarter of 600, within four standard deviations.
     assert abs(starts["grounded"] - 150) < 4 * (600 * 0.25 * 0.75) ** 0.5
     assert set(mixed["grounded"]) <= set(mixed["template"])
+
+
+RACE = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from ragen_jax.run.datasets import load_or_generate
+
+def generate():
+    time.sleep(2)  # in which the others begin
+    yield {"x": 7}
+
+settings = dict(features={"x": np.int64}, generate=generate, directory=Path(sys.argv[1]))
+print([int(example["x"]) for example in load_or_generate("race", {}, **settings)])
+"""
+
+
+def test_several_processes_begin_with_the_same_data_set(tmp_path):
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in running:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0 and out.splitlines()[-1] == "[7]", err
