@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
         console(line)
     root = Path(WORKDIR.value) / (f"{name}_quick" if QUICK.value else name)
     on_cpu = jax.devices()[0].platform == "cpu"
-    workers = WORKERS.value or (len(os.sched_getaffinity(0)) if on_cpu else 1)
+    workers = WORKERS.value or (on_cpu and os.cpu_count() or 1)
     with command.bad_input():
         code = run_arms(plan, root, workers=workers, minutes=experiment.minutes)
     if code:
@@ -69,24 +69,25 @@ def listed() -> str:
     return "\n".join(lines)
 
 
-def words(argv: list[str]) -> list[str]:
-    """`list`, or `run` and a known name, from a command line; prints and exits with 2 otherwise."""
-    given = [word for word in argv[1:] if not word.startswith("-")]
+def wanted(argv: list[str]) -> str | None:
+    """The experiment to `run`, or None to `list` them; any other words end with exit code 2."""
     with command.bad_input():
-        if given[:1] == ["run"] and len(given) == 2 and given[1] not in EXPERIMENTS:
-            raise ValueError(f"unknown experiment {given[1]!r}; known: {', '.join(EXPERIMENTS)}")
-        if given != ["list"] and not (given[:1] == ["run"] and len(given) == 2):
+        if argv[1:] == ["list"]:
+            return None
+        if argv[1:2] != ["run"] or not argv[2:] or argv[2].startswith("-"):
             raise ValueError("give `list`, or `run NAME` with a name that it shows")
-    return given
+        if argv[2] not in EXPERIMENTS:
+            raise ValueError(f"unknown experiment {argv[2]!r}; known: {', '.join(EXPERIMENTS)}")
+    return argv[2]
 
 
 if __name__ == "__main__":
-    WORDS = words(sys.argv)
-    if WORDS == ["list"]:
+    NAME = wanted(sys.argv)
+    if NAME is None:
         print(listed())
         sys.exit(0)
     if not command.config_given():
-        sys.argv.append(f"--config={EXPERIMENTS[WORDS[1]].config}")
+        sys.argv.append(f"--config={EXPERIMENTS[NAME].config}")
     CONFIG = command.define_config()
     QUICK = flags.DEFINE_bool("quick", False, "Run a part of the experiment.")
     WORKERS = flags.DEFINE_integer("workers", 0, "Arms at a time; 0: as many as cores, on a CPU.")
