@@ -13,6 +13,7 @@ WORLD  sokoban (default) or frozen_lake.
 RECIPE those of configs/recipes, such as no_filter.
 
     --config.warmstart.thoughts.template=0.2    a smaller share of templates
+    --config.warmstart.thoughts.silent=0.5      and some without any reasoning
     --config.warmstart.plan_moves=0             the grounded text tells no plan, only positions
     --config.algorithm.entropy_coef=0.0         the drift's motor
 """
@@ -20,6 +21,7 @@ RECIPE those of configs/recipes, such as no_filter.
 from ml_collections import ConfigDict
 
 from ragen_jax.configs import frozen_lake, recipes, sokoban
+from ragen_jax.envs.styles import UNGROUNDED
 
 WORLDS = {"sokoban": sokoban.get_config, "frozen_lake": frozen_lake.get_config}
 
@@ -36,7 +38,7 @@ def get_config(preset: str = "sokoban") -> ConfigDict:
     config = WORLDS[world]("tiny")
     config.steps = 120
     config.warmstart.layers = 3
-    config.warmstart.thoughts = dict(grounded=0.5, template=0.5)
+    config.warmstart.thoughts = dict.fromkeys(UNGROUNDED, 0.0) | dict(grounded=0.5, template=0.5)
     config.warmstart.success = 0.4
     config.algorithm.name = "grpo"
     config.algorithm.entropy_coef = 0.05

@@ -64,11 +64,8 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     settings = {
         "recipe": RECIPE,
         **_what_is_imitated(config),
-        **{
-            f"warmstart.{name}": value
-            for name, value in config.warmstart.to_dict().items()
-            if value != {}
-        },
+        **{f"warmstart.{name}": x for name, x in config.warmstart.items() if name != "thoughts"},
+        **({"warmstart.thoughts": _thoughts(config)} if _thoughts(config) else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
         **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
     }
@@ -83,12 +80,17 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
 
 def _expert(config: ConfigDict) -> dict[str, Any]:
     """How the expert of config.env plays: arguments of `datasets.play_expert`."""
-    thoughts = config.warmstart.thoughts.to_dict()
+    thoughts = _thoughts(config)
     return {
         "plan_moves": config.warmstart.plan_moves,
         **{name: config.env[name] for name in ("actions_per_turn", "max_turns", "max_actions")},
         **({"thoughts": thoughts} if thoughts else {}),
     }
+
+
+def _thoughts(config: ConfigDict) -> dict[str, float]:
+    """The shares of the styles that have one."""
+    return {name: share for name, share in config.warmstart.thoughts.items() if share}
 
 
 def _what_is_imitated(config: ConfigDict) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ragen_jax import train
-from ragen_jax.configs import countdown, frozen_lake, mixture, sokoban
+from ragen_jax.configs import countdown, frozen_lake, mixture, organism, sokoban
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.load import restore_run
@@ -46,7 +46,13 @@ def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypat
     names.append(name_of(config, tmp_path, monkeypatch))
     config.also.frozen_lake.env.max_turns = 4  # of another environment than the first
     names.append(name_of(config, tmp_path, monkeypatch))
+    two_minds = organism.get_config()
+    names.append(name_of(two_minds, tmp_path, monkeypatch))
+    two_minds.warmstart.thoughts.template = 0.2
+    names.append(name_of(two_minds, tmp_path, monkeypatch))
     assert len(set(names)) == len(names)
+    two_minds.warmstart.thoughts = dict(grounded=0.5, template=0.2)  # the others have no share
+    assert name_of(two_minds, tmp_path, monkeypatch) == names[-1]
     config = frozen_lake.get_config()
     config.update_from_flattened_dict({"seed": 5, "rollout.temperature": 0.7, "eval.every": 3})
     assert name_of(config, tmp_path, monkeypatch) == names[1]
