@@ -253,7 +253,8 @@ def test_the_laboratory_runs_and_goes_on(agent, tmp_path, monkeypatch):
     words += [f"--config.model.path={agent.directory}", "--config.eval.episodes=4"]
     words += ["--config.rollout.groups=3", "--config.rollout.group_size=2"]
     words += ["--config.diagnose.probe_problems=3", "--config.diagnose.flow_every=0"]
-    words += ["--config.optimizer.minibatches=1", "--config.env.max_turns=1"]
+    words += ["--config.optimizer.minibatches=1", "--config.optimizer.micro_batch=6"]
+    words += ["--config.env.max_turns=1"]
     code, out, err = call("ragen_jax.lab", *words)
     assert code == 0, out + err
     assert "2 of 2 arms" in out and out.count("done; ") == 2

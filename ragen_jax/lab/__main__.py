@@ -87,7 +87,7 @@ if __name__ == "__main__":
         print(listed())
         sys.exit(0)
     if not command.config_given():
-        sys.argv.append(f"--config={EXPERIMENTS[NAME].config}")
+        sys.argv.insert(3, f"--config={EXPERIMENTS[NAME].config}")  # before its overrides
     CONFIG = command.define_config()
     QUICK = flags.DEFINE_bool("quick", False, "Run a part of the experiment.")
     WORKERS = flags.DEFINE_integer("workers", 0, "Arms at a time; 0: as many as cores, on a CPU.")
