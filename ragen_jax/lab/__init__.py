@@ -2,5 +2,5 @@
 figure goes out.
 
 `python -m ragen_jax.lab` (`__main__`) asks `arms` to run them side by side; `collapse` and
-`organism` write what they say, read off `curves`.
+`organism` say what came out, read off `curves`, and `pages` writes it.
 """

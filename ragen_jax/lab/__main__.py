@@ -18,13 +18,11 @@ import jax
 from absl import flags
 
 from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.lab import collapse, organism
 from ragen_jax.lab.arms import arms, run_arms, set_by, shortened
+from ragen_jax.lab.pages import write_page
 from ragen_jax.run import command
 from ragen_jax.run.domains import warning
 from ragen_jax.run.log import console, read_metrics
-
-PAGES = {"collapse": collapse.write_page, "organism": organism.write_page}
 
 
 def main(argv: list[str]) -> None:
@@ -53,8 +51,8 @@ def main(argv: list[str]) -> None:
         for arm in plan
     }
     words = f"run {name}" + (" --quick" if QUICK.value else "")
-    page = PAGES[name](Path(REPORT.value) / f"{root.name}.md", words, experiment.question, rows)
-    print(page.read_text())
+    page = Path(REPORT.value) / f"{root.name}.md"
+    print(write_page(name, page, words, experiment.question, rows))
     console(f"done: {page}")
 
 

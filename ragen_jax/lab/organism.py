@@ -85,18 +85,6 @@ def verdict(runs: Runs) -> str:
     return " ".join(sentences)
 
 
-def write_page(path: Path, words: str, question: str, runs: Runs) -> Path:
-    """The page, and its figure beside it; returns the path of the page.
-
-    Args:
-      words: what `python -m ragen_jax.lab` was given.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draw(runs, path.with_suffix(".png"))
-    path.write_text(markdown(words, question, runs, path.with_suffix(".png").name))
-    return path
-
-
 def markdown(words: str, question: str, runs: Runs, picture: str) -> str:
     """The text of the page."""
     _, filters, seeds = factors(runs)

@@ -16,6 +16,7 @@ from ragen_jax.lab import collapse, curves, organism
 from ragen_jax.lab.arms import Arm, arms, finished, run_arms, shortened
 from ragen_jax.lab.collapse import ENTROPY, MI, MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
+from ragen_jax.lab.pages import PAGES, write_page
 
 pytestmark = pytest.mark.fast
 
@@ -137,8 +138,9 @@ def test_the_alarm_is_judged_by_when_it_came():
 def test_a_report_is_written(tmp_path):
     runs = {("a", "filter", 0): HEALTHY, ("a", "none", 0): COLLAPSED}
     pytest.importorskip("matplotlib")
-    path = collapse.write_page(tmp_path / "docs/collapse.md", "run collapse", "Why?", runs)
-    text = path.read_text()
+    path = tmp_path / "docs/collapse.md"
+    text = write_page("collapse", path, "run collapse", "Why?", runs)
+    assert path.read_text() == text
     assert "Why?" in text and "python -m ragen_jax.lab run collapse\n" in text
     assert "| a | none | 0 | 80 | 0.20, 0.50 | 0.15 -> 0.00 | 1.00 -> 1.00 | 0.20 ->" in text
     # Neither grounded facts nor flow in these rows.
@@ -162,6 +164,10 @@ def test_the_arms_of_an_experiment():
     config.rollout.groups = 0
     with pytest.raises(ValueError, match="rollout.groups is 0"):
         arms(EXPERIMENTS["collapse"], config)
+
+
+def test_every_experiment_has_a_page():
+    assert set(PAGES) == set(EXPERIMENTS)
 
 
 def test_a_quick_experiment_is_a_part_of_the_whole():
@@ -296,8 +302,8 @@ def test_the_page_of_the_organism(tmp_path):
         for seed in (0, 1)
         for name, rows_ in (("top-p", kept), ("no filter", TEMPLATES))
     }
-    path = organism.write_page(tmp_path / "lab/organism.md", "run organism", "Why?", runs)
-    text = path.read_text()
+    path = tmp_path / "lab/organism.md"
+    text = write_page("organism", path, "run organism", "Why?", runs)
     assert (
         "With no filter, 2 of 2 runs lost half of their information (steps 14, 14), 2 of them into "
         "templates by the rule below; 0 lost a quarter of their success. With top-p, 0 of 2 runs "
