@@ -30,6 +30,7 @@ ENTROPY, VALID = "update/entropy", "rollout/valid_rate"
 MI, MI_SEQ = "collapse/first_turn/mi_released", "collapse/first_turn/mi_seq"
 RETRIEVAL = "collapse/first_turn/retrieval_acc"
 GROUNDED, ZA_SWAP = "reasoning/grounded_rate", "flow/first_turn/za_swap"
+FIGURES = (SUCCESS, MI, MI_SEQ, RETRIEVAL, ENTROPY, VALID, GROUNDED, ZA_SWAP)
 
 
 def lost(rows: Rows, name: str) -> float | None:

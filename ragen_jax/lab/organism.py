@@ -33,6 +33,7 @@ from ragen_jax.lab.curves import (
 MI, RELEASED, RETRIEVAL = "probe/mi_seq", "probe/mi_released", "probe/retrieval_acc"
 ENTROPY, VALID_RATE = "probe/h_cond", "probe/valid_rate"
 GROUNDED, OTHER = "probe/style/grounded", "probe/style/other"
+FIGURES = (MI, RELEASED, RETRIEVAL, GROUNDED, OTHER, VALID_RATE, ENTROPY, SUCCESS)
 HALF, QUARTER = 0.5, 0.75  # of information, of success: the share below which it is lost
 LEAD = 20  # steps that success must outlive information
 VALID = 0.95
@@ -123,7 +124,6 @@ def markdown(words: str, question: str, runs: Runs, picture: str) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [_line(selection, seed, rows) for (_, selection, seed), rows in runs.items()]
-    figures = (MI, RELEASED, RETRIEVAL, GROUNDED, OTHER, VALID_RATE, SUCCESS)
     lines += [
         "",
         "## What the choice of groups changes",
@@ -131,15 +131,15 @@ def markdown(words: str, question: str, runs: Runs, picture: str) -> str:
         "Difference to the last row's arm, paired by seed, after equally many updates (probes: "
         f"mean of the last five); 95 % intervals over {len(seeds)} seeds (Student's t).",
         "",
-        "| | " + " | ".join(f"`{name}`" for name in figures) + " |",
-        "| --- | " + " | ".join("---" for _ in figures) + " |",
+        "| | " + " | ".join(f"`{name}`" for name in FIGURES) + " |",
+        "| --- | " + " | ".join("---" for _ in FIGURES) + " |",
     ]
     *others, plain = filters
     for name in others:
-        found = [compare(runs, figure, name, plain) for figure in figures]
+        found = [compare(runs, figure, name, plain) for figure in FIGURES]
         cells = ["{:+.3f} +- {:.3f}".format(*next(iter(x.values()))) if x else "" for x in found]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines.append(f"| {plain} |" + " |" * len(figures))
+    lines.append(f"| {plain} |" + " |" * len(FIGURES))
     return "\n".join(lines) + "\n"
 
 

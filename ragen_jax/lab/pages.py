@@ -1,27 +1,32 @@
-"""The page of each experiment, written beside its figure."""
+"""The page of each experiment, written beside its figure and the rows behind both."""
 
+import json
 from pathlib import Path
 
 from ragen_jax.lab import collapse, organism
 from ragen_jax.lab.curves import Runs
 
-# experiment -> (text of the page, figure)
-PAGES = {
-    "collapse": (collapse.markdown, collapse.draw),
-    "organism": (organism.markdown, organism.draw),
-}
+PAGES = {"collapse": collapse, "organism": organism}
+COUNTED = ("update/count", "regime/alarm")  # by every page
 
 
 def write_page(name: str, path: Path, words: str, question: str, runs: Runs) -> str:
-    """Writes an experiment's page to `path` and its figure beside it; returns the text.
+    """Writes an experiment's page to `path`, beside it its figure and, as JSON lines, the rows that
+    both are made from; returns the text.
 
     Args:
       words: what `python -m ragen_jax.lab` was given.
     """
-    markdown, draw = PAGES[name]
+    page = PAGES[name]
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = path.with_suffix(".png")
-    draw(runs, picture)
-    text = markdown(words, question, runs, picture.name)
+    page.draw(runs, picture)
+    text = page.markdown(words, question, runs, picture.name)
     path.write_text(text)
+    with path.with_suffix(".jsonl").open("w") as file:
+        for (setting, selection, seed), rows in runs.items():
+            for row in rows:
+                run = {"setting": setting, "filter": selection, "seed": seed, "step": row["step"]}
+                figures = {key: row[key] for key in (*page.FIGURES, *COUNTED) if key in row}
+                file.write(json.dumps(run | figures) + "\n")
     return text

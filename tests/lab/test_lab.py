@@ -314,3 +314,9 @@ def test_the_page_of_the_organism(tmp_path):
     # Both seeds alike: differences of 1.5 and 0.1 without spread.
     assert "| top-p | +1.500 +- 0.000 |" in text and "+0.100 +- 0.000 |" in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    # The page can be made again of the rows beside it.
+    again = {}
+    for line in path.with_suffix(".jsonl").read_text().splitlines():
+        row = json.loads(line)
+        again.setdefault(tuple(row.pop(k) for k in ("setting", "filter", "seed")), []).append(row)
+    assert organism.markdown("run organism", "Why?", again, "organism.png") == text
