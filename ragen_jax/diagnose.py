@@ -24,8 +24,8 @@ from ragen_jax.envs.types import GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.groups import combine_metrics
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.preflight.diagnosing import gradient_programs, scoring_programs
-from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.run.heldout import play_problems
+from ragen_jax.randomness import Purpose
+from ragen_jax.run.heldout import play_heldout
 from ragen_jax.run.sizes import due
 from ragen_jax.run.stages import Played, rewarded_batch
 from ragen_jax.sharding import place
@@ -170,18 +170,15 @@ def probe(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, 
     settings, policy = step.run.diagnosis, step.policy
 
     def measure(index, task, *_):
-        episodes = play_problems(
+        one_turn = dataclasses.replace(task.budgets, max_turns=1)
+        episodes = play_heldout(
             step.run.model,
             policy,
-            task.chat,
-            task.heldout_environment,
-            *(x[: settings.probe_problems] for x in task.heldout),
-            samples=settings.probe_samples,
-            rows=task.groups * task.group_size,
-            key=stream_key(Purpose.PROBE, task.eval_seed),
-            budgets=dataclasses.replace(task.budgets, max_turns=1),
+            dataclasses.replace(task, budgets=one_turn),
+            Purpose.PROBE,
             sampling=task.sampling,
-            compact=task.compact,
+            problems=slice(settings.probe_problems),
+            samples=settings.probe_samples,
         )
         figures = collapse_metrics(
             step.run.model,
@@ -264,18 +261,14 @@ def play_groups(model: Qwen, params: Params, task: "Task", groups: int) -> tuple
     Args:
       params: those for sampling.
     """
-    episodes = play_problems(
+    episodes = play_heldout(
         model,
         params,
-        task.chat,
-        task.heldout_environment,
-        *(x[:groups] for x in task.heldout),
-        samples=task.group_size,
-        rows=task.groups * task.group_size,
-        key=stream_key(Purpose.GRADIENTS, task.eval_seed),
-        budgets=task.budgets,
+        task,
+        Purpose.GRADIENTS,
         sampling=task.sampling,
-        compact=task.compact,
+        problems=slice(groups),
+        samples=task.group_size,
     )
     return rewarded_batch(episodes, task.penalties)
 

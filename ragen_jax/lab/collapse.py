@@ -231,9 +231,6 @@ def _line(setting: str, selection: str, seed: int, rows: Rows) -> str:
 
 def draw(runs: Runs, path: Path) -> None:
     """A row of panels for each setting, a line for each filter: the seeds' mean, and each seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figures = {

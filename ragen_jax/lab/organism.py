@@ -163,9 +163,6 @@ def _line(selection: str, seed: int, rows: Rows) -> str:
 
 def draw(runs: Runs, path: Path) -> None:
     """A panel for each figure, a line for each filter: the seeds' mean, and each seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figures = {

@@ -17,6 +17,9 @@ def write_page(name: str, path: Path, words: str, question: str, runs: Runs) -> 
     Args:
       words: what `python -m ragen_jax.lab` was given.
     """
+    import matplotlib
+
+    matplotlib.use("Agg")
     page = PAGES[name]
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = path.with_suffix(".png")

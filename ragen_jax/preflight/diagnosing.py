@@ -114,7 +114,7 @@ def gradient_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Pro
         run.model,
         loss,
         run.state.params,
-        run.reference,
+        run.reference if loss.kl_coef else None,
         pieces,
         host((groups,)),
         host(()),

@@ -5,6 +5,7 @@ random and without TensorFlow, in a folder named by a hash of all that decides t
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -80,10 +81,12 @@ def load_or_generate(
     """
     folder = Path(directory) / f"{name}_{settings_hash(settings)}"
     tfds.disable_progress_bar()  # its bars and notices would break the run's own
-    # A builder knows from its beginning whether its data set is there.
-    with locked(folder), contextlib.redirect_stdout(io.StringIO()):
-        builder = Generated(generate=generate, features=features, data_dir=str(folder))
-        builder.download_and_prepare()
+    make = functools.partial(Generated, generate=generate, features=features, data_dir=str(folder))
+    builder = make()
+    if not builder.is_prepared():
+        with locked(folder), contextlib.redirect_stdout(io.StringIO()):
+            builder = make()  # knows from its beginning whether another process made it meanwhile
+            builder.download_and_prepare()
     examples = sorted(
         builder.as_data_source(split="examples"), key=lambda example: example["index"]
     )

@@ -64,6 +64,37 @@ def play_problems(
     return episodes
 
 
+def play_heldout(
+    model: Qwen,
+    params: Params,
+    task: "Task",
+    purpose: Purpose,
+    *,
+    sampling: Sampling,
+    problems: slice = slice(None),
+    samples: int = 1,
+) -> list[Episode]:
+    """`play_problems` of a task's held-out problems, with the same noise every time.
+
+    Args:
+      purpose: what they are played for, which has noise of its own.
+      problems: which of them.
+    """
+    return play_problems(
+        model,
+        params,
+        task.chat,
+        task.heldout_environment,
+        *(listed[problems] for listed in task.heldout),
+        samples=samples,
+        rows=task.groups * task.group_size,
+        key=stream_key(purpose, task.eval_seed),
+        budgets=task.budgets,
+        sampling=sampling,
+        compact=task.compact,
+    )
+
+
 def evaluate(
     model: Qwen, params: Params, tasks: Sequence["Task"], *, samples: int = 1
 ) -> tuple[Metrics, list[list[Episode]]]:
@@ -78,18 +109,8 @@ def evaluate(
     """
     metrics_E, episodes_E = [], []
     for task in tasks:
-        episodes = play_problems(
-            model,
-            params,
-            task.chat,
-            task.heldout_environment,
-            *task.heldout,
-            samples=samples,
-            rows=task.groups * task.group_size,
-            key=stream_key(Purpose.EVALUATE, task.eval_seed),
-            budgets=task.budgets,
-            sampling=task.eval_sampling,
-            compact=task.compact,
+        episodes = play_heldout(
+            model, params, task, Purpose.EVALUATE, sampling=task.eval_sampling, samples=samples
         )
         penalty = task.penalties.format_penalty
         metrics = summarise(episodes, samples=samples, format_penalty=penalty)
@@ -110,27 +131,18 @@ def success_by_style(model: Qwen, params: Params, task: "Task") -> Metrics:
         episodes = []
         for index, opening in enumerate(style.openings):
             ids = tuple(task.chat.template.plain(opening).tolist())
-            episodes += play_problems(
+            episodes += play_heldout(
                 model,
                 params,
-                dataclasses.replace(task.chat, opening=ids),
-                task.heldout_environment,
-                *(x[index :: len(style.openings)] for x in task.heldout),
-                samples=1,
-                rows=task.groups * task.group_size,
-                key=stream_key(Purpose.EVALUATE, task.eval_seed),
-                budgets=task.budgets,
+                dataclasses.replace(task, chat=dataclasses.replace(task.chat, opening=ids)),
+                Purpose.EVALUATE,
                 sampling=task.eval_sampling,
-                compact=task.compact,
+                problems=slice(index, None, len(style.openings)),
             )
         if episodes:
-            success_N1 = np.array([[episode.success] for episode in episodes], float)
-            success = float(success_N1.mean())
-            half = max(abs(end - success) for end in wilson_interval(success_N1))
-            metrics |= {
-                f"eval/style/{name}/success": success,
-                f"eval/style/{name}/success_ci95": half,
-            }
+            found = summarise(episodes, samples=1, format_penalty=task.penalties.format_penalty)
+            for figure in ("success", "success_ci95"):
+                metrics[f"eval/style/{name}/{figure}"] = found[f"eval/{figure}"]
     return metrics
 
 

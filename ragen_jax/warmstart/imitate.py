@@ -70,8 +70,10 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
         **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
     }
     directory = cache / "models" / f"tiny_{datasets.settings_hash(settings)}"
+    if directory.exists():  # which may be where nothing can be written, a lock neither
+        return directory
     with locked(directory):
-        if not directory.exists():
+        if not directory.exists():  # nobody made it meanwhile
             console(f"warm start: imitating the solver (once; kept in {directory})")
             model, params, tokenizer = imitate(config, cache)
             hf.save(directory, model, params, tokenizer)
