@@ -170,6 +170,11 @@ def check_filter(config: ConfigDict) -> None:
             f"config.filter.top_members + bottom_members is {members}; a group has "
             f"rollout.group_size={config.rollout.group_size} episodes"
         )
+    if members and f.at_random:  # which are a group's best is not so of the group in its place
+        raise ValueError(
+            "config.filter.at_random is True, which deals whole groups; give filter.top_members "
+            "and bottom_members 0"
+        )
     if config.regimes.action == "tighten" and not strategy.tightened:
         raise ValueError(
             f"config.regimes.action is tighten, but filter.strategy is {f.strategy!r}; it "

@@ -50,6 +50,11 @@ def test_unusable_thoughts_and_probes_are_refused():
         config.warmstart.thoughts = thoughts
         with pytest.raises(ValueError, match="config.warmstart.thoughts is .* from 0 to 1, not al"):
             check(config)
+    config = organism.get_config("sokoban+random_groups")
+    check(config)
+    config.filter.top_members = 2
+    with pytest.raises(ValueError, match="at_random is True, which deals whole groups"):
+        check(config)
     config = organism.get_config()
     config.diagnose.probe_problems = 257
     with pytest.raises(ValueError, match="probe_problems is 257, but .* eval.episodes = 256"):
