@@ -110,9 +110,10 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
     Raises:
       ValueError: an arm's folder holds another run.
     """
+    for arm in plan:  # those that are finished, too: other experiments may share the folder
+        same_run(arm.config, root / arm.folder)
     waiting = [arm for arm in plan if not finished(root / arm.folder, arm.config.steps)]
     for arm in waiting:
-        same_run(arm.config, root / arm.folder)
         if arm.config.model.path == "tiny":
             tiny_model(arm.config)
     if waiting:

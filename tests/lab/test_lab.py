@@ -268,13 +268,17 @@ def test_the_first_arm_that_fails_ends_the_others(plan, tmp_path, monkeypatch, c
     assert "a, none, 0: exit code 3; see" in capsys.readouterr().out
 
 
-def test_a_folder_of_another_run_is_refused_before_any_begins(plan, tmp_path, monkeypatch):
+@pytest.mark.parametrize("done", [False, True])
+def test_a_folder_of_another_run_is_refused_before_any_begins(plan, tmp_path, monkeypatch, done):
+    """Also one that is finished, whose rows would be read as those of the arm."""
     begun = processes_of(monkeypatch, {})
     folder = tmp_path / plan[3].folder
     folder.mkdir(parents=True)
     other = plan[3].config.copy_and_resolve_references()
     other.seed = 7
     (folder / "config.json").write_text(json.dumps(other.to_dict()))
+    if done:
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": other.steps}) + "\n")
     with pytest.raises(ValueError, match="holds a run with config.seed=7"):
         run_arms(plan, tmp_path, workers=3, minutes=1.0)
     assert not begun
