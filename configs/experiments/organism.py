@@ -41,8 +41,14 @@ CURES: dict[str, Fields] = {
 }
 ORGANISM = {"steps": 160, "eval.every": 20, "diagnose.probe_mediation": True}
 ORGANISM_QUICK = {"steps": 50, "eval.episodes": 128}
+OF_CURES = {"steps": 48, "eval.every": 16, **SPARING, **WATCHING}
 # Others than those that the setting was found with.
 SEEDS, CURE_SEEDS = (10, 11, 12, 13, 14), (20, 21, 22)
+CURES_QUICK = Quick(
+    treatments=("top-p 0.9", "KL 0.1", "no filter"),
+    seeds=CURE_SEEDS,
+    always={"steps": 24, "eval.every": 12, "eval.episodes": 128},
+)
 
 ON_ORGANISM = {
     "organism": Experiment(
@@ -92,16 +98,26 @@ ON_ORGANISM = {
         settings={"entropy 0.05": {}},
         treatments=CURES,
         seeds=CURE_SEEDS,
-        always={"steps": 48, "eval.every": 16, **SPARING, **WATCHING},
+        always=OF_CURES,
         doubt="A treatment that helps here and does not on fresh seeds or in the second "
         "world; or one whose replies keep their information in a form that no reader "
         "could use (the column of neither style).",
-        minutes=3.0,
-        quick=Quick(
-            treatments=("top-p 0.9", "KL 0.1", "no filter"),
-            seeds=CURE_SEEDS,
-            always={"steps": 24, "eval.every": 12, "eval.episodes": 128},
-        ),
+        minutes=2.3,
+        quick=CURES_QUICK,
+    ),
+    "figures": Experiment(
+        question="Which figure of a run goes with its success at the end, over runs that are "
+        "regularised, filtered and rewarded in many ways?",
+        config="organism:sokoban",
+        settings={"entropy 0.05": {}},
+        treatments=CURES,
+        seeds=CURE_SEEDS,
+        always=OF_CURES,
+        doubt="Runs of agents that do not begin alike: here all have learned from the same "
+        "demonstrations, and 48 steps move success by a tenth or two.",
+        minutes=2.3,
+        quick=CURES_QUICK,
+        runs="cures",
     ),
     # RAGEN-2, sections 3 and 5: regularisers of prompts without signal carry the drift.
     "mechanism": Experiment(

@@ -5,7 +5,8 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from scipy.special import stdtrit
@@ -119,3 +120,30 @@ def compare(
         if differences:
             intervals[setting] = interval(differences)
     return intervals
+
+
+def draw_ranking(
+    found: Mapping[str, tuple[float, float, float]],
+    path: Path,
+    label: str,
+    limits: tuple[float, float],
+) -> None:
+    """A line a figure, highest first: its value and interval; in grey the middle of the axis.
+
+    Args:
+      found: figure -> (value, lower end, upper end). label, limits: of the axis.
+    """
+    import matplotlib.pyplot as plt
+
+    names = sorted(found, key=lambda name: found[name][0])
+    fig, axis = plt.subplots(figsize=(8, 0.26 * len(names) + 1), layout="constrained")
+    for i, name in enumerate(names):
+        value, low, high = found[name]
+        axis.plot([low, high], [i, i], color="tab:blue", linewidth=1)
+        axis.plot(value, i, "o", color="tab:blue", markersize=4)
+    axis.axvline(sum(limits) / 2, color="gray", linewidth=0.8)
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set_xlim(*limits)
+    axis.set_xlabel(label)
+    fig.savefig(path, dpi=110)
+    plt.close(fig)

@@ -26,7 +26,7 @@ import numpy as np
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.intervals import jackknife
 from ragen_jax.lab import organism
-from ragen_jax.lab.curves import WINDOW, Rows, Runs, alarm_step, curve, factors
+from ragen_jax.lab.curves import WINDOW, Rows, Runs, alarm_step, curve, draw_ranking, factors
 
 HEALTHY = "entropy 0"  # the setting whose runs should not collapse
 BASELINE = 2  # probes
@@ -227,18 +227,6 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
 def draw(runs: Runs, path: Path) -> None:
     """AUC and its interval, a line a figure."""
-    import matplotlib.pyplot as plt
-
     judged = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
-    names = sorted(judged, key=lambda name: judged[name].auc)
-    fig, axis = plt.subplots(figsize=(8, 0.26 * len(names) + 1), layout="constrained")
-    for i, name in enumerate(names):
-        seen = judged[name]
-        axis.plot([seen.low, seen.high], [i, i], color="tab:blue", linewidth=1)
-        axis.plot(seen.auc, i, "o", color="tab:blue", markersize=4)
-    axis.axvline(0.5, color="gray", linewidth=0.8)
-    axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_xlim(0, 1)
-    axis.set_xlabel("area under the ROC curve")
-    fig.savefig(path, dpi=110)
-    plt.close(fig)
+    areas = {name: (seen.auc, seen.low, seen.high) for name, seen in judged.items()}
+    draw_ranking(areas, path, "area under the ROC curve", (0, 1))

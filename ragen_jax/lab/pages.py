@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.lab import collapse, cures, detectors, gains, mechanism, organism
+from ragen_jax.lab import collapse, cures, detectors, figures, gains, mechanism, organism
 from ragen_jax.lab.curves import Runs
 
 PAGES = {
@@ -12,6 +12,7 @@ PAGES = {
     "organism": organism,
     "detectors": detectors,
     "cures": cures,
+    "figures": figures,
     "mechanism": mechanism,
     **dict.fromkeys(("algorithms", "groups", "quarters", "members", "slips", "sweeps"), gains),
 }
