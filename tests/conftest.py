@@ -42,7 +42,7 @@ from ragen_jax.types import Episode, Turn
 from ragen_jax.warmstart.imitate import tiny_model
 
 keep_freed_memory()
-LONGEST = Path(__file__).with_name("test_sharding.py")
+LONGEST = [Path(__file__).with_name(f"test_{name}.py") for name in ("sharding", "train")]
 
 
 def pytest_configure(config):
@@ -58,10 +58,10 @@ def pytest_unconfigure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """The longest file first, which needs the agent, then those that do not: while one worker
+    """The longest files first, which need the agent, then those that do not: while one worker
     builds it, the others have something to do. The others that need it come last."""
     needs = {item.path for item in items if "agent" in item.fixturenames}
-    items.sort(key=lambda item: (item.path != LONGEST, item.path in needs))
+    items.sort(key=lambda item: (item.path not in LONGEST, item.path in needs))
 
 
 MAPPINGS = Path("/proc/self/maps")  # of this process's memory, a line each

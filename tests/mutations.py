@@ -241,6 +241,7 @@ def try_one(mutation, cache, limit_s):
             "AGENT_OF_TESTS": str(cache),
         }
         options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", f"--basetemp={folder}/tmp"]
+        options += ["-m", "not slow"]
         options += ["-o", f"faulthandler_timeout={HANGS_S}", "-o", "faulthandler_exit_on_timeout=1"]
         tests = [TESTS[name] for name in MODULES[module].split()]
         start = time.perf_counter()

@@ -13,6 +13,8 @@ from benchmarks import alarm, caching, gain, generation, llm, measure, peers, sc
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
 
+pytestmark = pytest.mark.long
+
 BEFORE, AFTER = Limits(20e9, 200e9, "float32"), Limits(10e9, 250e9, "float32")
 
 

@@ -16,6 +16,7 @@ from ragen_jax.run.log import read_metrics
 from ragen_jax.sharding import make_mesh, sampling_params, spec
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -49,6 +50,7 @@ def test_two_devices_of_a_tensor_mesh_do_what_one_does(agent):
     assert found["gradient"] < 1e-5 and found["params"] < 1e-4
 
 
+@pytest.mark.long
 def test_two_processes_do_what_one_does(agent, tmp_path):
     def command(name):
         return [

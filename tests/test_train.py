@@ -124,6 +124,7 @@ def test_evaluation_of_a_run_repeats_its_last_row(finished):
     assert metrics["eval/return"] == pytest.approx(last["eval/return"])
 
 
+@pytest.mark.long
 def test_gradients_of_a_checkpoint(finished):
     run_config, policy = restore_run(finished)
     run_config.diagnose.gradients_groups = 6
@@ -184,6 +185,7 @@ def test_rows_that_do_not_split_over_devices_are_refused(config, tmp_path, capsy
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
     config.steps, config.eval.every, config.checkpoint.every = 3, 0, 1
     config.algorithm.update(

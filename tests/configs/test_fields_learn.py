@@ -26,6 +26,8 @@ from ragen_jax.update import policy as policy_file
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update
 from ragen_jax.update.likelihood import token_statistics
 
+pytestmark = pytest.mark.long
+
 V, G, K = 40, 4, 4
 STEP = 3
 MEAN_G = np.array([1.0, 2.0, 0.5, 1.0])  # of the returns of each group

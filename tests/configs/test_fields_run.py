@@ -27,6 +27,8 @@ from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import read_metrics
 from ragen_jax.types import TrainState
 
+pytestmark = pytest.mark.long
+
 REPLY = 22  # tokens
 
 

@@ -20,6 +20,8 @@ from ragen_jax.run.build import build_model, tiny_words
 from ragen_jax.update.likelihood import token_logps
 from ragen_jax.warmstart import imitate
 
+pytestmark = pytest.mark.long
+
 # ---- meshes -------------------------------------------------------------------------------------
 
 

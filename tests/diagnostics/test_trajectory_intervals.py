@@ -14,6 +14,8 @@ from ragen_jax.diagnostics.information import information_metrics, within_metric
 from ragen_jax.diagnostics.intervals import confidence_intervals
 from ragen_jax.diagnostics.permutation import retrieval_p
 
+pytestmark = pytest.mark.long
+
 INFORMATION = (
     "mi",
     "mi_seq",

@@ -211,6 +211,7 @@ class Speaking:
         return self.SAID + self.game.render(state) + self.SAID
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "context, prompt",
     [
@@ -251,6 +252,7 @@ def test_nobody_but_the_template_opens_a_role(agent, context, prompt):
     assert set(ended) == {end, start, close}
 
 
+@pytest.mark.long
 def test_few_programs_are_compiled(agent, monkeypatch):
     """Three steps of the default batch, with fewer and fewer live rows, and an evaluation."""
     limits = {"prefill": 4, "decode": 4, "extend": 0}

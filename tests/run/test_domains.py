@@ -239,6 +239,7 @@ COMMANDS = [  # (override, what the line must hold)
 ]
 
 
+@pytest.mark.long
 def test_bad_values_end_the_command_with_one_line_and_exit_code_2(tmp_path):
     def start(override):
         return subprocess.Popen(
@@ -375,6 +376,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "setting",
     ["default", "bare", *(pytest.param(s, marks=pytest.mark.slow) for s in ("ppo", "pool"))],

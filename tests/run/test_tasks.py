@@ -186,6 +186,7 @@ def test_each_environment_is_filtered_by_itself(config, agent):
     assert selection.keep_GK[:, 0].tolist() == [True, True, False, True, False]
 
 
+@pytest.mark.long
 def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
     config.steps = 1
