@@ -13,6 +13,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -269,6 +270,12 @@ def test_the_laboratory_runs_and_goes_on(agent, tmp_path, monkeypatch):
     code, out, _ = call("ragen_jax.lab", *words)
     assert code == 0 and "arms" not in out.splitlines()[0]
     assert {path: path.read_bytes() for path in before} == before
+    # Another machine has the page alone.
+    shutil.rmtree(tmp_path / "runs")
+    code, out, _ = call("ragen_jax.lab", *words, "--reuse")
+    assert code == 0 and f"2 of 2 arms are read from {tmp_path / 'docs/organism.jsonl'}" in out
+    assert (tmp_path / "docs/organism.md").read_text() == page
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(("upper", "seeds"), [(2.0, 3), (0.2, 5)])

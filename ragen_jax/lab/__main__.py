@@ -2,11 +2,13 @@
 
     python -m ragen_jax.lab list
     python -m ragen_jax.lab run NAME [--quick] [--workers=N] [--workdir=runs/lab]
-                                     [--report=docs/lab] [--config.FIELD=VALUE ...]
+                                     [--report=docs/lab] [--reuse] [--config.FIELD=VALUE ...]
 
 Runs every arm of an experiment of configs/experiments, as many at a time as there are cores, and
-writes NAME.md and NAME.png. Started again, it goes on where it was stopped; finished arms are only
-read.
+writes NAME.md, NAME.png and, in NAME.jsonl, the rows that both are made from. Started again, it
+goes on where it was stopped; finished arms are only read. With --reuse the arms that NAME.jsonl has
+are read from there, and only others are run: a treatment of one's own beside those of docs/lab, of
+another machine, whose runs differ from those that this one would do as much as seeds do.
 """
 
 import importlib.util
@@ -20,7 +22,8 @@ from absl import flags
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab.arms import arms, run_arms, set_by, shortened
 from ragen_jax.lab.looks import certain, looks
-from ragen_jax.lab.pages import PRIMARY, write_page
+from ragen_jax.lab.pages import PRIMARY, figures, write_page
+from ragen_jax.lab.recorded import read_rows, write_rows
 from ragen_jax.run import command
 from ragen_jax.run.domains import warning
 from ragen_jax.run.log import console, read_metrics
@@ -44,26 +47,29 @@ def main(argv: list[str]) -> None:
     root = Path(WORKDIR.value) / f"{experiment.runs or name}{shorter}"
     on_cpu = jax.devices()[0].platform == "cpu"
     workers = WORKERS.value or (on_cpu and os.cpu_count() or 1)
+    page = Path(REPORT.value) / f"{name}{shorter}.md"
+    written = read_rows(page.with_suffix(".jsonl"), plan) if REUSE.value else {}
+    if REUSE.value:
+        console(f"{len(written)} of {len(plan)} arms are read from {page.with_suffix('.jsonl')}")
     rows, counts = {}, looks(experiment)
     for count in counts:
         seeds = experiment.seeds[:count]
         part = [arm for arm in plan if arm.seed in seeds]
         with command.bad_input():
-            code = run_arms(part, root, workers=workers, minutes=experiment.minutes)
+            missing = [arm for arm in part if arm.key not in written]
+            code = run_arms(missing, root, workers=workers, minutes=experiment.minutes)
         if code:
             sys.exit(code)
         rows = {
-            (arm.setting, arm.treatment, arm.seed): read_metrics(
-                root / arm.folder / "metrics.jsonl"
-            )
+            arm.key: written.get(arm.key) or read_metrics(root / arm.folder / "metrics.jsonl")
             for arm in part
         }
         if count < counts[-1] and certain(PRIMARY[name](rows), len(counts)):
             console(f"certain after {count} of {len(experiment.seeds)} seeds")
             break
     words = f"run {name}" + (" --quick" if QUICK.value else "")
-    page = Path(REPORT.value) / f"{name}{shorter}.md"
     print(write_page(name, page, words, experiment, rows))
+    write_rows(page.with_suffix(".jsonl"), plan, rows, figures(name))
     console(f"done: {page}")
 
 
@@ -101,5 +107,8 @@ if __name__ == "__main__":
     QUICK = flags.DEFINE_bool("quick", False, "Run a part of the experiment.")
     WORKERS = flags.DEFINE_integer("workers", 0, "Arms at a time; 0: as many as cores, on a CPU.")
     WORKDIR = flags.DEFINE_string("workdir", "runs/lab", "Folder of the runs.")
+    REUSE = flags.DEFINE_bool(
+        "reuse", False, "Read arms from the rows in the report's folder; run those it has not."
+    )
     REPORT = flags.DEFINE_string("report", "docs/lab", "Folder of the page and its figure.")
     command.run_command(main, words=2)

@@ -32,6 +32,11 @@ class Arm:
     config: ConfigDict
 
     @property
+    def key(self) -> tuple[str, str, int]:
+        """What it is among an experiment's runs (lab/curves.py)."""
+        return self.setting, self.treatment, self.seed
+
+    @property
     def folder(self) -> str:
         """Where the run lies within the experiment's folder."""
         return str(self).replace(",", "").replace(" ", "_")

@@ -1,10 +1,9 @@
-"""The page of each experiment, written beside its figure and the rows behind both."""
+"""The page of each experiment, written beside its figure."""
 
-import json
 from pathlib import Path
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.lab import collapse, cures, detectors, figures, gains, mechanism, organism
+from ragen_jax.lab import collapse, correlations, cures, detectors, gains, mechanism, organism
 from ragen_jax.lab.curves import Runs
 
 PAGES = {
@@ -12,7 +11,7 @@ PAGES = {
     "organism": organism,
     "detectors": detectors,
     "cures": cures,
-    "figures": figures,
+    "figures": correlations,
     "mechanism": mechanism,
     **dict.fromkeys(("algorithms", "groups", "quarters", "members", "slips", "sweeps"), gains),
 }
@@ -21,9 +20,13 @@ PRIMARY = {"mechanism": mechanism.primary}
 COUNTED = ("update/count", "regime/alarm")  # by every page
 
 
+def figures(name: str) -> tuple[str, ...]:
+    """The figures that an experiment's page is made from."""
+    return (*PAGES[name].FIGURES, *COUNTED)
+
+
 def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: Runs) -> str:
-    """Writes an experiment's page to `path`, beside it its figure and, as JSON lines, the rows that
-    both are made from; returns the text.
+    """Writes an experiment's page to `path` and its figure beside it; returns the text.
 
     Args:
       words: what `python -m ragen_jax.lab` was given.
@@ -40,10 +43,4 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
     text = "\n".join(head) + "\n" + page.markdown(experiment, runs, picture.name)
     text += f"\n## What would change our mind\n\n{experiment.doubt}\n"
     path.write_text(text)
-    with path.with_suffix(".jsonl").open("w") as file:
-        for (setting, treatment, seed), rows in runs.items():
-            for row in rows:
-                run = {"setting": setting, "treatment": treatment, "seed": seed}
-                figures = {key: row[key] for key in ("step", *page.FIGURES, *COUNTED) if key in row}
-                file.write(json.dumps(run | figures) + "\n")
     return text

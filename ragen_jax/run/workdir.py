@@ -85,7 +85,7 @@ def same_run(config: ConfigDict, workdir: Path) -> None:
     free = ["eval.every", "checkpoint.every", "checkpoint.keep", "rollout.save_every"]
     if config.optimizer.schedule == "constant":  # any other is stretched over all steps
         free.append("steps")
-    before, now = _flat(read_run_config(workdir)), _flat(config)
+    before, now = flat(read_run_config(workdir)), flat(config)
     for name in sorted(set(before) | set(now)):
         free_to_change = name in free or name.startswith("stopping.")
         if not free_to_change and before.get(name) != now.get(name):
@@ -95,7 +95,7 @@ def same_run(config: ConfigDict, workdir: Path) -> None:
             )
 
 
-def _flat(config: ConfigDict) -> dict[str, Any]:
+def flat(config: ConfigDict) -> dict[str, Any]:
     """{"a.b": value} of a nested config, sequences as lists."""
 
     def leaves(node, prefix):

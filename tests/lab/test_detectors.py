@@ -1,17 +1,18 @@
 """lab/detectors.py on runs whose truth is known."""
 
-import json
-
 import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
+from ragen_jax.configs import sokoban
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab import detectors
+from ragen_jax.lab.arms import Arm
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.detectors import HEALTHY, Reading, area, area_interval, judge, read, truth
 from ragen_jax.lab.organism import GROUNDED, MI
-from ragen_jax.lab.pages import write_page
+from ragen_jax.lab.pages import figures, write_page
+from ragen_jax.lab.recorded import read_rows, write_rows
 
 pytestmark = pytest.mark.fast
 
@@ -134,11 +135,9 @@ def test_what_tells_is_told_from_what_does_not(tmp_path):
     assert "| `regime/alarm` | | | 2 of 3 runs | 3 of 3 | +4 | |" in text
     assert "3 of 3 runs with the entropy bonus fell below half" in text
     assert text.index("`probe/mi_seq`") < text.index("`update/entropy`")
-    again = {}
-    for line in path.with_suffix(".jsonl").read_text().splitlines():
-        row = json.loads(line)
-        key = tuple(row.pop(name) for name in ("setting", "treatment", "seed"))
-        again.setdefault(key, []).append(row)
+    plan = [Arm(*key, sokoban.get_config()) for key in runs]
+    write_rows(path.with_suffix(".jsonl"), plan, runs, figures("detectors"))
+    again = read_rows(path.with_suffix(".jsonl"), plan)
     assert write_page("detectors", path, "run detectors", EXPERIMENTS["detectors"], again) == text
 
 

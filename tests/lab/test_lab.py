@@ -17,7 +17,8 @@ from ragen_jax.lab import collapse, curves, organism
 from ragen_jax.lab.arms import Arm, arms, finished, run_arms, shortened
 from ragen_jax.lab.collapse import ENTROPY, MI, MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
-from ragen_jax.lab.pages import PAGES, write_page
+from ragen_jax.lab.pages import PAGES, figures, write_page
+from ragen_jax.lab.recorded import read_rows, write_rows
 
 pytestmark = pytest.mark.fast
 
@@ -355,9 +356,7 @@ def test_the_page_of_the_organism(tmp_path):
     assert "| top-p | 25% | +0.167 +- 0.000 |" in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     # The page can be made again of the rows beside it.
-    again = {}
-    for line in path.with_suffix(".jsonl").read_text().splitlines():
-        row = json.loads(line)
-        run = tuple(row.pop(key) for key in ("setting", "treatment", "seed"))
-        again.setdefault(run, []).append(row)
+    plan = [Arm(*key, sokoban.get_config()) for key in runs]
+    write_rows(path.with_suffix(".jsonl"), plan, runs, figures("organism"))
+    again = read_rows(path.with_suffix(".jsonl"), plan)
     assert write_page("organism", path, "run organism", EXPERIMENTS["organism"], again) == text

@@ -1,13 +1,13 @@
-"""lab/figures.py on runs whose truth is known."""
+"""lab/correlations.py on runs whose truth is known."""
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
 from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.lab import figures
+from ragen_jax.lab import correlations
+from ragen_jax.lab.correlations import ENTROPY, MI_SEQ, MI_ZSCORE, correlation, verdict
 from ragen_jax.lab.curves import SUCCESS
-from ragen_jax.lab.figures import ENTROPY, MI_SEQ, MI_ZSCORE, correlation, verdict
 from ragen_jax.lab.pages import write_page
 
 pytestmark = pytest.mark.fast
@@ -35,9 +35,11 @@ def test_correlations_of_known_runs():
     runs = world()
     value, low, high = correlation(runs, MI_ZSCORE)
     assert 0.7 < low < value < high < 1
-    by_hand = spearmanr(figures.ends(runs, MI_ZSCORE), figures.ends(runs, SUCCESS)).statistic
+    by_hand = spearmanr(
+        correlations.ends(runs, MI_ZSCORE), correlations.ends(runs, SUCCESS)
+    ).statistic
     assert value == pytest.approx(by_hand)
-    assert figures.ends(runs, SUCCESS).max() < 1  # only what ends counts
+    assert correlations.ends(runs, SUCCESS).max() < 1  # only what ends counts
     value, low, high = correlation(runs, MI_SEQ)
     assert value == pytest.approx(-1, abs=1e-5) and high < -0.99
     value, low, high = correlation(runs, ENTROPY)
@@ -59,7 +61,7 @@ def test_the_interval_holds_as_often_as_it_says(rho, of_treatment):
         common, own = rng.standard_normal((30, 1, 2)), rng.standard_normal((30, 3, 2))
         mixed = np.sqrt(of_treatment) * common + np.sqrt(1 - of_treatment) * own
         x, y = (mixed @ root.T).reshape(-1, 2).T
-        _, low, high = figures.with_interval(
+        _, low, high = correlations.with_interval(
             lambda kept, x=x, y=y: float(spearmanr(x[kept], y[kept]).statistic), treatment_R
         )
         inside += low <= truth <= high

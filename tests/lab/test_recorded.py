@@ -1,0 +1,50 @@
+"""lab/recorded.py: rows come back as they were, and only for the same config."""
+
+import json
+
+import pytest
+
+from ragen_jax.configs import organism as organism_config
+from ragen_jax.configs import sokoban
+from ragen_jax.lab.arms import Arm
+from ragen_jax.lab.recorded import not_default, read_rows, write_rows
+
+pytestmark = pytest.mark.fast
+
+ROWS = [{"step": 0, "eval/success": 1 / 3}, {"step": 1, "update/loss": 0.1, "probe/mi_seq": 2.1}]
+
+
+def plan(seeds=(2**31 + 5, 1), **changes):
+    config = sokoban.get_config("tiny")
+    config.update_from_flattened_dict({f"algorithm.{k}": v for k, v in changes.items()})
+    arms = []
+    for seed in seeds:
+        of_arm = config.copy_and_resolve_references()
+        of_arm.seed = seed
+        arms.append(Arm("entropy 0.05", "a, b", seed, of_arm))
+    return arms
+
+
+def test_rows_come_back_for_the_same_config_alone(tmp_path):
+    path, arms = tmp_path / "cures.jsonl", plan()
+    assert read_rows(path, arms) == {}
+    runs = {arm.key: ROWS for arm in arms}
+    write_rows(path, arms, runs, ("eval/success", "probe/mi_seq"))
+    written = [ROWS[0], {"step": 1, "probe/mi_seq": 2.1}]  # what the page needs
+    assert read_rows(path, arms) == {arm.key: written for arm in arms}
+    assert read_rows(path, arms[1:]) == {arms[1].key: written}
+    assert list(read_rows(path, arms[::-1])) == [arm.key for arm in arms[::-1]]
+    assert read_rows(path, plan(entropy_coef=0.5)) == {}
+    assert read_rows(path, [*plan(seeds=(3,)), *plan(seeds=(1,))]) == {arms[1].key: written}
+    # Rows from before configs were written with them.
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0].pop("config")["seed"] == 2**31 + 5
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_rows(path, arms) == {arms[1].key: written}
+
+
+def test_what_is_not_default():
+    assert not_default(organism_config.get_config())["warmstart.thoughts.template"] == 0.5
+    (arm,) = plan(seeds=(0,), entropy_coef=0.25)
+    assert not_default(arm.config)["algorithm.entropy_coef"] == 0.25
+    assert "algorithm.name" not in not_default(arm.config)
