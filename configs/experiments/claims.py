@@ -19,6 +19,10 @@ LEARNING: Fields = {
 }
 SEEDS = (40, 41, 42)
 FILTERED = {"top-p 0.9": TOP_P, "no filter": NONE}
+SHORTER = tuple(
+    Claim("site: replies get shorter", name, "rollout/response_length", -1, since_start=True)
+    for name in FILTERED
+)
 
 
 def recipes(*names: str) -> Fields:
@@ -76,6 +80,7 @@ ON_TINY = {
                 sign=0,
                 settings=("Dr.GRPO",),
             ),
+            *SHORTER,
         ),
     ),
     "groups": Experiment(
@@ -159,6 +164,7 @@ ON_TINY = {
                 sign=0,
                 settings=("slip 0.8", "slip 1.0"),
             ),
+            *SHORTER,
         ),
     ),
     "sweeps": Experiment(

@@ -28,13 +28,15 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """That a treatment's figure is higher than that of the experiment's last treatment."""
+    """That a treatment's figure is higher than that of the experiment's last treatment, or than it
+    was at the start."""
 
     source: str  # where it is made
     treatment: str
     figure: str = "eval/success"
     sign: int = 1  # 1: higher, -1: lower, 0: neither
     settings: tuple[str, ...] = ()  # over which; (): all
+    since_start: bool = False  # than at the start of the same runs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 What counts was fixed before the runs:
 
-    end          of a figure, as in gains.py: its last ten values, of success the last two
+    end          of a figure, as in curves.py: its last ten values, of success the last two
     correlation  Spearman's, of a figure's end with success's, over all runs; 95 % interval: the
                  jackknife over treatments (runs of one resemble each other), of its inverse
                  hyperbolic tangent (simulated coverage 0.93 to 0.96 for thirty treatments)
@@ -20,8 +20,7 @@ from scipy.stats import spearmanr
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.intervals import jackknife
-from ragen_jax.lab.curves import SUCCESS, Runs, draw_ranking, factors
-from ragen_jax.lab.gains import end
+from ragen_jax.lab.curves import SUCCESS, Runs, draw_ranking, end, factors
 
 WEAK = 0.3  # a correlation nearer to 0 does not show who succeeds
 LIMIT = 1 - 1e-6  # nearer to one than that has the inverse hyperbolic tangent of that

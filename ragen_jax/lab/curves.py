@@ -18,6 +18,8 @@ Runs = dict[tuple[str, str, int], Rows]  # (setting, treatment, seed) -> rows
 
 WINDOW = 5  # steps that a step's figures are smoothed over, since it has few prompts
 SUCCESS = "eval/success"
+LAST, FIRST = {SUCCESS: 2}, {SUCCESS: 1}  # values at the end and the start of a run, else:
+OF_OTHERS = 10
 
 
 def factors(runs: Runs) -> tuple[list[str], list[str], list[int]]:
@@ -30,6 +32,18 @@ def curve(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
     """(steps, values) of a figure, where a row has it."""
     pairs = [(row["step"], row[name]) for row in rows if name in row]
     return np.array([p[0] for p in pairs], int), np.array([p[1] for p in pairs], float)
+
+
+def end(rows: Rows, name: str) -> float:
+    """A figure at the end of a run; NaN where it has not been measured."""
+    _, values = curve(rows, name)
+    return float(values[-LAST.get(name, OF_OTHERS) :].mean()) if len(values) else float("nan")
+
+
+def start(rows: Rows, name: str) -> float:
+    """A figure at the start of a run; NaN where it has not been measured."""
+    _, values = curve(rows, name)
+    return float(values[: FIRST.get(name, OF_OTHERS)].mean()) if len(values) else float("nan")
 
 
 def smoothed(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:

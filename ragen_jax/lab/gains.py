@@ -1,31 +1,49 @@
-"""The page of an experiment whose claims say that a treatment does better than its last one.
+"""The page of an experiment whose claims say that a treatment does better than its last one, or
+than it did at the start.
 
 What counts was fixed before the runs:
 
     end         of a figure, the mean of its last two values for success, else of its last ten
-    difference  end with a treatment minus end with the last one, paired by setting and seed; its
-                interval (95 %, Student's t) over seeds of the mean over settings
+    start       of a figure, the mean of its first value for success, else of its first ten
+    difference  end with a treatment minus end with the last one, or minus its own start, paired
+                by setting and seed; its interval (95 %, Student's t) over seeds of the mean over
+                settings
     reproduced  the interval is on the side that the claim names; or, where the claim says that
                 there is no difference, within MARGIN of 0 on both sides
     reversed    it is on the other side
     undecided   else
+    spread      std over mean of the groups' reward variances, the mean over a run's start without
+                filter. RAGEN-2, table 8, says that the filter gains more where it is larger: over
+                settings, Spearman's correlation of spread and gain, where the experiment has a
+                filtered and an unfiltered arm of four settings or more; interval: the jackknife
+                over settings (correlations.py)
 """
 
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.configs.experiments.experiment import Claim
-from ragen_jax.lab.curves import SUCCESS, Rows, Runs, curve, factors, interval, updates
+from ragen_jax.lab.correlations import with_interval
+from ragen_jax.lab.curves import (
+    OF_OTHERS,
+    SUCCESS,
+    Runs,
+    end,
+    factors,
+    interval,
+    start,
+    updates,
+)
 
 MARGIN = 0.03  # of success, that counts as no difference
-LAST = {SUCCESS: 2}  # values at the end, else:
-LAST_OF_OTHERS = 10
+LEAST_SETTINGS = 4  # that say whether spread predicts the gain
 MI, ENTROPY, VALID = "collapse/first_turn/mi_seq", "update/entropy", "rollout/valid_rate"
-KEPT, VARIANCE = "filter/kept_ratio", "filter/score_mean"
+KEPT, VARIANCE, SPREAD = "filter/kept_ratio", "filter/score_mean", "filter/score_std"
 LENGTH, TIME = "rollout/response_length", "time/step"
-FIGURES = (SUCCESS, MI, ENTROPY, VALID, KEPT, VARIANCE, LENGTH, TIME)
+FIGURES = (SUCCESS, MI, ENTROPY, VALID, KEPT, VARIANCE, SPREAD, LENGTH, TIME)
 SHOWN = {
     "success": SUCCESS,
     "mi_seq": MI,
@@ -38,32 +56,51 @@ SHOWN = {
 }
 
 
-def end(rows: Rows, name: str) -> float:
-    """A figure at the end of a run; NaN where it has not been measured."""
-    _, values = curve(rows, name)
-    return float(values[-LAST.get(name, LAST_OF_OTHERS) :].mean()) if len(values) else float("nan")
-
-
-def differences(runs: Runs, treatment: str, name: str, settings: tuple[str, ...]) -> list[float]:
-    """The difference of a figure's end to the last treatment's by seed, mean over settings."""
+def differences(
+    runs: Runs, treatment: str, name: str, settings: tuple[str, ...], *, since_start: bool = False
+) -> list[float]:
+    """The difference of a figure's end to the last treatment's, or to its own start, by seed: the
+    mean over settings."""
     every, treatments, seeds = factors(runs)
-    return [
-        float(
-            np.mean(
-                [
-                    end(runs[setting, treatment, seed], name)
-                    - end(runs[setting, treatments[-1], seed], name)
-                    for setting in settings or every
-                ]
-            )
+
+    def difference(setting, seed):
+        rows = runs[setting, treatment, seed]
+        other = start(rows, name) if since_start else end(runs[setting, treatments[-1], seed], name)
+        return end(rows, name) - other
+
+    return [float(np.mean([difference(x, seed) for x in settings or every])) for seed in seeds]
+
+
+def predictor(runs: Runs) -> tuple[dict[str, tuple[float, float]], float, float, float] | None:
+    """({setting: (spread, gain)}, Spearman's correlation of both and its interval); None where the
+    experiment does not tell."""
+    settings, treatments, seeds = factors(runs)
+    if len(settings) < LEAST_SETTINGS or len(treatments) != 2:
+        return None
+
+    def spread(rows):
+        return start(rows, SPREAD) / start(rows, VARIANCE)
+
+    points = {
+        setting: (
+            float(np.mean([spread(runs[setting, treatments[-1], seed]) for seed in seeds])),
+            float(np.mean(differences(runs, treatments[0], SUCCESS, (setting,)))),
         )
-        for seed in seeds
-    ]
+        for setting in settings
+    }
+    x, y = np.array(list(points.values())).T
+    if np.isnan(x).any() or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    return points, *with_interval(
+        lambda kept: float(spearmanr(x[kept], y[kept]).statistic), settings
+    )
 
 
 def judge(claim: Claim, runs: Runs) -> tuple[str, float, float]:
     """(reproduced, reversed or undecided, difference, half-width of its interval)."""
-    found = differences(runs, claim.treatment, claim.figure, claim.settings)
+    found = differences(
+        runs, claim.treatment, claim.figure, claim.settings, since_start=claim.since_start
+    )
     mean, half_width = interval(found)
     if not claim.sign:
         inside = abs(mean) + half_width <= MARGIN
@@ -83,8 +120,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         f"{len(runs)} runs of {steps} steps ({experiment.config}), seeds "
         f"{', '.join(map(str, seeds))}. Written by that command.",
         "",
-        f"Claims of RAGEN-2, as differences to {treatments[-1]}, paired by setting and seed; 95 % "
-        f"intervals over {len(seeds)} seeds (Student's t).",
+        f"Claims of RAGEN-2, as differences to {treatments[-1]} where the claim does not say "
+        f"otherwise, paired by setting and seed; 95 % intervals over {len(seeds)} seeds "
+        "(Student's t).",
         "",
         "| claim | treatment | settings | figure | claimed | difference | verdict |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -93,7 +131,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         verdict, mean, half_width = judge(claim, runs)
         cells = (
             *(claim.source, claim.treatment, ", ".join(claim.settings) or "all"),
-            *(f"`{claim.figure}`", sides[claim.sign], f"{mean:+.3f} +- {half_width:.3f}"),
+            f"`{claim.figure}`",
+            sides[claim.sign] + (" than at the start" if claim.since_start else ""),
+            f"{mean:+.3f} +- {half_width:.3f}",
             f"**{verdict}**",
         )
         lines.append("| " + " | ".join(cells) + " |")
@@ -122,10 +162,26 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
                 ),
             )
             lines.append("| " + " | ".join(cells) + " |")
+    told = predictor(runs)
+    if told:
+        points, value, low, high = told
+        side = "reproduced" if low > 0 else "reversed" if high < 0 else "undecided"
+        lines += [
+            "",
+            "## Does the spread of reward variance predict the gain?",
+            "",
+            f"RAGEN-2, table 8: where std(RV) / mean(RV) is larger the filter gains more. "
+            f"Spearman's correlation over settings: {value:+.2f} ({low:+.2f} to {high:+.2f}): "
+            f"**{side}**.",
+            "",
+            "| setting | std(RV) / mean(RV) at the start, without filter | gain in success |",
+            "| --- | --- | --- |",
+            *(f"| {name} | {x:.2f} | {y:+.3f} |" for name, (x, y) in points.items()),
+        ]
     lines += [
         "",
         "The rule, fixed before the runs: of success the mean of the last two evaluations, of "
-        f"other figures that of their last {LAST_OF_OTHERS} values; reproduced where the interval "
+        f"other figures that of their last {OF_OTHERS} values; reproduced where the interval "
         "lies on the side that is claimed, reversed on the other; where no difference is claimed, "
         f"reproduced where it lies within {MARGIN:g} of 0. Steps took what they took beside "
         "another arm on the same machine.",

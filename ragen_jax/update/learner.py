@@ -172,6 +172,7 @@ def filter_metrics(score_G: np.ndarray, keep_GK: np.ndarray) -> Metrics:
         "filter/kept_ratio": keep_GK.mean(),
         "filter/score_mean": score_G.mean(),
         "filter/score_max": score_G.max(),
+        "filter/score_std": score_G.std(),
         "filter/zero_groups": (np.abs(score_G) <= 1e-10).mean(),
         "filter/empty": float(not keep_GK.any()),
     }

@@ -87,6 +87,47 @@ def test_claims_name_what_their_experiment_has():
         *others, _ = experiment.treatments
         assert experiment.claims
         for claim in experiment.claims:
-            assert claim.treatment in others and set(claim.settings) <= set(experiment.settings)
+            assert claim.treatment in (experiment.treatments if claim.since_start else others)
+            assert set(claim.settings) <= set(experiment.settings)
             assert claim.figure in gains.FIGURES
     assert not any(x.claims for name, x in EXPERIMENTS.items() if name not in judged)
+
+
+def test_what_has_become_of_the_same_runs():
+    """Replies of 30 tokens at the start, of 20 at the end, whatever those of other arms are."""
+    runs = world((0.1, 0.1))
+    for (_, treatment, seed), rows in runs.items():
+        for row in rows[1:]:
+            long = 30.0 if row["step"] <= 10 else 20.0 + 0.1 * seed
+            row[gains.LENGTH] = long if treatment == "top-p" else 100.0
+    claim = Claim("", "top-p", gains.LENGTH, -1, since_start=True)
+    verdict, mean, half_width = judge(claim, runs)
+    assert verdict == "reproduced" and mean == pytest.approx(-9.9) and half_width < 0.5
+    assert judge(dataclasses.replace(claim, treatment="none"), runs)[0] == "undecided"
+    # Of success the first evaluation: 0.3, and 0.5 to 0.6 at the end.
+    claim = Claim("", "top-p", since_start=True)
+    assert judge(claim, runs)[1] == pytest.approx(0.25, abs=0.02)
+
+
+def test_spread_of_reward_variance_against_gain():
+    """Five settings, the filter of which gains a tenth of their spread of reward variance."""
+    rng = np.random.default_rng(0)
+    runs = {}
+    for i in range(5):
+        for seed in range(3):
+            for treatment, more in (("top-p", 0.04 * i), ("none", 0.0)):
+                rows = run(0.4 + more + rng.normal(0, 0.002), 1.0)
+                for row in rows[1:]:
+                    row |= {
+                        gains.VARIANCE: 2.0,
+                        gains.SPREAD: 0.8 * i if treatment == "none" else 9,
+                    }
+                runs[f"s{i}", treatment, seed] = rows
+    points, value, low, _ = gains.predictor(runs)
+    assert points["s3"] == pytest.approx((1.2, 0.12), abs=0.01)
+    assert value > 0.99 and low > 0.9
+    text = gains.markdown(dataclasses.replace(EXPERIMENTS["groups"], claims=()), runs, "g.png")
+    assert "over settings: +1.00 (+1.00 to +1.00): **reproduced**" in text
+    assert "| s3 | 1.20 | +0.1" in text
+    few = {key: rows for key, rows in runs.items() if key[0] < "s3"}
+    assert gains.predictor(few) is None

@@ -22,6 +22,7 @@ from ragen_jax.update.learner import (
     Outcomes,
     assign_credit,
     deal_at_random,
+    filter_metrics,
     select,
 )
 from ragen_jax.update.likelihood import token_logps
@@ -250,3 +251,18 @@ def test_the_control_keeps_as_many_groups_of_each_environment_whichever_they_are
     np.testing.assert_array_equal(again, dealt_NGK[7])
     other = [deal_at_random(keep_GK, parts, 0, step) for step in range(50)]
     assert not np.array_equal(other, dealt_NGK[:50])
+
+
+def test_what_is_told_of_the_filter():
+    keep_GK = np.array([[True, True], [False, False], [True, False], [False, False]])
+    metrics = filter_metrics(np.array([0.0, 1.0, 2.0, 5.0]), keep_GK)
+    assert metrics == pytest.approx(
+        {
+            "filter/kept_ratio": 3 / 8,
+            "filter/score_mean": 2.0,
+            "filter/score_max": 5.0,
+            "filter/score_std": (14 / 4) ** 0.5,  # squares 4, 1, 0, 9
+            "filter/zero_groups": 0.25,
+            "filter/empty": 0.0,
+        }
+    )
