@@ -265,6 +265,7 @@ def test_the_laboratory_runs_and_goes_on(agent, tmp_path, monkeypatch):
     assert "2 of 2 arms" in out and out.count("done; ") == 2
     page = (tmp_path / "docs/organism.md").read_text()
     assert "| no filter | 0 |" in page and "`probe/mi_seq`" in page
+    assert "| [organism](organism.md) | **" in (tmp_path / "docs/claims.md").read_text()
     before = {path: path.read_bytes() for path in tmp_path.rglob("metrics.jsonl")}
     assert len(before) == 2
     code, out, _ = call("ragen_jax.lab", *words)

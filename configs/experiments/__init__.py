@@ -3,10 +3,10 @@
 An arm is a setting with a treatment and a seed; each gives fields of the config and their values.
 """
 
-from ragen_jax.configs.experiments.claims import ON_TINY
+from ragen_jax.configs.experiments.claims import ON_TINY, OTHERWISE
 from ragen_jax.configs.experiments.experiment import Experiment
 from ragen_jax.configs.experiments.organism import ON_ORGANISM
 
-__all__ = ["EXPERIMENTS", "Experiment"]
+__all__ = ["EXPERIMENTS", "OTHERWISE", "Experiment"]
 
 EXPERIMENTS = {**ON_TINY, **ON_ORGANISM}

@@ -193,3 +193,32 @@ ON_TINY = {
         ),
     ),
 }
+
+# Claims of RAGEN-2 that these experiments do not judge: (where, what, verdict, why).
+OTHERWISE = (
+    (
+        "figure 3",
+        "the task's gradient grows with reward variance, the regularisers' does not",
+        "reproduced",
+        "[gradient_buckets](../results/gradient_buckets.md), three seeds of the tiny agent",
+    ),
+    (
+        "table 4",
+        "filtering helps models of 0.5B to 14B, and those that see, in eight environments",
+        "cannot be tested here",
+        "needs their weights, data sets and accelerators",
+    ),
+    (
+        "table 5",
+        "the memory of a step is the same",
+        "cannot be tested here",
+        "needs the accelerator whose memory is meant",
+    ),
+    (
+        "project page",
+        "replies get shorter in all eight environments",
+        "cannot be tested here",
+        "two are tried, with an agent whose replies have about twenty tokens",
+    ),
+    ("appendices H to N", "bounds", "cannot be tested here", "theorems"),
+)

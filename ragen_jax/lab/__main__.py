@@ -6,9 +6,12 @@
 
 Runs every arm of an experiment of configs/experiments, as many at a time as there are cores, and
 writes NAME.md, NAME.png and, in NAME.jsonl, the rows that both are made from. Started again, it
-goes on where it was stopped; finished arms are only read. With --reuse the arms that NAME.jsonl has
-are read from there, and only others are run: a treatment of one's own beside those of docs/lab, of
-another machine, whose runs differ from those that this one would do as much as seeds do.
+goes on where it was stopped; finished arms are only read. A full run also writes claims.md: what
+all experiments that have rows in that folder say of the paper's claims.
+
+With --reuse the arms that NAME.jsonl has are read from there, and only others are run: a treatment
+of one's own beside those of docs/lab. These are of another machine, whose runs differ from those
+that this one would do as much as seeds do.
 """
 
 import importlib.util
@@ -21,6 +24,7 @@ from absl import flags
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab.arms import arms, run_arms, set_by, shortened
+from ragen_jax.lab.claims import write_claims
 from ragen_jax.lab.looks import certain, looks
 from ragen_jax.lab.pages import PRIMARY, figures, write_page
 from ragen_jax.lab.recorded import read_rows, write_rows
@@ -70,6 +74,8 @@ def main(argv: list[str]) -> None:
     words = f"run {name}" + (" --quick" if QUICK.value else "")
     print(write_page(name, page, words, experiment, rows))
     write_rows(page.with_suffix(".jsonl"), plan, rows, figures(name))
+    if not QUICK.value:
+        write_claims(page.parent)
     console(f"done: {page}")
 
 

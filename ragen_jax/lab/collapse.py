@@ -14,6 +14,7 @@ from ragen_jax.lab.curves import (
     WINDOW,
     Rows,
     Runs,
+    Verdict,
     alarm_step,
     at_evaluations,
     compare,
@@ -141,6 +142,18 @@ def _word(count: int, of: int) -> str:
 
 
 # ------------------------------------------------------------------------------ the report
+
+
+def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
+    """The verdicts of the page, a word each."""
+    claims = {
+        "MI falls before success while entropy looks healthy": order_verdict(runs),
+        "filtering by reward variance prevents it": filter_verdict(runs),
+    }
+    return [
+        Verdict("section 4", claim, text.split(".")[0].strip("*").lower(), "see the page")
+        for claim, text in claims.items()
+    ]
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:

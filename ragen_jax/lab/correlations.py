@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.intervals import jackknife
-from ragen_jax.lab.curves import SUCCESS, Runs, draw_ranking, end, factors
+from ragen_jax.lab.curves import SUCCESS, Runs, Verdict, draw_ranking, end, factors
 
 WEAK = 0.3  # a correlation nearer to 0 does not show who succeeds
 LIMIT = 1 - 1e-6  # nearer to one than that has the inverse hyperbolic tangent of that
@@ -88,6 +88,19 @@ def verdict(name: str, low: float, high: float) -> str:
     if -WEAK <= low and high <= WEAK:
         return "reproduced"
     return "reversed" if low > WEAK or high < -WEAK else "undecided"
+
+
+def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
+    """What the runs say of the figures that RAGEN-2 names."""
+    found = []
+    for name, (there, goes) in CLAIMS.items():
+        shown = correlation(runs, name)
+        if shown:
+            value, low, high = shown
+            what = f"`{name}` {'goes' if goes else 'does not go'} with success ({there})"
+            figures = f"Spearman {value:+.2f} ({low:+.2f} to {high:+.2f})"
+            found.append(Verdict("section 4", what, verdict(name, low, high), figures))
+    return found
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -15,6 +16,16 @@ from ragen_jax.types import Metrics
 
 Rows = list[Metrics]  # of a run's metrics.jsonl
 Runs = dict[tuple[str, str, int], Rows]  # (setting, treatment, seed) -> rows
+
+
+class Verdict(NamedTuple):
+    """What an experiment says of a claim of RAGEN-2."""
+
+    source: str  # where it is made
+    claim: str
+    verdict: str  # reproduced, reversed, undecided, ...
+    figures: str  # by which
+
 
 WINDOW = 5  # steps that a step's figures are smoothed over, since it has few prompts
 SUCCESS = "eval/success"
@@ -112,6 +123,13 @@ def interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[floa
         return mean, math.inf
     error = statistics.stdev(values) / math.sqrt(len(values))
     return mean, float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * error
+
+
+def judged(mean: float, half_width: float) -> str:
+    """What an interval says of a claim that it lies above 0."""
+    if abs(mean) <= half_width:
+        return "undecided"
+    return "reproduced" if mean > 0 else "reversed"
 
 
 def compare(

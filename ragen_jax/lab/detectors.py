@@ -26,19 +26,30 @@ import numpy as np
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.intervals import jackknife
 from ragen_jax.lab import organism
-from ragen_jax.lab.curves import WINDOW, Rows, Runs, alarm_step, curve, draw_ranking, factors
+from ragen_jax.lab.curves import (
+    WINDOW,
+    Rows,
+    Runs,
+    Verdict,
+    alarm_step,
+    curve,
+    draw_ranking,
+    factors,
+    judged,
+)
 
 HEALTHY = "entropy 0"  # the setting whose runs should not collapse
 BASELINE = 2  # probes
 QUANTILE = 0.95
+CHANCE = 0.65  # an AUC up to there tells little
 CERTAIN = 1e-3  # an AUC nearer to 0 or 1 than that has the odds of that
-STEP, ALARM = "step", "regime/alarm"
+STEP, ALARM, ENTROPY = "step", "regime/alarm", "update/entropy"
 DIRECTIONS = {  # figure -> whether it is meant to fall (-1) or rise (+1) with collapse
     **dict.fromkeys((f"probe/{name}" for name in ("mi_seq", "mi", "mi_released")), -1),
     **dict.fromkeys(("probe/mi_zscore", "probe/retrieval_acc"), -1),
     **dict.fromkeys(("collapse/first_turn/mi_seq", "collapse/first_turn/retrieval_acc"), -1),
     **dict.fromkeys(("collapse/trajectory/mi_seq", "collapse/trajectory/retrieval_acc"), -1),
-    "update/entropy": -1,  # as it is watched for: falling
+    ENTROPY: -1,  # as it is watched for: falling
     "probe/h_cond": -1,
     "probe/h_marginal": -1,
     "flow/first_turn/za_swap": -1,
@@ -178,6 +189,25 @@ def judge_alarm(runs: Runs) -> tuple[int, int, int, int, float | None]:
             ill, seen = ill + 1, seen + (step is not None)
             delays += [] if step is None else [step - probes[collapsed][0]]
     return healthy, false, ill, seen, float(np.median(delays)) if delays else None
+
+
+def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
+    """RAGEN-2's: MI tells that reasoning has lost its input, a falling entropy does not."""
+    found = []
+    for name, sees in ((organism.MI, True), (ENTROPY, False)):
+        seen = judge(runs, name)
+        if not seen:
+            continue
+        if sees:
+            claim = f"a falling `{name}` tells that reasoning has lost its input"
+            word = judged(seen.auc - 0.5, max(seen.auc - seen.low, seen.high - seen.auc))
+        else:
+            claim = f"a falling `{name}` does not tell it"
+            word = "reversed" if seen.low > 0.5 else "undecided"
+            word = "reproduced" if seen.high <= CHANCE else word
+        text = f"AUC {seen.auc:.2f} ({seen.low:.2f} to {seen.high:.2f})"
+        found.append(Verdict("section 4", claim, word, text))
+    return found
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:

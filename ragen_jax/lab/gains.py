@@ -31,14 +31,17 @@ from ragen_jax.lab.curves import (
     OF_OTHERS,
     SUCCESS,
     Runs,
+    Verdict,
     end,
     factors,
     interval,
+    judged,
     start,
     updates,
 )
 
 MARGIN = 0.03  # of success, that counts as no difference
+SIDES = {1: "higher", -1: "lower", 0: f"no other (within {MARGIN:g})"}  # claimed
 LEAST_SETTINGS = 4  # that say whether spread predicts the gain
 MI, ENTROPY, VALID = "collapse/first_turn/mi_seq", "update/entropy", "rollout/valid_rate"
 KEPT, VARIANCE, SPREAD = "filter/kept_ratio", "filter/score_mean", "filter/score_std"
@@ -106,16 +109,37 @@ def judge(claim: Claim, runs: Runs) -> tuple[str, float, float]:
         inside = abs(mean) + half_width <= MARGIN
         beyond = abs(mean) - half_width > MARGIN
         return "reproduced" if inside else "reversed" if beyond else "undecided", mean, half_width
-    if abs(mean) <= half_width:
-        return "undecided", mean, half_width
-    return "reproduced" if mean * claim.sign > 0 else "reversed", mean, half_width
+    return judged(claim.sign * mean, half_width), mean, half_width
+
+
+def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
+    """What the runs say of the experiment's claims."""
+    *_, last = experiment.treatments
+    found = []
+    for claim in experiment.claims:
+        word, mean, half_width = judge(claim, runs)
+        other = "its start" if claim.since_start else last
+        where = f", {', '.join(claim.settings)}" if claim.settings else ""
+        text = f"{claim.treatment} {SIDES[claim.sign]} than {other} in `{claim.figure}`{where}"
+        found.append(Verdict(claim.source, text, word, f"{mean:+.3f} +- {half_width:.3f}"))
+    told = predictor(runs)
+    if told:
+        _, value, low, high = told
+        text = "std(RV) / mean(RV) predicts the filter's gain"
+        figures = f"Spearman {value:+.2f} ({low:+.2f} to {high:+.2f})"
+        found.append(Verdict("table 8", text, predicted(low, high), figures))
+    return found
+
+
+def predicted(low: float, high: float) -> str:
+    """What an interval of the correlation of spread and gain says of table 8."""
+    return judged((low + high) / 2, (high - low) / 2)
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     """The text of the page, behind its question and command."""
     settings, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
-    sides = {1: "higher", -1: "lower", 0: f"within {MARGIN:g}"}
     lines = [
         f"{len(runs)} runs of {steps} steps ({experiment.config}), seeds "
         f"{', '.join(map(str, seeds))}. Written by that command.",
@@ -132,7 +156,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         cells = (
             *(claim.source, claim.treatment, ", ".join(claim.settings) or "all"),
             f"`{claim.figure}`",
-            sides[claim.sign] + (" than at the start" if claim.since_start else ""),
+            SIDES[claim.sign] + (" than at the start" if claim.since_start else ""),
             f"{mean:+.3f} +- {half_width:.3f}",
             f"**{verdict}**",
         )
@@ -165,14 +189,13 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     told = predictor(runs)
     if told:
         points, value, low, high = told
-        side = "reproduced" if low > 0 else "reversed" if high < 0 else "undecided"
         lines += [
             "",
             "## Does the spread of reward variance predict the gain?",
             "",
             f"RAGEN-2, table 8: where std(RV) / mean(RV) is larger the filter gains more. "
             f"Spearman's correlation over settings: {value:+.2f} ({low:+.2f} to {high:+.2f}): "
-            f"**{side}**.",
+            f"**{predicted(low, high)}**.",
             "",
             "| setting | std(RV) / mean(RV) at the start, without filter | gain in success |",
             "| --- | --- | --- |",

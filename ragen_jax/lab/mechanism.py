@@ -20,7 +20,7 @@ import numpy as np
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.lab import cures, organism
-from ragen_jax.lab.curves import SUCCESS, Rows, Runs, curve, factors, interval
+from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, factors, interval, judged
 from ragen_jax.lab.organism import GROUNDED, MI
 
 ALL, UPPER, LOWER = "bonus on all", "bonus on the upper half", "bonus on the lower half"
@@ -46,11 +46,6 @@ def pulls(runs: Runs) -> np.ndarray:
     return np.reshape(found, (len(seeds), QUARTERS, len(PARTS)))
 
 
-def side(mean: float, half_width: float) -> int:
-    """1 or -1 where the interval lies above or below 0, else 0."""
-    return 0 if abs(mean) <= half_width else int(np.sign(mean))
-
-
 def primary(runs: Runs) -> list[float]:
     """What the runner looks at, by seed: information kept, bonus on the upper half less lower."""
     ((setting,), _, seeds) = factors(runs)
@@ -60,20 +55,49 @@ def primary(runs: Runs) -> list[float]:
     ]
 
 
+def pull_of_entropy(runs: Runs) -> tuple[list[float], list[float]]:
+    """The entropy part's pull on the two lower and the two upper quarters, by seed."""
+    entropy_SQ = pulls(runs)[:, :, PARTS.index("entropy")]
+    return entropy_SQ[:, :2].sum(1).tolist(), entropy_SQ[:, 2:].sum(1).tolist()
+
+
+def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
+    """Both predictions of the theory."""
+    lower_S, upper_S = pull_of_entropy(runs)
+    of_pull = interval([upper - lower for lower, upper in zip(lower_S, upper_S, strict=True)])
+    of_bonus = interval(primary(runs))
+    return [
+        Verdict(
+            "section 5",
+            "the entropy bonus pulls harder towards templates on prompts of low reward variance",
+            judged(*of_pull),
+            "lower minus upper half {:+.3g} +- {:.2g}".format(*of_pull),
+        ),
+        Verdict(
+            "section 5",
+            "a bonus on the upper half alone keeps more information than one on the lower half",
+            judged(*of_bonus),
+            "{:+.3f} +- {:.3f}".format(*of_bonus),
+        ),
+    ]
+
+
 def verdict(runs: Runs) -> str:
     """Sentences: both predictions of the theory."""
-    pull_SQP = pulls(runs)
-    entropy_SQ = pull_SQP[:, :, PARTS.index("entropy")]
-    lower_S, upper_S = entropy_SQ[:, :2].sum(1), entropy_SQ[:, 2:].sum(1)
-    of_pull = interval((upper_S - lower_S).tolist())
+    lower_S, upper_S = pull_of_entropy(runs)
+    of_pull = interval([upper - lower for lower, upper in zip(lower_S, upper_S, strict=True)])
     of_bonus = interval(primary(runs))
-    words = {1: "as predicted", 0: "no difference seen", -1: "reversed"}
+    words = {
+        "reproduced": "as predicted",
+        "undecided": "no difference seen",
+        "reversed": "reversed",
+    }
     return (
         "The entropy part of the lower half pulls towards templates "
-        f"{-lower_S.mean():.3g}, that of the upper half {-upper_S.mean():.3g}: lower minus upper "
-        f"{of_pull[0]:+.3g} +- {of_pull[1]:.3g} (**{words[side(*of_pull)]}**). Information kept "
-        "with a bonus on the upper half alone minus one on the lower half alone: "
-        f"{of_bonus[0]:+.3f} +- {of_bonus[1]:.3f} (**{words[side(*of_bonus)]}**)."
+        f"{-np.mean(lower_S):.3g}, that of the upper half {-np.mean(upper_S):.3g}: lower minus "
+        f"upper {of_pull[0]:+.3g} +- {of_pull[1]:.3g} (**{words[judged(*of_pull)]}**). Information "
+        "kept with a bonus on the upper half alone minus one on the lower half alone: "
+        f"{of_bonus[0]:+.3f} +- {of_bonus[1]:.3f} (**{words[judged(*of_bonus)]}**)."
     )
 
 

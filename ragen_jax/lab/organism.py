@@ -23,11 +23,13 @@ from ragen_jax.lab.curves import (
     SUCCESS,
     Rows,
     Runs,
+    Verdict,
     alarm_step,
     compare,
     curve,
     factors,
     falls_below,
+    judged,
     updates,
 )
 
@@ -99,6 +101,30 @@ def verdict(runs: Runs) -> str:
             + f"; {gone} lost a quarter of their success."
         )
     return " ".join(sentences)
+
+
+def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
+    """Collapse without filter in more than half of the runs; what the first treatment changes of
+    information behind half of the updates, and of success at the end."""
+    _, (filtered, *_, plain), _ = factors(runs)
+    falls = [fall(rows) for (_, treatment, _), rows in runs.items() if treatment == plain]
+    count = sum(f.collapsed is True for f in falls)
+    found = [
+        Verdict(
+            "section 4",
+            "without filter reasoning loses its input while H(Z\\|X), validity and success stay",
+            "reproduced" if 2 * count > len(falls) else "not reproduced",
+            f"{count} of {len(falls)} runs",
+        )
+    ]
+    for claim, figure, share in (
+        ("filtering slows the loss of `mi_seq`", MI, 0.5),
+        ("filtering raises success", SUCCESS, 1.0),
+    ):
+        for mean, half_width in compare(runs, figure, filtered, plain, share=share).values():
+            text = f"{mean:+.3f} +- {half_width:.3f} behind {share:.0%} of the updates"
+            found.append(Verdict("section 5", claim, judged(mean, half_width), text))
+    return found
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:

@@ -5,7 +5,7 @@ what its config has other than configs/base.py, by which it is known again.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from ragen_jax.configs import base
 from ragen_jax.configs.experiments.experiment import Fields
 from ragen_jax.lab.arms import Arm
-from ragen_jax.lab.curves import Rows, Runs
+from ragen_jax.lab.curves import Runs
 from ragen_jax.run.workdir import flat
 
 RUN = ("setting", "treatment", "seed")
@@ -37,20 +37,25 @@ def write_rows(path: Path, plan: Sequence[Arm], runs: Runs, figures: Sequence[st
                 first = {}
 
 
+def read_runs(path: Path, configs: dict[tuple, Fields] | None = None) -> Runs:
+    """All runs of a file, {} where there is none; with `configs` those of runs that have them."""
+    found: Runs = {}
+    config = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        row = json.loads(line)
+        setting, treatment, seed = (row.pop(name) for name in RUN)
+        key = setting, treatment, seed
+        if key not in found:
+            config[key] = row.pop("config", None)
+        found.setdefault(key, []).append(row)
+    if configs is None:
+        return found
+    return {key: found[key] for key, wanted in configs.items() if config.get(key, ()) == wanted}
+
+
 def read_rows(path: Path, plan: Sequence[Arm]) -> Runs:
     """The runs of `plan` that were written to `path` with the config that they have there.
 
     Whether the code is what it was then nobody can see from here.
     """
-    if not path.exists():
-        return {}
-    found: dict[tuple, Rows] = {}
-    configs: Mapping = {arm.key: not_default(arm.config) for arm in plan}
-    same = set()
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        key = tuple(row.pop(name) for name in RUN)
-        if key in configs and row.pop("config", None) == configs[key]:
-            same.add(key)
-        found.setdefault(key, []).append(row)
-    return {arm.key: found[arm.key] for arm in plan if arm.key in same}
+    return read_runs(path, {arm.key: not_default(arm.config) for arm in plan})

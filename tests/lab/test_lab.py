@@ -119,6 +119,19 @@ def test_verdicts_by_hand():
     assert "0 of the former entropy" in collapse.order_verdict({("a", "none", 0): wild})
 
 
+def test_the_words_of_the_claims():
+    bad = {
+        ("a", f, s): COLLAPSED if f == "none" else HEALTHY for f in ("f", "none") for s in (0, 1)
+    }
+    words = [v.verdict for v in collapse.verdicts(EXPERIMENTS["collapse"], bad)]
+    assert words == ["reproduced", "reproduced"]
+    fine = dict.fromkeys(bad, HEALTHY)
+    words = [v.verdict for v in collapse.verdicts(EXPERIMENTS["collapse"], fine)]
+    assert words == ["not tested: no run lost half of its success"] + [
+        "not tested: no run with none lost half of its success"
+    ]
+
+
 def test_the_alarm_is_judged_by_when_it_came():
     def alarmed(made, step):
         return [row | {"regime/alarm": row["step"] >= step} for row in made]
@@ -355,6 +368,13 @@ def test_the_page_of_the_organism(tmp_path):
     # After 15 of 60 steps: probes of steps 4, 8 and 12, of which the last differ by 0.5.
     assert "| top-p | 25% | +0.167 +- 0.000 |" in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    judged = [v.verdict for v in organism.verdicts(EXPERIMENTS["organism"], runs)]
+    assert judged == ["reproduced"] * 3  # collapse without; both differences
+    even = {key: TEMPLATES for key in runs}
+    judged = [v.verdict for v in organism.verdicts(EXPERIMENTS["organism"], even)]
+    assert judged == ["reproduced", "undecided", "undecided"]
+    well = {key: kept for key in runs}
+    assert organism.verdicts(EXPERIMENTS["organism"], well)[0].verdict == "not reproduced"
     # The page can be made again of the rows beside it.
     plan = [Arm(*key, sokoban.get_config()) for key in runs]
     write_rows(path.with_suffix(".jsonl"), plan, runs, figures("organism"))
