@@ -292,7 +292,8 @@ def test_the_laboratory_ends_where_it_is_certain(upper, seeds, tmp_path, monkeyp
             rows = [{"step": 0, SUCCESS: 0.4}]
             for step, mi in ((4, 2.0), (8, end)):
                 figures = dict.fromkeys(
-                    (*mechanism.PULLS, *mechanism.VARIANCES, mechanism.GROUNDED), 0.5
+                    (*mechanism.PULLS, *mechanism.NORMS, *mechanism.VARIANCES, mechanism.GROUNDED),
+                    0.5,
                 )
                 rows.append({"step": step, mechanism.MI: mi, SUCCESS: 0.4} | figures)
             (root / arm.folder).mkdir(parents=True, exist_ok=True)

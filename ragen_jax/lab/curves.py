@@ -132,6 +132,13 @@ def judged(mean: float, half_width: float) -> str:
     return "reproduced" if mean > 0 else "reversed"
 
 
+def judged_within(mean: float, half_width: float, margin: float) -> str:
+    """What an interval says of a claim that it lies within a margin of 0."""
+    if abs(mean) + half_width <= margin:
+        return "reproduced"
+    return "reversed" if abs(mean) - half_width > margin else "undecided"
+
+
 def compare(
     runs: Runs, name: str, first: str, last: str, *, share: float = 1.0
 ) -> dict[str, tuple[float, float]]:

@@ -36,6 +36,7 @@ from ragen_jax.lab.curves import (
     factors,
     interval,
     judged,
+    judged_within,
     start,
     updates,
 )
@@ -106,9 +107,7 @@ def judge(claim: Claim, runs: Runs) -> tuple[str, float, float]:
     )
     mean, half_width = interval(found)
     if not claim.sign:
-        inside = abs(mean) + half_width <= MARGIN
-        beyond = abs(mean) - half_width > MARGIN
-        return "reproduced" if inside else "reversed" if beyond else "undecided", mean, half_width
+        return judged_within(mean, half_width, MARGIN), mean, half_width
     return judged(claim.sign * mean, half_width), mean, half_width
 
 

@@ -10,6 +10,9 @@ What counts was fixed before the runs:
                   harder towards templates than that of the two upper ones; and a bonus on the
                   upper half of a step's groups alone keeps more information than one on the lower
                   half alone (`cures.kept`)
+    figure 3    of RAGEN-2, before and after: at the first and the last measurement the norm of the
+                task's gradient is larger on the two upper quarters than on the two lower ones, that
+                of the entropy bonus is the same: within FLAT. Differences over the mean of all
 
 Each is an interval over seeds (95 %, Student's t) that lies on one side of 0.
 """
@@ -20,7 +23,17 @@ import numpy as np
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.lab import cures, organism
-from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, factors, interval, judged
+from ragen_jax.lab.curves import (
+    SUCCESS,
+    Rows,
+    Runs,
+    Verdict,
+    curve,
+    factors,
+    interval,
+    judged,
+    judged_within,
+)
 from ragen_jax.lab.organism import GROUNDED, MI
 
 ALL, UPPER, LOWER = "bonus on all", "bonus on the upper half", "bonus on the lower half"
@@ -29,8 +42,13 @@ PARTS = ("task", "entropy")
 PULLS = tuple(
     f"gradient/bucket_{quarter}/{part}_pull" for quarter in range(QUARTERS) for part in PARTS
 )
+NORMS = tuple(
+    f"gradient/bucket_{quarter}/{part}_norm" for quarter in range(QUARTERS) for part in PARTS
+)
+FLAT = 0.25
+MOMENTS = {"before collapse": 0, "after collapse": -1}  # which of a run's measurements
 VARIANCES = tuple(f"gradient/bucket_{quarter}/reward_variance" for quarter in range(QUARTERS))
-FIGURES = (*organism.FIGURES, *PULLS, *VARIANCES)
+FIGURES = (*organism.FIGURES, *PULLS, *NORMS, *VARIANCES)
 
 
 def until_half(rows: Rows, name: str) -> float:
@@ -44,6 +62,40 @@ def pulls(runs: Runs) -> np.ndarray:
     ((setting,), _, seeds) = factors(runs)
     found = [[until_half(runs[setting, ALL, seed], name) for name in PULLS] for seed in seeds]
     return np.reshape(found, (len(seeds), QUARTERS, len(PARTS)))
+
+
+def slope_of_norms(runs: Runs, part: str, measurement: int) -> tuple[float, float]:
+    """(mean, 95 % half-width over seeds) of the upper quarters' norms less the lower ones', over
+    the mean of all."""
+    ((setting,), _, seeds) = factors(runs)
+    found = []
+    for seed in seeds:
+        rows = runs[setting, ALL, seed]
+        norm_Q = np.array(
+            [
+                curve(rows, f"gradient/bucket_{quarter}/{part}_norm")[1][measurement]
+                for quarter in range(QUARTERS)
+            ]
+        )
+        found.append(float((norm_Q[2:].mean() - norm_Q[:2].mean()) / norm_Q.mean()))
+    return interval(found)
+
+
+def figure_3(runs: Runs) -> list[Verdict]:
+    """Of each moment and part: does the norm of its gradient go with reward variance?"""
+    found = []
+    for when, measurement in MOMENTS.items():
+        for part, claim in (("task", "grows with reward variance"), ("entropy", "does not")):
+            mean, half_width = slope_of_norms(runs, part, measurement)
+            word = (
+                judged(mean, half_width)
+                if part == "task"
+                else judged_within(mean, half_width, FLAT)
+            )
+            text = f"{when} the norm of the {part} gradient {claim}"
+            figures = f"upper minus lower half, over the mean: {mean:+.2f} +- {half_width:.2f}"
+            found.append(Verdict("figure 3", text, word, figures))
+    return found
 
 
 def primary(runs: Runs) -> list[float]:
@@ -79,6 +131,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             judged(*of_bonus),
             "{:+.3f} +- {:.3f}".format(*of_bonus),
         ),
+        *figure_3(runs),
     ]
 
 
@@ -130,6 +183,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             for part in range(len(PARTS))
         ]
         lines.append(f"| {quarter + 1} | {variance:.3g} | " + " | ".join(cells) + " |")
+    lines += ["", "## Figure 3 of RAGEN-2, before and after", ""]
+    lines += ["| claim | verdict | figures |", "| --- | --- | --- |"]
+    lines += [f"| {v.claim} | **{v.verdict}** | {v.figures} |" for v in figure_3(runs)]
     lines += [
         "",
         "## Where the bonus lies",
@@ -159,7 +215,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "The rule, fixed before the runs: the paper's theory predicts that the entropy part of "
         "the two lower quarters pulls harder towards templates than that of the two upper ones, "
         "and that a bonus on the upper half of a step's groups alone keeps more information than "
-        "one on the lower half alone; each counts where its interval over seeds leaves 0 out.",
+        "one on the lower half alone; each counts where its interval over seeds leaves 0 out. "
+        "Before and after: the first and the last measurement of a run with a bonus on all; the "
+        f"entropy gradient is called the same where the interval lies within {FLAT:g} of 0.",
     ]
     return "\n".join(lines) + "\n"
 

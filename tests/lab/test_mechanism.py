@@ -27,6 +27,10 @@ def run(mi, pull=None):
             for quarter in range(4):
                 row[f"gradient/bucket_{quarter}/entropy_pull"] = 99.0 if late else pull[quarter]
                 row[f"gradient/bucket_{quarter}/task_pull"] = 0.01 * (quarter + 1)
+                row[f"gradient/bucket_{quarter}/task_norm"] = 0.1 * (quarter + 1 if late else 1)
+                row[f"gradient/bucket_{quarter}/entropy_norm"] = 2.0 - (
+                    0.5 * quarter if late else 0
+                )
                 row[f"gradient/bucket_{quarter}/reward_variance"] = 10.0 * quarter + step / 8
         rows.append(row)
     rows[-1][SUCCESS] = 0.5
@@ -83,4 +87,14 @@ def test_the_page(tmp_path):
     assert "| 3 | 21 | +0.03 +- 0 | -0.0207 +- 0.0021 |" in text
     row = next(line for line in text.splitlines() if line.startswith(f"| {UPPER} |"))
     assert "> 32 | 0.20 | 0.50 |" in row
+    # Norms 0.1, 0.2, 0.3, 0.4: 0.2 more on a mean of 0.25; 2, 1.5, 1, 0.5: 1 less on 1.25.
+    assert (
+        "| before collapse the norm of the task gradient grows with reward variance | **undec"
+        in text
+    )
+    assert "before collapse the norm of the entropy gradient does not | **reproduced**" in text
+    assert (
+        "after collapse the norm of the task gradient grows with reward variance | **repro" in text
+    )
+    assert "**reversed** | upper minus lower half, over the mean: -0.80 +- 0.00" in text
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
