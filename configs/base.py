@@ -107,6 +107,9 @@ def get_config() -> ConfigDict:
                 # all | actions (the tokens inside <answer>) | upper_groups, lower_groups (the half
                 # of the groups with the larger, the smaller filter score)
                 entropy_on="all",
+                # Share of the run's level of MI (regimes) at which the bonus has faded to nothing,
+                # from all of it at the level; 0: it does not fade.
+                entropy_gate=0.0,
                 # Of an advantage that a reasoning gets for what it tells of its prompt among those
                 # of the step (bonus.py), in nats, less the mean; 0: none.
                 mi_coef=0.0,

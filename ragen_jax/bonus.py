@@ -1,12 +1,14 @@
 """What is paid besides the task: where the entropy bonus lies, and a bonus on information.
 
 RAGEN-2 explains the loss of information by regularisers that pull alike on every prompt while the
-task's signal is weak on some. Both bonuses here take the explanation at its word.
+task's signal is weak on some. What is here takes the explanation at its word: an entropy bonus on
+some tokens alone, one that fades as information does, and a bonus on information.
 
-Axes: B rows, T tokens, G groups; M replies, N groups' first prompts.
+Axes: B rows, T tokens, G groups, E environments; M replies, N groups' first prompts.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,15 +38,42 @@ ENTROPY_ON: dict[str, Callable[[Batch, np.ndarray], np.ndarray] | None] = {
 }
 
 
+def gates(share_E: np.ndarray, least: float) -> np.ndarray:
+    """float64 [E]: what is left of the entropy bonus where information stands at a share of its
+    level: all of it at the level and above, nothing at `least`, on a straight line in between; all
+    where the share is not known yet (NaN).
+    """
+    return np.where(np.isnan(share_E), 1.0, np.clip((share_E - least) / (1 - least), 0, 1))
+
+
+def weighs_entropy(algorithm: Any) -> bool:
+    """Whether the bonus is weighed token by token, of the config's algorithm section."""
+    return algorithm.entropy_on != "all" or bool(algorithm.entropy_gate)
+
+
 def entropy_weights(
-    on: str, batch: Batch, score_G: np.ndarray, parts: Sequence[Part]
+    on: str,
+    batch: Batch,
+    score_G: np.ndarray,
+    parts: Sequence[Part],
+    gate_E: np.ndarray | None = None,
 ) -> np.ndarray | None:
-    """float32 [B, T], 1 where the entropy bonus lies and 0 elsewhere; None: on every token.
+    """float32 [B, T], what the entropy bonus is multiplied by; None: by one on every token.
 
     Args:
       on: a key of ENTROPY_ON. score_G: the groups' scores of filter.metric.
-      parts: the environments' shares of the groups.
+      parts: the environments' shares of the groups. gate_E: of `gates`; None: there are none.
     """
+    weight_BT = _where(on, batch, score_G, parts)
+    if gate_E is None:
+        return weight_BT
+    gate_G = np.repeat(gate_E, [part.groups for part in parts])
+    gate_BT = np.broadcast_to(gate_G[batch.group_B, None], batch.mask_BT.shape)
+    return (gate_BT if weight_BT is None else gate_BT * weight_BT).astype(np.float32)
+
+
+def _where(on: str, batch: Batch, score_G: np.ndarray, parts: Sequence[Part]) -> np.ndarray | None:
+    """float32 [B, T], 1 where the bonus lies and 0 elsewhere; None: it lies on every token."""
     where = ENTROPY_ON[on]
     if where is None:
         return None

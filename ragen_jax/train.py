@@ -55,7 +55,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
             state, metrics = diagnose(run, learner, policy, state, played, batch, outcomes, step)
             row |= metrics
         with stage("inform", run.sampling_mesh):
-            outcomes, metrics = inform(run, learner, policy, played, batch, outcomes)
+            outcomes, metrics = inform(run, learner, policy, state, played, batch, outcomes)
             row |= metrics
         del policy  # the update replaces the parameters that it is, or is a copy of
 

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from ragen_jax.batch import make_batch, take_rows
-from ragen_jax.bonus import ENTROPY_ON, entropy_weights, pointwise_information, spread
+from ragen_jax.bonus import (
+    ENTROPY_ON,
+    entropy_weights,
+    gates,
+    pointwise_information,
+    spread,
+)
 from ragen_jax.diagnostics.information import information_metrics
 from ragen_jax.groups import Part
 from ragen_jax.types import Episode, Turn
@@ -42,6 +48,11 @@ def where(weights_BT):
     return [np.flatnonzero(row).tolist() for row in weights_BT]
 
 
+def test_the_bonus_fades_as_information_does():
+    share_E = np.array([1.4, 1.0, 0.9, 0.75, 0.5, 0.1, np.nan])
+    assert gates(share_E, 0.5).tolist() == pytest.approx([1, 1, 0.8, 0.5, 0, 0, 1])
+
+
 def test_where_the_entropy_bonus_lies(batch):
     score_G = np.array([0.3, 2.0, 0.1, 0.2])
     parts = (Part("", 4),)
@@ -57,6 +68,12 @@ def test_where_the_entropy_bonus_lies(batch):
     two = (Part("a", 2), Part("b", 2))
     by_part = entropy_weights("upper_groups", batch, score_G, two)
     assert by_part[:8, 0].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    # Faded to a half in the first environment, to a tenth in the second.
+    faded = entropy_weights("upper_groups", batch, score_G, two, np.array([0.5, 0.1]))
+    np.testing.assert_allclose(faded[:8, 0], [0, 0, 0.5, 0.5, 0, 0, 0.1, 0.1], rtol=1e-6)
+    faded = entropy_weights("all", batch, score_G, two, np.array([0.5, 0.1]))
+    np.testing.assert_allclose(faded[:8], np.repeat([0.5, 0.1], 4)[:, None] + 0 * faded[:8])
+    assert faded.shape == batch.mask_BT.shape and faded.dtype == np.float32
     assert set(ENTROPY_ON) == {"all", "actions", "upper_groups", "lower_groups"}
 
 

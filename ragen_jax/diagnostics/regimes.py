@@ -137,6 +137,13 @@ def init_regimes(environments: int = 1) -> RegimeState:
     return RegimeState(**arrays | {"filter_scale_E": np.ones(environments, np.float32)})
 
 
+def information_share(state: RegimeState) -> np.ndarray:
+    """float64 [E]: first-turn MI over its level, as regime/mi_relative; NaN before there is one."""
+    level_E = np.asarray(state.level_EF, np.float64)[:, MI]
+    recent_E = np.asarray(state.recent_EF, np.float64)[:, MI]
+    return np.divide(recent_E, level_E, out=np.full(len(level_E), np.nan), where=level_E > 0)
+
+
 def update_regimes(
     state: RegimeState,
     settings: Mapping[str, Any],

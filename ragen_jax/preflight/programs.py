@@ -15,6 +15,7 @@ from jax.stages import Wrapped
 from ml_collections import ConfigDict
 
 from ragen_jax import sharding
+from ragen_jax.bonus import weighs_entropy
 from ragen_jax.preflight.program import (
     Program,
     micro_batches,
@@ -188,7 +189,7 @@ def training_programs(run: Run) -> Iterator[Program]:
             run,
             A,
             **{"tokens": "int32", "logp": "f4", "advantage": "f4", "mask": "f4"},
-            **({} if c.algorithm.entropy_on == "all" else {"bonus": "f4"}),
+            **({"bonus": "f4"} if weighs_entropy(c.algorithm) else {}),
         ),
         run.reference if in_loss else None,
         held=None if in_loss else run.reference,

@@ -376,6 +376,7 @@ def build_learner(
         zvp_coef=a.zvp_coef,
         mi_coef=a.mi_coef,
         entropy_on=a.entropy_on,
+        entropy_gate=a.entropy_gate,
         mismatch=(a.mismatch_cap, a.mismatch_level) if a.mismatch_cap else None,
         optimizer=optimizer,
         loss=build_loss(c),

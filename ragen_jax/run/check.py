@@ -157,10 +157,17 @@ def check_algorithm(config: ConfigDict) -> None:
         )
     if a.mi_coef and min(groups_of_environments(config)) < 2:
         refuse("algorithm.mi_coef", "one group has no other prompt: give rollout.groups=2 or more")
-    if a.entropy_on != "all" and config.diagnose.gradients_every:
+    for name, default in (("entropy_on", "all"), ("entropy_gate", 0)):
+        if a[name] != default and config.diagnose.gradients_every:
+            refuse(
+                f"algorithm.{name}",
+                "gradient/ figures are of the whole bonus on every token: give "
+                "diagnose.gradients_every=0",
+            )
+    if a.entropy_gate and not config.diagnose.every:
         refuse(
-            "algorithm.entropy_on",
-            "gradient/ figures are of a bonus on every token: give diagnose.gradients_every=0",
+            "algorithm.entropy_gate",
+            "it reads the MI that diagnose.every=0 leaves out: give diagnose.every=1",
         )
     if a.zvp_coef and config.filter.strategy != "none":
         refuse(

@@ -236,6 +236,7 @@ DOMAINS = {
     "algorithm.entropy_coef": number(0, 1000),
     "algorithm.zvp_coef": number(0, 1000),
     "algorithm.entropy_on": one_of(ENTROPY_ON, ENTROPY),
+    "algorithm.entropy_gate": number(0, 0.99, ENTROPY),
     "algorithm.mi_coef": number(0, 1000),
     "algorithm.mismatch_cap": number(0, 10**6),
     "algorithm.mismatch_level": one_of(objectives.LEVELS, MISMATCH),

@@ -14,9 +14,9 @@ import numpy as np
 
 from ragen_jax import batch as rows
 from ragen_jax.advantage import sample_variance
-from ragen_jax.bonus import pointwise_information, spread
+from ragen_jax.bonus import gates, pointwise_information, spread
 from ragen_jax.diagnostics.cross_scoring import cross_score
-from ragen_jax.diagnostics.regimes import update_regimes
+from ragen_jax.diagnostics.regimes import information_share, update_regimes
 from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
 from ragen_jax.diagnostics.stopping import Fired, update_stopping
 from ragen_jax.envs.types import State
@@ -126,18 +126,23 @@ def inform(
     run: "Run",
     learner: Learner,
     policy: Params,
+    state: TrainState,
     played: Played,
     batch: Batch,
     outcomes: Outcomes,
 ) -> tuple[Outcomes, Metrics]:
-    """What is paid for reasonings that tell of their prompts; run under the mesh of sampling.
+    """What is paid for reasonings that tell of their prompts, and what is left of the entropy bonus
+    where they tell less than they did; run under the mesh of sampling.
 
     Of first turns, and of later ones where a prompt shows no earlier reply (which would tell of
-    itself).
+    itself). The alarm's MI is that of the steps before.
 
     Returns:
-      (`Outcomes` with bonus_BT, bonus/mi: mean nats a reasoning); ({}: nothing is paid).
+      (`Outcomes` with bonus_BT and gate_E, bonus/mi: mean nats a reasoning); {}: nothing is paid.
     """
+    if learner.entropy_gate and state.regimes is not None:
+        share_E = information_share(jax.device_get(state.regimes))
+        outcomes = dataclasses.replace(outcomes, gate_E=gates(share_E, learner.entropy_gate))
     if not learner.mi_coef:
         return outcomes, {}
     episodes = played.selected

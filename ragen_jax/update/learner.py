@@ -54,6 +54,7 @@ class Learner:
     zvp_coef: float
     mi_coef: float
     entropy_on: str  # a key of bonus.ENTROPY_ON
+    entropy_gate: float  # of bonus.gates; 0: none
     mismatch: tuple[float, str] | None  # (cap, level) of the importance weights
     optimizer: optax.GradientTransformation  # of policy and critic
     loss: Loss
@@ -91,6 +92,7 @@ class Outcomes:
     length_GK: np.ndarray  # int, sampled tokens
     success_GK: np.ndarray  # bool
     bonus_BT: np.ndarray | None = None  # float32, advantages besides the algorithm's
+    gate_E: np.ndarray | None = None  # what is left of the entropy bonus (bonus.py); None: all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,7 @@ class StepCredit:
     old_logp_BT: np.ndarray  # what the policy's ratios are taken to
     loss_scale: float
     metrics: Metrics  # update/*
+    gate_E: np.ndarray | None  # of `Outcomes`
 
 
 # ------------------------------------------------------------------------------ select
@@ -259,7 +262,9 @@ def assign_credit(
         gap_BT = batch.mask_BT * abs(logp_BT - batch.logp_BT)
         metrics["update/logp_gap"] = float(gap_BT.max())
         old_logp_BT = (batch.mask_BT * logp_BT).astype(np.float32)
-    return StepCredit(advantage_BT, target_BT, value_BT, old_logp_BT, loss_scale, metrics)
+    return StepCredit(
+        *(advantage_BT, target_BT, value_BT, old_logp_BT, loss_scale, metrics), outcomes.gate_E
+    )
 
 
 # ------------------------------------------------------------------------------ update
@@ -316,10 +321,14 @@ def update(
             rows_B,
             rng=generator(Purpose.POLICY_ORDER, learner.seed, step),
             rates=policy_rates,
-            bonus_BT=entropy_weights(learner.entropy_on, batch, selection.score_G, learner.parts),
+            bonus_BT=entropy_weights(
+                learner.entropy_on, batch, selection.score_G, learner.parts, credit.gate_E
+            ),
             **settings,
         )
     metrics |= critic_metrics | credit.metrics
+    if credit.gate_E is not None:
+        metrics["update/entropy_gate"] = credit.gate_E.mean()
     metrics["rollout/logp_gap"] = metrics.pop("update/logp_gap", np.nan)
     if learner.kl_control and np.isfinite(metrics.get("update/kl", np.nan)):
         target, gain = learner.kl_control

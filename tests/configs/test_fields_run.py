@@ -288,6 +288,17 @@ RUNS = {
         WINDOW,
     ),
     "rollout.compact": Entry(True, lambda _, o: o.decoded[-1] == 64, MANY),
+    # A run whose MI is compared with its level from the second step on.
+    "algorithm.entropy_gate": Entry(
+        0.5,
+        lambda _, o: (
+            with_figure("update/entropy_gate", o) == [1, 2, 3, 4]
+            and figure(o, 1, "update/entropy_gate") == 1
+            and figure(o, 3, "update/entropy_gate")
+            == pytest.approx(min(1, max(0, 2 * figure(o, 2, "regime/mi_relative") - 1)), abs=1e-5)
+        ),
+        NERVOUS,
+    ),
     "algorithm.mi_coef": Entry(
         0.5, lambda _, o: with_figure("bonus/mi", o) == [1, 2], along=SCORED
     ),

@@ -16,6 +16,7 @@ from ragen_jax.diagnostics.regimes import (
     FALLING,
     FIGURES,
     MI,
+    information_share,
     init_regimes,
     update_regimes,
 )
@@ -97,6 +98,9 @@ def test_the_four_regimes():
     assert [metrics["regime/mi_relative"] for metrics in history] == pytest.approx(
         [1, 1, 0.45, 0.45, 1]
     )
+    share = [information_share(run(steps[:i], settings())[0]).tolist() for i in (1, 3, 4)]
+    assert share == [pytest.approx([x]) for x in (1, 0.45, 0.45)]
+    assert np.isnan(information_share(init_regimes(2))).tolist() == [True, True]
 
 
 def test_means_levels_and_their_half_widths_by_hand():

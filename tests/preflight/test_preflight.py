@@ -250,6 +250,8 @@ def test_programs_of_a_probe_and_of_the_bonuses():
         for on in ("all", "actions")
     }
     assert len(shapes_of["actions"]) == len(shapes_of["all"]) + 1
+    gated = plan(**{"algorithm.entropy_gate": 0.5})["update"].arguments
+    assert [x.shape for x in gated] == shapes_of["actions"]
 
 
 def test_gradients_of_one_part_cost_what_an_update_costs():

@@ -82,6 +82,11 @@ def test_batch_sizes_that_do_not_fit_are_refused_with_both_numbers():
         ("env.max_context", dict(env__max_context=22)),  # a reply of 22 tokens leaves nothing
         ("env.pool", dict(env__pool=7)),  # for 8 groups
         ("collect.explore", dict(collect__explore=0.5)),  # without a pool
+        ("algorithm.entropy_gate", dict(algorithm__entropy_gate=0.5, diagnose__every=0)),
+        (
+            "algorithm.entropy_gate",
+            dict(algorithm__entropy_gate=0.5, diagnose__gradients_every=1),
+        ),
         ("algorithm.zvp_coef", dict(algorithm__zvp_coef=0.1)),  # the filter drops those groups
         ("filter.strategy", dict(regimes__action="tighten", filter__strategy="min_p")),
         ("filter.strategy", dict(regimes__action="tighten", filter__strategy="none")),
