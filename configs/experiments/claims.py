@@ -1,5 +1,7 @@
 """Experiments on the tiny agent: claims of RAGEN-2 about collapse and about filtering."""
 
+import dataclasses
+
 from ragen_jax.configs.experiments.experiment import (
     NONE,
     SPARING,
@@ -13,7 +15,7 @@ from ragen_jax.configs.recipes import RECIPES
 
 # Long enough to learn, three seeds; a run of the tiny agent without its figures of every step.
 LEARNING: Fields = {
-    **{"steps": 100, "eval.every": 10, "eval.episodes": 512, "diagnose.every": 5},
+    **{"steps": 100, "eval.every": 20, "eval.episodes": 512, "diagnose.every": 5},
     **SPARING,
     **WATCHING,
 }
@@ -192,6 +194,16 @@ ON_TINY = {
             Claim("section 4: much KL", "KL 0.1", sign=-1),
         ),
     ),
+}
+
+# The same in a second world; `slips` is in it already.
+ON_TINY |= {
+    f"{name}_frozen_lake": dataclasses.replace(
+        ON_TINY[name],
+        question=f"In FrozenLake: {ON_TINY[name].question[0].lower()}{ON_TINY[name].question[1:]}",
+        config="frozen_lake:tiny",
+    )
+    for name in ("groups", "quarters", "members")
 }
 
 # Claims of RAGEN-2 that these experiments do not judge: (where, what, verdict, why).

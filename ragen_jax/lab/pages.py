@@ -14,6 +14,7 @@ PAGES = {
     "figures": correlations,
     "mechanism": mechanism,
     **dict.fromkeys(("algorithms", "groups", "quarters", "members", "slips", "sweeps"), gains),
+    **dict.fromkeys((f"{x}_frozen_lake" for x in ("groups", "quarters", "members")), gains),
 }
 # What the runner looks at where an experiment may end early (looks.py): runs -> a figure a seed.
 PRIMARY = {"mechanism": mechanism.primary}
