@@ -6,7 +6,7 @@ are put into buckets by their reward variance, and of each bucket the gradients 
 
     task      the policy term, with advantages R - mean of the group
     kl        kl_coef * KL(policy || reference)
-    entropy   -entropy_coef * H, on every token whatever algorithm.entropy_on says
+    entropy   -entropy_coef * H, on every token, whatever algorithm.entropy_on and entropy_gate say
 
 are compared: one forward pass of each row, one vjp a part. The advantages are those of appendix H
 whatever algorithm trains: a division by the group's standard deviation would hide what the buckets

@@ -28,19 +28,19 @@ def write_claims(report: Path) -> str:
         "# The claims of RAGEN-2",
         "",
         "What the experiments of the laboratory say, from the rows beside their pages; written "
-        "anew by every `python -m ragen_jax.lab run NAME`. The rules are on each page and were "
-        "fixed before its runs. Undecided: an interval holds both answers.",
+        "anew by every `python -m ragen_jax.lab run NAME`. The rules are on the pages and in the "
+        "code that writes them. Undecided: an interval holds both answers.",
         "",
         "| claim | where | experiment | verdict | figures |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for name, judged in found.items():
-        for v in judged or ():
+    for name, of_page in found.items():
+        for v in of_page or ():
             cells = (v.claim, v.source, f"[{name}]({name}.md)", f"**{v.verdict}**", v.figures)
             lines.append("| " + " | ".join(cells) + " |")
     for where, what, word, why in OTHERWISE:
         lines.append(f"| {what} | {where} | | **{word}** | {why} |")
-    missing = [f"`{name}`" for name, judged in found.items() if judged is None]
+    missing = [f"`{name}`" for name, of_page in found.items() if of_page is None]
     if missing:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
     text = "\n".join(lines) + "\n"

@@ -212,7 +212,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     """The text of the page, behind its question and command."""
-    judged = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
+    told = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
     ill = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] != HEALTHY)
     unwell = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] == HEALTHY)
     healthy = sum(key[0] == HEALTHY for key in runs)
@@ -228,7 +228,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "| figure | meant to | AUC (95 %) | false alarms | seen | delay | lead |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, seen in sorted(judged.items(), key=lambda item: -item[1].auc):
+    for name, seen in sorted(told.items(), key=lambda item: -item[1].auc):
         direction = "rise" if DIRECTIONS[name] > 0 else "fall"
         cells = (
             *(f"`{name}`", direction, f"{seen.auc:.2f} ({seen.low:.2f} to {seen.high:.2f})"),
@@ -257,6 +257,6 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
 def draw(runs: Runs, path: Path) -> None:
     """AUC and its interval, a line a figure."""
-    judged = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
-    areas = {name: (seen.auc, seen.low, seen.high) for name, seen in judged.items()}
+    told = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
+    areas = {name: (seen.auc, seen.low, seen.high) for name, seen in told.items()}
     draw_ranking(areas, path, "area under the ROC curve", (0, 1))
