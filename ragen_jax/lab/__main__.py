@@ -27,7 +27,7 @@ from ragen_jax.lab.arms import arms, run_arms, set_by, shortened
 from ragen_jax.lab.claims import write_claims
 from ragen_jax.lab.looks import certain, looks
 from ragen_jax.lab.pages import PRIMARY, figures, write_page
-from ragen_jax.lab.recorded import read_rows, write_rows
+from ragen_jax.lab.recorded import cut, read_runs, write_runs
 from ragen_jax.run import command
 from ragen_jax.run.domains import warning
 from ragen_jax.run.log import console, read_metrics
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     on_cpu = jax.devices()[0].platform == "cpu"
     workers = WORKERS.value or (on_cpu and os.cpu_count() or 1)
     page = Path(REPORT.value) / f"{name}{shorter}.md"
-    written = read_rows(page.with_suffix(".jsonl"), plan) if REUSE.value else {}
+    written = read_runs(page.with_suffix(".jsonl"), plan) if REUSE.value else {}
     if REUSE.value:
         console(f"{len(written)} of {len(plan)} arms are read from {page.with_suffix('.jsonl')}")
     rows, counts = {}, looks(experiment)
@@ -65,7 +65,8 @@ def main(argv: list[str]) -> None:
         if code:
             sys.exit(code)
         rows = {
-            arm.key: written.get(arm.key) or read_metrics(root / arm.folder / "metrics.jsonl")
+            arm.key: written.get(arm.key)
+            or cut(read_metrics(root / arm.folder / "metrics.jsonl"), figures(name))
             for arm in part
         }
         if count < counts[-1] and certain(PRIMARY[name](rows), len(counts)):
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> None:
             break
     words = f"run {name}" + (" --quick" if QUICK.value else "")
     print(write_page(name, page, words, experiment, rows))
-    write_rows(page.with_suffix(".jsonl"), plan, rows, figures(name))
+    write_runs(page.with_suffix(".jsonl"), plan, rows)
     if not QUICK.value:
         write_claims(page.parent)
     console(f"done: {page}")

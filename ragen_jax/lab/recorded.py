@@ -1,7 +1,7 @@
-"""The rows that a page is made from, written beside it as JSON lines, and read again.
+"""The figures that a page is made from, written beside it as JSON lines, and read again.
 
-A line is a step of a run: what run it is of, and the page's figures. A run's first line also says
-what its config has other than configs/base.py, by which it is known again.
+A line is a run: which it is, what its config has other than configs/base.py (by which it is known
+again), its steps, and each figure's values at these (null where a step has none).
 """
 
 import json
@@ -13,10 +13,11 @@ from ml_collections import ConfigDict
 from ragen_jax.configs import base
 from ragen_jax.configs.experiments.experiment import Fields
 from ragen_jax.lab.arms import Arm
-from ragen_jax.lab.curves import Runs
+from ragen_jax.lab.curves import Rows, Runs
 from ragen_jax.run.workdir import flat
 
 RUN = ("setting", "treatment", "seed")
+DIGITS = 7  # significant ones, of a figure
 
 
 def not_default(config: ConfigDict) -> Fields:
@@ -25,37 +26,52 @@ def not_default(config: ConfigDict) -> Fields:
     return {k: v for k, v in flat(config).items() if k not in defaults or v != defaults[k]}
 
 
-def write_rows(path: Path, plan: Sequence[Arm], runs: Runs, figures: Sequence[str]) -> None:
-    """Writes the figures of an experiment's runs, those of its arms in `plan`."""
+def cut(rows: Rows, figures: Sequence[str]) -> Rows:
+    """A run's rows as they are written: a page's figures alone, to DIGITS digits. Pages are made
+    from these, so that what is read again makes the same page.
+    """
+    return [
+        {"step": row["step"]}
+        | {name: float(f"{row[name]:.{DIGITS}g}") for name in figures if name in row}
+        for row in rows
+    ]
+
+
+def write_runs(path: Path, plan: Sequence[Arm], runs: Runs) -> None:
+    """Writes an experiment's runs, those of its arms in `plan`, as `cut` left them."""
     configs = {arm.key: not_default(arm.config) for arm in plan}
     with path.open("w") as file:
         for key, rows in runs.items():
-            first = {"config": configs[key]}
-            for row in rows:
-                of_row = {name: row[name] for name in ("step", *figures) if name in row}
-                file.write(json.dumps(dict(zip(RUN, key, strict=True)) | of_row | first) + "\n")
-                first = {}
+            names = dict.fromkeys(name for row in rows for name in row if name != "step")
+            line = dict(zip(RUN, key, strict=True)) | {
+                "config": configs[key],
+                "step": [row["step"] for row in rows],
+                "figures": {name: [row.get(name) for row in rows] for name in names},
+            }
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
-def read_runs(path: Path, configs: dict[tuple, Fields] | None = None) -> Runs:
-    """All runs of a file, {} where there is none; with `configs` those of runs that have them."""
-    found: Runs = {}
-    config = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        row = json.loads(line)
-        setting, treatment, seed = (row.pop(name) for name in RUN)
-        key = setting, treatment, seed
-        if key not in found:
-            config[key] = row.pop("config", None)
-        found.setdefault(key, []).append(row)
-    if configs is None:
-        return found
-    return {key: found[key] for key, wanted in configs.items() if config.get(key, ()) == wanted}
-
-
-def read_rows(path: Path, plan: Sequence[Arm]) -> Runs:
-    """The runs of `plan` that were written to `path` with the config that they have there.
+def read_runs(path: Path, plan: Sequence[Arm] | None = None) -> Runs:
+    """The runs of a file, {} where there is none; with `plan` those of its arms that were written
+    with the config that they have there.
 
     Whether the code is what it was then nobody can see from here.
     """
-    return read_runs(path, {arm.key: not_default(arm.config) for arm in plan})
+    found: Runs = {}
+    configs = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        run = json.loads(line)
+        key = (run["setting"], run["treatment"], run["seed"])
+        configs[key] = run["config"]
+        columns = run["figures"].items()
+        found[key] = [
+            {"step": step} | {name: values[i] for name, values in columns if values[i] is not None}
+            for i, step in enumerate(run["step"])
+        ]
+    if plan is None:
+        return found
+    return {
+        arm.key: found[arm.key]
+        for arm in plan
+        if arm.key in found and configs[arm.key] == not_default(arm.config)
+    }

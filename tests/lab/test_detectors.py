@@ -12,7 +12,7 @@ from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.detectors import HEALTHY, Reading, area, area_interval, judge, read, truth
 from ragen_jax.lab.organism import GROUNDED, MI
 from ragen_jax.lab.pages import figures, write_page
-from ragen_jax.lab.recorded import read_rows, write_rows
+from ragen_jax.lab.recorded import cut, read_runs, write_runs
 
 pytestmark = pytest.mark.fast
 
@@ -136,8 +136,12 @@ def test_what_tells_is_told_from_what_does_not(tmp_path):
     assert "3 of 3 runs with the entropy bonus fell below half" in text
     assert text.index("`probe/mi_seq`") < text.index("`update/entropy`")
     plan = [Arm(*key, sokoban.get_config()) for key in runs]
-    write_rows(path.with_suffix(".jsonl"), plan, runs, figures("detectors"))
-    again = read_rows(path.with_suffix(".jsonl"), plan)
+    write_runs(
+        path.with_suffix(".jsonl"),
+        plan,
+        {key: cut(rows_, figures("detectors")) for key, rows_ in runs.items()},
+    )
+    again = read_runs(path.with_suffix(".jsonl"), plan)
     assert write_page("detectors", path, "run detectors", EXPERIMENTS["detectors"], again) == text
 
 

@@ -18,7 +18,7 @@ from ragen_jax.lab.arms import Arm, arms, finished, run_arms, shortened
 from ragen_jax.lab.collapse import ENTROPY, MI, MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.pages import PAGES, figures, write_page
-from ragen_jax.lab.recorded import read_rows, write_rows
+from ragen_jax.lab.recorded import cut, read_runs, write_runs
 
 pytestmark = pytest.mark.fast
 
@@ -377,6 +377,10 @@ def test_the_page_of_the_organism(tmp_path):
     assert organism.verdicts(EXPERIMENTS["organism"], well)[0].verdict == "not reproduced"
     # The page can be made again of the rows beside it.
     plan = [Arm(*key, sokoban.get_config()) for key in runs]
-    write_rows(path.with_suffix(".jsonl"), plan, runs, figures("organism"))
-    again = read_rows(path.with_suffix(".jsonl"), plan)
+    write_runs(
+        path.with_suffix(".jsonl"),
+        plan,
+        {key: cut(rows_, figures("organism")) for key, rows_ in runs.items()},
+    )
+    again = read_runs(path.with_suffix(".jsonl"), plan)
     assert write_page("organism", path, "run organism", EXPERIMENTS["organism"], again) == text

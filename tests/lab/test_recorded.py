@@ -7,7 +7,7 @@ import pytest
 from ragen_jax.configs import organism as organism_config
 from ragen_jax.configs import sokoban
 from ragen_jax.lab.arms import Arm
-from ragen_jax.lab.recorded import not_default, read_rows, write_rows
+from ragen_jax.lab.recorded import cut, not_default, read_runs, write_runs
 
 pytestmark = pytest.mark.fast
 
@@ -25,22 +25,20 @@ def plan(seeds=(2**31 + 5, 1), **changes):
     return arms
 
 
-def test_rows_come_back_for_the_same_config_alone(tmp_path):
+def test_runs_come_back_for_the_same_config_alone(tmp_path):
     path, arms = tmp_path / "cures.jsonl", plan()
-    assert read_rows(path, arms) == {}
-    runs = {arm.key: ROWS for arm in arms}
-    write_rows(path, arms, runs, ("eval/success", "probe/mi_seq"))
-    written = [ROWS[0], {"step": 1, "probe/mi_seq": 2.1}]  # what the page needs
-    assert read_rows(path, arms) == {arm.key: written for arm in arms}
-    assert read_rows(path, arms[1:]) == {arms[1].key: written}
-    assert list(read_rows(path, arms[::-1])) == [arm.key for arm in arms[::-1]]
-    assert read_rows(path, plan(entropy_coef=0.5)) == {}
-    assert read_rows(path, [*plan(seeds=(3,)), *plan(seeds=(1,))]) == {arms[1].key: written}
-    # Rows from before configs were written with them.
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[0].pop("config")["seed"] == 2**31 + 5
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_rows(path, arms) == {arms[1].key: written}
+    assert read_runs(path) == read_runs(path, arms) == {}
+    shown = cut(ROWS, ("eval/success", "probe/mi_seq"))  # what the page needs
+    assert shown == [{"step": 0, "eval/success": 0.3333333}, {"step": 1, "probe/mi_seq": 2.1}]
+    runs = {arm.key: shown for arm in arms}
+    write_runs(path, arms, runs)
+    assert read_runs(path) == read_runs(path, arms) == runs
+    assert read_runs(path, arms[1:]) == {arms[1].key: shown}
+    assert list(read_runs(path, arms[::-1])) == [arm.key for arm in arms[::-1]]
+    assert read_runs(path, plan(entropy_coef=0.5)) == {}
+    assert read_runs(path, [*plan(seeds=(3,)), *plan(seeds=(1,))]) == {arms[1].key: shown}
+    first = json.loads(path.read_text().splitlines()[0])
+    assert first["config"]["seed"] == 2**31 + 5 and first["figures"]["probe/mi_seq"] == [None, 2.1]
 
 
 def test_what_is_not_default():
