@@ -1,6 +1,6 @@
 """The page of experiment figures: which figure of a run goes with its success at the end.
 
-What counts was fixed before the runs:
+What counts was fixed before the runs were looked at:
 
     end          of a figure, as in curves.py: its last ten values, of success the last two
     correlation  Spearman's, of a figure's end with success's, over all runs; 95 % interval: the
@@ -132,10 +132,11 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         lines.append(f"| `{name}` | {value:+.2f} | {low:+.2f} to {high:+.2f} |")
     lines += [
         "",
-        "The rule, fixed before the runs: Spearman's correlation over all runs of a figure at the "
-        "end (mean of its last ten values) with held-out success (of its last two); intervals by "
-        "the jackknife over treatments. A figure that is said to go with success is reproduced "
-        "where its interval lies above 0; one that is said not to show it, where it lies within "
+        "The rule, fixed before the runs were looked at: Spearman's correlation over all runs of a "
+        "figure at the end (mean of its last ten values) with held-out success (of its last two); "
+        "intervals by the jackknife over treatments. A figure that is said to go with success is "
+        "reproduced where its interval lies above 0; one that is said not to show it, where it "
+        "lies within "
         f"{WEAK:g} of 0.",
     ]
     return "\n".join(lines) + "\n"

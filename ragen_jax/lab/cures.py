@@ -113,6 +113,15 @@ def helps(runs: Runs, treatment: str, reference: str = PLAIN) -> str:
     return "at no price" if change - half_width >= -PRICE else "at a price"
 
 
+def same_runs(runs: Runs, treatment: str, reference: str = PLAIN) -> bool:
+    """Whether a treatment changed nothing at all: every figure of every run is the other's."""
+    return all(
+        rows == runs[setting, reference, seed]
+        for (setting, name, seed), rows in runs.items()
+        if name == treatment
+    )
+
+
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     """Of table 9: is top-p 0.9 by reward variance better than what is worse there?"""
     _, treatments, _ = factors(runs)
@@ -136,7 +145,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 def verdict(runs: Runs) -> str:
     """Sentences: what helped, and what beat the paper's filter."""
     _, treatments, seeds = factors(runs)
-    others = [name for name in treatments if name != PLAIN]
+    others = [x for x in treatments if x != PLAIN and not same_runs(runs, x)]
     found = {name: helps(runs, name) for name in others}
 
     def named(kind):
@@ -148,6 +157,9 @@ def verdict(runs: Runs) -> str:
         f"{named('at no price')}; at a price: {named('at a price')}; less: {named('worse')}; no "
         f"difference seen: {named('no')}."
     )
+    same = [x for x in treatments if x != PLAIN and same_runs(runs, x)]
+    if same:
+        text += f" The same runs as with no filter, to the digit: {', '.join(same)}."
     if BEST_OF_PAPER in others:
         beaten = [
             name
@@ -203,7 +215,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             f"> {steps}" if np.isinf(middle) else f"{middle:.0f}",
             *(f"{mean(at_end(x), name):.2f}" for x in (ENTROPY, GROUNDED, OTHER, VALID_RATE)),
             *(f"{mean(at_end(SUCCESS), name):.2f}", to_plain[1]),
-            helps(runs, name) if compared else "",
+            ("the same runs" if same_runs(runs, name) else helps(runs, name)) if compared else "",
         )
         lines.append("| " + " | ".join(cells) + " |")
     lines += [

@@ -64,6 +64,17 @@ def test_what_helps_and_at_what_price():
     assert cures.helps(runs, "keeps", "top-p 0.9") == "at no price"
 
 
+def test_a_treatment_that_does_nothing_is_called_so():
+    runs = world()
+    runs |= {("s", "idle", seed): list(runs["s", "no filter", seed]) for seed in range(3)}
+    assert cures.same_runs(runs, "idle") and not cures.same_runs(runs, "top-p 0.9")
+    text = cures.verdict(runs)
+    assert (
+        "no difference seen: top-p 0.9. The same runs as with no filter, to the digit: idle."
+        in text
+    )
+
+
 def test_noise_alone_helps_as_rarely_as_it_should():
     """Three seeds, no difference: an interval that leaves 0 out in 5 % of the experiments."""
     rng = np.random.default_rng(0)
