@@ -101,7 +101,9 @@ ON_ORGANISM = {
         always=OF_CURES,
         doubt="A treatment that helps here and does not on fresh seeds or in the second "
         "world; or one whose replies keep their information in a form that no reader "
-        "could use (the column of neither style).",
+        "could use (the column of neither style). Dr.GRPO does not divide advantages by the "
+        "group's standard deviation, several units of reward here, so that the same bonus weighs "
+        "less beside them: with a bonus that is larger in proportion it might keep no more.",
         minutes=2.3,
         quick=CURES_QUICK,
     ),
