@@ -49,7 +49,7 @@ CURES: dict[str, Fields] = {
     "pool of 64": NONE | {"env.pool": 64},
     "pool of 64, GRESO": NONE | {"env.pool": 64, "collect.explore": 0.5},
     "Dr.GRPO": NONE | {"algorithm.name": "dr_grpo"},
-    # Dr.GRPO divides no advantage by the std of its group, about four: as much bonus beside them.
+    # Dr.GRPO divides no advantage by its group's std, here 3 to 4: as much bonus beside them.
     "Dr.GRPO, bonus 0.2": NONE | {"algorithm.name": "dr_grpo", "algorithm.entropy_coef": 0.2},
     "PPO": NONE | {"algorithm.name": "ppo"},
     **OURS,
