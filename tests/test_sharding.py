@@ -115,6 +115,7 @@ def test_mesh_sizes():
             )
 
 
+@pytest.mark.long
 def test_sampling_params_are_what_the_model_multiplies_with():
     """In bfloat16 every matrix is cast when used, so a cast copy gives the same numbers."""
     config = qwen.ModelConfig(

@@ -219,6 +219,7 @@ def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
     assert timeless(again) == timeless(rows)
 
 
+@pytest.mark.long
 def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, capsys):
     config.steps = 3
     config.env.pool = 6
@@ -243,6 +244,7 @@ def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, caps
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_figures_are_of_all_that_dynamic_sampling_played(config, tmp_path):
     """On lakes, which this agent hardly ever crosses: most groups earn nothing at all."""
     config.env = frozen_lake.get_config().env
@@ -271,6 +273,7 @@ def test_figures_are_of_all_that_dynamic_sampling_played(config, tmp_path):
     assert row["collect/return"] == pytest.approx(selected.mean(), rel=1e-5)
 
 
+@pytest.mark.long
 def test_the_stripped_form_is_scored_where_flow_is_and_the_history_is_shown(config, tmp_path):
     config.steps = 2
     config.eval.every = 0

@@ -259,6 +259,7 @@ def test_norms_and_cosines_are_those_of_the_definition(policy, mesh, rows):
     assert found[ZERO]["task_norm"] == 0 and found[ZERO]["dominance"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -318,6 +319,7 @@ def test_parts_add_up_to_what_an_update_does(policy, mesh, rows, changes):
     assert found[0]["total_norm"] * weight == pytest.approx(np.linalg.norm(whole), rel=1e-5)
 
 
+@pytest.mark.long
 def test_micro_batch_size_changes_nothing(policy, mesh, rows):
     batch, _, advantage = rows
     one = report(policy, mesh, batch, advantage, [0, 0, 1, 1, 0], micro_batch=1)
@@ -370,6 +372,7 @@ def test_task_gradient_is_within_the_bound_of_appendix_h(policy, mesh, rows):
         assert found[g]["task_norm_per_episode"] <= bound * (1 + 1e-5)
 
 
+@pytest.mark.long
 def test_adapters_over_a_frozen_model(policy, mesh, rows):
     batch, _, advantage = rows
     model, params, _ = policy

@@ -158,6 +158,7 @@ def test_every_measure_against_a_dense_forward_pass(params, episodes):
     assert 0 < figures["mediation/grad_prompt"] + figures["mediation/grad_reasoning"] < 1
 
 
+@pytest.mark.long
 def test_rows_of_a_call_and_their_order_change_nothing(params, episodes):
     whole = measured(params, episodes)
     for again in (measured(params, episodes, micro_batch=1), measured(params, episodes[::-1])):

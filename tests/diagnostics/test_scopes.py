@@ -281,7 +281,9 @@ def test_which_forms_there_are(episodes, monkeypatch):
     assert forms(mute) == (set(), 0)
 
 
-@pytest.mark.parametrize("context", ["full", "window", "single_turn"])
+@pytest.mark.parametrize(
+    "context", [pytest.param("full", marks=pytest.mark.long), "window", "single_turn"]
+)
 def test_forms_of_real_rollouts(agent, context):
     config = agent.config.copy_and_resolve_references()
     config.env.update(context=context, window=2)

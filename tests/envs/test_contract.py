@@ -75,6 +75,7 @@ def test_the_class_has_the_documented_members_alone():
     assert set(TINY_NEEDS) == documented(SolvableEnvironment) - members
 
 
+@pytest.mark.long
 def test_a_language_model_trains_on_a_minimal_environment(config, tmp_path):
     assert train.train(config, tmp_path / "run") == 0
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")

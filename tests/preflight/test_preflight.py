@@ -263,6 +263,7 @@ def test_gradients_of_one_part_cost_what_an_update_costs():
         assert 2 * one < three < 3 * one
 
 
+@pytest.mark.long
 def test_programs_of_ppo():
     overrides = {
         "algorithm.name": "ppo",

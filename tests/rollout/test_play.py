@@ -78,6 +78,7 @@ def assert_same_episode(agent, a, b):
     assert len(a.turns) == len(b.turns) and a.success == b.success
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("context", ["single_turn", "full"])
 def test_layout_and_compaction_do_not_change_episodes(agent, context):
     seeds = list(range(100, 132))

@@ -156,6 +156,7 @@ def assert_reference_changes_nothing(config, policy, episodes, seeds):
     assert told_apart > 0.7 * len(seeds)  # advantages there are
 
 
+@pytest.mark.long
 def test_a_policy_that_is_its_reference_is_credited_as_without_kl(config, policy, episodes):
     assert_reference_changes_nothing(config, policy, episodes, range(12))
 

@@ -130,6 +130,7 @@ def test_all_updates_share_one_program(policy, mesh):
     assert update_step._cache_size() == before + 1
 
 
+@pytest.mark.long
 def test_micro_batch_size_and_padding_do_not_change_the_update(policy, mesh):
     batch, advantage = make_rows(policy, 7)
     one, metrics = run(policy, mesh, batch, advantage, micro_batch=1)
@@ -289,6 +290,7 @@ def test_each_minibatch_steps_at_its_own_rate(policy, mesh):
     assert metrics["update/learning_rate"] == pytest.approx(1.5e-4)
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_vocabulary():
     """Beyond one chunk, only what has the parameters' own shape grows: never [B, T, V]."""
     rows, length, width = 4, 129, 8
