@@ -1,4 +1,4 @@
-"""The page of experiment cures: what each treatment keeps of the information, at which price.
+"""The page of cures, and of ours: what each treatment keeps of the information, at which price.
 
 What counts was fixed before the runs. Of a run, over its probes and evaluations:
 
@@ -33,6 +33,7 @@ from ragen_jax.lab.curves import (
 from ragen_jax.lab.organism import ENTROPY, GROUNDED, MI, OTHER, VALID_RATE
 
 PLAIN, BEST_OF_PAPER = "no filter", "top-p 0.9"
+SAME = "the same runs"
 PRICE = 0.05  # of mean success, that a difference may be below nothing
 KEPT_GROUPS = "filter/kept_ratio"
 FIGURES = (*organism.FIGURES, KEPT_GROUPS, "rollout/replies")
@@ -122,51 +123,53 @@ def same_runs(runs: Runs, treatment: str, reference: str = PLAIN) -> bool:
     )
 
 
+def outcomes(runs: Runs) -> dict[str, str]:
+    """{treatment: what `helps` says of it, or SAME}, of all but no filter."""
+    _, treatments, _ = factors(runs)
+    return {
+        name: SAME if same_runs(runs, name) else helps(runs, name)
+        for name in treatments
+        if name != PLAIN
+    }
+
+
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     """Of table 9: is top-p 0.9 by reward variance better than what is worse there?"""
     _, treatments, _ = factors(runs)
     found = []
-    for name, in_information in WORSE_THERE.items():
-        measures = {"success at the end": last_success, "information kept": kept}
+    for name in (x for x in WORSE_THERE if x in treatments):
+        measures = {"success at the end": last_success}
+        if WORSE_THERE[name]:
+            measures["information kept"] = kept
         for what, measure in measures.items():
-            if name in treatments and (measure is not kept or in_information):
-                mean, half_width = difference(runs, measure, BEST_OF_PAPER, name)
-                found.append(
-                    Verdict(
-                        "table 9",
-                        f"{BEST_OF_PAPER} higher than {name} in {what}",
-                        judged(mean, half_width),
-                        f"{mean:+.2f} +- {half_width:.2f}",
-                    )
-                )
+            mean, half_width = difference(runs, measure, BEST_OF_PAPER, name)
+            claim = f"{BEST_OF_PAPER} higher than {name} in {what}"
+            figures = f"{mean:+.2f} +- {half_width:.2f}"
+            found.append(Verdict("table 9", claim, judged(mean, half_width), figures))
     return found
 
 
-def verdict(runs: Runs) -> str:
+def verdict(runs: Runs, outcome: dict[str, str]) -> str:
     """Sentences: what helped, and what beat the paper's filter."""
-    _, treatments, seeds = factors(runs)
-    others = [x for x in treatments if x != PLAIN and not same_runs(runs, x)]
-    found = {name: helps(runs, name) for name in others}
+    _, _, seeds = factors(runs)
 
     def named(kind):
-        names = [name for name in others if found[name] == kind]
-        return ", ".join(names) if names else "none"
+        return ", ".join(name for name in outcome if outcome[name] == kind) or "none"
 
     text = (
         f"Against no filter over {len(seeds)} seeds: kept more information at no price in success: "
         f"{named('at no price')}; at a price: {named('at a price')}; less: {named('worse')}; no "
         f"difference seen: {named('no')}."
     )
-    same = [x for x in treatments if x != PLAIN and same_runs(runs, x)]
-    if same:
-        text += f" The same runs as with no filter, to the digit: {', '.join(same)}."
-    if BEST_OF_PAPER in others:
-        beaten = [
+    if SAME in outcome.values():
+        text += f" The same runs as with no filter, to the digit: {named(SAME)}."
+    if BEST_OF_PAPER in outcome:
+        better = [
             name
-            for name in others
+            for name in outcome
             if name != BEST_OF_PAPER and helps(runs, name, BEST_OF_PAPER).startswith("at")
         ]
-        text += f" Kept more than {BEST_OF_PAPER}: {', '.join(beaten) if beaten else 'none'}."
+        text += f" Kept more than {BEST_OF_PAPER}: {', '.join(better) or 'none'}."
     return text
 
 
@@ -174,11 +177,12 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     """The text of the page, behind its question and command."""
     ((setting,), treatments, seeds) = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
+    outcome = outcomes(runs)
     lines = [
         f"{len(runs)} runs of {steps} steps, seeds {', '.join(map(str, seeds))}; {setting}; "
         "treatments are those of configs/experiments. Written by that command.",
         "",
-        verdict(runs),
+        verdict(runs, outcome),
         "",
         f"![kept information and success]({picture})",
         "",
@@ -188,13 +192,19 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "Half: median step at which half of `mi_seq` was lost. Last values: H(Z\\|X), grounded, "
         "neither style, valid, success.",
         "",
-        "| treatment | updates | groups kept | kept | to no filter | half | H(Z\\|X) | grounded | "
-        "neither style | valid | success | mean success, to no filter | helps |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| treatment | updates | groups kept | kept | to no filter | to top-p 0.9 | half | "
+        "H(Z\\|X) | grounded | neither style | valid | success | mean success, to no filter | "
+        "helps |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
 
     def mean(measure, name):
         return float(np.mean([measure(runs[setting, name, seed]) for seed in seeds]))
+
+    def to(measure, name, reference):
+        if name == reference or reference not in treatments:
+            return ""
+        return "{:+.2f} +- {:.2f}".format(*difference(runs, measure, name, reference))
 
     def at_end(figure):
         return lambda rows: last(rows, figure)
@@ -204,18 +214,14 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
     for name in sorted(treatments, key=lambda name: -mean(kept, name)):
         middle = float(np.median([half(runs[setting, name, seed]) for seed in seeds]))
-        compared = name != PLAIN
-        to_plain = [
-            "{:+.2f} +- {:.2f}".format(*difference(runs, measure, name, PLAIN)) if compared else ""
-            for measure in (kept, success)
-        ]
         cells = (
             *(name, f"{mean(updates, name):.0f}", f"{mean(mean_groups, name):.2f}"),
-            *(f"{mean(kept, name):.2f}", to_plain[0]),
+            f"{mean(kept, name):.2f}",
+            *(to(kept, name, reference) for reference in (PLAIN, BEST_OF_PAPER)),
             f"> {steps}" if np.isinf(middle) else f"{middle:.0f}",
             *(f"{mean(at_end(x), name):.2f}" for x in (ENTROPY, GROUNDED, OTHER, VALID_RATE)),
-            *(f"{mean(at_end(SUCCESS), name):.2f}", to_plain[1]),
-            ("the same runs" if same_runs(runs, name) else helps(runs, name)) if compared else "",
+            *(f"{mean(at_end(SUCCESS), name):.2f}", to(success, name, PLAIN)),
+            outcome.get(name, ""),
         )
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
@@ -224,6 +230,16 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "first one. A treatment helps where the interval of its difference in kept is above 0, at "
         f"no price where that of the mean success is not below -{PRICE:g}. Each comparison is made "
         "at 95 %: of twenty treatments that change nothing, one would seem to.",
+    ]
+    if set(WORSE_THERE).intersection(treatments):
+        lines += _table_9(runs)
+    return "\n".join(lines) + "\n"
+
+
+def _table_9(runs: Runs) -> list[str]:
+    """Lines: the paper's figures of each filter beside those of these runs."""
+    ((setting,), treatments, seeds) = factors(runs)
+    lines = [
         "",
         "## Beside the paper's table 9",
         "",
@@ -233,13 +249,14 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "| filter | success there | here | MI there | kept here | entropy there | H(Z\\|X) here |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, (there, mi, entropy) in PAPER.items():
+    for name, there in PAPER.items():
         if name in treatments:
-            shown = ["" if x is None else f"{x:.2f}" for x in (there, mi, entropy)]
-            here = [mean(at_end(SUCCESS), name), mean(kept, name), mean(at_end(ENTROPY), name)]
+            shown = ["" if x is None else f"{x:.2f}" for x in there]
+            measures = (last_success, kept, lambda rows: last(rows, ENTROPY))
+            here = [np.mean([f(runs[setting, name, seed]) for seed in seeds]) for f in measures]
             pairs = [f"{a} | {b:.2f}" for a, b in zip(shown, here, strict=True)]
             lines.append(f"| {name} | " + " | ".join(pairs) + " |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def draw(runs: Runs, path: Path) -> None:
