@@ -310,24 +310,34 @@ def test_the_laboratory_ends_where_it_is_certain(upper, seeds, tmp_path, monkeyp
     assert f"{3 * seeds} runs of 8 steps" in (tmp_path / "docs/mechanism.md").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(name for name, x in EXPERIMENTS.items() if x.quick))
-def test_the_quick_form_of_every_experiment(name, tmp_path):
-    places = [f"--workdir={tmp_path / 'runs'}", f"--report={tmp_path / 'docs'}"]
-    code, _, err = call("ragen_jax.lab", "run", name, "--quick", *places)
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Where quick forms are run: experiments that have arms in common share them."""
+    return tmp_path_factory.mktemp("lab")
+
+
+def run_quick(words, shared, optimised, monkeypatch):
+    """What `python -m ragen_jax.lab WORDS` prints, its arms optimised as a user's are."""
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
+    with optimised():
+        code, out, err = call(*words, f"--workdir={shared}/runs", f"--report={shared}/docs")
     assert code == 0, err
-    assert (tmp_path / f"docs/{name}_quick.md").exists()
+    return out
 
 
 @pytest.mark.slow
-def test_the_laboratory_command_of_the_readme_runs(tmp_path):
+@pytest.mark.parametrize("name", [name for name, x in EXPERIMENTS.items() if x.quick])
+def test_the_quick_form_of_every_experiment(name, shared, optimised, monkeypatch):
+    run_quick(("ragen_jax.lab", "run", name, "--quick"), shared, optimised, monkeypatch)
+    assert (shared / f"docs/{name}_quick.md").exists()
+
+
+@pytest.mark.slow
+def test_the_laboratory_command_of_the_readme_runs(shared, optimised, monkeypatch):
     (command,) = [line for line in README if line.startswith("ragen_jax.lab")]
-    words = shlex.split(command, comments=True)
-    places = [f"--workdir={tmp_path / 'runs'}", f"--report={tmp_path / 'docs'}"]
-    code, out, err = call(*words, *places)
-    assert code == 0, err
-    assert "6 of 6 arms" in out
+    out = run_quick(shlex.split(command, comments=True), shared, optimised, monkeypatch)
     assert "With no filter, 3 of 3 runs lost half of their information" in out
+
 
 
 @pytest.mark.slow
