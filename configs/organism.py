@@ -39,7 +39,8 @@ def get_config(preset: str = "sokoban") -> ConfigDict:
     config.steps = 160
     config.warmstart.layers = 3
     config.warmstart.thoughts = dict.fromkeys(UNGROUNDED, 0.0) | dict(grounded=0.5, template=0.5)
-    config.warmstart.success = 0.4
+    # At 0.4, FrozenLake's sentences are half learnt, and drift into neither style.
+    config.warmstart.success = {"sokoban": 0.4, "frozen_lake": 0.6}[world]
     config.algorithm.name = "grpo"
     config.algorithm.entropy_coef = 0.05
     config.optimizer.learning_rate = 2e-4

@@ -339,7 +339,6 @@ def test_the_laboratory_command_of_the_readme_runs(shared, optimised, monkeypatc
     assert "With no filter, 3 of 3 runs lost half of their information" in out
 
 
-
 @pytest.mark.slow
 def test_the_preflight_of_the_readme():
     (command,) = [line for line in README if line.startswith("ragen_jax.preflight")]

@@ -11,13 +11,15 @@ from ragen_jax.configs.experiments.experiment import (
 )
 
 # Ours: the bonus where it does not pay for reasoning, or as long as information lasts, and
-# information itself, paid at as much as entropy and at four times that (ragen_jax/bonus.py). The
+# information itself, paid at as much as entropy and at a fifth of that (ragen_jax/bonus.py). The
 # two that keep most at no price in `cures` are tried on fresh seeds and in a second world.
 OURS: dict[str, Fields] = {
     "bonus on actions": NONE | {"algorithm.entropy_on": "actions"},
     "bonus on the upper half": NONE | {"algorithm.entropy_on": "upper_groups"},
     "fading bonus": NONE | {"algorithm.entropy_gate": 0.75},
-    **{f"information {x}": NONE | {"algorithm.mi_coef": x} for x in (0.05, 0.2)},
+    "fading bonus on the upper half": NONE
+    | {"algorithm.entropy_gate": 0.75, "algorithm.entropy_on": "upper_groups"},
+    **{f"information {x}": NONE | {"algorithm.mi_coef": x} for x in (0.01, 0.05)},
 }
 # What is tried against the loss of information. RAGEN-2, table 9, and more filters:
 CURES: dict[str, Fields] = {
