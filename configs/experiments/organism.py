@@ -1,5 +1,7 @@
 """Experiments on the organism (configs/organism.py): collapse, detectors, cures, mechanism."""
 
+import dataclasses
+
 from ragen_jax.configs.experiments.experiment import (
     NONE,
     SPARING,
@@ -62,6 +64,11 @@ ORGANISM_QUICK = {"steps": 50, "eval.episodes": 128}
 OF_CURES = {"steps": 48, "eval.every": 16, **SPARING, **WATCHING}
 # Others than those that the setting was found with.
 SEEDS, CURE_SEEDS = (10, 11, 12, 13, 14), (20, 21, 22)
+# Those two of `cures`; and what half a bonus does, wherever it lies.
+BEST_OF_OURS = {
+    **{name: OURS[name] for name in ("fading bonus on the upper half", "bonus on the upper half")},
+    "bonus 0.025": NONE | {"algorithm.entropy_coef": 0.025},
+}
 CURES_QUICK = Quick(
     treatments=("top-p 0.9", "KL 0.1", "no filter"),
     seeds=CURE_SEEDS,
@@ -125,6 +132,19 @@ ON_ORGANISM = {
         minutes=2.3,
         quick=CURES_QUICK,
     ),
+    # On seeds that they were not designed with, and in another world.
+    "ours": Experiment(
+        question="Do our two best cures keep an agent's reasoning tied to its input on fresh "
+        "seeds, and more than the paper's filter does?",
+        config="organism:sokoban",
+        settings={"entropy 0.05": {}},
+        treatments=BEST_OF_OURS | {"top-p 0.9": TOP_P, "no filter": NONE},
+        seeds=(50, 51, 52, 53, 54),
+        always=OF_CURES,
+        doubt="Longer runs, in which a bonus that has faded may come back as information does; "
+        "or a filter at another share.",
+        minutes=2.3,
+    ),
     "figures": Experiment(
         question="Which figure of a run goes with its success at the end, over runs that are "
         "regularised, filtered and rewarded in many ways?",
@@ -171,3 +191,9 @@ ON_ORGANISM = {
         ),
     ),
 }
+
+ON_ORGANISM["ours_frozen_lake"] = dataclasses.replace(
+    ON_ORGANISM["ours"],
+    question="Do they in FrozenLake, with settings that were found in Sokoban?",
+    config="organism:frozen_lake",
+)

@@ -10,7 +10,7 @@ PAGES = {
     "collapse": collapse,
     "organism": organism,
     "detectors": detectors,
-    "cures": cures,
+    **dict.fromkeys(("cures", "ours", "ours_frozen_lake"), cures),
     "figures": correlations,
     "mechanism": mechanism,
     **dict.fromkeys(("algorithms", "groups", "quarters", "members", "slips", "sweeps"), gains),
