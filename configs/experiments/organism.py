@@ -196,4 +196,5 @@ ON_ORGANISM["ours_frozen_lake"] = dataclasses.replace(
     ON_ORGANISM["ours"],
     question="Do they in FrozenLake, with settings that were found in Sokoban?",
     config="organism:frozen_lake",
+    seeds=(50, 51, 52),
 )
