@@ -127,8 +127,9 @@ ON_ORGANISM = {
         doubt="A treatment that helps here and does not on fresh seeds or in the second "
         "world; or one whose replies keep their information in a form that no reader "
         "could use (the column of neither style). Dr.GRPO does not divide advantages by the "
-        "group's standard deviation, several units of reward here, so that the same bonus weighs "
-        "less beside them: with a bonus that is larger in proportion it might keep no more.",
+        "group's standard deviation, 3 to 4 here, so that the same bonus weighs less beside them: "
+        "with a bonus four times larger it keeps no more than no filter. A bonus on half of the "
+        "groups is half a bonus, too: `ours` has both.",
         minutes=2.3,
         quick=CURES_QUICK,
     ),
@@ -154,7 +155,9 @@ ON_ORGANISM = {
         seeds=CURE_SEEDS,
         always=OF_CURES,
         doubt="Runs of agents that do not begin alike: here all have learned from the same "
-        "demonstrations, and 48 steps move success by a tenth or two.",
+        "demonstrations, and 48 steps move success by a tenth or two. And other treatments: "
+        "without our own, some of which keep information at a price in success, the correlation "
+        "of `mi_zscore` was -0.21 (-0.46 to +0.06).",
         minutes=2.3,
         quick=CURES_QUICK,
         runs="cures",

@@ -28,6 +28,7 @@ from ragen_jax.lab.curves import (
     factors,
     interval,
     judged,
+    label_points,
     updates,
 )
 from ragen_jax.lab.organism import ENTROPY, GROUNDED, MI, OTHER, VALID_RATE
@@ -260,12 +261,14 @@ def _table_9(runs: Runs) -> list[str]:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """A point a treatment, what it keeps against its mean success, with the seeds' spread."""
+    """A point a treatment, what it keeps against its mean success, with the seeds' spread; none of
+    those that change nothing."""
     import matplotlib.pyplot as plt
 
-    ((setting,), treatments, seeds) = factors(runs)
-    fig, axis = plt.subplots(figsize=(9, 6), layout="constrained")
-    for name in treatments:
+    ((setting,), _, seeds) = factors(runs)
+    fig, axis = plt.subplots(figsize=(10, 7), layout="constrained")
+    middles = {}
+    for name in (PLAIN, *(name for name, found in outcomes(runs).items() if found != SAME)):
         points = np.array(
             [[f(runs[setting, name, seed]) for f in (kept, success)] for seed in seeds]
         )
@@ -273,8 +276,9 @@ def draw(runs: Runs, path: Path) -> None:
         color = "tab:red" if name in (PLAIN, BEST_OF_PAPER) else "tab:blue"
         axis.plot(points[:, 0], points[:, 1], ".", color=color, alpha=0.3, markersize=4)
         axis.plot(x, y, "o", color=color, markersize=5)
-        axis.annotate(name, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
+        middles[name] = (x, y)
     axis.set_xlabel("information kept: mean of mi_seq over its first value")
     axis.set_ylabel("held-out success, mean of all evaluations")
+    label_points(axis, middles)
     fig.savefig(path, dpi=110)
     plt.close(fig)

@@ -7,12 +7,15 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
 
 from ragen_jax.types import Metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Rows = list[Metrics]  # of a run's metrics.jsonl
 Runs = dict[tuple[str, str, int], Rows]  # (setting, treatment, seed) -> rows
@@ -186,3 +189,35 @@ def draw_ranking(
     axis.set_xlabel(label)
     fig.savefig(path, dpi=110)
     plt.close(fig)
+
+
+def label_points(axis: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
+    """Writes each name beside its point, where no other name is yet and no other point."""
+    size, gap = 7, 4  # points of a letter's height, and between a name and its point
+    axis.figure.draw_without_rendering()  # which fixes the scales
+    to_points = axis.transData + axis.figure.dpi_scale_trans.inverted()
+    at = {name: to_points.transform(xy) * 72 for name, xy in points.items()}
+    taken = [(x - 2, y - 2, x + 2, y + 2) for x, y in at.values()]  # boxes
+    for name, (x, y) in at.items():
+        width = 0.56 * size * len(name)
+        places = [
+            (dx, dy - size / 2)
+            for dy in (0, size, -size, 2 * size, -2 * size, 3 * size, -3 * size)
+            for dx in (gap, -gap - width)
+        ]
+        boxes = [(x + dx, y + dy, x + dx + width, y + dy + size) for dx, dy in places]
+        free = [box for box in boxes if not any(_overlap(box, other) for other in taken)]
+        box = (free or boxes)[0]
+        taken.append(box)
+        axis.annotate(
+            name,
+            points[name],
+            xytext=(box[0] - x, box[1] - y),
+            textcoords="offset points",
+            fontsize=size,
+        )
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    """Whether two boxes (left, bottom, right, top) do."""
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
