@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
                 ),
             ),
             env=dict(
-                name="sokoban",  # a key of envs.ENVS
+                name="sokoban",  # a key of envs.ENVS, or MODULE:CLASS of your own
                 options=dict(),  # keyword arguments of the environment
                 context="full",  # turns a prompt shows: "full" all | "window" | "single_turn" one
                 window=3,  # turns that "window" shows, the current one included

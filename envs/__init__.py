@@ -1,9 +1,16 @@
 """Environments by name. To add one, write `envs/<name>.py` (or a folder) and list it in `ENVS`.
 
+One of your own needs no row: its name is MODULE:CLASS, of a module that Python can import (from the
+folder where the command is started, or installed).
+
 The contract, how they are built included, is in `envs/types.py`.
 """
 
+import hashlib
+import importlib
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 from ragen_jax.envs.countdown import Countdown
@@ -18,19 +25,62 @@ ENVS: dict[str, EnvironmentClass] = {
 }
 
 
+OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS
+
+
+def known(name: object) -> bool:
+    """Whether a name is one of ours, or has the form of one's own."""
+    return isinstance(name, str) and (name in ENVS or OWN.fullmatch(name) is not None)
+
+
+def find_env(name: str) -> EnvironmentClass:
+    """What builds the environment called `name`: a row of `ENVS`, or MODULE:CLASS.
+
+    Raises ValueError for an unknown name (listing the known ones), or a module that has no such
+    class or cannot be imported.
+    """
+    if name in ENVS:
+        return ENVS[name]
+    if not known(name):
+        raise ValueError(
+            f"unknown environment {name!r}; known: {', '.join(sorted(ENVS))}, or MODULE:CLASS"
+        )
+    module_name, class_name = name.split(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's file does when it is imported
+        raise ValueError(
+            f"environment {name!r}: module {module_name} cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not callable(getattr(module, class_name, None)):
+        raise ValueError(f"environment {name!r}: {module.__file__} has no class {class_name}")
+    return getattr(module, class_name)
+
+
+def code_hash(name: str) -> str | None:
+    """SHA-256 of the file that defines an environment of one's own; None of one of ours.
+
+    Problems and agents that are kept on disk were made by that code. Other files that it imports
+    do not count.
+    """
+    if name in ENVS:
+        return None
+    return hashlib.sha256(Path(inspect.getfile(find_env(name))).read_bytes()).hexdigest()
+
+
 def make_env(name: str, **options: Any) -> Environment:
     """The environment called `name`, built with keyword `options`.
 
-    Raises ValueError for an unknown name (listing the known ones) or an unknown option (listing
-    the accepted ones); the environment itself checks the options' values.
+    Raises ValueError for a name that `find_env` does not find or an unknown option (listing the
+    accepted ones); the environment itself checks the options' values.
     """
-    if name not in ENVS:
-        raise ValueError(f"unknown environment {name!r}; known: {', '.join(sorted(ENVS))}")
-    accepted = inspect.signature(ENVS[name]).parameters
+    build = find_env(name)
+    accepted = inspect.signature(build).parameters
     unknown = sorted(option for option in options if option not in accepted)
     if unknown:
         raise ValueError(
             f"environment {name!r} has no option {', '.join(map(repr, unknown))}; "
             f"accepted: {', '.join(accepted)}"
         )
-    return ENVS[name](**options)
+    return build(**options)

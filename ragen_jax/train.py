@@ -165,7 +165,8 @@ def main(argv: Sequence[str]) -> None:
     if line:
         console(line)
     name = time.strftime("%Y%m%d-%H%M%S")
-    workdir = Path(WORKDIR.value or Path("runs") / f"{config.env.name}-{name}")
+    folder = f"{config.env.name.replace(':', '.')}-{name}"
+    workdir = Path(WORKDIR.value or Path("runs") / folder)
     sys.exit(train(config, workdir))
 
 

@@ -19,7 +19,7 @@ from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.diagnostics.zscores import init_zscores
-from ragen_jax.envs import make_env
+from ragen_jax.envs import code_hash, find_env, make_env
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import Environment, SolvableEnvironment, StyledEnvironment
 from ragen_jax.filter import Filter
@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 def environment_settings(config: ConfigDict) -> dict[str, Any]:
     """What decides the problems of config.env, JSON-like: for cache names.
 
-    A file of problems (the option `path`) counts by its content, wherever it lies.
+    A file of problems (the option `path`) counts by its content, wherever it lies, and so does the
+    file of an environment of one's own.
 
     Raises:
       ValueError: the file cannot be read.
@@ -67,7 +68,8 @@ def environment_settings(config: ConfigDict) -> dict[str, Any]:
         except OSError as error:
             raise ValueError(f"config.env.options.path cannot be read: {error}") from error
         options["path"] = hashlib.sha256(content).hexdigest()
-    return {"env": config.env.name, **options}
+    code = code_hash(config.env.name)
+    return {"env": config.env.name if code is None else f"{config.env.name} {code}", **options}
 
 
 TINY_NEEDS = ("words", "solve", "explain")  # of envs.types.SolvableEnvironment
@@ -119,8 +121,13 @@ def build_environment(config: ConfigDict, split: str) -> Environment:
     """The environment of config.env, its problems drawn from `split`.
 
     Raises:
-      ValueError: unknown options or values, or several actions a turn where an action is a text.
+      ValueError: a class that cannot be found, unknown options or values, or several actions a
+        turn where an action is a text.
     """
+    try:
+        find_env(config.env.name)
+    except ValueError as error:
+        raise ValueError(f"config.env.name: {error}") from error
     try:
         environment = make_env(config.env.name, **config.env.options.to_dict(), split=split)
     except ValueError as error:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from ragen_jax import algorithms, filter, losses, objectives, rewards
 from ragen_jax.bonus import ENTROPY_ON
 from ragen_jax.diagnostics import regimes, stopping
-from ragen_jax.envs import ENVS
+from ragen_jax.envs import ENVS, known
 from ragen_jax.model import hf, kernels, lora
 from ragen_jax.rollout import chat
 from ragen_jax.update.optimize import SCHEDULES
@@ -181,7 +181,7 @@ DOMAINS = {
     "model.lora.rank": whole(0, 1024),
     "model.lora.alpha": above(0, 10**6, LORA),
     "model.lora.targets": several_of(lora.TARGETS, LORA),
-    "env.name": one_of(ENVS),
+    "env.name": Domain(f"one of {', '.join(ENVS)}, or MODULE:CLASS of your own", known, ()),
     "env.options": section(),
     "env.context": one_of(chat.CONTEXTS),
     "env.window": whole(1, 1000, WINDOW),
