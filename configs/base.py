@@ -39,6 +39,11 @@ def get_config() -> ConfigDict:
                 actions_per_turn=2,  # actions of a reply that are run
                 max_actions=10,  # actions of an episode
                 format_penalty=-0.1,  # of a malformed reply or an unknown action, <= 0
+                time_limit=0.0,  # seconds of a step, for environments that wait; 0: none
+                workers=16,  # episodes whose steps run at the same time, where there is a limit
+                # Share of a step's episodes that may break (raise, hang, return nonsense), which
+                # are not learnt from; beyond it the run stops.
+                max_error_share=0.1,
             ),
             # Environments that train together with env, as in configs/mixture.py:
             # name -> dict(groups of a step, env: a section like env).

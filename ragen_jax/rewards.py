@@ -96,12 +96,28 @@ def add_rewards(
     reward_BT = np.zeros_like(batch.reward_BT)
     for b, t in zip(*np.nonzero(batch.turn_end_BT), strict=True):
         reward_BT[b, t] = rewards[batch.episode_B[b]][batch.turn_BT[b, t]]
-    return dataclasses.replace(batch, reward_BT=reward_BT), sum_turns(rewards, G)
+    return dataclasses.replace(batch, reward_BT=reward_BT), sum_turns(rewards, episodes)
 
 
-def sum_turns(rewards: Sequence[Sequence[float]], groups: int) -> np.ndarray:
-    """return_GK float32 of `turn_rewards` of G groups of episodes."""
-    return np.asarray([sum(turns) for turns in rewards], np.float32).reshape(groups, -1)
+def sum_turns(rewards: Sequence[Sequence[float]], episodes: Sequence[Episode]) -> np.ndarray:
+    """return_GK float32 of `turn_rewards` of G groups of episodes.
+
+    An episode whose environment broke has the mean of its group's others, which changes neither
+    that mean nor who is above it (0 where none is left): what broke says nothing of the policy.
+    """
+    groups = episodes[-1].group + 1
+    return_GK = np.asarray([sum(turns) for turns in rewards], np.float32).reshape(groups, -1)
+    sound_GK = ~broken_episodes(episodes)
+    for return_K, sound_K in zip(return_GK, sound_GK, strict=True):
+        if not sound_K.all():
+            return_K[~sound_K] = return_K[sound_K].mean() if sound_K.any() else 0.0
+    return return_GK
+
+
+def broken_episodes(episodes: Sequence[Episode]) -> np.ndarray:
+    """bool [G, K]: the episodes, group by group, whose environment broke."""
+    broken = [bool(episode.error) for episode in episodes]
+    return np.reshape(broken, (episodes[-1].group + 1, -1))
 
 
 # ---------------------------------------------------------------- placement

@@ -56,6 +56,7 @@ class Episode:
     member: int  # index of the episode within its group
     turns: tuple[Turn, ...]
     success: bool
+    error: str = ""  # the traceback of what its environment did; "": nothing is wrong with it
 
 
 REASONING, ACTION = 1, 2

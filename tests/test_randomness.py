@@ -160,7 +160,7 @@ def play_training(lake, steps):
     copy = jax.tree.map(lambda x: x + 0, params)
     _, state = build_learner(config, model, copy, make_mesh(data=1, fsdp=1, tensor=1))
 
-    def play(task, seeds_G, states_G, key):
+    def play(task, seeds_G, key):
         keys.append(np.asarray(jax.random.key_data(key)).tolist())
         return rollout(
             model,
@@ -168,7 +168,7 @@ def play_training(lake, steps):
             task.chat,
             watched,
             seeds_G,
-            states_G,
+            [task.environment.reset(seed) for seed in seeds_G],
             group_size=config.rollout.group_size,
             key=key,
             budgets=build_budgets(config),

@@ -34,6 +34,7 @@ def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
     reasoning_G = by_group(lambda turn: turn.reasoning[1] - turn.reasoning[0])
     return metrics | {
         "rollout/return": return_GK.mean(),
+        "rollout/errors": sum(bool(episode.error) for episode in episodes),
         "rollout/turns": turns_G.sum() / len(episodes),
         "rollout/replies": turns_G.sum(),
         "rollout/reasoning_length": reasoning_G.sum() / turns_G.sum(),

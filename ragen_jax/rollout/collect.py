@@ -20,7 +20,6 @@ import jax
 import numpy as np
 
 from ragen_jax.advantage import sample_variance
-from ragen_jax.envs.types import State
 from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.rewards import sum_turns
 from ragen_jax.rollout.pool import count_visits, draw_seeds, play_chances
@@ -65,14 +64,14 @@ class Collected:
 
 def collect(
     task: "Task",
-    play: "Callable[[Task, list[int], list[State], jax.Array], list[Episode]]",
+    play: "Callable[[Task, list[int], jax.Array], list[Episode]]",
     state: TrainState,
     step: int,
 ) -> Collected:
     """A task's groups of a step.
 
     Args:
-      play: (task, seeds_G, states_G, key) -> episodes, group by group.
+      play: (task, seeds_G, key) -> episodes, group by group.
       state: says what has been played.
       step: number of the iteration.
     """
@@ -89,7 +88,7 @@ def collect(
         noise = key
         if c.pool:  # the same problem draws other noise when it comes again
             noise = jax.random.fold_in(jax.random.fold_in(key, step), round_)
-        return play(task, seeds_G, [task.environment.reset(seed) for seed in seeds_G], noise)
+        return play(task, seeds_G, noise)
 
     collected = collect_groups(
         play_round, differ_in_reward, wanted=c.groups, max_rounds=c.max_rounds
@@ -104,7 +103,7 @@ def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
       episodes: group by group, groups numbered from 0.
     """
     rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
-    reward_GK = sum_turns(rewards, episodes[-1].group + 1)
+    reward_GK = sum_turns(rewards, episodes)
     return np.asarray(sample_variance(reward_GK)) > ZERO_SCORE
 
 

@@ -21,6 +21,17 @@ from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.randomness import Purpose, generator, key_word
+from ragen_jax.rollout.acting import (
+    NO_LIMITS,
+    Acted,
+    Asked,
+    Broken,
+    Clock,
+    Limits,
+    act,
+    begin,
+    observe,
+)
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
 from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_rows, row_shards
@@ -55,7 +66,9 @@ class _Play:
     member: int
     state: State
     rng: np.random.Generator
-    turns: list[Turn]
+    observation: str  # what is shown of the state
+    error: str = ""  # why its environment broke; "": it did not
+    turns: list[Turn] = dataclasses.field(default_factory=list)
     message: str = ""  # this and the next: of the turn under way
     prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     actions_used: int = 0
@@ -75,15 +88,21 @@ def rollout(
     chat: Chat,
     environment: Environment,
     seeds_G: Sequence[int],
-    states_G: Sequence[State],
+    states_G: Sequence[State | Broken],
     *,
     group_size: int,
     key: jax.Array,
     budgets: Budgets,
     sampling: Sampling,
     compact: bool = True,
+    limits: Limits = NO_LIMITS,
+    clock: Clock | None = None,
 ) -> list[Episode]:
     """Plays `group_size` episodes of each initial state.
+
+    An episode whose environment breaks ends there (`Episode.error`); the others go on. Where it
+    does so before anything was shown, a reply to nothing is sampled and not acted on, so that every
+    episode has a turn.
 
     Args:
       model, params: the policy.
@@ -91,6 +110,7 @@ def rollout(
       seeds_G, states_G: environment seeds and their initial states.
       key: typed key of the run and purpose; draws fold in seed, member, turn and token index.
       compact: drop finished episodes from the batch (the episodes stay the same).
+      limits: of the environment's time. clock: counts what it took.
 
     Returns:
       The episodes, group by group, member by member.
@@ -98,7 +118,8 @@ def rollout(
     Raises:
       ValueError: a prompt and its reply do not fit the model's positions.
     """
-    plays = _start(seeds_G, states_G, group_size, key)
+    observation_G = observe(environment, states_G, limits, clock)
+    plays = _start(seeds_G, states_G, observation_G, group_size, key)
     count, mine = row_shards()
     per_shard = -(-len(plays) // count)
     shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]
@@ -107,7 +128,7 @@ def rollout(
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
         for play in live:
-            play.message, play.prompt = _prompt(play, chat, environment)
+            play.message, play.prompt = _prompt(play, chat)
         new = [len(_news(play)) for play in live]
         most, longest, new, fresh = agree(
             max(map(len, shards)),
@@ -122,7 +143,7 @@ def rollout(
         slots: Slots = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
         if turn == 0 and len(plays) % count == 0:
             firsts = plays[::group_size]
-            segment, logits = _read_groups(model, params, firsts, group_size, chat, environment)
+            segment, logits = _read_groups(model, params, firsts, group_size, chat)
         elif fresh or cache is None:
             segment, logits = _read(model, params, slots, longest)
         else:
@@ -131,20 +152,26 @@ def rollout(
         tokens_BT, logp_BT, count_B, reply = _sample_replies(
             model, params, segment, logits, slots, turn, key, budgets, sampling, chat.stop_ids
         )
-        for row, play in enumerate(slots):
-            if play is not None:
-                n = count_B[row]
-                _act(play, tokens_BT[row, :n], logp_BT[row, :n], environment, chat)
-                play.over |= play.actions_used >= budgets.max_actions
+        replies = [
+            (play, tokens_BT[row, : count_B[row]], logp_BT[row, : count_B[row]])
+            for row, play in enumerate(slots)
+            if play is not None
+        ]
+        _act(replies, environment, chat, budgets.max_actions, limits, clock)
         cache = segment, reply, slots
     return _everyone([_episode(play) for play in plays if play.turns])
 
 
 def _start(
-    seeds_G: Sequence[int], states_G: Sequence[State], group_size: int, key: jax.Array
+    seeds_G: Sequence[int],
+    states_G: Sequence[State | Broken],
+    observation_G: Sequence[str | Broken],
+    group_size: int,
+    key: jax.Array,
 ) -> list[_Play]:
     """The `_Play`s of a batch, group by group; `key` as in `rollout`."""
     noise = key_word(key)  # the environment's own noise (slips, say) is keyed like the draws
+    starts = zip(seeds_G, states_G, observation_G, strict=True)
     return [
         _Play(
             seed=seed,
@@ -152,9 +179,10 @@ def _start(
             member=member,
             state=state,
             rng=generator(Purpose.ENVIRONMENT, seed, member, noise),
-            turns=[],
+            observation="" if isinstance(shown, Broken) else shown,
+            error=shown.traceback if isinstance(shown, Broken) else "",
         )
-        for group, (seed, state) in enumerate(zip(seeds_G, states_G, strict=True))
+        for group, (seed, state, shown) in enumerate(starts)
         for member in range(group_size)
     ]
 
@@ -166,6 +194,7 @@ def _episode(play: _Play) -> Episode:
         member=play.member,
         turns=tuple(play.turns),
         success=play.success,
+        error=play.error,
     )
 
 
@@ -227,10 +256,10 @@ def _everyone(episodes: list[Episode]) -> list[Episode]:
     return [by_place[place] for place in sorted(by_place)]
 
 
-def _prompt(play: _Play, chat: Chat, environment: Environment) -> tuple[str, np.ndarray]:
+def _prompt(play: _Play, chat: Chat) -> tuple[str, np.ndarray]:
     """(user message, token ids) that an episode's next reply answers."""
     message = chat.observe(
-        environment.render(play.state),
+        play.observation,
         actions_used=play.actions_used,
         last_valid=not play.turns or play.turns[-1].valid,
     )
@@ -243,12 +272,12 @@ def compile_ahead(
     chat: Chat,
     environment: Environment,
     seed: int,
-    state: State,
     *,
     rows: int,
     key: jax.Array,
     budgets: Budgets,
     sampling: Sampling,
+    limits: Limits = NO_LIMITS,
 ) -> None:
     """Compiles prefill and decode for every number of rows that compaction can leave.
 
@@ -260,6 +289,7 @@ def compile_ahead(
     """
     shards, _ = row_shards()
     rows = -(-rows // shards)  # of a shard
+    (state,) = begin(environment, [seed], limits)
     for size in sorted({shards * row_bucket(live, rows) for live in range(1, rows + 1)}):
         rollout(
             model,
@@ -272,39 +302,54 @@ def compile_ahead(
             key=key,
             budgets=dataclasses.replace(budgets, max_turns=1),
             sampling=sampling,
+            limits=limits,
         )
 
 
 def _act(
-    play: _Play, sampled: np.ndarray, logp: np.ndarray, environment: Environment, chat: Chat
+    replies: Sequence[tuple[_Play, np.ndarray, np.ndarray]],
+    environment: Environment,
+    chat: Chat,
+    max_actions: int,
+    limits: Limits,
+    clock: Clock | None,
 ) -> None:
-    """Reads a reply, runs its actions and adds the turn. An unreadable reply runs none."""
-    reply = chat.read(sampled)
-    reward, info, done, run = 0.0, {}, False, []
-    for action in reply.actions[: chat.max_actions - play.actions_used]:
-        step = environment.step(play.state, action, play.rng)
-        play.state, info, done = step.state, step.info, step.done
-        reward += step.reward
-        run.append(action)
-        if done:
-            break
-    play.actions_used += len(run)
-    play.success |= bool(info.get("success", False))
-    play.over = done
-    play.turns.append(
-        Turn(
-            prompt=play.prompt,
-            message=play.message,
-            sampled=sampled,
-            logp=logp,
-            reasoning=reply.reasoning,
-            answer=reply.answer,
-            actions=tuple(run),
-            valid=reply.valid,
-            reward=reward,
-            info=info,
+    """Reads (play, sampled, logp) of each reply, runs its actions and adds the turn.
+
+    An unreadable reply runs none.
+    """
+    read = [(play, chat.read(sampled)) for play, sampled, _ in replies]
+    sound = [(play, reply) for play, reply in read if not play.error]
+    asked = [
+        Asked(play.state, reply.actions, play.rng, max_actions - play.actions_used)
+        for play, reply in sound
+    ]
+    acted = iter(act(environment, asked, limits, clock))
+    for (play, sampled, logp), (_, reply) in zip(replies, read, strict=True):
+        result = None if play.error else next(acted)
+        if isinstance(result, Broken):
+            play.error = result.traceback
+        if not isinstance(result, Acted):
+            line = play.error.strip().splitlines()[-1]
+            result = Acted(play.state, (), 0.0, {"error": line}, True, "")
+        play.state, play.observation = result.state, result.observation
+        play.actions_used += len(result.actions)
+        play.success |= bool(result.info.get("success", False))
+        play.over = result.done or play.actions_used >= max_actions
+        play.turns.append(
+            Turn(
+                prompt=play.prompt,
+                message=play.message,
+                sampled=sampled,
+                logp=logp,
+                reasoning=reply.reasoning,
+                answer=reply.answer,
+                actions=result.actions,
+                valid=reply.valid,
+                reward=result.reward,
+                info=result.info,
+            )
         )
-    )
 
 
 def _news(play: _Play) -> np.ndarray:
@@ -345,14 +390,13 @@ def _read_groups(
     firsts: Sequence[_Play],
     members: int,
     chat: Chat,
-    environment: Environment,
 ) -> tuple[Segment, jax.Array]:
     """Prefill of the first turn, one prompt a group.
 
     Where the groups do not split evenly over the row shards, every device reads all of them and
     the result is repeated for the members.
     """
-    prompts = [_prompt(play, chat, environment)[1] for play in firsts]
+    prompts = [_prompt(play, chat)[1] for play in firsts]
     tokens_NP, length_N = _pad(prompts, max(map(len, prompts)))
     count, mine = row_shards()
     if len(prompts) % count:

@@ -30,6 +30,7 @@ from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import Penalties
 from ragen_jax.rollout import chat
+from ragen_jax.rollout.acting import Limits
 from ragen_jax.rollout.collect import Collecting
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.rollout.pool import init_streaks
@@ -306,6 +307,11 @@ def build_budgets(config: ConfigDict) -> Budgets:
         max_actions=config.env.max_actions,
         max_new_tokens=config.rollout.max_new_tokens,
     )
+
+
+def build_limits(config: ConfigDict) -> Limits:
+    """The config's `Limits` of an environment's time."""
+    return Limits(time_limit=config.env.time_limit, workers=config.env.workers)
 
 
 def build_collecting(config: ConfigDict) -> Collecting:

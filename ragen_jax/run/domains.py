@@ -120,6 +120,7 @@ def shares(*read: When) -> Domain:
 
 # ------------------------------------------------------------------------------ when it is read
 
+TIMED = When(("env.time_limit",), bool)
 TINY = When(("model.path",), lambda path: path == "tiny")
 LORA = When(("model.lora.rank",), lambda rank: rank > 0)
 CRITIC = When(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
@@ -192,6 +193,9 @@ DOMAINS = {
     "env.actions_per_turn": whole(1, 1000),
     "env.max_actions": whole(1, 10**6),
     "env.format_penalty": number(-(10**6), 0),
+    "env.time_limit": number(0, 10**5),
+    "env.workers": whole(1, 1024, TIMED),
+    "env.max_error_share": number(0, 1),
     "also": section(),
     "rollout.groups": whole(1, 2**14),
     "rollout.group_size": whole(1, 2**14),

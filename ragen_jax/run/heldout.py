@@ -13,6 +13,7 @@ from ragen_jax.groups import combine_metrics
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import turn_reward
+from ragen_jax.rollout.acting import NO_LIMITS, Limits
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
 from ragen_jax.types import Episode, Metrics, Params
@@ -35,6 +36,7 @@ def play_problems(
     budgets: Budgets,
     sampling: Sampling,
     compact: bool = True,
+    limits: Limits = NO_LIMITS,
 ) -> list[Episode]:
     """Plays every problem `samples` times, in chunks of about `rows` episodes.
 
@@ -59,6 +61,7 @@ def play_problems(
             budgets=budgets,
             sampling=sampling,
             compact=compact,
+            limits=limits,
         )
         episodes += [dataclasses.replace(e, group=e.group + start) for e in played]
     return episodes
@@ -92,6 +95,7 @@ def play_heldout(
         budgets=task.budgets,
         sampling=sampling,
         compact=task.compact,
+        limits=task.limits,
     )
 
 
@@ -166,6 +170,7 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
         "eval/return": np.mean(returns),
         "eval/valid_rate": np.mean([turn.valid for turn in turns]),
         "eval/turns": len(turns) / len(episodes),
+        "eval/errors": sum(bool(episode.error) for episode in episodes),
         "eval/response_length": np.mean([len(turn.sampled) for turn in turns]),
     }
     k = 1

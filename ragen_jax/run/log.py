@@ -107,6 +107,8 @@ def write_rollouts(
                 "success": episode.success,
                 "turns": turns,
             }
+            if episode.error:
+                record["error"] = episode.error
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 

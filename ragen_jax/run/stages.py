@@ -19,7 +19,6 @@ from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.regimes import information_share, update_regimes
 from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
 from ragen_jax.diagnostics.stopping import Fired, update_stopping
-from ragen_jax.envs.types import State
 from ragen_jax.groups import (
     combine_metrics,
     concatenate_episodes,
@@ -28,7 +27,14 @@ from ragen_jax.groups import (
     metrics_of_each,
 )
 from ragen_jax.padding import length_bucket
-from ragen_jax.rewards import Penalties, add_rewards, sum_turns, turn_rewards
+from ragen_jax.rewards import (
+    Penalties,
+    add_rewards,
+    broken_episodes,
+    sum_turns,
+    turn_rewards,
+)
+from ragen_jax.rollout.acting import Clock, begin
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.play import rollout
 from ragen_jax.sharding import place
@@ -47,6 +53,7 @@ class Played:
     selected: list[Episode]  # that the step learns from, of all environments
     episodes_E: list[list[Episode]]  # of each environment all of them, groups numbered from 0
     returns_E: list[np.ndarray]  # and their return_GK, undiscounted, penalties included
+    fired: list[Fired]  # what there is to say of environments that broke
 
 
 def play(
@@ -60,7 +67,9 @@ def play(
     Returns:
       (TrainState that knows what was played, `Played`, rollout/* and collect/* metrics).
     """
-    collected = [collect(task, episodes_of(run, policy), state, step) for task in run.tasks]
+    clock = Clock()
+    play_task = episodes_of(run, policy, clock)
+    collected = [collect(task, play_task, state, step) for task in run.tasks]
     selected = concatenate_episodes(part.episodes for part in collected)
     episodes_E = [part.played for part in collected]
     returns_E = [
@@ -72,16 +81,35 @@ def play(
     metrics |= rollout_metrics(concatenate_episodes(episodes_E), np.concatenate(returns_E))
     if len(run.tasks) > 1:
         metrics |= label_metrics(run.tasks, list(map(rollout_metrics, episodes_E, returns_E)))
+    metrics["time/environment"] = clock.seconds
     state = mark_played(state, run.tasks, collected)
-    return state, Played(selected, episodes_E, returns_E), metrics
+    fired = [
+        found
+        for task, episodes in zip(run.tasks, episodes_E, strict=True)
+        for found in errors(task, episodes)
+    ]
+    return state, Played(selected, episodes_E, returns_E, fired), metrics
+
+
+def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
+    """What there is to say of an environment that broke; too often, it stops the run."""
+    broken = [episode.error for episode in episodes if episode.error]
+    if not broken:
+        return []
+    words = f"{len(broken)} of {len(episodes)} episodes of {task.name} broke; the first: "
+    if len(broken) <= task.max_error_share * len(episodes):
+        return [Fired("errors", "warn", words + broken[0].strip().splitlines()[-1])]
+    words = f"more than env.max_error_share = {task.max_error_share:g}: {words}\n{broken[0]}"
+    return [Fired("errors", "stop", words)]
 
 
 def episodes_of(
-    run: "Run", policy: Params
-) -> Callable[["Task", Sequence[int], Sequence[State], jax.Array], list[Episode]]:
-    """(task, seeds_G, states_G, key) -> the episodes of a policy."""
+    run: "Run", policy: Params, clock: Clock | None = None
+) -> Callable[["Task", Sequence[int], jax.Array], list[Episode]]:
+    """(task, seeds_G, key) -> the episodes of a policy; `clock` as in `rollout`."""
 
-    def play_task(task, seeds_G, states_G, key):
+    def play_task(task, seeds_G, key):
+        states_G = begin(task.environment, seeds_G, task.limits, clock)
         return rollout(
             run.model,
             policy,
@@ -94,6 +122,8 @@ def episodes_of(
             budgets=task.budgets,
             sampling=task.sampling,
             compact=task.compact,
+            limits=task.limits,
+            clock=clock,
         )
 
     return play_task
@@ -114,6 +144,7 @@ def make_batch(run: "Run", played: Played) -> tuple[Batch, Outcomes, Metrics]:
         return_GK=return_GK,
         length_GK=np.reshape(lengths, return_GK.shape),
         success_GK=np.reshape([episode.success for episode in episodes], return_GK.shape),
+        broken_GK=broken_episodes(episodes),
     )
     metrics = {}
     if first.collecting.max_rounds > 1:
@@ -201,7 +232,7 @@ def rewarded_batch(
 
 def played_returns(episodes: Sequence[Episode], penalties: Penalties) -> np.ndarray:
     """return_GK of an environment's episodes, penalties included."""
-    return sum_turns(turn_rewards(episodes, **vars(penalties)), episodes[-1].group + 1)
+    return sum_turns(turn_rewards(episodes, **vars(penalties)), episodes)
 
 
 def watch(

@@ -15,6 +15,7 @@ from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import Penalties
+from ragen_jax.rollout.acting import Limits
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.collect import Collecting
 from ragen_jax.rollout.play import Budgets, Sampling
@@ -25,6 +26,7 @@ from ragen_jax.run.build import (
     build_collecting,
     build_environment,
     build_eval_sampling,
+    build_limits,
     build_penalties,
     build_sampling,
     build_styles,
@@ -54,6 +56,8 @@ class Task:
     group_size: int  # episodes of a group
     group_rows: int  # the most rows of a group
     budgets: Budgets
+    limits: Limits  # of the environment's time
+    max_error_share: float  # of a step's episodes, whose environment may break
     sampling: Sampling  # while training
     eval_sampling: Sampling
     compact: bool  # whether a rollout drops the rows of episodes that are over
@@ -113,6 +117,8 @@ def _build(
         group_size=config.rollout.group_size,
         group_rows=step_rows(config) // config.rollout.groups,
         budgets=build_budgets(config),
+        limits=build_limits(config),
+        max_error_share=config.env.max_error_share,
         sampling=build_sampling(config),
         eval_sampling=build_eval_sampling(config),
         compact=config.rollout.compact,

@@ -131,11 +131,11 @@ class Run:
                     task.chat,
                     task.environment,
                     0,
-                    task.environment.reset(0),
                     rows=task.groups * task.group_size,
                     key=task.key,
                     budgets=task.budgets,
                     sampling=task.sampling,
+                    limits=task.limits,
                 )
         if self.fresh and self.schedule.evaluate:
             console(eval_line(0, self.log.write(0, self.evaluate(policy, 0))))
@@ -191,6 +191,7 @@ class Run:
         console(step_line(step, self.schedule.steps, row))
         if "eval/success" in row:
             console(eval_line(step, row))
+        fired = [*played.fired, *fired]
         for rule in fired:
             console(f"{ACTIONS[rule.action]}: {rule.reason}")
             if rule.rule == "nonfinite" and is_first():

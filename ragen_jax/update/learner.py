@@ -91,6 +91,7 @@ class Outcomes:
     return_GK: np.ndarray  # float32, undiscounted, penalties included
     length_GK: np.ndarray  # int, sampled tokens
     success_GK: np.ndarray  # bool
+    broken_GK: np.ndarray | None = None  # bool, whose environment broke: never kept; None: none
     bonus_BT: np.ndarray | None = None  # float32, advantages besides the algorithm's
     gate_E: np.ndarray | None = None  # what is left of the entropy bonus (bonus.py); None: all
 
@@ -155,6 +156,8 @@ def select(
     )
     if learner.filter.at_random:
         keep_GK = deal_at_random(keep_GK, learner.parts, learner.seed, int(state.step))
+    if outcomes.broken_GK is not None:
+        keep_GK = keep_GK & ~outcomes.broken_GK
     metrics = filter_metrics(score_G, keep_GK)
     metrics |= measure_each(learner.parts, filter_metrics, score_G, keep_GK)
     return Selection(keep_GK, score_G, logp_BT, entropy_BT), metrics

@@ -31,6 +31,7 @@ from ragen_jax.run.build import (
     build_budgets,
     build_chat,
     build_environment,
+    build_limits,
     environment_settings,
     tiny_shape,
     tiny_words,
@@ -203,6 +204,7 @@ def _success(
         key=stream_key(Purpose.WARMSTART_CHECK, config.warmstart.seed),
         budgets=build_budgets(config),
         sampling=Sampling(temperature=1.0),
+        limits=build_limits(config),
     )
     return float(np.mean([episode.success for episode in episodes]))
 

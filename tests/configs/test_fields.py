@@ -24,6 +24,9 @@ ENTRIES = (
 # Fields of which another test says so.
 ELSEWHERE = {
     "also": "run/test_tasks.py: test_two_environments_train_resume_and_evaluate",
+    "env.time_limit": "envs/test_contract.py: test_what_hangs_costs_its_episodes_alone",
+    "env.workers": "envs/test_contract.py: test_as_many_wait_at_a_time_as_there_are_workers",
+    "env.max_error_share": "envs/test_contract.py: test_a_run_stops_where_too_much_breaks",
     "model.path": "configs/test_fields_start.py: test_model_path",
     "optimizer.micro_batch": "configs/test_fields_learn.py: test_micro_batch",
 }

@@ -414,7 +414,7 @@ def visited(make_turn, make_episode):
 
     @once
     def stage(config, given):
-        def play(task, seeds_G, states_G, key):
+        def play(task, seeds_G, key):
             return [
                 dataclasses.replace(make_episode(g, k, [make_turn([1], [2])]), seed=seed)
                 for g, seed in enumerate(seeds_G)
@@ -425,7 +425,6 @@ def visited(make_turn, make_episode):
             name=config.env.name,
             collecting=build_collecting(config),
             key=jax.random.key(0),
-            environment=types.SimpleNamespace(reset=lambda seed: seed),
         )
         state = TrainState(
             params=None,

@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import json
+import threading
+import time
 
 import pytest
 
@@ -84,6 +86,86 @@ def test_a_language_model_trains_on_a_minimal_environment(config, tmp_path):
     (episode, *_) = (tmp_path / "run" / "rollouts" / "step_000002.jsonl").read_text().splitlines()
     prompt = json.loads(episode)["turns"][0]["messages"][0]["content"]
     assert Guess.instructions in prompt and "The number is" in prompt
+
+
+def breaking(does, of=3):
+    """A `Guess` that does something else when one problem in so many is shown."""
+
+    class Breaking(Guess):
+        def render(self, state):
+            if (state.value // 2) % of == of - 1 and not self._offset:  # of the training split
+                does()
+            return super().render(state)
+
+    return Breaking
+
+
+def rows_of(folder):
+    return read_metrics(folder / "metrics.jsonl")
+
+
+@pytest.mark.long
+def test_what_hangs_costs_its_episodes_alone(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(envs.ENVS, "guess", breaking(lambda: time.sleep(60)))
+    config.env.update(time_limit=0.3, max_error_share=1.0)
+    config.rollout.groups = 3
+    start = time.perf_counter()
+    assert train.train(config, tmp_path / "run") == 0
+    assert time.perf_counter() - start < 60
+    rows = rows_of(tmp_path / "run")
+    assert [row["rollout/errors"] for row in rows[1:]] == [2, 2]
+    assert all(row["filter/kept_ratio"] <= 2 / 3 for row in rows[1:])
+    assert all(0.3 <= row["time/environment"] < row["time/rollout"] for row in rows[1:])
+    assert rows[2]["eval/errors"] == 0  # no held-out problem is one of those
+    said = capsys.readouterr().out
+    expected = (
+        "warning: 2 of 6 episodes of guess broke; the first: TimeoutError: a step took longer"
+    )
+    assert said.count(expected) == 2
+    lines = (tmp_path / "run/rollouts/step_000002.jsonl").read_text().splitlines()
+    errors = [json.loads(line).get("error", "") for line in lines]
+    assert ["TimeoutError" in error for error in errors] == [False] * 4 + [True] * 2
+
+
+@pytest.mark.long
+def test_as_many_wait_at_a_time_as_there_are_workers(config, tmp_path, monkeypatch):
+    under_way, most = set(), []
+
+    def wait():
+        me = threading.get_ident()
+        under_way.add(me)
+        most.append(len(under_way))
+        time.sleep(0.2)
+        under_way.remove(me)
+
+    monkeypatch.setitem(envs.ENVS, "guess", breaking(wait, of=1))
+    config.env.update(time_limit=10.0, workers=3)
+    config.rollout.groups = 6
+    assert train.train(config, tmp_path / "run") == 0
+    assert max(most) == 3 and rows_of(tmp_path / "run")[1]["rollout/errors"] == 0
+
+
+@pytest.mark.long
+def test_a_run_stops_where_too_much_breaks(config, tmp_path, monkeypatch, capsys):
+    """A third of the episodes: within a share of 0.34, beyond one of 0.33."""
+
+    def does():
+        raise RuntimeError("the engine is gone")
+
+    monkeypatch.setitem(envs.ENVS, "guess", breaking(does))
+    config.rollout.groups = 3
+    config.env.max_error_share = 0.34
+    assert train.train(config, tmp_path / "goes_on") == 0
+    config.env.max_error_share = 0.33
+    capsys.readouterr()
+    assert train.train(config, tmp_path / "stops") == 3
+    said = capsys.readouterr().out
+    assert "stopped: more than env.max_error_share = 0.33: 2 of 6 episodes of guess broke" in said
+    assert "Traceback" in said and 'raise RuntimeError("the engine is gone")' in said
+    assert [row["step"] for row in rows_of(tmp_path / "stops")] == [0, 1]
+    # What was learnt is saved: the run goes on from there, to the next step that breaks.
+    assert train.train(config, tmp_path / "stops") == 3
+    assert [row["step"] for row in rows_of(tmp_path / "stops")] == [0, 1, 2]
 
 
 def test_what_the_tiny_agent_needs_besides_is_named(config, tmp_path, capsys):

@@ -114,7 +114,7 @@ def test_a_group_that_only_penalties_tell_apart_is_not_informative(make_turn, ma
     config.reward.overlong_buffer = 4
     config.collect.max_rounds = 3
 
-    def play(task, seeds_G, states_G, key):
+    def play(task, seeds_G, key):
         long, short = make_turn([1], [2] * 8), make_turn([1], [2])
         unreadable = make_turn([1], [2], valid=False)
         solved = make_turn([1], [2], reward=1.0)
@@ -129,7 +129,6 @@ def test_a_group_that_only_penalties_tell_apart_is_not_informative(make_turn, ma
         name="one",
         collecting=build_collecting(config),
         key=jax.random.key(0),
-        environment=types.SimpleNamespace(reset=lambda seed: seed),
     )
     state = types.SimpleNamespace(seed_cursor={"one": 0}, streak_P={})
     found = collect(task, play, state, 1)

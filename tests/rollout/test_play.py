@@ -272,7 +272,6 @@ def test_few_programs_are_compiled(agent, monkeypatch):
         chat,
         agent.environment,
         0,
-        agent.environment.reset(0),
         rows=128,
         key=KEY,
         budgets=BUDGETS,

@@ -1,0 +1,253 @@
+"""What a rollout asks of an environment, which may raise, hang or return nonsense.
+
+    begin    seeds -> initial states
+    observe  states -> what is shown
+    act      replies' actions -> what came of them, and what is shown next
+
+Whatever goes wrong is a `Broken` in place of the result, for the episode that it happened in alone.
+Steps run one after another in this thread; with a time limit, which environments that wait for a
+network or another process need, several at a time in threads of their own. A step that is late is
+given up: nobody waits for its thread again.
+"""
+
+import dataclasses
+import functools
+import numbers
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ragen_jax.envs.types import Environment, State, Step
+
+MAX_TEXT = 100_000  # characters of an observation; more is no text to be read
+MAX_REWARD = 1e6  # of a step: the squares of larger ones are too much for a variance in float32
+KEPT = (bool, int, float, str)  # of an info, what is handed on if it is no longer than MAX_TEXT
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long an environment may take; see configs/base.py."""
+
+    time_limit: float = 0.0  # seconds of a step; 0: none
+    workers: int = 1  # steps at a time, where there is a limit
+
+
+NO_LIMITS = Limits()
+
+
+@dataclasses.dataclass
+class Clock:
+    """Seconds that were spent with environments."""
+
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """What an environment did instead of what it was asked."""
+
+    error: str  # in one line
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """The actions of a reply, to be run in a state."""
+
+    state: State
+    actions: tuple[str, ...]
+    rng: np.random.Generator
+    actions_left: int  # of the episode: none are run beyond them, and nothing is shown at their end
+
+
+@dataclasses.dataclass(frozen=True)
+class Acted:
+    """What came of it."""
+
+    state: State
+    actions: tuple[str, ...]  # that were run
+    reward: float
+    info: dict[str, Any]  # of the last one
+    done: bool
+    observation: str  # "" where the episode is over
+
+
+def begin(
+    environment: Environment,
+    seeds: Sequence[int],
+    limits: Limits,
+    clock: Clock | None = None,
+) -> list[State | Broken]:
+    """The initial state of each seed."""
+    return _each(lambda seed, tick: environment.reset(seed), seeds, limits, clock)
+
+
+def observe(
+    environment: Environment,
+    states: Sequence[State | Broken],
+    limits: Limits,
+    clock: Clock | None = None,
+) -> list[str | Broken]:
+    """What is shown of each state; of one that is broken, why."""
+
+    def show(state, tick):
+        return state if isinstance(state, Broken) else _text(environment.render(state))
+
+    return _each(show, states, limits, clock)
+
+
+def act(
+    environment: Environment, asked: Sequence[Asked], limits: Limits, clock: Clock | None = None
+) -> list[Acted | Broken]:
+    """Runs the actions of several episodes' replies."""
+
+    def run(job, tick):
+        state, reward, info, done, ran = job.state, 0.0, {}, False, []
+        for action in job.actions[: job.actions_left]:
+            tick()
+            step = _checked(environment.step(state, action, job.rng))
+            state, info, done = step.state, step.info, step.done
+            reward += step.reward
+            ran.append(action)
+            if done:
+                break
+        over = done or len(ran) == job.actions_left
+        tick()
+        observation = "" if over else _text(environment.render(state))
+        return Acted(state, tuple(ran), reward, info, done, observation)
+
+    return _each(run, asked, limits, clock)
+
+
+# ------------------------------------------------------------------------------ what is accepted
+
+
+def _text(observation: object) -> str:
+    """An observation that can be shown.
+
+    Raises:
+      TypeError, ValueError: no text, too long, or with half a character.
+    """
+    if not isinstance(observation, str):
+        raise TypeError(f"render must return a str, got {type(observation).__name__}")
+    if len(observation) > MAX_TEXT:
+        raise ValueError(
+            f"render must return at most {MAX_TEXT} characters, got {len(observation)}"
+        )
+    observation.encode()  # UnicodeEncodeError, a ValueError, of lone surrogates
+    return observation
+
+
+def _checked(step: object) -> Step:
+    """A step whose parts are what `Step` says, its info without what is no number, text or bool.
+
+    Raises:
+      TypeError, ValueError: another thing.
+    """
+    if not isinstance(step, Step):
+        raise TypeError(f"step must return a Step, got {type(step).__name__}")
+    reward, done, info = step.reward, step.done, step.info
+    if not isinstance(reward, numbers.Real) or not abs(reward) <= MAX_REWARD:
+        limit = f"{MAX_REWARD:g}"
+        raise ValueError(f"Step.reward must be a number within +-{limit}, got {reward!r:.80}")
+    if not isinstance(done, (bool, np.bool_)):
+        raise TypeError(f"Step.done must be a bool, got {done!r:.80}")
+    if not isinstance(info, dict):
+        raise TypeError(f"Step.info must be a dict, got {type(info).__name__}")
+    kept = {
+        name: bool(value) if isinstance(value, np.bool_) else value
+        for name, value in info.items()
+        if isinstance(value, (*KEPT, np.bool_)) and len(str(value)) <= MAX_TEXT
+    }
+    return Step(step.state, float(reward), bool(done), kept)
+
+
+def _broken(error: BaseException) -> Broken:
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    return Broken(line[:500], "".join(traceback.format_exception(error)))
+
+
+# ------------------------------------------------------------------------------ one by one, or not
+
+
+def _each(
+    call: Callable[[Job, Callable[[], None]], Result],
+    jobs: Sequence[Job],
+    limits: Limits,
+    clock: Clock | None,
+) -> list[Result | Broken]:
+    """call(job, tick) of each job, or a `Broken`; it calls tick at the start of each step."""
+
+    def guarded(job, tick):
+        try:
+            return call(job, tick)
+        except (Exception, SystemExit) as error:  # whatever a foreign environment may raise
+            return _broken(error)
+
+    start = time.perf_counter()
+    if limits.time_limit:
+        results = _in_threads(guarded, jobs, limits)
+    else:
+        results = [guarded(job, lambda: None) for job in jobs]
+    if clock is not None:
+        clock.seconds += time.perf_counter() - start
+    return results
+
+
+def _in_threads(
+    call: Callable[[Job, Callable[[], None]], Result], jobs: Sequence[Job], limits: Limits
+) -> list[Result | Broken]:
+    """The same in `limits.workers` threads; what has not ticked for the time limit is given up.
+
+    The threads are daemons: one that hangs does not keep the process from ending.
+    """
+    changed = threading.Condition()
+    waiting = list(reversed(range(len(jobs))))
+    ticked: dict[int, float] = {}  # job under way -> when it last began a step
+    results: dict[int, Any] = {}
+
+    def tick(index):
+        with changed:
+            if index in ticked:
+                ticked[index] = time.monotonic()
+
+    def work():
+        while True:
+            with changed:
+                if not waiting:
+                    return
+                index = waiting.pop()
+                ticked[index] = time.monotonic()
+            result = call(jobs[index], functools.partial(tick, index))
+            with changed:
+                if ticked.pop(index, None) is None:
+                    return  # given up meanwhile, and another thread in this one's place
+                results[index] = result
+                changed.notify()
+
+    def hire(count):
+        for _ in range(count):
+            threading.Thread(target=work, daemon=True).start()
+
+    hire(min(limits.workers, len(jobs)))
+    with changed:
+        while len(results) < len(jobs):
+            now = time.monotonic()
+            late = [i for i, since in ticked.items() if now - since >= limits.time_limit]
+            for index in late:
+                del ticked[index]
+                results[index] = _broken(
+                    TimeoutError(f"a step took longer than {limits.time_limit:g} s")
+                )
+            hire(min(len(late), len(waiting)))
+            if len(results) < len(jobs):
+                oldest = min(ticked.values(), default=now)
+                changed.wait(max(oldest + limits.time_limit - now, 0.0))
+    return [results[index] for index in range(len(jobs))]

@@ -1,0 +1,262 @@
+"""rollout/acting.py: what raises, hangs or returns nonsense ends its own episode alone."""
+
+import dataclasses
+import threading
+import time
+
+import numpy as np
+import pytest
+from test_play import BUDGETS, KEY, chat_of
+
+from ragen_jax.envs.types import Step
+from ragen_jax.rewards import broken_episodes, sum_turns
+from ragen_jax.rollout.acting import (
+    MAX_REWARD,
+    MAX_TEXT,
+    Acted,
+    Asked,
+    Broken,
+    Clock,
+    Limits,
+    act,
+    begin,
+    observe,
+)
+from ragen_jax.rollout.play import Sampling, rollout
+
+SERIAL, TIMED = Limits(), Limits(time_limit=0.5, workers=3)
+
+
+class Evil:
+    """An environment of which the states that `is_bad` picks do something else, where it says."""
+
+    def __init__(self, environment, where, does, is_bad):
+        self._environment, self._where, self._does = environment, where, does
+        self._is_bad = is_bad
+        self.actions, self.instructions = environment.actions, environment.instructions
+
+    def _do(self, where, bad, otherwise):
+        return self._does() if where == self._where and bad else otherwise()
+
+    def reset(self, seed):
+        bad = self._is_bad(seed)
+        return self._do("reset", bad, lambda: (self._environment.reset(seed), bad))
+
+    def render(self, state):
+        return self._do("render", state[1], lambda: self._environment.render(state[0]))
+
+    def identity(self, state):
+        return self._environment.identity(state[0])
+
+    def step(self, state, action, rng):
+        def step():
+            step = self._environment.step(state[0], action, rng)
+            return dataclasses.replace(step, state=(step.state, state[1]))
+
+        return self._do("step", state[1], step)
+
+
+class Count:
+    """Adds what it is told to; ten ends it."""
+
+    actions, instructions = (), "Add."
+
+    def reset(self, seed):
+        return seed
+
+    def render(self, state):
+        return f"now {state}"
+
+    def step(self, state, action, rng):
+        state += int(action)
+        return Step(state, float(action), state >= 10, {"success": state == 10, "rng": rng})
+
+
+def raises(error):
+    def does():
+        raise error
+
+    return does
+
+
+def steps(**changes):
+    return lambda: Step(**({"state": 1, "reward": 0.0, "done": False, "info": {}} | changes))
+
+
+def hangs():
+    time.sleep(60)
+
+
+NONSENSE = {
+    "raises": (raises(RuntimeError("gone")), "RuntimeError: gone"),
+    "exits": (raises(SystemExit(7)), "SystemExit: 7"),
+    "recurses": (raises(RecursionError("deep")), "RecursionError: deep"),
+    "number": (lambda: 3, "got int"),
+    "nothing": (lambda: None, "got NoneType"),
+    "bytes": (lambda: b"room", "got bytes"),
+}
+OF_RENDER = NONSENSE | {
+    "much": (lambda: "x" * 10_000_000, f"at most {MAX_TEXT} characters, got 10000000"),
+    "half": (lambda: "\ud800", "UnicodeEncodeError"),
+}
+OF_STEP = NONSENSE | {
+    "nan": (steps(reward=float("nan")), "Step.reward must be a number within +-1e+06, got nan"),
+    "huge": (steps(reward=1e30), "got 1e+30"),
+    "text reward": (steps(reward="1"), "got '1'"),
+    "array reward": (steps(reward=np.ones(2)), "must be a number"),
+    "text done": (steps(done="no"), "Step.done must be a bool, got 'no'"),
+    "info": (steps(info=None), "Step.info must be a dict, got NoneType"),
+}
+
+
+def asked(state, *actions, left=5):
+    return Asked(state, actions, np.random.default_rng(0), left)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("limits", [SERIAL, TIMED])
+def test_what_comes_of_a_reply(limits):
+    jobs = [asked(3, "4", "2"), asked(3, "4", "3", "1"), asked(0, "1", "1", left=1), asked(5)]
+    first, second, third, none = act(Count(), jobs, limits)
+    assert first == Acted(9, ("4", "2"), 6.0, {"success": False}, False, "now 9")
+    assert second == Acted(10, ("4", "3"), 7.0, {"success": True}, True, "")  # over: nothing shown
+    assert third == Acted(1, ("1",), 1.0, {"success": False}, False, "")  # no action left
+    assert none == Acted(5, (), 0.0, {}, False, "now 5")
+    assert begin(Count(), [4, 2], limits) == [4, 2]
+    assert observe(Count(), [4, Broken("e", "t"), 2], limits) == [
+        "now 4",
+        Broken("e", "t"),
+        "now 2",
+    ]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("limits", [SERIAL, TIMED])
+@pytest.mark.parametrize("name", OF_STEP)
+def test_nonsense_of_a_step_is_named_and_stays_alone(name, limits):
+    does, said = OF_STEP[name]
+    environment = Evil(Count(), "step", does, lambda seed: seed == 2)
+    states = begin(environment, [1, 2, 3], limits)
+    good, bad, last = act(environment, [asked(state, "1") for state in states], limits)
+    assert (good.reward, last.reward) == (1.0, 1.0) and isinstance(bad, Broken)
+    assert said in bad.error and "\n" not in bad.error and len(bad.error) <= 500
+    assert bad.traceback.startswith("Traceback")
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", OF_RENDER)
+def test_nonsense_of_a_render_is_named_and_stays_alone(name):
+    does, said = OF_RENDER[name]
+    environment = Evil(Count(), "render", does, lambda seed: seed == 2)
+    states = begin(environment, [1, 2], SERIAL)
+    good, bad = observe(environment, states, SERIAL)
+    assert good == "now 1" and said in bad.error
+    good, bad = act(environment, [asked(state, "1") for state in states], SERIAL)
+    assert good.observation == "now 2" and said in bad.error
+
+
+@pytest.mark.fast
+def test_the_largest_reward_and_text_are_accepted():
+    environment = Evil(Count(), "step", steps(reward=np.float32(-MAX_REWARD)), lambda seed: True)
+    (acted,) = act(environment, [Asked((0, True), ("1",), np.random.default_rng(0), 1)], SERIAL)
+    assert acted.reward == -MAX_REWARD and type(acted.reward) is float
+    environment = Evil(Count(), "render", lambda: "x" * MAX_TEXT, lambda seed: True)
+    assert observe(environment, [(0, True)], SERIAL) == ["x" * MAX_TEXT]
+
+
+@pytest.mark.fast
+def test_what_hangs_is_given_up_and_the_others_go_on():
+    """Four of ten hang, more than there are workers: each is replaced."""
+    environment = Evil(Count(), "step", hangs, lambda seed: seed % 3 == 0)
+    states = begin(environment, range(10), TIMED)
+    before = threading.active_count()
+    clock, start = Clock(), time.perf_counter()
+    acted = act(environment, [asked(state, "1") for state in states], TIMED, clock)
+    seconds = time.perf_counter() - start
+    assert [isinstance(x, Broken) for x in acted] == [seed % 3 == 0 for seed in range(10)]
+    assert all(x.error == "TimeoutError: a step took longer than 0.5 s" for x in acted[::3])
+    assert 0.5 <= seconds < 3 and clock.seconds == pytest.approx(seconds, abs=0.1)
+    assert threading.active_count() - before == 4  # those that hang, which nobody waits for
+
+
+@pytest.mark.fast
+def test_a_limit_is_of_a_step_not_of_a_reply():
+    def slow():
+        time.sleep(0.3)
+        return Step((0, True), 1.0, False, {})
+
+    environment = Evil(Count(), "step", slow, lambda seed: True)
+    (acted,) = act(environment, [asked((0, True), "1", "1", "1")], TIMED)
+    assert acted.reward == 3.0
+
+
+@pytest.mark.fast
+def test_environments_that_wait_do_so_together():
+    def slow():
+        time.sleep(0.2)
+        return Step((0, True), 1.0, False, {})
+
+    environment = Evil(Count(), "step", slow, lambda seed: True)
+    start = time.perf_counter()
+    jobs = [asked((0, True), "1") for _ in range(20)]
+    act(environment, jobs, Limits(time_limit=5.0, workers=10))
+    assert time.perf_counter() - start < 1.5  # one by one: 4 s
+
+
+def play(agent, environment, limits=SERIAL):
+    """Episodes of four problems, four times each."""
+    seeds = [5, 6, 7, 8]
+    return rollout(
+        agent.model,
+        agent.params,
+        chat_of(agent, "single_turn"),
+        environment,
+        seeds,
+        begin(environment, seeds, limits),
+        group_size=4,
+        key=KEY,
+        budgets=BUDGETS,
+        sampling=Sampling(temperature=1.0),
+        limits=limits,
+    )
+
+
+def tokens(episode):
+    return [(turn.sampled.tolist(), turn.logp.tolist(), turn.reward) for turn in episode.turns]
+
+
+@pytest.mark.parametrize(
+    ("where", "does"),
+    [
+        ("reset", raises(OSError("no server"))),
+        ("render", lambda: None),
+        ("step", steps(reward=float("nan"))),
+    ],
+)
+def test_the_other_groups_are_played_as_if_nothing_had_happened(agent, where, does):
+    def good(seed):
+        return False
+
+    sound = play(agent, Evil(agent.environment, where, does, good))
+    evil = play(agent, Evil(agent.environment, where, does, lambda seed: seed == 7))
+    assert [(e.group, e.member) for e in evil] == [(e.group, e.member) for e in sound]
+    for mine, theirs in zip(evil, sound, strict=True):
+        if mine.group != 2:
+            assert tokens(mine) == tokens(theirs) and not mine.error
+            continue
+        assert len(mine.turns) == 1 and mine.turns[0].reward == 0.0 and not mine.success
+        # Where it was a step that broke, a reply without a readable action takes none.
+        if where != "step":
+            assert mine.error and mine.turns[0].info["error"] == mine.error.splitlines()[-1]
+    broken_GK = broken_episodes(evil)
+    assert broken_GK[2].any() and not broken_GK[[0, 1, 3]].any()
+
+
+def test_what_broke_counts_as_the_mean_of_its_group(make_turn, make_episode):
+    episodes = [make_episode(g, k, [make_turn([1], [2])]) for g in range(2) for k in range(4)]
+    for index in (1, 4, 5, 6, 7):
+        episodes[index] = dataclasses.replace(episodes[index], error="Traceback")
+    rewards = [[1.0], [0.0], [3.0], [5.0], [1.0], [2.0], [3.0], [4.0]]
+    return_GK = sum_turns(rewards, episodes)
+    assert return_GK.dtype == np.float32
+    np.testing.assert_array_equal(return_GK, [[1, 3, 3, 5], [0, 0, 0, 0]])
