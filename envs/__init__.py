@@ -15,12 +15,14 @@ from typing import Any
 
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.frozen_lake import FrozenLake
+from ragen_jax.envs.gymnasium_text import Gymnasium
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.types import Environment, EnvironmentClass
 
 ENVS: dict[str, EnvironmentClass] = {
     "countdown": Countdown,
     "frozen_lake": FrozenLake,
+    "gymnasium": Gymnasium,
     "sokoban": Sokoban,
 }
 

@@ -14,6 +14,7 @@ A language model trains on whatever has the members of `Environment` and is buil
     StyledEnvironment      styles                                      for warmstart.thoughts
     ReversibleEnvironment  opposites                                   for action/* figures
     GroundedEnvironment    grounded                                    for reasoning/* figures
+    LiveEnvironment        resumable                                   where it may be False
 
 How a model is told to answer (think and answer tags), how many actions a turn may hold and how
 many turns an episode may last belong to the chat format and the rollout, never to an environment.
@@ -145,6 +146,17 @@ class ReversibleEnvironment(Environment, Protocol):
     """
 
     opposites: Mapping[str, str]
+
+
+@runtime_checkable
+class LiveEnvironment(Environment, Protocol):
+    """An environment that may be a live thing, which does not do the same again: optional.
+
+    resumable: whether the same seed and actions lead to the same; where not, a run that goes on
+        behind a stop has other numbers than one without, and env.pool is refused
+    """
+
+    resumable: bool
 
 
 @runtime_checkable

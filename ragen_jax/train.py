@@ -23,7 +23,7 @@ from ragen_jax.diagnose import Diagnosis, diagnose
 from ragen_jax.load import load_policy
 from ragen_jax.model import hf, lora
 from ragen_jax.run import command
-from ragen_jax.run.build import build_learner, build_meshes
+from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.domains import unread, warning
@@ -103,6 +103,9 @@ def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
     if latest is not None:
         state = checkpoints.restore(latest, state)
         console(f"continuing {workdir} behind step {latest}")
+        live = [task.name for task in tasks if not resumable(task.environment)]
+        if live:
+            console(f"warning: {', '.join(live)} does not do the same again: numbers will differ")
     run = Run(
         workdir=workdir,
         seed=config.seed,

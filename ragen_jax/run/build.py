@@ -21,7 +21,12 @@ from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.diagnostics.zscores import init_zscores
 from ragen_jax.envs import code_hash, find_env, make_env
 from ragen_jax.envs.styles import Style
-from ragen_jax.envs.types import Environment, SolvableEnvironment, StyledEnvironment
+from ragen_jax.envs.types import (
+    Environment,
+    LiveEnvironment,
+    SolvableEnvironment,
+    StyledEnvironment,
+)
 from ragen_jax.filter import Filter
 from ragen_jax.groups import Part
 from ragen_jax.model import lora
@@ -122,8 +127,8 @@ def build_environment(config: ConfigDict, split: str) -> Environment:
     """The environment of config.env, its problems drawn from `split`.
 
     Raises:
-      ValueError: a class that cannot be found, unknown options or values, or several actions a
-        turn where an action is a text.
+      ValueError: a class that cannot be found, unknown options or values, several actions a turn
+        where an action is a text, or a pool of problems that do not come again.
     """
     try:
         find_env(config.env.name)
@@ -138,7 +143,17 @@ def build_environment(config: ConfigDict, split: str) -> Environment:
             f"config.env.actions_per_turn is {config.env.actions_per_turn}; accepted: 1, because "
             f"the whole answer is one action in environment {config.env.name!r}"
         )
+    if config.env.pool and not resumable(environment):
+        raise ValueError(
+            f"config.env.pool is {config.env.pool}; accepted: 0, because environment "
+            f"{config.env.name!r} does not pose the same problem again"
+        )
     return environment
+
+
+def resumable(environment: Environment) -> bool:
+    """Whether the same seed and actions lead to the same (envs.types.LiveEnvironment)."""
+    return not isinstance(environment, LiveEnvironment) or environment.resumable
 
 
 def build_chat(

@@ -106,7 +106,7 @@ def test_a_name_of_ours_is_never_a_module(own):
         ("larger.py:Larger", "module larger.py cannot be imported"),
         (
             "larger",
-            "unknown environment 'larger'; known: countdown, frozen_lake, sokoban, or MODULE",
+            f"unknown environment 'larger'; known: {', '.join(sorted(ENVS))}, or MODULE",
         ),
         ("larger:", "unknown environment 'larger:'"),
         ("../larger:Larger", "unknown environment '../larger:Larger'"),

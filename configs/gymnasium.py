@@ -1,0 +1,39 @@
+"""A Gymnasium environment whose observations and actions are text, by its id.
+
+    python -m ragen_jax.train --config=configs/gymnasium.py:llm --config.model.path=DIR_OR_HUB_ID
+                              --config.env.options.id=mine/Hunt-v0 --config.env.options.module=hunt
+
+llm
+    Any Qwen2.5 or Llama-3 that is given by --config.model.path (configs/presets.py).
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+    The paper's setting with group-relative advantages.
+
+Time and score are the environment's. The tiny agent has no solver to imitate here; an environment
+of your own may have one (docs/environments.md).
+"""
+
+from ml_collections import ConfigDict
+
+from ragen_jax.configs import base, presets, recipes
+
+
+def get_config(preset: str = "llm") -> ConfigDict:
+    """The config of a preset: one of presets.PRESETS but tiny, then recipes: "llm+ppo"."""
+    model, names = presets.split(preset)
+    if model == "tiny":
+        raise ValueError("configs/gymnasium.py has no preset 'tiny': there is nothing to imitate")
+    config = base.get_config()
+    config.env.name = "gymnasium"
+    config.env.options.id = ""
+    config.env.options.module = ""
+    config.env.options.maker = "gymnasium:make"
+    config.env.options.arguments = {}
+    config.env.options.instructions = ""
+    config.env.options.split_by = "observation"
+    config.env.options.replay = True
+    config.env.options.isolated = False
+    config.env.actions_per_turn = 1
+    config.env.max_actions = config.env.max_turns
+    presets.apply(config, model)
+    recipes.apply(config, names)
+    return config

@@ -1,0 +1,106 @@
+"""Any Gymnasium environment whose observations and actions are text, by its id.
+
+    --config=gymnasium:llm --config.env.options.id=mine/Hunt-v0 --config.env.options.module=hunt
+
+What is asked of it is Gymnasium's own calls and no more: reset(seed=...) -> (observation, info),
+step(action) -> (observation, reward, terminated, truncated, info). Others follow the same
+convention with a `make` of their own (GEM): `maker` names it.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ragen_jax.envs.engines import Engine, EngineEnvironment, Moved
+
+
+class Gymnasium(EngineEnvironment):
+    """One of Gymnasium's environments; see `ragen_jax.envs.engines`.
+
+    An episode is solved where info["success"] says so; without that, where it terminates with a
+    reward above 0.
+
+    id: as it is registered
+    module: to be imported first, which registers it; "": none
+    maker: MODULE:FUNCTION, called with the id and `arguments`
+    arguments: of the environment
+    instructions: the rules, if its first observation does not tell them
+    split_by: "observation" or "seed" (engines.EngineEnvironment)
+    replay: False of one that does not do the same after the same seed and actions
+    isolated: of one that draws from the process's generators
+    """
+
+    def __init__(
+        self,
+        id: str = "",
+        module: str = "",
+        maker: str = "gymnasium:make",
+        arguments: Mapping[str, Any] | None = None,
+        instructions: str = "",
+        split_by: str = "observation",
+        replay: bool = True,
+        isolated: bool = False,
+        split: str | None = "train",
+    ) -> None:
+        for name, value in (("id", id), ("module", module), ("maker", maker)):
+            if not isinstance(value, str) or (name == "id" and not value):
+                raise ValueError(f"{name} must be a text, got {value!r}")
+        for name, value in (("replay", replay), ("isolated", isolated)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
+        if not isinstance(instructions, str):
+            raise ValueError(f"instructions must be a text, got {instructions!r}")
+        if module:
+            _import(module, "module")
+        make = _function(maker)
+        given = dict(arguments or {})
+        try:
+            make(id, **given)
+        except Exception as error:  # of any maker
+            raise ValueError(f"{maker} makes no {id!r}: {type(error).__name__}: {error}") from error
+        super().__init__(
+            lambda: _Episode(make(id, **given)),
+            name=id,
+            instructions=instructions,
+            split=split,
+            split_by=split_by,
+            replay=replay,
+            isolated=isolated,
+        )
+
+
+class _Episode(Engine):
+    """An environment of that convention as an engine."""
+
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
+
+    def reset(self, seed: int) -> str:
+        observation, _ = self._environment.reset(seed=seed)
+        return observation
+
+    def step(self, action: str) -> Moved:
+        observation, reward, terminated, truncated, info = self._environment.step(action)
+        solved = info.get("success", bool(terminated) and reward > 0)
+        done = bool(terminated or truncated)
+        return Moved(observation, float(reward), done, {**info, "success": bool(solved)})
+
+
+def _import(name: str, option: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        hint = ": pip install ragen_jax[gym]" if name == "gymnasium" else ""
+        raise ValueError(f"{option} {name!r} cannot be imported: {error}{hint}") from error
+    except Exception as error:  # whatever a user's file does when it is imported
+        raise ValueError(
+            f"{option} {name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _function(maker: str) -> Callable[..., Any]:
+    module, _, name = maker.partition(":")
+    function = getattr(_import(module, "maker"), name, None) if name else None
+    if not callable(function):
+        raise ValueError(f"maker must be MODULE:FUNCTION, got {maker!r}")
+    return function

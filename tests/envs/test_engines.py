@@ -1,0 +1,359 @@
+"""envs/engines.py and envs/gymnasium_text.py: engines that mutate, played as frozen states."""
+
+import random
+import re
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from ragen_jax import train
+from ragen_jax.configs import base, recipes
+from ragen_jax.configs import gymnasium as gymnasium_config
+from ragen_jax.envs import make_env
+from ragen_jax.envs.engines import EngineEnvironment, Moved
+from ragen_jax.envs.types import Environment, LiveEnvironment
+from ragen_jax.rollout.acting import Asked, Limits, act, begin, observe
+from ragen_jax.run.build import build_environment
+from ragen_jax.run.check import check
+from ragen_jax.run.log import read_metrics
+from ragen_jax.run.settle import settle
+
+
+class Hunt(gymnasium.Env):
+    """A number is hidden; a guess is told higher or lower. It moves by one now and then."""
+
+    observation_space = gymnasium.spaces.Text(100, charset=string.printable)
+    action_space = gymnasium.spaces.Text(100, charset=string.printable)
+    made = 0
+
+    def __init__(self, most=1000, steps=None):
+        type(self).made += 1
+        self._most, self._steps, self._count = most, steps, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._hidden = int(self.np_random.integers(1, self._most + 1))
+        return f"Guess. It ends with {self._hidden % 100}.", {}
+
+    def step(self, action):
+        self._count += 1
+        self._hidden += int(self.np_random.integers(2))
+        guess = int(action)
+        told = "right" if guess == self._hidden else "higher" if guess < self._hidden else "lower"
+        observation = f"{told} after {self._count}: {self.np_random.integers(10**6)}"
+        return observation, float(told == "right"), told == "right", self._count == self._steps, {}
+
+
+class Rolls:
+    """An engine that draws from the process's generators, as many do."""
+
+    def reset(self, seed):
+        return f"{random.random()} {np.random.random()}"
+
+    def step(self, action):
+        return Moved(f"{random.random()} {np.random.random()} {action}", 0.0, False, {})
+
+
+class Counts:
+    """An engine that never does the same again."""
+
+    count = 0
+
+    def reset(self, seed):
+        return f"problem {seed}"
+
+    def step(self, action):
+        Counts.count += 1
+        return Moved(str(Counts.count), 1.0, False, {})
+
+
+@pytest.fixture(autouse=True)
+def hunt():
+    gymnasium.register("test/Hunt-v0", entry_point=Hunt)
+    Hunt.made = 0
+    yield make_env("gymnasium", id="test/Hunt-v0", split=None)
+    del gymnasium.registry["test/Hunt-v0"]
+
+
+def walk(environment, state, *actions):
+    """The states behind each action."""
+    states = [state]
+    for action in actions:
+        states.append(environment.step(states[-1], action, None).state)
+    return states
+
+
+def test_the_contract(hunt):
+    assert isinstance(hunt, Environment) and isinstance(hunt, LiveEnvironment) and hunt.resumable
+    assert hunt.actions == ()
+    state = hunt.reset(3)
+    assert hunt.reset(3) == state and hash(hunt.reset(3)) == hash(state)
+    assert hunt.render(state).startswith("Guess. It ends with")
+    assert hunt.identity(state) == hunt.render(state)
+
+
+def test_a_state_is_stepped_as_often_as_one_likes(hunt):
+    """Whatever its engine has done meanwhile: that of a line goes on, others are played again."""
+    start = hunt.reset(7)
+    line = walk(hunt, start, "500", "600", "700")
+    made = Hunt.made
+    assert hunt.step(line[-1], "1", None).state.actions == ("500", "600", "700", "1")
+    assert Hunt.made == made  # it stood there
+    for state, action in ((start, "500"), (line[1], "600"), (line[2], "700")):
+        again = hunt.step(state, action, None).state
+        assert again == line[len(state.actions) + 1]
+    assert Hunt.made == made + 3
+    assert hunt.render(hunt.step(start, "2", None).state) != hunt.render(line[1])
+
+
+def test_members_of_a_group_do_not_meet_on_one_engine(hunt):
+    start = hunt.reset(7)
+    first, second = start, start
+    alone = walk(hunt, hunt.reset(7), "1", "2", "3")
+    for action in "123":  # in turn, on the same problem
+        first = hunt.step(first, action, None).state
+        second = hunt.step(second, action, None).state
+    assert first == second == alone[-1]
+    # And in threads, from a state that both have.
+    limits = Limits(time_limit=20.0, workers=8)
+    shared = alone[1]
+    jobs = [Asked(shared, ("2",), np.random.default_rng(0), 5) for _ in range(32)]
+    assert {x.observation for x in act(hunt, jobs, limits)} == {hunt.render(alone[2])}
+
+
+def test_success_done_and_reward_are_the_engines():
+    hidden = None
+    hunt = make_env("gymnasium", id="test/Hunt-v0", arguments={"most": 20}, split=None)
+    state = hunt.reset(11)
+    for guess in range(1, 200):
+        step = hunt.step(state, str(guess), None)
+        assert (step.reward, step.done) == (float(step.info["success"]), step.info["success"])
+        if step.done:
+            hidden = guess
+            break
+        assert step.info["success"] is False
+        state = step.state
+    assert hidden is not None
+    short = make_env("gymnasium", id="test/Hunt-v0", arguments={"steps": 1}, split=None)
+    step = short.step(short.reset(0), "0", None)
+    assert step.done and not step.info["success"]  # cut off
+
+
+def test_states_are_the_same_in_another_process(tmp_path, hunt):
+    script = """
+import sys, gymnasium
+sys.path.insert(0, sys.argv[1])
+from test_engines import Hunt, walk
+from ragen_jax.envs import make_env
+gymnasium.register("test/Hunt-v0", entry_point=Hunt)
+for split in ("imitation", "train", "eval"):
+    hunt = make_env("gymnasium", id="test/Hunt-v0", split=split)
+    for seed in (0, 1, 2**62):
+        print(*walk(hunt, hunt.reset(seed), "5", "6"), sep="|")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(Path(__file__).parent)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = []
+    for split in ("imitation", "train", "eval"):
+        own = make_env("gymnasium", id="test/Hunt-v0", split=split)
+        lines += ["|".join(map(str, walk(own, own.reset(s), "5", "6"))) for s in (0, 1, 2**62)]
+    assert done.stdout.splitlines() == lines
+
+
+def test_splits_share_no_problem():
+    found = {}
+    for split in ("imitation", "train", "eval"):
+        own = make_env("gymnasium", id="test/Hunt-v0", split=split)
+        found[split] = {own.identity(own.reset(seed)) for seed in range(150)}
+    assert not found["train"] & found["eval"] and not found["imitation"] & found["eval"]
+
+
+def test_problems_that_begin_alike_are_told_apart_by_their_seeds():
+    class Alike(Counts):
+        def reset(self, seed):
+            return "Guess."
+
+    options = dict(name="alike", instructions="", split="eval")
+    with pytest.raises(ValueError, match="lies in split .*split_by='seed'"):
+        EngineEnvironment(Alike, **(options | {"split": empty_split(Alike)})).reset(0)
+    own = EngineEnvironment(Alike, split_by="seed", **options)
+    assert len({own.identity(own.reset(seed)) for seed in range(50)}) == 50
+
+
+def empty_split(engine):
+    """A split in which the one problem of an engine does not lie."""
+    for split in ("train", "eval"):
+        try:
+            EngineEnvironment(engine, name="alike", instructions="", split=split).reset(0)
+        except ValueError:
+            return split
+    raise AssertionError
+
+
+def test_an_isolated_engine_has_generators_of_its_own():
+    own = EngineEnvironment(Rolls, name="rolls", instructions="", split=None, isolated=True)
+    random.seed(5)
+    np.random.seed(5)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    a = walk(own, own.reset(1), "x", "y")
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    random.random()  # others draw meanwhile
+    b = own.reset(1)
+    c = own.reset(2)
+    for action in "xy":
+        b, c = own.step(b, action, None).state, own.step(c, action, None).state
+    assert b == a[-1] and c.observation != b.observation
+    # Played again in the middle of another's line, it still is the same.
+    assert own.step(a[1], "y", None).state == a[2]
+    with pytest.raises(RuntimeError, match="draws from what is not seeded"):
+        loose = EngineEnvironment(Rolls, name="rolls", instructions="", split=None)
+        loose.step(loose.reset(1), "x", None)
+
+
+def test_isolated_engines_wait_for_each_other():
+    own = EngineEnvironment(Rolls, name="rolls", instructions="", split=None, isolated=True)
+    limits = Limits(time_limit=20.0, workers=8)
+    states = begin(own, range(40), limits)
+    jobs = [Asked(state, ("a", "b", "c"), np.random.default_rng(0), 5) for state in states]
+    together = [x.observation for x in act(own, jobs, limits)]
+    assert together == [walk(own, state, "a", "b", "c")[-1].observation for state in states]
+
+
+def test_a_live_engine_is_stepped_once():
+    own = EngineEnvironment(Counts, name="counts", instructions="", split=None, replay=False)
+    assert not own.resumable
+    state = own.reset(0)
+    first = own.step(state, "a", None).state
+    second = own.step(first, "a", None).state
+    assert int(second.observation) == int(first.observation) + 1
+    assert own.step(state, "a", None).state.observation != first.observation  # it begins afresh
+    with pytest.raises(RuntimeError, match="cannot be played again"):
+        own.step(first, "a", None)
+
+
+def test_what_an_engine_raises_or_shows_stays_in_its_episode(hunt):
+    states = begin(hunt, [1, 2], Limits())
+    good, bad = act(
+        hunt,
+        [Asked(state, (word,), None, 5) for state, word in zip(states, ("5", "?"), strict=True)],
+        Limits(),
+    )
+    assert good.observation and "ValueError: invalid literal" in bad.error
+
+    class Numbers(Hunt):
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(3), {}
+
+    gymnasium.register("test/Numbers-v0", entry_point=Numbers)
+    try:
+        own = make_env("gymnasium", id="test/Numbers-v0", split=None)
+        (broken,) = observe(own, begin(own, [1], Limits()), Limits())
+        assert "shows a ndarray at first; only text can be read" in broken.error
+    finally:
+        del gymnasium.registry["test/Numbers-v0"]
+
+
+def test_another_maker_of_the_same_convention(monkeypatch):
+    """As GEM has: `make` of its own, five values a step, actions as text."""
+
+    class Maker:
+        @staticmethod
+        def make(id, most):
+            return Hunt(most) if id == "game:Hunt" else None
+
+    monkeypatch.setitem(sys.modules, "other", Maker)
+    own = make_env(
+        "gymnasium", id="game:Hunt", maker="other:make", arguments={"most": 5}, split=None
+    )
+    assert 1 <= int(re.findall(r"\d+", own.render(own.reset(0)))[0]) <= 5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "id must be a text, got ''"),
+        ({"id": 3}, "id must be a text, got 3"),
+        ({"id": "nothing/None-v0"}, "gymnasium:make makes no 'nothing/None-v0': "),
+        ({"id": "test/Hunt-v0", "module": "nowhere"}, "module 'nowhere' cannot be imported"),
+        ({"id": "test/Hunt-v0", "maker": "nowhere:make"}, "maker 'nowhere' cannot be imported"),
+        ({"id": "test/Hunt-v0", "maker": "gymnasium"}, "maker must be MODULE:FUNCTION"),
+        ({"id": "test/Hunt-v0", "maker": "gymnasium:none"}, "maker must be MODULE:FUNCTION"),
+        ({"id": "test/Hunt-v0", "arguments": {"size": 3}}, "unexpected keyword argument 'size'"),
+        ({"id": "test/Hunt-v0", "replay": 1}, "replay must be True or False, got 1"),
+        ({"id": "test/Hunt-v0", "split_by": "turn"}, "split_by must be one of"),
+        ({"id": "test/Hunt-v0", "instructions": None}, "instructions must be a text"),
+    ],
+)
+def test_unusable_options_are_named(options, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make_env("gymnasium", split="train", **options)
+
+
+def test_a_pool_of_live_problems_is_refused():
+    config = gymnasium_config.get_config()
+    config.env.options.id = "test/Hunt-v0"
+    config.env.pool = 64
+    build_environment(config, "train")
+    config.env.options.replay = False
+    with pytest.raises(ValueError, match="config.env.pool is 64; accepted: 0, because .*again"):
+        build_environment(config, "train")
+
+
+def test_the_config(language_model):
+    import jax
+
+    with pytest.raises(ValueError, match="has no preset 'tiny'"):
+        gymnasium_config.get_config("tiny")
+    config = gymnasium_config.get_config("llm+ppo")
+    config.model.path = str(language_model)
+    config.env.options.id = "test/Hunt-v0"
+    settle(config, jax.devices())
+    check(config)
+    assert config.algorithm.name == "ppo" and "ppo" in recipes.RECIPES
+
+
+@pytest.mark.long
+def test_a_run_goes_on_exactly_with_replayed_engines(language_model, tmp_path, monkeypatch, capsys):
+    """Through the command's function: three steps at once, and with a stop behind the first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def config(steps, **options):
+        config = base.get_config()
+        config.env.update(name="gymnasium", max_turns=2, actions_per_turn=1, max_actions=2)
+        config.env.options = {"id": "test/Hunt-v0"} | options
+        config.model.path = str(language_model)
+        config.steps = steps
+        config.rollout.update(groups=2, group_size=2, max_new_tokens=8, compact=False)
+        config.optimizer.update(minibatches=1, micro_batch=2)
+        config.diagnose.flow_every = 0
+        config.checkpoint.update(every=1, export=False)
+        config.eval.update(episodes=4, every=3)
+        config.env.max_error_share = 1.0
+        for rule in ("variance", "success", "empty"):
+            config.stopping[rule].action = "off"
+        return config
+
+    def rows(folder):
+        left_out = ("time/", "throughput/")
+        return [
+            {k: v for k, v in row.items() if not k.startswith(left_out)}
+            for row in read_metrics(folder / "metrics.jsonl")
+        ]
+
+    assert train.train(config(3), tmp_path / "whole") == 0
+    assert train.train(config(1), tmp_path / "parts") == 0
+    assert train.train(config(3), tmp_path / "parts") == 0
+    assert "does not do the same again" not in capsys.readouterr().out
+    whole, parts = rows(tmp_path / "whole"), rows(tmp_path / "parts")
+    assert whole[2:] == parts[2:] and len(whole) == 4
+    assert train.train(config(1, replay=False), tmp_path / "live") == 0
+    assert train.train(config(2, replay=False), tmp_path / "live") == 0
+    said = "warning: gymnasium does not do the same again: numbers will differ"
+    assert said in capsys.readouterr().out
