@@ -47,6 +47,7 @@ setup(
         "tpu": ["jax[tpu]"],
         "lab": [MATPLOTLIB],  # the figures of the laboratory and of docs/results
         "cuda": ["jax[cuda13]"],
+        "textarena": ["textarena>=0.7.4,<0.8"],  # its games
         "data": ["datasets", "pyarrow"],  # to fetch and read public data sets
         "dev": [
             "pytest>=8",

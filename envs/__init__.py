@@ -17,6 +17,7 @@ from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.gymnasium_text import Gymnasium
 from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.textarena_games import TextArena
 from ragen_jax.envs.types import Environment, EnvironmentClass
 
 ENVS: dict[str, EnvironmentClass] = {
@@ -24,6 +25,7 @@ ENVS: dict[str, EnvironmentClass] = {
     "frozen_lake": FrozenLake,
     "gymnasium": Gymnasium,
     "sokoban": Sokoban,
+    "textarena": TextArena,
 }
 
 

@@ -89,9 +89,6 @@ class _Episode(Engine):
 def _import(name: str, option: str) -> Any:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        hint = ": pip install ragen_jax[gym]" if name == "gymnasium" else ""
-        raise ValueError(f"{option} {name!r} cannot be imported: {error}{hint}") from error
     except Exception as error:  # whatever a user's file does when it is imported
         raise ValueError(
             f"{option} {name!r} cannot be imported: {type(error).__name__}: {error}"

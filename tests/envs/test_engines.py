@@ -23,6 +23,8 @@ from ragen_jax.run.check import check
 from ragen_jax.run.log import read_metrics
 from ragen_jax.run.settle import settle
 
+DOCS = Path(__file__).parents[2] / "docs/environments.md"
+
 
 class Hunt(gymnasium.Env):
     """A number is hidden; a guess is told higher or lower. It moves by one now and then."""
@@ -258,6 +260,31 @@ def test_what_an_engine_raises_or_shows_stays_in_its_episode(hunt):
         assert "shows a ndarray at first; only text can be read" in broken.error
     finally:
         del gymnasium.registry["test/Numbers-v0"]
+
+
+def test_the_example_of_the_page(tmp_path, monkeypatch):
+    (tmp_path / "hunt.py").write_text(re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    options = dict(id="mine/Hunt-v0", module="hunt", split_by="seed")
+    try:
+        found = {}
+        for split in ("train", "eval"):
+            own = make_env("gymnasium", split=split, **options)
+            state, low, high = own.reset(5), 1, 100
+            while True:
+                step = own.step(state, str((low + high) // 2), None)
+                if step.done:
+                    break
+                state, middle = step.state, (low + high) // 2
+                low, high = (
+                    (middle + 1, high) if "higher" in own.render(state) else (low, middle - 1)
+                )
+            assert step.info["success"] and step.reward == 1.0
+            found[split] = {own.identity(own.reset(seed)) for seed in range(50)}
+        assert not found["train"] & found["eval"]
+    finally:
+        sys.modules.pop("hunt", None)
+        gymnasium.registry.pop("mine/Hunt-v0", None)
 
 
 def test_another_maker_of_the_same_convention(monkeypatch):

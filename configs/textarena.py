@@ -1,0 +1,33 @@
+"""A game of TextArena for one player, by its id.
+
+    python -m ragen_jax.train --config=configs/textarena.py:llm --config.model.path=DIR_OR_HUB_ID
+                              --config.env.options.id=GuessTheNumber-v0-raw
+
+llm
+    Any Qwen2.5 or Llama-3 that is given by --config.model.path (configs/presets.py).
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+    The paper's setting with group-relative advantages.
+
+Time and score are the game's. The tiny agent has no solver to imitate here.
+"""
+
+from ml_collections import ConfigDict
+
+from ragen_jax.configs import base, presets, recipes
+
+
+def get_config(preset: str = "llm") -> ConfigDict:
+    """The config of a preset: one of presets.PRESETS but tiny, then recipes: "llm+ppo"."""
+    model, names = presets.split(preset)
+    if model == "tiny":
+        raise ValueError("configs/textarena.py has no preset 'tiny': there is nothing to imitate")
+    config = base.get_config()
+    config.env.name = "textarena"
+    config.env.options.id = ""
+    config.env.options.arguments = {}
+    config.env.max_turns = 10
+    config.env.actions_per_turn = 1
+    config.env.max_actions = 10
+    presets.apply(config, model)
+    recipes.apply(config, names)
+    return config

@@ -1,0 +1,79 @@
+"""TextArena's games for one player, by their id.
+
+    --config=textarena:llm --config.env.options.id=GuessTheNumber-v0
+
+A game draws from the process's generators when it begins, and often later, so each has its own
+(envs/engines.py). What it hides is not in what it shows first, so that problems are told apart by
+their seeds.
+"""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from ragen_jax.envs.engines import Engine, EngineEnvironment, Moved
+
+
+class TextArena(EngineEnvironment):
+    """A game of TextArena (0.7); see `ragen_jax.envs.engines`.
+
+    The reward is the game's own, at its end, from 0 to 1 in most; 1 is a success.
+
+    id: as `textarena.make` takes it. With "-raw" behind it a turn shows what is new alone, for
+        contexts that show earlier turns; without, the whole history
+    arguments: of the game
+    """
+
+    def __init__(
+        self,
+        id: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        split: str | None = "train",
+    ) -> None:
+        if not isinstance(id, str) or not id:
+            raise ValueError(f"id must be a text, got {id!r}")
+        try:
+            make = importlib.import_module("textarena").make
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"TextArena cannot be imported: {error}: pip install ragen_jax[textarena]"
+            ) from error
+        given = dict(arguments or {})
+        super().__init__(
+            lambda: _Game(make(id, **given)),
+            name=id,
+            instructions="",
+            split=split,
+            split_by="seed",
+            isolated=True,
+        )
+        try:
+            self.reset(0)
+        except Exception as error:  # whatever a game needs: files, a key, other players
+            raise ValueError(
+                f"game {id!r} does not begin for one player: {type(error).__name__}: {error}"
+            ) from error
+
+
+class _Game(Engine):
+    def __init__(self, game: Any) -> None:
+        self._game = game
+
+    def reset(self, seed: int) -> str:
+        self._game.reset(num_players=1, seed=seed)
+        return self._shown()
+
+    def step(self, action: str) -> Moved:
+        done, _ = self._game.step(action)
+        if not done:
+            return Moved(self._shown(), 0.0, False, {"success": False})
+        rewards, _ = self._game.close()
+        reward = float((rewards or {}).get(0, 0.0))
+        return Moved("", reward, True, {"success": reward >= 1})
+
+    def _shown(self) -> str:
+        """What is new: a text, or messages, of which the player's own are left out."""
+        player, shown = self._game.get_observation()
+        if isinstance(shown, str):
+            return shown
+        return "\n".join(message for sender, message, _ in shown if sender != player)
