@@ -105,10 +105,9 @@ def write_rollouts(
                 "group": episode.group,
                 "member": episode.member,
                 "success": episode.success,
+                **({"error": episode.error} if episode.error else {}),
                 "turns": turns,
             }
-            if episode.error:
-                record["error"] = episode.error
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
