@@ -16,6 +16,7 @@ from typing import Any
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.gymnasium_text import Gymnasium
+from ragen_jax.envs.rubik import Rubik
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.textarena_games import TextArena
 from ragen_jax.envs.types import Environment, EnvironmentClass
@@ -24,6 +25,7 @@ ENVS: dict[str, EnvironmentClass] = {
     "countdown": Countdown,
     "frozen_lake": FrozenLake,
     "gymnasium": Gymnasium,
+    "rubik": Rubik,
     "sokoban": Sokoban,
     "textarena": TextArena,
 }

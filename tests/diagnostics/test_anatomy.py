@@ -203,7 +203,8 @@ def test_opposites_are_pairs_of_actions(name):
     if environment.actions:
         assert set(environment.opposites) == set(environment.actions)
         for action, back in environment.opposites.items():
-            assert back != action and environment.opposites[back] == action
+            assert environment.opposites[back] == action
+            assert back != action or name == "rubik"  # half a turn goes back by itself
 
 
 def test_styles_by_hand(make_turn, make_episode):

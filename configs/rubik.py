@@ -1,0 +1,39 @@
+"""The 2x2x2 Rubik's cube: solve a scramble of one to six turns in five replies of two turns.
+
+    python -m ragen_jax.train --config=configs/rubik.py[:PRESET]
+
+Not an environment of the paper. Each length of the shortest solution is as frequent as the others
+in training; the held-out problems, which are all different, are mostly of five and six turns,
+because there are few cubes that take less (envs/rubik/env.py counts them).
+
+tiny (default)
+    A 0.2 M parameter agent that first imitates a solver, in single-turn context.
+    Time and score: not measured yet.
+    Departs from configs/base.py: as presets.py does; imitation ends early, since its check has
+    cubes of five and six turns alone (of those that take less none is left that it was not shown).
+llm
+    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    micro-batch, mesh and rematerialisation follow from its size and from the devices
+    (configs/presets.py).
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+    Group-relative advantages, full history, 400 new tokens a reply. Time and score: not measured
+    yet.
+"""
+
+from ml_collections import ConfigDict
+
+from ragen_jax.configs import base, presets, recipes
+
+
+def get_config(preset: str = "tiny") -> ConfigDict:
+    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    model, names = presets.split(preset)
+    config = base.get_config()
+    config.env.name = "rubik"
+    config.env.options.moves = (1, 6)  # within the ten that an episode has
+    presets.apply(config, model)
+    if model == "tiny":
+        config.rollout.max_new_tokens = 32
+        config.warmstart.success = 0.1
+    recipes.apply(config, names)
+    return config

@@ -1,0 +1,157 @@
+"""How many turns a cube is from the solved one: a table over all 3,674,160 of them.
+
+A cube is numbered by which corner is where (5,040 ways) and how each is twisted (729 ways), for
+the seven corners that move: turns change the two by themselves, so that a breadth-first search
+moves whole layers at a time. Up to six turns it takes a few hundredths of a second, up to 11 half
+a second, once a process.
+"""
+
+import functools
+import itertools
+import math
+
+import numpy as np
+
+from ragen_jax.envs.rubik.cube import MOVES, SOLVED, STICKERS, State, Vector, turn
+
+GODS_NUMBER = 11  # no cube is further
+UNKNOWN = 255  # entry of a cube further than a table goes
+
+_ARRANGEMENTS, _TWISTS = math.factorial(7), 3**6  # the twists of all add up to 0
+
+
+def _clockwise(corner: Vector) -> tuple[int, int, int]:
+    """The stickers of a corner, the one that faces up or down first, then clockwise."""
+    up, side, front = (i for axis in (1, 0, 2) for i in _facing(corner, axis))
+    return (up, side, front) if math.prod(corner) == 1 else (up, front, side)
+
+
+def _facing(corner: Vector, axis: int) -> list[int]:
+    return [i for i, (at, direction) in enumerate(STICKERS) if at == corner and direction[axis]]
+
+
+# The corner that stays comes last.
+_CORNERS = [_clockwise((x, y, z)) for x, y, z in itertools.product((1, -1), repeat=3)]
+
+# The colours of a corner, in the order of its stickers -> (corner, how it is twisted).
+_READ = {
+    tuple(SOLVED[stickers[(i - twist) % 3]] for i in range(3)): (number, twist)
+    for number, stickers in enumerate(_CORNERS)
+    for twist in range(3)
+}
+
+
+def corners(state: State) -> list[tuple[int, int]]:
+    """(which corner is there, how it is twisted) of the seven places that move.
+
+    Raises ValueError for stickers that turns of the solved cube do not lead to.
+    """
+    found = [_READ.get(tuple(state.stickers[i] for i in stickers)) for stickers in _CORNERS]
+    whole = [pair for pair in found if pair is not None]
+    if sorted(number for number, _ in whole) != list(range(8)):
+        raise ValueError("the corners are not those of a cube, each once")
+    if whole[7] != (7, 0):
+        raise ValueError("the corner down, back and left is not Y, B and O: it never moves")
+    if sum(twist for _, twist in whole) % 3:
+        raise ValueError("one corner is twisted by itself, which no turns undo")
+    return whole[:7]
+
+
+def number_of(state: State) -> int:
+    """The number of a cube, from 0; ValueError as `corners`."""
+    places = corners(state)
+    order = np.array([[number for number, _ in places]])
+    twists = np.array([[twist for _, twist in places]])
+    return int(_rank(order)[0]) * _TWISTS + int(_twist_rank(twists)[0])
+
+
+def cube_of(number: int) -> State:
+    """The cube of a number."""
+    rank, rest = divmod(number, _TWISTS)
+    stickers = list(SOLVED)
+    for place, (corner, twist) in enumerate(
+        zip(_arrangements()[rank].tolist(), _twists()[rest].tolist(), strict=True)
+    ):
+        for i in range(3):
+            stickers[_CORNERS[place][i]] = SOLVED[_CORNERS[corner][(i - twist) % 3]]
+    return State("".join(stickers))
+
+
+@functools.cache
+def distances(most: int) -> np.ndarray:
+    """uint8 of all cubes in the order of their numbers: turns to the solved one, up to `most`."""
+    arrangement, twist = _turns()
+    distance = np.full(_ARRANGEMENTS * _TWISTS, UNKNOWN, np.uint8)
+    layer = np.array([number_of(State(SOLVED))])
+    distance[layer] = 0
+    for depth in range(1, most + 1):
+        places, twists = divmod(layer, _TWISTS)
+        for by_place, by_twist in zip(arrangement, twist, strict=True):
+            reached = by_place[places] * _TWISTS + by_twist[twists]
+            distance[reached[distance[reached] == UNKNOWN]] = depth
+        layer = np.flatnonzero(distance == depth)
+    distance.flags.writeable = False
+    return distance
+
+
+@functools.cache
+def layer(depth: int, most: int) -> np.ndarray:
+    """The numbers, ascending, of all cubes that are `depth` turns from the solved one."""
+    return np.flatnonzero(distances(most) == depth)
+
+
+def solve(state: State, most: int) -> tuple[str, ...]:
+    """A shortest sequence of turns that solves a cube: the earliest of MOVES first.
+
+    most: of the table that is asked first; the whole one is made where it does not reach.
+    """
+    number = number_of(state)
+    distance = distances(most)
+    if distance[number] == UNKNOWN:
+        distance = distances(GODS_NUMBER)
+    arrangement, twist = _turns()
+    plan = []
+    while distance[number]:
+        place, rest = divmod(number, _TWISTS)
+        after = arrangement[:, place] * _TWISTS + twist[:, rest]
+        chosen = int(np.argmax(distance[after] == distance[number] - 1))
+        plan.append(tuple(MOVES)[chosen])
+        number = int(after[chosen])
+    return tuple(plan)
+
+
+@functools.cache
+def _turns() -> tuple[np.ndarray, np.ndarray]:
+    """What each of MOVES makes of every arrangement and of every twist: (9, 5040), (9, 729)."""
+    arrangements, twists = [], []
+    for action in MOVES:
+        places = corners(turn(State(SOLVED), action))
+        source = [number for number, _ in places]
+        added = np.array([twist for _, twist in places])
+        arrangements.append(_rank(_arrangements()[:, source]))
+        twists.append(_twist_rank((_twists()[:, source] + added) % 3))
+    return np.stack(arrangements), np.stack(twists)
+
+
+@functools.cache
+def _arrangements() -> np.ndarray:
+    """(5040, 7): all orders of seven corners, in the order of the dictionary."""
+    return np.array(list(itertools.permutations(range(7))))
+
+
+@functools.cache
+def _twists() -> np.ndarray:
+    """(729, 7): all twists of seven corners, the last such that they add up to 0."""
+    free = np.array(list(itertools.product(range(3), repeat=6)))
+    return np.column_stack([free, -free.sum(1) % 3])
+
+
+def _rank(order_N7: np.ndarray) -> np.ndarray:
+    """The place of each order among `_arrangements`."""
+    smaller = [(order_N7[:, i + 1 :] < order_N7[:, i : i + 1]).sum(1) for i in range(7)]
+    return np.column_stack(smaller) @ np.array([math.factorial(6 - i) for i in range(7)])
+
+
+def _twist_rank(twist_N7: np.ndarray) -> np.ndarray:
+    """The place of each among `_twists`."""
+    return twist_N7[:, :6] @ 3 ** np.arange(5, -1, -1)

@@ -1,0 +1,149 @@
+"""The 2x2x2 Rubik's cube for language agents: turn faces until each shows one colour.
+
+-0.01 a turn, +1 for the turn that solves the cube.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ragen_jax.envs.options import one_of, problem_seed, whole
+from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
+from ragen_jax.envs.rubik import cube, distances
+from ragen_jax.envs.rubik.cube import COLOURS, FACES, MOVES, State
+from ragen_jax.envs.types import Step
+
+TAG = 0x2B1C0BE5  # of this environment's `Draws`
+
+REWARD_ACTION, REWARD_SOLVED = -0.01, 1.0
+
+_TOLD = FACES[:3]  # what an imitated expert looks at: the faces that it turns
+
+_RULES = """\
+You are solving a 2x2x2 Rubik's cube: turn its faces until each of the six shows one colour.
+U turns the upper face a quarter turn clockwise, as seen by someone who looks straight at that \
+face, U' a quarter turn counterclockwise, and U2 half a turn. R, R' and R2 turn the right face, F, \
+F' and F2 the front face, in the same way. The corner at the bottom, back and left never moves.
+Each turn costs 0.01. Solving the cube earns 1 and ends the game.
+A line for each face shows its four colours, the upper row before the stroke and the lower row \
+behind it, each from left to right, as in a net unfolded around the front face: up, down, right \
+and left as they are seen when that face is tipped towards you from the front, back as it is seen \
+from behind. The colours are W white, R red, G green, Y yellow, O orange and B blue. The solved \
+cube is W up, R right, G in front, Y down, O left and B at the back."""
+
+# A face and its four colours in the order of `render`, with nothing but filler between them. One
+# colour alone could be a turn: "the right face: R".
+_FACE = re.compile(
+    rf"\b(?i:({'|'.join(FACES)}))\b(?i:[\s:;,.=]|\b(?:face|is|are|shows|has)\b)*"
+    + r"[\s/,|]*".join([rf"([{COLOURS}])"] * 4)
+    + r"(?![\w'])",
+    re.ASCII,
+)
+
+
+class Rubik:
+    """Scrambled 2x2x2 cubes; see `ragen_jax.envs.types.Environment`.
+
+    There are 9, 54, 321, 1847, 9992 and 50136 cubes that take 1, 2, 3, 4, 5 and 6 turns, which are
+    2, 9, 54, 309, 1670 and 8361 different ones up to symmetry. Split "eval" has 0, 2, 8, 55, 352
+    and 1667 of those: 2084 from 1 to 6 turns, but no more than 417 up to 5.
+
+    moves: (fewest, most) turns of the shortest solution of a problem, a half turn counting as one;
+        11 at most. Every number of them is equally frequent, as far as the split has such cubes,
+        and so is every cube of a number.
+    split: "imitation", "train" or "eval": three sets of scrambles that share none, even turned
+        about the corner that never moves, or mirrored; None draws from all
+    """
+
+    actions = tuple(MOVES)
+    opposites: Mapping[str, str] = {
+        **{face: f"{face}'" for face in "URF"},
+        **{f"{face}'": face for face in "URF"},
+        **{f"{face}2": f"{face}2" for face in "URF"},
+    }
+    instructions = _RULES
+    words: tuple[str, ...] = (
+        *("||", "up:", *(f"\n{face}:" for face in FACES[1:]), " /"),
+        *(f" {colour}" for colour in COLOURS),
+        *("up", " right", " front", " plan"),
+        *(move for move in MOVES if len(move) > 1),
+        # " R" is among the colours.
+        *(f" {move}" for move in MOVES if move not in COLOURS),
+    )
+
+    def __init__(self, moves: Sequence[int] = (1, 6), split: str | None = "train") -> None:
+        if isinstance(moves, str) or not isinstance(moves, Sequence) or len(moves) != 2:
+            raise ValueError(f"moves must be two whole numbers (fewest, most), got {moves!r}")
+        most = distances.GODS_NUMBER
+        fewest = whole("moves", moves[0], least=1, most=most)
+        self.moves = fewest, whole("moves", moves[1], least=fewest, most=most)
+        self.split = one_of("split", split, (*SPLITS, None))
+
+    def reset(self, seed: int) -> State:
+        """Scramble number `seed`, an int in [0, 2**63), of this split.
+
+        The first of attempts 0, 1, ... that is of the split. Raises ValueError after MAX_ATTEMPTS.
+        """
+        seed = problem_seed(seed)
+        fewest, most = self.moves
+        for attempt in range(MAX_ATTEMPTS):
+            draws = Draws(seed, attempt, TAG)
+            found = distances.layer(fewest + draws.below(most - fewest + 1), most)
+            state = distances.cube_of(int(found[draws.below(len(found))]))
+            if self.split in (None, cube.split_of(state)):
+                return state
+        raise ValueError(
+            f"no cube found in {MAX_ATTEMPTS} attempts for seed={seed}, moves={self.moves}, "
+            f"split={self.split!r}: allow more moves"
+        )
+
+    def render(self, state: State) -> str:
+        """The observation: a line a face, as "up: W W / W R", its upper row before the stroke."""
+        return cube.net_text(state)
+
+    def step(self, state: State, action: str, rng: np.random.Generator | None = None) -> Step:
+        """Turn a face. `rng` is unused: nothing is left to chance.
+
+        info: "success" (the cube is solved).
+        """
+        if action not in MOVES:
+            raise ValueError(f"unknown action {action!r}; accepted: {', '.join(MOVES)}")
+        after = cube.turn(state, action)
+        reward = REWARD_ACTION + REWARD_SOLVED * after.solved
+        return Step(after, reward, after.solved, {"success": after.solved})
+
+    def identity(self, state: State) -> str:
+        """The stickers, the same for cubes turned about the corner that stays, or mirrored."""
+        return cube.identity(state)
+
+    def solve(self, state: State) -> tuple[str, ...] | None:
+        """A shortest plan in turns, for imitation; there always is one."""
+        return distances.solve(state, self.moves[1])
+
+    def explain(self, state: State, plan: Sequence[str]) -> str:
+        """What an imitated expert thinks: the colours of three faces, and its plan.
+
+        For example "up W W G G right R R R R front G G Y Y plan R'".
+        """
+        words = [
+            " ".join([face, *state.stickers[4 * i : 4 * i + 4]]) for i, face in enumerate(_TOLD)
+        ]
+        return " ".join([*words, "plan", *plan])
+
+    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+        """(colours of faces in `thought` that are so, colours stated), four a face."""
+        shown = _faces_shown(observation)
+        right = stated = 0
+        for face, *colours in _FACE.findall(thought):
+            pairs = zip(colours, shown.get(face.lower(), ()), strict=False)
+            right += sum(said == seen for said, seen in pairs)
+            stated += len(colours)
+        return right, stated
+
+
+@functools.lru_cache(maxsize=1024)  # the members of a group see the same cube
+def _faces_shown(observation: str) -> dict[str, list[str]]:
+    """Face -> its four colours, of what `render` wrote."""
+    return {face: colours for face, *colours in _FACE.findall(observation)}
