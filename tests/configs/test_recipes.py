@@ -3,7 +3,7 @@
 import pytest
 
 from ragen_jax.algorithms import ALGORITHMS
-from ragen_jax.configs import countdown, frozen_lake, recipes, sokoban
+from ragen_jax.configs import countdown, frozen_lake, game_2048, recipes, rubik, sokoban
 from ragen_jax.configs.recipes import RECIPES
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import field
@@ -11,6 +11,7 @@ from ragen_jax.run.domains import field
 pytestmark = pytest.mark.fast
 
 FILES = {"sokoban": sokoban, "frozen_lake": frozen_lake, "countdown": countdown}
+FILES |= {"game_2048": game_2048, "rubik": rubik}
 
 
 @pytest.mark.parametrize("preset", ["tiny", "qwen2.5-3b"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ragen_jax import filter, losses
-from ragen_jax.configs import base, countdown, frozen_lake, presets, sokoban
+from ragen_jax.configs import base, countdown, frozen_lake, game_2048, presets, rubik, sokoban
 from ragen_jax.rollout.play import Sampling
 from ragen_jax.run.build import build_environment, environment_settings, step_rates
 from ragen_jax.run.check import check
@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 PRESETS = presets.PRESETS
 NAMED = ("tiny", *presets.LLMS)  # those that leave nothing open
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
+CONFIGS |= {"game_2048": game_2048, "rubik": rubik}
 
 
 def changed(**fields):
@@ -314,7 +315,7 @@ def test_bad_meshes_are_refused_with_their_sizes():
         (["--config=configs/sokoban.py:huge"], "'huge'; accepted: tiny, llm, qwen2.5-0.5b"),
         (
             ["--config=configs/sokoban.py", "--config.env.name=frozen"],
-            "'frozen'; it must be one of countdown, frozen_lake, ",
+            "'frozen'; it must be one of ",
         ),
         (["--config=configs/sokoban.py", "--config.model.path={tmp}/no-model"], "{tmp}/no-model"),
         (["--config=configs/no_such_file.py"], "configs/no_such_file.py"),

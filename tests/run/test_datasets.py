@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from ragen_jax.configs import countdown, frozen_lake, sokoban
+from ragen_jax.configs import countdown, frozen_lake, game_2048, rubik, sokoban
 from ragen_jax.envs import make_env
 from ragen_jax.envs.sokoban import Sokoban, split_of
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -245,7 +245,7 @@ def test_the_expert_keeps_to_the_budgets(tmp_path):
     assert max(map(len, lakes)) == 2
 
 
-@pytest.mark.parametrize("module", [countdown, frozen_lake, sokoban])
+@pytest.mark.parametrize("module", [countdown, frozen_lake, rubik, sokoban])
 def test_demonstrated_replies_are_what_the_rollout_reads(module, tmp_path):
     config = module.get_config()
     environment = build_environment(config, "imitation")
@@ -276,6 +276,27 @@ def test_demonstrated_replies_are_what_the_rollout_reads(module, tmp_path):
                 state = step.state
         solved += step.info["success"]
     assert solved >= 50
+
+
+def test_a_scripted_players_replies_are_what_the_rollout_reads():
+    config = game_2048.get_config()
+    environment = build_environment(config, "imitation")
+    tokenizer = build_tokenizer(environment.words)
+    chat = build_chat(config, tokenizer, environment)
+    budgets = {name: config.env[name] for name in ("actions_per_turn", "max_turns", "max_actions")}
+    plan_moves = config.warmstart.plan_moves
+    for shown in play_expert(environment, range(50), plan_moves=plan_moves, **budgets):
+        ids = tokenizer.encode(shown["reply"], add_special_tokens=False)
+        assert len(ids) < config.rollout.max_new_tokens  # and the stop token
+        reply = chat.read([*ids, chat.close_id])
+        assert reply.valid and 1 <= len(reply.actions) <= 2
+        state = environment.parse(shown["observation"])
+        assert environment.step(state, reply.actions[0], None).info["moved"]
+    # A number is one token, whatever its digits.
+    assert tokenizer.tokenize("tile 64 00 merge 4 02 03 plan Left") == [
+        *("tile", " 64", " 00", " merge", " 4", " 02", " 03", " plan", " Left"),
+    ]
+    assert tokenizer.tokenize("16 _ 2\n_ 64") == ["16", " _", " 2", "\u010a", "_", " 64"]
 
 
 # ---- splits -------------------------------------------------------------------------------------

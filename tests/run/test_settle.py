@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from ragen_jax import train
-from ragen_jax.configs import countdown, frozen_lake, mixture, presets, sokoban
+from ragen_jax.configs import countdown, frozen_lake, game_2048, mixture, presets, rubik, sokoban
 from ragen_jax.model import config_json, qwen
 from ragen_jax.run.build import build_environment, build_meshes
 from ragen_jax.run.check import check
@@ -16,7 +16,7 @@ from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.workdir import read_run_config
 
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
-CONFIGS["mixture"] = mixture
+CONFIGS |= {"game_2048": game_2048, "mixture": mixture, "rubik": rubik}
 
 
 class Device:
