@@ -394,6 +394,7 @@ def test_what_the_expert_says_is_so():
         ("front W W W W", (0, 4)),
         ("turn the right face: R U R'", (0, 0)),  # a plan
         ("right R R F R", (0, 0)),
+        ("right R R R R'", (0, 0)),
         ("up W W W", (0, 0)),  # of fewer than four: of which places?
         ("upper W W W W", (0, 0)),
         ("the top is W W W W", (0, 0)),
