@@ -13,22 +13,26 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.envs.bandit import Bandit
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.game_2048 import Game2048
 from ragen_jax.envs.gymnasium_text import Gymnasium
 from ragen_jax.envs.rubik import Rubik
 from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.sudoku import Sudoku
 from ragen_jax.envs.textarena_games import TextArena
 from ragen_jax.envs.types import Environment, EnvironmentClass
 
 ENVS: dict[str, EnvironmentClass] = {
+    "bandit": Bandit,
     "countdown": Countdown,
     "frozen_lake": FrozenLake,
     "game_2048": Game2048,
     "gymnasium": Gymnasium,
     "rubik": Rubik,
     "sokoban": Sokoban,
+    "sudoku": Sudoku,
     "textarena": TextArena,
 }
 

@@ -1,6 +1,8 @@
 """What generated problems share: random integers that never change, symmetry, and splits."""
 
 import hashlib
+from collections.abc import Iterable
+from typing import TypeVar
 
 from ragen_jax.randomness import philox
 
@@ -10,6 +12,8 @@ SPLITS = tuple(SPLIT_SHARES)
 
 MAX_SOLUTION = 200  # moves that a bound on the shortest plan may ask for or allow
 MAX_ATTEMPTS = 50_000  # draws of one seed, before its constraints are called impossible
+
+Item = TypeVar("Item")
 
 
 class Draws:
@@ -48,12 +52,25 @@ class Draws:
             bits &= bits - 1
         return bits & -bits
 
+    def shuffled(self, items: Iterable[Item]) -> list[Item]:
+        """The items in an order of which each is as likely as the others."""
+        order = list(items)
+        for i in range(len(order) - 1):
+            j = i + self.below(len(order) - i)
+            order[i], order[j] = order[j], order[i]
+        return order
+
 
 def canonical_grid(text: str) -> str:
     """The one representative of a grid text under rotations and reflections.
 
     The lexicographic minimum of the eight images (of either shape when the grid is not square).
     """
+    return min(grid_images(text))
+
+
+def grid_images(text: str) -> list[str]:
+    """The rotations and reflections of a grid text, itself included: eight, not all distinct."""
     rows = text.split("\n")
     columns = ["".join(column) for column in zip(*rows, strict=True)]
     images = [
@@ -63,7 +80,7 @@ def canonical_grid(text: str) -> str:
         "\n".join(columns[::-1]),
     ]
     # Read backwards, a text is its own image turned by 180 degrees.
-    return min(images + [image[::-1] for image in images])
+    return images + [image[::-1] for image in images]
 
 
 def split_by_hash(environment: str, content: str) -> str:

@@ -1,0 +1,55 @@
+"""Bandit (RAGEN): one reply, which names the arm that pays most on average.
+
+    python -m ragen_jax.train --config=configs/bandit.py[:PRESET]
+
+tiny (default)
+    A 0.2 M parameter agent that first imitates a solver: two arms that pay 0.05 to 0.95, the one
+    surely and the other on average, so that either can be the better one.
+    Time and score: not measured yet.
+    Departs from the paper: no KL term; 32 prompts a step, because a reply is one short turn; pay
+    and chances that differ from problem to problem; imitation ends early, since learning then
+    starts from an agent that still tries both arms.
+llm
+    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    micro-batch, mesh and rematerialisation follow from its size and from the devices
+    (configs/presets.py).
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+    Group-relative advantages, a sure arm of 0.1 and a risky one that pays 1 with a probability of
+    0.25, 400 new tokens a reply. Not trained here yet.
+
+`told=False` with `names` "fitting" or "misleading" leaves the names alone to go by. With
+`pulls=N`, `env.max_turns` and `env.max_actions` must be N as well.
+"""
+
+from ml_collections import ConfigDict
+
+from ragen_jax.configs import base, presets, recipes
+
+
+def get_config(preset: str = "tiny") -> ConfigDict:
+    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    model, names = presets.split(preset)
+    config = base.get_config()
+    config.env.name = "bandit"
+    config.env.max_turns = 1
+    config.env.actions_per_turn = 1
+    config.env.max_actions = 1
+    config.env.options.arms = 2
+    config.env.options.pulls = 1
+    config.env.options.told = True
+    config.env.options.names = "neutral"
+    config.env.options.sure = (10, 10)
+    config.env.options.chance = (25, 25)
+    presets.apply(config, model)
+    if model == "tiny":
+        config.env.options.sure = (5, 95)
+        config.env.options.chance = (5, 95)
+        config.rollout.groups = 32
+        config.rollout.max_new_tokens = 32
+        config.diagnose.every = 5
+        config.warmstart.plan_moves = 1
+        config.warmstart.check_every = 25
+        config.warmstart.success = 0.6  # an agent that names either arm at random has 0.5
+        config.steps = 120
+    recipes.apply(config, names)
+    return config

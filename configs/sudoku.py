@@ -1,0 +1,49 @@
+"""Sudoku (RAGEN): fill in a 4x4 grid in five replies of two placements.
+
+    python -m ragen_jax.train --config=configs/sudoku.py[:PRESET]
+
+tiny (default)
+    A 0.2 M parameter agent that first imitates a solver, in single-turn context: four to six empty
+    cells, one placement a reply.
+    Time and score: not measured yet.
+    Departs from the paper: no KL term; learning rate 1e-4; two replies more than the most empty
+    cells.
+llm
+    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    micro-batch, mesh and rematerialisation follow from its size and from the devices
+    (configs/presets.py).
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+    Group-relative advantages, four to eight empty cells, full history, 400 new tokens a reply. Not
+    trained here yet.
+
+An answer is one action, whose placements the environment takes apart: `placements` says how many.
+Grids of 9x9 need more of them, or more turns.
+"""
+
+from ml_collections import ConfigDict
+
+from ragen_jax.configs import base, presets, recipes
+
+
+def get_config(preset: str = "tiny") -> ConfigDict:
+    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    model, names = presets.split(preset)
+    config = base.get_config()
+    config.env.name = "sudoku"
+    config.env.max_turns = 5
+    config.env.actions_per_turn = 1
+    config.env.max_actions = 5
+    config.env.options.size = 4
+    config.env.options.blanks = (4, 8)
+    config.env.options.placements = 2
+    presets.apply(config, model)
+    if model == "tiny":
+        config.env.max_turns = 8
+        config.env.max_actions = 8
+        config.env.options.blanks = (4, 6)
+        config.env.options.placements = 1
+        config.rollout.max_new_tokens = 32
+        config.warmstart.plan_moves = 1
+        config.steps = 120
+    recipes.apply(config, names)
+    return config

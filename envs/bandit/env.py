@@ -1,0 +1,238 @@
+"""Bandit for language agents: choose among arms that pay a little surely and a lot by chance.
+
+As in the released RAGEN a sure arm pays 0.1 and a risky one 1 with a probability of 0.25, which is
+better on average, and the names of the arms may connote the opposite.
+"""
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+import numpy as np
+
+from ragen_jax.envs.bandit import problems, reading
+from ragen_jax.envs.bandit.names import CONNOTATIONS, WORDS
+from ragen_jax.envs.bandit.problems import State
+from ragen_jax.envs.options import one_of, problem_seed, whole
+from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
+from ragen_jax.envs.types import Step
+
+MAX_ARMS = 10
+MAX_PULLS = 50
+
+_RULES = """\
+You are pulling the arms of a bandit, {pulls}. A sure arm pays the same every time; a risky one \
+pays 1 by chance and nothing otherwise. What an arm pays is what you earn. Choose the arm that \
+pays most on average.
+{shown}
+Answer with the name of one arm. An answer that names none of them, or several, earns nothing and \
+uses up the pull."""
+
+_TOLD = "Each arm is shown with what it pays and with the chance that it does."
+_UNTOLD = {
+    "neutral": "What the arms pay is not told.",
+    "fitting": "What the arms pay is not told. A name that sounds risky is that of a risky arm.",
+    "misleading": "What the arms pay is not told. A name that sounds risky is that of a sure arm.",
+}
+_HISTORY = "\nWhat was pulled so far and what it paid is listed in order."
+
+
+class Bandit:
+    """Generated bandits; see `ragen_jax.envs.types.Environment`.
+
+    An action is any text, so `actions` is empty: it names an arm. What the arms pay is told, and
+    the task is to compare sure and uncertain pay; or it is not, and the task is to find out by
+    pulling or, with one pull, to go by what the names connote.
+
+    arms: how many, from 2 to 10; half of them, rounded down, are risky
+    pulls: of an episode, up to 50. The last one decides whether the problem is solved: by an arm
+        that none surpasses on average
+    told: show what every arm pays, and with which chance
+    names: "neutral", "fitting" (risky arms sound dangerous and sure ones safe) or "misleading"
+        (the other way round)
+    sure: (lowest, highest) pay of a sure arm, in hundredths
+    chance: (lowest, highest) chance of a risky arm to pay 1, in hundredths
+    split: "imitation", "train" or "eval": three sets of problems that share none, even with the
+        arms in another order; None draws from all
+    """
+
+    actions: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        arms: int = 2,
+        pulls: int = 1,
+        told: bool = True,
+        names: str = "neutral",
+        sure: Sequence[int] = (10, 10),
+        chance: Sequence[int] = (25, 25),
+        split: str | None = "train",
+    ) -> None:
+        self.arms = whole("arms", arms, least=2, most=MAX_ARMS)
+        self.pulls = whole("pulls", pulls, least=1, most=MAX_PULLS)
+        if not isinstance(told, bool):
+            raise ValueError(f"told must be True or False, got {told!r}")
+        self.told = told
+        one_of("names", names, tuple(CONNOTATIONS))
+        self.names = names
+        self.sure = _hundredths("sure", sure)
+        self.chance = _hundredths("chance", chance)
+        if len({*self.sure, *self.chance}) == 1:
+            raise ValueError(f"sure and chance must differ, got {sure!r} and {chance!r}")
+        alike = self.sure[0] == self.sure[1] and self.chance[0] == self.chance[1]
+        if not told and self.pulls == 1 and (names == "neutral" or not alike):
+            raise ValueError(
+                "told must be True where one pull has nothing else to go by; without it give "
+                "pulls of 2 or more, or names that are fitting or misleading and sure and chance "
+                "of one value each"
+            )
+        self.split = one_of("split", split, (*SPLITS, None))
+        self.words: tuple[str, ...] = self._words()
+        self.instructions: str = _RULES.format(
+            pulls="once" if self.pulls == 1 else f"{self.pulls} times",
+            shown=(_TOLD if told else _UNTOLD[names]) + _HISTORY * (self.pulls > 1),
+        )
+
+    def _words(self) -> tuple[str, ...]:
+        words = ["arms", " choose", *(f" {_number(amount)}" for amount in range(101))]
+        words += [" pays", " with", " chance", " expected"]
+        words += ["Arms:", "Pulled:", " none", " pulled", " mean"]
+        words += [f" {count}" for count in range(self.pulls)]
+        for kind in dict.fromkeys(CONNOTATIONS[self.names]):
+            firsts, seconds = WORDS[kind]
+            words += [*firsts, *(f" {word}" for word in (*firsts, *seconds))]
+        return tuple(words)
+
+    def reset(self, seed: int) -> State:
+        """Problem number `seed`, an int in [0, 2**63), of this split.
+
+        The first of attempts 0, 1, ... that meets the constraints. Raises ValueError after
+        MAX_ATTEMPTS.
+        """
+        seed = problem_seed(seed)
+        for attempt in range(MAX_ATTEMPTS):
+            state = problems.draw_problem(
+                Draws(seed, attempt, problems.TAG),
+                arms=self.arms,
+                names=self.names,
+                sure=self.sure,
+                chance=self.chance,
+            )
+            if state is not None and self.split in (None, problems.split_of(state)):
+                return state
+        raise ValueError(
+            f"no problem found in {MAX_ATTEMPTS} attempts for seed={seed}, arms={self.arms}, "
+            f"sure={self.sure}, chance={self.chance}, split={self.split!r}: widen the bounds"
+        )
+
+    def render(self, state: State) -> str:
+        """The observation: the arms, and what was pulled so far."""
+        lines = [
+            f"{arm.name}: pays {_number(arm.pay)} with chance {_number(arm.chance)}"
+            for arm in state.arms
+        ]
+        if not self.told:
+            lines = [f"Arms: {', '.join(arm.name for arm in state.arms)}"]
+        if state.pulled:
+            pulls = (
+                f"{'none' if number is None else state.arms[number].name} {_number(paid)}"
+                for number, paid in state.pulled
+            )
+            lines.append(f"Pulled: {', '.join(pulls)}")
+        return "\n".join(lines)
+
+    def step(self, state: State, action: str, rng: np.random.Generator | None) -> Step:
+        """Pulls the arm that an answer names, if it does: one draw of `rng` an answer.
+
+        Without `rng` (None) a risky arm pays. Behind the last pull every answer earns 0.
+
+        info: "success" (the last pull was of an arm that none surpasses on average), "best" (this
+        one was) and "readable" (the answer names an arm).
+        """
+        if len(state.pulled) >= self.pulls:
+            best = state.is_best(state.pulled[-1][0])
+            return Step(state, 0.0, True, {"success": best, "best": False, "readable": False})
+        number = reading.chosen(action, [arm.name for arm in state.arms])
+        uniform = 0.0 if rng is None else rng.random()
+        paid = 0
+        if number is not None and uniform < state.arms[number].chance / 100:
+            paid = state.arms[number].pay
+        after = State(state.arms, (*state.pulled, (number, paid)))
+        done = len(after.pulled) == self.pulls
+        best = state.is_best(number)
+        info = {"success": done and best, "best": best, "readable": number is not None}
+        return Step(after, paid / 100, done, info)
+
+    def identity(self, state: State) -> str:
+        """The arms, the same for every order of them."""
+        return problems.identity(state)
+
+    def solve(self, state: State) -> tuple[str, ...]:
+        """The arms to pull until the end, for imitation.
+
+        Where one look suffices, the first of the best arms again and again. Where pulls have to
+        find out, the plan goes by them alone: at first the arm pulled least, then the one that
+        has paid most on average; pull by pull, ask again with what was paid.
+        """
+        left = self.pulls - len(state.pulled)
+        if self.told or self.pulls == 1:
+            best = next(i for i in range(len(state.arms)) if state.is_best(i))
+            return (state.arms[best].name,) * left
+        counts = [len(pays) for pays in _paid(state)]
+        means = [reading.mean(pays) if pays else Decimal(-1) for pays in _paid(state)]
+        explore = min(self.pulls - 1, max(self.arms, self.pulls // 2))
+        plan = []
+        for pull in range(len(state.pulled), self.pulls):
+            number = means.index(max(means))
+            if pull < explore:
+                number = counts.index(min(counts))
+                counts[number] += 1
+            plan.append(state.arms[number].name)
+        return tuple(plan)
+
+    def explain(self, state: State, plan: Sequence[str]) -> str:
+        """What an imitated expert thinks: what is known of each arm, and what it pulls now.
+
+        For example "arms Red Table pays 0.10 chance 1.00 expected 0.10 Blue Window pays 1.00
+        chance 0.25 expected 0.25 choose Blue Window"; of arms that are not told, "arms Red Table
+        pulled 2 mean 0.10 Blue Window pulled 0 choose Blue Window".
+        """
+        words = ["arms"]
+        for arm, pays in zip(state.arms, _paid(state), strict=True):
+            words.append(arm.name)
+            if self.told:
+                words += ["pays", _number(arm.pay), "chance", _number(arm.chance)]
+                words += ["expected", _number(arm.expected / 100)]
+            else:
+                words += ["pulled", str(len(pays))]
+                words += ["mean", str(reading.mean(pays))] if pays else []
+        return " ".join([*words, *(f"choose {name}" for name in plan[:1])])
+
+    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+        """(facts about arms in `thought` that are so, facts stated).
+
+        Facts are what an arm pays, its chance, what it pays on average ("expected"), how often it
+        was pulled and the mean of what that paid.
+        """
+        claims = reading.stated(thought)
+        truth = reading.shown(observation)
+        return sum(claim in truth for claim in claims), len(claims)
+
+
+def _paid(state: State) -> list[list[Decimal]]:
+    """What each arm has paid, pull by pull."""
+    return [
+        [Decimal(paid) / 100 for pulled, paid in state.pulled if pulled == number]
+        for number in range(len(state.arms))
+    ]
+
+
+def _number(hundredths: float) -> str:
+    return f"{hundredths / 100:.2f}"
+
+
+def _hundredths(name: str, value: Sequence[int]) -> tuple[int, int]:
+    """`value` as (low, high), whole numbers with 0 <= low <= high <= 100."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise ValueError(f"{name} must be two whole numbers (lowest, highest), got {value!r}")
+    low = whole(name, value[0], least=0, most=100)
+    return low, whole(name, value[1], least=low, most=100)

@@ -1,0 +1,96 @@
+"""What answers and thoughts say about arms: a choice, and facts that can be checked."""
+
+import functools
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+
+from ragen_jax.envs.bandit.names import WORDS
+
+MAX_TEXT = 200  # characters of an answer
+
+# What may stand around the name in an answer; "not Red Table" is no choice.
+_MARKS = r"""[\s"'`*.,:;!()\[\]“”‘’-]*"""
+_BEFORE = rf"{_MARKS}(?:\b(?:i|will|would|choose|pull|pick|take|answer|arm|is|the)\b{_MARKS})*"
+
+_FIRST, _SECOND = ("|".join(sum((pool[i] for pool in WORDS.values()), [])) for i in (0, 1))
+_NAME = rf"\b((?:{_FIRST})\s+(?:{_SECOND}))\b"
+_NUMBER = r"([0-9]{1,3}(?:\.[0-9]{1,4})?(?![0-9])(?:\s?%)?)"
+# What may stand between a name, what is said of the arm, and the number. Anything else ends the
+# claim.
+_FILLER = r"(?:\s|[:;,=(]|\b(?:is|of|a|an|the|with|its|it|and|has|pay|was)\b)*"
+_FACT = rf"{_FILLER}\b(pays|chance|expected|pulled|mean)\b{_FILLER}{_NUMBER}"
+_FACTS = re.compile(_FACT, re.IGNORECASE | re.ASCII)
+_CLAIM = re.compile(rf"{_NAME}((?:{_FACT})+)", re.IGNORECASE | re.ASCII)
+
+# Of an observation.
+_NAMES = re.compile(_NAME, re.ASCII)
+_PULLED = re.compile(r"^Pulled: (.*)$", re.MULTILINE)
+_PULL = re.compile(rf"(?:{_NAME}|none) {_NUMBER}", re.ASCII)
+
+Claim = tuple[str, str, Decimal]  # an arm's name in lower case, what is said of it, the number
+
+
+def chosen(answer: str, names: Sequence[str]) -> int | None:
+    """The number of the arm that an answer names, None unless it names one and says little else.
+
+    Capitals, white space, quotation marks, brackets and a phrase such as "I choose the arm" do
+    not matter. Never raises, whatever `answer` holds.
+    """
+    if len(answer) > MAX_TEXT:
+        return None
+    for number, name in enumerate(names):
+        if _choice(name).fullmatch(answer):
+            return number
+    return None
+
+
+@functools.cache
+def _choice(name: str) -> re.Pattern[str]:
+    words = r"\s+".join(name.split())
+    return re.compile(rf"{_BEFORE}{words}{_MARKS}(?:arm{_MARKS})?", re.IGNORECASE | re.ASCII)
+
+
+def stated(text: str) -> list[Claim]:
+    """The facts about arms that a text states, in order: "Red Table pays 0.10 chance 1.00".
+
+    A name, then one or more of pays, chance, expected, pulled and mean with a number, with nothing
+    but filler words between them.
+    """
+    claims = []
+    for match in _CLAIM.finditer(text):
+        name = " ".join(match[1].lower().split())
+        for about, number in _FACTS.findall(match[2]):
+            claims.append((name, about.lower(), _value(number)))
+    return claims
+
+
+@functools.lru_cache(maxsize=1024)  # the members of a group see the same arms
+def shown(observation: str) -> frozenset[Claim]:
+    """All that an observation bears out, as `stated` says it."""
+    claims = stated(observation)
+    told = {(name, about): number for name, about, number in claims}
+    for name, about in list(told):
+        if about == "pays":
+            claims.append((name, "expected", told[name, about] * told[name, "chance"]))
+    paid: dict[str, list[Decimal]] = {name.lower(): [] for name in _NAMES.findall(observation)}
+    for line in _PULLED.findall(observation):
+        for name, number in _PULL.findall(line):
+            if name:
+                paid[name.lower()].append(_value(number))
+    for name, pays in paid.items():
+        claims.append((name, "pulled", Decimal(len(pays))))
+        if pays:
+            claims.append((name, "mean", mean(pays)))
+    return frozenset(claims)
+
+
+def mean(pays: Sequence[Decimal]) -> Decimal:
+    """The mean of what an arm paid, to hundredths."""
+    return round(sum(pays, Decimal(0)) / len(pays), 2)
+
+
+def _value(number: str) -> Decimal:
+    if number.endswith("%"):
+        return Decimal(number[:-1].strip()) / 100
+    return Decimal(number)

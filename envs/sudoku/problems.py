@@ -1,0 +1,104 @@
+"""Problems from seeds, when two are the same, and which split a problem belongs to."""
+
+import math
+from collections import Counter
+
+from ragen_jax.envs.problems import Draws, grid_images, split_by_hash
+from ragen_jax.envs.sudoku.grid import DIGITS, EMPTY, UNITS, State, peers, units
+from ragen_jax.envs.sudoku.solver import is_single
+
+TAG = 0x50D0C017  # of this environment's `Draws`
+
+
+def draw_problem(draws: Draws, *, size: int, blanks: tuple[int, int]) -> State | None:
+    """One attempt: a full grid, emptied cell by cell; None where too few could be.
+
+    A cell is emptied only if its digit is then a single. Filled in again in the other direction,
+    each is one, so that the solution is the only one and nothing needs to be guessed.
+
+    blanks: (fewest, most) cells emptied, inclusive
+    """
+    count = blanks[0] + draws.below(blanks[1] - blanks[0] + 1)
+    solution = full_grid(draws, size)
+    cells = list(solution)
+    for cell in draws.shuffled(range(size * size)):
+        cells[cell] = EMPTY
+        if not is_single(cells, cell, solution[cell]):
+            cells[cell] = solution[cell]
+        elif cells.count(EMPTY) == count:
+            return State("".join(cells), solution)
+    return None
+
+
+def full_grid(draws: Draws, size: int) -> str:
+    """A full grid: the cell that the fewest digits fit gets any of them, again and again.
+
+    Every grid can be drawn, though not each as often.
+    """
+    around = peers(size)
+    fits = [(1 << size) - 1] * (size * size)  # of each empty cell, bit i for digit i + 1
+    grid = [0] * (size * size)
+
+    def fill() -> bool:
+        empty = [cell for cell, digit in enumerate(grid) if not digit]
+        if not empty:
+            return True
+        cell = min(empty, key=lambda cell: fits[cell].bit_count())
+        left = fits[cell]
+        while left:
+            grid[cell] = digit = draws.member(left)
+            left ^= digit
+            struck = [peer for peer in around[cell] if fits[peer] & digit]
+            for peer in struck:
+                fits[peer] ^= digit
+            if fill():
+                return True
+            for peer in struck:
+                fits[peer] ^= digit
+        grid[cell] = 0
+        return False
+
+    fill()
+    return "".join(DIGITS[digit.bit_length() - 1] for digit in grid)
+
+
+def identity(cells: str) -> str:
+    """The grid, the same for rotated and mirrored ones and under other names of the digits.
+
+    The lexicographic minimum of the eight images with digits named in the order of their first
+    appearance. Rows of a band, bands, columns and stacks may be exchanged as well; grids that
+    differ in that have identities of their own (with it, few 4x4 problems would be left), but are
+    in one split.
+    """
+    size = math.isqrt(len(cells))
+    rows = "\n".join(cells[i : i + size] for i in range(0, len(cells), size))
+    return min(map(_renamed, grid_images(rows)))
+
+
+def _renamed(text: str) -> str:
+    digits = dict.fromkeys(symbol for symbol in text if symbol in DIGITS)
+    return text.translate(str.maketrans(dict(zip(digits, DIGITS, strict=False))))
+
+
+def split_of(state: State) -> str:
+    """The split of a problem: a hash of what no symmetry of Sudoku changes."""
+    return split_by_hash("sudoku", invariant(state.cells))
+
+
+def invariant(cells: str) -> str:
+    """What exchanges of rows, bands, columns, stacks, digits and of rows for columns leave alone.
+
+    For every given digit, how many are given in its row and column, in its box, and of its kind;
+    sorted. Grids that are one up to symmetry have it in common, and a few others do, too: a
+    canonical form would tell all apart, but of 9x9 grids it is the minimum of millions of images.
+    """
+    size = math.isqrt(len(cells))
+    of_digit = Counter(cells)
+    kinds = []
+    for cell, digit in enumerate(cells):
+        if digit != EMPTY:
+            unit = zip(UNITS, units(size)[cell], strict=True)
+            given = {kind: sum(cells[c] != EMPTY for c in its) for kind, its in unit}
+            crossing = sorted((given["row"], given["column"]))
+            kinds.append((*crossing, given["box"], of_digit[digit]))
+    return " ".join("".join(map(str, kind)) for kind in sorted(kinds))

@@ -1,0 +1,72 @@
+"""What answers and thoughts say about cells: placements, and facts that can be checked."""
+
+import re
+
+from ragen_jax.envs.sudoku.grid import EMPTY, UNITS, units
+from ragen_jax.envs.sudoku.solver import Placement, candidates
+
+MAX_TEXT = 1000  # characters of an answer: all placements of a grid, with room
+
+# "r1c2=3" and "row 1, column 2: 3", or "1,2,3" and "(1, 2) = 3": nothing else.
+_NAMED = r"r(?:ow)?\s*([0-9])[\s,]*c(?:ol(?:umn)?)?\s*([0-9])\s*(?:=|:|,|\bis\b)?\s*([0-9])"
+_LISTED = r"\(?\s*([0-9])\s*,\s*([0-9])\s*\)?\s*[=:,]\s*([0-9])\s*\)?"
+_PLACEMENT = re.compile(f"{_NAMED}|{_LISTED}", re.IGNORECASE | re.ASCII)
+_BETWEEN = re.compile(r"\|\||[;\n]")
+
+# A cell, then what its units hold, cell by cell, or which digits fit it, or its digit: "r1c2 row
+# 1 . 3 4 leaves 2", "r1c1 is 1". Anything else ends the claim, so that "r1c2=3" states no fact.
+_LIST = r"[1-9.](?: [1-9.])*(?![0-9])"
+_FACT = rf"[\s:,;]+(row|column|box|leaves|is)\s+({_LIST})"
+_CLAIM = re.compile(rf"\br([1-9])c([1-9])((?:{_FACT})+)", re.IGNORECASE | re.ASCII)
+_FACTS = re.compile(_FACT, re.IGNORECASE | re.ASCII)
+
+Claim = tuple[int, str, str]  # a cell, what is said of it, digits and dots
+
+
+def placements(answer: str, size: int) -> list[Placement | None]:
+    """The placements of an answer in order; None for a part that is none, or out of the grid.
+
+    They are separated by ||, semicolons or line ends. Never raises, whatever `answer` holds.
+    """
+    if len(answer) > MAX_TEXT:
+        return [None]
+    parts = [part.strip() for part in _BETWEEN.split(answer)]
+    return [_placement(part, size) for part in parts if part] or [None]
+
+
+def _placement(text: str, size: int) -> Placement | None:
+    match = _PLACEMENT.fullmatch(text)
+    if match is None:
+        return None
+    row, column, digit = (int(number) for number in match.groups() if number is not None)
+    if not all(1 <= number <= size for number in (row, column, digit)):
+        return None
+    return (row - 1) * size + column - 1, str(digit)
+
+
+def stated(thought: str, size: int) -> list[Claim]:
+    """The facts that a text states, in order; -1 for a cell that is out of the grid."""
+    claims = []
+    for match in _CLAIM.finditer(thought):
+        row, column = int(match[1]), int(match[2])
+        cell = (row - 1) * size + column - 1 if max(row, column) <= size else -1
+        for about, listed in _FACTS.findall(match[3]):
+            claims.append((cell, about.lower(), listed))
+    return claims
+
+
+def is_so(cells: str, size: int, claim: Claim) -> bool:
+    """Whether a grid bears out a claim."""
+    cell, about, listed = claim
+    if cell < 0:
+        return False
+    if about == "is":
+        return listed == cells[cell] != EMPTY
+    if about == "leaves":
+        return cells[cell] == EMPTY and listed == " ".join(candidates(cells, cell))
+    return listed == spelt(cells, units(size)[cell][UNITS.index(about)])
+
+
+def spelt(cells: str, unit: tuple[int, ...]) -> str:
+    """The cells of a unit in reading order: "1 . 3 4"."""
+    return " ".join(cells[cell] for cell in unit)
