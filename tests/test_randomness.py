@@ -12,11 +12,14 @@ from scipy.stats import chi2
 
 import ragen_jax
 from ragen_jax.configs import frozen_lake
+from ragen_jax.envs import engines
+from ragen_jax.envs.bandit import problems as bandit_problems
 from ragen_jax.envs.countdown import problems as countdown_problems
 from ragen_jax.envs.frozen_lake import maps as lake_maps
 from ragen_jax.envs.game_2048 import boards
 from ragen_jax.envs.rubik import env as rubik_env
 from ragen_jax.envs.sokoban import rooms as sokoban_rooms
+from ragen_jax.envs.sudoku import problems as sudoku_problems
 from ragen_jax.model import hf
 from ragen_jax.randomness import Purpose, generator, key_word, philox, stream_key
 from ragen_jax.rollout.collect import collect
@@ -29,6 +32,7 @@ from ragen_jax.warmstart.imitate import tiny_model
 
 LARGE = (0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**53, 2**53 + 1, 2**62 + 5, 2**63, 2**64 - 1)
 TAGS = (countdown_problems.TAG, lake_maps.TAG, boards.TAG, rubik_env.TAG, sokoban_rooms.TAG)
+TAGS += (bandit_problems.TAG, sudoku_problems.TAG, engines.TAG)
 
 
 def state_of(bit_generator):

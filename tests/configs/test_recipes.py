@@ -3,7 +3,16 @@
 import pytest
 
 from ragen_jax.algorithms import ALGORITHMS
-from ragen_jax.configs import countdown, frozen_lake, game_2048, recipes, rubik, sokoban
+from ragen_jax.configs import (
+    bandit,
+    countdown,
+    frozen_lake,
+    game_2048,
+    recipes,
+    rubik,
+    sokoban,
+    sudoku,
+)
 from ragen_jax.configs.recipes import RECIPES
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import field
@@ -12,6 +21,7 @@ pytestmark = pytest.mark.fast
 
 FILES = {"sokoban": sokoban, "frozen_lake": frozen_lake, "countdown": countdown}
 FILES |= {"game_2048": game_2048, "rubik": rubik}
+FILES |= {"bandit": bandit, "sudoku": sudoku}
 
 
 @pytest.mark.parametrize("preset", ["tiny", "qwen2.5-3b"])

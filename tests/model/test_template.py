@@ -144,7 +144,7 @@ def test_white_space_that_control_tokens_swallow(name):
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("prompt", ["terse", "full"])
-@pytest.mark.parametrize("name", ["sokoban", "frozen_lake", "countdown"])
+@pytest.mark.parametrize("name", ["sokoban", "frozen_lake", "countdown", "bandit", "sudoku"])
 def test_the_tiny_agents_prompts_are_the_ids_they_were(name, prompt, context, make_turn):
     """On episodes of the default configs, against the template rendered and encoded whole."""
     config = importlib.import_module(f"ragen_jax.configs.{name}").get_config()
@@ -180,7 +180,7 @@ def test_the_tiny_agents_prompts_are_the_ids_they_were(name, prompt, context, ma
             assert found.dtype == np.int32 and found.tolist() == ids
             seen += 1
             plan = environment.solve(state)
-            action = plan[0] if plan else draw.choice(environment.actions)
+            action = plan[0] if plan else draw.choice(environment.actions or ("again",))
             thought = environment.explain(state, plan or [action])
             reply = f"{thought}</think><answer>{action}</answer>"
             sampled = chat.reply_ids(reply).tolist()

@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 
 from ragen_jax import filter, losses
-from ragen_jax.configs import base, countdown, frozen_lake, game_2048, presets, rubik, sokoban
+from ragen_jax.configs import (
+    bandit,
+    base,
+    countdown,
+    frozen_lake,
+    game_2048,
+    presets,
+    rubik,
+    sokoban,
+    sudoku,
+)
 from ragen_jax.rollout.play import Sampling
 from ragen_jax.run.build import build_environment, environment_settings, step_rates
 from ragen_jax.run.check import check
@@ -27,6 +37,7 @@ PRESETS = presets.PRESETS
 NAMED = ("tiny", *presets.LLMS)  # those that leave nothing open
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
 CONFIGS |= {"game_2048": game_2048, "rubik": rubik}
+CONFIGS |= {"bandit": bandit, "sudoku": sudoku}
 
 
 def changed(**fields):

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from ragen_jax.configs import countdown, frozen_lake, game_2048, rubik, sokoban
+from ragen_jax.configs import bandit, countdown, frozen_lake, game_2048, rubik, sokoban, sudoku
 from ragen_jax.envs import make_env
 from ragen_jax.envs.sokoban import Sokoban, split_of
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -245,7 +245,7 @@ def test_the_expert_keeps_to_the_budgets(tmp_path):
     assert max(map(len, lakes)) == 2
 
 
-@pytest.mark.parametrize("module", [countdown, frozen_lake, rubik, sokoban])
+@pytest.mark.parametrize("module", [bandit, countdown, frozen_lake, rubik, sokoban, sudoku])
 def test_demonstrated_replies_are_what_the_rollout_reads(module, tmp_path):
     config = module.get_config()
     environment = build_environment(config, "imitation")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragen_jax import train
-from ragen_jax.configs import base, countdown, mixture, sokoban
+from ragen_jax.configs import bandit, base, countdown, mixture, sokoban, sudoku
 from ragen_jax.model.weights import WEIGHTS
 from ragen_jax.run.build import build_environment
 from ragen_jax.run.check import check
@@ -417,6 +417,8 @@ def test_options_of_environments_are_refused_by_name():
         (sokoban, {"min_solution": float("nan")}),
         (countdown, {"targets": (-5, 10**12)}),
         (countdown, {"path": 5}),
+        (bandit, {"arms": 10**9}),
+        (sudoku, {"size": 5}),
     ):
         config = module.get_config()
         ((name, value),) = options.items()

@@ -6,7 +6,17 @@ import jax
 import pytest
 
 from ragen_jax import train
-from ragen_jax.configs import countdown, frozen_lake, game_2048, mixture, presets, rubik, sokoban
+from ragen_jax.configs import (
+    bandit,
+    countdown,
+    frozen_lake,
+    game_2048,
+    mixture,
+    presets,
+    rubik,
+    sokoban,
+    sudoku,
+)
 from ragen_jax.model import config_json, qwen
 from ragen_jax.run.build import build_environment, build_meshes
 from ragen_jax.run.check import check
@@ -17,6 +27,7 @@ from ragen_jax.run.workdir import read_run_config
 
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
 CONFIGS |= {"game_2048": game_2048, "mixture": mixture, "rubik": rubik}
+CONFIGS |= {"bandit": bandit, "sudoku": sudoku, "mixture": mixture}
 
 
 class Device:

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from ragen_jax import train
-from ragen_jax.configs import countdown, frozen_lake, mixture, organism, sokoban
+from ragen_jax.configs import (
+    bandit,
+    countdown,
+    frozen_lake,
+    mixture,
+    organism,
+    sokoban,
+    sudoku,
+)
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.load import restore_run
@@ -15,6 +23,7 @@ from ragen_jax.run.log import read_metrics
 from ragen_jax.warmstart import imitate
 
 CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
+CONFIGS |= {"bandit": bandit, "sudoku": sudoku}
 
 
 def name_of(config, cache, monkeypatch):
