@@ -36,7 +36,7 @@ class Limits:
     """How long an environment may take; see configs/base.py."""
 
     time_limit: float = 0.0  # seconds of a step; 0: none
-    workers: int = 1  # steps at a time, where there is a limit
+    workers: int = 16  # steps at a time, where there is a limit
 
 
 NO_LIMITS = Limits()
