@@ -22,6 +22,14 @@ def problem_seed(seed: int) -> int:
     return whole("seed", seed, least=0, most=2**63 - 1)
 
 
+def bounds(name: str, value: Sequence[int], *, most: int) -> tuple[int, int]:
+    """`value` as (low, high), whole numbers with 1 <= low <= high <= most."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise ValueError(f"{name} must be two whole numbers (low, high), got {value!r}")
+    low = whole(name, value[0], least=1, most=most)
+    return low, whole(name, value[1], least=low, most=most)
+
+
 MAX_SIDE = 20  # of a grid: on larger ones drawing a problem and solving it take seconds
 
 

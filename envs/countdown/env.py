@@ -14,7 +14,7 @@ import numpy as np
 
 from ragen_jax.envs.countdown import arithmetic, problems, solver
 from ragen_jax.envs.countdown.problems import Problem
-from ragen_jax.envs.options import one_of, problem_seed, whole
+from ragen_jax.envs.options import bounds, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
@@ -72,9 +72,9 @@ class Countdown:
         max_rows: int | None = 20_000,
         split: str | None = "train",
     ) -> None:
-        self.count = _bounds("count", count, most=problems.MAX_COUNT)
+        self.count = bounds("count", count, most=problems.MAX_COUNT)
         self.largest = whole("largest", largest, least=1, most=problems.MAX_NUMBER)
-        self.targets = _bounds("targets", targets, most=MAX_TARGET)
+        self.targets = bounds("targets", targets, most=MAX_TARGET)
         known = isinstance(operators, str) and set(operators) <= set(solver.OPERATORS)
         if not known or not operators:
             raise ValueError(f"operators must be some of {solver.OPERATORS}, got {operators!r}")
@@ -192,11 +192,3 @@ class Countdown:
         if self.allow_subset:
             return Counter(used) <= Counter(given)
         return Counter(used) == Counter(given)
-
-
-def _bounds(name: str, value: Sequence[int], *, most: int) -> tuple[int, int]:
-    """`value` as (low, high), whole numbers with 1 <= low <= high <= most."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        raise ValueError(f"{name} must be two whole numbers (low, high), got {value!r}")
-    low = whole(name, value[0], least=1, most=most)
-    return low, whole(name, value[1], least=low, most=most)
