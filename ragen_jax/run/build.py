@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -47,6 +45,7 @@ from ragen_jax.run.sizes import (
     row_tokens,
     step_rows,
 )
+from ragen_jax.run.workdir import content_hash
 from ragen_jax.sharding import data_shards, make_mesh
 from ragen_jax.types import Params, TrainState
 from ragen_jax.update import critic
@@ -70,10 +69,9 @@ def environment_settings(config: ConfigDict) -> dict[str, Any]:
     options = config.env.options.to_dict()
     if options.get("path") is not None:
         try:
-            content = Path(options["path"]).read_bytes()
+            options["path"] = content_hash(options["path"])
         except OSError as error:
             raise ValueError(f"config.env.options.path cannot be read: {error}") from error
-        options["path"] = hashlib.sha256(content).hexdigest()
     code = code_hash(config.env.name)
     return {"env": config.env.name if code is None else f"{config.env.name} {code}", **options}
 

@@ -26,7 +26,7 @@ IMITATION_SEEDS = 1 << 61
 
 
 class Generated(tfds.core.GeneratorBasedBuilder):
-    """The examples of a generator; `index` keeps their order, since TFDS shuffles."""
+    """The examples of a generator, in its order; `index` is for those made when TFDS shuffled."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -43,7 +43,7 @@ class Generated(tfds.core.GeneratorBasedBuilder):
 
     def _info(self) -> tfds.core.DatasetInfo:
         features = tfds.features.FeaturesDict(self._features)
-        return tfds.core.DatasetInfo(builder=self, features=features)
+        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
 
     def _split_generators(
         self, download_manager: tfds.download.DownloadManager
@@ -61,23 +61,20 @@ def settings_hash(settings: dict[str, Any] | list[dict[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def load_or_generate(
+def open_or_generate(
     name: str,
     settings: dict[str, Any],
     *,
     features: dict[str, Any],
     generate: Callable[[], Iterable[dict[str, Any]]],
     directory: Path,
-) -> list[dict[str, Any]]:
-    """The examples of a dataset, generated on first use.
+) -> "Stored":
+    """The examples of a dataset, generated on first use; each is read when it is asked for.
 
     Args:
       name: of the dataset. settings: JSON-like; everything that decides the examples.
       features: name -> TFDS feature. generate: () -> iterator of examples.
       directory: where TFDS keeps its files.
-
-    Returns:
-      the examples in the order they were generated; text as str.
     """
     folder = Path(directory) / f"{name}_{settings_hash(settings)}"
     tfds.disable_progress_bar()  # its bars and notices would break the run's own
@@ -87,13 +84,39 @@ def load_or_generate(
         with locked(folder), contextlib.redirect_stdout(io.StringIO()):
             builder = make()  # knows from its beginning whether another process made it meanwhile
             builder.download_and_prepare()
-    examples = sorted(
-        builder.as_data_source(split="examples"), key=lambda example: example["index"]
+    return Stored(builder.as_data_source(split="examples"))
+
+
+class Stored:
+    """The examples of a dataset in the order of its files; text as str."""
+
+    def __init__(self, source: Sequence[dict[str, Any]]) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example = self._source[index]
+        return {k: v.decode() if isinstance(v, bytes) else v for k, v in example.items()}
+
+
+def load_or_generate(
+    name: str,
+    settings: dict[str, Any],
+    *,
+    features: dict[str, Any],
+    generate: Callable[[], Iterable[dict[str, Any]]],
+    directory: Path,
+) -> list[dict[str, Any]]:
+    """All examples of `open_or_generate`, in the order they were generated."""
+    stored = open_or_generate(
+        name, settings, features=features, generate=generate, directory=directory
     )
-    return [
-        {k: v.decode() if isinstance(v, bytes) else v for k, v in example.items()}
-        for example in examples
-    ]
+    return sorted(stored, key=lambda example: example["index"])
 
 
 def heldout_problems(

@@ -2,6 +2,8 @@
 
 import contextlib
 import fcntl
+import functools
+import hashlib
 import json
 import os
 from collections.abc import Generator
@@ -30,6 +32,23 @@ def locked(path: Path) -> Generator[None]:
     with path.with_name(f"{path.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         yield
+
+
+def content_hash(path: str | Path) -> str:
+    """SHA-256 of a file's content in hex digits, read once while its size and times stay.
+
+    Raises:
+      OSError: it cannot be read.
+    """
+    path = Path(path).resolve()
+    stat = path.stat()
+    return _content_hash(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+@functools.lru_cache(maxsize=8)
+def _content_hash(path: Path, *_: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_run_config(workdir: str | Path) -> ConfigDict:

@@ -7,7 +7,16 @@ import sys
 import numpy as np
 import pytest
 
-from ragen_jax.configs import bandit, countdown, frozen_lake, game_2048, rubik, sokoban, sudoku
+from ragen_jax.configs import (
+    bandit,
+    countdown,
+    frozen_lake,
+    game_2048,
+    metamathqa,
+    rubik,
+    sokoban,
+    sudoku,
+)
 from ragen_jax.envs import make_env
 from ragen_jax.envs.sokoban import Sokoban, split_of
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -19,6 +28,7 @@ from ragen_jax.run.datasets import (
     demonstrations,
     heldout_problems,
     load_or_generate,
+    open_or_generate,
     play_expert,
     settings_hash,
 )
@@ -98,6 +108,45 @@ def test_examples_keep_their_order_and_types(tmp_path):
     assert sorted(folder.name for folder in tmp_path.iterdir() if folder.is_dir()) == sorted(
         f"things_{settings_hash({'a': a})}" for a in (1, 2)
     )
+
+
+def test_stored_examples_are_read_one_by_one_in_the_order_they_were_generated(tmp_path):
+    calls = []
+
+    def generate():
+        calls.append(1)
+        for i in range(1000):
+            yield {"text": f"√ {i}"}
+
+    for _ in range(2):  # the second time from disk
+        stored = open_or_generate(
+            "things",
+            {"a": 1},
+            features={"text": np.str_},
+            generate=generate,
+            directory=tmp_path,
+        )
+        assert len(stored) == 1000
+        for i in (999, 0, 500, 7):
+            assert stored[i] == {"index": i, "text": f"√ {i}"}
+        assert [example["index"] for example in stored] == list(range(1000))
+        assert len(calls) == 1
+
+
+def test_what_fails_while_it_is_generated_is_generated_again(tmp_path):
+    def load(generate):
+        return load_or_generate(
+            "things", {}, features={"x": np.int64}, generate=generate, directory=tmp_path
+        )
+
+    def broken():
+        yield {"x": 1}
+        raise ValueError("row 1 is no number")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="^row 1 is no number$"):
+            load(broken)
+    assert [example["x"] for example in load(lambda: [{"x": 3}])] == [3]
 
 
 def test_settings_hash_depends_on_content_alone():
@@ -245,7 +294,9 @@ def test_the_expert_keeps_to_the_budgets(tmp_path):
     assert max(map(len, lakes)) == 2
 
 
-@pytest.mark.parametrize("module", [bandit, countdown, frozen_lake, rubik, sokoban, sudoku])
+@pytest.mark.parametrize(
+    "module", [bandit, countdown, frozen_lake, metamathqa, rubik, sokoban, sudoku]
+)
 def test_demonstrated_replies_are_what_the_rollout_reads(module, tmp_path):
     config = module.get_config()
     environment = build_environment(config, "imitation")
