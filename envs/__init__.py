@@ -18,6 +18,7 @@ from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.game_2048 import Game2048
 from ragen_jax.envs.gymnasium_text import Gymnasium
+from ragen_jax.envs.metamathqa import MetaMathQA
 from ragen_jax.envs.rubik import Rubik
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.sudoku import Sudoku
@@ -30,6 +31,7 @@ ENVS: dict[str, EnvironmentClass] = {
     "frozen_lake": FrozenLake,
     "game_2048": Game2048,
     "gymnasium": Gymnasium,
+    "metamathqa": MetaMathQA,
     "rubik": Rubik,
     "sokoban": Sokoban,
     "sudoku": Sudoku,

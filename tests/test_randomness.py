@@ -17,6 +17,7 @@ from ragen_jax.envs.bandit import problems as bandit_problems
 from ragen_jax.envs.countdown import problems as countdown_problems
 from ragen_jax.envs.frozen_lake import maps as lake_maps
 from ragen_jax.envs.game_2048 import boards
+from ragen_jax.envs.metamathqa import stories
 from ragen_jax.envs.rubik import env as rubik_env
 from ragen_jax.envs.sokoban import rooms as sokoban_rooms
 from ragen_jax.envs.sudoku import problems as sudoku_problems
@@ -32,7 +33,7 @@ from ragen_jax.warmstart.imitate import tiny_model
 
 LARGE = (0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**53, 2**53 + 1, 2**62 + 5, 2**63, 2**64 - 1)
 TAGS = (countdown_problems.TAG, lake_maps.TAG, boards.TAG, rubik_env.TAG, sokoban_rooms.TAG)
-TAGS += (bandit_problems.TAG, sudoku_problems.TAG, engines.TAG)
+TAGS += (bandit_problems.TAG, sudoku_problems.TAG, engines.TAG, stories.TAG)
 
 
 def state_of(bit_generator):
@@ -42,7 +43,7 @@ def state_of(bit_generator):
 
 def test_no_two_of_100_000_streams_share_a_state():
     seeds = [seed + n for seed in LARGE[:-1] for n in range(12)]
-    members = range(80)
+    members = range(120)  # enough, even where neighbouring seeds get the same purpose twice
     words = itertools.product(seeds, members, LARGE)
     purposes = itertools.cycle([*Purpose, *TAGS])
     names = [(next(purposes), *word) for word in words]

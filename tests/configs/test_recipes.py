@@ -8,6 +8,7 @@ from ragen_jax.configs import (
     countdown,
     frozen_lake,
     game_2048,
+    metamathqa,
     recipes,
     rubik,
     sokoban,
@@ -19,9 +20,16 @@ from ragen_jax.run.domains import field
 
 pytestmark = pytest.mark.fast
 
-FILES = {"sokoban": sokoban, "frozen_lake": frozen_lake, "countdown": countdown}
-FILES |= {"game_2048": game_2048, "rubik": rubik}
-FILES |= {"bandit": bandit, "sudoku": sudoku}
+FILES = {
+    "bandit": bandit,
+    "countdown": countdown,
+    "frozen_lake": frozen_lake,
+    "game_2048": game_2048,
+    "metamathqa": metamathqa,
+    "rubik": rubik,
+    "sokoban": sokoban,
+    "sudoku": sudoku,
+}
 
 
 @pytest.mark.parametrize("preset", ["tiny", "qwen2.5-3b"])

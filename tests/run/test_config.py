@@ -19,6 +19,7 @@ from ragen_jax.configs import (
     countdown,
     frozen_lake,
     game_2048,
+    metamathqa,
     presets,
     rubik,
     sokoban,
@@ -29,15 +30,22 @@ from ragen_jax.run.build import build_environment, environment_settings, step_ra
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import field
 from ragen_jax.run.sizes import minibatch_rows
-from ragen_jax.run.workdir import read_run_config
+from ragen_jax.run.workdir import content_hash, read_run_config
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
 ROOT = Path(__file__).parents[2]
 PRESETS = presets.PRESETS
 NAMED = ("tiny", *presets.LLMS)  # those that leave nothing open
-CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
-CONFIGS |= {"game_2048": game_2048, "rubik": rubik}
-CONFIGS |= {"bandit": bandit, "sudoku": sudoku}
+CONFIGS = {
+    "bandit": bandit,
+    "countdown": countdown,
+    "frozen_lake": frozen_lake,
+    "game_2048": game_2048,
+    "metamathqa": metamathqa,
+    "rubik": rubik,
+    "sokoban": sokoban,
+    "sudoku": sudoku,
+}
 
 
 def changed(**fields):
@@ -314,6 +322,19 @@ def test_bad_meshes_are_refused_with_their_sizes():
         match = f"mesh.data={data}, mesh.fsdp={fsdp}, .* does not fit {devices} device"
         with pytest.raises(ValueError, match=match):
             make_mesh(data=data, fsdp=fsdp, tensor=1)
+
+
+def test_the_hash_of_a_file_is_read_anew_when_it_has_changed(tmp_path):
+    file = tmp_path / "file"
+    for content in (b"1", b"23", b"1"):
+        file.write_bytes(content)
+        os.utime(file, ns=(0, len(content)))
+        assert content_hash(file) == hashlib.sha256(content).hexdigest()
+    file.write_bytes(b"2")  # of the same size
+    assert content_hash(str(file)) == hashlib.sha256(b"2").hexdigest()
+    for missing in (tmp_path / "none", tmp_path):
+        with pytest.raises(OSError):
+            content_hash(missing)
 
 
 # ---- the command --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from ragen_jax.configs import (
     countdown,
     frozen_lake,
     game_2048,
+    metamathqa,
     mixture,
     presets,
     rubik,
@@ -25,9 +26,17 @@ from ragen_jax.run.settle import is_open, settle
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.workdir import read_run_config
 
-CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
-CONFIGS |= {"game_2048": game_2048, "mixture": mixture, "rubik": rubik}
-CONFIGS |= {"bandit": bandit, "sudoku": sudoku, "mixture": mixture}
+CONFIGS = {
+    "bandit": bandit,
+    "countdown": countdown,
+    "frozen_lake": frozen_lake,
+    "game_2048": game_2048,
+    "metamathqa": metamathqa,
+    "mixture": mixture,
+    "rubik": rubik,
+    "sokoban": sokoban,
+    "sudoku": sudoku,
+}
 
 
 class Device:

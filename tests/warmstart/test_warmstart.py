@@ -8,8 +8,11 @@ from ragen_jax.configs import (
     bandit,
     countdown,
     frozen_lake,
+    game_2048,
+    metamathqa,
     mixture,
     organism,
+    rubik,
     sokoban,
     sudoku,
 )
@@ -22,8 +25,16 @@ from ragen_jax.run.build import build_environment
 from ragen_jax.run.log import read_metrics
 from ragen_jax.warmstart import imitate
 
-CONFIGS = {"countdown": countdown, "frozen_lake": frozen_lake, "sokoban": sokoban}
-CONFIGS |= {"bandit": bandit, "sudoku": sudoku}
+CONFIGS = {
+    "bandit": bandit,
+    "countdown": countdown,
+    "frozen_lake": frozen_lake,
+    "game_2048": game_2048,
+    "metamathqa": metamathqa,
+    "rubik": rubik,
+    "sokoban": sokoban,
+    "sudoku": sudoku,
+}
 
 
 def name_of(config, cache, monkeypatch):

@@ -1,0 +1,7 @@
+"""MetaMathQA: `stories` (generator), `questions` (file, splits), `compare` (whether an answer is
+right; `worker` is its process), `env` (the rules)."""
+
+from ragen_jax.envs.metamathqa.env import MetaMathQA
+from ragen_jax.envs.metamathqa.questions import Question, load_questions, split_of
+
+__all__ = ["MetaMathQA", "Question", "load_questions", "split_of"]

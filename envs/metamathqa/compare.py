@@ -1,0 +1,156 @@
+"""Whether an answer is right, whatever it holds.
+
+math-verify reads it with a grammar and hands it to SymPy, which both may take for ever: they run
+in a process of their own, which is replaced where it hangs or dies.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+COMPARE = ("string", "math_verify")
+
+MAX_TEXT = 500  # characters of an answer that math-verify is asked about
+LIMIT = 5  # seconds of a comparison
+START_LIMIT = 120  # seconds until the process can compare; a second where nothing else runs
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of an answer.
+
+    right: it is. readable: there is something to compare
+    error: why it could not be compared; "" if it was
+    """
+
+    right: bool
+    readable: bool
+    error: str = ""
+
+
+def check_installed(compare: str) -> None:
+    """Raises ValueError where `compare`, one of COMPARE, needs a package that is not there."""
+    if compare == "math_verify" and importlib.util.find_spec("math_verify") is None:
+        raise ValueError("compare='math_verify' needs math-verify: pip install 'ragen_jax[math]'")
+
+
+def judge_answer(right: str, said: str, compare: str) -> Verdict:
+    """Compares an answer with the right one.
+
+    "string" is the rule of the released RAGEN: the same in lower case, spaces left out.
+    "math_verify" also takes what means the same. Never raises for what is said.
+    """
+    given = _bare(said)
+    if not given or given == _bare(right) or compare == "string":
+        return Verdict(bool(given) and given == _bare(right), bool(given))
+    if max(len(right), len(said)) > MAX_TEXT:
+        return Verdict(False, False)
+    return _judge(os.getpid()).compare(right, said)
+
+
+def _bare(text: str) -> str:
+    return "".join(text.lower().split())
+
+
+@functools.lru_cache(maxsize=1)
+def _judge(process: int) -> "Judge":
+    """The one of this process; a fork needs another."""
+    return Judge()
+
+
+class _Gone(Exception):
+    """A worker that says nothing more, and why."""
+
+
+class Judge:
+    """Compares answers in a worker, one at a time: an environment asks for one at a time."""
+
+    def __init__(self, command: tuple[str, ...] | None = None) -> None:
+        """command: of the worker, which starts with the first comparison."""
+        # -P: the worker's folder is not where modules are looked for.
+        self._command = command or (sys.executable, "-P", str(WORKER), str(LIMIT))
+        self._lock = threading.Lock()
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._end = lambda: None
+
+    def compare(self, right: str, said: str) -> Verdict:
+        """What math-verify says; False and why, where it says nothing in LIMIT seconds.
+
+        Raises RuntimeError if no worker starts, which no answer can bring about.
+        """
+        with self._lock:
+            worker = self._started()
+            try:
+                return self._ask(worker, right, said)
+            except _Gone as error:
+                self._end()
+                return Verdict(False, False, str(error))
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        """The worker, ready to compare."""
+        if self._worker is not None and self._worker.poll() is None:
+            return self._worker
+        self._end()
+        worker = self._worker = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._end = weakref.finalize(self, _end, worker)  # at the latest when the process ends
+        try:
+            _read_line(worker, START_LIMIT)
+        except _Gone as error:
+            self._end()
+            raise RuntimeError(f"{' '.join(self._command)} does not start: {error}") from None
+        return worker
+
+    def _ask(self, worker: "subprocess.Popen[bytes]", right: str, said: str) -> Verdict:
+        assert worker.stdin is not None
+        try:
+            worker.stdin.write(json.dumps([right, said]).encode() + b"\n")
+            worker.stdin.flush()
+        except OSError:
+            raise _Gone("the comparison ended its process") from None
+        answer = json.loads(_read_line(worker, LIMIT))
+        if "error" in answer:
+            return Verdict(False, False, answer["error"])
+        return Verdict(answer["equal"], answer["readable"])
+
+
+def _end(worker: "subprocess.Popen[bytes]") -> None:
+    worker.kill()
+    worker.wait()
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except OSError:  # what was still to be written
+                pass
+
+
+def _read_line(worker: "subprocess.Popen[bytes]", seconds: float) -> bytes:
+    """The next line of a worker. Raises _Gone if none comes."""
+    assert worker.stdout is not None
+    end, line = time.monotonic() + seconds, b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(worker.stdout, selectors.EVENT_READ)
+        while not line.endswith(b"\n"):
+            if not selector.select(max(0.0, end - time.monotonic())):
+                raise _Gone(f"no answer within {seconds:g} s")
+            data = os.read(worker.stdout.fileno(), 4096)
+            if not data:
+                raise _Gone("the comparison ended its process")
+            line += data
+    return line

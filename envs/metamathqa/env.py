@@ -1,0 +1,201 @@
+"""MetaMathQA for language agents: a question with a final answer, and any number of tries.
+
+As in the released RAGEN the first right answer earns 1, 0.5, 0.25, ... with each try that went
+before, a wrong one is told so, and only a right one ends the task: how many tries there are is a
+budget of the rollout (env.max_turns and env.max_actions).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ragen_jax.envs.metamathqa import questions, stories
+from ragen_jax.envs.metamathqa.compare import COMPARE, check_installed, judge_answer
+from ragen_jax.envs.metamathqa.questions import Question
+from ragen_jax.envs.options import bounds, one_of, problem_seed, whole
+from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
+from ragen_jax.envs.types import Step
+
+MAX_ROWS = 10**7  # of a file
+MAX_SHOWN = 60  # characters of a wrong answer
+SECOND_TRIES = 4  # one imitated question in so many is shown behind a wrong answer
+
+_RULES = """\
+You are answering a question of mathematics. Write the final answer alone, a number or an \
+expression, without the way to it: for example 12.
+After a wrong answer you see it again behind "Wrong:", and the number of the next attempt behind \
+"Attempt:". The first right answer ends the task. It earns 1 in the first attempt, 0.5 in the \
+second, 0.25 in the third, and half as much in each further one; a wrong answer earns nothing."""
+
+_QUESTION = re.compile(r"^Question: (.*)$", re.MULTILINE)
+_VERBS = "|".join((stories.START, *stories.SYMBOLS))
+_CLAIM = re.compile(rf"\b({_VERBS})\b(?:\s|:|\b(?:them|it|into)\b)*([0-9]+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A state: a question, how many answers were given, and the last of them if it was wrong."""
+
+    question: Question
+    given: int = 0
+    wrong: str = ""  # in one line, of MAX_SHOWN characters at most
+
+
+class MetaMathQA:
+    """Generated or given questions; see `ragen_jax.envs.types.Environment`.
+
+    An action is any text, so `actions` is empty.
+
+    operations: (fewest, most) operations of a generated question
+    largest: of the numbers in a generated question, and on the way to its answer
+    operators: those which a generated question may need, some of "+-*/"
+    compare: "string": right is what the answer says in lower case and without spaces (the released
+        rule); "math_verify": also what means the same, as 1/2 and 0.5 (extra "math")
+    path: JSON file of questions to draw from instead of generating them (`load_questions`);
+        operations, largest and operators then have no part
+    max_rows: how many of its questions are drawn from (None: all)
+    types: of the questions drawn from, how their `type` begins; the released code keeps "MATH_"
+    split: "imitation", "train" or "eval": three sets of questions that share none, even told of
+        others, or as the file's other questions that were made of the same original; None draws
+        from all
+    """
+
+    actions: tuple[str, ...] = ()
+    words: tuple[str, ...] = (
+        *(*stories.WORDS, "\nWrong:", "\nAttempt:", " plan"),
+        *(f" {number}" for number in range(100)),
+        *(str(number) for number in range(10, 100)),
+    )
+
+    def __init__(
+        self,
+        operations: Sequence[int] = (2, 3),
+        largest: int = 99,
+        operators: str = stories.OPERATORS,
+        compare: str = "string",
+        path: str | Path | None = None,
+        max_rows: int | None = None,
+        types: str = "",
+        split: str | None = "train",
+    ) -> None:
+        self.operations = bounds("operations", operations, most=stories.MAX_OPERATIONS)
+        least = 2 * stories.MAX_FACTOR  # so that each operation has numbers to choose from
+        self.largest = whole("largest", largest, least=least, most=stories.MAX_VALUE)
+        known = isinstance(operators, str) and set(operators) <= set(stories.OPERATORS)
+        if not known or not operators:
+            raise ValueError(f"operators must be some of {stories.OPERATORS}, got {operators!r}")
+        self.operators = operators
+        self.compare = str(one_of("compare", compare, COMPARE))
+        check_installed(self.compare)
+        self.max_rows = None
+        if max_rows is not None:
+            self.max_rows = whole("max_rows", max_rows, least=1, most=MAX_ROWS)
+        if not isinstance(types, str):
+            raise ValueError(f"types must be a text, got {types!r}")
+        self.types = types
+        self.split = one_of("split", split, (*SPLITS, None))
+        if path is not None and not isinstance(path, (str, Path)):
+            raise ValueError(f"path must be the name of a file or None, got {path!r}")
+        self.path = path
+        self._given = None if path is None else questions.load_questions(path)
+        self.instructions: str = _RULES
+
+    def reset(self, seed: int) -> Attempt:
+        """Question number `seed`, an int in [0, 2**63), of this split.
+
+        Of what is imitated, some are shown behind a wrong answer: an expert makes none. Raises
+        ValueError after MAX_ATTEMPTS.
+        """
+        seed = problem_seed(seed)
+        for attempt in range(MAX_ATTEMPTS):
+            draws = Draws(seed, attempt, stories.TAG)
+            question = self._draw(draws)
+            if question is not None and self.split in (None, questions.split_of(question)):
+                state = Attempt(question)
+                if self.split == "imitation" and not draws.below(SECOND_TRIES):
+                    wrong = str(draws.below(100))
+                    return state if wrong == question.answer else Attempt(question, 1, wrong)
+                return state
+        raise ValueError(
+            f"no question found in {MAX_ATTEMPTS} attempts for seed={seed}, "
+            f"operations={self.operations}, largest={self.largest}, operators={self.operators!r}, "
+            f"path={self.path}, max_rows={self.max_rows}, types={self.types!r}, "
+            f"split={self.split!r}: widen the bounds, or read more rows"
+        )
+
+    def _draw(self, draws: Draws) -> Question | None:
+        """One attempt, of any split."""
+        if self._given is None:
+            return stories.draw_question(
+                draws,
+                operations=self.operations,
+                largest=self.largest,
+                operators=self.operators,
+            )
+        question = self._given[draws.below(min(len(self._given), self.max_rows or MAX_ROWS))]
+        return question if question.kind.startswith(self.types) else None
+
+    def render(self, state: Attempt) -> str:
+        """The observation: "Question: ...", and behind a wrong answer "Wrong: 9\\nAttempt: 2"."""
+        shown = f"Question: {state.question.text}"
+        if state.given:
+            shown += f"\nWrong: {state.wrong}\nAttempt: {state.given + 1}"
+        return shown
+
+    def step(self, state: Attempt, action: str, rng: np.random.Generator | None = None) -> Step:
+        """Checks an answer, whatever it holds. `rng` is unused.
+
+        info: "success", "readable" (there was something to compare) and, where the comparison
+        failed, "error".
+        """
+        verdict = judge_answer(state.question.answer, action, self.compare)
+        info: dict[str, object] = {"success": verdict.right, "readable": verdict.readable}
+        if verdict.error:
+            info["error"] = verdict.error
+        after = replace(state, given=state.given + 1, wrong="" if verdict.right else _line(action))
+        return Step(after, 0.5**state.given if verdict.right else 0.0, verdict.right, info)
+
+    def identity(self, state: Attempt) -> str:
+        """What the question is about: its operations and numbers, or the text of its original."""
+        return state.question.about
+
+    def solve(self, state: Attempt) -> tuple[str, ...]:
+        """The right answer, for imitation."""
+        return (state.question.answer,)
+
+    def explain(self, state: Attempt, plan: Sequence[str]) -> str:
+        """What an imitated expert thinks: what is told, and one operation at a time.
+
+        For example "has 12 gets 5 loses 3 plan 12+5=17 17-3=14"; of a given question, of which no
+        more is known, "plan" and the answer.
+        """
+        facts = state.question.facts
+        told = [f"{verb} {n}" for verb, n in facts]
+        return " ".join([*told, "plan", *(stories.operations_of(facts) if facts else plan)])
+
+    def grounded(self, observation: str, thought: str) -> tuple[int, int]:
+        """(numbers in `thought` with a verb of the question that are so, numbers stated).
+
+        Somebody "has" what there is at the start or after any operation. Nothing is checked of a
+        given question, which has words of its own.
+        """
+        told = _QUESTION.search(observation)
+        if self._given is not None or told is None:
+            return 0, 0
+        facts = [(verb, int(n)) for verb, n in _CLAIM.findall(told[1])]
+        had = {str(value) for value in stories.values(facts)}
+        stated = [(verb.lower(), n) for verb, n in _CLAIM.findall(thought)]
+        true = Counter((verb, str(n)) for verb, n in facts[1:])
+        right = (Counter(claim for claim in stated if claim[0] != stories.START) & true).total()
+        right += sum(verb == stories.START and n in had for verb, n in stated)
+        return right, len(stated)
+
+
+def _line(answer: str) -> str:
+    """An answer as it is shown: one line of what can be written, cut."""
+    text = " ".join(answer[: 4 * MAX_SHOWN].encode(errors="replace").decode().split())
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."

@@ -1,0 +1,149 @@
+"""Questions with a final answer, those of the data set's file among them, and their splits."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ragen_jax.envs.problems import split_by_hash
+
+if TYPE_CHECKING:
+    from ragen_jax.run.datasets import Stored
+
+FIELDS = ("type", "query", "original_question", "response")
+MARKER = "The answer is: "  # before the answer, at the end of a response
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and what is right.
+
+    about: what it is about, whatever its words: its identity
+    facts: of a generated one, what is told of numbers, in order: ("has", 12), ("gets", 5)
+    kind: of a given one, its `type`
+    """
+
+    text: str
+    answer: str
+    about: str
+    facts: tuple[tuple[str, int], ...] = ()
+    kind: str = ""
+
+
+def split_of(question: Question) -> str:
+    """The split of a question: a hash of what it is about."""
+    return split_by_hash("metamathqa", question.about)
+
+
+class Questions:
+    """Questions of a file, each read when it is asked for."""
+
+    def __init__(self, examples: "Stored") -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __iter__(self) -> Iterator[Question]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> Question:
+        example = self._examples[index]
+        return Question(
+            text=example["query"],
+            answer=example["answer"],
+            about=example["about"],
+            kind=example["type"],
+        )
+
+
+def load_questions(path: str | Path) -> Questions:
+    """The questions of a JSON file in the order of its rows.
+
+    The format is that of meta-math/MetaMathQA: a list of objects with the texts FIELDS. What
+    follows MARKER in a response is the answer; rows without it are left out, and a line tells how
+    many. The first call converts the file to a data set in the user's cache, named by the file's
+    content, from which later ones read single rows.
+
+    Raises:
+      ValueError: the file is missing, no JSON, no such list, or without any answer.
+    """
+    # Not above: these modules import environments, and TFDS takes seconds.
+    from ragen_jax.run.datasets import open_or_generate
+    from ragen_jax.run.log import console
+    from ragen_jax.run.workdir import cache_directory, content_hash
+
+    if not Path(path).is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        content = content_hash(path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    left_out = []  # nothing, unless the file is converted now
+    examples = open_or_generate(
+        "metamathqa",
+        {"content": content, "format": 1},
+        features=dict.fromkeys(("type", "query", "about", "answer"), np.str_),
+        generate=lambda: _answered(path, left_out),
+        directory=cache_directory() / "datasets",
+    )
+    if left_out:
+        console(f"{path}: {len(left_out)} row(s) without {MARKER!r} are left out")
+    return Questions(examples)
+
+
+def _answered(path: str | Path, left_out: list[int]) -> Iterator[dict[str, str]]:
+    """The rows that have an answer; the numbers of the others are added to `left_out`."""
+    rows = _rows(path)
+    for index, row in enumerate(rows):
+        _, marker, answer = row["response"].rpartition(MARKER)
+        if not marker or not answer.strip():
+            left_out.append(index)
+    if len(left_out) == len(rows):
+        raise ValueError(f"none of the {len(rows)} rows of {path} has {MARKER!r} in its response")
+    skipped = set(left_out)
+    for index, row in enumerate(rows):
+        if index not in skipped:
+            yield {
+                "type": row["type"],
+                "query": row["query"].strip(),
+                "about": normal(row["original_question"]),
+                "answer": row["response"].rpartition(MARKER)[2].strip(),
+            }
+
+
+def normal(text: str) -> str:
+    """A text in lower case, without its spaces and punctuation but for signs of arithmetic."""
+    return re.sub(r"[^\w+\-*/^=<>\\]", "", text.lower())
+
+
+def _rows(path: str | Path) -> list[dict[str, str]]:
+    """All rows of the file, each with text in all FIELDS."""
+    try:
+        rows = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"{path} must hold a list of questions, got {str(rows)[:60]}")
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {index} of {path} is no question: {str(row)[:60]}")
+        for field in FIELDS:
+            if field not in row:
+                raise ValueError(f"row {index} of {path} lacks the field {field}")
+            if not _is_text(row[field]):
+                shown = ascii(row[field])[:60]
+                raise ValueError(f"field {field} of row {index} of {path} must be text: {shown}")
+    return rows
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a string that can be written as UTF-8, which half a surrogate pair cannot."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
