@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from listed import OURS
 
 from ragen_jax.diagnostics.anatomy import (
     action_metrics,
@@ -162,7 +163,7 @@ def test_grounded_rate_by_hand(make_turn, make_episode):
 # ---- what environments offer --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("prompt", ["full", "terse"])
 def test_a_solvers_reasoning_is_grounded_and_a_strangers_is_not(
     name, prompt, make_turn, make_episode
@@ -196,7 +197,7 @@ def test_a_solvers_reasoning_is_grounded_and_a_strangers_is_not(
     assert 1 / 20 < found["reasoning/grounded_rate"] < 0.5
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", OURS)
 def test_opposites_are_pairs_of_actions(name):
     environment = ENVS[name]()
     assert isinstance(environment, ReversibleEnvironment) == bool(environment.actions)

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listed import OURS
 
 from ragen_jax.configs import base
-from ragen_jax.envs import ENVS
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rollout.acting import Asked, Broken, Limits, act, begin
 from ragen_jax.run.build import build_chat, build_environment
 
-# What is not of this tree, or of another library's making, is tested where it is wrapped.
-OURS = [name for name in ENVS if name not in ("gymnasium", "textarena", "reasoning_gym")]
 EPISODES, TURNS, AT_ONCE = 10_000, 3, 100
 GROWTH = 1.05  # of resident memory behind the first fifth
 HOSTILE = (

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from listed import OURS
 
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.styles import TEMPLATE, UNGROUNDED
@@ -23,7 +24,7 @@ def environment(request):
 
 
 def test_environments_with_styles():
-    found = [n for n, make in ENVS.items() if isinstance(make(split="train"), StyledEnvironment)]
+    found = [n for n in OURS if isinstance(ENVS[n](split="train"), StyledEnvironment)]
     assert sorted(found) == sorted(STYLED)
 
 

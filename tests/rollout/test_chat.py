@@ -10,10 +10,11 @@ import pytest
 from chat_families import family
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from listed import OURS
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ragen_jax.envs import ENVS, make_env
+from ragen_jax.envs import make_env
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.template import NOTICE
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE, ROLES, SPECIAL, TAGS, build_tokenizer
@@ -142,7 +143,7 @@ def test_the_ids_of_sokoban_never_change(tokenizer):
     ]
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", OURS)
 def test_every_word_of_an_environment_is_one_token(name):
     words = make_env(name).words
     tokenizer = build_tokenizer(words)

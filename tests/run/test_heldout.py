@@ -55,6 +55,7 @@ def test_summary_by_hand(make_turn, make_episode):
             "eval/return": 19.5 / 6,
             "eval/valid_rate": 3 / 8,
             "eval/turns": 8 / 6,
+            "eval/errors": 0,
             "eval/response_length": (3 * 2 + 5 * 1) / 8,
             "eval/pass_at_1": 0.5,
             "eval/pass_at_2": 2 / 3,
