@@ -142,8 +142,8 @@ ON_ORGANISM = {
         treatments=BEST_OF_OURS | {"top-p 0.9": TOP_P, "no filter": NONE},
         seeds=(50, 51, 52, 53, 54),
         always=OF_CURES,
-        doubt="Half a bonus on all groups keeps as much as a whole one on the upper half: it is the "
-        "weight that counts, not which groups carry it. Groups without any variance, of which "
+        doubt="Half a bonus on all groups keeps as much as a whole one on the upper half: it is "
+        "the weight that counts, not which groups carry it. Groups without any variance, of which "
         "there are none here, might tell the two apart. Longer runs, in which a bonus that has "
         "faded comes back as information does; or a filter at another share.",
         minutes=2.3,

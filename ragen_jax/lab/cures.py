@@ -279,6 +279,6 @@ def draw(runs: Runs, path: Path) -> None:
         middles[name] = (x, y)
     axis.set_xlabel("information kept: mean of mi_seq over its first value")
     axis.set_ylabel("held-out success, mean of all evaluations")
-    label_points(axis, middles)
+    label_points(fig, axis, middles)
     fig.savefig(path, dpi=110)
     plt.close(fig)

@@ -16,6 +16,7 @@ from ragen_jax.types import Metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Rows = list[Metrics]  # of a run's metrics.jsonl
 Runs = dict[tuple[str, str, int], Rows]  # (setting, treatment, seed) -> rows
@@ -191,11 +192,11 @@ def draw_ranking(
     plt.close(fig)
 
 
-def label_points(axis: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
+def label_points(fig: "Figure", axis: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
     """Writes each name beside its point, where no other name is yet and no other point."""
     size, gap = 7, 4  # points of a letter's height, and between a name and its point
-    axis.figure.draw_without_rendering()  # which fixes the scales
-    to_points = axis.transData + axis.figure.dpi_scale_trans.inverted()
+    fig.draw_without_rendering()  # which fixes the scales
+    to_points = axis.transData + fig.dpi_scale_trans.inverted()
     at = {name: to_points.transform(xy) * 72 for name, xy in points.items()}
     taken = [(x - 2, y - 2, x + 2, y + 2) for x, y in at.values()]  # boxes
     for name, (x, y) in at.items():
