@@ -51,6 +51,7 @@ setup(
         "textarena": ["textarena>=0.7.4,<0.8"],  # its games
         "math": [MATH],  # whether two answers mean the same (compare=math_verify)
         "data": ["datasets", "pyarrow"],  # to fetch and read public data sets
+        "gym": ["reasoning-gym==0.1.25"],  # its tasks; no other version was read for what it runs
         "dev": [
             "pytest>=8",
             "pytest-xdist>=3.6",  # the tests of two files at a time

@@ -19,6 +19,7 @@ from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.game_2048 import Game2048
 from ragen_jax.envs.gymnasium_text import Gymnasium
 from ragen_jax.envs.metamathqa import MetaMathQA
+from ragen_jax.envs.reasoning_gym_tasks import ReasoningGym
 from ragen_jax.envs.rubik import Rubik
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.sudoku import Sudoku
@@ -32,6 +33,7 @@ ENVS: dict[str, EnvironmentClass] = {
     "game_2048": Game2048,
     "gymnasium": Gymnasium,
     "metamathqa": MetaMathQA,
+    "reasoning_gym": ReasoningGym,
     "rubik": Rubik,
     "sokoban": Sokoban,
     "sudoku": Sudoku,

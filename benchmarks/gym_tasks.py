@@ -1,0 +1,84 @@
+"""Every task of reasoning-gym: how fast it makes problems, how long they are, whether we take it.
+
+    python -m benchmarks.gym_tasks > docs/reasoning_gym.md
+
+Seconds are CPU time of one core, medians over ITEMS items, or over as many as SECONDS allow.
+"""
+
+import copy
+import statistics
+import time
+from importlib import resources
+
+from ragen_jax.envs.reasoning_gym_tasks import package
+
+ITEMS = 15
+SECONDS = 6.0  # of a task
+FIRST = 1000  # index of the first item
+SIZES = {"word_ladder": 20_000, "list_functions": 10_000}  # of refused ones that take no more
+INTRODUCTION = resources.files(__package__).joinpath("gym_tasks.md")
+
+
+def measure(factory, task):
+    """The figures of one task, a dict."""
+    start = time.process_time()
+    dataset = factory.create_dataset(task, seed=0, size=SIZES.get(task, package.items(task)))
+    prepared = time.process_time()
+    seconds, entries = [], []
+    while len(entries) < ITEMS and time.process_time() - start < SECONDS:
+        before = time.process_time()
+        entries.append(dataset[FIRST + len(entries)])
+        seconds.append(time.process_time() - before)
+    answered = [entry for entry in entries if entry["answer"] is not None]
+    right = sum(
+        dataset.score_answer(entry["answer"].strip(), copy.deepcopy(entry)) >= 1
+        for entry in answered
+    )
+    levels = 0
+    if factory.has_curriculum(task):
+        attributes = factory.create_curriculum(task).attributes.values()
+        levels = max(len(attribute.levels) for attribute in attributes)
+    return {
+        "start": prepared - start,
+        "rate": 1 / max(statistics.median(seconds), 1e-6),
+        "slowest": max(seconds),
+        "characters": int(statistics.median(len(entry["question"]) for entry in entries)),
+        "oracle": f"{right} of {len(entries)}" if answered else "none",
+        "levels": levels or "none",
+    }
+
+
+def row(factory, task):
+    """The line of one task in the table."""
+    state = f"refused: {package.REFUSED[task]}" if task in package.REFUSED else "accepted"
+    if task == "composite":
+        return f"| `{task}` | | | | | | | {state} |"
+    found = measure(factory, task)
+    rate = f"{float(format(found['rate'], '.2g')):,.10g}"
+    return (
+        f"| `{task}` | {rate} | {found['slowest']:.2g} | {found['start']:.1f} | "
+        f"{found['characters']:,} | {found['oracle']} | {found['levels']} | {state} |"
+    )
+
+
+def main():
+    start = time.process_time()
+    factory = package.load()
+    tasks = sorted(factory.DATASETS)
+    accepted = len(set(tasks) - set(package.REFUSED))
+    rows = [row(factory, task) for task in tasks]
+    print(INTRODUCTION.read_text(encoding="utf-8"))
+    print(
+        f"{accepted} of {len(tasks)} tasks are accepted. Written by `python -m benchmarks.gym_tasks"
+        f" > docs/reasoning_gym.md` in {time.process_time() - start:.0f} s of CPU time.\n"
+    )
+    print(
+        "| task | items a second | slowest, s | start, s | question, characters | oracle right | "
+        "levels | state |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | --- | --- | --- |")
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()

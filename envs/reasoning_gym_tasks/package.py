@@ -1,0 +1,140 @@
+"""The package itself: its tasks by name, which of them are refused, and their data sets.
+
+Items and scorers are those of one version, where each scorer was read. What the package changes in
+the process is kept inside (`alone`).
+"""
+
+import contextlib
+import dataclasses
+import decimal
+import difflib
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ragen_jax.envs.options import whole
+
+VERSION = "0.1.25"  # of reasoning-gym: others may have other problems, and scorers that nobody read
+ITEMS = 2**31 - 1  # of a task's data set
+FEWER = {"acre": 10_000, "gsm_symbolic": 1_000_000}  # of those that prepare all of them at once
+_EVALUATES = "its scorer evaluates the answer as Python"
+_DIFFERS = "its problems differ from process to process"
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _EVALUATES),
+    **dict.fromkeys(("countdown", "puzzle24", "polynomial_multiplication"), _EVALUATES),
+    **dict.fromkeys(("simple_integration", "intermediate_integration"), _EVALUATES),
+    **dict.fromkeys(
+        ("isomorphic_strings", "knight_swap", "list_functions", "ransom_note"), _DIFFERS
+    ),
+    "composite": "it joins other tasks; name one of them",
+    "game_of_life_halting": "its scorer gives 1 to any answer",
+    "pool_matrix": "it seeds NumPy's global generator",
+    "word_ladder": "its answers differ from process to process",
+}
+
+# What no right answer of these tasks holds, and their scorers take minutes for, or pay for.
+TRAPS: dict[str, re.Pattern[str]] = {
+    "coin_flip": re.compile("e", re.IGNORECASE),  # 1e99999999 becomes an exact fraction
+    "complex_arithmetic": re.compile("nan", re.IGNORECASE),  # at no distance from anything
+    "number_sorting": re.compile("nan", re.IGNORECASE),
+}
+
+
+class Refused(ValueError):
+    """A task or an option that cannot be used, in words of ours."""
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Where the package is called: some tasks set the precision of decimals for all."""
+    with decimal.localcontext(decimal.DefaultContext):
+        yield
+
+
+def line(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def load() -> Any:
+    """The package's module `factory`; imported only here, because that takes seconds.
+
+    Raises:
+      Refused: not installed, or another version.
+    """
+    try:
+        found = importlib.metadata.version("reasoning-gym")
+    except importlib.metadata.PackageNotFoundError:
+        found = "none"
+    if found != VERSION:
+        raise Refused(
+            f"reasoning_gym needs reasoning-gym {VERSION} (installed: {found}): "
+            "pip install 'ragen_jax[gym]'"
+        )
+    importlib.import_module("reasoning_gym")  # registers the tasks
+    return importlib.import_module("reasoning_gym.factory")
+
+
+def data_set(task: str, level: int, settings: Mapping[str, Any] | None) -> Any:
+    """The data set of a task, with `items(task)` items; arguments as those of `ReasoningGym`.
+
+    Raises:
+      Refused: an unknown or refused task, or options that it does not take.
+    """
+    factory = load()
+    _check_task(task, factory)
+    kind = factory.DATASETS[task][1]
+    if not isinstance(settings, Mapping | None):
+        raise Refused(f"settings must be a mapping or None, got {settings!r}")
+    settings = settings or {}
+    ours = {"seed": 0, "size": items(task)}
+    accepted = [f.name for f in dataclasses.fields(kind) if f.init and f.name not in ours]
+    unknown = [name for name in settings if name not in accepted]
+    if unknown:
+        raise Refused(
+            f"settings of task {task!r} has {', '.join(map(repr, unknown))}; "
+            f"accepted: {', '.join(accepted) or 'none'}"
+        )
+    curriculum, levels = None, 0
+    if factory.has_curriculum(task):
+        curriculum = factory.create_curriculum(task)
+        levels = max(len(attribute.levels) for attribute in curriculum.attributes.values())
+    try:
+        level = whole("level", level, least=0, most=levels)
+    except ValueError as error:
+        why = f"task {task!r} has {levels or 'no'} levels"
+        raise Refused(f"{error} ({why})") from error
+    try:
+        values = _of_level(curriculum, level, accepted)
+        with alone():
+            return factory.create_dataset(task, **{**values, **settings, **ours})
+    except Exception as error:  # of whatever kind its checks raise
+        raise Refused(
+            f"task {task!r} does not take level={level} and settings={settings!r}: {line(error)}"
+        ) from error
+
+
+def items(task: str) -> int:
+    """How many items the task's data set has."""
+    return FEWER.get(task, ITEMS)
+
+
+def _check_task(task: str, factory: Any) -> None:
+    if not isinstance(task, str) or task not in factory.DATASETS:
+        known = sorted(set(factory.DATASETS) - set(REFUSED))
+        near = difflib.get_close_matches(task, known, n=4) if isinstance(task, str) else []
+        listed = f"near: {', '.join(near)}" if near else "docs/reasoning_gym.md lists them"
+        raise Refused(f"task must be one of reasoning-gym's, got {task!r}; {listed}")
+    if task in REFUSED:
+        raise Refused(f"task {task!r} is refused: {REFUSED[task]}")
+
+
+def _of_level(curriculum: Any, level: int, accepted: Sequence[str]) -> dict[str, Any]:
+    """What a level of a curriculum sets; of level 0 nothing."""
+    if level == 0:
+        return {}
+    curriculum.set_global_level(level - 1)
+    config = curriculum.generate_configuration()
+    return {name: getattr(config, name) for name in accepted}
