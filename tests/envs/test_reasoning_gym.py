@@ -274,6 +274,13 @@ def test_making_problems_changes_nothing_outside():
     decimal.getcontext().prec = 28
 
 
+def test_the_package_prints_nothing(capfd):
+    env = playing("bf")
+    for seed in range(5):
+        env.reset(seed)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_answers_that_a_scorer_would_pay_for():
     env = playing("number_sorting")
     for seed in range(5):
