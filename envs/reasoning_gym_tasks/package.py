@@ -12,7 +12,7 @@ import importlib
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from ragen_jax.envs.options import whole
@@ -48,7 +48,7 @@ class Refused(ValueError):
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone() -> Generator[None]:
     """Where the package is called: some tasks set the precision of decimals for all."""
     with decimal.localcontext(decimal.DefaultContext):
         yield

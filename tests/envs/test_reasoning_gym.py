@@ -375,10 +375,17 @@ def test_too_few_questions_are_named(monkeypatch):
             errors.append(str(error))
     assert len(errors) == 2  # its one question is of one split
     assert all("no problem found in 20 draws for seed=4, task='count_bits'" in e for e in errors)
-    env = ReasoningGym()
-    monkeypatch.setattr(env, "_dataset", {})
+    env, drawn = ReasoningGym(), []
+
+    class Empty(dict):
+        def __missing__(self, index):
+            drawn.append(index)
+            raise KeyError(index)
+
+    monkeypatch.setattr(env, "_dataset", Empty())
     with pytest.raises(ValueError, match="the last item that was not made: KeyError"):
         env.reset(0)
+    assert len(drawn) == 20
 
 
 # ---- configs and the tiny agent -----------------------------------------------------------------
