@@ -53,7 +53,8 @@ class Played:
     selected: list[Episode]  # that the step learns from, of all environments
     episodes_E: list[list[Episode]]  # of each environment all of them, groups numbered from 0
     returns_E: list[np.ndarray]  # and their return_GK, undiscounted, penalties included
-    fired: list[Fired]  # what there is to say of environments that broke
+    # What there is to say of environments that broke.
+    fired: list[Fired] = dataclasses.field(default_factory=list)
 
 
 def play(

@@ -75,7 +75,7 @@ def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypat
     assert name_of(two_minds, tmp_path, monkeypatch) == names[-1]
     config = frozen_lake.get_config()
     config.update_from_flattened_dict({"seed": 5, "rollout.temperature": 0.7, "eval.every": 3})
-    assert name_of(config, tmp_path, monkeypatch) == names[1]
+    assert name_of(config, tmp_path, monkeypatch) == names[list(CONFIGS).index("frozen_lake")]
 
 
 def halved(self, state):
