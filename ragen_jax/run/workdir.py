@@ -72,7 +72,11 @@ def read_run_config(workdir: str | Path) -> ConfigDict:
         return tuple(value) if isinstance(value, list) else value
 
     config = ConfigDict(typed(json.loads(path.read_text())))
-    added = _add_missing(config, base.get_config())
+    defaults = base.get_config()
+    added = _add_missing(config, defaults)
+    for name, part in config.also.items():  # which has a section like env for each
+        if isinstance(part, ConfigDict) and isinstance(part.get("env"), ConfigDict):
+            added |= _add_missing(part.env, defaults.env, f"also.{name}.env.")
     if added:
         listed = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
         console(f"{path} has not, and gets: {listed}")

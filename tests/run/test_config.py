@@ -20,6 +20,7 @@ from ragen_jax.configs import (
     frozen_lake,
     game_2048,
     metamathqa,
+    mixture,
     presets,
     rubik,
     sokoban,
@@ -30,7 +31,7 @@ from ragen_jax.run.build import build_environment, environment_settings, step_ra
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import field
 from ragen_jax.run.sizes import minibatch_rows
-from ragen_jax.run.workdir import content_hash, read_run_config
+from ragen_jax.run.workdir import content_hash, read_run_config, same_run
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
 ROOT = Path(__file__).parents[2]
@@ -406,3 +407,16 @@ def test_a_run_from_before_a_field_has_what_it_did_then(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     read_run_config(tmp_path)
     assert capsys.readouterr().out == ""
+
+
+def test_so_have_the_environments_that_train_with_its_first(tmp_path, capsys):
+    whole = mixture.get_config()
+    before = whole.to_dict()
+    for env in (before["env"], before["also"]["countdown"]["env"]):
+        del env["time_limit"], env["workers"]
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    config = read_run_config(tmp_path)
+    check(config)
+    assert config.to_json(sort_keys=True) == whole.to_json(sort_keys=True)
+    assert "config.also.countdown.env.time_limit=0.0" in capsys.readouterr().out
+    same_run(whole, tmp_path)
