@@ -22,11 +22,16 @@ def problem_seed(seed: int) -> int:
     return whole("seed", seed, least=0, most=2**63 - 1)
 
 
-def bounds(name: str, value: Sequence[int], *, most: int) -> tuple[int, int]:
-    """`value` as (low, high), whole numbers with 1 <= low <= high <= most."""
+def bounds(
+    name: str, value: Sequence[int], *, least: int = 1, most: int, ends: str = "low, high"
+) -> tuple[int, int]:
+    """`value` as (low, high), whole numbers with least <= low <= high <= most.
+
+    ends: what the two are called
+    """
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        raise ValueError(f"{name} must be two whole numbers (low, high), got {value!r}")
-    low = whole(name, value[0], least=1, most=most)
+        raise ValueError(f"{name} must be two whole numbers ({ends}), got {value!r}")
+    low = whole(name, value[0], least=least, most=most)
     return low, whole(name, value[1], least=low, most=most)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ragen_jax.envs.bandit import problems, reading
 from ragen_jax.envs.bandit.names import CONNOTATIONS, WORDS
 from ragen_jax.envs.bandit.problems import State
-from ragen_jax.envs.options import one_of, problem_seed, whole
+from ragen_jax.envs.options import bounds, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
@@ -74,8 +74,8 @@ class Bandit:
         self.told = told
         one_of("names", names, tuple(CONNOTATIONS))
         self.names = names
-        self.sure = _hundredths("sure", sure)
-        self.chance = _hundredths("chance", chance)
+        self.sure = bounds("sure", sure, least=0, most=100, ends="lowest, highest")
+        self.chance = bounds("chance", chance, least=0, most=100, ends="lowest, highest")
         if len({*self.sure, *self.chance}) == 1:
             raise ValueError(f"sure and chance must differ, got {sure!r} and {chance!r}")
         alike = self.sure[0] == self.sure[1] and self.chance[0] == self.chance[1]
@@ -228,11 +228,3 @@ def _paid(state: State) -> list[list[Decimal]]:
 
 def _number(hundredths: float) -> str:
     return f"{hundredths / 100:.2f}"
-
-
-def _hundredths(name: str, value: Sequence[int]) -> tuple[int, int]:
-    """`value` as (low, high), whole numbers with 0 <= low <= high <= 100."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        raise ValueError(f"{name} must be two whole numbers (lowest, highest), got {value!r}")
-    low = whole(name, value[0], least=0, most=100)
-    return low, whole(name, value[1], least=low, most=100)

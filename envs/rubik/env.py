@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ragen_jax.envs.options import one_of, problem_seed, whole
+from ragen_jax.envs.options import bounds, one_of, problem_seed
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.rubik import cube, distances
 from ragen_jax.envs.rubik.cube import COLOURS, FACES, MOVES, State
@@ -74,11 +74,7 @@ class Rubik:
     )
 
     def __init__(self, moves: Sequence[int] = (1, 6), split: str | None = "train") -> None:
-        if isinstance(moves, str) or not isinstance(moves, Sequence) or len(moves) != 2:
-            raise ValueError(f"moves must be two whole numbers (fewest, most), got {moves!r}")
-        most = distances.GODS_NUMBER
-        fewest = whole("moves", moves[0], least=1, most=most)
-        self.moves = fewest, whole("moves", moves[1], least=fewest, most=most)
+        self.moves = bounds("moves", moves, most=distances.GODS_NUMBER, ends="fewest, most")
         self.split = one_of("split", split, (*SPLITS, None))
 
     def reset(self, seed: int) -> State:

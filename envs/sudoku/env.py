@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragen_jax.envs.grounding import grid_lines
-from ragen_jax.envs.options import one_of, problem_seed, whole
+from ragen_jax.envs.options import bounds, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.sudoku import grid, problems, reading, solver
 from ragen_jax.envs.sudoku.grid import DIGITS, EMPTY, SIZES, SYMBOLS, UNITS, State
@@ -57,11 +57,8 @@ class Sudoku:
         self.size = whole("size", size, least=min(SIZES), most=max(SIZES))
         if self.size not in SIZES:
             raise ValueError(f"size must be 4 or 9, got {size!r}")
-        if isinstance(blanks, str) or not isinstance(blanks, Sequence) or len(blanks) != 2:
-            raise ValueError(f"blanks must be two whole numbers (fewest, most), got {blanks!r}")
         most = MAX_BLANKS[self.size]
-        fewest = whole("blanks", blanks[0], least=1, most=most)
-        self.blanks = (fewest, whole("blanks", blanks[1], least=fewest, most=most))
+        self.blanks = bounds("blanks", blanks, most=most, ends="fewest, most")
         self.placements = whole("placements", placements, least=1, most=most)
         self.split = one_of("split", split, (*SPLITS, None))
         names = [grid.name(cell, self.size) for cell in range(self.size**2)]

@@ -46,9 +46,9 @@ class StoppingState:
 
 @dataclasses.dataclass(frozen=True)
 class Fired:
-    """A rule that fired, or the alarm of regimes.py."""
+    """A rule that fired, the alarm of regimes.py, or what environments did (run/stages.py)."""
 
-    rule: str  # one of RULES, or "regimes"
+    rule: str  # one of RULES, "regimes" or "errors"
     action: str  # "stop" or "warn"; of the alarm, one of regimes.ACTIONS
     reason: str  # a sentence with the numbers
 

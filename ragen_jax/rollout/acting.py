@@ -25,7 +25,7 @@ from ragen_jax.envs.types import Environment, State, Step
 
 MAX_TEXT = 100_000  # characters of an observation; more is no text to be read
 MAX_REWARD = 1e6  # of a step: the squares of larger ones are too much for a variance in float32
-KEPT = (bool, int, float, str)  # of an info, what is handed on if it is no longer than MAX_TEXT
+KEPT = (bool, int, float, str)  # of an info, what is handed on; a text of up to MAX_TEXT
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -164,7 +164,8 @@ def _checked(step: object) -> Step:
     kept = {
         name: bool(value) if isinstance(value, np.bool_) else value
         for name, value in info.items()
-        if isinstance(value, (*KEPT, np.bool_)) and len(str(value)) <= MAX_TEXT
+        if isinstance(value, (*KEPT, np.bool_))
+        and not (isinstance(value, str) and len(value) > MAX_TEXT)
     }
     return Step(step.state, float(reward), bool(done), kept)
 

@@ -319,10 +319,10 @@ def _act(
     An unreadable reply runs none.
     """
     read = [(play, chat.read(sampled)) for play, sampled, _ in replies]
-    sound = [(play, reply) for play, reply in read if not play.error]
     asked = [
         Asked(play.state, reply.actions, play.rng, max_actions - play.actions_used)
-        for play, reply in sound
+        for play, reply in read
+        if not play.error
     ]
     acted = iter(act(environment, asked, limits, clock))
     for (play, sampled, logp), (_, reply) in zip(replies, read, strict=True):

@@ -3,10 +3,7 @@
 import dataclasses
 import hashlib
 import itertools
-import os
 import random
-import subprocess
-import sys
 import time
 import warnings
 from fractions import Fraction
@@ -16,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import of_a_fresh_process
 
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.countdown import Countdown, Problem, evaluate, load_problems, split_of
@@ -396,17 +394,7 @@ def test_steps_and_explanation():
 
 def test_problems_are_pinned_in_this_and_in_a_fresh_process():
     assert problems_digest() == PROBLEMS_0_TO_49
-    code = f"import runpy; print(runpy.run_path({__file__!r})['problems_digest']())"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    fresh = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert fresh.stdout.strip() == PROBLEMS_0_TO_49
+    assert of_a_fresh_process(__file__, "problems_digest") == PROBLEMS_0_TO_49
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,6 @@
 import dataclasses
 import hashlib
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +10,7 @@ import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import of_a_fresh_process
 from scipy.stats import chisquare
 
 from ragen_jax.envs import ENVS, make_env
@@ -328,17 +326,7 @@ def test_unknown_actions_are_refused(action):
 
 def test_maps_are_pinned_in_this_and_in_a_fresh_process():
     assert maps_digest() == MAPS_0_TO_49
-    code = f"import runpy; print(runpy.run_path({__file__!r})['maps_digest']())"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    fresh = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert fresh.stdout.strip() == MAPS_0_TO_49
+    assert of_a_fresh_process(__file__, "maps_digest") == MAPS_0_TO_49
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,13 @@
 import dataclasses
 import hashlib
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import of_a_fresh_process
 from scipy.stats import binomtest, chisquare
 
 from ragen_jax.envs import ENVS, make_env
@@ -369,17 +367,7 @@ def test_random_play_stays_within_the_rules(episodes):
 
 def test_boards_are_pinned_in_this_and_in_a_fresh_process():
     assert boards_digest() == BOARDS_0_TO_49
-    code = f"import runpy; print(runpy.run_path({__file__!r})['boards_digest']())"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    fresh = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert fresh.stdout.strip() == BOARDS_0_TO_49
+    assert of_a_fresh_process(__file__, "boards_digest") == BOARDS_0_TO_49
 
 
 @pytest.mark.parametrize(

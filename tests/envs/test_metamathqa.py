@@ -4,14 +4,12 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from problems import of_a_fresh_process
 
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.metamathqa import MetaMathQA, Question, load_questions, split_of
@@ -207,17 +205,7 @@ def test_case_does_not_matter():
 
 def test_problems_are_pinned_in_this_and_in_a_fresh_process():
     assert problems_digest() == PROBLEMS_0_TO_49
-    code = f"import runpy; print(runpy.run_path({__file__!r})['problems_digest']())"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    fresh = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert fresh.stdout.strip() == PROBLEMS_0_TO_49
+    assert of_a_fresh_process(__file__, "problems_digest") == PROBLEMS_0_TO_49
 
 
 @pytest.mark.parametrize(

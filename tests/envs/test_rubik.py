@@ -3,13 +3,11 @@
 import dataclasses
 import hashlib
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from problems import of_a_fresh_process
 from scipy.stats import chisquare
 
 from ragen_jax.envs import ENVS, make_env
@@ -273,17 +271,7 @@ def test_what_is_no_cube_is_refused(stickers, message):
 
 def test_problems_are_pinned_in_this_and_in_a_fresh_process():
     assert cubes_digest() == CUBES_0_TO_49
-    code = f"import runpy; print(runpy.run_path({__file__!r})['cubes_digest']())"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    fresh = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert fresh.stdout.strip() == CUBES_0_TO_49
+    assert of_a_fresh_process(__file__, "cubes_digest") == CUBES_0_TO_49
 
 
 @pytest.mark.parametrize("moves", [(1, 6), (3, 4), (5, 5), (11, 11)])

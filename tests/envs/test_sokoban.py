@@ -2,9 +2,6 @@
 
 import dataclasses
 import hashlib
-import os
-import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import of_a_fresh_process
 
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.problems import SPLITS, Draws
@@ -339,17 +337,7 @@ def test_random_play_agrees_with_the_rules_on_text(num_boxes):
 
 def test_rooms_are_pinned_in_this_and_in_a_fresh_process():
     assert rooms_digest() == ROOMS_0_TO_49
-    code = f"import runpy; print(runpy.run_path({__file__!r})['rooms_digest']())"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    fresh = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert fresh.stdout.strip() == ROOMS_0_TO_49
+    assert of_a_fresh_process(__file__, "rooms_digest") == ROOMS_0_TO_49
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
-import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import of_a_fresh_process
 
 from ragen_jax.configs import sudoku as config_file
 from ragen_jax.envs import ENVS, make_env
@@ -474,17 +472,7 @@ def test_every_fact_of_a_text_is_read_in_order():
 
 def test_problems_are_pinned_in_this_and_in_a_fresh_process():
     assert problems_digest() == PROBLEMS_0_TO_49
-    code = f"import runpy; print(runpy.run_path({__file__!r})['problems_digest']())"
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    fresh = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert fresh.stdout.strip() == PROBLEMS_0_TO_49
+    assert of_a_fresh_process(__file__, "problems_digest") == PROBLEMS_0_TO_49
 
 
 @pytest.mark.parametrize(
