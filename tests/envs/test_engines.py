@@ -5,6 +5,7 @@ import re
 import string
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gymnasium
@@ -55,10 +56,15 @@ class Rolls:
     """An engine that draws from the process's generators, as many do."""
 
     def reset(self, seed):
-        return f"{random.random()} {np.random.random()}"
+        return self._roll()
 
     def step(self, action):
-        return Moved(f"{random.random()} {np.random.random()} {action}", 0.0, False, {})
+        return Moved(f"{self._roll()} {action}", 0.0, False, {})
+
+    def _roll(self):
+        first = random.random()
+        time.sleep(1e-4)  # another thread may go on here
+        return f"{first} {random.random()} {np.random.random()}"
 
 
 class Counts:
