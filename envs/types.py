@@ -15,12 +15,13 @@ A language model trains on whatever has the members of `Environment` and is buil
     ReversibleEnvironment  opposites                                   for action/* figures
     GroundedEnvironment    grounded                                    for reasoning/* figures
     LiveEnvironment        resumable                                   where it may be False
+    FileEnvironment        fields, given                               for check_data
 
 How a model is told to answer (think and answer tags), how many actions a turn may hold and how
 many turns an episode may last belong to the chat format and the rollout, never to an environment.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -157,6 +158,21 @@ class LiveEnvironment(Environment, Protocol):
     """
 
     resumable: bool
+
+
+@runtime_checkable
+class FileEnvironment(Environment, Protocol):
+    """An environment whose problems may come from a file: optional, for `check_data`.
+
+    fields: those of a row that are read
+    """
+
+    fields: tuple[str, ...]
+
+    def given(self) -> Iterator[tuple[int, str, State]]:
+        """(row, split, initial state) of each problem that may be drawn from the file, of every
+        split, in the file's order; nothing where problems are generated."""
+        ...
 
 
 @runtime_checkable

@@ -3,15 +3,12 @@
 They run in this process, so that what is compiled once serves all of them.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
-import io
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -20,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from absl import flags
+from command_line import README, ROOT, call
 
 from ragen_jax import load
 from ragen_jax.configs.experiments import EXPERIMENTS
@@ -32,43 +29,7 @@ from ragen_jax.run.workdir import read_run_config
 
 # Of running modules that are imported already, and of how ml_collections reads a config file.
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
-ROOT = Path(__file__).parents[1]
 STOPPED = "no model is loaded here"
-
-
-def commands_of_the_readme():
-    """Every `python -m ragen_jax.*` of README.md's code blocks, without comments."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    lines = [line for block in blocks for line in block.splitlines()]
-    return [found[1] for line in lines if (found := re.search(r"python -m (ragen_jax\..*)", line))]
-
-
-README = commands_of_the_readme()
-
-
-OF_A_COMMAND = ("ragen_jax", "absl.flags._flag")  # modules that define its flags; config.*
-
-
-def call(*words):
-    """(exit code, stdout, stderr) of `python -m WORDS`."""
-    module, *arguments = words
-    before = set(flags.FLAGS)
-    out, err = io.StringIO(), io.StringIO()
-    kept, sys.argv = sys.argv, [module, *arguments]
-    code = 0
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            runpy.run_module(module, run_name="__main__")
-    except SystemExit as error:
-        code = error.code or 0
-    finally:
-        sys.argv = kept
-        for name in set(flags.FLAGS) - before:
-            # Libraries that were first imported meanwhile go on reading theirs.
-            if flags.FLAGS.find_module_defining_flag(name).startswith(OF_A_COMMAND):
-                delattr(flags.FLAGS, name)
-        flags.FLAGS.unparse_flags()
-    return code, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +91,7 @@ def run(tmp_path_factory):
 
 def test_the_readme_has_commands_of_every_kind():
     modules = [command.split()[0].removeprefix("ragen_jax.") for command in README]
-    assert set(modules) == {"train", "evaluate", "lab", "preflight"}
+    assert set(modules) == {"train", "evaluate", "lab", "preflight", "check_data"}
     assert len(README) >= 12
 
 

@@ -7,7 +7,7 @@ division by zero, which has no value, earns 0 here.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +55,7 @@ class Countdown:
     """
 
     actions: tuple[str, ...] = ()
+    fields: tuple[str, ...] = problems.FIELDS
     words: tuple[str, ...] = (
         *("Numbers:", "\nTarget:", "numbers", " target", " plan"),
         *(f" {number}" for number in range(100)),
@@ -123,8 +124,18 @@ class Countdown:
                 operators=self.operators,
             )
         problem = self._given[draws.below(len(self._given))]
+        return problem if self._wanted(problem) else None
+
+    def _wanted(self, problem: Problem) -> bool:
+        """Whether a problem of the file may be drawn."""
         # To rule out every way through fractions would take most of the time.
-        return problem if self._solution(problem, fractions=False) is not None else None
+        return self._solution(problem, fractions=False) is not None
+
+    def given(self) -> Iterator[tuple[int, str, Problem]]:
+        """(row, split, problem) of each problem of the file that may be drawn, in its order."""
+        for row, problem in enumerate(self._given or ()):
+            if self._wanted(problem):
+                yield row, problems.split_of(problem), problem
 
     def render(self, state: Problem) -> str:
         """The observation, for example "Numbers: 44, 19, 35\\nTarget: 60"."""

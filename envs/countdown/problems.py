@@ -10,6 +10,7 @@ from ragen_jax.envs.problems import Draws, split_by_hash
 
 TAG = 0xC0117D03  # of this environment's `Draws`
 
+FIELDS = ("target", "nums")  # of a row of a file
 MAX_COUNT = 5  # numbers of a problem: with one more the search takes seconds
 MAX_NUMBER = 10_000  # keeps all that five of them can make far below arithmetic.MAX_SIZE
 
@@ -67,13 +68,13 @@ def load_problems(path: str | Path, *, max_rows: int | None = None) -> tuple[Pro
     try:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            missing = [name for name in ("target", "nums") if name not in names]
+            missing = [name for name in FIELDS if name not in names]
             if missing:
                 raise ValueError(
                     f"{path} lacks the column(s) {', '.join(missing)}; it has {', '.join(names)}"
                 )
             rows = []
-            for batch in file.iter_batches(columns=["target", "nums"]):
+            for batch in file.iter_batches(columns=list(FIELDS)):
                 rows += batch.to_pylist()
                 if max_rows is not None and len(rows) >= max_rows:
                     break

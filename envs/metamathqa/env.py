@@ -5,9 +5,10 @@ before, a wrong one is told so, and only a right one ends the task: how many tri
 budget of the rollout (env.max_turns and env.max_actions).
 """
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class MetaMathQA:
         rule); "math_verify": also what means the same, as 1/2 and 0.5 (extra "math")
     path: JSON file of questions to draw from instead of generating them (`load_questions`);
         operations, largest and operators then have no part
-    max_rows: how many of its questions are drawn from (None: all)
+    max_rows: how many of its rows are drawn from (None: all)
     types: of the questions drawn from, how their `type` begins; the released code keeps "MATH_"
     split: "imitation", "train" or "eval": three sets of questions that share none, even told of
         others, or as the file's other questions that were made of the same original; None draws
@@ -65,6 +66,7 @@ class MetaMathQA:
     """
 
     actions: tuple[str, ...] = ()
+    fields: tuple[str, ...] = questions.FIELDS
     words: tuple[str, ...] = (
         *(*stories.WORDS, "\nWrong:", "\nAttempt:", " plan"),
         *(f" {number}" for number in range(100)),
@@ -137,7 +139,17 @@ class MetaMathQA:
                 operators=self.operators,
             )
         question = self._given[draws.below(min(len(self._given), self.max_rows or MAX_ROWS))]
-        return question if question.kind.startswith(self.types) else None
+        return question if self._wanted(question) else None
+
+    def _wanted(self, question: Question) -> bool:
+        """Whether a question of the file may be drawn."""
+        return bool(question.answer) and question.kind.startswith(self.types)
+
+    def given(self) -> Iterator[tuple[int, str, Attempt]]:
+        """(row, split, state) of each question of the file that may be drawn, in its order."""
+        for row, question in enumerate(itertools.islice(self._given or (), self.max_rows)):
+            if self._wanted(question):
+                yield row, questions.split_of(question), Attempt(question)
 
     def render(self, state: Attempt) -> str:
         """The observation: "Question: ...", and behind a wrong answer "Wrong: 9\\nAttempt: 2"."""

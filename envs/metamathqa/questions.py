@@ -28,7 +28,7 @@ class Question:
     """
 
     text: str
-    answer: str
+    answer: str  # "" of a row of the file without one
     about: str
     facts: tuple[tuple[str, int], ...] = ()
     kind: str = ""
@@ -65,9 +65,9 @@ def load_questions(path: str | Path) -> Questions:
     """The questions of a JSON file in the order of its rows.
 
     The format is that of meta-math/MetaMathQA: a list of objects with the texts FIELDS. What
-    follows MARKER in a response is the answer; rows without it are left out, and a line tells how
-    many. The first call converts the file to a data set in the user's cache, named by the file's
-    content, from which later ones read single rows.
+    follows MARKER in a response is the answer. The first call converts the file to a data set in
+    the user's cache, named by the file's content, from which later ones read single rows; a line
+    tells then how many have no answer.
 
     Raises:
       ValueError: the file is missing, no JSON, no such list, or without any answer.
@@ -83,37 +83,39 @@ def load_questions(path: str | Path) -> Questions:
         content = content_hash(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    left_out = []  # nothing, unless the file is converted now
+    unanswered = []  # how many, if the file is converted now
     examples = open_or_generate(
         "metamathqa",
-        {"content": content, "format": 1},
+        {"content": content, "format": 2},
         features=dict.fromkeys(("type", "query", "about", "answer"), np.str_),
-        generate=lambda: _answered(path, left_out),
+        generate=lambda: _examples(path, unanswered),
         directory=cache_directory() / "datasets",
     )
-    if left_out:
-        console(f"{path}: {len(left_out)} row(s) without {MARKER!r} are left out")
+    if any(unanswered):  # nothing is printed while TFDS generates
+        console(f"{path}: {unanswered[0]} row(s) without {MARKER!r} are left out")
     return Questions(examples)
 
 
-def _answered(path: str | Path, left_out: list[int]) -> Iterator[dict[str, str]]:
-    """The rows that have an answer; the numbers of the others are added to `left_out`."""
+def _examples(path: str | Path, unanswered: list[int]) -> Iterator[dict[str, str]]:
+    """What is kept of each row; the number of those without an answer is added to `unanswered`."""
     rows = _rows(path)
-    for index, row in enumerate(rows):
-        _, marker, answer = row["response"].rpartition(MARKER)
-        if not marker or not answer.strip():
-            left_out.append(index)
-    if len(left_out) == len(rows):
+    answers = [_answer(row["response"]) for row in rows]
+    if not any(answers):
         raise ValueError(f"none of the {len(rows)} rows of {path} has {MARKER!r} in its response")
-    skipped = set(left_out)
-    for index, row in enumerate(rows):
-        if index not in skipped:
-            yield {
-                "type": row["type"],
-                "query": row["query"].strip(),
-                "about": normal(row["original_question"]),
-                "answer": row["response"].rpartition(MARKER)[2].strip(),
-            }
+    unanswered.append(answers.count(""))
+    for row, answer in zip(rows, answers, strict=True):
+        yield {
+            "type": row["type"],
+            "query": row["query"].strip(),
+            "about": normal(row["original_question"]),
+            "answer": answer,
+        }
+
+
+def _answer(response: str) -> str:
+    """What follows the last MARKER; "" where there is none."""
+    _, marker, answer = response.rpartition(MARKER)
+    return answer.strip() if marker else ""
 
 
 def normal(text: str) -> str:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from problems import OURS
+from listed import OURS
 
 from ragen_jax.diagnostics.anatomy import (
     action_metrics,

@@ -6,14 +6,12 @@ import itertools
 import time
 from collections import Counter
 from decimal import Decimal
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import of_a_fresh_process
 from scipy.stats import binomtest, chisquare
 
 from ragen_jax.configs import bandit as config_file
@@ -28,7 +26,6 @@ from ragen_jax.rollout.play import _start
 
 pytestmark = pytest.mark.fast
 
-ROOT = Path(__file__).parents[2]
 
 SURE, RISKY = Arm("Red Table", 10, 100), Arm("Blue Window", 100, 25)
 PROBLEM = State((SURE, RISKY))
@@ -464,9 +461,8 @@ def test_a_name_tells_what_it_connotes():
 # ---- generator ----------------------------------------------------------------------------------
 
 
-def test_problems_are_pinned_in_this_and_in_a_fresh_process():
+def test_problems_are_pinned():
     assert problems_digest() == PROBLEMS_0_TO_49
-    assert of_a_fresh_process(__file__, "problems_digest") == PROBLEMS_0_TO_49
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ import random
 import time
 import warnings
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import of_a_fresh_process
 
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.countdown import Countdown, Problem, evaluate, load_problems, split_of
@@ -25,7 +23,6 @@ from ragen_jax.envs.types import Environment, SolvableEnvironment
 
 pytestmark = pytest.mark.fast
 
-ROOT = Path(__file__).parents[2]
 
 PROBLEM = Problem((44, 19, 35), 60)
 
@@ -392,9 +389,8 @@ def test_steps_and_explanation():
 # ---- generator ----------------------------------------------------------------------------------
 
 
-def test_problems_are_pinned_in_this_and_in_a_fresh_process():
+def test_problems_are_pinned():
     assert problems_digest() == PROBLEMS_0_TO_49
-    assert of_a_fresh_process(__file__, "problems_digest") == PROBLEMS_0_TO_49
 
 
 @pytest.mark.parametrize(

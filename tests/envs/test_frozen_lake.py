@@ -3,14 +3,12 @@
 import dataclasses
 import hashlib
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import of_a_fresh_process
 from scipy.stats import chisquare
 
 from ragen_jax.envs import ENVS, make_env
@@ -22,7 +20,6 @@ from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
 
 pytestmark = pytest.mark.fast
 
-ROOT = Path(__file__).parents[2]
 
 LAKE = """\
 P___
@@ -324,9 +321,8 @@ def test_unknown_actions_are_refused(action):
 # ---- generator ----------------------------------------------------------------------------------
 
 
-def test_maps_are_pinned_in_this_and_in_a_fresh_process():
+def test_maps_are_pinned():
     assert maps_digest() == MAPS_0_TO_49
-    assert of_a_fresh_process(__file__, "maps_digest") == MAPS_0_TO_49
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 import dataclasses
 import hashlib
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import of_a_fresh_process
 from scipy.stats import binomtest, chisquare
 
 from ragen_jax.envs import ENVS, make_env
@@ -27,7 +25,6 @@ from ragen_jax.randomness import Purpose, generator
 
 pytestmark = pytest.mark.fast
 
-ROOT = Path(__file__).parents[2]
 
 BOARD = """\
 2 2 4 _
@@ -365,9 +362,8 @@ def test_random_play_stays_within_the_rules(episodes):
 # ---- start boards -------------------------------------------------------------------------------
 
 
-def test_boards_are_pinned_in_this_and_in_a_fresh_process():
+def test_boards_are_pinned():
     assert boards_digest() == BOARDS_0_TO_49
-    assert of_a_fresh_process(__file__, "boards_digest") == BOARDS_0_TO_49
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,9 @@ import hashlib
 import itertools
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from problems import of_a_fresh_process
 
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.metamathqa import MetaMathQA, Question, load_questions, split_of
@@ -23,7 +21,6 @@ from ragen_jax.run import datasets
 
 pytestmark = pytest.mark.fast
 
-ROOT = Path(__file__).parents[2]
 
 FACTS = (("has", 12), ("gets", 5), ("loses", 3))
 TEXT = "Anna has 12 pens. Anna gets 5 more. Anna loses 3. How many pens does Anna have now?"
@@ -203,9 +200,8 @@ def test_case_does_not_matter():
 # ---- generator ----------------------------------------------------------------------------------
 
 
-def test_problems_are_pinned_in_this_and_in_a_fresh_process():
+def test_problems_are_pinned():
     assert problems_digest() == PROBLEMS_0_TO_49
-    assert of_a_fresh_process(__file__, "problems_digest") == PROBLEMS_0_TO_49
 
 
 @pytest.mark.parametrize(
@@ -383,10 +379,19 @@ def test_nothing_of_the_types_is_an_error(file, monkeypatch):
 def test_rows_without_an_answer_are_left_out_and_counted(tmp_path, capsys):
     rows = [*ROWS[:3], row(3, response="It is 5."), row(4, response="The answer is: "), ROWS[5]]
     file = write(tmp_path / "some.json", rows)
-    assert len(load_questions(file)) == 4
+    assert [question.answer for question in load_questions(file)][2:] == [
+        "\\frac{2}{2}",
+        "",
+        "",
+        "\\frac{5}{2}",
+    ]
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith("some.json: 2 row(s) without 'The answer is: ' are left out")
-    assert load_questions(file)[3].answer == "\\frac{5}{2}"
+    env = MetaMathQA(path=file, split=None)
+    assert {env.reset(seed).question.answer for seed in range(50)} == {
+        f"\\frac{{{number}}}{{2}}" for number in (0, 1, 2, 5)
+    }
+    assert [row for row, _, _ in env.given()] == [0, 1, 2, 5]
     assert capsys.readouterr().out == ""
     file = write(tmp_path / "none.json", rows[3:5])
     with pytest.raises(ValueError, match="none of the 2 rows of .*none.json has 'The answer is: '"):

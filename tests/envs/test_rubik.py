@@ -3,11 +3,9 @@
 import dataclasses
 import hashlib
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
-from problems import of_a_fresh_process
 from scipy.stats import chisquare
 
 from ragen_jax.envs import ENVS, make_env
@@ -24,7 +22,6 @@ from ragen_jax.envs.types import (
 
 pytestmark = pytest.mark.fast
 
-ROOT = Path(__file__).parents[2]
 
 # Of a cube in anyone's hand, after one turn of the solved one.
 TURNED = {
@@ -269,9 +266,8 @@ def test_what_is_no_cube_is_refused(stickers, message):
 # ---- problems -----------------------------------------------------------------------------------
 
 
-def test_problems_are_pinned_in_this_and_in_a_fresh_process():
+def test_problems_are_pinned():
     assert cubes_digest() == CUBES_0_TO_49
-    assert of_a_fresh_process(__file__, "cubes_digest") == CUBES_0_TO_49
 
 
 @pytest.mark.parametrize("moves", [(1, 6), (3, 4), (5, 5), (11, 11)])

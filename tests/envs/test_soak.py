@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from problems import OURS
+from listed import OURS
 
 from ragen_jax.configs import base
 from ragen_jax.model.tokenizer import build_tokenizer

@@ -3,13 +3,11 @@
 import dataclasses
 import hashlib
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import of_a_fresh_process
 
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.problems import SPLITS, Draws
@@ -21,7 +19,6 @@ from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
 
 pytestmark = pytest.mark.fast
 
-ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
 
 LEVEL = """\
@@ -335,9 +332,8 @@ def test_random_play_agrees_with_the_rules_on_text(num_boxes):
 # ---- generator ----------------------------------------------------------------------------------
 
 
-def test_rooms_are_pinned_in_this_and_in_a_fresh_process():
+def test_rooms_are_pinned():
     assert rooms_digest() == ROOMS_0_TO_49
-    assert of_a_fresh_process(__file__, "rooms_digest") == ROOMS_0_TO_49
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from problems import OURS
+from listed import OURS
 
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.styles import TEMPLATE, UNGROUNDED

@@ -7,13 +7,11 @@ import math
 import random
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import of_a_fresh_process
 
 from ragen_jax.configs import sudoku as config_file
 from ragen_jax.envs import ENVS, make_env
@@ -28,7 +26,6 @@ from ragen_jax.envs.types import Environment, GroundedEnvironment, SolvableEnvir
 
 pytestmark = pytest.mark.fast
 
-ROOT = Path(__file__).parents[2]
 
 GRID = """\
 . 4 | 1 3
@@ -470,9 +467,8 @@ def test_every_fact_of_a_text_is_read_in_order():
 # ---- generator ----------------------------------------------------------------------------------
 
 
-def test_problems_are_pinned_in_this_and_in_a_fresh_process():
+def test_problems_are_pinned():
     assert problems_digest() == PROBLEMS_0_TO_49
-    assert of_a_fresh_process(__file__, "problems_digest") == PROBLEMS_0_TO_49
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from chat_families import family
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import OURS
+from listed import OURS
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -1,0 +1,87 @@
+"""Show the problems that a config's environments pose, and what is in a file that they come from.
+
+    python -m ragen_jax.check_data --config=configs/metamathqa.py [--rows=3]
+                                   [--config.env.options.path=FILE] [--config.FIELD=VALUE ...]
+
+Of a file: the fields that are read, the problems that can be drawn, those of each split, whether
+enough of them are held out, and the first ones. Of generated problems: the first ones. It loads
+no model and compiles nothing; a file that cannot be used is told in one line, exit code 2.
+"""
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from ragen_jax.envs.problems import SPLITS
+from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment, State
+from ragen_jax.run import command
+from ragen_jax.run.build import build_environment
+from ragen_jax.run.sizes import of_environments
+
+CUT = 300  # characters of a problem that are shown
+
+
+def describe(config: ConfigDict, rows: int) -> Iterator[str]:
+    """What is in config.env, line by line.
+
+    Args:
+      config: of one environment.
+      rows: how many problems are shown.
+
+    Raises:
+      ValueError: unusable options, a file that cannot be read, or fewer different held-out problems
+        than eval.episodes.
+    """
+    environment = build_environment(config, "train")
+    path = config.env.options.to_dict().get("path")
+    if path is None or not isinstance(environment, FileEnvironment):
+        yield f"{config.env.name}: generated"
+        for seed in range(rows):
+            yield from _problem(environment, f"seed {seed}", environment.reset(seed))
+        return
+    yield f"{config.env.name}: {path}"
+    yield f"  fields      {', '.join(environment.fields)}"
+    counts, different, shown = Counter(), defaultdict(set), []
+    for row, split, state in environment.given():
+        counts[split] += 1
+        different[split].add(environment.identity(state))
+        if len(shown) < rows:
+            shown.append(_problem(environment, f"row {row} ({split})", state))
+    yield f"  problems    {counts.total()} can be drawn"
+    for split in SPLITS:
+        yield f"  {split:<11} {counts[split]}, {len(different[split])} of them different"
+    yield from itertools.chain(*shown)
+    if len(different["eval"]) < config.eval.episodes:
+        raise ValueError(
+            f"config.eval.episodes is {config.eval.episodes}, but {path} holds out only "
+            f"{len(different['eval'])} different problems; lower it, or give a larger file"
+        )
+
+
+def _problem(environment: Environment, name: str, state: State) -> list[str]:
+    """A problem as it is shown, and its solution where there is one to tell."""
+    lines = [f"  {name}"]
+    lines += [f"    {line}" for line in environment.render(state)[:CUT].splitlines()]
+    if isinstance(environment, SolvableEnvironment):
+        plan = environment.solve(state)
+        lines.append(f"    -> {'no solution' if plan is None else ' || '.join(plan)[:CUT]}")
+    return lines
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    with command.bad_input():
+        if ROWS.value < 0:
+            raise ValueError(f"--rows is {ROWS.value}; it must be at least 0")
+        for config in of_environments(CONFIG.value).values():
+            for line in describe(config, ROWS.value):
+                print(line, flush=True)
+
+
+if __name__ == "__main__":
+    CONFIG = command.define_config()
+    ROWS = flags.DEFINE_integer("rows", 3, "Problems that are shown.")
+    command.run_command(main)

@@ -1,0 +1,6 @@
+"""Environments that several tests go through."""
+
+from ragen_jax.envs import ENVS
+
+# Those that need an option to be built are tested where they are wrapped.
+OURS = [name for name in ENVS if name not in ("gymnasium", "reasoning_gym", "textarena")]

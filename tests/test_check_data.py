@@ -1,0 +1,111 @@
+"""python -m ragen_jax.check_data: what it says of files and of generated problems."""
+
+import json
+import shlex
+
+import pytest
+from command_line import README, ROOT, call
+
+from ragen_jax.envs.problems import SPLITS, split_by_hash
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
+
+
+@pytest.fixture
+def questions(tmp_path, monkeypatch):
+    """A file as MetaMathQA's in the folder where commands start, in a cache of its own."""
+    rows = [
+        {
+            "type": ("MATH_AnsAug", "GSM_Rephrased")[index % 2],
+            "query": f"What is {index} + {index}?",
+            "original_question": f"How much is {index // 2} twice?",
+            "response": f"It is easy. The answer is: {2 * index}" if index != 7 else "No idea.",
+        }
+        for index in range(40)
+    ]
+    path = tmp_path / "MetaMathQA-395K.json"
+    path.write_text(json.dumps(rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return rows, path
+
+
+def test_the_command_of_the_readme_that_looks_at_data(questions):
+    (command,) = [line for line in README if line.startswith("ragen_jax.check_data")]
+    words = shlex.split(command, comments=True)
+    words[1] = words[1].replace("configs/", f"{ROOT}/configs/")
+    code, out, err = call(*words)
+    assert (code, err) == (
+        2,
+        "error: config.eval.episodes is 1024, but MetaMathQA-395K.json holds out only 6 different "
+        "problems; lower it, or give a larger file\n",
+    )
+    code, again, err = call(*words, "--config.eval.episodes=6", "--rows=2")
+    assert code == 0, err
+    left_out, *out = out.splitlines()
+    assert left_out == "MetaMathQA-395K.json: 1 row(s) without 'The answer is: ' are left out"
+    assert again.splitlines() == out[: len(again.splitlines())]  # and a row more of it
+    originals = [f"howmuchis{index // 2}twice" for index in range(40) if index != 7]
+    dealt = {
+        split: [x for x in originals if split_by_hash("metamathqa", x) == split] for split in SPLITS
+    }
+    split = split_by_hash("metamathqa", originals[0])
+    assert out[:10] == [
+        "metamathqa: MetaMathQA-395K.json",
+        "  fields      type, query, original_question, response",
+        "  problems    39 can be drawn",
+        *(
+            f"  {split:<11} {len(of)}, {len(set(of))} of them different"
+            for split, of in dealt.items()
+        ),
+        f"  row 0 ({split})",
+        "    Question: What is 0 + 0?",
+        "    -> 0",
+        f"  row 1 ({split})",
+    ]
+    code, out, err = call(*words, "--config.env.options.types=GSM_", "--config.eval.episodes=6")
+    assert code == 0 and "  problems    19 can be drawn" in out.splitlines()
+    code, out, err = call(*words, "--config.env.options.max_rows=9", "--config.eval.episodes=1")
+    assert code == 0 and "  problems    8 can be drawn" in out.splitlines()
+
+
+def test_a_file_that_cannot_be_used_is_told_in_one_line(questions):
+    rows, path = questions
+    del rows[3]["query"]
+    path.write_text(json.dumps(rows))
+    words = ["ragen_jax.check_data", "--config=metamathqa"]
+    code, out, err = call(*words, f"--config.env.options.path={path}")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"error: config.env.options of 'metamathqa': row 3 of {path} lacks the field query\n"
+    )
+    code, out, err = call(*words, "--rows=-1")
+    assert (code, err) == (2, "error: --rows is -1; it must be at least 0\n")
+
+
+def test_problems_of_a_parquet_file(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    # The second cannot be solved, the third is the first in another order.
+    table = pyarrow.table({"target": [8, 99, 8], "nums": [[3, 5], [1, 2], [5, 3]]})
+    parquet.write_table(table, tmp_path / "some.parquet")
+    words = [f"--config.env.options.path={tmp_path}/some.parquet", "--config.eval.episodes=1"]
+    code, out, err = call("ragen_jax.check_data", "--config=countdown", *words)
+    lines = out.splitlines()
+    assert lines[1:3] == ["  fields      target, nums", "  problems    2 can be drawn"]
+    assert sorted(line.split(maxsplit=1)[1] for line in lines[3:6]) == [
+        "0, 0 of them different",
+        "0, 0 of them different",
+        "2, 1 of them different",
+    ]
+    assert lines[6].startswith("  row 0 (") and lines[10].startswith("  row 2 (")
+    assert lines[7:10] == ["    Numbers: 3, 5", "    Target: 8", "    -> 5+3"]
+
+
+def test_generated_problems_are_shown_of_every_environment():
+    code, out, err = call("ragen_jax.check_data", "--config=mixture", "--rows=1")
+    assert code == 0, err
+    lines = out.splitlines()
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert heads == [f"{name}: generated" for name in ("sokoban", "countdown", "frozen_lake")]
+    assert lines.count("  seed 0") == 3 and sum(line.startswith("    -> ") for line in lines) == 3
