@@ -3,7 +3,16 @@
 from pathlib import Path
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.lab import collapse, correlations, cures, detectors, gains, mechanism, organism
+from ragen_jax.lab import (
+    collapse,
+    correlations,
+    cures,
+    detectors,
+    gains,
+    mechanism,
+    organism,
+    tasks,
+)
 from ragen_jax.lab.curves import Runs
 
 PAGES = {
@@ -14,6 +23,7 @@ PAGES = {
     "figures": correlations,
     "mechanism": mechanism,
     **dict.fromkeys(("algorithms", "groups", "quarters", "members", "slips", "sweeps"), gains),
+    "tasks": tasks,
     **dict.fromkeys((f"{x}_frozen_lake" for x in ("groups", "quarters", "members")), gains),
 }
 # What the runner looks at where an experiment may end early (looks.py): runs -> a figure a seed.

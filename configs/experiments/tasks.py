@@ -1,0 +1,48 @@
+"""Tasks of reasoning-gym: which of them lose their question."""
+
+from ragen_jax.configs.experiments.experiment import NONE, SPARING, WATCHING, Experiment
+
+# Task -> level of its curriculum (0: its own defaults). Those whose questions take at most 140
+# tokens of the tiny agent and whose imitated replies at most 60.
+TASKS = {
+    **dict.fromkeys(("base_conversion", "binary_alternation", "lcm", "simple_equations"), 0),
+    **dict.fromkeys(
+        (
+            *("aiw", "basic_arithmetic", "bitwise_arithmetic", "calendar_arithmetic"),
+            *("chain_sum", "coin_flip", "count_bits", "count_primes", "decimal_chain_sum"),
+            *("family_relationships", "gcd", "leg_counting", "letter_counting"),
+            *("number_sequence", "prime_factorization", "products"),
+        ),
+        1,
+    ),
+}
+
+ON_TASKS = {
+    "tasks": Experiment(
+        question="In which tasks of reasoning-gym does an agent's reasoning lose the question, "
+        "with and without an entropy bonus, and what do their groups look like?",
+        config="reasoning_gym:tiny",
+        settings={
+            task: {
+                **{"env.options.task": task, "env.options.level": level},
+                "env.options.settings": {},
+            }
+            for task, level in sorted(TASKS.items())
+        },
+        treatments={"bonus 0.05": NONE | {"algorithm.entropy_coef": 0.05}, "no bonus": NONE},
+        seeds=(60,),
+        always={
+            **{"steps": 40, "eval.every": 20, "eval.episodes": 256},
+            **{"rollout.groups": 16, "rollout.max_new_tokens": 64},
+            **{"diagnose.every": 5, "diagnose.flow_every": 0, "diagnose.probe_every": 5},
+            # All have imitated equally long, whatever they solve then.
+            **{"warmstart.rooms": 4096, "warmstart.success": 0.0, "warmstart.check_every": 300},
+            **SPARING,
+            **WATCHING,
+        },
+        doubt="One seed of an agent of 0.2 M parameters, whose taught reasoning is the end of the "
+        "question and the answer: seeds, a way to think that leads to the answer, or a language "
+        "model, in which a task that keeps its question here loses it.",
+        minutes=1.0,
+    ),
+}
