@@ -52,8 +52,9 @@ class Engine(Protocol):
 class _Live:
     """An engine under way, and at which state it stands."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    engine: Engine
+
+    def __init__(self) -> None:
         self.noise: tuple[Any, Any] | None = None  # of the process's generators, if isolated
         self._at: object = None
         self._lock = threading.Lock()
@@ -155,8 +156,9 @@ class EngineEnvironment:
         return Step(there, moved.reward, moved.done, moved.info)
 
     def _start(self, seed: int) -> Position:
-        live = _Live(self._begin())
+        live = _Live()
         with self._noise(live, seed):
+            live.engine = self._begin()
             observation = live.engine.reset(seed)
         if not isinstance(observation, str):
             kind = type(observation).__name__

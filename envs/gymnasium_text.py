@@ -4,7 +4,12 @@
 
 What is asked of it is Gymnasium's own calls and no more: reset(seed=...) -> (observation, info),
 step(action) -> (observation, reward, terminated, truncated, info). Others follow the same
-convention with a `make` of their own (GEM): `maker` names it.
+convention with a `make` of their own: `maker` names it. GEM's games draw from the process's
+generators and begin alike:
+
+    --config.env.options.module=gem.envs --config.env.options.maker=gem:make
+    --config.env.options.id=game:Minesweeper-v0-easy --config.env.options.isolated=True
+    --config.env.options.split_by=seed
 """
 
 import importlib
@@ -54,10 +59,6 @@ class Gymnasium(EngineEnvironment):
             _import(module, "module")
         make = _function(maker)
         given = dict(arguments or {})
-        try:
-            make(id, **given)
-        except Exception as error:  # of any maker
-            raise ValueError(f"{maker} makes no {id!r}: {type(error).__name__}: {error}") from error
         super().__init__(
             lambda: _Episode(make(id, **given)),
             name=id,
@@ -67,6 +68,10 @@ class Gymnasium(EngineEnvironment):
             replay=replay,
             isolated=isolated,
         )
+        try:
+            self._start(0)
+        except Exception as error:  # of any maker
+            raise ValueError(f"{maker} makes no {id!r}: {type(error).__name__}: {error}") from error
 
 
 class _Episode(Engine):
@@ -76,14 +81,23 @@ class _Episode(Engine):
         self._environment = environment
 
     def reset(self, seed: int) -> str:
-        observation, _ = self._environment.reset(seed=seed)
-        return observation
+        observation, info = self._environment.reset(seed=seed)
+        return _with_suffix(observation, info)
 
     def step(self, action: str) -> Moved:
         observation, reward, terminated, truncated, info = self._environment.step(action)
         solved = info.get("success", bool(terminated) and reward > 0)
         done = bool(terminated or truncated)
+        observation = _with_suffix(observation, info)
         return Moved(observation, float(reward), done, {**info, "success": bool(solved)})
+
+
+def _with_suffix(observation: Any, info: Mapping[str, Any]) -> Any:
+    """An observation with what GEM gives apart from it: the board."""
+    suffix = info.get("suffix")
+    if isinstance(observation, str) and isinstance(suffix, str) and suffix:
+        return f"{observation}\n{suffix}"
+    return observation
 
 
 def _import(name: str, option: str) -> Any:

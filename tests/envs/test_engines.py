@@ -18,7 +18,7 @@ from ragen_jax.configs import gymnasium as gymnasium_config
 from ragen_jax.envs import make_env
 from ragen_jax.envs.engines import EngineEnvironment, Moved
 from ragen_jax.envs.types import Environment, LiveEnvironment
-from ragen_jax.rollout.acting import Asked, Limits, act, begin, observe
+from ragen_jax.rollout.acting import Asked, Limits, act, begin
 from ragen_jax.run.build import build_environment
 from ragen_jax.run.check import check
 from ragen_jax.run.log import read_metrics
@@ -225,6 +225,23 @@ def test_an_isolated_engine_has_generators_of_its_own():
         loose.step(loose.reset(1), "x", None)
 
 
+def test_what_an_isolated_engine_draws_when_it_is_made_is_its_own():
+    class Made(Rolls):
+        def __init__(self):
+            self._first = self._roll()
+
+        def reset(self, seed):
+            return self._first
+
+    own = EngineEnvironment(Made, name="made", instructions="", split=None, isolated=True)
+    random.seed(5)
+    before = random.getstate()
+    state = own.reset(1)
+    assert random.getstate() == before
+    random.seed(6)
+    assert own.reset(1) == state and own.reset(2).observation != state.observation
+
+
 def test_isolated_engines_wait_for_each_other():
     own = EngineEnvironment(Rolls, name="rolls", instructions="", split=None, isolated=True)
     limits = Limits(time_limit=20.0, workers=8)
@@ -255,15 +272,25 @@ def test_what_an_engine_raises_or_shows_stays_in_its_episode(hunt):
     )
     assert good.observation and "ValueError: invalid literal" in bad.error
 
+
+@pytest.mark.parametrize(
+    ("begins", "message"),
+    [
+        (lambda: (np.zeros(3), {}), "shows a ndarray at first; only text can be read"),
+        (lambda: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_one_that_does_not_begin_is_refused_before_a_run(begins, message):
     class Numbers(Hunt):
         def reset(self, *, seed=None, options=None):
-            return np.zeros(3), {}
+            return begins()
 
     gymnasium.register("test/Numbers-v0", entry_point=Numbers)
     try:
-        own = make_env("gymnasium", id="test/Numbers-v0", split=None)
-        (broken,) = observe(own, begin(own, [1], Limits()), Limits())
-        assert "shows a ndarray at first; only text can be read" in broken.error
+        with pytest.raises(
+            ValueError, match=f"gymnasium:make makes no 'test/Numbers-v0': .*{message}"
+        ):
+            make_env("gymnasium", id="test/Numbers-v0", split=None)
     finally:
         del gymnasium.registry["test/Numbers-v0"]
 
@@ -306,6 +333,27 @@ def test_another_maker_of_the_same_convention(monkeypatch):
         "gymnasium", id="game:Hunt", maker="other:make", arguments={"most": 5}, split=None
     )
     assert 1 <= int(re.findall(r"\d+", own.render(own.reset(0)))[0]) <= 5
+
+
+def test_what_gem_tells_apart_from_an_observation_is_shown(monkeypatch):
+    class Board(Hunt):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0], {"suffix": "The board: 1 2"}
+
+        def step(self, action):
+            *moved, _ = super().step(action)
+            return *moved, {"suffix": "The board: 2 1"}
+
+    class Maker:
+        make = staticmethod(lambda id: Board())
+
+    monkeypatch.setitem(sys.modules, "other", Maker)
+    own = make_env("gymnasium", id="game:Board", maker="other:make", split=None)
+    states = walk(own, own.reset(0), "5")
+    assert [own.render(state).split("\n")[1:] for state in states] == [
+        ["The board: 1 2"],
+        ["The board: 2 1"],
+    ]
 
 
 @pytest.mark.parametrize(
