@@ -4,6 +4,7 @@ Through what a rollout does with a reply: read by the chat, run by rollout/actin
 """
 
 import hashlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -34,15 +35,22 @@ def resident():
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def answer(environment, rng):
-    """What a player says: an action that there is, or anything."""
+def answer(environment, state, rng):
+    """What a player says: an action that there is, or anything; a task's answer now and then."""
     words = environment.actions or ("1", "1+1", "A", "r1c1=1", "1,1,1")
     kind = rng.random()
+    if hasattr(environment, "task") and kind < 0.2:
+        return (environment.solve(state) or ("0",))[0]
     if kind < 0.6:
         return " || ".join(words[int(rng.integers(len(words)))] for _ in range(2))
     if kind < 0.9 or rng.random() > 0.002:  # a megabyte is rare: it takes a while to be read
         return HOSTILE[int(rng.integers(len(HOSTILE) - 1))]
     return HOSTILE[-1]
+
+
+def said(chat, text):
+    """What a chat reads of an answer."""
+    return chat.read(chat.reply_ids(f"so</think><answer>{text}</answer>"))
 
 
 # Environment -> its options, and the package that it needs.
@@ -53,20 +61,20 @@ FOREIGN = {
 }
 
 
-def environment_of(name):
+def environment_of(name, **options):
     """(config, environment) of one action a turn."""
     config = base.get_config()
     config.env.name = name
     config.env.actions_per_turn = 1
     if name in FOREIGN:
-        config.env.options.update(FOREIGN[name][0])
+        config.env.options.update(FOREIGN[name][0] | options)
     return config, build_environment(config, "train")
 
 
-def digests(name, first, last):
+def digests(name, first, last, **options):
     """SHA-256 of all that is shown and paid in every AT_ONCE episodes from one seed to another, and
     the process's memory behind a fifth and at the end."""
-    config, environment = environment_of(name)
+    config, environment = environment_of(name, **options)
     tokenizer = build_tokenizer(getattr(environment, "words", ()))
     chat = build_chat(config, tokenizer, environment)
     found, middle = [], 0
@@ -77,8 +85,8 @@ def digests(name, first, last):
         chunk = hashlib.sha256(repr([environment.render(state) for state in states]).encode())
         for _ in range(TURNS):
             replies = [
-                chat.read(chat.reply_ids(f"so</think><answer>{answer(environment, rng)}</answer>"))
-                for rng in rngs
+                said(chat, answer(environment, state, rng))
+                for state, rng in zip(states, rngs, strict=True)
             ]
             asked = [
                 Asked(state, reply.actions, rng, 10)
@@ -121,13 +129,27 @@ def test_ten_thousand_episodes(name):
     assert len(set(found)) == len(found)
 
 
+def accepted_tasks():
+    """Of reasoning-gym, where it is installed."""
+    if importlib.util.find_spec("reasoning_gym") is None:
+        return []
+    from ragen_jax.envs.reasoning_gym_tasks import package
+
+    return sorted(set(package.load().DATASETS) - set(package.REFUSED))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", accepted_tasks())
+def test_two_hundred_episodes_of_every_task(task):
+    """Those from the middle are the same when they are played first."""
+    found = digests("reasoning_gym", 0, 200, task=task)[0]
+    assert digests("reasoning_gym", 100, 200, task=task)[0] == found[1:]
+
+
 def test_a_player_says_anything():
     """What is said above is read as actions now and then, and as nothing now and then."""
     config, environment = environment_of("sokoban")
     chat = build_chat(config, build_tokenizer(environment.words), environment)
     rng = np.random.default_rng(0)
-    read = [
-        chat.read(chat.reply_ids(f"so</think><answer>{answer(environment, rng)}</answer>"))
-        for _ in range(200)
-    ]
+    read = [said(chat, answer(environment, environment.reset(seed), rng)) for seed in range(200)]
     assert 0.4 < np.mean([reply.valid for reply in read]) < 0.8
