@@ -5,7 +5,10 @@
 tiny (default)
     A 0.2 M parameter agent that first imitates a solver, in single-turn context: four to six empty
     cells, one placement a reply.
-    Time and score: not measured yet.
+    Hardware and time: 2 CPU cores; 80 s of CPU time of warm start (once), under 7 minutes of
+    training.
+    Expected: held-out success 0.56 -> 0.77 (+20.6 points, mean of three seeds;
+    docs/results/sudoku_tiny.md).
     Departs from the paper: no KL term; learning rate 1e-4; two replies more than the most empty
     cells.
 llm
