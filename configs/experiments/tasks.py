@@ -3,15 +3,22 @@
 from ragen_jax.configs.experiments.experiment import NONE, SPARING, WATCHING, Experiment
 
 # Task -> level of its curriculum (0: its own defaults). Those whose questions take at most 140
-# tokens of the tiny agent and whose imitated replies at most 60.
+# tokens of the tiny agent, whose imitated replies take at most 60, and that hold out enough
+# different questions.
 TASKS = {
-    **dict.fromkeys(("base_conversion", "binary_alternation", "lcm", "simple_equations"), 0),
+    **dict.fromkeys(
+        (
+            *("base_conversion", "binary_alternation", "chain_sum", "color_cube_rotation"),
+            *("complex_arithmetic", "count_bits", "lcm", "leg_counting", "number_sequence"),
+            *("products", "simple_equations"),
+        ),
+        0,
+    ),
     **dict.fromkeys(
         (
             *("aiw", "basic_arithmetic", "bitwise_arithmetic", "calendar_arithmetic"),
-            *("chain_sum", "coin_flip", "count_bits", "count_primes", "decimal_chain_sum"),
-            *("family_relationships", "gcd", "leg_counting", "letter_counting"),
-            *("number_sequence", "prime_factorization", "products"),
+            *("count_primes", "decimal_chain_sum", "family_relationships", "gcd"),
+            "letter_counting",
         ),
         1,
     ),
