@@ -6,7 +6,9 @@
 tiny (default)
     A 0.2 M parameter agent that first imitates a solver: generated questions of two additions and
     subtractions with numbers up to 30, in three attempts.
-    Hardware: 2 CPU cores. Time and score: not measured yet.
+    Hardware: 2 CPU cores. It does not learn yet: one run stayed at 0.15 for 25 steps, since
+    imitation stops before the agent copies the numbers; from warmstart.success=0.35, with half the
+    prompts a step and learning rate 1e-4, one gained 1.9 points in 120 steps.
     Departs from the paper: generated questions; three attempts, of which the first right one earns
     1, 0.5 or 0.25; no KL term; 32 prompts a step, because a reply is short; learning rate 4e-4,
     falling to 0; diagnosis every fifth step; imitation ends early, since learning then starts from

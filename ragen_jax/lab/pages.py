@@ -23,8 +23,8 @@ PAGES = {
     "figures": correlations,
     "mechanism": mechanism,
     **dict.fromkeys(("algorithms", "groups", "quarters", "members", "slips", "sweeps"), gains),
-    "tasks": tasks,
     **dict.fromkeys((f"{x}_frozen_lake" for x in ("groups", "quarters", "members")), gains),
+    "tasks": tasks,
 }
 # What the runner looks at where an experiment may end early (looks.py): runs -> a figure a seed.
 PRIMARY = {"mechanism": mechanism.primary}
