@@ -141,6 +141,7 @@ ON_TINY = {
             Claim("table 7: MI, prompts", "top-p 0.9", "collapse/first_turn/mi_seq"),
             Claim("table 7: MI, episodes", "best and worst 4", "collapse/first_turn/mi_seq", -1),
         ),
+        runs="groups",
     ),
     "slips": Experiment(
         question="Does the filter still help where chance decides the reward?",
@@ -193,6 +194,7 @@ ON_TINY = {
             Claim("section 4: much entropy, MI", "entropy 0.1", "collapse/first_turn/mi_seq", -1),
             Claim("section 4: much KL", "KL 0.1", sign=-1),
         ),
+        runs="groups",
     ),
 }
 
@@ -202,6 +204,7 @@ ON_TINY |= {
         ON_TINY[name],
         question=f"In FrozenLake: {ON_TINY[name].question[0].lower()}{ON_TINY[name].question[1:]}",
         config="frozen_lake:tiny",
+        runs=ON_TINY[name].runs and f"{ON_TINY[name].runs}_frozen_lake",
     )
     for name in ("groups", "quarters", "members")
 }

@@ -1,5 +1,6 @@
 """The laboratory: its arms, and what its report says of runs made by hand."""
 
+import importlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from ragen_jax.lab.collapse import ENTROPY, MI, MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.pages import PAGES, figures, write_page
 from ragen_jax.lab.recorded import cut, read_runs, write_runs
+from ragen_jax.run.workdir import flat
 
 pytestmark = pytest.mark.fast
 
@@ -182,6 +184,17 @@ def test_the_arms_of_an_experiment():
     config.rollout.groups = 0
     with pytest.raises(ValueError, match="rollout.groups is 0"):
         arms(EXPERIMENTS["collapse"], config)
+
+
+@pytest.mark.parametrize("name", ["figures", "members", "sweeps", "members_frozen_lake"])
+def test_experiments_that_share_runs_agree_on_them(name):
+    """An arm of one name in two experiments of one folder is one run."""
+    config, other = EXPERIMENTS[name].config.split(":")[0], EXPERIMENTS[name].runs
+    module = importlib.import_module(f"ragen_jax.configs.{config}")
+    plans = [arms(EXPERIMENTS[of], module.get_config()) for of in (name, other)]
+    one, two = ({arm.folder: arm.config for arm in plan} for plan in plans)
+    shared = set(one) & set(two)
+    assert shared and all(flat(one[folder]) == flat(two[folder]) for folder in shared)
 
 
 def test_every_experiment_has_a_page():
