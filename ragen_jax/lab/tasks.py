@@ -81,8 +81,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         lines.append("")
     lines += [
         "From the first value of a run to its end (mean of the last two): "
-        "information, entropy and retrieval of the first replies to 32 held-out questions, four "
-        "each; success on 256 held-out questions at temperature 0.5; of the groups played in "
+        "information, entropy and retrieval of the probe's replies; success on "
+        f"{experiment.always['eval.episodes']} held-out questions; of the groups played in "
         "training, the mean variance of their rewards and their kinds "
         "([docs/diagnostics.md](../diagnostics.md)).",
         "",
