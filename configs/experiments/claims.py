@@ -55,7 +55,7 @@ ON_TINY = {
         doubt="Runs of an agent that does not act by what it has just said, or in which MI "
         "falls below half while success holds (the experiment `organism` has such "
         "runs).",
-        minutes=1.0,
+        minutes=1.8,
     ),
     "algorithms": Experiment(
         question="What does the filter gain with each algorithm?",

@@ -51,6 +51,7 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
     page.draw(runs, picture)
     head = ["# Laboratory: " + name, "", experiment.question, ""]
     head += ["```bash", f"python -m ragen_jax.lab {words}", "```", ""]
+    head += [f"{len(runs)} runs of about {experiment.minutes:.2g} minutes, each on one core.", ""]
     text = "\n".join(head) + "\n" + page.markdown(experiment, runs, picture.name)
     text += f"\n## What would change our mind\n\n{experiment.doubt}\n"
     path.write_text(text)
