@@ -5,7 +5,10 @@
 tiny (default)
     A 0.2 M parameter agent that first imitates a solver: two arms that pay 0.05 to 0.95, the one
     surely and the other on average, so that either can be the better one.
-    Time and score: not measured yet.
+    Hardware and time: 2 CPU cores; some 100 s of CPU time of warm start (once), under 6 minutes of
+    training.
+    Expected: held-out success 0.59 -> 0.74 (+15.7 points, mean of three seeds;
+    docs/results/bandit_tiny.md).
     Departs from the paper: no KL term; 32 prompts a step, because a reply is one short turn; pay
     and chances that differ from problem to problem; learning rate 4e-4, falling to 0, over 250
     steps; diagnosis every fifth step; imitation ends as soon as the agent names arms, though it

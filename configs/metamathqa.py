@@ -6,7 +6,10 @@
 tiny (default)
     A 0.2 M parameter agent that first imitates a solver: generated questions of two or three
     additions and subtractions with numbers up to 20, one attempt.
-    Time and score: not measured yet.
+    Hardware and time: 2 CPU cores; some 110 s of CPU time of warm start (once), under 5 minutes of
+    training.
+    Expected: held-out success 0.58 -> 0.94 (+35.4 points, mean of three seeds;
+    docs/results/metamathqa_tiny.md).
     Departs from the paper: generated questions; no KL term; 32 prompts a step, because a reply is
     one short turn; learning rate 2e-4, falling to 0; diagnosis every fifth step; imitation ends
     early, since learning then starts from an agent that still tries different answers.

@@ -41,6 +41,7 @@ ON_TASKS = {
         always={
             **{"steps": 40, "eval.every": 20, "eval.episodes": 256},
             **{"rollout.groups": 16, "rollout.max_new_tokens": 64},
+            **{"optimizer.learning_rate": 2e-4, "optimizer.schedule": "constant"},
             **{"diagnose.every": 5, "diagnose.flow_every": 0, "diagnose.probe_every": 5},
             # All have imitated equally long, whatever they solve then.
             **{"warmstart.rooms": 4096, "warmstart.success": 0.0, "warmstart.check_every": 300},

@@ -396,7 +396,6 @@ def test_short_tasks_are_within_the_tiny_agents_reach(task, tmp_path):
     config = reasoning_gym.get_config()
     config.env.options.task = task
     config.env.options.settings = ConfigDict(reasoning_gym.SHORT[task])
-    config.rollout.max_new_tokens = 24 if task == "chain_sum" else 40
     check(config)
     environment = build_environment(config, "imitation")
     tokenizer = build_tokenizer(environment.words)
