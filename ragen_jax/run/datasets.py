@@ -18,6 +18,7 @@ import tensorflow_datasets as tfds
 
 from ragen_jax.envs.types import Environment, SolvableEnvironment, State, StyledEnvironment
 from ragen_jax.randomness import Purpose, generator
+from ragen_jax.run.log import console
 from ragen_jax.run.workdir import locked
 
 # First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
@@ -191,7 +192,8 @@ def play_expert(
     """Problems played by an expert, turn by turn: what is seen, and what the expert replies.
 
     The expert solves the problem again from where each turn finds it, so that after a slip every
-    reply is still a right one. An episode ends when the task is over or a budget is spent.
+    reply is still a right one. An episode ends when the task is over, a budget is spent, or where
+    there is no solution, which may be at its beginning.
 
     Args:
       environment: built with split="imitation"; gives solve, explain and identity.
@@ -216,7 +218,8 @@ def play_expert(
             if done or left <= 0:
                 break
             plan = environment.solve(state)
-            assert plan is not None, f"imitation problem {seed} has no solution from turn {turn} on"
+            if plan is None:
+                break
             now = plan[: min(actions_per_turn, left)]
             turns.append((state, plan[:plan_moves], now))
             for action in now:
@@ -270,6 +273,8 @@ def demonstrations(
 ) -> list[dict[str, Any]]:
     """The examples of `play_expert` on so many problems, kept in a data set.
 
+    A line tells, when they are played, how many of the problems have no solution.
+
     Args:
       environment: as in `play_expert`. rooms: how many seeds are played.
       settings: JSON-like; what decides the environment's problems.
@@ -278,14 +283,29 @@ def demonstrations(
 
     Returns:
       list of dicts.
+
+    Raises:
+      ValueError: none of the problems has a solution.
     """
     text = tfds.features.Text()
-    return load_or_generate(
+    unsolved = []  # seeds, if the problems are played now
+
+    def generate():
+        for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
+            turns = list(play_expert(environment, [seed], **play))
+            yield from turns
+            if not turns:
+                unsolved.append(seed)
+        if len(unsolved) == rooms:
+            raise ValueError(f"`solve` finds no solution of any of {rooms} imitation problems")
+
+    examples = load_or_generate(
         "demonstrations",
         {"rooms": rooms, "sample": fingerprint(environment, **play), **play, **settings},
         features={"observation": text, "reply": text, "identity": text, "turn": np.int64},
-        generate=lambda: play_expert(
-            environment, range(IMITATION_SEEDS, IMITATION_SEEDS + rooms), **play
-        ),
+        generate=generate,
         directory=directory,
     )
+    if unsolved:  # nothing is printed while TFDS generates
+        console(f"{len(unsolved)} of {rooms} problems have no solution and are not imitated")
+    return examples

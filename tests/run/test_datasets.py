@@ -285,6 +285,46 @@ def test_the_expert_plans_anew_from_where_a_slip_has_led(tmp_path):
     assert slippery(tmp_path / "b")[0] == lakes  # slips are drawn by the seed
 
 
+class Unsolved:
+    """Sokoban whose solver gives up on boxes that take more than `most` moves."""
+
+    def __init__(self, most):
+        self._environment, self._most = make_env("sokoban", **OPTIONS, split="imitation"), most
+
+    def __getattr__(self, name):
+        return getattr(self._environment, name)
+
+    def solve(self, state):
+        plan = self._environment.solve(state)
+        return plan if plan is not None and len(plan) <= self._most else None
+
+
+def test_problems_without_a_solution_are_left_out(shown, tmp_path, capsys):
+    rooms = by_room(shown)
+
+    def play(most):
+        return demonstrations(
+            Unsolved(most),
+            rooms=ROOMS,
+            plan_moves=PLAN_MOVES,
+            settings=SETTINGS,
+            **BUDGETS,
+            directory=tmp_path,
+        )
+
+    def said(examples):
+        return [(e["identity"], e["turn"], e["observation"], e["reply"]) for e in examples]
+
+    moves = {room[0]["identity"]: sum(e["reply"].count("||") + 1 for e in room) for room in rooms}
+    kept = [room for room in rooms if moves[room[0]["identity"]] <= 6]
+    assert 20 < len(kept) < ROOMS - 20
+    assert said(play(6)) == said(example for room in kept for example in room)
+    told = f"{ROOMS - len(kept)} of {ROOMS} problems have no solution and are not imitated"
+    assert told in capsys.readouterr().out
+    with pytest.raises(ValueError, match=f"no solution of any of {ROOMS} imitation problems"):
+        play(0)
+
+
 def test_the_expert_keeps_to_the_budgets(tmp_path):
     lakes, _ = slippery(tmp_path, max_turns=4, max_actions=5)
     answers = [[turn["reply"].count("||") + 1 for turn in turns] for turns in lakes]
