@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 from ml_collections import ConfigDict
@@ -18,6 +19,7 @@ from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.check import check
 from ragen_jax.run.log import console, read_metrics
 from ragen_jax.run.settle import settle
+from ragen_jax.run.training import PREEMPTED
 from ragen_jax.run.workdir import cache_directory, same_run
 from ragen_jax.warmstart.imitate import tiny_model
 
@@ -114,6 +116,7 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
 
     Raises:
       ValueError: an arm's folder holds another run.
+      SystemExit: a SIGTERM came; the arms have saved and stopped.
     """
     for arm in plan:  # those that are finished, too: other experiments may share the folder
         same_run(arm.config, root / arm.folder)
@@ -127,6 +130,7 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
     running: dict[subprocess.Popen, tuple[Arm, int]] = {}
     free = list(range(workers))
     start, done, code = time.perf_counter(), 0, 0
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         while (waiting and not code) or running:
             while waiting and not code and free:
@@ -148,7 +152,13 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
                 console(f"{arm}: done; {spent:.0f} min, about {left:.0f} more")
     finally:
         _stop(running)
+        signal.signal(signal.SIGTERM, before)
     return code
+
+
+def _end(*_: object) -> NoReturn:
+    """Ends this process as an exception does, so that its arms do not outlive it."""
+    sys.exit(PREEMPTED)
 
 
 def _log(root: Path, arm: Arm) -> Path:

@@ -4,8 +4,10 @@ import importlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -294,6 +296,23 @@ def test_the_first_arm_that_fails_ends_the_others(plan, tmp_path, monkeypatch, c
     assert time.perf_counter() - start < 30  # seconds; the others would run for a minute
     assert begun == [0, 1, 2]
     assert "a, none, 0: exit code 3; see" in capsys.readouterr().out
+
+
+def test_a_sigterm_ends_the_arms_too(plan, tmp_path, monkeypatch):
+    begun = []
+
+    def begin(arm, folder):
+        begun.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        if len(begun) == 2:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return begun[-1]
+
+    monkeypatch.setattr(lab_arms, "_begin", begin)
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        run_arms(plan, tmp_path, workers=2, minutes=1.0)
+    assert [process.poll() for process in begun] == [-signal.SIGTERM] * 2
+    assert signal.getsignal(signal.SIGTERM) == handler
 
 
 @pytest.mark.parametrize("done", [False, True])
