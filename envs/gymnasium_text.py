@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ragen_jax.envs.engines import Engine, EngineEnvironment, Moved
+from ragen_jax.envs.options import flag
 
 
 class Gymnasium(EngineEnvironment):
@@ -51,8 +52,7 @@ class Gymnasium(EngineEnvironment):
             if not isinstance(value, str) or (name == "id" and not value):
                 raise ValueError(f"{name} must be a text, got {value!r}")
         for name, value in (("replay", replay), ("isolated", isolated)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be True or False, got {value!r}")
+            flag(name, value)
         if not isinstance(instructions, str):
             raise ValueError(f"instructions must be a text, got {instructions!r}")
         if module:

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def whole(name: str, value: int, *, least: int, most: int) -> int:
@@ -58,4 +59,18 @@ def one_of(name: str, value: str | None, accepted: tuple[str | None, ...]) -> st
     """`value` if it is among `accepted`."""
     if value not in accepted:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, accepted))}, got {value!r}")
+    return value
+
+
+def flag(name: str, value: bool) -> bool:
+    """`value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def file_name(name: str, value: str | Path | None, what: str = "file") -> str | Path | None:
+    """`value` if it is the name of a file or None. what: a file, or what else it may be."""
+    if value is not None and not isinstance(value, (str, Path)):
+        raise ValueError(f"{name} must be the name of a {what} or None, got {value!r}")
     return value

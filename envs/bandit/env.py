@@ -12,7 +12,7 @@ import numpy as np
 from ragen_jax.envs.bandit import problems, reading
 from ragen_jax.envs.bandit.names import CONNOTATIONS, WORDS
 from ragen_jax.envs.bandit.problems import State
-from ragen_jax.envs.options import bounds, one_of, problem_seed, whole
+from ragen_jax.envs.options import bounds, flag, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
@@ -69,9 +69,7 @@ class Bandit:
     ) -> None:
         self.arms = whole("arms", arms, least=2, most=MAX_ARMS)
         self.pulls = whole("pulls", pulls, least=1, most=MAX_PULLS)
-        if not isinstance(told, bool):
-            raise ValueError(f"told must be True or False, got {told!r}")
-        self.told = told
+        self.told = flag("told", told)
         one_of("names", names, tuple(CONNOTATIONS))
         self.names = names
         self.sure = bounds("sure", sure, least=0, most=100, ends="lowest, highest")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ragen_jax.envs.countdown import arithmetic, problems, solver
 from ragen_jax.envs.countdown.problems import Problem
-from ragen_jax.envs.options import bounds, one_of, problem_seed, whole
+from ragen_jax.envs.options import bounds, file_name, flag, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
@@ -80,16 +80,12 @@ class Countdown:
         if not known or not operators:
             raise ValueError(f"operators must be some of {solver.OPERATORS}, got {operators!r}")
         self.operators = operators
-        if not isinstance(allow_subset, bool):
-            raise ValueError(f"allow_subset must be True or False, got {allow_subset!r}")
-        self.allow_subset = allow_subset
+        self.allow_subset = flag("allow_subset", allow_subset)
         self.max_rows = None
         if max_rows is not None:
             self.max_rows = whole("max_rows", max_rows, least=1, most=MAX_ROWS)
         self.split = one_of("split", split, (*SPLITS, None))
-        if path is not None and not isinstance(path, (str, Path)):
-            raise ValueError(f"path must be the name of a file or None, got {path!r}")
-        self.path = path
+        self.path = file_name("path", path)
         self._given = None
         if path is not None:
             self._given = problems.load_problems(path, max_rows=self.max_rows)

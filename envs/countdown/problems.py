@@ -1,11 +1,11 @@
 """Problems from seeds or from a file, and which split a problem belongs to."""
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ragen_jax.envs.countdown import solver
+from ragen_jax.envs.files import open_parquet
 from ragen_jax.envs.problems import Draws, split_by_hash
 
 TAG = 0xC0117D03  # of this environment's `Draws`
@@ -58,28 +58,12 @@ def load_problems(path: str | Path, *, max_rows: int | None = None) -> tuple[Pro
       ValueError: pyarrow is not installed, the file is missing or no parquet, lacks a column,
         or holds a row that is no problem.
     """
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ValueError(f"reading {path} needs pyarrow: pip install 'ragen_jax[data]'")
-    import pyarrow
-    from pyarrow import parquet
-
-    if not Path(path).is_file():
-        raise ValueError(f"there is no file {path}")
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            missing = [name for name in FIELDS if name not in names]
-            if missing:
-                raise ValueError(
-                    f"{path} lacks the column(s) {', '.join(missing)}; it has {', '.join(names)}"
-                )
-            rows = []
-            for batch in file.iter_batches(columns=list(FIELDS)):
-                rows += batch.to_pylist()
-                if max_rows is not None and len(rows) >= max_rows:
-                    break
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+    rows = []
+    with open_parquet(path, FIELDS) as file:
+        for batch in file.iter_batches(columns=list(FIELDS)):
+            rows += batch.to_pylist()
+            if max_rows is not None and len(rows) >= max_rows:
+                break
     problems = tuple(_problem(path, i, row) for i, row in enumerate(rows[:max_rows]))
     if not problems:
         raise ValueError(f"{path} holds no problems")

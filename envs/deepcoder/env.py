@@ -14,7 +14,7 @@ from ragen_jax.envs.deepcoder import expressions, given, problems, tasks
 from ragen_jax.envs.deepcoder.grade import grade
 from ragen_jax.envs.deepcoder.problems import LANGUAGES, Problem, Test
 from ragen_jax.envs.deepcoder.sandbox import SANDBOXES, find_sandbox
-from ragen_jax.envs.options import bounds, one_of, problem_seed, whole
+from ragen_jax.envs.options import bounds, file_name, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
@@ -92,11 +92,9 @@ class DeepCoder:
         self.time_limit_s = float(time_limit_s)
         self.memory_mb = whole("memory_mb", memory_mb, least=MEMORY[0], most=MEMORY[1])
         self.sandbox = one_of("sandbox", sandbox, (*SANDBOXES, None))
-        if path is not None and not isinstance(path, (str, Path)):
-            raise ValueError(f"path must be the name of a file or folder or None, got {path!r}")
+        self.path = file_name("path", path, "file or folder")
         if path is not None and language == "expression":
             raise ValueError("language='expression' is of generated problems: path must be None")
-        self.path = path
         self.max_tests = None
         if max_tests is not None:
             self.max_tests = whole("max_tests", max_tests, least=1, most=10**6)

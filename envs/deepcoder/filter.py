@@ -18,21 +18,14 @@ LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06  # BPF: instruction codes
 
 WRITING = 0x3 | 0x40 | 0x200  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
 THREAD = 0x10000  # CLONE_THREAD
-FILE_COMMANDS = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    1030,
-)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC
+# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC
+FILE_COMMANDS = (0, 1, 2, 3, 4, 1030)
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX: F_SETOWN and its like would signal others.
 DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)
 RLIMIT_STACK = 3  # the one limit that a program may set for itself
 SIGKILL = 9
-BY_SIGNAL = (
-    0x80  # of an exit status: what shells and bubblewrap say of a process that a signal ended
-)
+# Of an exit status: what shells and bubblewrap say of a process that a signal ended.
+BY_SIGNAL = 0x80
 
 OWN_PID = 0xFFFFFFFF  # stands for the process's own number, which is known when it runs
 

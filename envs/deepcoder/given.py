@@ -6,7 +6,6 @@ train, and a problem that both have is left out of training.
 
 import importlib.util
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ragen_jax.envs.deepcoder.grade import is_text
 from ragen_jax.envs.deepcoder.problems import Problem, Test
+from ragen_jax.envs.files import is_text, normal, open_parquet
 
 if TYPE_CHECKING:
     from ragen_jax.run.datasets import Stored
@@ -142,25 +141,10 @@ def _examples(files: Sequence[Path], named: bool, left_out: Counter) -> Iterator
 
 def _rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number, row) of a file, with the columns `wanted` and the optional ones that it has."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            missing = [name for name in wanted if name not in names]
-            if missing:
-                raise ValueError(
-                    f"{path} lacks the column(s) {', '.join(missing)}; it has {', '.join(names)}"
-                )
-            columns = [*wanted, *(name for name in OPTIONAL if name in names)]
-            index = 0
-            for batch in file.iter_batches(batch_size=BATCH, columns=columns):
-                for row in batch.to_pylist():
-                    yield index, row
-                    index += 1
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+    with open_parquet(path, wanted) as file:
+        columns = [*wanted, *(name for name in OPTIONAL if name in file.schema_arrow.names)]
+        batches = file.iter_batches(batch_size=BATCH, columns=columns)
+        yield from enumerate(row for batch in batches for row in batch.to_pylist())
 
 
 def _checked(row: dict[str, Any], field: str, where: str) -> str:
@@ -177,11 +161,6 @@ def _shown(text: str, row: dict[str, Any]) -> str:
     if not starter or not is_text(starter):
         return text.strip()
     return f"{text.strip()}\n\nBegin with this code:\n```python\n{starter.rstrip()}\n```"
-
-
-def normal(text: str) -> str:
-    """A statement in lower case, without spaces and punctuation but for signs of arithmetic."""
-    return re.sub(r"[^\w+\-*/^=<>\\]", "", text.lower())
 
 
 def tests_of(row: dict[str, Any], where: str) -> list[Test]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ragen_jax.envs.deepcoder import sandbox as sandboxes
 from ragen_jax.envs.deepcoder.process import Limits
+from ragen_jax.envs.files import is_text
 
 TESTTYPES = ("stdin_stdout", "functional")
 
@@ -72,14 +73,6 @@ def grade(
 def is_program(code: str) -> bool:
     """Whether it is text that UTF-8 can hold, of an answer's size."""
     return len(code) <= MAX_CODE and is_text(code)
-
-
-def is_text(value: Any) -> bool:
-    """Whether it is a string that can be written as UTF-8, which half a surrogate pair cannot."""
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False
 
 
 def check_test(test: Any, where: str) -> None:

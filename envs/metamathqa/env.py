@@ -17,7 +17,7 @@ import numpy as np
 from ragen_jax.envs.metamathqa import questions, stories
 from ragen_jax.envs.metamathqa.compare import COMPARE, check_installed, judge_answer
 from ragen_jax.envs.metamathqa.questions import Question
-from ragen_jax.envs.options import bounds, one_of, problem_seed, whole
+from ragen_jax.envs.options import bounds, file_name, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
@@ -100,9 +100,7 @@ class MetaMathQA:
             raise ValueError(f"types must be a text, got {types!r}")
         self.types = types
         self.split = one_of("split", split, (*SPLITS, None))
-        if path is not None and not isinstance(path, (str, Path)):
-            raise ValueError(f"path must be the name of a file or None, got {path!r}")
-        self.path = path
+        self.path = file_name("path", path)
         self._given = None if path is None else questions.load_questions(path)
         self.instructions: str = _RULES
 

@@ -1,14 +1,14 @@
 """Questions with a final answer, those of the data set's file among them, and their splits."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ragen_jax.envs.files import is_text, normal
 from ragen_jax.envs.problems import split_by_hash
 
 if TYPE_CHECKING:
@@ -118,11 +118,6 @@ def _answer(response: str) -> str:
     return answer.strip() if marker else ""
 
 
-def normal(text: str) -> str:
-    """A text in lower case, without its spaces and punctuation but for signs of arithmetic."""
-    return re.sub(r"[^\w+\-*/^=<>\\]", "", text.lower())
-
-
 def _rows(path: str | Path) -> list[dict[str, str]]:
     """All rows of the file, each with text in all FIELDS."""
     try:
@@ -137,15 +132,7 @@ def _rows(path: str | Path) -> list[dict[str, str]]:
         for field in FIELDS:
             if field not in row:
                 raise ValueError(f"row {index} of {path} lacks the field {field}")
-            if not _is_text(row[field]):
+            if not is_text(row[field]):
                 shown = ascii(row[field])[:60]
                 raise ValueError(f"field {field} of row {index} of {path} must be text: {shown}")
     return rows
-
-
-def _is_text(value: Any) -> bool:
-    """Whether it is a string that can be written as UTF-8, which half a surrogate pair cannot."""
-    try:
-        return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:
-        return False

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.envs.options import bounds, one_of, problem_seed, whole
+from ragen_jax.envs.options import bounds, file_name, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.search_qa import questions, world
+from ragen_jax.envs.search_qa.protocols import MAX_DOCUMENTS
 from ragen_jax.envs.search_qa.questions import Question
 from ragen_jax.envs.search_qa.reading import MAX_ANSWER, one_line, read_action, show_documents
 from ragen_jax.envs.search_qa.retrieve import BM25, MAX_QUERY, Retriever, check_installed
@@ -28,7 +29,6 @@ TAG = 0x5EA2C402  # of the `Draws` of a question
 
 MAX_ROWS = 10**7  # of a file
 MAX_WORLDS = 256  # whose indices are kept in memory
-MAX_DOCUMENTS = 50  # of a search, as in the released code
 MAX_CHARS = 50_000  # of what a search shows: more is no observation (rollout/acting.py)
 SHOWN = 60  # characters of a query or an answer that are repeated
 
@@ -108,9 +108,7 @@ class SearchQA:
         if max_rows is not None:
             self.max_rows = whole("max_rows", max_rows, least=1, most=MAX_ROWS)
         self.split = one_of("split", split, (*SPLITS, None))
-        if path is not None and not isinstance(path, (str, Path)):
-            raise ValueError(f"path must be the name of a file or None, got {path!r}")
-        self.path = path
+        self.path = file_name("path", path)
         sources = dict(zip(SOURCES, (corpus, index, url), strict=True))
         self._given: tuple[Question, ...] | None = None
         self._retriever: Retriever | None = None
@@ -123,8 +121,8 @@ class SearchQA:
             self._retriever = open_retriever(retriever, **sources)
         self.instructions: str = _RULES
         shown = ("Question: ", "Search results for '", "':\n", "[Document ", "] (ID: ", ", Score: ")
-        said = ("search[", "finish[", "find ", " find ", " is ", ")\n", "\n\n", '" ')
-        self.words: tuple[str, ...] = tuple(dict.fromkeys((*world.words(things), *shown, *said)))
+        said = ("search[", "finish[", "find ", " find ", ")\n", "\n\n", '" ')
+        self.words: tuple[str, ...] = (*world.words(things), *shown, *said)
 
     def reset(self, seed: int) -> Reading:
         """Question number `seed`, an int in [0, 2**63), of this split.

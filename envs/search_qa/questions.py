@@ -1,13 +1,12 @@
 """Questions with short answers, those of a data set's file among them, and their splits."""
 
-import importlib.util
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.envs.files import is_text, json_rows, open_parquet
 from ragen_jax.envs.problems import split_by_hash
 from ragen_jax.envs.search_qa.world import Link
 
@@ -53,7 +52,7 @@ def load_questions(path: str | Path, *, max_rows: int | None = None) -> tuple[Qu
     """
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
-    rows = _parquet_rows(path) if Path(path).suffix == ".parquet" else _json_rows(path)
+    rows = _parquet_rows(path) if Path(path).suffix == ".parquet" else json_rows(path)
     questions = []
     for index, row in enumerate(rows):
         if index == max_rows:
@@ -77,13 +76,13 @@ def _question(path: str | Path, index: int, row: Any) -> Question:
         missing = QUESTION if QUESTION not in row else FIELDS[1]
         raise ValueError(f"row {index} of {path} lacks the field {missing}")
     answers = [row[field]] if isinstance(row[field], str) else row[field]
-    if not isinstance(answers, list) or not answers or not all(map(_is_text, answers)):
+    if not isinstance(answers, list) or not answers or not all(map(_says, answers)):
         raise ValueError(
             f"field {field} of row {index} of {path} must be a text or some texts of up to "
             f"{MAX_TEXT} characters: {ascii(row[field])[:60]}"
         )
     text = row[QUESTION]
-    if not _is_text(text):
+    if not _says(text):
         raise ValueError(
             f"field {QUESTION} of row {index} of {path} must be a text of up to {MAX_TEXT} "
             f"characters: {ascii(text)[:60]}"
@@ -92,42 +91,17 @@ def _question(path: str | Path, index: int, row: Any) -> Question:
     return Question(text.strip(), tuple(a.strip() for a in answers), normal(text) or text.strip())
 
 
-def _is_text(value: Any) -> bool:
-    """Whether it says anything and can be written as UTF-8, which half a surrogate pair cannot."""
-    try:
-        return isinstance(value, str) and 0 < len(value.strip().encode()) and len(value) <= MAX_TEXT
-    except UnicodeEncodeError:
-        return False
-
-
-def _json_rows(path: str | Path) -> Iterator[Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            for index, line in enumerate(line for line in file if line.strip()):
-                try:
-                    yield json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(
-                        f"row {index} of {path} cannot be read as JSON: {error}"
-                    ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as text: {error}") from error
+def _says(value: Any) -> bool:
+    """Whether it is text of which something is left without its spaces."""
+    return is_text(value) and 0 < len(value.strip()) and len(value) <= MAX_TEXT
 
 
 def _parquet_rows(path: str | Path) -> Iterator[Any]:
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ValueError(f"reading {path} needs pyarrow: pip install 'ragen_jax[data]'")
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            columns = [name for name in (QUESTION, *ANSWERS) if name in names]
-            if QUESTION not in columns or len(columns) < 2:
-                missing = QUESTION if QUESTION not in columns else FIELDS[1]
-                raise ValueError(f"{path} lacks the column {missing}; it has {', '.join(names)}")
-            for batch in file.iter_batches(columns=columns):
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+    with open_parquet(path) as file:
+        names = file.schema_arrow.names
+        columns = [name for name in (QUESTION, *ANSWERS) if name in names]
+        if QUESTION not in columns or len(columns) < 2:
+            missing = QUESTION if QUESTION not in columns else FIELDS[1]
+            raise ValueError(f"{path} lacks the column {missing}; it has {', '.join(names)}")
+        for batch in file.iter_batches(columns=columns):
+            yield from batch.to_pylist()

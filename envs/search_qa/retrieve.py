@@ -6,17 +6,13 @@ BM25        the words that query and document share, weighed by how rare they ar
 """
 
 import importlib.util
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import numpy as np
+from ragen_jax.envs import bm25
 
 MAX_QUERY = 1000  # characters of a query that are searched for
-
-# Of Lucene's BM25 on passages of Wikipedia (Pyserini's defaults).
-K1, B = 0.9, 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +59,10 @@ class BM25:
           ValueError: an empty corpus, or a package that is missing.
         """
         self._split = splitter(stem)
-        import bm25s  # not above: an environment that is only listed needs none
-
         if not corpus:
             raise ValueError("a corpus must hold at least one document, got none")
         self._corpus = corpus
-        self._index = bm25s.BM25(k1=K1, b=B, method="lucene")
+        self._index = bm25.package().BM25(k1=bm25.K1, b=bm25.B, method=bm25.METHOD)
         tokens = self._split(corpus)
         # An index over no word at all cannot be built: it has one that no query holds.
         if not any(tokens):
@@ -84,16 +78,7 @@ class BM25:
         if not known:
             return []
         scores = self._index.get_scores(known)
-        return [Document(str(i), self._corpus[i], float(scores[i])) for i in best(scores, k)]
-
-
-def best(scores: np.ndarray, k: int) -> list[int]:
-    """The places of the up to k highest scores above 0, the highest first, of equal ones the
-    earlier."""
-    # Those at least as good as the k-th best: more than k where some are equal to it.
-    least = np.partition(scores, -k)[-k] if k < len(scores) else 0.0
-    found = np.flatnonzero((scores >= least) & (scores > 0))
-    return found[np.argsort(-scores[found], kind="stable")][:k].tolist()
+        return [Document(str(i), self._corpus[i], float(scores[i])) for i in bm25.best(scores, k)]
 
 
 def splitter(stem: bool) -> Callable[[Sequence[str]], list[list[str]]]:
@@ -102,9 +87,6 @@ def splitter(stem: bool) -> Callable[[Sequence[str]], list[list[str]]]:
     Raises ValueError where a package is missing.
     """
     check_installed(stem)
-    import bm25s
-
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for everything to be told
     stemmer = None
     if stem:
         import Stemmer  # ty: ignore[import-not-found] compiled, with no types beside it
@@ -112,10 +94,10 @@ def splitter(stem: bool) -> Callable[[Sequence[str]], list[list[str]]]:
         stemmer = Stemmer.Stemmer("english")
 
     def split(texts):
-        return bm25s.tokenize(
+        return bm25.package().tokenize(
             list(texts),
             stopwords="english",
-            stemmer=stemmer,  # ty: ignore[invalid-argument-type] None is its own default
+            stemmer=stemmer,
             return_ids=False,
             show_progress=False,
         )

@@ -8,7 +8,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ragen_jax.envs.files import json_rows
 from ragen_jax.envs.search_qa.protocols import PROTOCOLS
 from ragen_jax.envs.search_qa.remote import Remote
 from ragen_jax.envs.search_qa.retrieve import BM25, Retriever
@@ -119,15 +121,10 @@ def load_corpus(path: str | Path) -> list[str]:
     """
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
-    try:
-        if Path(path).suffix == ".json":
-            texts = _list_of_texts(path)
-        else:
-            with open(path, encoding="utf-8") as file:
-                lines = enumerate(line for line in file if line.strip())
-                texts = [_contents(path, index, line) for index, line in lines]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as text: {error}") from error
+    if Path(path).suffix == ".json":
+        texts = _list_of_texts(path)
+    else:
+        texts = [_contents(path, index, row) for index, row in enumerate(json_rows(path))]
     if not texts:
         raise ValueError(f"{path} holds no documents")
     return texts
@@ -136,7 +133,7 @@ def load_corpus(path: str | Path) -> list[str]:
 def _list_of_texts(path: str | Path) -> list[str]:
     try:
         texts = json.loads(Path(path).read_bytes())
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(texts, list):
         raise ValueError(f"{path} must hold a list of texts, got {ascii(texts)[:60]}")
@@ -146,11 +143,7 @@ def _list_of_texts(path: str | Path) -> list[str]:
     return texts
 
 
-def _contents(path: str | Path, index: int, line: str) -> str:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"row {index} of {path} cannot be read as JSON: {error}") from error
+def _contents(path: str | Path, index: int, row: Any) -> str:
     if not isinstance(row, dict) or "contents" not in row:
         raise ValueError(f"row {index} of {path} lacks the field contents: {ascii(row)[:60]}")
     if not isinstance(row["contents"], str):

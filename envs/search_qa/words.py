@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ragen_jax.envs.bm25 import K1, B, best
 from ragen_jax.envs.search_qa.passages import Passages
-from ragen_jax.envs.search_qa.retrieve import K1, MAX_QUERY, B, Document, best, splitter
+from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document, splitter
 
 # Files of an index: of the postings of all words the documents and weights, where each word's
 # start, the words, a line each in their order, and whether their endings are cut off.

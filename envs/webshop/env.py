@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ragen_jax.envs.options import one_of, problem_seed, whole
+from ragen_jax.envs.options import file_name, flag, one_of, problem_seed, whole
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Step
 from ragen_jax.envs.webshop import catalogue, expert, files, kept, pages, reward, search
@@ -92,10 +92,10 @@ class WebShop:
         self.catalogue_seed = whole("catalogue_seed", catalogue_seed, least=0, most=2**63 - 1)
         self.options = whole("options", options, least=0, most=catalogue.MAX_OPTIONS)
         self.per_page = whole("per_page", per_page, least=1, most=MAX_PER_PAGE)
-        self.show_attributes = _flag("show_attributes", show_attributes)
-        self.show_choices = _flag("show_choices", show_choices)
-        self.show_clicked = _flag("show_clicked", show_clicked)
-        self.binary = _flag("binary", binary)
+        self.show_attributes = flag("show_attributes", show_attributes)
+        self.show_choices = flag("show_choices", show_choices)
+        self.show_clicked = flag("show_clicked", show_clicked)
+        self.binary = flag("binary", binary)
         self.split = one_of("split", split, (*SPLITS, None))
         self._layout = Layout(self.per_page, self.show_attributes)
         given = {
@@ -113,8 +113,7 @@ class WebShop:
     def _opened(self, **given: str | Path | None) -> Shop:
         """The shop of the files that are given, or the generated one."""
         for name, path in given.items():
-            if path is not None and not isinstance(path, (str, Path)):
-                raise ValueError(f"{name} must be the name of a file or None, got {path!r}")
+            file_name(name, path)
         products, attributes, instructions, nouns = given.values()
         if products is not None and attributes is not None:
             found = files.Paths(products, attributes, instructions, nouns)
@@ -264,9 +263,3 @@ def _read(action: str) -> tuple[str, str]:
     """
     found = _ACTION.match(action)
     return (found[1], found[2].lower()) if found else ("", "")
-
-
-def _flag(name: str, value: bool) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
-    return value

@@ -11,20 +11,8 @@ from ragen_jax.envs.webshop.search import FOUND
 from ragen_jax.envs.webshop.shop import Shop
 
 WORDS = (
-    *(
-        "search[",
-        "click[",
-        "]",
-        "[",
-        "find",
-        " find",
-        " below ",
-        " take",
-        "want",
-        " want",
-        " have",
-        " so",
-    ),
+    *("search[", "click[", "]", "[", "find", " find", " below ", " take"),
+    *("want", " want", " have", " so"),
     *("WebShop [SEP] Instruction: [SEP]", "Instruction: [SEP]", " i am looking for", " with"),
     *(", and price lower than ", ".00 dollars", ", and", ":", ",", ".00"),
     *(" [SEP] Search", " [SEP] Back to Search", " [SEP] Page ", " (Total results: ", ")"),

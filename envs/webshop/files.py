@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.envs.files import is_text
 from ragen_jax.envs.webshop.catalogue import Product, Wish, draw_price
 
 FIELDS = (
@@ -104,7 +105,7 @@ def _text(item: dict[str, Any], field: str, where: str) -> str:
     """A field that must be a text."""
     if field not in item:
         raise ValueError(f"{where} lacks the field {field}")
-    if not _is_text(item[field]):
+    if not is_text(item[field]):
         raise ValueError(f"field {field} of {where} must be text, got {ascii(item[field])[:60]}")
     return item[field]
 
@@ -112,21 +113,11 @@ def _text(item: dict[str, Any], field: str, where: str) -> str:
 def _texts(item: dict[str, Any], field: str, where: str) -> tuple[str, ...]:
     """A field that must be a list of texts."""
     value = item.get(field)
-    if not isinstance(value, list) or not all(map(_is_text, value)):
+    if not isinstance(value, list) or not all(map(is_text, value)):
         raise ValueError(
             f"field {field} of {where} must be a list of texts, got {ascii(value)[:60]}"
         )
     return tuple(value)
-
-
-def _is_text(value: Any) -> bool:
-    """Whether it is a string that can be written as UTF-8, which half a surrogate pair cannot."""
-    if not isinstance(value, str):
-        return False
-    try:
-        return value.isascii() or value.encode() is not None
-    except UnicodeEncodeError:
-        return False
 
 
 def _prices(item: dict[str, Any], where: str) -> tuple[tuple[float, ...], str]:
@@ -160,7 +151,7 @@ def _options(item: dict[str, Any], where: str) -> tuple[tuple[str, tuple[str, ..
         if contents is None:
             continue
         listed = isinstance(contents, list) and all(isinstance(x, dict) for x in contents)
-        if not _is_text(name) or not listed or not all(_is_text(x.get("value")) for x in contents):
+        if not is_text(name) or not listed or not all(is_text(x.get("value")) for x in contents):
             raise ValueError(f"{bad}{ascii(name)[:30]}: {ascii(contents)[:60]}")
         values = (content["value"].strip().replace("/", " | ").lower() for content in contents)
         options[name.lower()] = tuple(values)

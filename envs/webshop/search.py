@@ -6,7 +6,6 @@ a possessive 's dropped, its 33 stop words dropped, Porter's stems.
 
 import functools
 import importlib.util
-import logging
 import re
 from array import array
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragen_jax.envs import bm25
 from ragen_jax.envs.webshop.catalogue import Product
 
 if TYPE_CHECKING:
     import bm25s
 
 FOUND = 50  # products of a search, at most (web_agent_site/engine/engine.py)
-K1, B = 0.9, 0.4  # Pyserini's, which WebShop searches with
 
 _STOP_WORDS = frozenset(
     """
@@ -53,8 +52,8 @@ def indexed_text(product: Product) -> str:
 class Index:
     """What can be searched: texts by their places."""
 
-    def __init__(self, bm25: "bm25s.BM25") -> None:
-        self._bm25 = bm25
+    def __init__(self, texts: "bm25s.BM25") -> None:
+        self._texts = texts
 
     def search(self, text: str) -> np.ndarray:
         """The places of what is found, the best first; equals in their order.
@@ -62,20 +61,16 @@ class Index:
         Only what shares a word with `text`; FOUND at most. Any text: words that are nowhere find
         nothing.
         """
-        known = self._bm25.vocab_dict
+        known = self._texts.vocab_dict
         tokens = [known[token] for token in tokens_of(text) if token in known]
         if not tokens:
             return np.zeros(0, np.int64)
-        scores = self._bm25.get_scores_from_ids(tokens)
-        found = np.flatnonzero(scores > 0)
-        if len(found) > FOUND:  # with all that score as much as the last
-            found = found[scores[found] >= np.partition(scores[found], -FOUND)[-FOUND]]
-        order = np.lexsort((found, -scores[found]))
-        return found[order][:FOUND]
+        scores = self._texts.get_scores_from_ids(tokens)
+        return np.array(bm25.best(scores, FOUND), np.int64)
 
     def save(self, folder: Path) -> None:
         """Writes it, to be read with `load_index`."""
-        self._bm25.save(folder, show_progress=False)
+        self._texts.save(folder, show_progress=False)
 
 
 class IndexBuilder:
@@ -94,24 +89,17 @@ class IndexBuilder:
 
     def index(self) -> Index:
         """The index of all texts. Raises ValueError if they have no word."""
-        import bm25s
-
-        logging.getLogger("bm25s").setLevel(
-            logging.WARNING
-        )  # it tells of every index that it builds
         if not self._vocabulary:
             raise ValueError("there is no word to search for in any product")
-        bm25 = bm25s.BM25(method="lucene", k1=K1, b=B)
+        texts = bm25.package().BM25(method=bm25.METHOD, k1=bm25.K1, b=bm25.B)
         # "" would be a word of its own, without any text.
-        bm25.index((self._texts, self._vocabulary), create_empty_token=False, show_progress=False)
-        return Index(bm25)
+        texts.index((self._texts, self._vocabulary), create_empty_token=False, show_progress=False)
+        return Index(texts)
 
 
 def load_index(folder: Path) -> Index:
     """An index that was saved; its arrays stay in their files."""
-    import bm25s
-
-    return Index(bm25s.BM25.load(folder, mmap=True))
+    return Index(bm25.package().BM25.load(folder, mmap=True))
 
 
 def tokens_of(text: str) -> list[str]:

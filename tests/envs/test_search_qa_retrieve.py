@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from ragen_jax.envs.search_qa.retrieve import BM25, K1, MAX_QUERY, B, Document, Retriever
+from ragen_jax.envs.bm25 import K1, B
+from ragen_jax.envs.search_qa.retrieve import BM25, MAX_QUERY, Document, Retriever
 
 pytest.importorskip("bm25s")
 pytestmark = pytest.mark.fast

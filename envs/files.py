@@ -1,0 +1,72 @@
+"""What loaders of files of problems share: rows, texts, and when two texts are one problem."""
+
+import contextlib
+import importlib.util
+import json
+import re
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyarrow import parquet
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a string that can be written as UTF-8, which half a surrogate pair cannot."""
+    try:
+        return isinstance(value, str) and (value.isascii() or value.encode() is not None)
+    except UnicodeEncodeError:
+        return False
+
+
+def normal(text: str) -> str:
+    """A text in lower case, without its spaces and punctuation but for signs of arithmetic."""
+    return re.sub(r"[^\w+\-*/^=<>\\]", "", text.lower())
+
+
+@contextlib.contextmanager
+def open_parquet(path: str | Path, needed: Sequence[str] = ()) -> Generator["parquet.ParquetFile"]:
+    """A parquet file that has the columns `needed`.
+
+    Raises:
+      ValueError: pyarrow is not installed, the file is missing, is no parquet (which may show while
+        it is read), or lacks a column.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ValueError(f"reading {path} needs pyarrow: pip install 'ragen_jax[data]'")
+    import pyarrow
+    from pyarrow import parquet
+
+    if not Path(path).is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            missing = [name for name in needed if name not in names]
+            if missing:
+                raise ValueError(
+                    f"{path} lacks the column(s) {', '.join(missing)}; it has {', '.join(names)}"
+                )
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+
+
+def json_rows(path: str | Path) -> Iterator[Any]:
+    """The values of a file of JSON lines, those that are empty left out.
+
+    Raises:
+      ValueError: the file cannot be read, or a row is no JSON.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            for index, line in enumerate(line for line in file if line.strip()):
+                try:
+                    yield json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(
+                        f"row {index} of {path} cannot be read as JSON: {error}"
+                    ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as text: {error}") from error
