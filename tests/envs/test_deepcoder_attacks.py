@@ -96,7 +96,7 @@ def nothing_is_left():
 def check(code, deserved, sandbox, **test):
     """Grades a program by one test, in little time where it deserves to run out of it."""
     test = {"input": "", "output": "held", "testtype": "stdin_stdout"} | test
-    limit = LIMIT if deserved == "time" else 3.0
+    limit = LIMIT if deserved == "time" else 10.0
     found = grade(code, [test], memory_mb=256, sandbox=sandbox, time_limit_s=limit)
     assert found.outcomes == (deserved,)
     assert (found.passed, found.total) == (int(deserved == "passed"), 1)
