@@ -1,0 +1,276 @@
+"""DeepCoder's grader: programs with known grades, faults of the machine, which sandbox is used."""
+
+import os
+import random
+import signal
+import sys
+import threading
+
+import pytest
+
+from ragen_jax.envs.deepcoder import DeepCoder, SandboxFault, grade, process, sandbox
+
+PRINT = [{"input": f"{n}\n", "output": f"{2 * n}\n", "testtype": "stdin_stdout"} for n in range(4)]
+
+
+def function(given, right, name="f"):
+    return [
+        {
+            "input": given,
+            "output": right,
+            "testtype": "functional",
+            "metadata": {"func_name": name},
+        }
+    ]
+
+
+# ---- the grader ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code, outcomes",
+    [
+        ("print(2 * int(input()))", ["passed"] * 4),
+        ("print(int(input()) ** 2)", ["passed", "wrong", "passed", "wrong"]),
+        ("n = int(input())\nprint(2 * n, end='  \\n\\n')", ["passed"] * 4),
+        (
+            "n = int(input())\nif n == 1: raise ValueError\nprint(2 * n)",
+            ["passed", "error", "passed", "passed"],
+        ),
+        (
+            "n = int(input())\nwhile n == 3: pass\nprint(2 * n)",
+            ["passed", "passed", "passed", "time"],
+        ),
+        ("import sys\nprint(2 * int(sys.stdin.read())); sys.exit()", ["passed"] * 4),
+        ("if __name__ == '__main__':\n    print(2 * int(input()))", ["passed"] * 4),
+        ("print(input())", ["passed", "wrong", "wrong", "wrong"]),
+        ("import helper", ["error"] * 4),
+    ],
+)
+def test_each_test_counts_by_itself(code, outcomes):
+    found = grade(code, PRINT, time_limit_s=1.0)
+    assert list(found.outcomes) == outcomes
+    assert (found.passed, found.total) == (outcomes.count("passed"), 4)
+    assert found.reward == found.passed / 4
+
+
+@pytest.mark.parametrize(
+    "code, given, right, outcome",
+    [
+        ("def f(a, b): return a + b", "1\n2", "3", "passed"),
+        ("def f(a, b): return a + b", [1, 2], 3, "passed"),
+        ("def f(a, b): return a + b", [[1], [2]], [1, 2], "passed"),
+        ("def f(a, b): return a + b", '"x"\n"y"', '"xy"', "passed"),
+        ("class Solution:\n    def f(self, a: List[int]): return sum(a)", "[1, 2]", "3", "passed"),
+        ("def f(a): return (a, {1: a})", "1", '[1, {"1": 1}]', "passed"),
+        ("def f(a): return a / 3", "1.0", "0.3333333333", "passed"),
+        ("def f(a): return a / 3", "1.0", "0.33", "wrong"),
+        ("def f(a): return a > 1", "2", "true", "passed"),
+        ("def f(a): return a > 1", "2", "True", "passed"),
+        ("def f(a): return str(a)", "5", "5", "passed"),  # reads the same
+        ("def f(a): return None", "5", "null", "passed"),
+        ("def f(a): return ''", "5", "", "passed"),
+        ("def f(a): return [a]", "5", "5", "wrong"),
+        ("def f(a): return [a, a]", "5", "[5]", "wrong"),
+        ("def f(a): a.append(1)", "[5]", "null", "passed"),
+        ("def g(a): return a", "5", "5", "error"),
+        ("f = 5", "5", "5", "error"),
+        ("def f(): return 5", "5", "5", "error"),
+        ("def f(a): print(5); return 5", "5", "5", "passed"),
+        (
+            "def f(a): return heapq.nsmallest(1, a) + sorted(Counter(a))",
+            "[2, 1]",
+            "[1, 1, 2]",
+            "passed",
+        ),
+    ],
+)
+def test_functions_by_their_value(code, given, right, outcome):
+    assert grade(code, function(given, right)).outcomes == (outcome,)
+
+
+@pytest.mark.parametrize(
+    "tests, message",
+    [
+        ([], "tests is empty"),
+        ([{"input": "", "output": ""}], "test 0 lacks the field testtype"),
+        ([*PRINT, 5], "test 4 lacks the field input: 5"),
+        ([{**PRINT[0], "testtype": "unit"}], "testtype must be one of stdin_stdout, functional"),
+        ([{**PRINT[0], "testtype": "functional"}], "test 0 is of a function and lacks metadata"),
+        ([{**PRINT[0], "input": 5}], "test 0: field input of printed text must be text: 5"),
+        ([{**PRINT[0], "output": "\ud800"}], "test 0: field output .* must be text"),
+    ],
+)
+def test_malformed_tests_are_named(tests, message):
+    with pytest.raises(ValueError, match=message):
+        grade("", tests)
+
+
+def test_much_input_and_output_go_through():
+    text = "".join(f"{n}\n" for n in range(300_000))
+    test = {"input": text, "output": text, "testtype": "stdin_stdout"}
+    assert grade("import sys\nsys.stdout.write(sys.stdin.read())", [test]).passed == 1
+    assert grade("print('x')", [test]).outcomes == ("wrong",)  # nobody reads it
+
+
+def test_what_depends_on_the_order_of_sets_is_the_same_each_time():
+    test = {"input": "", "output": "", "testtype": "stdin_stdout"}
+    code = "print(*set('abcdefghijklmnop'))"
+    said = {
+        sandbox.run(
+            sandbox.find_sandbox(), code=code, stdin=b"", limits=process.Limits(3.0, 1 << 29, 999)
+        ).output
+        for _ in range(3)
+    }
+    assert len(said) == 1 and grade(code, [test]).passed == 0
+
+
+def test_faults_of_the_machine_are_no_grades(monkeypatch):
+    env, name = DeepCoder(), sandbox.find_sandbox()
+    monkeypatch.setattr(sandbox, "_command", lambda name: ["/no/such/program"])
+    with pytest.raises(SandboxFault, match="no process starts"):
+        env.step(env.reset(0), "```python\nprint(1)\n```")
+    monkeypatch.setattr(
+        sandbox, "_command", lambda name: [sys.executable, "-c", "print('fault x')"]
+    )
+    with pytest.raises(SandboxFault, match="fault x"):
+        grade("print(1)", PRINT, sandbox=name)
+    monkeypatch.setattr(sandbox, "_command", lambda name: [sys.executable, "-c", ""])
+    with pytest.raises(SandboxFault, match="ended before the program, with status 0"):
+        grade("print(1)", PRINT, sandbox=name)
+    monkeypatch.setattr(process, "START_LIMIT", 0.2)
+    wait = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(sandbox, "_command", lambda name: wait)
+    with pytest.raises(SandboxFault, match="did not begin within 0.2 s"):
+        grade("print(1)", PRINT, sandbox=name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_program_that_somebody_else_ends_has_no_grade(monkeypatch):
+    """As where the system has no memory left."""
+
+    def kill(pid):
+        threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()
+        return pid
+
+    here = [name for name in sandbox.SANDBOXES if not sandbox._try(name)]
+    find = process._last_descendant
+    monkeypatch.setattr(process, "_last_descendant", lambda pid: kill(find(pid)))
+    for name in here:
+        with pytest.raises(SandboxFault, match="killed from outside"):
+            grade("while True: pass", PRINT[:1], sandbox=name)
+
+
+# ---- which sandbox ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """without(NAME, ...): these do not hold on this machine."""
+
+    def lack(*names):
+        real = sandbox._try.__wrapped__
+        monkeypatch.setattr(sandbox, "_try", lambda n: "not here" if n in names else real(n))
+
+    sandbox._warn.cache_clear()
+    yield lack
+    sandbox._warn.cache_clear()
+
+
+def test_a_machine_with_the_weakest_alone_says_so_once(without, capsys):
+    without("bubblewrap", "landlock")
+    for _ in range(3):
+        assert sandbox.find_sandbox() == "rlimits"
+        DeepCoder()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == (
+        "warning: tested programs are held by limits of their process alone "
+        "(bubblewrap: not here; landlock: not here)"
+    )
+    assert sandbox.find_sandbox("rlimits") == "rlimits"  # asked for: nothing to be told
+    assert capsys.readouterr().out == ""
+
+
+def test_a_sandbox_that_is_demanded_must_be_there(without):
+    without("bubblewrap")
+    with pytest.raises(ValueError, match=r"no sandbox .*\(bubblewrap: not here\): install bubblew"):
+        DeepCoder(sandbox="bubblewrap")
+    assert DeepCoder(language="expression", sandbox="bubblewrap")  # runs none
+
+
+def test_a_machine_without_any_refuses(without):
+    without(*sandbox.SANDBOXES)
+    with pytest.raises(ValueError, match="landlock: not here; rlimits: not here.*sandbox"):
+        DeepCoder()
+    with pytest.raises(ValueError, match="no sandbox for programs on this machine"):
+        grade("print(1)", PRINT)
+
+
+def test_what_is_missing_is_told(monkeypatch):
+    monkeypatch.setattr(sandbox, "find_bubblewrap", lambda: None)
+    assert sandbox._try.__wrapped__("bubblewrap") == "there is no command bwrap"
+    monkeypatch.setattr(sandbox, "filter_of_calls", lambda reading: None)
+    assert "needs Linux on x86_64 or aarch64" in sandbox._try.__wrapped__("landlock")
+
+
+# ---- two hundred honest programs ----------------------------------------------------------------
+
+
+def honest(count):
+    """(program, tests, right outcomes) of generated problems: right, partly right, wrong, slow and
+    broken ones. What each does is decided by the number of the test, which it looks up by its
+    input, so that its grade is known."""
+    env, rng = DeepCoder(tests=4, split=None), random.Random(0)
+    for seed in range(count):
+        state = env.reset(seed)
+        given = [test.input for test in state.tests]
+        plan = ["passed", "wrong", "error"]
+        kind = seed % 5
+        if kind == 0:
+            want = ["passed"] * 4
+        elif kind == 1:
+            want = [rng.choice(plan) for _ in given]
+        elif kind == 2:
+            want = ["wrong"] * 4
+        elif kind == 3:
+            want = ["passed", "passed", "time" if seed % 20 == 3 else "wrong", "passed"]
+        else:
+            want = [rng.choice(plan[:2]) for _ in given]
+        todo = {text: outcome for text, outcome in zip(given, want, strict=True)}
+        if len(todo) < 4:
+            continue
+        if state.tests[0].function:
+            code = (
+                f"{state.solution}\nright = solve\nTODO = {todo!r}\n"
+                "def solve(*x):\n"
+                "    kind = TODO['\\n'.join(map(repr, x))]\n"
+                "    if kind == 'error': raise ValueError\n"
+                "    while kind == 'time': pass\n"
+                "    return right(*x) if kind == 'passed' else [right(*x), 0]"
+            )
+        else:
+            lines = state.solution.replace("\n", "\n    ")
+            code = (
+                f"import io, sys\ntext = sys.stdin.read()\nkind = {todo!r}[text]\n"
+                "if kind == 'error': raise ValueError\n"
+                "while kind == 'time': pass\n"
+                "sys.stdin = io.StringIO(text)\n"
+                f"if kind == 'passed':\n    {lines}\nelse:\n    print('no')"
+            )
+        yield code, [test.as_graded() for test in state.tests], want
+
+
+@pytest.mark.parametrize(
+    "first", [pytest.param(0), *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 10))]
+)
+def test_two_hundred_honest_programs_get_their_grades(first):
+    """One in ten in every test run, the others in CI's longer tests."""
+    programs = list(honest(205))
+    assert len(programs) >= 200
+    seen = 0
+    for code, tests, want in programs[first::10]:
+        found = grade(code, tests, time_limit_s=0.5)
+        assert list(found.outcomes) == want, code
+        assert found.passed == want.count("passed")
+        seen += 1
+    assert seen >= 20
