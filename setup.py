@@ -28,6 +28,13 @@ setup(
     ],
     package_dir={"ragen_jax.envs": "envs", "ragen_jax.configs": "configs"},
     package_data={"ragen_jax": ["py.typed"]},
+    # Each runs the command that it is called after.
+    entry_points={
+        "console_scripts": [
+            f"ragen-{name} = ragen_jax.__main__:script"
+            for name in ("train", "evaluate", "check-data", "preflight", "lab", "retriever")
+        ]
+    },
     install_requires=[
         "jax>=0.10.2,<0.12",
         "flax>=0.12.8,<0.13",

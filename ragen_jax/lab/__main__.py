@@ -28,7 +28,7 @@ from ragen_jax.lab.claims import write_claims
 from ragen_jax.lab.looks import certain, looks
 from ragen_jax.lab.pages import PRIMARY, figures, write_page
 from ragen_jax.lab.recorded import cut, read_runs, write_runs
-from ragen_jax.run import command
+from ragen_jax.run import command, help
 from ragen_jax.run.domains import warning
 from ragen_jax.run.log import console, read_metrics
 
@@ -104,12 +104,6 @@ def wanted(argv: list[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    NAME = wanted(sys.argv)
-    if NAME is None:
-        print(listed())
-        sys.exit(0)
-    if not command.config_given():
-        sys.argv.insert(3, f"--config={EXPERIMENTS[NAME].config}")  # before its overrides
     CONFIG = command.define_config()
     QUICK = flags.DEFINE_bool("quick", False, "Run a part of the experiment.")
     WORKERS = flags.DEFINE_integer("workers", 0, "Arms at a time; 0: as many as cores, on a CPU.")
@@ -118,4 +112,11 @@ if __name__ == "__main__":
         "reuse", False, "Read arms from the rows in the report's folder; run those it has not."
     )
     REPORT = flags.DEFINE_string("report", "docs/lab", "Folder of the page and its figure.")
+    if not help.is_asked(sys.argv):
+        NAME = wanted(sys.argv)
+        if NAME is None:
+            print(listed())
+            sys.exit(0)
+        if not command.config_given():
+            sys.argv.insert(3, f"--config={EXPERIMENTS[NAME].config}")  # before its overrides
     command.run_command(main, words=2)

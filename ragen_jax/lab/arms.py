@@ -19,7 +19,7 @@ from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.check import check
 from ragen_jax.run.log import console, read_metrics
 from ragen_jax.run.settle import settle
-from ragen_jax.run.training import PREEMPTED
+from ragen_jax.run.training import exit_code
 from ragen_jax.run.workdir import cache_directory, same_run
 from ragen_jax.warmstart.imitate import tiny_model
 
@@ -116,7 +116,7 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
 
     Raises:
       ValueError: an arm's folder holds another run.
-      SystemExit: a SIGTERM came; the arms have saved and stopped.
+      SystemExit: a SIGTERM or Ctrl-C came; the arms have saved and stopped.
     """
     for arm in plan:  # those that are finished, too: other experiments may share the folder
         same_run(arm.config, root / arm.folder)
@@ -130,7 +130,7 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
     running: dict[subprocess.Popen, tuple[Arm, int]] = {}
     free = list(range(workers))
     start, done, code = time.perf_counter(), 0, 0
-    before = signal.signal(signal.SIGTERM, _end)
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         while (waiting and not code) or running:
             while waiting and not code and free:
@@ -152,13 +152,14 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
                 console(f"{arm}: done; {spent:.0f} min, about {left:.0f} more")
     finally:
         _stop(running)
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return code
 
 
-def _end(*_: object) -> NoReturn:
+def _end(signum: int, frame: object) -> NoReturn:
     """Ends this process as an exception does, so that its arms do not outlive it."""
-    sys.exit(PREEMPTED)
+    sys.exit(exit_code(signum))
 
 
 def _log(root: Path, arm: Arm) -> Path:

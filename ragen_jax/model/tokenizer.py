@@ -6,11 +6,14 @@ ChatML, the format of Qwen's own.
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.model.template import NOTICE, TAGS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 ROLES = ("system", "user", "assistant")
@@ -23,11 +26,13 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(words: Iterable[str]) -> PreTrainedTokenizerFast:
+def build_tokenizer(words: Iterable[str]) -> "PreTrainedTokenizerFast":
     """The tokenizer; `save_pretrained` writes files that AutoTokenizer opens.
 
     words: texts that are one token each, in the order of their ids (the environment's `words`).
     """
+    from transformers import PreTrainedTokenizerFast  # which takes a second
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

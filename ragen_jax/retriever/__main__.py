@@ -11,6 +11,7 @@ A corpus is a file of JSON lines with the field `contents`. Where vectors are th
 RAGEN's protocol and Search-R1's; dense vectors are split over all devices of this machine.
 """
 
+import sys
 import time
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ from ragen_jax.envs.search_qa import dense
 from ragen_jax.envs.search_qa.protocols import MAX_DOCUMENTS
 from ragen_jax.retriever.build import build_texts, build_vectors, build_words
 from ragen_jax.retriever.serve import Server, open_index
-from ragen_jax.run import command
+from ragen_jax.run import command, help
 from ragen_jax.run.log import console
 from ragen_jax.sharding import make_mesh
 
@@ -30,6 +31,9 @@ RETRIEVERS = ("bm25", "dense")
 
 def parse(argv: Sequence[str]) -> list[str]:
     """The words of the command line; what is wrong with it prints one line."""
+    if help.is_asked(argv):
+        print(help.help_text(()))
+        sys.exit(0)
     with command.bad_input(flags.Error):
         words = flags.FLAGS(argv)
         if len(words) != 2 or words[1] not in COMMANDS:

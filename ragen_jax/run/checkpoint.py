@@ -1,10 +1,12 @@
-"""Checkpoints of a `TrainState` with Orbax: asynchronous, atomic, newest few kept."""
+"""Checkpoints of a `TrainState` with Orbax: asynchronous, atomic, newest few kept.
+
+Importing Orbax takes half a second, so that it is done when a folder is opened.
+"""
 
 from pathlib import Path
 from typing import cast
 
 import jax
-import orbax.checkpoint as ocp
 
 from ragen_jax.types import Params, TrainState
 
@@ -15,6 +17,8 @@ class Checkpoints:
     def __init__(
         self, directory: str | Path, *, keep: int | None = None, read_only: bool = False
     ) -> None:
+        import orbax.checkpoint as ocp
+
         # Only the run itself may remove what a killed save left: to a reader it may be a save
         # under way.
         options = ocp.CheckpointManagerOptions(
@@ -32,17 +36,23 @@ class Checkpoints:
         Raises:
           RuntimeError: Orbax refused, for instance because the step exists already.
         """
+        import orbax.checkpoint as ocp
+
         if not self.manager.save(step, args=ocp.args.StandardSave(state)):
             raise RuntimeError(f"checkpoint of step {step} was not saved: does it exist already?")
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of `step`, with the shapes, dtypes and shardings of `like`."""
+        import orbax.checkpoint as ocp
+
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         state = self.manager.restore(step, args=ocp.args.StandardRestore(target))
         return cast(TrainState, state)  # Orbax gives back what it is asked for
 
     def restore_params(self, step: int, like: Params) -> Params:
         """The parameters alone of `step`, with the shapes and shardings of `like`."""
+        import orbax.checkpoint as ocp
+
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"params": like})
         restore = ocp.args.PyTreeRestore(
             target,

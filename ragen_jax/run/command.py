@@ -13,6 +13,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from ragen_jax import configs
+from ragen_jax.run import help
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.run.sizes import of_environments
 
@@ -63,6 +64,11 @@ def _default(argv: Sequence[str]) -> str:
     return DEFAULT_CONFIG
 
 
+def named_configs() -> dict[str, Path]:
+    """name -> file of the configs that come with ragen_jax."""
+    return {p.stem: p for p in sorted(CONFIGS.glob("*.py")) if "def get_config(" in p.read_text()}
+
+
 def config_file(value: str) -> str:
     """FILE[:PRESET] of a --config that may be a name: "sokoban:llm" of configs/sokoban.py.
 
@@ -72,7 +78,7 @@ def config_file(value: str) -> str:
     name, colon, preset = value.partition(":")
     if not re.fullmatch(r"\w+", name):
         return value
-    ours = {p.stem: p for p in sorted(CONFIGS.glob("*.py")) if "def get_config(" in p.read_text()}
+    ours = named_configs()
     if name not in ours:
         raise ValueError(
             f"--config is {value!r}, which names no config; accepted: a file such as "
@@ -110,6 +116,9 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
     logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console
 
     def parse(argv):
+        if help.is_asked(argv):
+            print(help.help_text([name for name in named_configs() if name != "base"]))
+            sys.exit(0)
         # ml_collections reports an unknown field as AttributeError or KeyError, a wrong type as
         # TypeError, and a file that it cannot read as OSError when the config is first looked at.
         with bad_input(AttributeError, KeyError, TypeError, OSError, flags.Error):
@@ -131,6 +140,8 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
     def run(argv):
         try:
             main(argv)
+        except KeyboardInterrupt:  # where there is nothing yet to be saved
+            sys.exit(130)
         except (Exception, SystemExit) as error:
             code = error.code if isinstance(error, SystemExit) else 1
             if jax.process_count() == 1 or not code:
@@ -178,6 +189,8 @@ def bad_input(*further: type[Exception]) -> Generator[None]:
 def _one_line(error: Exception) -> str:
     # ml_collections hands on what a config file raised as the text of its traceback.
     text = str(error).rsplit("ValueError: ", 1)[-1]
+    if isinstance(error, flags.UnrecognizedFlagError) and "." not in error.flagname:
+        text = f"there is no flag --{error.flagname}{help.suggestion(error.flagname)}"
     if isinstance(error, (AttributeError, KeyError)):
         # Their text is a repr of a repr: the name, and sometimes a suggestion.
         name = re.search(r"\w+", text)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from ragen_jax.envs.types import Environment, SolvableEnvironment, State, StyledEnvironment
 from ragen_jax.randomness import Purpose, generator
@@ -24,36 +23,6 @@ from ragen_jax.run.workdir import locked
 # First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
 EVALUATION_SEEDS = 1 << 62
 IMITATION_SEEDS = 1 << 61
-
-
-class Generated(tfds.core.GeneratorBasedBuilder):
-    """The examples of a generator, in its order; `index` is for those made when TFDS shuffled."""
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def __init__(
-        self,
-        *,
-        generate: Callable[[], Iterable[dict[str, Any]]],
-        features: dict[str, Any],
-        data_dir: str,
-    ) -> None:
-        self._generate = generate
-        self._features = {"index": np.int64, **features}
-        super().__init__(data_dir=data_dir, file_format="array_record")
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        features = tfds.features.FeaturesDict(self._features)
-        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
-
-    def _split_generators(
-        self, download_manager: tfds.download.DownloadManager
-    ) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
-        return {"examples": self._generate_examples()}
-
-    def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for index, example in enumerate(self._generate()):
-            yield index, {"index": index, **example}
 
 
 def settings_hash(settings: dict[str, Any] | list[dict[str, Any]]) -> str:
@@ -77,6 +46,10 @@ def open_or_generate(
       features: name -> TFDS feature. generate: () -> iterator of examples.
       directory: where TFDS keeps its files.
     """
+    import tensorflow_datasets as tfds  # which takes half a second, as `builder` does
+
+    from ragen_jax.run.builder import Generated
+
     folder = Path(directory) / f"{name}_{settings_hash(settings)}"
     tfds.disable_progress_bar()  # its bars and notices would break the run's own
     make = functools.partial(Generated, generate=generate, features=features, data_dir=str(folder))
@@ -158,10 +131,12 @@ def heldout_problems(
                     f"eval.episodes={count} or widen env.options"
                 )
 
+    from tensorflow_datasets.features import Text
+
     examples = load_or_generate(
         "heldout",
         {"seed": seed, "count": count, **settings},
-        features={"seed": np.int64, "identity": tfds.features.Text()},
+        features={"seed": np.int64, "identity": Text()},
         generate=generate,
         directory=directory,
     )
@@ -287,7 +262,8 @@ def demonstrations(
     Raises:
       ValueError: none of the problems has a solution.
     """
-    text = tfds.features.Text()
+    from tensorflow_datasets.features import Text
+
     unsolved = []  # seeds, if the problems are played now
 
     def generate():
@@ -302,7 +278,7 @@ def demonstrations(
     examples = load_or_generate(
         "demonstrations",
         {"rooms": rooms, "sample": fingerprint(environment, **play), **play, **settings},
-        features={"observation": text, "reply": text, "identity": text, "turn": np.int64},
+        features=dict.fromkeys(("observation", "reply", "identity"), Text()) | {"turn": np.int64},
         generate=generate,
         directory=directory,
     )

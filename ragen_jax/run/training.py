@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ragen_jax.run.stages import Played
     from ragen_jax.run.tasks import Task
 
-PREEMPTED = 143  # exit code after a SIGTERM whose checkpoint was saved
 STOPPED = 3  # exit code after a stopping rule's "stop"
 ACTIONS = {"stop": "stopped", "warn": "warning", "checkpoint": "saved", "tighten": "tightened"}
 OF_UPDATE = ("select", "credit", "update")  # whose seconds time/update is the sum of
@@ -210,7 +209,7 @@ class Run:
     def _save(self, step: int, state: TrainState, actions: set[str]) -> int | None:
         """Saves the state if it is due; returns the exit code of a run that ends here."""
         with jax.set_mesh(self.mesh):
-            (stopping,) = agree(int(self.preemption.requested))
+            (stopping,) = agree(self.preemption.signal)
         last = step == self.schedule.steps or stopping or "stop" in actions
         if due(self.schedule.checkpoint, step) or "checkpoint" in actions or last:
             self.checkpoints.save(step, state)
@@ -219,8 +218,9 @@ class Run:
             return STOPPED
         if stopping:
             self.checkpoints.close()
-            console(f"stopped by SIGTERM; step {step} is saved in {self.workdir}")
-            return PREEMPTED
+            by = signal.Signals(stopping).name
+            console(f"stopped by {by}; step {step} is saved, --workdir={self.workdir} goes on")
+            return exit_code(stopping)
         return None
 
     def finish(self) -> None:
@@ -233,11 +233,23 @@ class Run:
 
 
 class Preemption:
-    """Whether SIGTERM has asked the run to save and stop."""
+    """Whether SIGTERM or Ctrl-C has asked the run to save behind its step and stop.
+
+    signal: the number of the one that has; 0: none
+    """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.signal = 0
         signal.signal(signal.SIGTERM, self._request)
+        signal.signal(signal.SIGINT, self._request)
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self.signal = signum
+        if signum == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends the process at once
+            console("stopping behind this step, which is saved; Ctrl-C again: at once, unsaved")
+
+
+def exit_code(signum: int) -> int:
+    """Of a process that a signal has ended: 143 of SIGTERM, 130 of Ctrl-C."""
+    return 128 + signum

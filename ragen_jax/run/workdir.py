@@ -102,27 +102,44 @@ def _add_missing(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> 
     return added
 
 
-def same_run(config: ConfigDict, workdir: Path) -> None:
-    """Refuses to continue a run under a config that would make it another run.
+MAY_CHANGE = ("steps", "eval.", "checkpoint.", "stopping.", "rollout.save_every")
+
+
+def same_run(config: ConfigDict, workdir: Path) -> list[str]:
+    """The fields of MAY_CHANGE that a config sets otherwise than the run that it continues.
 
     Raises:
-      ValueError: names the first field that differs; steps (where the learning rate is
-        constant), eval.every, checkpoint.every and .keep, rollout.save_every and stopping.* may
-        change.
+      ValueError: others differ too, which would make it another run: names all of them. So is
+        another number of steps where the learning rate is stretched over them.
     """
     if not (workdir / "config.json").exists():
-        return
-    free = ["eval.every", "checkpoint.every", "checkpoint.keep", "rollout.save_every"]
-    if config.optimizer.schedule == "constant":  # any other is stretched over all steps
-        free.append("steps")
+        return []
     before, now = flat(read_run_config(workdir)), flat(config)
-    for name in sorted(set(before) | set(now)):
-        free_to_change = name in free or name.startswith("stopping.")
-        if not free_to_change and before.get(name) != now.get(name):
-            raise ValueError(
-                f"{workdir} holds a run with config.{name}={before.get(name)!r}, but this command "
-                f"has {now.get(name)!r}; give the same value, or another --workdir"
-            )
+    changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
+    stretched = config.optimizer.schedule != "constant"
+    refused = [
+        name
+        for name in changed
+        if not name.startswith(MAY_CHANGE) or (name == "steps" and stretched)
+    ]
+    if refused:
+        was = ", ".join(f"config.{name}={before.get(name)!r}" for name in refused)
+        has = ", ".join(repr(now.get(name)) for name in refused)
+        why = f" (optimizer.schedule={config.optimizer.schedule})" if "steps" in refused else ""
+        raise ValueError(
+            f"{workdir} holds a run with {was}, but this command has {has}; give the same, or "
+            f"another --workdir. What may change: {', '.join(MAY_CHANGE)}{why}"
+        )
+    return changed
+
+
+def set_evaluations_aside(workdir: Path, step: int) -> None:
+    """Begins held-out success anew behind a step: what is there was played by other settings."""
+    old = workdir / "eval"
+    if old.exists():
+        aside = workdir / f"eval_until_step_{step:06d}"
+        old.rename(aside)
+        console(f"config.eval has changed: what was evaluated before is in {aside}")
 
 
 def flat(config: ConfigDict) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.batch import make_batch
 from ragen_jax.envs.types import Environment, SolvableEnvironment, State
@@ -42,6 +41,9 @@ from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.workdir import cache_directory, locked
 from ragen_jax.types import Episode, Params, Turn
 from ragen_jax.update.likelihood import token_logps
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 RECIPE = 2  # raise it when a change of this file changes the result
 
@@ -115,7 +117,7 @@ def _environment(config: ConfigDict) -> SolvableEnvironment:
     return cast(SolvableEnvironment, build_environment(config, "imitation"))
 
 
-def imitate(config: ConfigDict, cache: Path) -> tuple[Qwen, Params, PreTrainedTokenizerFast]:
+def imitate(config: ConfigDict, cache: Path) -> tuple[Qwen, Params, "PreTrainedTokenizerFast"]:
     """Trains the tiny agent until it solves `warmstart.success` of fresh imitation problems.
 
     Where several environments train together, of each.

@@ -1,0 +1,51 @@
+"""The commands of ragen_jax, which are also scripts: `ragen-train` is `python -m ragen_jax.train`.
+
+python -m ragen_jax [COMMAND [ARGUMENT ...]]
+"""
+
+import runpy
+import sys
+from pathlib import Path
+
+COMMANDS = {
+    "train": "train an agent, or go on with a run",
+    "evaluate": "success, return, pass@k and collapse of a run or a model",
+    "check_data": "show an environment's problems, and what is in a file of them",
+    "preflight": "compile a run for a TPU pod before it is rented",
+    "lab": "experiments of many small runs: the paper's claims, detectors, cures",
+    "retriever": "index a corpus and serve it, for search_qa",
+}
+
+
+def listed() -> str:
+    """What is printed where no command is named."""
+    lines = ["ragen_jax: multi-turn RL for LLM agents that watches whether they think", ""]
+    lines += [f"  python -m ragen_jax.{name:<11} {what}" for name, what in COMMANDS.items()]
+    return "\n".join([*lines, "", "Each explains itself: python -m ragen_jax.train --help"])
+
+
+def run(name: str) -> None:
+    """Runs a command as `python -m ragen_jax.NAME` does, with the words of sys.argv."""
+    runpy.run_module(f"ragen_jax.{name}", run_name="__main__", alter_sys=True)
+
+
+def script() -> None:
+    """Runs the command that a console script is called after: ragen-train."""
+    run(Path(sys.argv[0]).stem.removeprefix("ragen-").replace("-", "_"))
+
+
+def main() -> None:
+    name, *rest = sys.argv[1:] or ["--help"]
+    if name in ("-h", "-help", "--help"):
+        print(listed())
+    elif name in COMMANDS:
+        sys.argv[:] = [f"ragen_jax.{name}", *rest]
+        run(name)
+    else:
+        known = ", ".join(COMMANDS)
+        print(f"error: ragen_jax has no command {name!r}; accepted: {known}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
