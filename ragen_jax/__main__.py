@@ -11,6 +11,7 @@ COMMANDS = {
     "train": "train an agent, or go on with a run",
     "evaluate": "success, return, pass@k and collapse of a run or a model",
     "check_data": "show an environment's problems, and what is in a file of them",
+    "warmstart": "build the tiny agent that a config starts from",
     "preflight": "compile a run for a TPU pod before it is rented",
     "lab": "experiments of many small runs: the paper's claims, detectors, cures",
     "retriever": "index a corpus and serve it, for search_qa",

@@ -26,12 +26,13 @@ from ragen_jax.run import command
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.compiling import report_compiling
 from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.log import MetricsLog, console
 from ragen_jax.run.settle import settle
 from ragen_jax.run.stages import inform, make_batch, play, watch
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
-from ragen_jax.run.workdir import same_run
+from ragen_jax.run.workdir import new_folder, same_run, set_evaluations_aside
 from ragen_jax.sharding import is_first
 from ragen_jax.types import TrainState
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
@@ -92,14 +93,18 @@ def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
         settle(config, jax.devices())
         check(config)
         mesh, sampling_mesh = build_meshes(config)
-        same_run(config, workdir)
+        changed = same_run(config, workdir)
         model, params, tokenizer, tasks = load_policy(config, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    if is_first():
-        (workdir / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
-    learner, state = build_learner(config, model, params, mesh, sampling_mesh)
+    report_compiling()
     checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     latest = checkpoints.latest_step()
+    other = [name for name in changed if name.startswith("eval.") and name != "eval.every"]
+    if is_first():
+        if other and latest is not None:
+            set_evaluations_aside(workdir, latest)
+        (workdir / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+    learner, state = build_learner(config, model, params, mesh, sampling_mesh)
     if latest is not None:
         state = checkpoints.restore(latest, state)
         console(f"continuing {workdir} behind step {latest}")
@@ -162,15 +167,24 @@ def main(argv: Sequence[str]) -> None:
                 "see, such as an NFS mount): metrics.jsonl grows by lines, which a bucket cannot"
             )
         config = CONFIG.value
-        settle(config, jax.devices())
+        devices = jax.devices()
+        settle(config, devices)
         check(config)
+        if WORKDIR.value:
+            workdir = Path(WORKDIR.value)
+        else:
+            name = f"{config.env.name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
+            workdir = new_folder(Path("runs"), name)
+    kind = f"{len(devices)} x {devices[0].device_kind}"
+    console(f"{workdir}: {config.env.name}, model {config.model.path}, on {kind}")
     line = warning(unread(config, command.overrides()))
     if line:
         console(line)
-    name = time.strftime("%Y%m%d-%H%M%S")
-    folder = f"{config.env.name.replace(':', '.')}-{name}"
-    workdir = Path(WORKDIR.value or Path("runs") / folder)
-    sys.exit(train(config, workdir))
+    try:
+        sys.exit(train(config, workdir))
+    finally:
+        if workdir.exists() and not any(workdir.iterdir()):  # nothing came of it
+            workdir.rmdir()
 
 
 if __name__ == "__main__":

@@ -319,8 +319,11 @@ def test_a_run_goes_on_with_the_settings_in_its_folder(run, tmp_path):
     code, out, err = call("ragen_jax.train", f"--workdir={workdir}")
     assert code == 0 and f"continuing {workdir} behind step 1" in out, err
     assert read_run_config(workdir).to_dict() == held.to_dict()
-    code, _, err = call("ragen_jax.train", f"--workdir={workdir}", "--config.rollout.groups=4")
-    assert code == 2 and "holds a run with config.rollout.groups=2, but this command has 4" in err
+    other = ["--config.rollout.groups=4", "--config.seed=1", "--config.checkpoint.keep=3"]
+    code, _, err = call("ragen_jax.train", f"--workdir={workdir}", *other)
+    assert code == 2 and len(err.splitlines()) == 1
+    was = "holds a run with config.rollout.groups=2, config.seed=0, but this command has 4, 1; give"
+    assert was in err and "What may change: steps, eval., checkpoint., stopping." in err
     assert json.loads((workdir / "config.json").read_text()) == json.loads(held.to_json())
 
 

@@ -98,17 +98,22 @@ def test_resuming_gives_the_numbers_of_an_uninterrupted_run(config, finished, tm
     assert timeless(resumed) == timeless(whole)
 
 
-def test_sigterm_saves_the_step_and_resuming_goes_on(config, finished, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_the_step_and_resuming_goes_on(
+    number, code, config, finished, tmp_path, monkeypatch
+):
     workdir = tmp_path / "preempted"
     plain = stages.rollout_metrics
 
     def preempt_in_step_3(episodes, return_GK):
         if len(read_metrics(workdir / "metrics.jsonl")) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return plain(episodes, return_GK)
 
     monkeypatch.setattr(stages, "rollout_metrics", preempt_in_step_3)
-    assert train.train(config, workdir) == 143
+    assert train.train(config, workdir) == code
+    ends = signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # a second Ctrl-C, at once
+    assert ends == (number == signal.SIGINT)
     assert [row["step"] for row in read_metrics(workdir / "metrics.jsonl")] == [0, 1, 2, 3]
     monkeypatch.setattr(stages, "rollout_metrics", plain)
     assert train.train(config, workdir) == 0

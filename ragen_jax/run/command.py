@@ -189,7 +189,7 @@ def bad_input(*further: type[Exception]) -> Generator[None]:
 def _one_line(error: Exception) -> str:
     # ml_collections hands on what a config file raised as the text of its traceback.
     text = str(error).rsplit("ValueError: ", 1)[-1]
-    if isinstance(error, flags.UnrecognizedFlagError) and "." not in error.flagname:
+    if isinstance(error, flags.UnrecognizedFlagError):
         text = f"there is no flag --{error.flagname}{help.suggestion(error.flagname)}"
     if isinstance(error, (AttributeError, KeyError)):
         # Their text is a repr of a repr: the name, and sometimes a suggestion.

@@ -131,12 +131,12 @@ def heldout_problems(
                     f"eval.episodes={count} or widen env.options"
                 )
 
-    from tensorflow_datasets.features import Text
+    import tensorflow_datasets as tfds
 
     examples = load_or_generate(
         "heldout",
         {"seed": seed, "count": count, **settings},
-        features={"seed": np.int64, "identity": Text()},
+        features={"seed": np.int64, "identity": tfds.features.Text()},
         generate=generate,
         directory=directory,
     )
@@ -262,7 +262,7 @@ def demonstrations(
     Raises:
       ValueError: none of the problems has a solution.
     """
-    from tensorflow_datasets.features import Text
+    import tensorflow_datasets as tfds
 
     unsolved = []  # seeds, if the problems are played now
 
@@ -278,7 +278,8 @@ def demonstrations(
     examples = load_or_generate(
         "demonstrations",
         {"rooms": rooms, "sample": fingerprint(environment, **play), **play, **settings},
-        features=dict.fromkeys(("observation", "reply", "identity"), Text()) | {"turn": np.int64},
+        features=dict.fromkeys(("observation", "reply", "identity"), tfds.features.Text())
+        | {"turn": np.int64},
         generate=generate,
         directory=directory,
     )

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -36,6 +38,7 @@ class MetricsLog:
         """Opens the log to go on behind `last_step`; rows after it and torn lines are dropped."""
         self.path = Path(path)
         self.file = None
+        self.last: Metrics = {}  # the row that was written last
         if not is_first():
             return
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
@@ -52,6 +55,7 @@ class MetricsLog:
             value = float(value)
             if math.isfinite(value):
                 row[name] = value
+        self.last = row
         if self.file:
             self.file.write(json.dumps(row, allow_nan=False) + "\n")
             self.file.flush()
@@ -118,11 +122,23 @@ def console(line: str) -> None:
 
 
 def step_line(step: int, steps: int, row: Metrics) -> str:
-    """The console line of a step."""
-    cells = [
-        f"{name} {form.format(row[metric])}" for metric, name, form in COLUMNS if metric in row
-    ]
-    return f"step {step:>{len(str(steps))}}/{steps}  " + "  ".join(cells)
+    """The console line of a step: of COLUMNS, from the first on, what a terminal's width holds."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    line = f"step {step:>{len(str(steps))}}/{steps}"
+    for cell in _cells(row):
+        if len(line) + 2 + len(cell) > width:
+            break
+        line += f"  {cell}"
+    return line
+
+
+def live_figures(row: Metrics) -> str:
+    """What a progress bar shows behind a step: the first of COLUMNS."""
+    return ", ".join(_cells(row)[:2])
+
+
+def _cells(row: Metrics) -> list[str]:
+    return [f"{name} {form.format(row[metric])}" for metric, name, form in COLUMNS if metric in row]
 
 
 def eval_line(step: int, row: Metrics) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import signal
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -29,6 +29,7 @@ from ragen_jax.run.log import (
     console,
     eval_line,
     learning_curve,
+    live_figures,
     step_line,
     write_outcomes,
     write_rollouts,
@@ -119,11 +120,19 @@ class Run:
 
     # -------------------------------------------------------------------------- schedules
 
-    def steps_after(self, step: int | jax.Array) -> Iterable[int]:
+    def steps_after(self, step: int | jax.Array) -> Iterator[int]:
         """The numbers of the iterations behind a step, with a progress bar."""
         first, last = int(step) + 1, self.schedule.steps
-        bar = None if is_first() else True  # None: on a terminal
-        return tqdm(range(first, last + 1), initial=first - 1, total=last, disable=bar)
+        bar = tqdm(
+            range(first, last + 1),
+            initial=first - 1,
+            total=last,
+            disable=None if is_first() else True,  # None: on a terminal
+            dynamic_ncols=True,
+        )
+        for number in bar:
+            yield number
+            bar.set_postfix_str(live_figures(self.log.last))
 
     def first_look(self, policy: Params) -> None:
         """Compiles the programs of rollouts ahead, and evaluates a policy before any update."""

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Generator
@@ -32,6 +33,20 @@ def locked(path: Path) -> Generator[None]:
     with path.with_name(f"{path.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         yield
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Makes the folder `name` of `parent`, or the first of name-2, name-3, ... that is not there.
+
+    Two commands that begin in the same second have two folders.
+    """
+    for number in itertools.count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError("numbers do not end")
 
 
 def content_hash(path: str | Path) -> str:

@@ -298,21 +298,22 @@ def test_the_first_arm_that_fails_ends_the_others(plan, tmp_path, monkeypatch, c
     assert "a, none, 0: exit code 3; see" in capsys.readouterr().out
 
 
-def test_a_sigterm_ends_the_arms_too(plan, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, "143"), (signal.SIGINT, "130")])
+def test_a_signal_ends_the_arms_too(number, code, plan, tmp_path, monkeypatch):
     begun = []
 
     def begin(arm, folder):
         begun.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
         if len(begun) == 2:
-            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
         return begun[-1]
 
     monkeypatch.setattr(lab_arms, "_begin", begin)
-    handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit, match="143"):
+    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.raises(SystemExit, match=code):
         run_arms(plan, tmp_path, workers=2, minutes=1.0)
     assert [process.poll() for process in begun] == [-signal.SIGTERM] * 2
-    assert signal.getsignal(signal.SIGTERM) == handler
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
 @pytest.mark.parametrize("done", [False, True])

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,13 @@ from ragen_jax.run.build import build_environment, environment_settings, step_ra
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import field
 from ragen_jax.run.sizes import minibatch_rows
-from ragen_jax.run.workdir import content_hash, read_run_config, same_run
+from ragen_jax.run.workdir import (
+    content_hash,
+    new_folder,
+    read_run_config,
+    same_run,
+    set_evaluations_aside,
+)
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
 ROOT = Path(__file__).parents[2]
@@ -395,7 +402,7 @@ def test_bad_input_ends_with_one_line_and_exit_code_2(tmp_path, arguments, named
     )
     assert done.returncode == 2, done.stderr
     assert list(tmp_path.rglob("*")) == []  # neither a run nor a cache
-    assert done.stdout == ""
+    assert done.stdout == "" or re.fullmatch(r"\S+/run: \w+, model \S+, on 1 x cpu\n", done.stdout)
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("error: ") and named.format(tmp=tmp_path) in lines[0]
@@ -441,3 +448,44 @@ def test_so_have_the_environments_that_train_with_its_first(tmp_path, capsys):
     assert config.to_json(sort_keys=True) == whole.to_json(sort_keys=True)
     assert "config.also.countdown.env.time_limit=0.0" in capsys.readouterr().out
     same_run(whole, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields, differs",
+    [
+        ({"steps": 300}, ["steps"]),
+        ({"eval__every": 7, "eval__temperature": 1.0}, ["eval.every", "eval.temperature"]),
+        ({"checkpoint__keep": 9, "rollout__save_every": 1}, None),
+        ({}, []),
+    ],
+)
+def test_what_may_change_in_a_run_is_told(fields, differs, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(changed().to_dict()))
+    found = same_run(changed(**fields), tmp_path)
+    names = [name.replace("__", ".") for name in fields]
+    assert found == (sorted(names) if differs is None else differs)
+    assert same_run(changed(**fields), tmp_path / "new") == []
+
+
+def test_steps_of_a_stretched_learning_rate_stay(tmp_path):
+    before = changed(optimizer__schedule="linear")
+    (tmp_path / "config.json").write_text(json.dumps(before.to_dict()))
+    with pytest.raises(ValueError, match=r"steps=250.*has 300.*optimizer.schedule=linear"):
+        same_run(changed(optimizer__schedule="linear", steps=300), tmp_path)
+
+
+def test_earlier_evaluations_are_set_aside(tmp_path, capsys):
+    set_evaluations_aside(tmp_path, 3)  # there are none
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "step_000000.json").write_text("[]")
+    set_evaluations_aside(tmp_path, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["eval_until_step_000003"]
+    assert (tmp_path / "eval_until_step_000003" / "step_000000.json").read_text() == "[]"
+    assert "eval_until_step_000003" in capsys.readouterr().out
+
+
+def test_folders_of_one_name_do_not_collide(tmp_path):
+    found = [new_folder(tmp_path / "runs", "sokoban-20260101-000000") for _ in range(3)]
+    names = [path.relative_to(tmp_path / "runs").as_posix() for path in found]
+    assert names == [f"sokoban-20260101-000000{end}" for end in ("", "-2", "-3")]
+    assert all(path.is_dir() for path in found)

@@ -330,8 +330,8 @@ def test_the_command_warns_of_fields_that_it_does_not_read(tmp_path):
         text=True,
     )
     assert done.returncode == 2 and "no model directory" in done.stderr  # it would have trained
-    (line,) = done.stdout.splitlines()
-    assert line.startswith("warning: ")
+    first, line = done.stdout.splitlines()
+    assert first.startswith(f"{tmp_path}/run: ") and line.startswith("warning: ")
     named = {word.rstrip(",;") for word in line.split() if "." in word and "=" not in word}
     assert named == {*SET, "warmstart.rooms"} and len(named) > 15
     assert "warmstart.rooms is set but not read with model.path=" in line

@@ -10,6 +10,7 @@ from ragen_jax.run.log import (
     MetricsLog,
     eval_line,
     learning_curve,
+    live_figures,
     read_metrics,
     step_line,
     write_outcomes,
@@ -222,3 +223,14 @@ def test_learning_curve_by_hand(tmp_path, make_episode):
 
 def test_learning_curve_without_evaluations(tmp_path):
     assert learning_curve(tmp_path) == "held-out success"
+
+
+@pytest.mark.parametrize("columns, shown", [(30, 1), (45, 2), (500, 3)])
+def test_a_line_fits_its_terminal(columns, shown, monkeypatch):
+    row = {"rollout/success": 0.5, "rollout/return": -0.25, "time/step": 2.0}
+    whole = ["success 0.50", "return -0.25", "s 2.00"]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert step_line(7, 250, row) == "step   7/250  " + "  ".join(whole)  # in a pipe
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert step_line(7, 250, row) == "step   7/250  " + "  ".join(whole[:shown])
+    assert live_figures(row) == "success 0.50, return -0.25"
