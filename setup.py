@@ -32,7 +32,16 @@ setup(
     entry_points={
         "console_scripts": [
             f"ragen-{name} = ragen_jax.__main__:script"
-            for name in ("train", "evaluate", "check-data", "warmstart", "preflight", "lab", "retriever")
+            for name in (
+                "train",
+                "evaluate",
+                "export",
+                "check-data",
+                "warmstart",
+                "preflight",
+                "lab",
+                "retriever",
+            )
         ]
     },
     install_requires=[

@@ -1,16 +1,20 @@
 """Evaluate a run or a model on the fixed held-out problems: success, return, pass@k, collapse.
 
-    python -m ragen_jax.evaluate --workdir=runs/NAME [--samples=8] [--gradients]
-                                 [--config.FIELD=VALUE ...]
+    python -m ragen_jax.evaluate --workdir=runs/NAME [--step=N] [--samples=8] [--gradients]
+                                 [--out=FILE.json] [--config.FIELD=VALUE ...]
     python -m ragen_jax.evaluate --model=DIR_OR_HUB_ID [--config=configs/sokoban.py:PRESET]
-                                 [--config.FIELD=VALUE ...]
+                                 [--out=FILE.json] [--config.FIELD=VALUE ...]
 
-With --workdir the config is the run's own and the model its newest checkpoint; fields that
-evaluation reads (READ) may be changed, env.* for other problems than those of training. --gradients
-adds the gradients of the loss's parts by reward variance (diagnostics/gradients.py) and writes them
-to the run's folder, gradients/step_N.json.
+With --workdir the config is the run's own and the model that of a checkpoint, the newest unless
+--step names one; fields that evaluation reads (READ) may be changed, env.* for other problems than
+those of training. --gradients adds the gradients of the loss's parts by reward variance
+(diagnostics/gradients.py) and writes them to the run's folder, gradients/step_N.json. --model may
+be an adapter in PEFT's format, whose base model its adapter_config.json names. The figures and the
+fields that were set are written as JSON too: --out, of a run evaluation_step_N.json in its folder.
 """
 
+import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,7 +25,8 @@ from ml_collections import ConfigDict
 from ragen_jax.diagnose import Diagnosis, heldout_gradients
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.groups import combine_metrics
-from ragen_jax.load import Policy, load_policy, restore_run
+from ragen_jax.load import Policy, for_sampling, load_adapted, load_policy, restore_run
+from ragen_jax.model import lora
 from ragen_jax.run import command
 from ragen_jax.run.build import build_learner, build_meshes
 from ragen_jax.run.check import check
@@ -30,7 +35,7 @@ from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import console, write_gradients
 from ragen_jax.run.settle import settle
-from ragen_jax.run.workdir import read_run_config
+from ragen_jax.run.workdir import flat, read_run_config
 from ragen_jax.sharding import is_first, sampling_params
 from ragen_jax.types import Metrics
 
@@ -88,8 +93,8 @@ def warn_unread(config: ConfigDict, names: Sequence[str]) -> None:
         console(line)
 
 
-def checkpoint_gradients(config: ConfigDict, workdir: Path, policy: Policy) -> tuple[int, Metrics]:
-    """(step, gradient/* metrics) of a run's newest checkpoint, on held-out problems.
+def checkpoint_gradients(config: ConfigDict, workdir: Path, policy: Policy, step: int) -> Metrics:
+    """gradient/* metrics of the checkpoint of a run's step, on held-out problems.
 
     Args:
       policy: with the checkpoint's parameters for sampling.
@@ -97,11 +102,39 @@ def checkpoint_gradients(config: ConfigDict, workdir: Path, policy: Policy) -> t
     initial = load_policy(config, workdir)  # the reference of the KL
     learner, state = build_learner(config, initial.model, initial.params, *build_meshes(config))
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    step = checkpoints.latest_step()
-    assert step is not None  # restore_run has read it
     state = checkpoints.restore(step, state)
     settings = Diagnosis(**config.diagnose)
-    return step, heldout_gradients(learner, state, policy.params, policy.tasks, settings)
+    return heldout_gradients(learner, state, policy.params, policy.tasks, settings)
+
+
+def of_model(path: str, names: Sequence[str]) -> tuple[ConfigDict, Policy]:
+    """(config, policy to be sampled with) of --model, a model or an adapter."""
+    config = CONFIG.value
+    adapted = lora.is_adapter(path)
+    config.model.path = lora.base_model(path) if adapted else path
+    settle(config, jax.devices())
+    check(config)
+    warn_unread(config, names)
+    policy = load_adapted(Path(path), config) if adapted else load_policy(config, None)
+    _, mesh = build_meshes(config)
+    params = sampling_params(policy.params, policy.model, mesh)
+    return config, policy._replace(params=params)
+
+
+def write_evaluation(
+    path: Path, config: ConfigDict, names: Sequence[str], metrics: Metrics
+) -> None:
+    """The figures as JSON, beside the model and the fields that the command line set."""
+    found = {name: float(value) for name, value in metrics.items()}
+    content = {
+        "model": MODEL.value or WORKDIR.value,
+        "samples": SAMPLES.value,
+        "set": {name: flat(config)[name] for name in names},
+        "metrics": {name: value for name, value in found.items() if math.isfinite(value)},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    console(f"written: {path}")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -113,22 +146,19 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(f"--samples is {SAMPLES.value}; it must be at least 1")
         if GRADIENTS.value and not WORKDIR.value:
             raise ValueError("--gradients needs --workdir: a run, and the policy it started from")
+        if STEP.value is not None and not WORKDIR.value:
+            raise ValueError("--step needs --workdir: the run whose checkpoint is meant")
         names = command.overrides()
+        out = Path(OUT.value) if OUT.value else None
         if WORKDIR.value:
             workdir = Path(WORKDIR.value)
             config = config_of_run(workdir, names, GRADIENTS.value)
-            config, policy = restore_run(workdir, config)
+            trained = restore_run(workdir, config, STEP.value)
             warn_unread(config, names)
+            policy = for_sampling(trained)
+            out = out or workdir / f"evaluation_step_{trained.step:06d}.json"
         else:
-            config = CONFIG.value
-            config.model.path = MODEL.value
-            settle(config, jax.devices())
-            check(config)
-            warn_unread(config, names)
-            policy = load_policy(config, None)
-            _, mesh = build_meshes(config)
-            params = sampling_params(policy.params, policy.model, mesh)
-            policy = policy._replace(params=params)
+            config, policy = of_model(MODEL.value or "", names)
     with jax.set_mesh(build_meshes(config)[1]):
         model, params, _, tasks = policy
         metrics, episodes_E = evaluate(model, params, tasks, samples=SAMPLES.value)
@@ -148,18 +178,22 @@ def main(argv: Sequence[str]) -> None:
         ]
         metrics |= combine_metrics(tasks, metrics_E)
     if GRADIENTS.value:  # which has needed --workdir
-        step, gradients = checkpoint_gradients(config, workdir, policy)
-        write_gradients(workdir, step, gradients)
+        gradients = checkpoint_gradients(config, workdir, policy, trained.step)
+        write_gradients(workdir, trained.step, gradients)
         metrics |= gradients
     if is_first():
         for name, value in metrics.items():
             print(f"{name:<45} {value:.6g}")
+        if out:
+            write_evaluation(out, config, names, metrics)
 
 
 if __name__ == "__main__":
     CONFIG = command.define_config()
     WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to evaluate.")
     MODEL = flags.DEFINE_string("model", None, "Model directory or hub id to evaluate.")
+    STEP = flags.DEFINE_integer("step", None, "The checkpoint of this step, not the newest.")
+    OUT = flags.DEFINE_string("out", None, "File of the figures as JSON.")
     SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes a problem; pass@k up to it.")
     GRADIENTS = flags.DEFINE_bool(
         "gradients", False, "Gradients of the loss's parts by reward variance, of a run."

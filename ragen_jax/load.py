@@ -99,33 +99,109 @@ def check_reader(config: ConfigDict) -> None:
     )
 
 
-def restore_run(workdir: Path, config: ConfigDict | None = None) -> tuple[ConfigDict, Policy]:
-    """(config, `Policy`) of a run, with the parameters of its newest checkpoint for sampling.
+class Trained(NamedTuple):
+    """What a run has learnt by a step.
+
+    policy: its parameters are plain, on the mesh of training; those that adapters change are as
+        they were before the run
+    adapters: of a LoRA run, else None
+    """
+
+    config: ConfigDict
+    step: int
+    policy: Policy
+    adapters: Params | None
+
+
+def restore_run(
+    workdir: Path, config: ConfigDict | None = None, step: int | None = None
+) -> Trained:
+    """What the checkpoint of a run's step holds.
 
     Args:
       config: the run's own with other values in fields of READ; None: as it was.
+      step: one that is kept; None: the newest.
 
     Raises:
-      ValueError: the folder holds no run, or none with a checkpoint; unusable values.
+      ValueError: the folder holds no run, or no such checkpoint; unusable values.
     """
     if config is None:
         config = read_run_config(workdir)
     check(config)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    step = checkpoints.latest_step()
-    if step is None:
+    kept = checkpoints.steps()
+    if not kept:
         raise ValueError(f"{workdir} has no checkpoint yet")
+    if step is None:
+        step = kept[-1]
+    if step not in kept:
+        listed = ", ".join(map(str, kept))
+        raise ValueError(
+            f"{workdir} has no checkpoint of step {step}; kept are those of {listed} "
+            "(config.checkpoint.every and .keep say which are)"
+        )
     policy = load_policy(config, workdir)
     console(f"{workdir}, step {step}")
-    mesh, sampling_mesh = build_meshes(config)
     if not config.model.lora.rank:
         params = checkpoints.restore_params(step, policy.params)
-        return config, policy._replace(params=sampling_params(params, policy.model, sampling_mesh))
-    adapters = build_adapters(config, policy.model, mesh)
-    adapters = checkpoints.restore_params(step, adapters)
-    params = lora.attach(
-        sampling_params(policy.params, policy.model, sampling_mesh),
-        lora.place_adapters(adapters, policy.model, sampling_mesh),
-        scale=config.model.lora.alpha / config.model.lora.rank,
-    )
-    return config, policy._replace(params=params)
+        return Trained(config, step, policy._replace(params=params), None)
+    mesh, _ = build_meshes(config)
+    adapters = checkpoints.restore_params(step, build_adapters(config, policy.model, mesh))
+    return Trained(config, step, policy, adapters)
+
+
+def for_sampling(trained: Trained) -> Policy:
+    """The policy with its parameters where sampling wants them, adapters beside their kernels."""
+    config, _, policy, adapters = trained
+    _, mesh = build_meshes(config)
+    params = sampling_params(policy.params, policy.model, mesh)
+    if adapters is not None:
+        params = lora.attach(
+            params,
+            lora.place_adapters(adapters, policy.model, mesh),
+            scale=config.model.lora.alpha / config.model.lora.rank,
+        )
+    return policy._replace(params=params)
+
+
+def load_adapted(adapter: Path, config: ConfigDict) -> Policy:
+    """The `Policy` of an adapter in PEFT's format, merged into the model of config.model.path.
+
+    Raises:
+      ValueError: as `load_policy`, and an adapter that is not of this model.
+    """
+    policy = load_policy(config, None)
+    adapters, rank, alpha, _ = lora.load_adapter(adapter, policy.model.config)
+    mesh, _ = build_meshes(config)
+    adapters = lora.place_adapters(adapters, policy.model, mesh)
+    return policy._replace(params=lora.merge(policy.params, adapters, scale=alpha / rank))
+
+
+def save_policy(
+    folder: Path, config: ConfigDict, policy: Policy, adapters: Params | None, *, dtype: str
+) -> list[Path]:
+    """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's.
+
+    Args: as `Trained` says; dtype: of the weights on disk.
+
+    Returns:
+      the directories that were written.
+    """
+    params, written = policy.params, []
+    if adapters is not None:
+        c = config.model.lora
+        written.append(folder / "adapter")
+        lora.save_adapter(
+            written[-1],
+            adapters,
+            config=policy.model.config,
+            rank=c.rank,
+            alpha=c.alpha,
+            targets=c.targets,
+            base_model=config.model.path,
+        )
+        params = lora.merge(params, adapters, scale=c.alpha / c.rank)
+    written.append(folder / "policy")
+    stop_ids = policy.tasks[0].chat.end_ids
+    hf.save(written[-1], policy.model, params, policy.tokenizer, stop_ids=stop_ids, dtype=dtype)
+    return written

@@ -20,8 +20,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from ragen_jax.diagnose import Diagnosis, diagnose
-from ragen_jax.load import load_policy
-from ragen_jax.model import hf, lora
+from ragen_jax.load import Policy, load_policy, save_policy
 from ragen_jax.run import command
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
@@ -138,22 +137,12 @@ def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
 
 
 def export(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> None:
-    """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's."""
-    params = state.params
+    """Writes what was trained: policy/, and adapter/ of a LoRA run."""
+    params, adapters = state.params, None
     if learner.frozen is not None:
-        c = config.model.lora
-        lora.save_adapter(
-            run.workdir / "adapter",
-            state.params,
-            config=run.model.config,
-            rank=c.rank,
-            alpha=c.alpha,
-            targets=c.targets,
-            base_model=config.model.path,
-        )
-        params = lora.merge(learner.frozen.params, state.params, scale=learner.frozen.scale)
-    end_ids = run.tasks[0].chat.end_ids
-    hf.save(run.workdir / "policy", run.model, params, run.tokenizer, stop_ids=end_ids)
+        params, adapters = learner.frozen.params, state.params
+    policy = Policy(run.model, params, run.tokenizer, run.tasks)
+    save_policy(run.workdir, config, policy, adapters, dtype="float32")
 
 
 def main(argv: Sequence[str]) -> None:

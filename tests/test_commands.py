@@ -443,3 +443,60 @@ def test_a_wheel_runs_beside_folders_of_the_same_names(elsewhere):
         text=True,
     )
     assert [Path(p).is_relative_to(elsewhere / "site") for p in done.stdout.split()] == [True] * 2
+
+
+# ------------------------------------------------------------------------------ one checkpoint
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """adapted(): the folder of a LoRA run with two checkpoints; made on first use."""
+
+    @functools.cache
+    def make():
+        workdir = tmp_path_factory.mktemp("adapted") / "run"
+        words = ["--config.steps=2", "--config.checkpoint.every=1", "--config.model.lora.rank=2"]
+        words += ["--config.optimizer.learning_rate=1e-3", "--config.optimizer.warmup_updates=0"]
+        words = [f"--workdir={workdir}", *SHORT, *AGENT, *words]
+        code, out, err = call("ragen_jax.train", *words)
+        assert code == 0, err
+        return workdir
+
+    return make
+
+
+@pytest.mark.long
+def test_any_checkpoint_is_evaluated_and_exported(adapted, tmp_path):
+    workdir = adapted()
+    own, last = f"--workdir={workdir}", {}
+    for step in (1, 2):
+        figures, _ = evaluated(own, f"--step={step}")
+        content = json.loads((workdir / f"evaluation_step_00000{step}.json").read_text())
+        told = {name: float(value) for name, value in figures.items()}
+        held = {name: content["metrics"][name] for name in told}
+        assert held == pytest.approx(told, rel=1e-5) and content["model"] == str(workdir)
+        assert content["metrics"] != last
+        last = content["metrics"]
+    newest, _ = evaluated(own, f"--out={tmp_path}/of/newest.json", "--config.eval.top_k=2")
+    content = json.loads((tmp_path / "of" / "newest.json").read_text())
+    assert content["set"] == {"eval.top_k": 2} and content["metrics"]["eval/turns"] > 0
+    code, _, err = call("ragen_jax.evaluate", own, "--step=7")
+    assert code == 2 and f"{workdir} has no checkpoint of step 7; kept are those of 1, 2 (" in err
+    code, _, err = call("ragen_jax.evaluate", "--model=x", "--step=1")
+    assert code == 2 and "--step needs --workdir" in err
+
+    code, out, err = call("ragen_jax.export", own, "--step=1")
+    assert code == 0, err
+    folder = workdir / "export_step_000001"
+    written = [line for line in out.splitlines() if line.startswith("written: ")]
+    assert written == [f"written: {folder}/adapter", f"written: {folder}/policy"]
+    first, _ = evaluated(own, "--step=1")
+    # The same words as in SHORT, which the run has in its config.json.
+    words = [*SHORT, *AGENT][4:]
+    for model in ("adapter", "policy"):
+        found, _ = evaluated(f"--model={folder / model}", *words)
+        assert found == first, model
+    code, _, err = call("ragen_jax.export", own, "--dtype=int8")
+    assert code == 2 and "--dtype is 'int8'; accepted: float32" in err
+    code, _, err = call("ragen_jax.export", own, "--config.seed=1")
+    assert code == 2 and "a run is exported as it is" in err

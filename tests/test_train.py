@@ -13,7 +13,7 @@ from ragen_jax.configs import frozen_lake
 from ragen_jax.diagnostics import anatomy
 from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.evaluate import checkpoint_gradients
-from ragen_jax.load import restore_run
+from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model import hf
 from ragen_jax.run import stages
 from ragen_jax.run.heldout import evaluate
@@ -123,7 +123,7 @@ def test_a_signal_saves_the_step_and_resuming_goes_on(
 
 def test_evaluation_of_a_run_repeats_its_last_row(finished):
     last = read_metrics(finished / "metrics.jsonl")[-1]
-    _, policy = restore_run(finished)
+    policy = for_sampling(restore_run(finished))
     metrics, _ = evaluate(policy.model, policy.params, policy.tasks)
     assert metrics["eval/success"] == last["eval/success"]
     assert metrics["eval/return"] == pytest.approx(last["eval/return"])
@@ -131,11 +131,12 @@ def test_evaluation_of_a_run_repeats_its_last_row(finished):
 
 @pytest.mark.long
 def test_gradients_of_a_checkpoint(finished):
-    run_config, policy = restore_run(finished)
+    trained = restore_run(finished)
+    run_config, policy = trained.config, for_sampling(trained)
     run_config.diagnose.gradients_groups = 6
     run_config.algorithm.kl_coef = 0.1  # the run itself had none
-    step, found = checkpoint_gradients(run_config, finished, policy)
-    assert step == 4
+    assert trained.step == 4
+    found = checkpoint_gradients(run_config, finished, policy, 4)
     rows = {}
     for name, value in found.items():
         _, bucket, figure = name.split("/")

@@ -233,6 +233,25 @@ def save_adapter(
         (fresh / WEIGHTS).chmod(fresh.stat().st_mode & 0o666)
 
 
+def is_adapter(path: str | Path) -> bool:
+    """Whether a directory holds an adapter in PEFT's format, and no model."""
+    directory = Path(path).expanduser()
+    return (directory / CONFIG).exists() and not (directory / "config.json").exists()
+
+
+def base_model(path: str | Path) -> str:
+    """The directory or hub id of the model that an adapter belongs to.
+
+    Raises:
+      ValueError: its adapter_config.json names none.
+    """
+    file = Path(path).expanduser() / CONFIG
+    name = hf.read_json(file).get("base_model_name_or_path")
+    if not name or not isinstance(name, str):
+        raise ValueError(f"{file}: field base_model_name_or_path is {name!r}; it must name a model")
+    return name
+
+
 def load_adapter(
     path: str | Path, config: qwen.ModelConfig
 ) -> tuple[Params, int, float, tuple[str, ...]]:

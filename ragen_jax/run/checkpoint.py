@@ -30,6 +30,10 @@ class Checkpoints:
         """The newest checkpoint's step, or None. A save killed half way is not seen."""
         return self.manager.latest_step()
 
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints that are kept, in order."""
+        return sorted(self.manager.all_steps())
+
     def save(self, step: int, state: TrainState) -> None:
         """Starts saving `state`; returns while the writing goes on.
 

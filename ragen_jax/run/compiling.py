@@ -16,10 +16,11 @@ def report_compiling() -> None:
     """From now on tells how many programs were compiled, and how long that took. Once a process."""
     seconds, told = [], [time.monotonic()]
 
-    def compiled(event: str, duration: float, **_: object) -> None:
+    def compiled(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event != EVENT:
             return
-        seconds.append(duration)
+        del kwargs
+        seconds.append(duration_secs)
         if time.monotonic() - told[0] >= EVERY and sum(seconds) >= EVERY:
             told[0] = time.monotonic()
             console(f"compiling: {len(seconds)} programs so far, {sum(seconds):.0f} s")

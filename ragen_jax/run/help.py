@@ -34,7 +34,7 @@ def help_text(configs: Sequence[str]) -> str:
                     "config:",
                     *_filled("  --config=NAME or FILE.py; names: ", configs),
                     *_filled("  presets, behind a colon: ", presets.PRESETS),
-                    *_filled("  recipes, behind a +: ", recipes.RECIPES),
+                    *_filled("  recipes, behind a +: ", list(recipes.RECIPES)),
                     f"  {len(fields)} fields, each --config.FIELD=VALUE, for instance",
                     "    --config.steps=100 --config.filter.value=0.9 --config.seed=1",
                     f"  Every field with its unit and meaning: {base.__file__}",

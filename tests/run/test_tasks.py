@@ -12,7 +12,7 @@ from ragen_jax.configs import base, frozen_lake, mixture, sokoban
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.groups import combine_metrics, label_metrics, measure_each, metrics_of_each
-from ragen_jax.load import restore_run
+from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model import hf
 from ragen_jax.run.build import build_learner, build_meshes, tiny_words
 from ragen_jax.run.check import check
@@ -236,7 +236,7 @@ def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, mon
     for name in ("rollout/return", "rollout/response_length", "filter/score_mean"):
         assert first[name] == whole[1][name.replace("/", "/sokoban/", 1)]
 
-    _, policy = restore_run(tmp_path / "whole")
+    policy = for_sampling(restore_run(tmp_path / "whole"))
     metrics, played = evaluate(policy.model, policy.params, policy.tasks)
     assert metrics["eval/success"] == last["eval/success"]
     assert [len(episodes) for episodes in played] == [8, 8]

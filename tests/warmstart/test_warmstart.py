@@ -21,7 +21,7 @@ from ragen_jax.configs import (
 )
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.load import restore_run
+from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
 from ragen_jax.run import datasets
 from ragen_jax.run.build import build_environment
@@ -181,6 +181,6 @@ def test_a_config_imitates_trains_and_evaluates(name, tmp_path, monkeypatch):
         assert row["rollout/logp_gap"] <= 1e-4
         assert row["rollout/valid_rate"] > 0.5  # imitation has taught the format
         assert np.isfinite(row["collapse/first_turn/mi"])
-    _, policy = restore_run(tmp_path / "run")
+    policy = for_sampling(restore_run(tmp_path / "run"))
     (task,) = policy.tasks
     assert task.chat.actions == task.environment.actions

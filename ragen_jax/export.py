@@ -1,0 +1,44 @@
+"""Write the model that a run had at a checkpoint, as transformers and vLLM read it.
+
+    python -m ragen_jax.export --workdir=runs/NAME [--step=N] [--out=DIR] [--dtype=bfloat16]
+
+Writes DIR/policy in Hugging Face format and, of a LoRA run, DIR/adapter in PEFT's; DIR is
+runs/NAME/export_step_N where none is named.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from ragen_jax.load import restore_run, save_policy
+from ragen_jax.model.weights import SAVE_DTYPES
+from ragen_jax.run import command
+from ragen_jax.run.log import console
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    with command.bad_input():
+        if not WORKDIR.value:
+            raise ValueError("give --workdir, the folder of a run")
+        if DTYPE.value not in SAVE_DTYPES:
+            raise ValueError(f"--dtype is {DTYPE.value!r}; accepted: {', '.join(SAVE_DTYPES)}")
+        names = command.overrides()
+        if names or command.config_given():
+            raise ValueError("a run is exported as it is: no --config, no --config.FIELD")
+        workdir = Path(WORKDIR.value)
+        config, step, policy, adapters = restore_run(workdir, step=STEP.value)
+        folder = Path(OUT.value or workdir / f"export_step_{step:06d}")
+        written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
+    for path in written:
+        console(f"written: {path}")
+
+
+if __name__ == "__main__":
+    command.define_config()
+    WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+    STEP = flags.DEFINE_integer("step", None, "A step that has a checkpoint; default: the newest.")
+    OUT = flags.DEFINE_string("out", None, "Folder of what is written.")
+    DTYPE = flags.DEFINE_string("dtype", "float32", "Of the weights: float32, bfloat16, float16.")
+    command.run_command(main)
