@@ -7,7 +7,8 @@ tiny (default)
     A 0.2 M parameter agent writes no programs: `language=expression` asks for one expression that
     carries out two or three steps of arithmetic on a, b and c. It is read, not executed: nothing of
     the sandbox has a part. The agent first imitates a solver.
-    Hardware and time: 2 CPU cores; not measured yet.
+    Hardware and time: 2 CPU cores; 6 minutes of CPU time, of them 1.5 for the imitation (once). One
+    seed: held-out success 0.73 -> 0.96 (mean of the last three evaluations).
     Departs from the paper: expressions for programs; no KL term; 32 prompts a step, because a reply
     is one short turn; learning rate 4e-4, falling to 0; diagnosis every fifth step; imitation ends
     early, since learning then starts from an agent that still tries different answers.

@@ -56,7 +56,7 @@ AGENT += ["--config.warmstart.check_every=150", "--config.warmstart.check_episod
 def shortened(command, workdir, model):
     """The words of a README command, with what makes it short and local."""
     module, *words = shlex.split(command, comments=True)
-    places = {"DIR_OR_HUB_ID": str(model), "runs/NAME": str(workdir)}
+    places = {"DIR_OR_HUB_ID": str(model), "runs/NAME": str(workdir), "step=240": "step=1"}
     words = [re.sub("|".join(places), lambda found: places[found[0]], word) for word in words]
     text = " ".join(words)
     if module == "ragen_jax.train":
@@ -91,7 +91,7 @@ def run(tmp_path_factory):
 
 def test_the_readme_has_commands_of_every_kind():
     modules = [command.split()[0].removeprefix("ragen_jax.") for command in README]
-    assert set(modules) == {"train", "evaluate", "lab", "preflight", "check_data"}
+    assert set(modules) == {"train", "evaluate", "export", "lab", "preflight", "check_data"}
     assert len(README) >= 12
 
 
@@ -134,8 +134,13 @@ def whole_commands():
     """Those that can be run here, all but one of each kind marked as slow."""
     for command in README:
         kind = command.split()[0]
-        if kind in ("ragen_jax.train", "ragen_jax.evaluate"):
-            quick = "--samples" in command or ":llm" in command and kind == "ragen_jax.train"
+        if kind in ("ragen_jax.train", "ragen_jax.evaluate", "ragen_jax.export"):
+            quick = (
+                "--samples" in command
+                or kind == "ragen_jax.export"
+                or ":llm" in command
+                and kind == "ragen_jax.train"
+            )
             quick = quick and "lora" not in command
             yield pytest.param(command, marks=() if quick else pytest.mark.slow)
 
@@ -151,6 +156,8 @@ def test_a_command_of_the_readme_runs(command, run, language_model, tmp_path):
         assert out.splitlines()[-1] == f"done: {workdir}"
         lora = "lora.rank" in command
         assert (workdir / "policy").exists() and (workdir / "adapter").exists() == lora
+    elif command.startswith("ragen_jax.export"):
+        assert (workdir / "export_step_000001" / "policy" / "model.safetensors").exists()
     else:
         found = dict(line.split() for line in out.splitlines() if line.startswith("eval/"))
         assert 0 <= float(found["eval/success"]) <= 1
