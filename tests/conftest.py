@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -65,6 +66,17 @@ def pytest_collection_modifyitems(items):
 
 
 MAPPINGS = Path("/proc/self/maps")  # of this process's memory, a line each
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """What a run does with signals ends with its test. Where Python was started in the background,
+    SIGINT is ignored: tests begin as in the foreground."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True, scope="module")

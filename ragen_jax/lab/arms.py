@@ -130,7 +130,10 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
     running: dict[subprocess.Popen, tuple[Arm, int]] = {}
     free = list(range(workers))
     start, done, code = time.perf_counter(), 0, 0
-    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, _end)
     try:
         while (waiting and not code) or running:
             while waiting and not code and free:

@@ -11,6 +11,7 @@ A corpus is a file of JSON lines with the field `contents`. Where vectors are th
 RAGEN's protocol and Search-R1's; dense vectors are split over all devices of this machine.
 """
 
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -63,6 +64,7 @@ def main(words: Sequence[str]) -> None:
             return
         retriever = open_index(INDEX.value)
         server = Server(retriever, host=HOST.value, port=PORT.value, documents=DOCUMENTS.value)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
     console(f"serving {INDEX.value} ({len(retriever)} documents) at {server.url}")
     try:
         server.serve_forever()

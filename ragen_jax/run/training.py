@@ -249,8 +249,9 @@ class Preemption:
 
     def __init__(self) -> None:
         self.signal = 0
-        signal.signal(signal.SIGTERM, self._request)
-        signal.signal(signal.SIGINT, self._request)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and & set it
+                signal.signal(number, self._request)
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
         self.signal = signum

@@ -309,11 +309,11 @@ def test_a_signal_ends_the_arms_too(number, code, plan, tmp_path, monkeypatch):
         return begun[-1]
 
     monkeypatch.setattr(lab_arms, "_begin", begin)
-    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     with pytest.raises(SystemExit, match=code):
         run_arms(plan, tmp_path, workers=2, minutes=1.0)
     assert [process.poll() for process in begun] == [-signal.SIGTERM] * 2
-    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 @pytest.mark.parametrize("done", [False, True])

@@ -266,7 +266,8 @@ def test_a_server_of_its_own(tmp_path, corpus):
             name = WORLD.things["person"][3]
             ((found, *_),) = remote(url, "search_r1").search([name], 2)
             assert found.text.startswith(f'"{name}"')
+            server.send_signal(signal.SIGTERM)  # Ctrl-C is not for processes in the background
+            assert server.wait(20) == 0
         finally:
-            server.send_signal(signal.SIGINT)
-        assert server.wait(20) == 0
+            server.kill()
     assert Path(tmp_path / "index").exists()
