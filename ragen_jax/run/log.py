@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.run.heldout import paired_gain
@@ -210,15 +211,6 @@ def learning_curve(folder: Path, title: str = "held-out success") -> str:
 
 
 MOST_SCORED = 64  # reasonings and prompts of a stored score matrix, at most
-
-
-@dataclasses.dataclass(frozen=True)
-class Scores:
-    """How likely reasonings are under prompts: what cross-scoring gave."""
-
-    score_MN: np.ndarray  # float32, log p(reasoning m | prompt n), summed over its tokens
-    length_M: np.ndarray  # int32, tokens of each reasoning
-    prompt_M: np.ndarray  # int32, the column of its own prompt
 
 
 def write_scores(folder: Path, step: int, scores: Scores) -> None:
