@@ -145,8 +145,8 @@ def get_config() -> ConfigDict:
                 # earlier replies these steps also score collapse/trajectory_stripped, in a pass of
                 # its own that doubles what the trajectory scope costs.
                 flow_every=5,
-                # Steps between diagnostics/*.npz, where `every` falls, too: the first-turn scores that
-                # MI is computed from, of at most 64 reasonings under 64 prompts; 0: none.
+                # Steps between diagnostics/*.npz, where `every` falls, too: the first-turn scores
+                # that MI is computed from, of at most 64 reasonings under 64 prompts; 0: none.
                 scores_every=10,
                 first_turn_samples=64,  # reasonings scored under all first prompts
                 trajectory_samples=64,  # turns drawn over whole trajectories
@@ -221,8 +221,8 @@ def get_config() -> ConfigDict:
                 ),
             ),
             report=dict(
-                # Steps between two pages report.html, written by a process beside the run that waits
-                # for it; 0: none but the one at the end.
+                # Steps between two pages report.html of a run that goes on, written by a process
+                # beside it; 0: none but the one at the end.
                 every=50,
             ),
             checkpoint=dict(

@@ -73,9 +73,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
         row |= stage.metrics() | run.evaluate_if_due(policy, step)
         state, fired, metrics = watch(run, state, row, played.returns_E)
         row |= metrics
-        exit_code = run.write_and_decide(
-            step, row, state, fired, played, batch, selection, credit
-        )
+        exit_code = run.write_and_decide(step, row, state, fired, played, batch, selection, credit)
         if exit_code is not None:
             return exit_code
 

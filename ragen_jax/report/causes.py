@@ -17,7 +17,9 @@ from ragen_jax.report.episodes import Truncation
 from ragen_jax.types import Metrics
 
 CUT = 0.1  # share of replies that were cut off: truncation
-NEAR = 0.9  # of rollout.max_new_tokens: mean length of the replies: truncation
+# Where no episode is saved: mean length of the replies, of rollout.max_new_tokens, while CUT of the
+# reasonings are not closed. Length alone says nothing: replies may all be as long as is allowed.
+NEAR = 0.9
 EXPLAINED = 0.5  # of the replies not valid: so many cut off, and the format is not the cause
 ZERO = 0.5  # share of groups without variance, mean over STEPS
 STEPS = 5  # steps with the figure that a running mean is over
@@ -53,9 +55,7 @@ class Cause:
     find: Callable[[Sequence[Evidence], dict[str, Any]], tuple[int, str] | None]
 
 
-def find_causes(
-    steps: Sequence[Evidence], config: dict[str, Any]
-) -> list[tuple[Cause, int, str]]:
+def find_causes(steps: Sequence[Evidence], config: dict[str, Any]) -> list[tuple[Cause, int, str]]:
     """(cause, since which step, figures in words) of all that hold, the earliest first."""
     found = [(cause, at) for cause in CAUSES for at in [cause.find(steps, config)] if at]
     return sorted(((cause, *at) for cause, at in found), key=lambda each: each[1])
@@ -63,12 +63,15 @@ def find_causes(
 
 def truncation(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str] | None:
     limit = config["rollout"]["max_new_tokens"]
-    lengths = [e.row.get("rollout/response_length", math.nan) for e in steps]
-    for e, length in zip(steps, lengths, strict=True):
+    saved = any(e.truncated is not None for e in steps)
+    for e in steps:
         if e.truncated is not None and e.truncated.share >= CUT:
             return e.step, f"{e.truncated.share:.0%} of the saved replies were cut off"
-        if length >= NEAR * limit:
-            return e.step, f"replies of {length:.1f} tokens on average, of {limit} allowed"
+        length = e.row.get("rollout/response_length", math.nan)
+        closed = e.row.get("rollout/valid_think_rate", math.nan)
+        if not saved and length >= NEAR * limit and closed <= 1 - CUT:
+            words = f"replies of {length:.1f} tokens on average, of {limit} allowed"
+            return e.step, f"{words}, and {closed:.2f} of the reasonings closed"
     return None
 
 
@@ -153,8 +156,9 @@ def untrue(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str]
 CAUSES = (
     Cause(
         "truncation",
-        f"at least {CUT:.0%} of the saved replies used all of rollout.max_new_tokens without an "
-        f"end, or the mean length is at least {NEAR} of it",
+        f"at least {CUT:.0%} of the saved replies used all of rollout.max_new_tokens and are not "
+        f"valid or, without saved ones, the mean length is at least {NEAR} of it while {CUT:.0%} "
+        "of the reasonings are not closed",
         "Replies cut off at `rollout.max_new_tokens` (length at its limit) want a larger limit or "
         "`reward.overlong_buffer`",
         "rollout/",

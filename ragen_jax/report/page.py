@@ -49,9 +49,7 @@ def page(runs: Sequence[Recorded]) -> str:
     verdicts = []
     for run, parts in zip(runs, saved, strict=True):
         limit = run.config["rollout"]["max_new_tokens"]
-        verdicts.append(
-            [judge(run, x, episodes.truncations(parts, x, limit)) for x in run.labels]
-        )
+        verdicts.append([judge(run, x, episodes.truncations(parts, x, limit)) for x in run.labels])
     data = {
         **_curves(runs, together, verdicts),
         "charts": timelines.described(timelines.CHARTS),
@@ -84,7 +82,9 @@ def _curves(
     steps = sorted({int(row["step"]) for run in runs for row in run.rows})
     figures = [timelines.columns(run.rows, steps) for run in runs]
     if sum(len(json.dumps(columns)) for columns in figures) > FIGURE_BYTES:
-        figures = [_of_charts(columns, run.labels) for run, columns in zip(runs, figures, strict=True)]
+        figures = [
+            _of_charts(columns, run.labels) for run, columns in zip(runs, figures, strict=True)
+        ]
     means = [timelines.average([figures[i] for i in g]) if len(g) > 1 else {} for g in together]
     return {
         "steps": steps,

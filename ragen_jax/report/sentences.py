@@ -1,4 +1,4 @@
-"""What a page says in words: what happened, marks of the curves, settings. Returns HTML, escaped."""
+"""What a page says in words: what happened, marks of the curves, settings; as escaped HTML."""
 
 import json
 from collections.abc import Sequence
@@ -27,9 +27,7 @@ def top(
         parts = [f'<p class="of">{escape(_described(run))}</p>']
         return "".join(parts + [_verdict(verdict) for verdict in judged])
     rows = [
-        _row(run, verdict)
-        for run, judged in zip(runs, verdicts, strict=True)
-        for verdict in judged
+        _row(run, verdict) for run, judged in zip(runs, verdicts, strict=True) for verdict in judged
     ]
     heads = ("run", "held-out success", "gain", "alarm", "first to move", "cause")
     table = _table(heads, rows, "What happened in each run")
@@ -78,7 +76,7 @@ def headline(v: Verdict) -> str:
         words.append(f"First to move was {move_words(v.moves[0])}.")
     if v.trouble and v.causes:
         cause, since, figures = v.causes[0]
-        words.append(f"The cause that has a name: {cause.name}, since step {since} ({figures}).")
+        words.append(f"Named cause: {cause.name}, since step {since} ({figures}).")
     elif v.trouble:
         words.append("None of the named causes holds.")
     return " ".join(words)
@@ -90,8 +88,12 @@ def gain_words(gain: Gain | None) -> str:
     change, half = 100 * gain.change, 100 * gain.half_width
     ends = f"from {gain.first:.2f} to {gain.last:.2f}, 95 % ± {half:.1f}"
     if abs(change) <= half:
-        return f"Held-out success did not change beyond its interval ({change:+.1f} points, {ends})."
-    return f"Held-out success {'rose' if change > 0 else 'fell'} by {abs(change):.1f} points ({ends})."
+        return (
+            f"Held-out success did not change beyond its interval ({change:+.1f} points, {ends})."
+        )
+    return (
+        f"Held-out success {'rose' if change > 0 else 'fell'} by {abs(change):.1f} points ({ends})."
+    )
 
 
 def alarm_words(v: Verdict) -> str:
@@ -143,8 +145,18 @@ def _cause_tile(v: Verdict) -> tuple[str, str]:
 
 def _order(v: Verdict) -> str:
     """All moves and further causes, in the order of their steps."""
-    lines = [(move.step, escape(f"{move.what} {move.way}"), escape(f"{move.key}, {move.share:.2f} of its level")) for move in v.moves]
-    lines += [(since, escape(f"rule holds: {cause.name}"), escape(figures)) for cause, since, figures in v.causes]
+    lines = [
+        (
+            move.step,
+            escape(f"{move.what} {move.way}"),
+            escape(f"{move.key}, {move.share:.2f} of its level"),
+        )
+        for move in v.moves
+    ]
+    lines += [
+        (since, escape(f"rule holds: {cause.name}"), escape(figures))
+        for cause, since, figures in v.causes
+    ]
     if v.alarm:
         lines.append((v.alarm[0][0], "alarm", "regime/alarm"))
     if not lines:
@@ -153,8 +165,10 @@ def _order(v: Verdict) -> str:
         f"<li><b>step {step}</b> {words} <small>{figures}</small></li>"
         for step, words, figures in sorted(lines, key=lambda line: line[0])
     )
-    head = "In the order in which it happened" if v.trouble else "Worth a look, though no alarm came"
-    return f"<h4>{head}</h4><ol class=\"order\">{items}</ol>"
+    head = (
+        "In the order in which it happened" if v.trouble else "Worth a look, though no alarm came"
+    )
+    return f'<h4>{head}</h4><ol class="order">{items}</ol>'
 
 
 def _cure(v: Verdict) -> str:
@@ -189,9 +203,7 @@ def _row(run: Recorded, v: Verdict) -> tuple[str, ...]:
     return name, success, change, _alarm_tile(v)[0], move, _cause_tile(v)[0]
 
 
-def _mean(
-    runs: Sequence[Recorded], verdicts: Sequence[Sequence[Verdict]], group: list[int]
-) -> str:
+def _mean(runs: Sequence[Recorded], verdicts: Sequence[Sequence[Verdict]], group: list[int]) -> str:
     """The mean gain of runs that differ in their seed alone."""
     name = escape(group_name(runs, group))
     lines = []

@@ -1,5 +1,5 @@
-"""The curves of a page: which figures are drawn together, their healthy band, and runs that differ in
-seed alone as one curve with its interval."""
+"""The curves of a page: which figures are drawn together, their healthy band, and the mean of runs
+that differ in their seed alone."""
 
 import dataclasses
 import math
@@ -27,6 +27,7 @@ class Chart:
     names: tuple[str, ...] = ()  # of the figures, shorter; (): their own
     overlay: tuple[str, ...] = ()  # those shown of several runs; (): the first two
     logarithmic: bool = False
+    share: bool = False  # from 0 to 1, and so are its intervals
 
 
 STAGES = ("rollout", "batch", "diagnose", "inform", "update", "eval")
@@ -37,6 +38,7 @@ CHARTS = (
         "Share of episodes solved: held-out problems, and those trained on.",
         ("eval/success", "rollout/success"),
         names=("held out", "training"),
+        share=True,
     ),
     Chart(
         "Mutual information of input and reasoning",
@@ -62,6 +64,7 @@ CHARTS = (
         ),
         band=f"{FIRST_TURN}/retrieval_acc",
         names=("first turn", "probe", "chance", "chance of the probe"),
+        share=True,
         overlay=(f"{FIRST_TURN}/retrieval_acc", f"{FIRST_TURN}/retrieval_chance"),
     ),
     Chart(
@@ -78,6 +81,7 @@ CHARTS = (
         ("reasoning/grounded_rate",),
         band="reasoning/grounded_rate",
         names=("grounded",),
+        share=True,
     ),
     Chart(
         "Valid replies",
@@ -85,11 +89,12 @@ CHARTS = (
         ("rollout/valid_rate", "rollout/valid_think_rate"),
         band="rollout/valid_rate",
         names=("valid actions", "valid thinking"),
+        share=True,
     ),
     Chart(
         "Flow",
-        "Does the action follow the reasoning (za), does it follow the prompt past it (xa): nats an "
-        "action. za within its interval of 0: the reasoning is decoration.",
+        "Does the action follow the reasoning (za), does it follow the prompt past it (xa): nats "
+        "an action. za within its interval of 0: the reasoning is decoration.",
         ("flow/first_turn/za_swap", "flow/first_turn/xa_swap"),
         band="flow/first_turn/za_swap",
         names=("za_swap", "xa_swap"),
@@ -101,6 +106,7 @@ CHARTS = (
         ("filter/kept_ratio", "filter/zero_groups"),
         band="filter/kept_ratio",
         names=("kept", "groups without variance"),
+        share=True,
     ),
     Chart(
         "Length of replies",
@@ -111,15 +117,16 @@ CHARTS = (
     ),
     Chart(
         "Gradient by reward variance: task",
-        "Norm of the task's gradient in buckets of groups, from low to high variance. It should rise "
-        "with the bucket.",
+        "Norm of the task's gradient in buckets of groups, from low to high variance. It should "
+        "rise with the bucket.",
         tuple(f"gradient/{b}/task_norm" for b in ("zero", *(f"bucket_{i}" for i in range(6)))),
         names=("no variance", *(f"bucket {i}" for i in range(6))),
         overlay=("gradient/bucket_0/task_norm", "gradient/bucket_5/task_norm"),
     ),
     Chart(
         "Gradient by reward variance: dominance",
-        "Regularisers' share of the norms. Near 1 in the low buckets: KL and entropy alone move them.",
+        "Regularisers' share of the norms. Near 1 in the low buckets: KL and entropy alone move "
+        "them.",
         tuple(f"gradient/{b}/dominance" for b in ("zero", *(f"bucket_{i}" for i in range(6)))),
         names=("no variance", *(f"bucket {i}" for i in range(6))),
         overlay=("gradient/bucket_0/dominance", "gradient/bucket_5/dominance"),

@@ -1,7 +1,7 @@
 """What happened in a run: the gain, the alarm, what moved first, and the cause that has a name.
 
-The alarm's own rules are replayed on the rows (diagnostics/regimes.py), so that a figure "has moved"
-when it is a sign there: fallen or risen beyond its interval. `spans` of steps are (first, last).
+The alarm's own rules are replayed on the rows (diagnostics/regimes.py): a figure has moved when it
+is a sign there, fallen or risen beyond its interval. Spans of steps are (first, last).
 """
 
 import dataclasses
@@ -193,4 +193,3 @@ def success_lost(success: dict[int, float]) -> tuple[int, float] | None:
             return step, mean / highest
         highest = max(highest, mean)
     return None
-

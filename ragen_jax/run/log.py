@@ -87,6 +87,8 @@ def write_events(path: Path, step: int, fired: Iterable[Fired]) -> None:
         return
     events = [event for event in read_events(path) if event["step"] < step]
     events += [{"step": step} | dataclasses.asdict(rule) for rule in fired]
+    if not events and not path.exists():
+        return
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(json.dumps(event) + "\n" for event in events))
     temporary.replace(path)

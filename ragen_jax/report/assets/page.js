@@ -40,15 +40,15 @@
   // The lines of a chart: {key, name, colour, dash, values, half, faint}.
   function linesOf(chart) {
     const lines = [];
-    const add = (columns, key, name, number, dash, faint) => {
+    const add = (columns, key, name, number, dash, faint, first = true) => {
       const values = columns[named(key)];
       if (!values || !values.some((value) => value !== null)) return;
       const half = faint ? null : columns[`${named(key)}_ci95`];
-      lines.push({ key: named(key), name, number: number % COLOURS, dash, values, half, faint });
+      lines.push({ key: named(key), name, number: number % COLOURS, dash, values, half, faint, first });
     };
     const names = chart.figures.map((key, i) => chart.names[i] || key);
     if (alone) {
-      chart.figures.forEach((key, i) => add(runs[0].figures, key, names[i], i, false, false));
+      chart.figures.forEach((key, i) => add(runs[0].figures, key, names[i], i, false, false, i === 0));
       return lines;
     }
     const overlay = chart.overlay.length ? chart.overlay : chart.figures.slice(0, 2);
@@ -66,23 +66,24 @@
     return lines;
   }
 
-  function lanes(lines) { // what uPlot draws: of each line its values, and its interval's two ends
+  function lanes(lines, share) { // what uPlot draws: of each line its values, and its interval's two ends
     const series = [{}], columns = [steps], bands = [];
     for (const line of lines) {
       const stroke = colour(`--s${line.number}`);
       const few = line.values.filter((value) => value !== null).length <= 45;
       line.at = series.length;
       series.push({
-        stroke: line.faint ? stroke + "66" : stroke, width: line.faint ? 1 : 1.8, spanGaps: true,
+        stroke: line.faint ? stroke + "66" : stroke, width: line.faint ? 1 : line.first ? 2.2 : 1.4, spanGaps: true,
         dash: line.dash ? [5, 4] : undefined, points: { show: few && !line.faint, size: 4, fill: stroke },
       });
       columns.push(line.values);
       if (!line.half) continue;
       for (const sign of [1, -1]) {
         series.push({ stroke: "transparent", width: 0, spanGaps: true, points: { show: false } });
-        columns.push(line.values.map((value, i) => (value === null || line.half[i] === null ? null : value + sign * line.half[i])));
+        const end = (value, i) => (share ? Math.min(Math.max(value + sign * line.half[i], 0), 1) : value + sign * line.half[i]);
+        columns.push(line.values.map((value, i) => (value === null || line.half[i] === null ? null : end(value, i))));
       }
-      bands.push({ series: [line.at + 1, line.at + 2], fill: stroke + "22" });
+      bands.push({ series: [line.at + 1, line.at + 2], fill: stroke + (line.first ? "2e" : "16") });
     }
     return { series, columns, bands };
   }
@@ -142,7 +143,7 @@
   function drawChart(chart, figure) {
     const lines = linesOf(chart);
     if (!lines.length) return false;
-    const { series, columns, bands } = lanes(lines);
+    const { series, columns, bands } = lanes(lines, chart.share);
     const place = make("div", { className: "plot", tabIndex: 0, role: "img" });
     place.setAttribute("aria-label", `${chart.title}. ${summary(lines)}. The table below has all values.`);
     const outputs = new Map();
@@ -156,7 +157,7 @@
     const options = {
       width: Math.max(place.clientWidth, 200), height: 210, padding: [8, 8, 0, 0], series, bands,
       legend: { show: false },
-      scales: { x: { time: false }, y: { distr: chart.logarithmic ? 3 : 1 } },
+      scales: { x: { time: false }, y: { distr: chart.logarithmic ? 3 : 1, ...(chart.share ? { range: [-0.02, 1.02] } : {}) } },
       axes: [{ ...axis, size: 30, space: 60 }, { ...axis, size: 52, values: (_, all) => all.map((value) => (value === null ? "" : shown(value))) }],
       cursor: { sync: { key: "run", scales: ["x", null] }, points: { size: 7 }, drag: { x: true, y: false }, focus: { prox: -1 } },
       hooks: {
@@ -243,7 +244,7 @@
     state.label = ""; // the list has the figures of environments under their own names
     figure.append(make("figcaption", {}, make("h3", { textContent: "Any figure" }), choice("", keys.map((key) => [key, key]), free, (key) => { free = key; drawCharts(); byId("charts").lastElementChild.querySelector("select").focus(); })));
     figure.querySelector("select").setAttribute("aria-label", "figure of the last chart");
-    drawChart({ title: free, figures: [free], names: [free], overlay: [free], band: "", logarithmic: false }, figure);
+    drawChart({ title: free, figures: [free], names: [free], overlay: [free], band: "", logarithmic: false, share: false }, figure);
     state.label = label;
   }
 
