@@ -93,11 +93,12 @@ def _chart(
             label = names[figure]
             if len(runs) > 1:
                 label = sentences.group_name(runs, group) if index == 0 else None
+            shown = not chart.logarithmic and (len(runs) == 1 or index == 0)
             _line(
                 axis,
                 steps,
                 found[figure],
-                found.get(f"{figure}_ci95"),
+                found.get(f"{figure}_ci95") if shown else None,
                 color=f"C{index if len(runs) == 1 else number}",
                 linestyle="-" if len(runs) == 1 or index == 0 else "--",
                 label=label,
@@ -106,6 +107,8 @@ def _chart(
     axis.set_xlabel("step", fontsize=8)
     axis.tick_params(labelsize=8)
     axis.set_yscale("log" if chart.logarithmic else "linear")
+    if chart.share:
+        axis.set_ylim(-0.02, 1.02)
     if axis.get_legend_handles_labels()[0]:
         axis.legend(fontsize=7, frameon=False)
 

@@ -26,7 +26,7 @@ class Chart:
     band: str = ""  # the figure whose healthy band is shown
     names: tuple[str, ...] = ()  # of the figures, shorter; (): their own
     overlay: tuple[str, ...] = ()  # those shown of several runs; (): the first two
-    logarithmic: bool = False
+    logarithmic: bool = False  # and without intervals, which may reach below 0
     share: bool = False  # from 0 to 1, and so are its intervals
 
 
@@ -38,6 +38,7 @@ CHARTS = (
         "Share of episodes solved: held-out problems, and those trained on.",
         ("eval/success", "rollout/success"),
         names=("held out", "training"),
+        overlay=("eval/success",),
         share=True,
     ),
     Chart(

@@ -43,7 +43,7 @@
     const add = (columns, key, name, number, dash, faint, first = true) => {
       const values = columns[named(key)];
       if (!values || !values.some((value) => value !== null)) return;
-      const half = faint ? null : columns[`${named(key)}_ci95`];
+      const half = faint || chart.logarithmic || (!alone && !first) ? null : columns[`${named(key)}_ci95`];
       lines.push({ key: named(key), name, number: number % COLOURS, dash, values, half, faint, first });
     };
     const names = chart.figures.map((key, i) => chart.names[i] || key);
@@ -57,7 +57,7 @@
         const name = names[chart.figures.indexOf(key)];
         const full = overlay.length > 1 ? `${group.name}: ${name}` : group.name;
         const averaged = group.runs.length > 1;
-        add(averaged ? group.mean : runs[group.runs[0]].figures, key, full, g, i > 0, false);
+        add(averaged ? group.mean : runs[group.runs[0]].figures, key, full, g, i > 0, false, i === 0);
         if (averaged && i === 0) {
           group.runs.forEach((r) => add(runs[r].figures, key, runs[r].name, g, false, true));
         }
