@@ -94,7 +94,7 @@ def _curves(
                 "seed": run.config["seed"],
                 "labels": run.labels,
                 "figures": columns,
-                "bands": timelines.bands(columns),
+                "bands": timelines.bands(columns, run.labels),
                 "marks": sentences.marks(run, judged),
                 "alarm": {v.label: v.alarm for v in judged},
             }
@@ -110,7 +110,7 @@ def _curves(
 def _of_charts(columns: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]:
     """The figures that CHARTS draw, of each environment, and their intervals."""
     plain = {name for chart in timelines.CHARTS for name in chart.figures}
-    wanted = {n.replace("/", f"/{label}/", 1) for n in plain for label in labels if label} | plain
+    wanted = {timelines.labelled(name, label) for name in plain for label in ("", *labels)}
     return {
         name: values for name, values in columns.items() if name.removesuffix("_ci95") in wanted
     }

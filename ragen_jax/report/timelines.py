@@ -177,13 +177,22 @@ def healthy_band(values: Sequence[float]) -> tuple[float, float] | None:
     return cut(float(first.mean()) - half), cut(float(first.mean()) + half)
 
 
-def bands(figures: Mapping[str, Sequence[float | None]]) -> dict[str, tuple[float, float]]:
-    """{figure: healthy band} of those of CHARTS that have one."""
+def labelled(figure: str, label: str) -> str:
+    """The name of an environment's own figure a/b: a/label/b, or as it is where it is alone."""
+    return figure.replace("/", f"/{label}/", 1) if label else figure
+
+
+def bands(
+    figures: Mapping[str, Sequence[float | None]], labels: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    """{figure: healthy band} of those of CHARTS that have one, of all and of each environment."""
     found = {}
-    for chart in CHARTS:
-        band = healthy_band([x for x in figures.get(chart.band, ()) if x is not None])
-        if band:
-            found[chart.band] = band
+    for label in dict.fromkeys(("", *labels)):
+        for chart in CHARTS:
+            name = labelled(chart.band, label)
+            band = healthy_band([x for x in figures.get(name, ()) if x is not None])
+            if band:
+                found[name] = band
     return found
 
 

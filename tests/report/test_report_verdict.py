@@ -1,16 +1,19 @@
 """What a page says happened, on simulated runs whose cause is known; its cures are the docs'."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from simulated_runs import write_run
 
-from ragen_jax.report import sentences
+from ragen_jax.configs import mixture
+from ragen_jax.report import page, sentences
 from ragen_jax.report.causes import CAUSES
 from ragen_jax.report.episodes import Truncation
 from ragen_jax.report.runs import read_run
 from ragen_jax.report.verdict import judge, success_lost
+from ragen_jax.run.log import read_metrics
 
 pytestmark = pytest.mark.fast
 MI = {
@@ -135,3 +138,35 @@ def test_cures_are_quoted_from_the_documentation():
     for cause in CAUSES:
         assert cause.cure in words, cause.name
         assert f"## `{cause.section}`" in docs, cause.name
+
+
+def test_each_environment_is_judged_by_itself(tmp_path):
+    """Two that train together, of which one loses its information."""
+    well, ill = write_run(tmp_path / "well"), write_run(tmp_path / "ill", changes=MI, seed=1)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    parts = {"sokoban": well, "countdown": ill}
+    config = mixture.get_config().to_dict()
+    config["also"] = {"countdown": config["also"]["countdown"]}
+    (whole / "config.json").write_text(json.dumps(config))
+    rows = zip(*(read_metrics(folder / "metrics.jsonl") for folder in parts.values()), strict=True)
+    lines = []
+    for pair in rows:
+        row = dict(pair[0])
+        for label, figures in zip(parts, pair, strict=True):
+            row |= {k.replace("/", f"/{label}/", 1): v for k, v in figures.items() if "/" in k}
+        lines.append(json.dumps(row) + "\n")
+    (whole / "metrics.jsonl").write_text("".join(lines))
+    for label, folder in parts.items():
+        shutil.copytree(folder / "eval", whole / "eval" / label)
+    run = read_run(whole)
+    assert run.labels == ("sokoban", "countdown")
+    one, other = (judge(run, label, {}) for label in run.labels)
+    assert not one.trouble and other.trouble and other.causes[0][0].name == "template"
+    assert (one.alarm, other.alarm) == ([], verdict(ill).alarm)
+    html = page.page([run])
+    assert "<h3>sokoban</h3>" in html and "<h3>countdown</h3>" in html
+    data = html.split('id="data">')[1].split("</script>")[0]
+    (shown,) = json.loads(data)["runs"]
+    assert "collapse/countdown/first_turn/mi_released" in shown["bands"]
+    assert shown["alarm"] == {"sokoban": [], "countdown": [list(x) for x in other.alarm]}

@@ -164,7 +164,7 @@
         drawClear: [behind(chart)], draw: [above], setScale: [handOn],
         setCursor: [(u) => {
           for (const [line, output] of outputs) {
-            output.textContent = shown(u.cursor.idx === null || u.cursor.idx === undefined ? last(line.values) : line.values[u.cursor.idx]);
+            output.textContent = reading(line.values, u.cursor.idx);
           }
         }],
       },
@@ -183,6 +183,11 @@
     }).observe(place);
     return true;
   }
+  function reading(values, i) { // at the cursor, or at the last step before that has the figure
+    if (i === null || i === undefined) return shown(last(values));
+    const at = values.findLastIndex((value, k) => k <= i && value !== null);
+    return at < 0 ? "–" : shown(values[at]) + (at < i ? ` (step ${steps[at]})` : "");
+  }
   const last = (values) => values.findLast((value) => value !== null);
   function summary(lines) {
     return lines.filter((line) => !line.faint).map((line) => {
@@ -200,7 +205,7 @@
     cursor = Math.min(Math.max(to, 0), steps.length - 1);
     for (const other of plots) other.setCursor({ left: other.valToPos(steps[cursor], "x"), top: 8 });
     byId("live").textContent = `step ${steps[cursor]}: ` + u.chartLines.filter((line) => !line.faint)
-      .map((line) => `${line.name} ${shown(line.values[cursor])}`).join(", ");
+      .map((line) => `${line.name} ${reading(line.values, cursor)}`).join(", ");
   }
 
   function tableOf(title, lines) {
@@ -346,7 +351,7 @@
   const total = (episode) => episode.turns.reduce((sum, turn) => sum + turn.reward, 0);
   function listEpisodes() {
     const found = matching(), list = byId("episode-list");
-    byId("episode-count").textContent = `${found.length} of the ${data.episodes.length} episodes on this page` + (data.saved > data.episodes.length ? `, a sample of the ${data.saved} in rollouts/, equally many of each saved step.` : ", which are all in rollouts/.");
+    byId("episode-count").textContent = `${found.length} of the page's ${data.episodes.length} episodes` + (data.saved > data.episodes.length ? `, a sample of the ${data.saved} in rollouts/, equally many of each saved step.` : ", which are all in rollouts/.");
     list.replaceChildren(...found.map((episode) => {
       const button = make("button", { type: "button", onclick: () => showEpisode(episode) },
         make("span", { className: episode.success ? "yes" : "no", textContent: episode.success ? "solved" : "not solved" }),
