@@ -304,7 +304,7 @@
       table.append(make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "score matrix" }, make("table", {}, make("caption", { textContent: "Log-probability a token, less the row's mean" }), make("thead", {}, head), body)));
     });
     place.replaceChildren(bar, make("div", { className: "matrix" },
-      make("div", {}, make("p", { className: "axis", textContent: "prompts →   reasonings ↓ (sorted by their own prompt, which the dark mark shows)" }), canvas),
+      make("div", {}, make("p", { className: "axis", textContent: "prompts →   reasonings ↓ (sorted by their own prompt, which a mark shows)" }), canvas),
       make("div", {},
         make("p", { className: "figure", textContent: `${best} of ${rows}` }),
         make("p", { className: "hint", textContent: `reasonings are likeliest under their own prompt; chance is ${shown(rows / cols)}.` }),
@@ -405,7 +405,7 @@
     place.append(make("div", { className: "bar", id: "episode-bar" }), make("p", { className: "hint", id: "episode-count", role: "status" }),
       make("div", { className: "browser" }, make("ul", { className: "list", id: "episode-list" }), make("div", { className: "episode", id: "episode" })));
     if (data.episodes.some((e) => e.turns.some((turn) => turn.logps))) {
-      byId("episode-count").after(make("p", { className: "hint", textContent: "The darker a token, the less likely it was when it was sampled; hover for its probability." }));
+      byId("episode-count").after(make("p", { className: "hint", textContent: "The stronger a token is coloured, the less likely it was when it was sampled; hover for its probability." }));
     }
     drawFilters();
     listEpisodes();
