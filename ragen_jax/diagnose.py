@@ -133,7 +133,10 @@ def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainStat
     scores = due(settings.scores_every, step.number)
 
     def measure(index, task, episodes, return_GK):
-        folder = step.run.workdir / "diagnostics" / task.label
+        keep = None
+        if scores:
+            folder = step.run.workdir / "diagnostics" / task.label
+            keep = functools.partial(write_scores, folder, step.number)
         return collapse_metrics(
             step.run.model,
             step.policy,
@@ -146,7 +149,7 @@ def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainStat
             environment=index,
             flow=flow,
             chat=task.chat if flow else None,
-            keep=functools.partial(write_scores, folder, step.number) if scores else None,
+            keep=keep,
         )
 
     with jax.set_mesh(step.run.sampling_mesh):
