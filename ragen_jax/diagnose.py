@@ -5,6 +5,7 @@ a row of DIAGNOSTICS, which says when it is due.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.preflight.diagnosing import gradient_programs, mediation_programs, scoring_programs
 from ragen_jax.randomness import Purpose
 from ragen_jax.run.heldout import play_heldout
+from ragen_jax.run.log import write_scores
 from ragen_jax.run.sizes import due
 from ragen_jax.run.stages import Played, rewarded_batch
 from ragen_jax.sharding import place
@@ -50,6 +52,7 @@ class Diagnosis:
 
     every: int
     flow_every: int
+    scores_every: int
     first_turn_samples: int
     trajectory_samples: int
     micro_batch: int
@@ -127,8 +130,13 @@ def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainStat
     """collapse/* and, where they are due, flow/* figures."""
     settings = step.run.diagnosis
     flow = due(settings.flow_every, step.number)
+    scores = due(settings.scores_every, step.number)
 
     def measure(index, task, episodes, return_GK):
+        keep = None
+        if scores:
+            folder = step.run.workdir / "diagnostics" / task.label
+            keep = functools.partial(write_scores, folder, step.number)
         return collapse_metrics(
             step.run.model,
             step.policy,
@@ -141,6 +149,7 @@ def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainStat
             environment=index,
             flow=flow,
             chat=task.chat if flow else None,
+            keep=keep,
         )
 
     with jax.set_mesh(step.run.sampling_mesh):

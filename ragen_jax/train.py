@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax.diagnose import Diagnosis, diagnose
 from ragen_jax.load import Policy, load_policy, save_policy
+from ragen_jax.report.background import Reports
 from ragen_jax.run import command
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
@@ -72,7 +73,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
         row |= stage.metrics() | run.evaluate_if_due(policy, step)
         state, fired, metrics = watch(run, state, row, played.returns_E)
         row |= metrics
-        exit_code = run.write_and_decide(step, row, state, fired, played, batch, credit)
+        exit_code = run.write_and_decide(step, row, state, fired, played, batch, selection, credit)
         if exit_code is not None:
             return exit_code
 
@@ -130,6 +131,7 @@ def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
         sampling_mesh=sampling_mesh,
         checkpoints=checkpoints,
         log=MetricsLog(workdir / "metrics.jsonl", last_step=-1 if latest is None else latest),
+        reports=Reports(workdir, every=config.report.every),
         fresh=latest is None,
         preemption=Preemption(),
     )

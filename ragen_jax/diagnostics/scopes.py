@@ -11,7 +11,7 @@ prompts whose earlier replies have lost their reasonings, and the last does both
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -33,6 +33,15 @@ FORMS = (
     "trajectory_stripped_within_depth",
 )
 SCOPES = FORMS[:2]  # the paper's, whose spread zscores.py averages over steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """How likely reasonings are under prompts: what cross-scoring gave."""
+
+    score_MN: np.ndarray  # float32, log p(reasoning m | prompt n), summed over its tokens
+    length_M: np.ndarray  # int, tokens of each reasoning
+    prompt_M: np.ndarray  # int, the column of its own prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +68,7 @@ def collapse_metrics(
     environment: int = 0,
     flow: bool = False,
     chat: Chat | None = None,
+    keep: Callable[[Scores], None] | None = None,
 ) -> Metrics:
     """Mutual information and retrieval of both scopes and, on request, what actions depend on.
 
@@ -72,6 +82,7 @@ def collapse_metrics(
       flow: also score the actions (diagnostics/flow.py), in the same pass.
       chat: what made the prompts: also score the stripped form, where a prompt shows a
         reasoning, in a pass of its own. None: do not.
+      keep: is given the first-turn scores, where there are any.
 
     Returns:
       collapse/{first_turn,trajectory}/*, collapse/trajectory_within_depth/* and with `chat`
@@ -108,6 +119,8 @@ def collapse_metrics(
             reasonings = [reasoning_ids(turn) for turn in sample.turns]
             scores = cross_score(model, params, sample.prompts, reasonings, micro_batch=micro_batch)
         scored[scope] = *scores, sample, prompt_id_N, None
+        if keep is not None and scope == "first_turn":
+            keep(Scores(*scores, sample.prompt_M))
     if "trajectory" in scored:
         *case, _ = scored["trajectory"]
         depth_N = np.array([len(before) for before in later.before_N])

@@ -12,7 +12,6 @@ RAGEN's protocol and Search-R1's; dense vectors are split over all devices of th
 """
 
 import signal
-import sys
 import time
 from collections.abc import Sequence
 
@@ -22,7 +21,7 @@ from ragen_jax.envs.search_qa import dense
 from ragen_jax.envs.search_qa.protocols import MAX_DOCUMENTS
 from ragen_jax.retriever.build import build_texts, build_vectors, build_words
 from ragen_jax.retriever.serve import Server, open_index
-from ragen_jax.run import command, help
+from ragen_jax.run import command
 from ragen_jax.run.log import console
 from ragen_jax.sharding import make_mesh
 
@@ -32,24 +31,21 @@ RETRIEVERS = ("bm25", "dense")
 
 def parse(argv: Sequence[str]) -> list[str]:
     """The words of the command line; what is wrong with it prints one line."""
-    if help.is_asked(argv):
-        print(help.help_text(()))
-        sys.exit(0)
     with command.bad_input(flags.Error):
-        words = flags.FLAGS(argv)
-        if len(words) != 2 or words[1] not in COMMANDS:
-            raise ValueError(f"expected {' or '.join(COMMANDS)}, got {' '.join(words[1:])!r}")
+        words = command.words_of(argv)
+        if len(words) != 1 or words[0] not in COMMANDS:
+            raise ValueError(f"expected {' or '.join(COMMANDS)}, got {' '.join(words)!r}")
         if RETRIEVER.value not in RETRIEVERS:
             accepted = ", ".join(RETRIEVERS)
             raise ValueError(f"--retriever is {RETRIEVER.value!r}; accepted: {accepted}")
         needed = {"--index": INDEX.value}
-        if words[1] == "build":
+        if words[0] == "build":
             needed["--corpus"] = CORPUS.value
             if RETRIEVER.value == "dense":
                 needed["--encoder"] = ENCODER.value
         for name, value in needed.items():
             if not value:
-                raise ValueError(f"{words[1]} needs {name}")
+                raise ValueError(f"{words[0]} needs {name}")
         if DTYPE.value not in dense.DTYPES:
             raise ValueError(f"--dtype is {DTYPE.value!r}; accepted: {', '.join(dense.DTYPES)}")
         if not 1 <= DOCUMENTS.value <= MAX_DOCUMENTS:
@@ -59,7 +55,7 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 def main(words: Sequence[str]) -> None:
     with command.bad_input():
-        if words[1] == "build":
+        if words[0] == "build":
             build()
             return
         retriever = open_index(INDEX.value)

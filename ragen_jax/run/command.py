@@ -107,6 +107,18 @@ def overrides() -> list[str]:
     return list(config_flags.get_override_values(flags.FLAGS["config"]))
 
 
+def words_of(argv: Sequence[str]) -> list[str]:
+    """The words that are no flags, of a command that reads no config; --help ends it.
+
+    Raises:
+      flags.Error: unusable flags.
+    """
+    if help.is_asked(argv):
+        print(help.help_text(()))
+        sys.exit(0)
+    return flags.FLAGS(list(argv))[1:]
+
+
 def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
     """Runs `main(argv)` behind absl's flags; unusable flags print one line and exit with 2.
 

@@ -1,14 +1,19 @@
-"""What a run writes: metrics.jsonl, rollouts/*.jsonl and lines on the console."""
+"""What a run writes: metrics.jsonl, events.jsonl, rollouts/*.jsonl and lines on the console."""
 
+import dataclasses
 import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
+from ragen_jax.diagnostics.scopes import Scores
+from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.run.heldout import paired_gain
 from ragen_jax.sharding import is_first
@@ -76,15 +81,41 @@ def read_metrics(path: str | Path) -> list[Metrics]:
     return [json.loads(line) for line in complete if line]
 
 
+def write_events(path: Path, step: int, fired: Iterable[Fired]) -> None:
+    """events.jsonl: step, rule, action and reason of what fired, a line each.
+
+    What a step writes replaces what an earlier pass over it and later steps wrote: a run that was
+    continued from before it writes them again.
+    """
+    if not is_first():
+        return
+    events = [event for event in read_events(path) if event["step"] < step]
+    events += [{"step": step} | dataclasses.asdict(rule) for rule in fired]
+    if not events and not path.exists():
+        return
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(event) + "\n" for event in events))
+    temporary.replace(path)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """What `write_events` wrote; [] where there is no file."""
+    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+
 def write_rollouts(
     path: str | Path,
     episodes: Iterable[Episode],
     chat: Chat,
     reward_of_turn: Callable[[Turn], float],
+    kept: Collection[tuple[int, int]],
 ) -> None:
-    """Episodes as JSON lines: OpenAI messages, token ids, rewards, success.
+    """Episodes as JSON lines: OpenAI messages, token ids, log-probs, rewards, success.
 
     Each turn is shown as the policy saw it: its own prompt text, then its reply.
+
+    Args:
+      kept: (seed, member) of the episodes that the step learns from.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +129,7 @@ def write_rollouts(
                     ],
                     "prompt_ids": turn.prompt.tolist(),
                     "sampled_ids": turn.sampled.tolist(),
+                    "logps": [round(logp, 4) for logp in turn.logp.tolist()],
                     "actions": list(turn.actions),
                     "valid": turn.valid,
                     "reward": reward_of_turn(turn),
@@ -109,6 +141,7 @@ def write_rollouts(
                 "group": episode.group,
                 "member": episode.member,
                 "success": episode.success,
+                "kept": (episode.seed, episode.member) in kept,
                 **({"error": episode.error} if episode.error else {}),
                 "turns": turns,
             }
@@ -193,3 +226,31 @@ def learning_curve(folder: Path, title: str = "held-out success") -> str:
         gain, half_width = paired_gain(first, later[-3:])
         lines.append(f"  gained {100 * gain:+.1f} points (95 % +-{100 * half_width:.1f})")
     return "\n".join(lines)
+
+
+MOST_SCORED = 64  # reasonings and prompts of a stored score matrix, at most
+
+
+def write_scores(folder: Path, step: int, scores: Scores) -> None:
+    """step_N.npz: the arrays of `Scores`, of the first MOST_SCORED prompts and, of reasonings with
+    such a prompt, the first MOST_SCORED."""
+    if not is_first():
+        return
+    rows = np.flatnonzero(scores.prompt_M < MOST_SCORED)[:MOST_SCORED]
+    path = Path(folder) / f"step_{step:06d}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        path,
+        score_MN=scores.score_MN[rows, :MOST_SCORED].astype(np.float32),
+        length_M=scores.length_M[rows].astype(np.int32),
+        prompt_M=scores.prompt_M[rows].astype(np.int32),
+    )
+
+
+def read_scores(folder: Path) -> dict[int, Scores]:
+    """{step: `Scores`} of what `write_scores` wrote, in order."""
+    found = {}
+    for path in sorted(Path(folder).glob("step_*.npz")):
+        with np.load(path) as arrays:
+            found[int(path.stem.removeprefix("step_"))] = Scores(**arrays)
+    return found

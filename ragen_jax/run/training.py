@@ -1,6 +1,7 @@
 """A training run besides its mathematics: its parts, its schedules, and what it writes.
 
-workdir/  metrics.jsonl  eval/  rollouts/  checkpoints/  nonfinite_step_*.npz
+workdir/  metrics.jsonl  events.jsonl  eval/  rollouts/  diagnostics/  checkpoints/  report.html
+          nonfinite_step_*.npz
 """
 
 import dataclasses
@@ -19,7 +20,9 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from ragen_jax.diagnostics.stopping import Fired
+from ragen_jax.groups import split_groups
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.report.background import Reports
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.play import compile_ahead
 from ragen_jax.run.checkpoint import Checkpoints
@@ -31,13 +34,14 @@ from ragen_jax.run.log import (
     learning_curve,
     live_figures,
     step_line,
+    write_events,
     write_outcomes,
     write_rollouts,
 )
 from ragen_jax.run.sizes import due
 from ragen_jax.sharding import agree, is_first
 from ragen_jax.types import Batch, Metrics, Params, TrainState
-from ragen_jax.update.learner import StepCredit
+from ragen_jax.update.learner import Selection, StepCredit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -115,6 +119,7 @@ class Run:
     sampling_mesh: Mesh
     checkpoints: Checkpoints
     log: MetricsLog
+    reports: Reports
     fresh: bool  # whether nothing of it was there before
     preemption: "Preemption"
 
@@ -181,24 +186,28 @@ class Run:
         fired: Iterable[Fired],
         played: "Played",
         batch: Batch,
+        selection: Selection,
         credit: StepCredit,
     ) -> int | None:
         """Writes what a step has to say.
 
         Args:
           metrics: its row. state: behind it.
-          batch, credit: what it learnt from, kept where its update was not finite.
+          batch, credit: what it learnt from, saved where its update was not finite.
+          selection: which of the episodes that was.
 
         Returns:
           The exit code of a run that ends here, else None.
         """
         if due(self.schedule.save_rollouts, step) and is_first():
-            for task, episodes in zip(self.tasks, played.episodes_E, strict=True):
+            kept_E = self._kept(played, selection)
+            for task, episodes, kept in zip(self.tasks, played.episodes_E, kept_E, strict=True):
                 write_rollouts(
                     self.workdir / "rollouts" / task.label / f"step_{step:06d}.jsonl",
                     episodes,
                     task.chat,
                     functools.partial(turn_reward, format_penalty=task.penalties.format_penalty),
+                    kept,
                 )
         tokens = metrics["rollout/response_length"] * metrics["rollout/replies"]
         metrics["throughput/tokens_per_second"] = tokens / metrics["time/step"]
@@ -213,7 +222,17 @@ class Run:
                 path = self.workdir / f"nonfinite_step_{step}.npz"
                 np.savez_compressed(path, advantage_BT=credit.advantage_BT, **vars(batch))
                 console(f"its batch is in {path}")
+        write_events(self.workdir / "events.jsonl", step, fired)
+        self.reports.write_if_due(step)
         return self._save(step, state, {rule.action for rule in fired})
+
+    def _kept(self, played: "Played", selection: Selection) -> list[set[tuple[int, int]]]:
+        """(seed, member) of each environment's episodes that the step learns from."""
+        groups = split_groups(self.tasks, played.selected, selection.keep_GK.reshape(-1))
+        return [
+            {(e.seed, e.member) for e, keep in zip(episodes, keep_B, strict=True) if keep}
+            for _, episodes, keep_B in groups
+        ]
 
     def _save(self, step: int, state: TrainState, actions: set[str]) -> int | None:
         """Saves the state if it is due; returns the exit code of a run that ends here."""
@@ -224,6 +243,7 @@ class Run:
             self.checkpoints.save(step, state)
         if "stop" in actions:
             self.checkpoints.close()
+            self.reports.write_last()
             return STOPPED
         if stopping:
             self.checkpoints.close()
@@ -238,6 +258,7 @@ class Run:
         for task in self.tasks if self.schedule.evaluate and is_first() else ():
             title = f"held-out success {task.label}".rstrip()
             console(learning_curve(self.workdir / "eval" / task.label, title))
+        self.reports.write_last()
         console(f"done: {self.workdir}")
 
 

@@ -117,7 +117,10 @@ def _add_missing(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> 
     return added
 
 
-MAY_CHANGE = ("steps", "eval.", "checkpoint.", "stopping.", "rollout.save_every")
+MAY_CHANGE = (
+    *("steps", "eval.", "checkpoint.", "stopping.", "report."),
+    *("rollout.save_every", "diagnose.scores_every"),
+)
 
 
 def same_run(config: ConfigDict, workdir: Path) -> list[str]:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from ragen_jax import train
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.load import load_policy
+from ragen_jax.report import background
 from ragen_jax.rollout import play
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.pool import init_streaks
@@ -60,7 +61,8 @@ def outcome(tmp_path_factory):
     @once
     def stage(config, given):
         workdir, decoded, scored = tmp_path_factory.mktemp("runs") / "run", [], []
-        decode, blocks = play.decode, cross_scoring.blocks
+        decode, blocks, pages = play.decode, cross_scoring.blocks, []
+        begin = background.subprocess.Popen
 
         def decode_seen(model, params, segment, logits, keys_B, *args, **settings):
             decoded.append(len(keys_B))
@@ -70,7 +72,12 @@ def outcome(tmp_path_factory):
             scored.append((M, micro_batch))
             return blocks(N, M, micro_batch, shards)
 
+        def begin_seen(*args, **settings):
+            pages.append(args)
+            return begin(*args, **settings)
+
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(background.subprocess, "Popen", begin_seen)
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
             patch.setattr(play, "decode", decode_seen)
             patch.setattr(cross_scoring, "blocks", blocks_seen)
@@ -86,6 +93,8 @@ def outcome(tmp_path_factory):
             solved={step: json.loads(path.read_text()) for step, path in solved.items()},
             saved=sorted(int(p.name) for p in (workdir / "checkpoints").iterdir()),
             exported=(workdir / "policy").exists(),
+            stored=sorted(int(p.stem[5:]) for p in (workdir / "diagnostics").glob("*.npz")),
+            pages=len(pages),  # begun while it ran
             decoded=decoded,  # rows of each turn
             scored=scored,  # (reasonings, rows of a device call) of each table of scores
         )
@@ -143,6 +152,7 @@ SIZES = {
     **{"rollout.groups": 3, "rollout.group_size": 3, "rollout.save_every": 2},
     **{"eval.every": 2, "eval.episodes": 5, "eval.seed": 9, "filter.metric": "length"},
     **{"checkpoint.every": 1, "checkpoint.keep": 3, "checkpoint.export": True},
+    "report.every": 2,
 }
 BUDGETS = {
     **{"env.max_actions": 3, "env.pool": 2, "rollout.max_new_tokens": REPLY - 1},
@@ -163,6 +173,7 @@ MANY = {
 SCORED = {
     **{"diagnose.every": 1, "diagnose.flow_every": 2, "diagnose.gradients_every": 2},
     **{"diagnose.first_turn_samples": 2, "diagnose.trajectory_samples": 3},
+    "diagnose.scores_every": 2,
     **{"algorithm.mi_coef": 0.5},
     **{"diagnose.gradients_groups": 3, "diagnose.micro_batch": 16},
 }
@@ -228,6 +239,7 @@ RUNS = {
         ),
         along=SIZES,
     ),
+    "report.every": Entry(2, lambda _, o: o.pages == 1, along=SIZES),
     "checkpoint.every": Entry(1, lambda _, o: {2, 3} <= {*o.saved}, along=SIZES),
     "checkpoint.keep": Entry(3, lambda _, o: o.saved == [1, 2, 3], along=SIZES),
     "checkpoint.export": Entry(True, lambda _, o: o.exported, along=SIZES),
@@ -308,6 +320,7 @@ RUNS = {
     "diagnose.flow_every": Entry(
         2, lambda _, o: with_figure("flow/first_turn/", o) == [2], along=SCORED
     ),
+    "diagnose.scores_every": Entry(2, lambda _, o: o.stored == [2], along=SCORED),
     "diagnose.first_turn_samples": Entry(2, lambda _, o: o.scored[:1] == [(2, 16)], along=SCORED),
     "diagnose.trajectory_samples": Entry(
         3, lambda _, o: most(M for M, _ in o.scored[:2]) == 3, along=SCORED

@@ -6,15 +6,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ragen_jax.diagnostics.scopes import Scores
+from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.run.log import (
     MetricsLog,
     eval_line,
     learning_curve,
     live_figures,
+    read_events,
     read_metrics,
+    read_scores,
     step_line,
+    write_events,
     write_outcomes,
     write_rollouts,
+    write_scores,
 )
 from ragen_jax.run.training import Stages
 
@@ -132,7 +138,7 @@ def test_rollouts_by_hand(tmp_path, make_turn, make_episode):
     ]
     episodes = [make_episode(0, 1, turns, success=True), make_episode(2, 0, turns[:1])]
     path = tmp_path / "rollouts" / "step_000001.jsonl"
-    write_rollouts(path, episodes, Chat(), lambda turn: turn.reward - (not turn.valid))
+    write_rollouts(path, episodes, Chat(), lambda turn: turn.reward - (not turn.valid), {(102, 0)})
     lines = path.read_text().splitlines()
     assert "√" in lines[0]  # readable, not escaped
     first, second = (strict(line) for line in lines)
@@ -144,6 +150,7 @@ def test_rollouts_by_hand(tmp_path, make_turn, make_episode):
             ],
             "prompt_ids": [1, 2],
             "sampled_ids": [3],
+            "logps": [-0.1],
             "actions": ["Up", "Down"],
             "valid": True,
             "reward": 0.5,
@@ -155,16 +162,55 @@ def test_rollouts_by_hand(tmp_path, make_turn, make_episode):
             ],
             "prompt_ids": [4],
             "sampled_ids": [5, 6],
+            "logps": [-0.1, -0.2],
             "actions": [],
             "valid": False,
             "reward": -1.0,
         },
     ]
-    assert first == {"seed": 100, "group": 0, "member": 1, "success": True, "turns": played}
+    assert first == {
+        **{"seed": 100, "group": 0, "member": 1, "success": True, "kept": False},
+        "turns": played,
+    }
     assert second == {
-        **{"seed": 102, "group": 2, "member": 0, "success": False},
+        **{"seed": 102, "group": 2, "member": 0, "success": False, "kept": True},
         "turns": played[:1],
     }
+
+
+def test_events_of_a_step_replace_those_of_an_earlier_pass(tmp_path):
+    path = tmp_path / "events.jsonl"
+    write_events(path, 1, [])
+    assert not path.exists() and read_events(path) == []
+    alarm, stop = Fired("regimes", "warn", "MI fell"), Fired("empty", "stop", "nothing was kept")
+    write_events(path, 3, [alarm])
+    write_events(path, 5, [alarm, stop])
+    assert [(e["step"], e["rule"], e["action"]) for e in read_events(path)] == [
+        (3, "regimes", "warn"),
+        (5, "regimes", "warn"),
+        (5, "empty", "stop"),
+    ]
+    write_events(path, 4, [stop])  # continued from a checkpoint behind step 3
+    assert [(e["step"], e["reason"]) for e in read_events(path)] == [
+        (3, "MI fell"),
+        (4, "nothing was kept"),
+    ]
+
+
+def test_stored_scores_are_bounded_and_stay_each_others(tmp_path):
+    own = np.arange(200) % 100  # of 100 prompts, two reasonings each
+    score = np.arange(200 * 100, dtype=float).reshape(200, 100)
+    write_scores(tmp_path, 7, Scores(score, np.arange(200), own))
+    found = read_scores(tmp_path)
+    assert [*found] == [7] and found[7].score_MN.dtype == np.float32
+    np.testing.assert_array_equal(found[7].score_MN, score[:64, :64])
+    np.testing.assert_array_equal(found[7].prompt_M, np.arange(64))
+    shuffled = own[::-1]  # of prompts 99, 98, ...: those from 64 on have no column
+    write_scores(tmp_path, 8, Scores(score, np.arange(200), shuffled))
+    kept = read_scores(tmp_path)[8]
+    np.testing.assert_array_equal(kept.prompt_M, np.arange(63, -1, -1))
+    np.testing.assert_array_equal(kept.length_M, np.arange(36, 100))
+    assert (tmp_path / "step_000008.npz").stat().st_size < 40_000
 
 
 def test_step_line_shows_the_metrics_there_are():

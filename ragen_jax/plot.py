@@ -1,0 +1,162 @@
+"""Curves of runs as a picture: the same as on the page of ragen_jax.report, for papers and slides.
+
+    python -m ragen_jax.plot RUN [RUN ...] [--metric=NAME[,NAME]] [--out=curves.png]
+
+Without --metric the charts of the page that the runs have figures for. Runs that differ in their
+seed alone are one curve, their mean with its 95 % interval (Student's t). The ending of --out says
+the format: png, svg or pdf.
+"""
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import app, flags, logging
+
+from ragen_jax.report import sentences, timelines
+from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
+from ragen_jax.report.timelines import CHARTS, Chart
+from ragen_jax.run import command
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".png", ".svg", ".pdf")
+ACROSS = 3  # charts in a row
+SIZE = (4.6, 3.0)  # of one, inches
+
+
+def charts_of(runs: Sequence[Recorded], metrics: Sequence[str]) -> list[Chart]:
+    """A chart a metric, or those of CHARTS of which a run has a figure.
+
+    Raises:
+      ValueError: no run has a metric.
+    """
+    known = {name for run in runs for row in run.rows for name in row}
+    for name in metrics:
+        if name not in known:
+            near = [k for k in sorted(known) if k.endswith(f"/{name.rsplit('/', 1)[-1]}")]
+            hint = f"; did you mean {', '.join(near[:4])}?" if near else ""
+            raise ValueError(f"--metric is {name!r}, which no run's metrics.jsonl has{hint}")
+    if metrics:
+        return [Chart(title=name, words="", figures=(name,), names=(name,)) for name in metrics]
+    return [chart for chart in CHARTS if known & set(chart.figures)]
+
+
+def draw(runs: Sequence[Recorded], charts: Sequence[Chart], out: Path) -> None:
+    """Writes the picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no screen is needed
+    import matplotlib.pyplot as plt
+
+    steps = sorted({int(row["step"]) for run in runs for row in run.rows})
+    columns = [timelines.columns(run.rows, steps) for run in runs]
+    across = min(ACROSS, len(charts))
+    down = math.ceil(len(charts) / across)
+    fig, axes = plt.subplots(
+        down,
+        across,
+        figsize=(SIZE[0] * across, SIZE[1] * down),
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis, chart in zip(axes.flat, charts, strict=False):
+        _chart(axis, chart, runs, columns, steps)
+    for axis in axes.flat[len(charts) :]:
+        axis.set_axis_off()
+    fig.savefig(out, dpi=150)
+    plt.close(fig)
+
+
+def _chart(
+    axis: "Axes",
+    chart: Chart,
+    runs: Sequence[Recorded],
+    columns: Sequence[dict[str, Any]],
+    steps: Sequence[int],
+) -> None:
+    """One chart: of one run a colour a figure, of several a colour a run (or seeds of it)."""
+    names = dict(zip(chart.figures, chart.names, strict=True))
+    together = groups_by_seed(list(runs))
+    figures = chart.figures if len(runs) == 1 else chart.overlay or chart.figures[:2]
+    for number, group in enumerate(together):
+        found = columns[group[0]]
+        if len(group) > 1:
+            found = timelines.average([columns[i] for i in group])
+        for index, figure in enumerate(figures):
+            if figure not in found:
+                continue
+            label = names[figure]
+            if len(runs) > 1:
+                label = sentences.group_name(runs, group) if index == 0 else None
+            shown = not chart.logarithmic and (len(runs) == 1 or index == 0)
+            _line(
+                axis,
+                steps,
+                found[figure],
+                found.get(f"{figure}_ci95") if shown else None,
+                color=f"C{index if len(runs) == 1 else number}",
+                linestyle="-" if len(runs) == 1 or index == 0 else "--",
+                label=label,
+            )
+    axis.set_title(chart.title, fontsize=9)
+    axis.set_xlabel("step", fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.set_yscale("log" if chart.logarithmic else "linear")
+    if chart.share:
+        axis.set_ylim(-0.02, 1.02)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=7, frameon=False)
+
+
+def _line(
+    axis: "Axes",
+    steps: Sequence[int],
+    values: Sequence[float | None],
+    halves: Sequence[float | None] | None,
+    **style: Any,
+) -> None:
+    """Values where there are some, joined, and around them their intervals."""
+    at = [i for i, value in enumerate(values) if value is not None]
+    x, y = np.array([steps[i] for i in at]), np.array([values[i] for i in at], float)
+    axis.plot(x, y, linewidth=1.3, **style)
+    if halves is not None:
+        half = np.array([halves[i] if halves[i] is not None else np.nan for i in at], float)
+        axis.fill_between(x, y - half, y + half, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def parse(argv: Sequence[str]) -> list[Path]:
+    """The runs' folders."""
+    with command.bad_input(flags.Error):
+        words = command.words_of(argv)
+        if not words:
+            raise ValueError("name the folder of a run: python -m ragen_jax.plot runs/NAME")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ValueError("a picture needs matplotlib: pip install ragen_jax[plot]")
+        out = Path(OUT.value)
+        if out.suffix not in FORMATS:
+            raise ValueError(f"--out is {out}; it must end with one of {', '.join(FORMATS)}")
+        if not out.parent.is_dir():
+            raise ValueError(f"--out is {out}, but there is no folder {out.parent}")
+        return list(map(Path, words))
+
+
+def main(paths: list[Path]) -> None:
+    with command.bad_input():
+        runs = [read_run(path) for path in paths]
+        charts = charts_of(runs, METRIC.value)
+    draw(runs, charts, Path(OUT.value))
+    print(OUT.value)
+
+
+if __name__ == "__main__":
+    METRIC = flags.DEFINE_list(
+        "metric", [], "Figures of metrics.jsonl; default: the page's charts."
+    )
+    OUT = flags.DEFINE_string("out", "curves.png", "The picture.")
+    logging.set_verbosity(logging.ERROR)  # of the libraries
+    app.run(main, flags_parser=parse)

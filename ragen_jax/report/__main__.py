@@ -1,0 +1,36 @@
+"""A page of what a run has done so far: RUN/report.html, which needs nothing else.
+
+    python -m ragen_jax.report RUN [RUN ...] [--out=FILE]
+
+Several runs are laid over each other, those that differ in their seed alone averaged with 95 %
+intervals (Student's t). Reads the folders alone: no model, no checkpoint, nothing compiles.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags, logging
+
+from ragen_jax.report.page import write_report
+from ragen_jax.run import command
+
+
+def parse(argv: Sequence[str]) -> list[Path]:
+    """The runs' folders."""
+    with command.bad_input(flags.Error):
+        words = command.words_of(argv)
+        if not words:
+            raise ValueError("name the folder of a run: python -m ragen_jax.report runs/NAME")
+        return list(map(Path, words))
+
+
+def main(runs: list[Path]) -> None:
+    with command.bad_input():
+        out = write_report(runs, Path(OUT.value) if OUT.value else None)
+    print(f"{out}  {out.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    OUT = flags.DEFINE_string("out", None, "The page; default: report.html of the first run.")
+    logging.set_verbosity(logging.ERROR)  # of the libraries
+    app.run(main, flags_parser=parse)

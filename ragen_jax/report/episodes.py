@@ -1,0 +1,134 @@
+"""The episodes of rollouts/*.jsonl that a page shows, and what of them was cut off.
+
+All of a run would be too many: from each saved step as many as fit into the page, members 0 of all
+groups first, and so on.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ragen_jax.report.runs import ONLY, Recorded
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a token decodes to that ends inside a letter
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncation:
+    """Of the replies saved at a step, those that used all of rollout.max_new_tokens and are not
+    valid: they never came to their end."""
+
+    share: float  # of all replies
+    of_invalid: float  # of those that are not valid
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """The episodes of one environment that a step has saved."""
+
+    label: str
+    step: int
+    records: list[dict[str, Any]]  # lines of rollouts/step_N.jsonl
+    bytes: int  # of the file
+
+
+def read_saved(run: Recorded) -> list[Saved]:
+    """All episodes that a run has saved, step by step."""
+    found = []
+    for label in run.labels:
+        folder = run.path / "rollouts" / label if label != ONLY else run.path / "rollouts"
+        for path in sorted(folder.glob("step_*.jsonl")):
+            step = int(path.stem.removeprefix("step_"))
+            if step <= run.last_step:
+                text = path.read_text()
+                records = [json.loads(line) for line in text.splitlines(True) if line[-1] == "\n"]
+                found.append(Saved(label, step, records, len(text)))
+    return sorted(found, key=lambda saved: saved.step)
+
+
+def truncations(saved: Sequence[Saved], label: str, limit: int) -> dict[int, Truncation]:
+    """{step: `Truncation`} of an environment's saved episodes; `limit`: rollout.max_new_tokens."""
+    found = {}
+    for part in saved:
+        turns = [turn for record in part.records for turn in record["turns"]]
+        if part.label != label or not turns:
+            continue
+        invalid = [turn for turn in turns if not turn["valid"]]
+        cut = sum(len(turn["sampled_ids"]) >= limit for turn in invalid)
+        found[part.step] = Truncation(cut / len(turns), cut / len(invalid) if invalid else 0.0)
+    return found
+
+
+def find_tokenizer(run: Recorded) -> Tokenizer | None:
+    """The tokenizer of a run's model, from its folder or from a directory that its config names;
+    None: it is not on this machine."""
+    for folder in (run.path / "model", run.path / "policy", Path(run.config["model"]["path"])):
+        if (folder / "tokenizer.json").is_file():
+            return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return None
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of each token; a letter of several tokens is the last one's."""
+    texts = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+    start = 0  # of tokens whose bytes make no letter yet
+    for end in range(1, len(ids) + 1):
+        if BROKEN not in texts[end - 1]:
+            start = end
+            continue
+        together = tokenizer.decode(list(ids[start:end]), skip_special_tokens=False)
+        if not together.endswith(BROKEN) or end == len(ids):
+            texts[start:end] = [""] * (end - start - 1) + [together]
+            start = end
+    return texts
+
+
+def shown(
+    saved: Sequence[Saved], tokenizer: Tokenizer | None, budget: int
+) -> Iterator[dict[str, Any]]:
+    """Episodes for a page, as JSON objects, equally many of each saved step and environment.
+
+    Args:
+      budget: bytes that they may take.
+    """
+    left, parts = budget, len(saved)
+    for part in saved:
+        mine, used = left // parts, 0
+        order = sorted(part.records, key=lambda record: (record["member"], record["group"]))
+        for record in order:
+            episode = _episode(part, record, tokenizer)
+            size = len(json.dumps(episode, separators=(",", ":"), ensure_ascii=False).encode())
+            if used + size > mine:
+                break
+            used += size
+            yield episode
+        left, parts = left - used, parts - 1
+
+
+def _episode(part: Saved, record: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    return {
+        "step": part.step,
+        "label": part.label,
+        **{name: record[name] for name in ("seed", "group", "member", "success")},
+        "kept": record.get("kept"),  # runs of before have not noted it
+        "turns": [_turn(turn, tokenizer) for turn in record["turns"]],
+    }
+
+
+def _turn(turn: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    *asked, reply = turn["messages"]
+    found = {
+        "prompt": "\n".join(message["content"] for message in asked),
+        "reply": [reply["content"]],
+        **{name: turn[name] for name in ("actions", "valid", "reward")},
+    }
+    if tokenizer is not None:
+        found["prompt"] = tokenizer.decode(turn["prompt_ids"], skip_special_tokens=False)
+        found["reply"] = pieces(tokenizer, turn["sampled_ids"])
+        if "logps" in turn:
+            found["logps"] = [round(logp, 2) for logp in turn["logps"]]
+    return found

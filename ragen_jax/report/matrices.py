@@ -1,0 +1,40 @@
+"""The score matrices that a run has stored: how likely each reasoning is under each prompt."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ragen_jax.report.runs import Recorded
+from ragen_jax.run.log import read_scores
+
+
+def shown(run: Recorded, budget: int) -> Iterator[dict[str, Any]]:
+    """First-turn matrices for a page, as JSON objects; evenly left out where they do not all fit.
+
+    A value is log p(z|x) / length less its mean over the prompts: 0 everywhere in a row whose
+    reasoning tells nothing of its prompt. Rows are sorted by their own prompt.
+
+    Args:
+      budget: bytes that they may take.
+    """
+    found = []
+    for label in run.labels:
+        for step, scores in read_scores(run.path / "diagnostics" / label).items():
+            if step > run.last_step:
+                continue
+            per_token_MN = scores.score_MN / np.maximum(scores.length_M, 1)[:, None]
+            relative_MN = per_token_MN - per_token_MN.mean(1, keepdims=True)
+            order = np.argsort(scores.prompt_M, kind="stable")
+            found.append(
+                {
+                    "step": step,
+                    "label": label,
+                    "own": scores.prompt_M[order].tolist(),
+                    "values": [[round(x, 2) for x in row] for row in relative_MN[order].tolist()],
+                }
+            )
+    size = sum(len(json.dumps(matrix)) for matrix in found)
+    every = max(1, -(-size // budget))
+    yield from found[::every]

@@ -1,0 +1,154 @@
+"""The page: one HTML file with its data, styles and scripts inside.
+
+What a run's agent wrote is hostile text. It goes into the page as JSON alone, in which no tag can
+begin, and from there into text nodes; the Content-Security-Policy lets no script run but the two
+below, known by their hashes, and nothing be fetched.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ragen_jax.report import episodes, matrices, sentences, timelines
+from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
+from ragen_jax.report.verdict import Verdict, judge
+
+EPISODE_BYTES = 1_100_000  # of the page, of all runs together
+MATRIX_BYTES = 300_000
+FIGURE_BYTES = 1_200_000  # beyond it the figures of the charts alone are on the page
+ASSETS = resources.files("ragen_jax.report") / "assets"
+
+
+def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
+    """Writes the page of some runs; returns where.
+
+    Args:
+      out: default: report.html of the first.
+
+    Raises:
+      ValueError: a folder is no run's, has no finished step, or `out` cannot be written.
+    """
+    runs = [read_run(path) for path in paths]
+    out = out or Path(paths[0]) / "report.html"
+    if not out.parent.is_dir():
+        raise ValueError(f"--out is {out}, but there is no folder {out.parent}")
+    temporary = out.with_suffix(".tmp")  # who looks meanwhile sees the page of before
+    temporary.write_text(page(runs), encoding="utf-8")
+    temporary.replace(out)
+    return out
+
+
+def page(runs: Sequence[Recorded]) -> str:
+    """The HTML of some runs."""
+    together = groups_by_seed(list(runs))
+    saved = [episodes.read_saved(run) for run in runs]
+    verdicts = []
+    for run, parts in zip(runs, saved, strict=True):
+        limit = run.config["rollout"]["max_new_tokens"]
+        verdicts.append([judge(run, x, episodes.truncations(parts, x, limit)) for x in run.labels])
+    data = {
+        **_curves(runs, together, verdicts),
+        "charts": timelines.described(timelines.CHARTS),
+        "matrices": [
+            {"run": i} | matrix
+            for i, run in enumerate(runs)
+            for matrix in matrices.shown(run, MATRIX_BYTES // len(runs))
+        ],
+        "episodes": [
+            {"run": i} | episode
+            for i, (run, parts) in enumerate(zip(runs, saved, strict=True))
+            for episode in episodes.shown(
+                parts, episodes.find_tokenizer(run), EPISODE_BYTES // len(runs)
+            )
+        ],
+        "saved": sum(len(part.records) for parts in saved for part in parts),
+    }
+    return _document(
+        title=sentences.title(runs),
+        top=sentences.top(runs, verdicts, together),
+        settings=sentences.settings(runs),
+        data=data,
+    )
+
+
+def _curves(
+    runs: Sequence[Recorded], together: list[list[int]], verdicts: list[list[Verdict]]
+) -> dict[str, Any]:
+    """Steps, each run's figures, bands and marks, and the means of runs that differ in seed."""
+    steps = sorted({int(row["step"]) for run in runs for row in run.rows})
+    figures = [timelines.columns(run.rows, steps) for run in runs]
+    if sum(len(json.dumps(columns)) for columns in figures) > FIGURE_BYTES:
+        figures = [
+            _of_charts(columns, run.labels) for run, columns in zip(runs, figures, strict=True)
+        ]
+    means = [timelines.average([figures[i] for i in g]) if len(g) > 1 else {} for g in together]
+    return {
+        "steps": steps,
+        "runs": [
+            {
+                "name": run.name,
+                "seed": run.config["seed"],
+                "labels": run.labels,
+                "figures": columns,
+                "bands": timelines.bands(columns, run.labels),
+                "marks": sentences.marks(run, judged),
+                "alarm": {v.label: v.alarm for v in judged},
+            }
+            for run, columns, judged in zip(runs, figures, verdicts, strict=True)
+        ],
+        "groups": [
+            {"name": sentences.group_name(runs, g), "runs": g, "mean": mean}
+            for g, mean in zip(together, means, strict=True)
+        ],
+    }
+
+
+def _of_charts(columns: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+    """The figures that CHARTS draw, of each environment, and their intervals."""
+    plain = {name for chart in timelines.CHARTS for name in chart.figures}
+    wanted = {timelines.labelled(name, label) for name in plain for label in ("", *labels)}
+    return {
+        name: values for name, values in columns.items() if name.removesuffix("_ci95") in wanted
+    }
+
+
+def in_script(data: Any) -> str:
+    """JSON that no tag, comment or line of a script can begin or end in."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    # Half of a surrogate pair, which a reply may hold, is no UTF-8.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _document(*, title: str, top: str, settings: str, data: dict[str, Any]) -> str:
+    scripts = [(ASSETS / name).read_text("utf-8") for name in ("uPlot.iife.min.js", "page.js")]
+    style = "".join((ASSETS / name).read_text("utf-8") for name in ("uPlot.min.css", "page.css"))
+    allowed = " ".join(map(_hash, scripts))
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    body = (ASSETS / "page.html").read_text("utf-8")
+    parts = {
+        "POLICY": policy,
+        "STYLE": style,
+        "TITLE": title,
+        "TOP": top,
+        "SETTINGS": settings,
+        "DATA": in_script(data),
+        "PLOT": scripts[0],
+        "SCRIPT": scripts[1],
+    }
+    # One pass: what a part holds is never read as the name of another.
+    pieces = body.split("%%")
+    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def _hash(text: str) -> str:
+    """The source expression of a Content-Security-Policy for an inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,293 @@
+"""What a page says in words: what happened, marks of the curves, settings; as escaped HTML."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from ragen_jax.lab.curves import interval
+from ragen_jax.report.causes import Cause
+from ragen_jax.report.runs import Recorded
+from ragen_jax.report.verdict import Gain, Move, Verdict
+
+MOST_FIELDS = 3  # of a group's name
+
+
+def title(runs: Sequence[Recorded]) -> str:
+    names = runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more"
+    return escape(names)
+
+
+def top(
+    runs: Sequence[Recorded], verdicts: Sequence[Sequence[Verdict]], together: list[list[int]]
+) -> str:
+    """The head of the page: of one run what happened, of several a row each."""
+    if len(runs) == 1:
+        run, judged = runs[0], verdicts[0]
+        parts = [f'<p class="of">{escape(_described(run))}</p>']
+        return "".join(parts + [_verdict(verdict) for verdict in judged])
+    rows = [
+        _row(run, verdict) for run, judged in zip(runs, verdicts, strict=True) for verdict in judged
+    ]
+    heads = ("run", "held-out success", "gain", "alarm", "first to move", "cause")
+    table = _table(heads, rows, "What happened in each run")
+    means = [_mean(runs, verdicts, group) for group in together if len(group) > 1]
+    return f'<p class="of">{len(runs)} runs</p>{table}' + "".join(means)
+
+
+def _described(run: Recorded) -> str:
+    c = run.config
+    names = ", ".join((c["env"]["name"], *c["also"]))
+    ended = f"step {run.last_step} of {c['steps']}"
+    return f"{names} · model {c['model']['path']} · {c['algorithm']['name']} · {ended}"
+
+
+def _verdict(v: Verdict) -> str:
+    label = f"<h3>{escape(v.label)}</h3>" if v.label else ""
+    tiles = [
+        ("Held-out success", *_gain_tile(v.gain)),
+        ("Alarm", *_alarm_tile(v)),
+        ("First to move", *_move_tile(v)),
+        ("Cause", *_cause_tile(v)),
+    ]
+    cells = "".join(
+        f"<div><dt>{head}</dt><dd><b>{escape(big)}</b><span>{escape(small)}</span></dd></div>"
+        for head, big, small in tiles
+    )
+    state = "trouble" if v.trouble else "well"
+    return (
+        f'<div class="verdict {state}">{label}<p class="headline">{escape(headline(v))}</p>'
+        f'<dl class="tiles">{cells}</dl>{_order(v)}{_cure(v)}</div>'
+    )
+
+
+def headline(v: Verdict) -> str:
+    """Two or three sentences: gain, alarm or stop, first mover and cause."""
+    words = [gain_words(v.gain)]
+    if v.stop:
+        words.append(f"A rule stopped the run at step {v.stop['step']}: {v.stop['reason']}.")
+    if v.alarm:
+        words.append(alarm_words(v))
+    elif not v.trouble:
+        words.append("No alarm came.")
+    if v.lost is not None:
+        words.append(f"A quarter of success was lost by the evaluation at step {v.lost}.")
+    if v.trouble and v.moves:
+        words.append(f"First to move was {move_words(v.moves[0])}.")
+    if v.trouble and v.causes:
+        cause, since, figures = v.causes[0]
+        words.append(f"Named cause: {cause.name}, since step {since} ({figures}).")
+    elif v.trouble:
+        words.append("None of the named causes holds.")
+    return " ".join(words)
+
+
+def gain_words(gain: Gain | None) -> str:
+    if gain is None:
+        return "With fewer than two evaluations no gain can be told."
+    change, half = 100 * gain.change, 100 * gain.half_width
+    ends = f"from {gain.first:.2f} to {gain.last:.2f}, 95 % ± {half:.1f}"
+    if abs(change) <= half:
+        return (
+            f"Held-out success did not change beyond its interval ({change:+.1f} points, {ends})."
+        )
+    return (
+        f"Held-out success {'rose' if change > 0 else 'fell'} by {abs(change):.1f} points ({ends})."
+    )
+
+
+def alarm_words(v: Verdict) -> str:
+    (first, end), *later = v.alarm
+    if end == v.last_step:
+        return f"The alarm came at step {first} and was still on at the end."
+    again = f", and {len(later)} more times" if later else ""
+    return f"The alarm came at step {first} and went off after step {end}{again}."
+
+
+def move_words(move: Move) -> str:
+    share = f"{move.share:.2f} of its {'highest' if move.key == 'eval/success' else 'level'}"
+    return f"{move.what}, which {move.way} at step {move.step} ({move.key}: {share})"
+
+
+def _gain_tile(gain: Gain | None) -> tuple[str, str]:
+    if gain is None:
+        return "not known", "fewer than two evaluations"
+    return (
+        f"{100 * gain.change:+.1f} ± {100 * gain.half_width:.1f} points",
+        f"{gain.first:.3f} to {gain.last:.3f}, mean of the last three",
+    )
+
+
+def _alarm_tile(v: Verdict) -> tuple[str, str]:
+    if v.stop:
+        return f"stopped at step {v.stop['step']}", f"rule: {v.stop['rule']}"
+    if not v.alarm:
+        return "none", f"in {v.last_step} steps"
+    on = sum(end - start + 1 for start, end in v.alarm)
+    return f"step {v.alarm[0][0]}", f"on for {on} of {v.last_step} steps"
+
+
+def _move_tile(v: Verdict) -> tuple[str, str]:
+    if not v.moves:
+        return "nothing", "every watched figure kept its level"
+    move = v.moves[0]
+    return move.what, f"{move.way} at step {move.step}"
+
+
+def _cause_tile(v: Verdict) -> tuple[str, str]:
+    if not v.trouble:
+        return "none needed", "no alarm, no stop, success kept"
+    if not v.causes:
+        return "not named", "no rule of causes.py holds"
+    cause, since, _ = v.causes[0]
+    return cause.name, f"since step {since}"
+
+
+def _order(v: Verdict) -> str:
+    """All moves and further causes, in the order of their steps."""
+    lines = [
+        (
+            move.step,
+            escape(f"{move.what} {move.way}"),
+            escape(f"{move.key}, {move.share:.2f} of its level"),
+        )
+        for move in v.moves
+    ]
+    lines += [
+        (since, escape(f"rule holds: {cause.name}"), escape(figures))
+        for cause, since, figures in v.causes
+    ]
+    if v.alarm:
+        lines.append((v.alarm[0][0], "alarm", "regime/alarm"))
+    if not lines:
+        return ""
+    items = "".join(
+        f"<li><b>step {step}</b> {words} <small>{figures}</small></li>"
+        for step, words, figures in sorted(lines, key=lambda line: line[0])
+    )
+    head = (
+        "In the order in which it happened" if v.trouble else "Worth a look, though no alarm came"
+    )
+    return f'<h4>{head}</h4><ol class="order">{items}</ol>'
+
+
+def _cure(v: Verdict) -> str:
+    if not v.trouble or not v.causes:
+        return ""
+    cause = v.causes[0][0]
+    return (
+        f"<h4>What to do</h4><blockquote><p>{_code(cause.cure)}</p>"
+        f"<footer>docs/diagnostics.md, <code>{escape(cause.section)}</code></footer></blockquote>"
+        f'<p class="rule">{_rule(cause)}</p>'
+    )
+
+
+def _rule(cause: Cause) -> str:
+    return f"<b>{escape(cause.name)}</b> is named where {escape(cause.rule)}."
+
+
+def _code(text: str) -> str:
+    """Markdown's `code` as HTML."""
+    return "".join(
+        f"<code>{escape(part)}</code>" if i % 2 else escape(part)
+        for i, part in enumerate(text.split("`"))
+    )
+
+
+def _row(run: Recorded, v: Verdict) -> tuple[str, ...]:
+    name = run.name + (f" / {v.label}" if v.label else "")
+    gain = v.gain
+    success = f"{gain.first:.3f} to {gain.last:.3f}" if gain else "not known"
+    change = _gain_tile(gain)[0] if gain else ""
+    move = f"{v.moves[0].what} {v.moves[0].way}, step {v.moves[0].step}" if v.moves else "nothing"
+    return name, success, change, _alarm_tile(v)[0], move, _cause_tile(v)[0]
+
+
+def _mean(runs: Sequence[Recorded], verdicts: Sequence[Sequence[Verdict]], group: list[int]) -> str:
+    """The mean gain of runs that differ in their seed alone."""
+    name = escape(group_name(runs, group))
+    lines = []
+    for index, label in enumerate(runs[group[0]].labels):
+        gains = [verdicts[i][index].gain for i in group]
+        changes = [100 * gain.change for gain in gains if gain]
+        if len(changes) > 1:
+            mean, half = interval(changes)
+            of = f" of {escape(label)}" if label else ""
+            lines.append(
+                f"<p><b>{name}</b>: held-out success{of} changed by {mean:+.1f} points on "
+                f"average over {len(changes)} seeds (95 % ± {half:.1f}, Student's t).</p>"
+            )
+    return "".join(lines)
+
+
+def group_name(runs: Sequence[Recorded], group: Sequence[int]) -> str:
+    """What runs that differ in their seed alone have other than the rest, or a run's name."""
+    if len(group) == 1:
+        return runs[group[0]].name
+    fields = [name for name in differing(runs) if name != "seed"]
+    said = [f"{name} {_value(runs[group[0]].fields.get(name))}" for name in fields[:MOST_FIELDS]]
+    return ", ".join(said) or f"{runs[group[0]].name} and {len(group) - 1} more seeds"
+
+
+def differing(runs: Sequence[Recorded]) -> list[str]:
+    """The fields that are not the same in all runs."""
+    names = dict.fromkeys(name for run in runs for name in run.fields)
+    return [n for n in names if len({_value(run.fields.get(n)) for run in runs}) > 1]
+
+
+def settings(runs: Sequence[Recorded]) -> str:
+    """Tables of the fields: those that differ between runs, then all."""
+    names = dict.fromkeys(name for run in runs for name in run.fields)
+    heads = ("field", *(run.name for run in runs))
+
+    def rows(wanted):
+        return [(n, *(_value(run.fields.get(n)) for run in runs)) for n in wanted]
+
+    if len(runs) == 1:
+        return _table(heads, rows(names), "Every setting")
+    different = differing(runs)
+    first = (
+        _table(heads, rows(different), "Settings that differ")
+        if different
+        else "<p>The runs have the same settings.</p>"
+    )
+    everything = _table(heads, rows(names), "Every setting")
+    return f"{first}<details><summary>All {len(names)} fields</summary>{everything}</details>"
+
+
+def marks(run: Recorded, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """What is marked at a step of the curves: {step, label, kind, words}."""
+    found = [
+        {"step": e["step"], "label": None, "kind": e["action"], "words": e["reason"]}
+        for e in run.events
+        if e["rule"] != "regimes"  # the alarm, which the rows tell
+    ]
+    for v in judged:
+        for start, end in v.alarm:
+            words = f"alarm on from step {start} to {end}"
+            found.append({"step": start, "label": v.label, "kind": "alarm", "words": words})
+        if v.trouble and v.moves:
+            words = f"first to move: {move_words(v.moves[0])}"
+            found.append(
+                {"step": v.moves[0].step, "label": v.label, "kind": "first", "words": words}
+            )
+    return found
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
+    head = "".join(f'<th scope="col">{escape(x)}</th>' for x in heads)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{escape(x)}</td>" for x in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>"
+    )

@@ -1,0 +1,223 @@
+"""The curves of a page: which figures are drawn together, their healthy band, and the mean of runs
+that differ in their seed alone."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from ragen_jax.lab.curves import interval
+from ragen_jax.types import Metrics
+
+DIGITS = 7  # significant ones, of a figure on the page
+FIRST = 10  # values that a healthy band is made of
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """Figures that share an axis."""
+
+    title: str
+    words: str  # what to look for
+    figures: tuple[str, ...]
+    band: str = ""  # the figure whose healthy band is shown
+    names: tuple[str, ...] = ()  # of the figures, shorter; (): their own
+    overlay: tuple[str, ...] = ()  # those shown of several runs; (): the first two
+    logarithmic: bool = False  # and without intervals, which may reach below 0
+    share: bool = False  # from 0 to 1, and so are its intervals
+
+
+STAGES = ("rollout", "batch", "diagnose", "inform", "update", "eval")
+FIRST_TURN = "collapse/first_turn"
+CHARTS = (
+    Chart(
+        "Success",
+        "Share of episodes solved: held-out problems, and those trained on.",
+        ("eval/success", "rollout/success"),
+        names=("held out", "training"),
+        overlay=("eval/success",),
+        share=True,
+    ),
+    Chart(
+        "Mutual information of input and reasoning",
+        "Nats a token, in the released form, which the alarm reads. It falls first where reasoning "
+        "turns into a template.",
+        (
+            f"{FIRST_TURN}/mi_released",
+            "collapse/trajectory/mi_released",
+            "probe/mi_released",
+        ),
+        band=f"{FIRST_TURN}/mi_released",
+        names=("first turn", "trajectory", "probe"),
+        overlay=(f"{FIRST_TURN}/mi_released",),
+    ),
+    Chart(
+        "Retrieval against chance",
+        "How often a reasoning is likeliest under its own prompt. At chance it tells nothing.",
+        (
+            f"{FIRST_TURN}/retrieval_acc",
+            "probe/retrieval_acc",
+            f"{FIRST_TURN}/retrieval_chance",
+            "probe/retrieval_chance",
+        ),
+        band=f"{FIRST_TURN}/retrieval_acc",
+        names=("first turn", "probe", "chance", "chance of the probe"),
+        share=True,
+        overlay=(f"{FIRST_TURN}/retrieval_acc", f"{FIRST_TURN}/retrieval_chance"),
+    ),
+    Chart(
+        "Entropy",
+        "Nats a token: of the reasoning given its prompt, H(Z|X), and of all tokens trained on. "
+        "Twice its start: the bonus is winning over the task.",
+        (f"{FIRST_TURN}/h_cond", "update/entropy"),
+        band=f"{FIRST_TURN}/h_cond",
+        names=("H(Z|X), first turn", "policy"),
+    ),
+    Chart(
+        "Truth of the reasoning",
+        "Share of the stated facts that are so.",
+        ("reasoning/grounded_rate",),
+        band="reasoning/grounded_rate",
+        names=("grounded",),
+        share=True,
+    ),
+    Chart(
+        "Valid replies",
+        "Well formed with known actions; with a closed reasoning that is not empty.",
+        ("rollout/valid_rate", "rollout/valid_think_rate"),
+        band="rollout/valid_rate",
+        names=("valid actions", "valid thinking"),
+        share=True,
+    ),
+    Chart(
+        "Flow",
+        "Does the action follow the reasoning (za), does it follow the prompt past it (xa): nats "
+        "an action. za within its interval of 0: the reasoning is decoration.",
+        ("flow/first_turn/za_swap", "flow/first_turn/xa_swap"),
+        band="flow/first_turn/za_swap",
+        names=("za_swap", "xa_swap"),
+    ),
+    Chart(
+        "What is learnt from",
+        "Share of the episodes that the filter kept; share of the groups without any variance of "
+        "reward.",
+        ("filter/kept_ratio", "filter/zero_groups"),
+        band="filter/kept_ratio",
+        names=("kept", "groups without variance"),
+        share=True,
+    ),
+    Chart(
+        "Length of replies",
+        "Sampled tokens a reply. It says little alone.",
+        ("rollout/response_length", "rollout/reasoning_length"),
+        band="rollout/response_length",
+        names=("reply", "reasoning"),
+    ),
+    Chart(
+        "Gradient by reward variance: task",
+        "Norm of the task's gradient in buckets of groups, from low to high variance. It should "
+        "rise with the bucket.",
+        tuple(f"gradient/{b}/task_norm" for b in ("zero", *(f"bucket_{i}" for i in range(6)))),
+        names=("no variance", *(f"bucket {i}" for i in range(6))),
+        overlay=("gradient/bucket_0/task_norm", "gradient/bucket_5/task_norm"),
+    ),
+    Chart(
+        "Gradient by reward variance: dominance",
+        "Regularisers' share of the norms. Near 1 in the low buckets: KL and entropy alone move "
+        "them.",
+        tuple(f"gradient/{b}/dominance" for b in ("zero", *(f"bucket_{i}" for i in range(6)))),
+        names=("no variance", *(f"bucket {i}" for i in range(6))),
+        overlay=("gradient/bucket_0/dominance", "gradient/bucket_5/dominance"),
+    ),
+    Chart(
+        "Sampler against trainer",
+        "Largest difference of a token's log-probability. Float rounding alone: below 1e-3 in "
+        "float32.",
+        ("rollout/logp_gap",),
+        names=("gap",),
+        logarithmic=True,
+    ),
+    Chart(
+        "Seconds by stage",
+        "Of a step. The first compiles.",
+        tuple(f"time/{stage}" for stage in ("step", *STAGES)),
+        names=("step", *STAGES),
+        overlay=("time/step",),
+        logarithmic=True,
+    ),
+)
+
+
+def cut(value: float) -> float:
+    """A figure to DIGITS digits."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def columns(rows: Sequence[Metrics], steps: Sequence[int]) -> dict[str, list[float | None]]:
+    """{figure: its value at each of `steps`, None where there is none}."""
+    at = {int(row["step"]): row for row in rows}
+    names = dict.fromkeys(name for row in rows for name in row if name != "step")
+    return {
+        name: [cut(at[s][name]) if s in at and name in at[s] else None for s in steps]
+        for name in names
+    }
+
+
+def healthy_band(values: Sequence[float]) -> tuple[float, float] | None:
+    """Where a further value of a healthy run would be, 95 %: mean +- t(n - 1) s sqrt(1 + 1 / n) of
+    the FIRST values (a prediction interval of normal draws); None: there are fewer than three."""
+    first = np.asarray(values[:FIRST], float)
+    n = len(first)
+    if n < 3:
+        return None
+    half = float(stdtrit(n - 1, 0.975)) * float(first.std(ddof=1)) * math.sqrt(1 + 1 / n)
+    return cut(float(first.mean()) - half), cut(float(first.mean()) + half)
+
+
+def labelled(figure: str, label: str) -> str:
+    """The name of an environment's own figure a/b: a/label/b, or as it is where it is alone."""
+    return figure.replace("/", f"/{label}/", 1) if label else figure
+
+
+def bands(
+    figures: Mapping[str, Sequence[float | None]], labels: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    """{figure: healthy band} of those of CHARTS that have one, of all and of each environment."""
+    found = {}
+    for label in dict.fromkeys(("", *labels)):
+        for chart in CHARTS:
+            name = labelled(chart.band, label)
+            band = healthy_band([x for x in figures.get(name, ()) if x is not None])
+            if band:
+                found[name] = band
+    return found
+
+
+def average(runs: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, Any]:
+    """{figure: [mean over runs]} and, behind the name with _ci95, the half-width by Student's t.
+
+    A step counts where all runs have the figure: a mean over fewer would jump when one ends.
+
+    Args:
+      runs: `columns` of at least two runs, of the same steps.
+    """
+    found: dict[str, Any] = {}
+    for name in runs[0]:
+        if name.endswith("_ci95") or any(name not in run for run in runs):
+            continue
+        means, halves = [], []
+        for values in zip(*(run[name] for run in runs), strict=True):
+            given = [x for x in values if x is not None]
+            whole = len(given) == len(values)
+            means.append(cut(float(np.mean(given))) if whole else None)
+            halves.append(cut(interval(given)[1]) if whole else None)
+        found |= {name: means, f"{name}_ci95": halves}
+    return found
+
+
+def described(charts: Sequence[Chart]) -> list[dict[str, Any]]:
+    """Charts as JSON objects."""
+    return [dataclasses.asdict(chart) for chart in charts]

@@ -1,0 +1,195 @@
+"""What happened in a run: the gain, the alarm, what moved first, and the cause that has a name.
+
+The alarm's own rules are replayed on the rows (diagnostics/regimes.py): a figure has moved when it
+is a sign there, fallen or risen beyond its interval. Spans of steps are (first, last).
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from ragen_jax.diagnostics.regimes import (
+    CONFIRMED,
+    FIGURES,
+    init_regimes,
+    update_regimes,
+)
+from ragen_jax.report.causes import Cause, Evidence, find_causes
+from ragen_jax.report.episodes import Truncation
+from ragen_jax.report.runs import Recorded
+from ragen_jax.run.heldout import paired_gain
+from ragen_jax.types import Metrics
+
+LOST = 0.75  # of its highest: success below it is lost (docs/lab/organism.md)
+WORDS = {  # kind of a sign -> what moved, in words
+    "mi": "information",
+    CONFIRMED: "information",
+    "valid_think": "valid thinking",
+    "valid_action": "valid actions",
+    "grounded": "truth of the reasoning",
+    "length": "length of the replies",
+    "entropy": "entropy of the reasoning",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """A figure that left its level."""
+
+    what: str  # in words
+    key: str  # the figure
+    step: int  # at which it was a sign
+    share: float  # of its level there
+
+    @property
+    def way(self) -> str:
+        return "fell" if self.share < 1 else "rose"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """Held-out success, the last three evaluations against the first, problem by problem."""
+
+    first: float
+    last: float  # mean of the last three
+    change: float
+    half_width: float  # 95 %
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What happened in an environment of a run."""
+
+    label: str
+    gain: Gain | None  # None: fewer than two evaluations
+    alarm: list[tuple[int, int]]  # spans in which it was on
+    stop: dict[str, Any] | None  # the event that ended the run
+    lost: int | None  # the evaluation at which success was lost
+    moves: list[Move]  # in the order of their steps
+    causes: list[tuple[Cause, int, str]]  # (cause, since which step, the figures), earliest first
+    last_step: int
+    steps: int  # that were asked for
+
+    @property
+    def trouble(self) -> bool:
+        """Whether there is something to explain: an alarm, a stop, success lost or fallen."""
+        fell = self.gain is not None and self.gain.change + self.gain.half_width < 0
+        return bool(self.alarm or self.stop or self.lost is not None or fell)
+
+
+def judge(run: Recorded, label: str, truncated: dict[int, Truncation]) -> Verdict:
+    """The `Verdict` of an environment of a run.
+
+    Args:
+      truncated: of the episodes saved at some steps.
+    """
+    rows = [row for row in run.rows_of(label) if row["step"] > 0]
+    figures_F, evidence = replay(rows, run.config["regimes"], truncated)
+    alarm = _spans([e.step for e in evidence if e.alarm], [e.step for e in evidence])
+    moves = _moves(figures_F, alarm[0][0] if alarm else None)
+    outcomes = run.outcomes(label)
+    lost = success_lost({step: float(np.mean(solved)) for step, solved in outcomes.items()})
+    if lost is not None:
+        moves.append(Move("held-out success", "eval/success", *lost))
+    gain = None
+    if len(outcomes) > 1:
+        before, *later = outcomes.values()
+        gain = Gain(
+            float(np.mean(before)), float(np.mean(later[-3:])), *paired_gain(before, later[-3:])
+        )
+    stops = [event for event in run.events if event["action"] == "stop"]
+    return Verdict(
+        label=label,
+        gain=gain,
+        alarm=alarm,
+        stop=stops[-1] if stops else None,
+        lost=None if lost is None else lost[0],
+        moves=sorted(moves, key=lambda move: move.step),
+        causes=find_causes(evidence, run.config),
+        last_step=run.last_step,
+        steps=run.config["steps"],
+    )
+
+
+def replay(
+    rows: list[Metrics], settings: dict[str, Any], truncated: dict[int, Truncation]
+) -> tuple[list[list[tuple[int, float]]], list[Evidence]]:
+    """The alarm on a run's rows, once more.
+
+    Args:
+      rows: of one environment, without step 0. settings: the config's regimes section.
+
+    Returns:
+      ([(step, share of the level) while it is a sign] of each of regimes.FIGURES, `Evidence` of
+      each step).
+    """
+    state = init_regimes()
+    figures_F: list[list[tuple[int, float]]] = [[] for _ in FIGURES]
+    evidence = []
+    for row in rows:
+        state, (metrics,), _ = update_regimes(state, settings, [row])
+        step = int(row["step"])
+        sign_F, recent_F, level_F = (
+            np.asarray(x)[0] for x in (state.sign_EF, state.recent_EF, state.level_EF)
+        )
+        for f in np.flatnonzero(sign_F):
+            figures_F[f].append((step, float(recent_F[f] / level_F[f])))
+        evidence.append(
+            Evidence(
+                step=step,
+                row=row,
+                signs=frozenset(FIGURES[f].kind for f in np.flatnonzero(sign_F)),
+                alarm=metrics["regime/alarm"] > 0,
+                h_share=metrics.get("regime/h_relative", math.nan),
+                mi_share=metrics.get("regime/mi_relative", math.nan),
+                truncated=truncated.get(step),
+            )
+        )
+    return figures_F, evidence
+
+
+def _moves(figures_F: list[list[tuple[int, float]]], alarm: int | None) -> list[Move]:
+    """Of each kind in words the first `Move`: with an alarm, of the signs that were on when it
+    came, or that came later."""
+    found: dict[str, Move] = {}
+    for figure, at in zip(FIGURES, figures_F, strict=True):
+        starts = [
+            (step, share)
+            for i, (step, share) in enumerate(at)
+            if i == 0 or at[i - 1][0] < step - 1  # the rows of a run are its steps
+        ]
+        ends = [at[i][0] for i in range(len(at)) if i + 1 == len(at) or at[i + 1][0] > at[i][0] + 1]
+        for (step, share), end in zip(starts, ends, strict=True):
+            if alarm is not None and end < alarm:
+                continue  # it had come back
+            move = Move(WORDS[figure.kind], figure.key, step, share)
+            if move.what not in found or step < found[move.what].step:
+                found[move.what] = move
+            break
+    return list(found.values())
+
+
+def _spans(steps: list[int], all_steps: list[int]) -> list[tuple[int, int]]:
+    """Runs of neighbours among `all_steps` that are in `steps`."""
+    spans: list[tuple[int, int]] = []
+    wanted, before = set(steps), None
+    for step in all_steps:
+        if step in wanted:
+            spans[-1:] = [(spans[-1][0], step)] if before in wanted else [*spans[-1:], (step, step)]
+        before = step
+    return spans
+
+
+def success_lost(success: dict[int, float]) -> tuple[int, float] | None:
+    """(evaluation, share of the highest) at which success, averaged with the evaluation before, is
+    first below LOST of the highest such average before; None: it was kept."""
+    steps, values = list(success), list(success.values())
+    means = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)]
+    highest = 0.0
+    for step, mean in zip(steps[1:], means, strict=True):
+        if mean < LOST * highest:
+            return step, mean / highest
+        highest = max(highest, mean)
+    return None

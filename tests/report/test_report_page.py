@@ -1,0 +1,289 @@
+"""The page in a browser: it fetches nothing, nothing fails, and its figures are metrics.jsonl's."""
+
+import json
+import shutil
+import time
+
+import numpy as np
+import pytest
+from command_line import call
+from simulated_runs import episode, write_run
+
+from ragen_jax.diagnostics.scopes import Scores
+from ragen_jax.report.page import in_script, write_report
+from ragen_jax.run.log import read_metrics, write_scores
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+ATTACKS = (
+    "so up</think><answer>Up</answer></script><script>window.owned = 1</script>",
+    "<img src=x onerror='window.owned = 1'><svg onload=window.owned=1>",
+    "<!-- <script> \\u003cscript> %%DATA%% \u2028 </think><answer>\x00é\N{SNOWMAN}",
+)
+FACTS = [  # ten, of all parts of the curves
+    ("eval/success", 0),
+    ("eval/success", 240),
+    ("rollout/success", 17),
+    ("collapse/first_turn/mi_released", 1),
+    ("collapse/first_turn/mi_released", 120),
+    ("collapse/trajectory/mi_released", 250),
+    ("collapse/first_turn/h_cond", 33),
+    ("reasoning/grounded_rate", 199),
+    ("filter/kept_ratio", 250),
+    ("time/step", 5),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real one, headless."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"no browser is installed (one of {', '.join(BROWSERS)})")
+    with playwright.sync_playwright() as started:
+        # The sandbox of its own is not to be had where tests run as root.
+        yield started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tokenizer):
+    """A run of default length that collapsed, with hostile episodes and stored scores."""
+
+    def records(step):
+        return [
+            episode(
+                tokenizer,
+                ["player 11 plan Up</think><answer>Up</answer>", *ATTACKS][: 1 + 3 * (k == 0)],
+                group=g,
+                member=k,
+                success=(g + k) % 2 == 0,
+                kept=g < 4,
+                valid=k > 0,
+            )
+            for k in range(16)
+            for g in range(8)
+        ]
+
+    folder = write_run(
+        tmp_path_factory.mktemp("runs") / "<b>run&amp;",
+        steps=250,
+        changes={
+            "collapse/first_turn/mi_released": (100, 0.2, 30),
+            "collapse/first_turn/h_cond": (110, 2.5, 30),
+        },
+        success=(0.4, 0.42),
+        fields={"rollout.max_new_tokens": 400},
+        episodes=[(step, records(step)) for step in range(10, 251, 10)],
+    )
+    model = folder / "model"
+    tokenizer.save_pretrained(model)
+    rng = np.random.default_rng(0)
+    for step in (10, 250):
+        own = np.arange(64) % 8
+        score = rng.normal(-40, 1, (64, 8))
+        score[np.arange(64), own] += 20
+        write_scores(folder / "diagnostics", step, Scores(score, np.full(64, 10), own))
+    write_report([folder])
+    return folder
+
+
+@pytest.fixture
+def opened(browser, run):
+    """opened(path=None, **context) -> (page, console messages, requests)."""
+    contexts = []
+
+    def go(path=None, **context):
+        path = path or run / "report.html"
+        contexts.append(browser.new_context(**context))
+        page, messages, requests = contexts[-1].new_page(), [], []
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_selector("#episode h3")
+        return page, messages, requests
+
+    yield go
+    for context in contexts:
+        context.close()
+
+
+def open_tables(page):
+    page.eval_on_selector_all("#charts details", "all => all.forEach(d => { d.open = true; })")
+    page.wait_for_selector("#charts td")
+    page.wait_for_timeout(200)
+
+
+def test_a_run_of_default_length_is_small_and_soon_written(run):
+    start = time.process_time()
+    path = write_report([run])
+    assert time.process_time() - start < 5
+    assert path == run / "report.html" and path.stat().st_size < 3e6
+
+
+def test_nothing_is_fetched_and_nothing_fails(opened, run):
+    page, messages, requests = opened()
+    assert messages == [] and requests == [(run / "report.html").as_uri()]
+    assert page.evaluate("typeof window.owned") == "undefined"
+    assert page.locator("#charts .chart canvas").count() >= 9
+    assert page.locator("script").count() == 3 and page.locator("img, svg, iframe").count() == 0
+    assert page.title() == "<b>run&amp;" and page.locator("h1 b").count() == 0
+
+
+def test_ten_facts_are_those_of_metrics_jsonl(opened, run):
+    page, *_ = opened()
+    open_tables(page)
+    rows = {row["step"]: row for row in read_metrics(run / "metrics.jsonl")}
+    for name, step in FACTS:
+        cell = page.locator(f'td[data-figure="{name}"][data-step="{step}"]').first
+        value = float(cell.get_attribute("data-value"))
+        assert value == pytest.approx(rows[step][name], rel=1e-6), (name, step)
+        assert float(cell.inner_text().split(" ± ")[0]) == pytest.approx(rows[step][name], rel=1e-3)
+    # The curves have the values of all steps, as the tables.
+    count = page.locator('td[data-figure="collapse/first_turn/mi_released"]').count()
+    assert count == 250
+
+
+def test_the_cursor_goes_through_all_charts_by_keyboard(opened, run):
+    page, *_ = opened()
+    rows = read_metrics(run / "metrics.jsonl")
+    page.locator("#charts .plot").first.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Shift+ArrowLeft")
+    assert page.locator("#live").inner_text().startswith("step 240: held out ")
+    shown = page.locator("#charts figure", has_text="Truth of the reasoning").locator("output")
+    expected = rows[240]["reasoning/grounded_rate"]
+    assert float(shown.inner_text()) == pytest.approx(expected, rel=1e-3)
+    page.keyboard.press("Enter")  # takes the episodes there
+    assert page.locator("#filter-step").input_value() == "240"
+    assert "step 250" in page.locator("#matrix-body select option:checked").inner_text()
+
+
+def test_what_happened_is_on_top(opened):
+    page, *_ = opened()
+    text = page.locator("#what").inner_text()
+    assert "Named cause: template" in text and "go back to a checkpoint from before" in text
+    alarm = page.evaluate("JSON.parse(document.getElementById('data').textContent).runs[0].alarm")
+    assert f"The alarm came at step {alarm[''][0][0]}" in text
+
+
+def test_filters_filter(opened):
+    page, *_ = opened()
+    listed = page.locator("#episode-list button")
+    everything = listed.count()
+    assert 100 < everything < 25 * 128
+    assert f"sample of the {25 * 128} in rollouts/" in page.locator("#episode-count").inner_text()
+    page.select_option("#filter-success", "true")
+    solved = listed.count()
+    assert 0 < solved < everything
+    assert all("not solved" not in text for text in listed.all_inner_texts())
+    page.select_option("#filter-kept", "false")
+    texts = listed.all_inner_texts()
+    assert 0 < len(texts) < solved and all("dropped" in text for text in texts)
+    page.select_option("#filter-alarm", "before")
+    before = [int(text.split("step ")[1].split()[0]) for text in listed.all_inner_texts()]
+    assert before and max(before) < 250
+    page.select_option("#filter-step", "250")
+    assert listed.count() == 0 and "No episode" in page.locator("#episode").inner_text()
+
+
+def test_hostile_replies_are_shown_as_they_are(opened, run):
+    page, messages, _ = opened()
+    page.select_option("#filter-step", "10")
+    page.locator("#episode-list button").first.click()
+    shown = page.locator("#episode pre").all_text_contents()
+    replies = "".join(text for text in shown if "<|im_start|>" not in text)
+    for attack in ATTACKS:
+        assert attack in replies
+    assert page.evaluate("typeof window.owned") == "undefined" and messages == []
+    assert page.locator("#episode pre span.p3").count() > 0  # shaded by log-probability
+    title = page.locator("#episode pre span[title]").nth(2).get_attribute("title")
+    assert "log-probability -0.2" in title
+
+
+def test_an_injected_script_would_not_run(opened):
+    page, messages, _ = opened()
+    page.evaluate(
+        "() => { const s = document.createElement('script'); s.textContent = 'window.owned = 1';"
+        " document.body.append(s); document.body.insertAdjacentHTML('beforeend',"
+        ' \'<img src="https://example.org/x.png" onerror="window.owned = 2">\'); }'
+    )
+    page.wait_for_timeout(200)
+    assert page.evaluate("typeof window.owned") == "undefined"
+    assert any("Content Security Policy" in message for message in messages)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_small_screen_and_the_dark(opened, scheme):
+    page, *_ = opened(viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(20, 22, 26)") == (scheme == "dark")
+    # Each field has a name for who cannot see it, each chart its summary.
+    assert page.eval_on_selector_all(
+        "select, input, button",
+        "all => all.every(e => e.labels?.length || e.ariaLabel || e.textContent)",
+    )
+    for label in page.locator("#charts .plot").evaluate_all("all => all.map(e => e.ariaLabel)"):
+        assert "at first" in label
+
+
+def test_runs_that_differ_in_seed_are_averaged(opened, tmp_path):
+    paths = [write_run(tmp_path / f"seed-{seed}", steps=40, seed=seed) for seed in range(3)]
+    kl = {"algorithm.kl_coef": 0.1}
+    paths += [
+        write_run(tmp_path / f"kl-{seed}", steps=40, seed=seed, fields=kl) for seed in range(2)
+    ]
+    records = [episode_of_one_turn()]
+    (paths[0] / "rollouts").mkdir()
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (paths[0] / "rollouts" / "step_000010.jsonl").write_text(text)
+    page, messages, _ = opened(write_report(paths, tmp_path / "all.html"))
+    assert messages == []
+    open_tables(page)
+    name = "collapse/first_turn/mi_released"
+    cell = page.locator(f'td[data-figure="{name}"][data-step="7"]').first
+    values = [read_metrics(path / "metrics.jsonl")[7][name] for path in paths[:3]]
+    half = 4.302653 * np.std(values, ddof=1) / np.sqrt(3)  # t of 2 degrees of freedom
+    mean, plus_minus = map(float, cell.inner_text().split(" ± "))
+    assert mean == pytest.approx(np.mean(values), rel=1e-3)
+    assert plus_minus == pytest.approx(half, rel=1e-3)
+    assert "algorithm.kl_coef" in page.locator("#settings .scroll").first.inner_text()
+    assert "average over 3 seeds" in page.locator("#what").inner_text()
+
+
+def episode_of_one_turn():
+    """A record of a run whose tokenizer is not there and which notes neither log-probs nor kept."""
+    turn = {
+        "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "x</b>"}],
+        "prompt_ids": [1],
+        "sampled_ids": [2, 3],
+        "actions": [],
+        "valid": False,
+        "reward": -0.1,
+    }
+    return {"seed": 1, "group": 0, "member": 0, "success": False, "turns": [turn]}
+
+
+def test_no_tag_can_begin_in_the_data():
+    text = in_script(["</script><!--<script>", "&", "\u2028", "\ud800", "\x00"])
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == ["</script><!--<script>", "&", "\u2028", "\ud800", "\x00"]
+
+
+def test_bad_folders_are_one_line_and_exit_code_2(tmp_path, run):
+    (tmp_path / "empty").mkdir()
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    shutil.copy(run / "config.json", begun)
+    for words, expected in (
+        ([], "name the folder of a run"),
+        ([str(tmp_path / "empty")], "it has no config.json"),
+        ([str(begun)], "no finished step yet"),
+        ([str(run), f"--out={tmp_path / 'no' / 'x.html'}"], "there is no folder"),
+        ([str(run), "--nothing=1"], "nothing"),
+    ):
+        code, out, err = call("ragen_jax.report", *words)
+        assert (code, out) == (2, "") and expected in err and err.count("\n") == 1, err
+    code, out, _ = call("ragen_jax.report", str(run), f"--out={tmp_path / 'x.html'}")
+    assert code == 0 and out.startswith(f"{tmp_path / 'x.html'}  ")

@@ -1,0 +1,178 @@
+"""What a page says happened, on simulated runs whose cause is known; its cures are the docs'."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from simulated_runs import write_run
+
+from ragen_jax.configs import mixture
+from ragen_jax.report import page, sentences
+from ragen_jax.report.causes import CAUSES
+from ragen_jax.report.episodes import Truncation
+from ragen_jax.report.runs import read_run
+from ragen_jax.report.verdict import judge, success_lost
+from ragen_jax.run.log import read_metrics
+
+pytestmark = pytest.mark.fast
+MI = {
+    "collapse/first_turn/mi_released": (30, 0.2, 15),
+    "collapse/trajectory/mi_released": (30, 0.2, 15),
+}
+
+
+def verdict(folder, truncated=None):
+    return judge(read_run(folder), "", truncated or {})
+
+
+def named(folder, **settings):
+    """(what moved first, the causes) of a simulated run."""
+    truncated = settings.pop("truncated", None)
+    found = verdict(write_run(folder, **settings), truncated)
+    first = found.moves[0].what if found.moves else None
+    return first, [cause.name for cause, *_ in found.causes]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_healthy_run_has_a_gain_and_no_word_of_an_alarm(tmp_path, seed):
+    found = verdict(write_run(tmp_path / "run", seed=seed))
+    assert not found.trouble and found.alarm == [] and found.moves == [] and found.causes == []
+    text = sentences.headline(found)
+    assert "rose by" in text and text.endswith("No alarm came.")
+    html = sentences.top([read_run(tmp_path / "run")], [[found]], [[0]])
+    assert "template" not in html and "What to do" not in html and 'class="verdict well"' in html
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_information_that_falls_while_replies_stay_valid_is_a_template(tmp_path, seed):
+    rising = {"collapse/first_turn/h_cond": (60, 3.0, 20), "reasoning/grounded_rate": (70, 0.4, 9)}
+    found = verdict(write_run(tmp_path / "run", changes=MI | rising, success=(0.4, 0.4), seed=seed))
+    assert found.moves[0].what == "information" and found.moves[0].way == "fell"
+    assert found.causes[0][0].name == "template"
+    assert 30 < found.causes[0][1] < 50 and 30 < found.alarm[0][0] < 50
+    assert found.alarm[-1][1] == 100  # and stays
+    assert [move.step for move in found.moves] == sorted(move.step for move in found.moves)
+    assert {"entropy of the reasoning", "truth of the reasoning"} <= {m.what for m in found.moves}
+    assert "Named cause: template" in sentences.headline(found)
+    # The few facts that a template states are no evidence of their own.
+    assert [cause.name for cause, *_ in found.causes] == ["template"]
+
+
+def test_information_that_falls_with_entropy_is_low_entropy_collapse(tmp_path):
+    changes = MI | {"collapse/first_turn/h_cond": (20, 0.1, 10)}
+    _, causes = named(tmp_path / "run", changes=changes)
+    assert causes[0] == "low-entropy collapse" and "template" not in causes
+
+
+def test_truth_that_falls_first_is_untrue_reasoning(tmp_path):
+    changes = {"reasoning/grounded_rate": (20, 0.3, 20)} | {
+        name: (70, *rest) for name, (_, *rest) in MI.items()
+    }
+    first, causes = named(tmp_path / "run", changes=changes, success=(0.4, 0.2))
+    assert first == "truth of the reasoning" and causes[0] == "untrue reasoning"
+
+
+def test_replies_that_are_not_valid_are_format_unless_they_were_cut_off(tmp_path):
+    changes = {"rollout/valid_rate": (30, 0.5, 10), "rollout/valid_think_rate": (30, 0.5, 10)}
+    roomy = {"rollout.max_new_tokens": 100}
+    first, causes = named(tmp_path / "a", changes=changes, fields=roomy)
+    assert first in ("valid actions", "valid thinking") and causes == ["format"]
+    cut = {40: Truncation(share=0.4, of_invalid=0.9)}
+    assert named(tmp_path / "b", changes=changes, truncated=cut)[1] == ["truncation"]
+    few = {40: Truncation(share=0.05, of_invalid=0.2)}
+    assert named(tmp_path / "c", changes=changes, truncated=few)[1] == ["format"]
+
+
+def test_long_replies_alone_are_no_truncation(tmp_path):
+    long = {"rollout.max_new_tokens": 20}  # of which replies have 19.8
+    assert named(tmp_path / "a", fields=long)[1] == []
+    changes = {"rollout/valid_think_rate": (30, 0.5, 10)}
+    assert "truncation" in named(tmp_path / "b", fields=long, changes=changes)[1]
+
+
+def test_groups_without_variance(tmp_path):
+    changes = {"filter/zero_groups": (40, 40.0, 5)}
+    assert named(tmp_path / "run", changes=changes, success=(0.4, 0.4))[1] == [
+        "groups without variance"
+    ]
+
+
+def test_a_gap_of_sampler_and_trainer_is_a_mismatch_by_the_dtype(tmp_path):
+    changes = {"rollout/logp_gap": (40, 500.0, 1)}  # to 4e-3
+    name = "sampler/trainer mismatch"
+    assert named(tmp_path / "a", changes=changes)[1] == [name]
+    half = {"model.dtype": "bfloat16"}
+    assert named(tmp_path / "b", changes=changes, fields=half)[1] == [name]
+    # What is too little in float32 may be too much of a rise elsewhere.
+    some = {"rollout/logp_gap": (40, 50.0, 1)}  # to 4e-4
+    assert named(tmp_path / "e", changes=some)[1] == []
+    assert named(tmp_path / "f", changes=some, fields=half)[1] == [name]
+    # Seven times as much is rounding in both.
+    less = {"rollout/logp_gap": (40, 7.0, 1)}
+    assert named(tmp_path / "c", changes=less)[1] == []
+    assert named(tmp_path / "d", changes=less, fields=half)[1] == []
+
+
+def test_success_is_lost_below_three_quarters_of_its_highest(tmp_path):
+    assert success_lost({0: 0.4, 20: 0.6, 40: 0.5, 60: 0.4, 80: 0.3}) == (
+        80,
+        pytest.approx(0.35 / 0.55),
+    )
+    assert success_lost({0: 0.4, 20: 0.5, 40: 0.45, 60: 0.4}) is None
+    found = verdict(write_run(tmp_path / "run", success=(0.5, 0.1)))
+    assert found.trouble and found.lost and found.moves[0].what == "held-out success"
+    assert "None of the named causes holds" in sentences.headline(found)
+
+
+def test_a_rule_that_stopped_the_run_is_said_with_its_reason(tmp_path):
+    folder = write_run(tmp_path / "run")
+    event = {"step": 100, "rule": "empty", "action": "stop", "reason": "the filter kept no <group>"}
+    later = event | {"step": 101}
+    (folder / "events.jsonl").write_text(json.dumps(event) + "\n" + json.dumps(later) + "\n")
+    run = read_run(folder)
+    assert run.events == [event]  # the other is of a step that is not there
+    found = judge(run, "", {})
+    assert found.trouble and "step 100: the filter kept no <group>" in sentences.headline(found)
+    html = sentences.top([run], [[found]], [[0]])
+    assert "&lt;group&gt;" in html and "<group>" not in html
+
+
+def test_cures_are_quoted_from_the_documentation():
+    docs = (Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text()
+    words = " ".join(docs.split())
+    for cause in CAUSES:
+        assert cause.cure in words, cause.name
+        assert f"## `{cause.section}`" in docs, cause.name
+
+
+def test_each_environment_is_judged_by_itself(tmp_path):
+    """Two that train together, of which one loses its information."""
+    well, ill = write_run(tmp_path / "well"), write_run(tmp_path / "ill", changes=MI, seed=1)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    parts = {"sokoban": well, "countdown": ill}
+    config = mixture.get_config().to_dict()
+    config["also"] = {"countdown": config["also"]["countdown"]}
+    (whole / "config.json").write_text(json.dumps(config))
+    rows = zip(*(read_metrics(folder / "metrics.jsonl") for folder in parts.values()), strict=True)
+    lines = []
+    for pair in rows:
+        row = dict(pair[0])
+        for label, figures in zip(parts, pair, strict=True):
+            row |= {k.replace("/", f"/{label}/", 1): v for k, v in figures.items() if "/" in k}
+        lines.append(json.dumps(row) + "\n")
+    (whole / "metrics.jsonl").write_text("".join(lines))
+    for label, folder in parts.items():
+        shutil.copytree(folder / "eval", whole / "eval" / label)
+    run = read_run(whole)
+    assert run.labels == ("sokoban", "countdown")
+    one, other = (judge(run, label, {}) for label in run.labels)
+    assert not one.trouble and other.trouble and other.causes[0][0].name == "template"
+    assert (one.alarm, other.alarm) == ([], verdict(ill).alarm)
+    html = page.page([run])
+    assert "<h3>sokoban</h3>" in html and "<h3>countdown</h3>" in html
+    data = html.split('id="data">')[1].split("</script>")[0]
+    (shown,) = json.loads(data)["runs"]
+    assert "collapse/countdown/first_turn/mi_released" in shown["bands"]
+    assert shown["alarm"] == {"sokoban": [], "countdown": [list(x) for x in other.alarm]}
