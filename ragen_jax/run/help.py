@@ -68,7 +68,7 @@ def _filled(begin: str, words: Sequence[str], between: str = ", ") -> Iterator[s
 def suggestion(flag: str) -> str:
     """ "; did you mean --config.steps?" of the unknown flag "steps"; "" where nothing is near."""
     flag = flag.lower().replace("-", "_")
-    fields = [name for name, _ in _fields()]
+    fields = [name for name, _ in _fields()] if "config" in flags.FLAGS else []
     ends = [name for name in fields if f".{name}".endswith(f".{flag}")]
     if not ends:
         last = {name.rpartition(".")[2]: name for name in fields}

@@ -178,7 +178,7 @@ def test_an_index_is_whole_or_not_there(tmp_path, corpus):
         ([], "expected build or serve, got ''"),
         (["run"], "expected build or serve, got 'run'"),
         (["serve", "--port=x"], "flag --port=x"),
-        (["serve", "--nonsense"], "Unknown command line flag 'nonsense'"),
+        (["serve", "--nonsense"], "there is no flag --nonsense"),
         (["serve"], "serve needs --index"),
         (["build", "--index=x"], "build needs --corpus"),
         (["build", "--retriever=dense", "--index=x", "--corpus=x"], "build needs --encoder"),
