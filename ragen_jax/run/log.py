@@ -4,11 +4,13 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.run.heldout import paired_gain
+from ragen_jax.run.trackers import Follower, end_all
 from ragen_jax.sharding import is_first
 from ragen_jax.types import Episode, Metrics, Turn
 
@@ -32,10 +34,21 @@ class MetricsLog:
     Undefined figures are left out: a row holds finite numbers only.
     """
 
-    def __init__(self, path: str | Path, *, last_step: int) -> None:
-        """Opens the log to go on behind `last_step`; rows after it and torn lines are dropped."""
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        last_step: int,
+        trackers: Iterable[str] = (),
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        """Opens the log to go on behind `last_step`; rows after it and torn lines are dropped.
+
+        Args:
+          trackers: keys of trackers.TRACKERS that follow it. config: the run's, for them.
+        """
         self.path = Path(path)
-        self.file = None
+        self.file, self.followers = None, []
         if not is_first():
             return
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
@@ -44,6 +57,9 @@ class MetricsLog:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
         temporary.replace(self.path)
         self.file = self.path.open("a")
+        for name in dict.fromkeys(trackers):
+            self.followers.append(Follower(name, self.path, config or {}, console))
+            self.followers[-1].wake()  # with the rows that it may lack
 
     def write(self, step: int, metrics: Metrics) -> Metrics:
         """Appends a row; returns it."""
@@ -55,11 +71,16 @@ class MetricsLog:
         if self.file:
             self.file.write(json.dumps(row, allow_nan=False) + "\n")
             self.file.flush()
+        for follower in self.followers:
+            follower.wake()
         return row
 
-    def close(self) -> None:
+    def close(self, exit_code: int = 0) -> None:
+        """Closes it and its trackers, which are told how the run has ended."""
         if self.file:
             self.file.close()
+        end_all(self.followers, exit_code, console)
+        self.followers = []
 
 
 def read_metrics(path: str | Path) -> list[Metrics]:

@@ -224,8 +224,7 @@ class Run:
         return None
 
     def finish(self) -> None:
-        """Closes what a whole run has written, and shows its learning curve."""
-        self.log.close()
+        """Shows the learning curve of a whole run."""
         for task in self.tasks if self.schedule.evaluate and is_first() else ():
             title = f"held-out success {task.label}".rstrip()
             console(learning_curve(self.workdir / "eval" / task.label, title))

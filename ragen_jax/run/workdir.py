@@ -107,12 +107,13 @@ def same_run(config: ConfigDict, workdir: Path) -> None:
 
     Raises:
       ValueError: names the first field that differs; steps (where the learning rate is
-        constant), eval.every, checkpoint.every and .keep, rollout.save_every and stopping.* may
-        change.
+        constant), eval.every, checkpoint.every and .keep, rollout.save_every, log.trackers and
+        stopping.* may change.
     """
     if not (workdir / "config.json").exists():
         return
     free = ["eval.every", "checkpoint.every", "checkpoint.keep", "rollout.save_every"]
+    free.append("log.trackers")
     if config.optimizer.schedule == "constant":  # any other is stretched over all steps
         free.append("steps")
     before, now = flat(read_run_config(workdir)), flat(config)
