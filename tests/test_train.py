@@ -77,6 +77,18 @@ def test_a_run_writes_what_is_documented(finished):
         "step_000002.jsonl",
         "step_000004.jsonl",
     ]
+    # The messages of rollouts are what was trained on, as anyone reads them.
+    tokenizer, turns = hf.load_tokenizer(finished / "policy"), 0
+    for line in (finished / "rollouts" / "step_000004.jsonl").read_text().splitlines():
+        for turn in json.loads(line)["turns"]:
+            *shown, reply = turn["messages"]
+            text = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
+            assert tokenizer.encode(text + turn["added"]) == turn["prompt_ids"]
+            said = tokenizer.encode(reply["content"].removeprefix(turn["added"]))
+            ids = turn["sampled_ids"][: -1 if turn["end"] == "closed" else None]
+            assert turn["prompt_exact"] and turn["reply_exact"] == (said == ids)
+            turns += turn["reply_exact"]
+    assert turns >= 4 * 4
     # Of the trained model, only what ends a reply for its template and tokenizer is written down.
     tokenizer = hf.load_tokenizer(finished / "policy")
     assert hf.stop_ids(finished / "policy") == (tokenizer.eos_token_id,)

@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.transcript import transcript
 from ragen_jax.run.heldout import paired_gain
 from ragen_jax.run.trackers import Follower, end_all
 from ragen_jax.sharding import is_first
@@ -101,25 +102,23 @@ def write_rollouts(
 ) -> None:
     """Episodes as JSON lines: OpenAI messages, token ids, rewards, success.
 
-    Each turn is shown as the policy saw it: its own prompt text, then its reply.
+    Each turn is shown as the policy saw it: the messages of its own prompt, then its reply
+    (rollout/transcript.py says which of these give the ids back).
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for episode in episodes:
             turns = [
                 {
-                    "messages": [
-                        {"role": "user", "content": chat.text(turn.prompt)},
-                        {"role": "assistant", "content": chat.text(turn.sampled)},
-                    ],
+                    **transcript(chat, episode.turns[:number], turn),
                     "prompt_ids": turn.prompt.tolist(),
                     "sampled_ids": turn.sampled.tolist(),
                     "actions": list(turn.actions),
                     "valid": turn.valid,
                     "reward": reward_of_turn(turn),
                 }
-                for turn in episode.turns
+                for number, turn in enumerate(episode.turns)
             ]
             record = {
                 "seed": episode.seed,

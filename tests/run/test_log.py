@@ -1,11 +1,13 @@
 """log.py: metrics.jsonl, rollouts/*.jsonl and the lines on the console."""
 
 import json
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.log import (
     MetricsLog,
     eval_line,
@@ -120,40 +122,49 @@ def test_timers_add_up_by_name(monkeypatch):
     assert timer.cpu == 0.5 + 3.0 + 0.25
 
 
-def test_rollouts_by_hand(tmp_path, make_turn, make_episode):
-    class Chat:
-        def text(self, ids):
-            return "√" + ",".join(map(str, ids))
-
+def test_rollouts_by_hand(tmp_path, tokenizer, make_turn, make_episode):
+    game = SimpleNamespace(actions=("Up", "Down"), instructions="")
+    settings = dict(context="single_turn", prompt="terse", actions_per_turn=2, max_actions=5)
+    chat = make_chat(tokenizer, game, **settings)
+    reply = chat.reply_ids("√</think><answer>Up||Down</answer>").tolist()
+    asked = [chat.prompt_ids([], message).tolist() for message in ("√", "O")]
     turns = [
-        make_turn([1, 2], [3], actions=["Up", "Down"], reward=0.5),
-        make_turn([4], [5, 6], valid=False, reward=0.0),
+        make_turn(asked[0], reply, message="√", actions=["Up", "Down"], reward=0.5),
+        make_turn(asked[1], reply[:2], message="O", valid=False, reward=0.0),
     ]
     episodes = [make_episode(0, 1, turns, success=True), make_episode(2, 0, turns[:1])]
     path = tmp_path / "rollouts" / "step_000001.jsonl"
-    write_rollouts(path, episodes, Chat(), lambda turn: turn.reward - (not turn.valid))
+    write_rollouts(path, episodes, chat, lambda turn: turn.reward - (not turn.valid))
     lines = path.read_text().splitlines()
     assert "√" in lines[0]  # readable, not escaped
     first, second = (strict(line) for line in lines)
     played = [
         {
             "messages": [
-                {"role": "user", "content": "√1,2"},
-                {"role": "assistant", "content": "√3"},
+                {"role": "user", "content": "√"},
+                {"role": "assistant", "content": "<think>√</think><answer>Up||Down</answer>"},
             ],
-            "prompt_ids": [1, 2],
-            "sampled_ids": [3],
+            "added": "<think>",
+            "prompt_exact": True,
+            "reply_exact": True,
+            "end": "closed",
+            "prompt_ids": asked[0],
+            "sampled_ids": reply,
             "actions": ["Up", "Down"],
             "valid": True,
             "reward": 0.5,
         },
         {
             "messages": [
-                {"role": "user", "content": "√4"},
-                {"role": "assistant", "content": "√5,6"},
+                {"role": "user", "content": "O"},
+                {"role": "assistant", "content": "<think>√</think>"},
             ],
-            "prompt_ids": [4],
-            "sampled_ids": [5, 6],
+            "added": "<think>",
+            "prompt_exact": True,
+            "reply_exact": True,
+            "end": "truncated",
+            "prompt_ids": asked[1],
+            "sampled_ids": reply[:2],
             "actions": [],
             "valid": False,
             "reward": -1.0,
