@@ -11,6 +11,7 @@ from tqdm import tqdm
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.transcript import transcript
 from ragen_jax.run.heldout import paired_gain
+from ragen_jax.run.totals import Totals
 from ragen_jax.run.trackers import Follower, end_all
 from ragen_jax.sharding import is_first
 from ragen_jax.types import Episode, Metrics, Turn
@@ -50,9 +51,11 @@ class MetricsLog:
         """
         self.path = Path(path)
         self.file, self.followers = None, []
+        self.totals = Totals([])
         if not is_first():
             return
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
+        self.totals = Totals(rows)
         # A killed process must not lose the rows kept: write beside, then rename.
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))

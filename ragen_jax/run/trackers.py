@@ -47,50 +47,49 @@ class Kind:
     """How a tracker is opened."""
 
     package: str  # that it imports
-    open: Callable[[Path, dict[str, Any]], Opened]  # (workdir, the run's config) ->
+    open: Callable[[Any, Path, dict[str, Any]], Opened]  # (package, workdir, run's config) ->
 
 
 # ------------------------------------------------------------------------------ the four
 
 
-def open_tensorboard(workdir: Path, config: dict[str, Any]) -> Opened:
+def open_tensorboard(package: Any, workdir: Path, config: dict[str, Any]) -> Opened:
     """Event files in WORKDIR/tensorboard, one record a row; those of earlier starts are replaced.
 
     The config is the hyperparameters of the HParams page.
     """
-    from tensorboardX.event_file_writer import EventsWriter
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
-    from tensorboardX.proto.summary_pb2 import Summary
-    from tensorboardX.summary import hparams
-
+    # Not its SummaryWriter, whose own thread dies of a full disk unheard.
+    events, summaries = package.proto.event_pb2, package.proto.summary_pb2
     folder = workdir / "tensorboard"
     folder.mkdir(exist_ok=True)
     for earlier in folder.glob("events.out.tfevents.*"):
         earlier.unlink()
-    writer = EventsWriter(str(folder / "events"))
+    writer = package.event_file_writer.EventsWriter(str(folder / "events"))
 
     def write(seconds, **what):
-        writer.write_event(Event(wall_time=seconds, **what))
+        writer.write_event(events.Event(wall_time=seconds, **what))
 
     # A TensorBoard that has read the files of before forgets their steps.
-    write(time.time(), session_log=SessionLog(status=SessionLog.START))
-    started, session, _ = hparams(_texts(config), {})
+    write(time.time(), session_log=events.SessionLog(status=events.SessionLog.START))
+    started, session, _ = package.summary.hparams(_texts(config), {})
     write(time.time(), summary=started)
     write(time.time(), summary=session)
     writer.flush()
 
     def log(row, seconds):
-        values = [Summary.Value(tag=k, simple_value=v) for k, v in row.items() if k != "step"]
-        write(seconds, step=row["step"], summary=Summary(value=values))
+        values = [
+            summaries.Summary.Value(tag=name, simple_value=value)
+            for name, value in row.items()
+            if name != "step"
+        ]
+        write(seconds, step=row["step"], summary=summaries.Summary(value=values))
         writer.flush()
 
     return Opened(-1, log, lambda exit_code: writer.close())
 
 
-def open_wandb(workdir: Path, config: dict[str, Any]) -> Opened:
+def open_wandb(wandb: Any, workdir: Path, config: dict[str, Any]) -> Opened:
     """A run of Weights & Biases; offline ones are a folder a start, which `wandb sync` joins."""
-    import wandb
-
     record = _Record(workdir, "wandb", os.environ.get("WANDB_RUN_ID"))
     run = wandb.init(
         id=record.id,
@@ -110,15 +109,15 @@ def open_wandb(workdir: Path, config: dict[str, Any]) -> Opened:
         record.keep(row["step"])
 
     # What a server has counts; without one what was written to folders of earlier starts does.
-    last = run.step - 1 if run.resumed else -1 if run.settings.mode == "online" else record.last_step
+    last = (
+        run.step - 1 if run.resumed else -1 if run.settings.mode == "online" else record.last_step
+    )
     return Opened(last, log, lambda exit_code: run.finish(exit_code=exit_code))
 
 
-def open_mlflow(workdir: Path, config: dict[str, Any]) -> Opened:
+def open_mlflow(mlflow: Any, workdir: Path, config: dict[str, Any]) -> Opened:
     """A run of MLflow; the config is its parameters."""
-    import mlflow
-    from mlflow.entities import Metric, Param
-
+    entities = mlflow.entities
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     artifacts = None if uri else (workdir / "mlruns").resolve().as_uri()
     client = mlflow.MlflowClient(uri or f"sqlite:///{(workdir / 'mlflow.db').resolve()}")
@@ -137,7 +136,7 @@ def open_mlflow(workdir: Path, config: dict[str, Any]) -> Opened:
             else experiment.experiment_id
         )
         run = client.create_run(experiment_id, run_name=workdir.resolve().name)
-        params = [Param(k, str(v)[:MLFLOW_TEXT]) for k, v in _texts(config).items()]
+        params = [entities.Param(k, str(v)[:MLFLOW_TEXT]) for k, v in _texts(config).items()]
         for first in range(0, len(params), MLFLOW_PARAMS):
             client.log_batch(run.info.run_id, params=params[first : first + MLFLOW_PARAMS])
         record.id = run.info.run_id
@@ -147,7 +146,7 @@ def open_mlflow(workdir: Path, config: dict[str, Any]) -> Opened:
         # `step` last: where it is, the whole row is.
         names = [*(name for name in row if name != "step"), "step"]
         at = round(1000 * seconds)
-        points = [Metric(name, float(row[name]), at, row["step"]) for name in names]
+        points = [entities.Metric(name, float(row[name]), at, row["step"]) for name in names]
         for first in range(0, len(points), MLFLOW_METRICS):
             client.log_batch(record.id, metrics=points[first : first + MLFLOW_METRICS])
 
@@ -161,10 +160,8 @@ def open_mlflow(workdir: Path, config: dict[str, Any]) -> Opened:
 MLFLOW_PARAMS, MLFLOW_METRICS, MLFLOW_TEXT = 100, 1000, 6000  # what MLflow takes at a time
 
 
-def open_trackio(workdir: Path, config: dict[str, Any]) -> Opened:
+def open_trackio(trackio: Any, workdir: Path, config: dict[str, Any]) -> Opened:
     """A run of Trackio, of the workdir's name and an id."""
-    import trackio
-
     record = _Record(workdir, "trackio", None)
     run = trackio.init(
         project=os.environ.get("TRACKIO_PROJECT", PROJECT),
@@ -199,7 +196,7 @@ def require(names: Iterable[str]) -> None:
     for name in names:
         package = TRACKERS[name].package
         try:
-            module = importlib.import_module(package)
+            module: Any = importlib.import_module(package)
         except ImportError as error:
             raise ValueError(
                 f"config.log.trackers has {name!r}, which needs the package {package} ({error}): "
@@ -262,7 +259,9 @@ class Follower:
                 continue
             try:
                 if tracker is None:
-                    tracker = TRACKERS[self.name].open(self._path.parent, self._config)
+                    kind = TRACKERS[self.name]
+                    package = importlib.import_module(kind.package)
+                    tracker = kind.open(package, self._path.parent, self._config)
                     place, last_step = 0, tracker.last_step
                 rows, place = _rows_from(self._path, place)
                 for row, seconds in zip(rows, _times(rows), strict=True):

@@ -33,6 +33,7 @@ from ragen_jax.run.log import (
     write_outcomes,
     write_rollouts,
 )
+from ragen_jax.run.memory import memory_metrics
 from ragen_jax.run.sizes import due
 from ragen_jax.sharding import agree, is_first
 from ragen_jax.types import Batch, Metrics, Params, TrainState
@@ -145,7 +146,8 @@ class Run:
                     limits=task.limits,
                 )
         if self.fresh and self.schedule.evaluate:
-            console(eval_line(0, self.log.write(0, self.evaluate(policy, 0))))
+            metrics = self.evaluate(policy, 0) | self.log.totals.clock() | memory_metrics()
+            console(eval_line(0, self.log.write(0, metrics)))
 
     def evaluate_if_due(self, policy: Params, step: int) -> Metrics:
         """eval/* metrics of the held-out problems; {} where none is due."""
@@ -194,6 +196,9 @@ class Run:
                 )
         tokens = metrics["rollout/response_length"] * metrics["rollout/replies"]
         metrics["throughput/tokens_per_second"] = tokens / metrics["time/step"]
+        episodes = sum(map(len, played.episodes_E))
+        metrics |= self.log.totals.add(tokens=round(tokens), episodes=episodes)
+        metrics |= self.log.totals.clock() | memory_metrics()
         row = self.log.write(step, metrics)
         console(step_line(step, self.schedule.steps, row))
         if "eval/success" in row:

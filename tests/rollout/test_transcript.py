@@ -51,8 +51,10 @@ def exact(chat, turns):
         prompt = tokenizer.encode(text + row["added"], add_special_tokens=False)
         if row["added"]:
             assert reply["content"].startswith(row["added"])
-        said = reply["content"].split("<think>", 1)[1].removeprefix(
-            "\n" if text.endswith("<think>\n") else ""
+        said = (
+            reply["content"]
+            .split("<think>", 1)[1]
+            .removeprefix("\n" if text.endswith("<think>\n") else "")
         )
         sampled = tokenizer.encode(said, add_special_tokens=False)
         stop = len(turn.sampled) - len(sampled)
