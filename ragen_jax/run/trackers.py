@@ -19,6 +19,7 @@ import dataclasses
 import importlib
 import json
 import os
+import struct
 import threading
 import time
 import uuid
@@ -90,29 +91,58 @@ def open_tensorboard(package: Any, workdir: Path, config: dict[str, Any]) -> Ope
 
 def open_wandb(wandb: Any, workdir: Path, config: dict[str, Any]) -> Opened:
     """A run of Weights & Biases; offline ones are a folder a start, which `wandb sync` joins."""
-    record = _Record(workdir, "wandb", os.environ.get("WANDB_RUN_ID"))
+    id_ = _kept_id(workdir, "wandb") or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:12]
+    folder = os.environ.get("WANDB_DIR", str(workdir))
+    record = wandb.proto.wandb_internal_pb2.Record
+    earlier = sorted(Path(folder).glob(f"wandb/offline-run-*-{id_}/run-{id_}.wandb"))
     run = wandb.init(
-        id=record.id,
+        id=id_,
         resume="allow",
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=os.environ.get("WANDB_NAME", workdir.resolve().name),
-        dir=os.environ.get("WANDB_DIR", str(workdir)),
+        dir=folder,
         config=config,
         allow_val_change=True,  # what may change of a run that goes on
         settings=wandb.Settings(console=os.environ.get("WANDB_CONSOLE", "off")),
     )
-    record.keep(record.last_step)
+    _keep_id(workdir, "wandb", id_)
     run.define_metric("*", step_metric="step")
+    # What counts is what a server has, and without one what reached the files of earlier starts: a
+    # process that is killed takes its last seconds with it.
+    last_step = run.step - 1 if run.resumed else -1
+    if run.settings.mode != "online":
+        last_step = max((_last_step(path, record) for path in earlier), default=-1)
 
     def log(row, seconds):
         run.log(dict(row), step=row["step"], commit=True)
-        record.keep(row["step"])
 
-    # What a server has counts; without one what was written to folders of earlier starts does.
-    last = (
-        run.step - 1 if run.resumed else -1 if run.settings.mode == "online" else record.last_step
-    )
-    return Opened(last, log, lambda exit_code: run.finish(exit_code=exit_code))
+    return Opened(last_step, log, lambda exit_code: run.finish(exit_code=exit_code))
+
+
+def _last_step(path: Path, record: Any) -> int:
+    """The newest step in a file of W&B, up to where it was torn; -1: none.
+
+    The file is a log of LevelDB: blocks of 32 KiB, in them parts of records, each behind its crc,
+    length and kind (1 whole, 2 first, 3 middle, 4 last).
+
+    Args:
+      record: the message class that the records are of.
+    """
+    data, place, part, last_step = path.read_bytes(), 7, b"", -1  # behind the file's own header
+    while True:
+        left = 2**15 - place % 2**15
+        place += left if left < 7 else 0
+        if place + 7 > len(data):
+            return last_step
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        place += 7 + length
+        if kind not in (1, 2, 3, 4) or place > len(data):
+            return last_step
+        part += data[place - length : place]
+        if kind in (1, 4):
+            found, part = record.FromString(part), b""
+            if found.HasField("history"):
+                last_step = max(last_step, found.history.step.num)
 
 
 def open_mlflow(mlflow: Any, workdir: Path, config: dict[str, Any]) -> Opened:
@@ -120,12 +150,18 @@ def open_mlflow(mlflow: Any, workdir: Path, config: dict[str, Any]) -> Opened:
     entities = mlflow.entities
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     artifacts = None if uri else (workdir / "mlruns").resolve().as_uri()
-    client = mlflow.MlflowClient(uri or f"sqlite:///{(workdir / 'mlflow.db').resolve()}")
-    record = _Record(workdir, "mlflow", None)
-    last_step = -1
-    if record.kept:
-        client.update_run(record.id, status="RUNNING")
-        history = client.get_metric_history(record.id, "step")
+    database = (workdir / "mlflow.db").resolve()
+    if not uri and not database.exists():
+        # Beside it, then renamed: one that was left half made is never made whole.
+        fresh = database.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        mlflow.MlflowClient(f"sqlite:///{fresh}").search_experiments()
+        fresh.replace(database)
+    client = mlflow.MlflowClient(uri or f"sqlite:///{database}")
+    id_, last_step = _kept_id(workdir, "mlflow"), -1
+    if id_:
+        client.update_run(id_, status="RUNNING")
+        history = client.get_metric_history(id_, "step")
         last_step = max((point.step for point in history), default=-1)
     else:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
@@ -135,12 +171,11 @@ def open_mlflow(mlflow: Any, workdir: Path, config: dict[str, Any]) -> Opened:
             if experiment is None
             else experiment.experiment_id
         )
-        run = client.create_run(experiment_id, run_name=workdir.resolve().name)
+        id_ = client.create_run(experiment_id, run_name=workdir.resolve().name).info.run_id
         params = [entities.Param(k, str(v)[:MLFLOW_TEXT]) for k, v in _texts(config).items()]
         for first in range(0, len(params), MLFLOW_PARAMS):
-            client.log_batch(run.info.run_id, params=params[first : first + MLFLOW_PARAMS])
-        record.id = run.info.run_id
-        record.keep(-1)
+            client.log_batch(id_, params=params[first : first + MLFLOW_PARAMS])
+        _keep_id(workdir, "mlflow", id_)
 
     def log(row, seconds):
         # `step` last: where it is, the whole row is.
@@ -148,11 +183,11 @@ def open_mlflow(mlflow: Any, workdir: Path, config: dict[str, Any]) -> Opened:
         at = round(1000 * seconds)
         points = [entities.Metric(name, float(row[name]), at, row["step"]) for name in names]
         for first in range(0, len(points), MLFLOW_METRICS):
-            client.log_batch(record.id, metrics=points[first : first + MLFLOW_METRICS])
+            client.log_batch(id_, metrics=points[first : first + MLFLOW_METRICS])
 
     def close(exit_code):
         status = {0: "FINISHED", 143: "KILLED"}.get(exit_code, "FAILED")
-        client.set_terminated(record.id, status)
+        client.set_terminated(id_, status)
 
     return Opened(last_step, log, close)
 
@@ -162,14 +197,14 @@ MLFLOW_PARAMS, MLFLOW_METRICS, MLFLOW_TEXT = 100, 1000, 6000  # what MLflow take
 
 def open_trackio(trackio: Any, workdir: Path, config: dict[str, Any]) -> Opened:
     """A run of Trackio, of the workdir's name and an id."""
-    record = _Record(workdir, "trackio", None)
+    id_ = _kept_id(workdir, "trackio") or uuid.uuid4().hex[:12]
     run = trackio.init(
         project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-        name=f"{workdir.resolve().name}-{record.id}",
+        name=f"{workdir.resolve().name}-{id_}",
         config=config,
         resume="allow",
     )
-    record.keep(-1)
+    _keep_id(workdir, "trackio", id_)
 
     def log(row, seconds):
         # A row's own `step` is a name that Trackio keeps for itself.
@@ -312,24 +347,16 @@ def _times(rows: Sequence[Metrics]) -> list[float]:
     return [now - (newest - row.get(clock, newest)) for row in rows]
 
 
-class _Record:
-    """WORKDIR/trackers/NAME.json: which run of a tracker a workdir's is, and its last step."""
+def _kept_id(workdir: Path, name: str) -> str | None:
+    """The id of the tracker's run that a workdir's is; None: it has none yet."""
+    path = workdir / "trackers" / name
+    return path.read_text().strip() if path.exists() else None
 
-    def __init__(self, workdir: Path, name: str, given: str | None) -> None:
-        """Reads it. given: the id of a record that there is not yet; None: a new one."""
-        self._path = workdir / "trackers" / f"{name}.json"
-        self.kept = self._path.exists()
-        self.id, self.last_step = given or uuid.uuid4().hex[:12], -1
-        if self.kept:
-            found = json.loads(self._path.read_text())
-            self.id, self.last_step = found["id"], found["last_step"]
 
-    def keep(self, last_step: int) -> None:
-        """Writes it, whole or not at all."""
-        self._path.parent.mkdir(exist_ok=True)
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"id": self.id, "last_step": last_step}) + "\n")
-        temporary.replace(self._path)
+def _keep_id(workdir: Path, name: str, id_: str) -> None:
+    path = workdir / "trackers" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{id_}\n")
 
 
 def _texts(config: dict[str, Any]) -> dict[str, Any]:
