@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from ragen_jax.run.log import (
     write_outcomes,
     write_rollouts,
 )
+from ragen_jax.run.memory import memory_metrics
 from ragen_jax.run.training import Stages
 
 pytestmark = pytest.mark.fast
@@ -233,3 +235,36 @@ def test_learning_curve_by_hand(tmp_path, make_episode):
 
 def test_learning_curve_without_evaluations(tmp_path):
     assert learning_curve(tmp_path) == "held-out success"
+
+
+def test_totals_go_on_behind_the_rows_there_are(path):
+    """Also those of a run from before there were any: what a row says of its step counts."""
+    old = {"rollout/replies": 40.0, "rollout/turns": 2.5, "rollout/response_length": 20.1}
+    old |= {"time/step": 3.0, "time/eval": 0.5}
+    rows = [{"step": 0, "time/eval": 2.0}, {"step": 1, **old}, {"step": 2, **old}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = MetricsLog(path, last_step=1)  # the third row is dropped
+    totals = log.totals.add(tokens=100, episodes=16)
+    assert totals == {"throughput/tokens_total": 804 + 100, "rollout/episodes_total": 16 + 16}
+    (seconds,) = log.totals.clock().values()
+    assert 5.5 <= seconds < 6.5
+    log.write(2, {"time/total": 50.0} | totals)
+    log.close()
+    again = MetricsLog(path, last_step=2)
+    assert 50.0 <= again.totals.clock()["time/total"] < 51.0
+    again.close()
+
+
+def test_memory_in_use_is_of_this_process(monkeypatch):
+    before = memory_metrics()["throughput/host_memory_gib"]
+    held = np.ones(2**26)  # half a GiB
+    assert 0.45 < memory_metrics()["throughput/host_memory_gib"] - before < 0.55
+    del held
+    # A CPU has no memory of its own; of several devices the fullest counts.
+    assert set(memory_metrics()) == {"throughput/host_memory_gib"}
+    gib = [dict(bytes_in_use=n << 30, peak_bytes_in_use=(n + 1) << 30) for n in (2, 5)]
+    devices = [SimpleNamespace(memory_stats=lambda stats=stats: stats) for stats in gib]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    found = memory_metrics()
+    assert found["throughput/device_memory_gib"] == 5
+    assert found["throughput/device_memory_peak_gib"] == 6
