@@ -17,7 +17,7 @@ def read_events(folder):
     """The events of the one file in a folder."""
     (path,) = Path(folder).iterdir()
     data, place, events = path.read_bytes(), 0, []
-    while place < len(data):
+    while place + 12 < len(data):  # what follows may be written just now
         length, crc = struct.unpack_from("<QI", data, place)
         assert crc == _masked(data[place : place + 8])
         payload = data[place + 12 : place + 12 + length]

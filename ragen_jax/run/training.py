@@ -1,6 +1,7 @@
 """A training run besides its mathematics: its parts, its schedules, and what it writes.
 
-workdir/  metrics.jsonl  tensorboard/  trackers/  eval/  rollouts/  checkpoints/  nonfinite_step_*.npz
+workdir/  metrics.jsonl  tensorboard/  trackers/  eval/  rollouts/  checkpoints/
+          nonfinite_step_*.npz
 """
 
 import dataclasses

@@ -61,6 +61,8 @@ def test_tensorboard_has_every_row_and_the_config(tmp_path):
 
 def test_a_run_that_goes_on_has_no_step_twice_and_none_is_lost(tmp_path):
     write(tmp_path, range(5), "tensorboard")
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    file.rename(file.with_name("events.out.tfevents.1700000000.elsewhere"))  # an hour ago
     write(tmp_path, range(3, 7), "tensorboard")  # the last checkpoint was of step 2
     events = read_events(tmp_path / "tensorboard")
     assert scalars(events) == expected(*range(7))
@@ -76,15 +78,21 @@ def test_a_tracker_that_is_asked_for_later_gets_the_rows_of_before(tmp_path):
     assert scalars(read_events(tmp_path / "tensorboard")) == expected(*range(5))
 
 
-def test_rows_are_in_the_file_while_the_run_goes_on(tmp_path):
-    tracked = MetricsLog(tmp_path / "metrics.jsonl", last_step=-1, trackers=["tensorboard"])
-    tracked.write(0, row(0))
-    limit = time.monotonic() + 20
-    while not list((tmp_path / "tensorboard").glob("*")) or not scalars(
-        read_events(tmp_path / "tensorboard")
-    ):
-        assert time.monotonic() < limit
-        time.sleep(0.02)
+def test_rows_are_there_while_the_run_goes_on(tmp_path):
+    def wait_for(*steps):
+        limit = time.monotonic() + 20
+        while True:
+            files = list((tmp_path / "tensorboard").glob("*"))
+            if files and scalars(read_events(tmp_path / "tensorboard")) == expected(*steps):
+                return
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+
+    write(tmp_path, range(2))
+    tracked = MetricsLog(tmp_path / "metrics.jsonl", last_step=1, trackers=["tensorboard"])
+    wait_for(0, 1)  # before it writes any
+    tracked.write(2, row(2))
+    wait_for(0, 1, 2)
     tracked.close()
 
 
@@ -143,7 +151,11 @@ def test_a_tracker_that_always_raises_is_not_tried_all_the_time(tmp_path, capsys
         raise OSError(28, "No space left on device")
 
     kept.before = before
-    write(tmp_path, range(50), "kept")
+    tracked = MetricsLog(tmp_path / "metrics.jsonl", last_step=-1, trackers=["kept"])
+    for step in range(50):
+        tracked.write(step, row(step))
+        time.sleep(0.01)
+    tracked.close()
     assert kept.opened <= 2 and kept.closed == []  # at the start, and when the run ends
     assert capsys.readouterr().out.count("No space left on device") == 1
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 50
