@@ -64,6 +64,7 @@ setup(
         "numpy>=2",
         "safetensors>=0.5",
         "tokenizers>=0.22",
+        "tensorboardX>=2.6.2,<3",  # the event files of every run
         "tqdm>=4.66",
     ],
     extras_require={
@@ -78,6 +79,11 @@ setup(
         "data": ["datasets", "pyarrow"],  # to fetch and read public data sets
         "gym": ["reasoning-gym==0.1.25"],  # its tasks; no other version was read for what it runs
         "webshop": WEBSHOP,  # its search, and how it compares texts
+        # What follows a run (config.log.trackers); the first, to look at its event files.
+        "tensorboard": ["tensorboard>=2.19"],
+        "wandb": ["wandb>=0.31,<0.32"],
+        "mlflow": ["mlflow>=3.17,<4"],
+        "trackio": ["trackio>=0.43,<0.44"],
         # The command bwrap, where the system has none: the best sandbox of the grader of programs.
         "sandbox": [BUBBLEWRAP],
         "dev": [

@@ -230,6 +230,11 @@ def get_config() -> ConfigDict:
                 keep=2,  # newest checkpoints kept
                 export=True,  # write the trained model in Hugging Face format at the end
             ),
+            log=dict(
+                # What shows metrics.jsonl elsewhere: any of tensorboard, wandb, mlflow, trackio
+                # (ragen_jax/run/trackers.py).
+                trackers=("tensorboard",),
+            ),
             mesh=dict(  # devices along each axis; one may be -1: all the rest
                 data=-1,  # splits rows
                 fsdp=1,  # splits rows and parameters

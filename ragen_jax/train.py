@@ -31,6 +31,7 @@ from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.log import MetricsLog, console
 from ragen_jax.run.settle import settle
 from ragen_jax.run.stages import inform, make_batch, play, watch
+from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
 from ragen_jax.run.workdir import new_folder, same_run, set_evaluations_aside
 from ragen_jax.sharding import is_first
@@ -41,6 +42,16 @@ from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, se
 def train(config: ConfigDict, workdir: Path) -> int:
     """Runs or continues a training run in `workdir`; returns the exit code."""
     run, learner, state = start(config, workdir)
+    exit_code = 1  # of what nobody foresaw
+    try:
+        exit_code = learn(config, run, learner, state)
+    finally:
+        run.log.close(exit_code)
+    return exit_code
+
+
+def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> int:
+    """The iterations behind a state, up to the run's end; returns the exit code."""
     policy = sampling_policy(learner, state)
     run.first_look(policy)
     for step in run.steps_after(state.step):
@@ -92,6 +103,7 @@ def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
     with command.bad_input():
         settle(config, jax.devices())
         check(config)
+        require(config.log.trackers)
         mesh, sampling_mesh = build_meshes(config)
         changed = same_run(config, workdir)
         model, params, tokenizer, tasks = load_policy(config, workdir)
@@ -130,7 +142,12 @@ def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
         mesh=mesh,
         sampling_mesh=sampling_mesh,
         checkpoints=checkpoints,
-        log=MetricsLog(workdir / "metrics.jsonl", last_step=-1 if latest is None else latest),
+        log=MetricsLog(
+            workdir / "metrics.jsonl",
+            last_step=-1 if latest is None else latest,
+            trackers=config.log.trackers,
+            config=config.to_dict(),
+        ),
         reports=Reports(workdir, every=config.report.every),
         fresh=latest is None,
         preemption=Preemption(),

@@ -1,5 +1,6 @@
 """The whole command on the tiny agent: what it writes, resuming, preemption, refusals."""
 
+import itertools
 import json
 import math
 import os
@@ -7,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+from event_files import read_events, scalars
 
 from ragen_jax import train
 from ragen_jax.configs import frozen_lake
@@ -77,6 +79,18 @@ def test_a_run_writes_what_is_documented(finished):
         "step_000002.jsonl",
         "step_000004.jsonl",
     ]
+    # The messages of rollouts are what was trained on, as anyone reads them.
+    tokenizer, turns = hf.load_tokenizer(finished / "policy"), 0
+    for line in (finished / "rollouts" / "step_000004.jsonl").read_text().splitlines():
+        for turn in json.loads(line)["turns"]:
+            *shown, reply = turn["messages"]
+            text = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
+            assert tokenizer.encode(text + turn["added"]) == turn["prompt_ids"]
+            said = tokenizer.encode(reply["content"].removeprefix(turn["added"]))
+            ids = turn["sampled_ids"][: -1 if turn["end"] == "closed" else None]
+            assert turn["prompt_exact"] and turn["reply_exact"] == (said == ids)
+            turns += turn["reply_exact"]
+    assert turns >= 4 * 4
     # Of the trained model, only what ends a reply for its template and tokenizer is written down.
     tokenizer = hf.load_tokenizer(finished / "policy")
     assert hf.stop_ids(finished / "policy") == (tokenizer.eos_token_id,)
@@ -88,14 +102,31 @@ def test_a_run_writes_what_is_documented(finished):
 def test_resuming_gives_the_numbers_of_an_uninterrupted_run(config, finished, tmp_path):
     workdir = tmp_path / "resumed"
     config.steps = 2
+    config.log.trackers = ()
     assert train.train(config, workdir) == 0
     # What a killed process may leave: rows behind the checkpoint, and a torn line.
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rollout/success": 9.0}\n{"step": 4, "roll')
+    assert not (workdir / "tensorboard").exists()
     config.steps = 4
+    config.log.trackers = ("tensorboard",)  # like steps, it may change
     assert train.train(config, workdir) == 0
     whole, resumed = (read_metrics(d / "metrics.jsonl") for d in (finished, workdir))
     assert timeless(resumed) == timeless(whole)
+    for folder, rows in ((finished, whole), (workdir, resumed)):
+        seen = [{"step": s} | values for s, values in scalars(read_events(folder / "tensorboard"))]
+        assert seen == [pytest.approx(row) for row in rows]
+    clock = [row["time/total"] for row in resumed]
+    assert clock == sorted(clock) and clock[-1] > 0
+    steps = sum(row.get("time/step", 0) + row.get("time/eval", 0) for row in resumed)
+    assert clock[-1] >= steps
+    for earlier, row in itertools.pairwise(resumed):
+        episodes = row["rollout/episodes_total"] - earlier.get("rollout/episodes_total", 0)
+        assert episodes == 4 * 4
+        sampled = row["throughput/tokens_total"] - earlier.get("throughput/tokens_total", 0)
+        assert sampled == pytest.approx(row["rollout/replies"] * row["rollout/response_length"])
+    assert all(0.1 < row["throughput/host_memory_gib"] < 64 for row in resumed)
+    assert {row["update/learning_rate"] for row in resumed[1:]} == {np.float32(1e-3)}
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -71,6 +71,8 @@ class Template:
     between: Side  # from the end of a reply to the next user message
     middle: Side  # from the end of a user message to the start of the reply, `<think>` included
     close_id: int  # the control id with which the template ends a reply
+    lead: str  # with which a message of the agent begins in a conversation: `<think>`, what is near
+    added: str  # what the prompt has of it behind the template's own text: all of it, or nothing
 
     def begin(self, message: str) -> np.ndarray:
         """int32 ids of a prompt with one user message."""
@@ -113,7 +115,7 @@ def take_apart(tokenizer: "PreTrainedTokenizerFast", system: str | None = None) 
             f"order {', '.join(_ROLES[-len(marks) :])}"
         )
     control = _control_ids(tokenizer, rendered)
-    head, _, tail, last = re.split("|".join(_MARKS[1:]), rendered)
+    head, name, tail, last = re.split("|".join(_MARKS[1:]), rendered)
     think = "" if last.rstrip().endswith("<think>") else "<think>"
     opening, between, middle = (
         _apart(tokenizer, control, text) for text in (head, tail, last + think)
@@ -133,6 +135,8 @@ def take_apart(tokenizer: "PreTrainedTokenizerFast", system: str | None = None) 
         between=_before(tokenizer, control, between),
         middle=_behind(tokenizer, control, middle),
         close_id=close.id,
+        lead=(last + think).removeprefix(name) if last.startswith(name) else think,
+        added=think,
     )
 
 
@@ -156,11 +160,7 @@ def plain_ids(
     Raises:
       ValueError: the tokenizer makes a control token of a single character.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    pieces = [text]
+    pieces = [whole_characters(text)]
     while True:
         encoded = tokenizer(pieces, add_special_tokens=False, return_attention_mask=False)
         whole = [control.isdisjoint(ids) for ids in encoded["input_ids"]]
@@ -171,6 +171,15 @@ def plain_ids(
             for row, piece in enumerate(pieces)
             for part in ([piece] if whole[row] else _cut(piece, encoded[row], control))
         ]
+
+
+def whole_characters(text: str) -> str:
+    """A text whose half surrogate pairs, which are no text, are U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
 
 
 def _cut(text: str, encoding: "Encoding", control: frozenset[int]) -> list[str]:

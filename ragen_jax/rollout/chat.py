@@ -78,6 +78,7 @@ class Chat:
     actions: tuple[str, ...]  # empty: any text is an action
     actions_per_turn: int
     max_actions: int
+    system: str | None = None  # text of the system message; None: there is none
     opening: tuple[int, ...] = ()  # ids that every prompt ends with: the reply goes on from them
 
     def observe(self, observation: str, *, actions_used: int, last_valid: bool) -> str:
@@ -101,8 +102,7 @@ class Chat:
         Raises:
           ValueError: `message` alone is too long.
         """
-        oldest = len(turns) + 1 - CONTEXTS[self.context](len(turns) + 1, self.window)
-        for first in range(oldest, len(turns) + 1):
+        for first in range(self._oldest(turns), len(turns) + 1):
             prompt = self._show(turns, first, message)
             if not self.max_prompt or len(prompt) <= self.max_prompt:
                 return prompt
@@ -111,6 +111,10 @@ class Chat:
             f"turn, but env.max_context leaves {self.max_prompt} (rollout.max_new_tokens are the "
             "reply's); raise env.max_context, or set it to 0 for the model's own limit"
         )
+
+    def _oldest(self, turns: Sequence[Turn]) -> int:
+        """The index of the oldest of the earlier turns that the context mode allows."""
+        return len(turns) + 1 - CONTEXTS[self.context](len(turns) + 1, self.window)
 
     def _show(self, turns: Sequence[Turn], first: int, message: str) -> np.ndarray:
         """The prompt that shows turns[first:] and `message`."""
@@ -145,25 +149,34 @@ class Chat:
           ValueError: `prompt` shows something else than the last of these turns.
         """
 
-        def shown(turns):
-            """The prompt that shows all of `turns` and `message`."""
-            chain = []
-            for turn in turns:
-                before = self._show(chain, 0, turn.message)
-                chain.append(dataclasses.replace(turn, prompt=before))
-            return self._show(chain, 0, message)
-
-        first = 0
-        while first < len(turns) and not np.array_equal(shown(turns[first:]), prompt):
-            first += 1
-        if first == len(turns) and not np.array_equal(shown(()), prompt):
-            raise ValueError(f"a prompt of {len(prompt)} tokens does not show its {first} turns")
         bare = []
-        for turn in turns[first:]:
+        for turn in turns[self.first_shown(turns, message, prompt) :]:
             closed = b"</think>" in b"".join(map(self._bytes, turn.sampled))
             start = turn.reasoning[1] if closed else len(turn.sampled)
             bare.append(dataclasses.replace(turn, sampled=turn.sampled[start:]))
-        return shown(bare)
+        return self._show_all(bare, message)
+
+    def first_shown(self, turns: Sequence[Turn], message: str, prompt: np.ndarray) -> int:
+        """The index of the oldest of the earlier `turns` that `prompt` shows; len(turns): none.
+
+        Args:
+          message, prompt: of the prompt's own turn.
+
+        Raises:
+          ValueError: `prompt` shows something else than the last of these turns.
+        """
+        for first in range(self._oldest(turns), len(turns) + 1):
+            if np.array_equal(self._show_all(turns[first:], message), prompt):
+                return first
+        raise ValueError(f"a prompt of {len(prompt)} tokens does not show its {len(turns)} turns")
+
+    def _show_all(self, turns: Sequence[Turn], message: str) -> np.ndarray:
+        """The prompt that shows all of `turns` and `message`."""
+        chain: list[Turn] = []
+        for turn in turns:
+            before = self._show(chain, 0, turn.message)
+            chain.append(dataclasses.replace(turn, prompt=before))
+        return self._show(chain, 0, message)
 
     def read(self, sampled: Sequence[int] | np.ndarray) -> Reply:
         """What sampled ids say. Never raises: a reply may hold anything."""
@@ -268,6 +281,7 @@ def make_chat(
         actions=environment.actions,
         actions_per_turn=actions_per_turn,
         max_actions=max_actions,
+        system=system,
     )
 
 

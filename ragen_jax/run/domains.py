@@ -17,6 +17,7 @@ from ragen_jax.diagnostics import regimes, stopping
 from ragen_jax.envs import ENVS, known
 from ragen_jax.model import hf, kernels, lora
 from ragen_jax.rollout import chat
+from ragen_jax.run.trackers import TRACKERS
 from ragen_jax.update.optimize import SCHEDULES
 from ragen_jax.update.policy import EXACT
 
@@ -313,6 +314,7 @@ DOMAINS = {
     "checkpoint.every": whole(0, EVERY),
     "checkpoint.keep": whole(1, EVERY),
     "checkpoint.export": flag(),
+    "log.trackers": several(one_of(TRACKERS)),
     "mesh.data": whole(-1, 2**20),
     "mesh.fsdp": whole(-1, 2**20),
     "mesh.tensor": whole(-1, 2**20),

@@ -15,7 +15,10 @@ from tqdm import tqdm
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.transcript import transcript
 from ragen_jax.run.heldout import paired_gain
+from ragen_jax.run.totals import Totals
+from ragen_jax.run.trackers import Follower, end_all
 from ragen_jax.sharding import is_first
 from ragen_jax.types import Episode, Metrics, Turn
 
@@ -39,19 +42,35 @@ class MetricsLog:
     Undefined figures are left out: a row holds finite numbers only.
     """
 
-    def __init__(self, path: str | Path, *, last_step: int) -> None:
-        """Opens the log to go on behind `last_step`; rows after it and torn lines are dropped."""
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        last_step: int,
+        trackers: Iterable[str] = (),
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        """Opens the log to go on behind `last_step`; rows after it and torn lines are dropped.
+
+        Args:
+          trackers: keys of trackers.TRACKERS that follow it. config: the run's, for them.
+        """
         self.path = Path(path)
-        self.file = None
+        self.file, self.followers = None, []
         self.last: Metrics = {}  # the row that was written last
+        self.totals = Totals([])
         if not is_first():
             return
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
+        self.totals = Totals(rows)
         # A killed process must not lose the rows kept: write beside, then rename.
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
         temporary.replace(self.path)
         self.file = self.path.open("a")
+        for name in dict.fromkeys(trackers):
+            self.followers.append(Follower(name, self.path, config or {}, console))
+            self.followers[-1].wake()  # with the rows that it may lack
 
     def write(self, step: int, metrics: Metrics) -> Metrics:
         """Appends a row; returns it."""
@@ -64,11 +83,16 @@ class MetricsLog:
         if self.file:
             self.file.write(json.dumps(row, allow_nan=False) + "\n")
             self.file.flush()
+        for follower in self.followers:
+            follower.wake()
         return row
 
-    def close(self) -> None:
+    def close(self, exit_code: int = 0) -> None:
+        """Closes it and its trackers, which are told how the run has ended."""
         if self.file:
             self.file.close()
+        end_all(self.followers, exit_code, console)
+        self.followers = []
 
 
 def read_metrics(path: str | Path) -> list[Metrics]:
@@ -112,21 +136,19 @@ def write_rollouts(
 ) -> None:
     """Episodes as JSON lines: OpenAI messages, token ids, log-probs, rewards, success.
 
-    Each turn is shown as the policy saw it: its own prompt text, then its reply.
+    Each turn is shown as the policy saw it: the messages of its own prompt, then its reply
+    (rollout/transcript.py says which of these give the ids back).
 
     Args:
       kept: (seed, member) of the episodes that the step learns from.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for episode in episodes:
             turns = [
                 {
-                    "messages": [
-                        {"role": "user", "content": chat.text(turn.prompt)},
-                        {"role": "assistant", "content": chat.text(turn.sampled)},
-                    ],
+                    **transcript(chat, episode.turns[:number], turn),
                     "prompt_ids": turn.prompt.tolist(),
                     "sampled_ids": turn.sampled.tolist(),
                     "logps": [round(logp, 4) for logp in turn.logp.tolist()],
@@ -134,7 +156,7 @@ def write_rollouts(
                     "valid": turn.valid,
                     "reward": reward_of_turn(turn),
                 }
-                for turn in episode.turns
+                for number, turn in enumerate(episode.turns)
             ]
             record = {
                 "seed": episode.seed,

@@ -1,7 +1,13 @@
-"""Keep freed memory with the process instead of giving it back to the kernel at every step."""
+"""The process's memory: freed blocks are kept for the next step, and how much is in use."""
 
 import ctypes
+import os
 import sys
+from pathlib import Path
+
+import jax
+
+from ragen_jax.types import Metrics
 
 # glibc's mallopt parameters (malloc.h).
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
@@ -30,3 +36,27 @@ def keep_freed_memory(one_arena: bool = False) -> None:
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, -1)  # never, however much is free
         libc.mallopt(M_TOP_PAD, 64 << 20)
+
+
+STATM = Path("/proc/self/statm")  # pages of this process: all, resident, ...
+
+
+def memory_metrics() -> Metrics:
+    """Memory in use, in GiB: throughput/host_memory_gib, of this process in RAM, and of the fullest
+    of its devices device_memory_gib and device_memory_peak_gib, the most since it started.
+
+    What the system does not tell is left out: CPU devices have no memory of their own.
+    """
+    metrics = {}
+    if STATM.exists():
+        pages = int(STATM.read_text().split()[1])
+        metrics["throughput/host_memory_gib"] = pages * os.sysconf("SC_PAGE_SIZE") / 2**30
+    told = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
+    for name, key in (
+        ("device_memory", "bytes_in_use"),
+        ("device_memory_peak", "peak_bytes_in_use"),
+    ):
+        used = [stats[key] for stats in told if key in stats]
+        if used:
+            metrics[f"throughput/{name}_gib"] = max(used) / 2**30
+    return metrics

@@ -1,6 +1,7 @@
 """A training run besides its mathematics: its parts, its schedules, and what it writes.
 
-workdir/  metrics.jsonl  events.jsonl  eval/  rollouts/  diagnostics/  checkpoints/  report.html
+workdir/  metrics.jsonl  events.jsonl  tensorboard/  trackers/  eval/  rollouts/  diagnostics/
+          checkpoints/  report.html
           nonfinite_step_*.npz
 """
 
@@ -38,6 +39,7 @@ from ragen_jax.run.log import (
     write_outcomes,
     write_rollouts,
 )
+from ragen_jax.run.memory import memory_metrics
 from ragen_jax.run.sizes import due
 from ragen_jax.sharding import agree, is_first
 from ragen_jax.types import Batch, Metrics, Params, TrainState
@@ -158,7 +160,8 @@ class Run:
                     limits=task.limits,
                 )
         if self.fresh and self.schedule.evaluate:
-            console(eval_line(0, self.log.write(0, self.evaluate(policy, 0))))
+            metrics = self.evaluate(policy, 0) | self.log.totals.clock() | memory_metrics()
+            console(eval_line(0, self.log.write(0, metrics)))
 
     def evaluate_if_due(self, policy: Params, step: int) -> Metrics:
         """eval/* metrics of the held-out problems; {} where none is due."""
@@ -211,6 +214,9 @@ class Run:
                 )
         tokens = metrics["rollout/response_length"] * metrics["rollout/replies"]
         metrics["throughput/tokens_per_second"] = tokens / metrics["time/step"]
+        episodes = sum(map(len, played.episodes_E))
+        metrics |= self.log.totals.add(tokens=round(tokens), episodes=episodes)
+        metrics |= self.log.totals.clock() | memory_metrics()
         row = self.log.write(step, metrics)
         console(step_line(step, self.schedule.steps, row))
         if "eval/success" in row:
@@ -253,8 +259,7 @@ class Run:
         return None
 
     def finish(self) -> None:
-        """Closes what a whole run has written, and shows its learning curve."""
-        self.log.close()
+        """Shows the learning curve of a whole run."""
         for task in self.tasks if self.schedule.evaluate and is_first() else ():
             title = f"held-out success {task.label}".rstrip()
             console(learning_curve(self.workdir / "eval" / task.label, title))

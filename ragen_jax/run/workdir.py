@@ -118,7 +118,7 @@ def _add_missing(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> 
 
 
 MAY_CHANGE = (
-    *("steps", "eval.", "checkpoint.", "stopping.", "report."),
+    *("steps", "eval.", "checkpoint.", "stopping.", "report.", "log."),
     *("rollout.save_every", "diagnose.scores_every"),
 )
 

@@ -23,6 +23,7 @@ ENTRIES = (
 )
 # Fields of which another test says so.
 ELSEWHERE = {
+    "log.trackers": "test_train.py: test_resuming_gives_the_numbers_of_an_uninterrupted_run",
     "also": "run/test_tasks.py: test_two_environments_train_resume_and_evaluate",
     "env.time_limit": "envs/test_contract.py: test_what_hangs_costs_its_episodes_alone",
     "env.workers": "envs/test_contract.py: test_as_many_wait_at_a_time_as_there_are_workers",

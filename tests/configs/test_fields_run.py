@@ -114,12 +114,12 @@ def turns(o):
 
 
 def shown(turn):
-    """The text of a prompt."""
-    return turn["messages"][0]["content"]
+    """The text of a prompt's messages."""
+    return "\n".join(message["content"] for message in turn["messages"][:-1])
 
 
 def replies_shown(turn):
-    return shown(turn).count("<|im_start|>assistant") - 1  # the last one is to be written
+    return [message["role"] for message in turn["messages"]].count("assistant") - 1
 
 
 def most(numbers):

@@ -84,8 +84,8 @@ def test_a_language_model_trains_on_a_minimal_environment(config, tmp_path):
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert "eval/success" in rows[2] and rows[2]["rollout/replies"] == 8
     (episode, *_) = (tmp_path / "run" / "rollouts" / "step_000002.jsonl").read_text().splitlines()
-    prompt = json.loads(episode)["turns"][0]["messages"][0]["content"]
-    assert Guess.instructions in prompt and "The number is" in prompt
+    system, user, _ = (m["content"] for m in json.loads(episode)["turns"][0]["messages"])
+    assert Guess.instructions in system and "The number is" in user
 
 
 def breaking(does, of=3):

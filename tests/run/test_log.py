@@ -1,13 +1,16 @@
 """log.py: metrics.jsonl, rollouts/*.jsonl and the lines on the console."""
 
 import json
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
+from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.log import (
     MetricsLog,
     eval_line,
@@ -22,6 +25,7 @@ from ragen_jax.run.log import (
     write_rollouts,
     write_scores,
 )
+from ragen_jax.run.memory import memory_metrics
 from ragen_jax.run.training import Stages
 
 pytestmark = pytest.mark.fast
@@ -127,42 +131,52 @@ def test_timers_add_up_by_name(monkeypatch):
     assert timer.cpu == 0.5 + 3.0 + 0.25
 
 
-def test_rollouts_by_hand(tmp_path, make_turn, make_episode):
-    class Chat:
-        def text(self, ids):
-            return "√" + ",".join(map(str, ids))
-
+def test_rollouts_by_hand(tmp_path, tokenizer, make_turn, make_episode):
+    game = SimpleNamespace(actions=("Up", "Down"), instructions="")
+    settings = dict(context="single_turn", prompt="terse", actions_per_turn=2, max_actions=5)
+    chat = make_chat(tokenizer, game, **settings)
+    reply = chat.reply_ids("√</think><answer>Up||Down</answer>").tolist()
+    logps = [round(-0.1 * (n + 1), 4) for n in range(len(reply))]  # as make_turn says
+    asked = [chat.prompt_ids([], message).tolist() for message in ("√", "O")]
     turns = [
-        make_turn([1, 2], [3], actions=["Up", "Down"], reward=0.5),
-        make_turn([4], [5, 6], valid=False, reward=0.0),
+        make_turn(asked[0], reply, message="√", actions=["Up", "Down"], reward=0.5),
+        make_turn(asked[1], reply[:2], message="O", valid=False, reward=0.0),
     ]
     episodes = [make_episode(0, 1, turns, success=True), make_episode(2, 0, turns[:1])]
     path = tmp_path / "rollouts" / "step_000001.jsonl"
-    write_rollouts(path, episodes, Chat(), lambda turn: turn.reward - (not turn.valid), {(102, 0)})
+    write_rollouts(path, episodes, chat, lambda turn: turn.reward - (not turn.valid), {(102, 0)})
     lines = path.read_text().splitlines()
     assert "√" in lines[0]  # readable, not escaped
     first, second = (strict(line) for line in lines)
     played = [
         {
             "messages": [
-                {"role": "user", "content": "√1,2"},
-                {"role": "assistant", "content": "√3"},
+                {"role": "user", "content": "√"},
+                {"role": "assistant", "content": "<think>√</think><answer>Up||Down</answer>"},
             ],
-            "prompt_ids": [1, 2],
-            "sampled_ids": [3],
-            "logps": [-0.1],
+            "added": "<think>",
+            "prompt_exact": True,
+            "reply_exact": True,
+            "end": "closed",
+            "prompt_ids": asked[0],
+            "sampled_ids": reply,
+            "logps": logps,
             "actions": ["Up", "Down"],
             "valid": True,
             "reward": 0.5,
         },
         {
             "messages": [
-                {"role": "user", "content": "√4"},
-                {"role": "assistant", "content": "√5,6"},
+                {"role": "user", "content": "O"},
+                {"role": "assistant", "content": "<think>√</think>"},
             ],
-            "prompt_ids": [4],
-            "sampled_ids": [5, 6],
-            "logps": [-0.1, -0.2],
+            "added": "<think>",
+            "prompt_exact": True,
+            "reply_exact": True,
+            "end": "truncated",
+            "prompt_ids": asked[1],
+            "sampled_ids": reply[:2],
+            "logps": logps[:2],
             "actions": [],
             "valid": False,
             "reward": -1.0,
@@ -280,3 +294,36 @@ def test_a_line_fits_its_terminal(columns, shown, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert step_line(7, 250, row) == "step   7/250  " + "  ".join(whole[:shown])
     assert live_figures(row) == "success 0.50, return -0.25"
+
+
+def test_totals_go_on_behind_the_rows_there_are(path):
+    """Also those of a run from before there were any: what a row says of its step counts."""
+    old = {"rollout/replies": 40.0, "rollout/turns": 2.5, "rollout/response_length": 20.1}
+    old |= {"time/step": 3.0, "time/eval": 0.5}
+    rows = [{"step": 0, "time/eval": 2.0}, {"step": 1, **old}, {"step": 2, **old}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = MetricsLog(path, last_step=1)  # the third row is dropped
+    totals = log.totals.add(tokens=100, episodes=16)
+    assert totals == {"throughput/tokens_total": 804 + 100, "rollout/episodes_total": 16 + 16}
+    (seconds,) = log.totals.clock().values()
+    assert 5.5 <= seconds < 6.5
+    log.write(2, {"time/total": 50.0} | totals)
+    log.close()
+    again = MetricsLog(path, last_step=2)
+    assert 50.0 <= again.totals.clock()["time/total"] < 51.0
+    again.close()
+
+
+def test_memory_in_use_is_of_this_process(monkeypatch):
+    before = memory_metrics()["throughput/host_memory_gib"]
+    held = np.ones(2**26)  # half a GiB
+    assert 0.45 < memory_metrics()["throughput/host_memory_gib"] - before < 0.55
+    del held
+    # A CPU has no memory of its own; of several devices the fullest counts.
+    assert set(memory_metrics()) == {"throughput/host_memory_gib"}
+    gib = [dict(bytes_in_use=n << 30, peak_bytes_in_use=(n + 1) << 30) for n in (2, 5)]
+    devices = [SimpleNamespace(memory_stats=lambda stats=stats: stats) for stats in gib]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    found = memory_metrics()
+    assert found["throughput/device_memory_gib"] == 5
+    assert found["throughput/device_memory_peak_gib"] == 6

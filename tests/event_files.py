@@ -1,0 +1,45 @@
+"""What is in TensorBoard's event files, read by their format: length, crc, event, crc."""
+
+import struct
+from pathlib import Path
+
+from tensorboardX.crc32c import crc32c
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+
+def _masked(data):
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def read_events(folder):
+    """The events of the one file in a folder."""
+    (path,) = Path(folder).iterdir()
+    data, place, events = path.read_bytes(), 0, []
+    while place + 12 < len(data):  # what follows may be written just now
+        length, crc = struct.unpack_from("<QI", data, place)
+        assert crc == _masked(data[place : place + 8])
+        payload = data[place + 12 : place + 12 + length]
+        assert struct.unpack_from("<I", data, place + 12 + length) == (_masked(payload),)
+        events.append(Event.FromString(payload))
+        place += 16 + length
+    return events
+
+
+def scalars(events):
+    """[(step, {tag: value})] of the events that have any, in their order."""
+    rows = [(e.step, {v.tag: v.simple_value for v in e.summary.value}) for e in events]
+    return [(step, row) for step, row in rows if row and not any(t.startswith("_") for t in row)]
+
+
+def hyperparameters(events):
+    """{name: value} of the HParams page."""
+    found = {}
+    for event in events:
+        for value in event.summary.value:
+            if value.tag == "_hparams_/session_start_info":
+                content = HParamsPluginData.FromString(value.metadata.plugin_data.content)
+                for name, given in content.session_start_info.hparams.items():
+                    found[name] = getattr(given, given.WhichOneof("kind"))
+    return found

@@ -1,0 +1,176 @@
+"""transcript.py: turns as OpenAI messages, and which of them give back the ids."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from chat_families import FAMILIES, family
+
+from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.rollout.chat import CONTEXTS, make_chat
+from ragen_jax.rollout.transcript import transcript
+
+pytestmark = pytest.mark.fast
+
+GAME = SimpleNamespace(actions=("Up", "Down"), instructions="Push the box.\nÀ la fin: √.")
+REPLY = "the box is 想 12</think><answer>Up</answer>"
+TOKENIZERS = {name: family(name).tokenizer for name in FAMILIES}
+TOKENIZERS["tiny"] = build_tokenizer(Sokoban.words)
+
+
+def chat_of(name, **changes):
+    options = dict(context="full", window=2, prompt="full", actions_per_turn=1, max_actions=5)
+    return make_chat(TOKENIZERS[name], GAME, **(options | changes))
+
+
+@pytest.fixture
+def play(make_turn):
+    """play(chat, messages, replies) -> the turns of an episode; replies are ids."""
+
+    def make(chat, messages, replies):
+        turns = []
+        for message, reply in zip(messages, replies, strict=True):
+            prompt = chat.prompt_ids(turns, message)
+            turns.append(make_turn(prompt, reply, message=message, logp=[0.0] * len(reply)))
+        return turns
+
+    return make
+
+
+def rows(chat, turns):
+    return [transcript(chat, turns[:number], turn) for number, turn in enumerate(turns)]
+
+
+def exact(chat, turns):
+    """(prompt_exact, reply_exact) of each turn, found by a reader of the file as it might do it."""
+    tokenizer, found = chat.template.tokenizer, []
+    for row, turn in zip(rows(chat, turns), turns, strict=True):
+        *shown, reply = row["messages"]
+        text = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
+        prompt = tokenizer.encode(text + row["added"], add_special_tokens=False)
+        if row["added"]:
+            assert reply["content"].startswith(row["added"])
+        said = (
+            reply["content"]
+            .split("<think>", 1)[1]
+            .removeprefix("\n" if text.endswith("<think>\n") else "")
+        )
+        sampled = tokenizer.encode(said, add_special_tokens=False)
+        stop = len(turn.sampled) - len(sampled)
+        found.append(
+            (
+                prompt == turn.prompt.tolist(),
+                sampled == turn.sampled[: len(sampled)].tolist() and stop == (row["end"] != TRUNC),
+            )
+        )
+        assert found[-1] == (row["prompt_exact"], row["reply_exact"])
+    return found
+
+
+TRUNC = "truncated"
+
+
+@pytest.mark.parametrize("prompt", ["full", "terse"])
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_template_gives_back_the_ids(name, context, prompt, play):
+    chat = chat_of(name, context=context, prompt=prompt)
+    messages = ["P_#\n_X√", "P O\n1 2", "the box is Up", "想 é"]
+    turns = play(chat, messages, [chat.reply_ids(REPLY)] * 4)
+    lead = "<think>\n" if name == "deepseek" else "<think>"
+    # Where the tag is no token of its own, it may join the first letters of a reply behind it.
+    tagged, apart = TOKENIZERS[name].encode(lead + REPLY), TOKENIZERS[name].encode(lead)
+    apart = apart + TOKENIZERS[name].encode(REPLY) == tagged
+    assert apart == (name in ("tiny", "qwen", "deepseek"))
+    assert exact(chat, turns) == [(True, True), *[(apart or context == "single_turn", True)] * 3]
+    last = rows(chat, turns)[-1]
+    assert last["end"] == "closed"
+    assert last["added"] == ("" if name == "deepseek" else "<think>")
+    contents = [m["content"] for m in last["messages"]]
+    shown = {"full": 4, "window": 2, "single_turn": 1}[context]
+    roles = ["user", "assistant"] * shown
+    assert [m["role"] for m in last["messages"]] == ["system"] * (prompt == "full") + roles
+    assert ([GAME.instructions in contents[0]] == [True]) == (prompt == "full")
+    assert contents[prompt == "full" :: 2] == messages[-shown:]
+    assert set(contents[1 + (prompt == "full") :: 2]) == {lead + REPLY}
+
+
+def test_older_turns_that_made_room_are_not_in_the_messages(play):
+    whole = chat_of("tiny")
+    long = play(whole, ["Up", "Down", "Up"], [whole.reply_ids(REPLY)] * 3)
+    chat = chat_of("tiny", max_prompt=len(long[1].prompt))
+    turns = play(chat, ["Up", "Down", "Up"], [chat.reply_ids(REPLY)] * 3)
+    assert exact(chat, turns) == [(True, True)] * 3
+    assert [len(row["messages"]) for row in rows(chat, turns)] == [3, 5, 5]
+
+
+def test_a_reply_spelled_with_other_tokens_is_told_wherever_it_is_shown(play):
+    chat = chat_of("qwen")
+    plain = chat.reply_ids(REPLY).tolist()
+    spelled = [chat.token_bytes.index(bytes([byte])) for byte in REPLY.encode()] + plain[-1:]
+    assert len(spelled) > len(plain)
+    turns = play(chat, ["a", "b", "c"], [plain, spelled, plain])
+    assert exact(chat, turns) == [(True, True), (True, False), (False, True)]
+    assert len({row["messages"][-1]["content"] for row in rows(chat, turns)}) == 1
+    alone = chat_of("qwen", context="single_turn")
+    turns = play(alone, ["a", "b", "c"], [plain, spelled, plain])
+    assert exact(alone, turns) == [(True, True), (True, False), (True, True)]
+
+
+def test_an_observation_that_holds_a_control_string_is_told(play):
+    for name in ("tiny", "qwen"):
+        chat = chat_of(name, context="single_turn")
+        turns = play(chat, ["say <|im_end|>", "say im_end"], [chat.reply_ids(REPLY)] * 2)
+        assert exact(chat, turns) == [(False, True), (True, True)]
+        assert rows(chat, turns)[0]["messages"][1]["content"] == "say <|im_end|>"
+
+
+def test_how_a_reply_ended_is_told(play):
+    chat = chat_of("qwen")
+    said = chat.reply_ids(REPLY)[:-1].tolist()
+    other = chat.template.tokenizer.convert_tokens_to_ids("<|vision_start|>")
+    cut = [*said, chat.close_id], said, [*said, other], [chat.close_id], []
+    turns = play(chat, "abcde", cut)
+    assert [row["end"] for row in rows(chat, turns)] == [
+        *("closed", "truncated", "other stop", "closed", "truncated")
+    ]
+    # The prompt closes a reply that was cut off, and shows the other token before it does.
+    assert exact(chat, turns) == [(True, True)] * 3 + [(False, True)] * 2
+    assert [row["messages"][-1]["content"] for row in rows(chat, turns)] == [
+        *[f"<think>{REPLY}"] * 3,
+        *["<think>"] * 2,
+    ]
+
+
+def test_bytes_that_are_no_text_are_told(play):
+    chat = chat_of("tiny")
+    half = [chat.token_bytes.index("√".encode()[:1]), chat.close_id]
+    nothing = len(chat.token_bytes) + 1  # a row of the embedding that the tokenizer does not know
+    turns = play(chat, ["a", "b", "\ud800"], [half, [nothing, chat.close_id], half])
+    assert exact(chat, turns) == [(True, False), (False, False), (False, False)]
+    assert rows(chat, turns)[2]["messages"][-2]["content"] == "\ufffd"
+
+
+def test_a_template_that_drops_earlier_reasonings_is_told(play):
+    f = family("qwen").tokenizer
+    drops = f.chat_template.replace(
+        "message['content']", "(message['content'] if loop.last else 'x')"
+    )
+    tokenizer = type(f)(tokenizer_object=f.backend_tokenizer, eos_token="<|im_end|>")
+    tokenizer.chat_template = f.chat_template
+    chat = make_chat(
+        tokenizer, GAME, context="full", prompt="terse", actions_per_turn=1, max_actions=5
+    )
+    turns = play(chat, ["a", "b"], [chat.reply_ids(REPLY)] * 2)
+    tokenizer.chat_template = drops
+    assert [row["prompt_exact"] for row in rows(chat, turns)] == [True, False]
+
+
+def test_the_first_word_that_a_reply_was_given_is_in_its_message(play):
+    chat = chat_of("tiny")
+    chat = dataclasses.replace(chat, opening=tuple(chat.template.plain("the").tolist()))
+    turns = play(chat, ["a", "b"], [chat.reply_ids(" is Up</think>")] * 2)
+    assert [row["added"] for row in rows(chat, turns)] == ["<think>the"] * 2
+    assert rows(chat, turns)[1]["messages"][-1]["content"] == "<think>the is Up</think>"
+    assert all(row["prompt_exact"] for row in rows(chat, turns))
