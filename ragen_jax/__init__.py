@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from ragen_jax.filter import group_scores as group_scores
     from ragen_jax.filter import select_groups as select_groups
     from ragen_jax.filter import select_members as select_members
-    from ragen_jax.model.hf import load as load_model
+    from ragen_jax.model import hf as _hf
     from ragen_jax.score.texts import mutual_information as mutual_information
     from ragen_jax.update.likelihood import token_logps as token_logps
+
+    load_model = _hf.load
 
 __version__ = "0.1.0"
 

@@ -5,10 +5,10 @@
                               [--reward=FIELD,...] [--first_turn_samples=64] [--seed=0]
 
 Files are JSON lines or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers and prime-rl, or
-{"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the files in it
-(docs/score.md). Reasonings are cross-scored under the model in DIR. Of several steps there is a line
-each, and what the alarm says. A row that cannot be used is named, the others are scored; exit code
-2 where none can.
+{"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the files in
+it (docs/score.md). Reasonings are cross-scored under the model in DIR. Of several steps there is a
+line each, and what the alarm says. A row that cannot be used is named, the others are scored; exit
+code 2 where none can.
 """
 
 import json
@@ -204,7 +204,7 @@ def _warn(line: str) -> None:
 
 if __name__ == "__main__":
     d = DEFAULTS.diagnose
-    MODEL = flags.DEFINE_string("model", None, "Model directory or hub id that scores.")
+    MODEL = flags.DEFINE_string("model", "", "Model directory or hub id that scores.")
     ROLLOUTS = flags.DEFINE_multi_string("rollouts", [], "File of rollouts, or folder of such.")
     THINKING = flags.DEFINE_list("think", ",".join(THINK), "Tags around the reasoning.")
     ANSWERING = flags.DEFINE_list(

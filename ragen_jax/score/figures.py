@@ -89,7 +89,8 @@ def of_sizes(
       least: members of a group below which it is left out.
     """
     size = collections.Counter(episode.group for episode in episodes)
-    sums, groups = collections.Counter(), 0
+    sums: Metrics = {}
+    groups = 0
     for K in sorted(set(size.values())):
         if K < least:
             continue
@@ -97,7 +98,8 @@ def of_sizes(
         reward_GK = np.reshape(reward_E[chosen], (-1, K))
         groups += len(reward_GK)
         for name, value in measure([episodes[i] for i in chosen], reward_GK).items():
-            sums[name] += value if name.endswith("_count") else value * len(reward_GK)
+            part = value if name.endswith("_count") else value * len(reward_GK)
+            sums[name] = sums.get(name, 0.0) + part
     return {k: v if k.endswith("_count") else v / groups for k, v in sums.items()}
 
 

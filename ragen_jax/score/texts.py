@@ -13,7 +13,7 @@ from ragen_jax.diagnostics.permutation import retrieval_p
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.score.encode import THINK, Encoder
-from ragen_jax.score.formats import Messages
+from ragen_jax.score.formats import Prompt
 from ragen_jax.score.prompts import text_ids
 from ragen_jax.types import Metrics, Params
 
@@ -25,7 +25,7 @@ def mutual_information(
     model: Qwen,
     params: Params,
     tokenizer: "PreTrainedTokenizerFast",
-    prompts: Sequence[str | Messages | Sequence[int]],
+    prompts: Sequence[Prompt],
     reasonings: Sequence[str | Sequence[int]],
     *,
     think: Sequence[str] = THINK,
@@ -40,10 +40,10 @@ def mutual_information(
 
     Args:
       model, params, tokenizer: as `ragen_jax.load_model` gives them.
-      prompts: M, the prompt that each reasoning was sampled from: text as the policy read it, OpenAI
-        messages for the model's chat template, or token ids. Where a text or a conversation does not
-        end with the tag that opens a reasoning, that tag is put behind it; token ids stay as they
-        are.
+      prompts: M, the prompt that each reasoning was sampled from: text as the policy read it,
+        OpenAI messages for the model's chat template, or token ids. Where a text or a conversation
+        does not end with the tag that opens a reasoning, that tag is put behind it; token ids stay
+        as they are.
       reasonings: M, without tags: texts or token ids.
       think: the tags around a reasoning.
       micro_batch: (prompt, reasoning) rows of a device call; None: that of configs/base.py.
@@ -62,8 +62,9 @@ def mutual_information(
     encoder = Encoder(tokenizer, model.config.vocab_size, think)
     column, read_N, own_M = {}, [], []
     for prompt in prompts:
-        ids = encoder.prompt(prompt if isinstance(prompt, str) else list(prompt))
-        if (isinstance(prompt, str) or isinstance(prompt[0], dict)) and not encoder.opened(ids):
+        ids = encoder.prompt(prompt)
+        written = isinstance(prompt, str) or isinstance(prompt[0], dict)
+        if written and not encoder.opened(ids):
             ids = np.append(ids, np.asarray(text_ids(tokenizer, think[0]), np.int32))
         if column.setdefault(ids.tobytes(), len(column)) == len(read_N):
             read_N.append(ids)
