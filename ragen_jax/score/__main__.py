@@ -110,6 +110,11 @@ def tell(read: Read, surprises: Surprises, encoder: Encoder) -> None:
             f"{surprises.before} replies begin their reasoning otherwise than most of their group "
             f"(with text before {encoder.opening}, say), and are scored as if they had not"
         )
+    if surprises.lost:
+        _warn(
+            f"{surprises.lost} replies hold U+FFFD, which stands for bytes that no text can hold; "
+            "these are scored as that character, and look unlikely"
+        )
     if encoder.kinds["text"] and encoder.tokenizer.chat_template:
         _warn(
             f"{encoder.kinds['text']} prompts are plain text, which the model's chat template did "

@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,10 +62,20 @@ class Encoder:
         self.tokenizer, self.vocabulary = tokenizer, vocabulary
         self.opening, self.closing = think
         self.answer = tuple(answer)
+        self.prefilled = False  # whether prompts open the reasoning and no reply does
         self.kinds: collections.Counter[str] = collections.Counter()  # of prompts
         self._pieces = token_bytes(tokenizer)
         self._special = [token.encode() for token in prompts.special_tokens(tokenizer)]
         self._read: dict[str, tuple[str, np.ndarray]] = {}  # prompt -> (kind, ids)
+
+    def look(self, texts: Iterable[str]) -> None:
+        """Finds out from all replies whether it is the prompt that opens their reasoning, as of a
+        reply that is cut off nothing else tells."""
+        opened = closed = False
+        for text in texts:
+            opened = opened or self.opening in text or formats.OPEN in text
+            closed = closed or self.closing in text
+        self.prefilled = closed and not opened
 
     def prompt(self, prompt: Prompt) -> np.ndarray:
         """int32 ids of a prompt as it is given; see prompts.py.
@@ -100,7 +110,8 @@ class Encoder:
         """A reply with the tag that opened its reasoning, where that stood in the prompt."""
         text = text.replace(formats.OPEN, self.opening).replace(formats.CLOSE, self.closing)
         before, closed, _ = text.partition(self.closing)
-        return self.opening + text if closed and self.opening not in before else text
+        missing = (closed or self.prefilled) and self.opening not in before
+        return self.opening + text if missing else text
 
     def opened(self, prompt: np.ndarray) -> bool:
         """Whether a prompt ends with the tag that opens a reasoning, white space apart."""

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,12 +29,15 @@ class Surprises:
 
     parted: list[str] = dataclasses.field(default_factory=list)  # rows of groups with other prompts
     before: int = 0  # first replies that say something before their reasoning
+    lost: int = 0  # texts of replies that hold U+FFFD: bytes that were no text
 
 
 def encode_rows(
-    rows: Iterable[Row], encoder: Encoder
+    rows: Sequence[Row], encoder: Encoder
 ) -> tuple[dict[str, list[Spoken]], list[Broken]]:
     """({place: its replies} of the rows that can be encoded, the others)."""
+    responses = [reply.response for row in rows for reply in row.replies]
+    encoder.look(text for text in responses if isinstance(text, str))
     spoken, broken = {}, []
     for row in rows:
         try:
@@ -84,6 +87,8 @@ def make_steps(
             ]
         ordered = [row for members in groups.values() for row in members]
         replies = [reply for row in ordered for reply in row.replies]
+        texts = [reply.response for reply in replies if isinstance(reply.response, str)]
+        surprises.lost += sum("\ufffd" in text for text in texts)
         rewards = [np.nan if row.reward is None else row.reward for row in ordered]
         steps.append(
             Step(
