@@ -91,7 +91,7 @@ def run(tmp_path_factory):
 
 def test_the_readme_has_commands_of_every_kind():
     modules = [command.split()[0].removeprefix("ragen_jax.") for command in README]
-    assert set(modules) == {"train", "evaluate", "lab", "preflight", "check_data"}
+    assert set(modules) == {"train", "evaluate", "lab", "preflight", "check_data", "score"}
     assert len(README) >= 12
 
 
