@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from command_line import call
 
+from ragen_jax.configs import base
 from ragen_jax.diagnostics.anatomy import anatomy_metrics
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.model import hf
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.log import write_rollouts
+from ragen_jax.score.figures import add_alarm
 from ragen_jax.types import Episode, Turn
 
 GROUPS, MEMBERS = 5, 4
@@ -170,8 +172,18 @@ def test_groups_of_different_sizes(written, model, agent, tmp_path):
     assert names == ["anatomy/mixed", "anatomy/mixed_count"]  # the others need to know success
 
 
+def test_an_alarm_where_information_falls():
+    key = "collapse/first_turn/mi_released"
+    rows = [{key: 1.4 if step <= 12 else 0.2, f"{key}_ci95": 0.05} for step in range(1, 25)]
+    found, fired = add_alarm(rows, base.get_config().regimes.to_dict())
+    alarms = [step for step, row in enumerate(found, start=1) if row["regime/alarm"]]
+    assert alarms and 12 < alarms[0] <= 16
+    ((index, first),) = fired  # "warn" says it once
+    assert index + 1 == alarms[0] and "first-turn MI" in first.reason
+
+
 @pytest.mark.long
-def test_a_timeline_and_its_alarm(written, model, agent, tmp_path):
+def test_a_timeline(written, model, agent, tmp_path):
     """Reasonings that name their room, then the same one in all rooms."""
     _, records, _ = written[1]
     for step in range(1, 25):
@@ -185,10 +197,7 @@ def test_a_timeline_and_its_alarm(written, model, agent, tmp_path):
     code, printed, _ = call("ragen_jax.score", *words, *SAMPLED)
     steps = json.loads(out.read_text())["steps"]
     assert code == 0 and [row["step"] for row in steps] == list(range(1, 25))
-    alarms = [row["step"] for row in steps if row["regime/alarm"]]
-    assert alarms == [] or min(alarms) > 12
-    assert printed.count("MI released") == 24
-    assert ("signs of collapse" in printed) == bool(alarms)
+    assert printed.count("MI released") == 24 and all("regime/alarm" in row for row in steps)
     assert steps[-1]["collapse/first_turn/mi_seq"] == pytest.approx(
         steps[12]["collapse/first_turn/mi_seq"], abs=1e-6
     )
