@@ -36,6 +36,7 @@ setup(
                 "train",
                 "evaluate",
                 "export",
+                "score",
                 "report",
                 "plot",
                 "check-data",

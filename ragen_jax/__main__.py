@@ -10,6 +10,7 @@ from pathlib import Path
 COMMANDS = {
     "train": "train an agent, or go on with a run",
     "evaluate": "success, return, pass@k and collapse of a run or a model",
+    "score": "the same diagnoses of other trainers' rollouts",
     "report": "a run, or several, as one HTML page",
     "plot": "curves of runs as PNG or SVG",
     "export": "write the model of a run's checkpoint in Hugging Face format",

@@ -41,7 +41,7 @@ def test_every_command_explains_itself(command, asked):
     )
     flags = re.findall(r"^  --(\w+): \S", out, re.M)
     assert flags and set(defined) <= set(flags), "a flag is not told"
-    reads_config = command not in ("retriever", "report", "plot")
+    reads_config = command not in ("retriever", "report", "plot", "score")
     assert ("config" in flags) == reads_config
     if reads_config:
         assert all(name in out for name in (*presets.PRESETS, *recipes.RECIPES, "webshop"))

@@ -9,8 +9,13 @@ from ragen_jax.types import Episode, Metrics
 
 
 def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
-    """rollout/* figures of all episodes that were played for a step, rates with their intervals."""
-    groups = len(return_GK)
+    """rollout/* figures of all episodes that were played for a step, rates with their intervals.
+
+    Args:
+      episodes: of groups numbered from 0, which may differ in size.
+      return_GK: their returns, of any shape.
+    """
+    group_E = [episode.group for episode in episodes]
 
     def by_group(measure, of_turns=True):
         """Sums over the turns, or the episodes, of each group."""
@@ -18,7 +23,7 @@ def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
             sum(map(measure, episode.turns)) if of_turns else measure(episode)
             for episode in episodes
         ]
-        return np.reshape(values, (groups, -1)).sum(1)
+        return np.bincount(group_E, values)
 
     turns_G = by_group(lambda turn: 1)
     episodes_G = by_group(lambda episode: 1, of_turns=False)

@@ -186,12 +186,12 @@ class Chat:
         text = b"".join(pieces)
         ends = np.cumsum([len(piece) for piece in pieces])
         thought = _REASONING.match(text)
-        reasoning = _token_span(ends, 0, thought.end(1)) if thought else (0, 0)
+        reasoning = token_span(ends, 0, thought.end(1)) if thought else (0, 0)
         # The answer must follow the first </think>, and nothing may follow the answer.
         match = _ANSWER.match(text, thought.end(1)) if thought else None
         if not match:
             return Reply(reasoning, (0, 0), (), False)
-        answer = _token_span(ends, *match.span(1))
+        answer = token_span(ends, *match.span(1))
         said = match[1].decode("utf-8", errors="replace")
         if not self.actions:
             said = said.strip()
@@ -211,7 +211,7 @@ class Chat:
         return self.token_bytes[id_] if id_ < len(self.token_bytes) else b"\xff"
 
 
-def _token_span(ends: np.ndarray, start: int, stop: int) -> tuple[int, int]:
+def token_span(ends: np.ndarray, start: int, stop: int) -> tuple[int, int]:
     """The tokens lying wholly inside bytes [start, stop); a straddling token is outside."""
     first = int(np.searchsorted(np.concatenate([[0], ends[:-1]]), start, side="left"))
     last = int(np.searchsorted(ends, stop, side="right"))

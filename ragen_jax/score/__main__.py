@@ -1,0 +1,231 @@
+"""Diagnose the rollouts of any trainer: does their reasoning depend on the prompt?
+
+    python -m ragen_jax.score --model=DIR --rollouts=FILE [--rollouts=FILE ...] [--out=score.json]
+                              [--think='<think>,</think>'] [--answer='<answer>,</answer>']
+                              [--reward=FIELD,...] [--first_turn_samples=64] [--seed=0]
+
+Files are JSON lines or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers and prime-rl, or
+{"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the files in
+it (docs/score.md). Reasonings are cross-scored under the model in DIR. Of several steps there is a
+line each, and what the alarm says. A row that cannot be used is named, the others are scored; exit
+code 2 where none can.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import app, flags, logging
+
+from ragen_jax.configs import base
+from ragen_jax.model import hf
+from ragen_jax.run import command
+from ragen_jax.run.build import build_model
+from ragen_jax.run.log import console
+from ragen_jax.run.memory import keep_freed_memory
+from ragen_jax.score.encode import ANSWER, THINK, Encoder
+from ragen_jax.score.episodes import Step, Surprises, encode_rows, make_steps
+from ragen_jax.score.figures import Sampling, add_alarm, step_metrics
+from ragen_jax.score.files import Broken, Read, read_files
+from ragen_jax.sharding import make_mesh, sampling_params
+from ragen_jax.types import Metrics
+
+DEFAULTS = base.get_config()
+NAMED = 5  # broken rows that are named one by one
+# Of a timeline: figure, short name, format.
+COLUMNS = (
+    ("collapse/first_turn/mi_released", "MI released", "{:.3f}"),
+    ("collapse/first_turn/mi_seq", "MI", "{:.2f}"),
+    ("collapse/first_turn/mi_upper_bound", "of", "{:.2f}"),
+    ("collapse/first_turn/retrieval_acc", "retrieval", "{:.2f}"),
+    ("collapse/first_turn/retrieval_chance", "chance", "{:.2f}"),
+    ("collapse/first_turn/retrieval_p", "p", "{:.3f}"),
+    ("collapse/first_turn/h_cond", "H(Z|X)", "{:.3f}"),
+    ("flow/first_turn/za_swap", "za", "{:.2f}"),
+    ("rollout/valid_think_rate", "thinking", "{:.2f}"),
+    ("rollout/response_length", "tokens", "{:.0f}"),
+    ("anatomy/mixed", "mixed", "{:.2f}"),
+    ("regime/alarm", "alarm", "{:.0f}"),
+)
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+    """The words of the command line; what is wrong with it prints one line."""
+    with command.bad_input(flags.Error):
+        words = command.words_of(argv)
+        if words:
+            raise ValueError(f"unexpected argument {words[0]!r}; a file is --rollouts={words[0]}")
+        for name, value in (("--model=DIR", MODEL.value), ("--rollouts=FILE", ROLLOUTS.value)):
+            if not value:
+                raise ValueError(f"score needs {name}")
+        return words
+
+
+def prepare(encoder: Encoder) -> tuple[list[Step], Read, Surprises]:
+    """The steps of the files, what else they hold, and what is told of that.
+
+    Raises:
+      ValueError: a file that cannot be read, no usable row, or no reasoning in any.
+    """
+    read = read_files(ROLLOUTS.value, REWARD.value)
+    spoken, others = encode_rows(read.rows, encoder)
+    rows = [row for row in read.rows if row.place in spoken]
+    read = Read(rows, [*read.broken, *others], read.unread)
+    tell_broken(read.broken)
+    if not rows:
+        first = f"; the first: {_words(read.broken[0])}" if read.broken else ", the files are empty"
+        raise ValueError(f"no row of {', '.join(ROLLOUTS.value)} can be used{first}")
+    if not any(said.turn.reasoning[1] for replies in spoken.values() for said in replies):
+        raise ValueError(
+            f"none of {len(rows)} rows holds a reasoning that ends with {encoder.closing}; "
+            "--think=OPENING,CLOSING says which tags are around it"
+        )
+    steps, surprises = make_steps(rows, spoken)
+    return steps, read, surprises
+
+
+def tell_broken(broken: Sequence[Broken]) -> None:
+    """A line for each of the first rows that cannot be used, and the number of the others."""
+    for row in broken[:NAMED]:
+        _warn(_words(row))
+    if len(broken) > NAMED:
+        _warn(f"{len(broken) - NAMED} more rows cannot be used")
+
+
+def tell(read: Read, surprises: Surprises, encoder: Encoder) -> None:
+    """What is done otherwise than a file may have meant, a line each."""
+    if read.unread:
+        console(f"fields that are not read: {', '.join(read.unread)}")
+    if surprises.parted:
+        _warn(
+            f"{len(surprises.parted)} rows have another prompt than the first row of their group, "
+            f"and are groups of their own; the first: {surprises.parted[0]}"
+        )
+    if surprises.before:
+        _warn(
+            f"{surprises.before} replies begin their reasoning otherwise than most of their group "
+            f"(with text before {encoder.opening}, say), and are scored as if they had not"
+        )
+    if surprises.lost:
+        _warn(
+            f"{surprises.lost} replies hold U+FFFD, which stands for bytes that no text can hold; "
+            "these are scored as that character, and look unlikely"
+        )
+    if encoder.kinds["text"] and encoder.tokenizer.chat_template:
+        _warn(
+            f"{encoder.kinds['text']} prompts are plain text, which the model's chat template did "
+            "not write; they are scored as they are (messages would go through the template)"
+        )
+
+
+def figure_lines(metrics: Metrics) -> Iterable[str]:
+    """All figures, one a line, with their intervals."""
+    for name, value in metrics.items():
+        if not name.endswith("_ci95"):
+            half = metrics.get(f"{name}_ci95")
+            yield f"{name:<45} {value:.6g}" + (f"  +- {half:.3g}" if half is not None else "")
+
+
+def step_line(number: int, metrics: Metrics) -> str:
+    """The line of one of several steps."""
+    cells = [f"{name} {form.format(metrics[m])}" for m, name, form in COLUMNS if m in metrics]
+    return f"step {number}  " + "  ".join(cells)
+
+
+def main(argv: Sequence[str]) -> None:
+    del argv
+    with command.bad_input():
+        directory = hf.resolve(MODEL.value)
+        shape = hf.model_config(directory)
+        tokenizer = hf.load_tokenizer(directory)
+        encoder = Encoder(tokenizer, shape.vocab_size, THINKING.value, ANSWERING.value)
+        steps, read, surprises = prepare(encoder)
+        tell(read, surprises, encoder)
+        config = base.get_config()
+        config.model.dtype = DTYPE.value
+        mesh = make_mesh(data=-1, fsdp=1, tensor=1)
+        model, params, _ = hf.load(directory, mesh=mesh, dtype=DTYPE.value)
+        model = build_model(config, model.config, mesh)
+        params = sampling_params(params, model, mesh)
+    sampling = Sampling(
+        first_turn_samples=FIRST.value,
+        trajectory_samples=LATER.value,
+        micro_batch=ROWS.value,
+        seed=SEED.value,
+    )
+    rows: list[Metrics] = []
+    with jax.set_mesh(mesh):
+        for step in steps:
+            rows.append(step_metrics(model, params, step, sampling))
+            if len(steps) > 1:
+                console(step_line(step.number, rows[-1]))
+    if len(steps) > 1:
+        rows, fired = add_alarm(rows, DEFAULTS.regimes.to_dict())
+        for index, alarm in fired:
+            console(f"step {steps[index].number}: {alarm.reason}")
+    else:
+        for line in figure_lines(rows[0]):
+            console(line)
+    for step, row in zip(steps, rows, strict=True):
+        if not any(name.startswith("collapse/") for name in row):
+            _warn(f"step {step.number}: fewer than two prompts have a reasoning to be told apart")
+    write(Path(OUT.value), steps, rows, read, encoder)
+
+
+def write(
+    path: Path, steps: Sequence[Step], rows: Sequence[Metrics], read: Read, encoder: Encoder
+) -> None:
+    """All figures and what they are of, as one JSON object."""
+    shown: dict[str, Any] = {
+        "model": MODEL.value,
+        "rollouts": ROLLOUTS.value,
+        "seed": SEED.value,
+        "rows": len(read.rows),
+        "broken": [{"place": row.place, "reason": row.reason} for row in read.broken],
+        "fields_not_read": read.unread,
+        "prompts": dict(encoder.kinds),
+        "steps": [
+            {"step": s.number, "episodes": len(s.episodes), "groups": s.episodes[-1].group + 1}
+            | {name: value for name, value in row.items() if math.isfinite(value)}
+            for s, row in zip(steps, rows, strict=True)
+        ],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(shown, indent=2, allow_nan=False) + "\n")
+    console(f"all figures: {path}")
+
+
+def _words(row: Broken) -> str:
+    return f"{row.place} {row.reason}"
+
+
+def _warn(line: str) -> None:
+    print(f"warning: {' '.join(line.split())}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    d = DEFAULTS.diagnose
+    MODEL = flags.DEFINE_string("model", "", "Model directory or hub id that scores.")
+    ROLLOUTS = flags.DEFINE_multi_string("rollouts", [], "File of rollouts, or folder of such.")
+    THINKING = flags.DEFINE_list("think", ",".join(THINK), "Tags around the reasoning.")
+    ANSWERING = flags.DEFINE_list(
+        "answer", ",".join(ANSWER), "Tags around the answer; empty: what follows the reasoning."
+    )
+    REWARD = flags.DEFINE_list("reward", [], "Fields whose sum is the reward of a row.")
+    FIRST = flags.DEFINE_integer(
+        "first_turn_samples", d.first_turn_samples, "Reasonings scored a step; 0: all.", 0
+    )
+    LATER = flags.DEFINE_integer(
+        "trajectory_samples", d.trajectory_samples, "Of later turns; 0: one an episode.", 0
+    )
+    ROWS = flags.DEFINE_integer("micro_batch", d.micro_batch, "Pairs of a device call.", 1)
+    SEED = flags.DEFINE_integer("seed", DEFAULTS.seed, "Of draws and permutations.", 0)
+    DTYPE = flags.DEFINE_enum("dtype", "float32", hf.COMPUTE_DTYPES, "Of activations.")
+    OUT = flags.DEFINE_string("out", "score.json", "JSON file of all figures.")
+    logging.set_verbosity(logging.ERROR)  # of the libraries
+    keep_freed_memory()
+    app.run(main, flags_parser=parse)

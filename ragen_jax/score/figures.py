@@ -1,0 +1,119 @@
+"""The figures of each step, under the names that a run's metrics.jsonl has, and the alarm."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics
+from ragen_jax.diagnostics.regimes import init_regimes, update_regimes
+from ragen_jax.diagnostics.rollouts import rollout_metrics
+from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.stopping import Fired
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.score.episodes import Step
+from ragen_jax.types import Episode, Metrics, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Which of a step's reasonings are scored."""
+
+    first_turn_samples: int  # 0: all
+    trajectory_samples: int  # 0: a turn of every episode
+    micro_batch: int
+    seed: int
+
+
+def step_metrics(model: Qwen, params: Params, step: Step, sampling: Sampling) -> Metrics:
+    """collapse/, flow/, anatomy/, action/ and rollout/ figures of a step, as far as its rows say.
+
+    The trajectory scope where an episode has several turns, flow where there are answers, anatomy
+    of groups whose rows all have a reward, of which without success/ only `mixed` can be told.
+    """
+    episodes = step.episodes
+    several = any(len(episode.turns) > 1 for episode in episodes)
+    metrics = collapse_metrics(
+        model,
+        params,
+        episodes,
+        first_turn_samples=sampling.first_turn_samples or len(episodes),
+        # A scope needs two: 1 is none.
+        trajectory_samples=(sampling.trajectory_samples or len(episodes)) if several else 1,
+        micro_batch=sampling.micro_batch,
+        seed=sampling.seed,
+        step=step.number,
+        flow=any(turn.answer[1] for episode in episodes for turn in episode.turns),
+    )
+    metrics |= _rollout(step)
+    if any(turn.actions for episode in episodes for turn in episode.turns):
+        metrics |= of_sizes(episodes, step.reward_E, lambda e, r: action_metrics(e, len(r)))
+    given = list(zip(episodes, np.isfinite(step.reward_E), strict=True))
+    without = {episode.group for episode, here in given if not here}
+    rewarded = [i for i, episode in enumerate(episodes) if episode.group not in without]
+    anatomy = of_sizes(
+        [episodes[i] for i in rewarded], step.reward_E[rewarded], anatomy_metrics, least=2
+    )
+    if not step.success:
+        anatomy = {k: v for k, v in anatomy.items() if k.startswith("anatomy/mixed")}
+    metrics |= anatomy
+    return {name: float(x) for name, x in metrics.items() if math.isfinite(x)}
+
+
+def _rollout(step: Step) -> Metrics:
+    given = step.reward_E[np.isfinite(step.reward_E)]
+    metrics = rollout_metrics(step.episodes, given if len(given) else np.array([np.nan]))
+    for name, there in (("success", step.success), ("valid_rate", step.valid)):
+        if not there:
+            metrics = {k: v for k, v in metrics.items() if not k.startswith(f"rollout/{name}")}
+    del metrics["rollout/errors"]  # dumps do not say
+    return metrics
+
+
+def of_sizes(
+    episodes: Sequence[Episode],
+    reward_E: np.ndarray,
+    measure: Callable[[Sequence[Episode], np.ndarray], Metrics],
+    least: int = 1,
+) -> Metrics:
+    """measure(episodes, reward_GK) of groups that are not all of one size.
+
+    Groups of equal size are measured together. Counts (names in _count) add up, other figures are
+    means over groups.
+
+    Args:
+      episodes: group by group.
+      least: members of a group below which it is left out.
+    """
+    size = collections.Counter(episode.group for episode in episodes)
+    sums: Metrics = {}
+    groups = 0
+    for K in sorted(set(size.values())):
+        if K < least:
+            continue
+        chosen = [i for i, episode in enumerate(episodes) if size[episode.group] == K]
+        reward_GK = np.reshape(reward_E[chosen], (-1, K))
+        groups += len(reward_GK)
+        for name, value in measure([episodes[i] for i in chosen], reward_GK).items():
+            part = value if name.endswith("_count") else value * len(reward_GK)
+            sums[name] = sums.get(name, 0.0) + part
+    return {k: v if k.endswith("_count") else v / groups for k, v in sums.items()}
+
+
+def add_alarm(
+    rows: Sequence[Metrics], settings: Mapping[str, Any]
+) -> tuple[list[Metrics], list[tuple[int, Fired]]]:
+    """The rows of steps in order with regime/* figures, and what the alarm says at which of them.
+
+    Args:
+      settings: the config's regimes section.
+    """
+    state, said, fired = init_regimes(), [], []
+    for index, row in enumerate(rows):
+        state, (regime,), found = update_regimes(state, settings, [row])
+        said.append(row | regime)
+        fired += [(index, each) for each in found]
+    return said, fired

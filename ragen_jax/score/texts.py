@@ -1,0 +1,79 @@
+"""Mutual information of prompts and reasonings that are given as texts."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ragen_jax.configs import base
+from ragen_jax.diagnostics.cross_scoring import cross_score
+from ragen_jax.diagnostics.information import information_metrics
+from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.permutation import retrieval_p
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.randomness import Purpose, generator
+from ragen_jax.score.encode import THINK, Encoder
+from ragen_jax.score.formats import Prompt
+from ragen_jax.score.prompts import text_ids
+from ragen_jax.types import Metrics, Params
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def mutual_information(
+    model: Qwen,
+    params: Params,
+    tokenizer: "PreTrainedTokenizerFast",
+    prompts: Sequence[Prompt],
+    reasonings: Sequence[str | Sequence[int]],
+    *,
+    think: Sequence[str] = THINK,
+    micro_batch: int | None = None,
+    seed: int = 0,
+) -> Metrics:
+    """Does the reasoning depend on the prompt? (RAGEN-2, section 2.3.)
+
+    Every reasoning is scored under every distinct prompt. Where the model is not the policy that
+    wrote the reasonings, `mi_seq` is the lower bound of the mutual information that InfoNCE is
+    (van den Oord et al. 2018, arXiv 1807.03748) with the model's likelihood as its critic.
+
+    Args:
+      model, params, tokenizer: as `ragen_jax.load_model` gives them.
+      prompts: M, the prompt that each reasoning was sampled from: text as the policy read it,
+        OpenAI messages for the model's chat template, or token ids. Where a text or a conversation
+        does not end with the tag that opens a reasoning, that tag is put behind it; token ids stay
+        as they are.
+      reasonings: M, without tags: texts or token ids.
+      think: the tags around a reasoning.
+      micro_batch: (prompt, reasoning) rows of a device call; None: that of configs/base.py.
+      seed: of the permutations.
+
+    Returns:
+      The figures of `information_metrics`, their `confidence_intervals` (prompts are the groups)
+      and `retrieval_p`.
+
+    Raises:
+      ValueError: numbers of prompts and reasonings that differ, none at all, an empty one, or
+        messages that the template refuses.
+    """
+    if len(prompts) != len(reasonings):
+        raise ValueError(f"{len(prompts)} prompts, but {len(reasonings)} reasonings")
+    encoder = Encoder(tokenizer, model.config.vocab_size, think)
+    column, read_N, own_M = {}, [], []
+    for prompt in prompts:
+        ids = encoder.prompt(prompt)
+        written = isinstance(prompt, str) or isinstance(prompt[0], dict)
+        if written and not encoder.opened(ids):
+            ids = np.append(ids, np.asarray(text_ids(tokenizer, think[0]), np.int32))
+        if column.setdefault(ids.tobytes(), len(column)) == len(read_N):
+            read_N.append(ids)
+        own_M.append(column[ids.tobytes()])
+    said_M = [text_ids(tokenizer, z) if isinstance(z, str) else z for z in reasonings]
+    own_M = np.array(own_M)
+    rows = base.get_config().diagnose.micro_batch if micro_batch is None else micro_batch
+    score_MN, length_M = cross_score(model, params, read_N, said_M, micro_batch=rows)
+    metrics = information_metrics(score_MN, length_M, own_M)
+    metrics |= confidence_intervals(score_MN, length_M, own_M)
+    p = retrieval_p(score_MN, own_M, rng=generator(Purpose.PERMUTATIONS, seed))
+    return metrics | {"retrieval_p": p}

@@ -1,0 +1,203 @@
+"""The figures of a dump are those of the run, whichever trainer's writer wrote it."""
+
+import json
+
+import dumps
+import numpy as np
+import pytest
+from command_line import call
+
+from ragen_jax.configs import base
+from ragen_jax.diagnostics.anatomy import anatomy_metrics
+from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.model import hf
+from ragen_jax.rollout.chat import make_chat
+from ragen_jax.run.log import write_rollouts
+from ragen_jax.score.figures import add_alarm
+from ragen_jax.types import Episode, Turn
+
+GROUPS, MEMBERS = 5, 4
+WORDS = ("Left", "Up", "Down", "Right")
+
+
+@pytest.fixture(scope="module")
+def model(agent, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "model"
+    hf.save(path, agent.model, agent.params, agent.tokenizer)
+    return path
+
+
+@pytest.fixture(scope="module")
+def chat(agent):
+    shape = dict(context="full", prompt="terse", actions_per_turn=2, max_actions=10)
+    return make_chat(agent.tokenizer, agent.environment, **shape)
+
+
+def episodes_of(chat, environment, turns):
+    """Replies as an agent writes them, some of them cut off, in rooms of the environment."""
+    rng, episodes = np.random.default_rng(0), []
+    for group in range(GROUPS):
+        message = environment.render(environment.reset(group))
+        for member in range(MEMBERS):
+            done = []
+            for _ in range(turns):
+                plan = " ".join(rng.choice(WORDS, rng.integers(1, 4)))
+                text = f"player {group}{member} plan {plan}</think><answer>{plan[:4]}</answer>"
+                if rng.random() < 0.2:
+                    text = text[: len(text) // 3]
+                prompt, sampled = chat.prompt_ids(done, message), chat.reply_ids(text)
+                said = chat.read(sampled)
+                logp = np.zeros(len(sampled), np.float32)
+                reward = float(rng.integers(2))
+                spans = said.reasoning, said.answer, said.actions, said.valid
+                done.append(Turn(prompt, message, sampled, logp, *spans, reward, {}))
+            episodes.append(Episode(group, group, member, tuple(done), bool(rng.integers(2))))
+    return episodes
+
+
+def figures(agent, episodes, trajectory):
+    return_GK = np.reshape(
+        [sum(turn.reward for turn in episode.turns) for episode in episodes], (GROUPS, MEMBERS)
+    )
+    return collapse_metrics(
+        agent.model,
+        agent.params,
+        episodes,
+        first_turn_samples=12,
+        trajectory_samples=trajectory,
+        micro_batch=64,
+        seed=3,
+        step=1,
+        flow=True,
+    ) | anatomy_metrics(episodes, return_GK)
+
+
+def score(model, path, *words):
+    out = path.with_suffix(".json")
+    code, printed, errors = call(
+        "ragen_jax.score", f"--model={model}", f"--rollouts={path}", f"--out={out}", *words
+    )
+    assert code == 0, errors
+    return json.loads(out.read_text()), printed, errors
+
+
+@pytest.fixture(scope="module")
+def written(agent, model, chat, tmp_path_factory):
+    """{turns: (the figures of a run, the records that it wrote, their folder)}."""
+    found = {}
+    for turns in (1, 2):
+        episodes = episodes_of(chat, agent.environment, turns)
+        folder = tmp_path_factory.mktemp(f"turns{turns}")
+        write_rollouts(folder / "step_000001.jsonl", episodes, chat, lambda turn: turn.reward)
+        expected = figures(agent, episodes, 1 if turns == 1 else 10)
+        found[turns] = expected, dumps.read(folder / "step_000001.jsonl"), folder
+    return found
+
+
+SAMPLED = ("--first_turn_samples=12", "--trajectory_samples=10", "--seed=3")
+USUAL = ((1, "verl"), (2, "ours"), (2, "verifiers"))
+CASES = [(1, name) for name in ("ours", *dumps.SINGLE, *dumps.SEVERAL)]
+CASES += [(2, name) for name in ("ours", *dumps.SEVERAL)]
+CASES = [case if case in USUAL else pytest.param(*case, marks=pytest.mark.long) for case in CASES]
+
+
+@pytest.mark.parametrize("turns,name", CASES)
+def test_a_dump_has_the_figures_of_the_run(written, model, agent, turns, name):
+    expected, records, folder = written[turns]
+    path = folder / "step_000001.jsonl"
+    if name != "ours":
+        writer = (dumps.SINGLE | dumps.SEVERAL)[name]
+        path = dumps.write(folder / f"{name}_step_1.jsonl", writer(records, agent.tokenizer))
+    found, _, errors = score(model, path, *SAMPLED)
+    (step,) = found["steps"]
+    assert step["step"] == 1 and step["groups"] == GROUPS and not errors
+    assert expected["collapse/first_turn/mi"] != 0 and "flow/first_turn/za_swap" in expected
+    assert turns == 1 or "collapse/trajectory_within_depth/mi" in expected
+    for key, value in expected.items():
+        assert step[key] == pytest.approx(value, abs=1e-4), key
+
+
+@pytest.mark.long
+def test_parquet(written, model, agent, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    expected, records, _ = written[1]
+    path = tmp_path / "completions_00001.parquet"
+    rows = list(dumps.trl(records, agent.tokenizer))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    found, _, _ = score(model, path, *SAMPLED)
+    key = "collapse/first_turn/mi"
+    assert found["steps"][0][key] == pytest.approx(expected[key], abs=1e-4)
+
+
+def test_broken_rows_are_named_and_the_rest_is_scored(written, model, agent, tmp_path):
+    _, records, _ = written[1]
+    lines = [json.dumps(row) for row in dumps.verl(records, agent.tokenizer)]
+    path = tmp_path / "1.jsonl"
+    broken = ['{"input": "torn', "[1]", '{"text": "x"}', '{"input": 3, "output": "x"}']
+    broken += [lines[0].replace('"score": ', '"score": "high", "was": '), *["x"] * 3]
+    path.write_text("\n".join([lines[0], *broken[:5], *lines[1:], *broken[5:]]) + "\n")
+    found, printed, errors = score(model, path, *SAMPLED)
+    assert found["rows"] == len(lines) and len(found["broken"]) == 8
+    said = errors.splitlines()
+    assert [line.split()[1] for line in said[:5]] == [f"{path}:{n}" for n in range(2, 7)]
+    assert "is not JSON" in said[0] and "'high'" in said[4]
+    assert said[5] == "warning: 3 more rows cannot be used" and len(said) == 6
+    assert printed.count("fields that are not read: gts") == 1
+    path.write_text("\n".join(lines) + "\n")
+    whole, _, _ = score(model, path, *SAMPLED)
+    assert whole["steps"] == found["steps"]
+
+
+@pytest.mark.long
+def test_groups_of_different_sizes(written, model, agent, tmp_path):
+    """A row less leaves its group a member less."""
+    _, records, _ = written[1]
+    rows = list(dumps.verl(records, agent.tokenizer))[1:]
+    found, _, _ = score(model, dumps.write(tmp_path / "1.jsonl", rows), *SAMPLED)
+    (step,) = found["steps"]
+    assert step["episodes"] == GROUPS * MEMBERS - 1 and step["groups"] == GROUPS
+    counts = [step[f"anatomy/{name}_count"] for name in ("mixed", "solved", "failed", "tied")]
+    assert sum(counts) == GROUPS
+    mixed = sum(
+        len({r["score"] for r in rows if r["input"] == prompt}) > 1
+        for prompt in {r["input"] for r in rows}
+    )
+    assert step["anatomy/mixed"] == mixed / GROUPS
+    for row in rows:
+        del row["acc"]
+    found, _, _ = score(model, dumps.write(tmp_path / "1.jsonl", rows), *SAMPLED)
+    names = [name for name in found["steps"][0] if name.startswith("anatomy/")]
+    assert names == ["anatomy/mixed", "anatomy/mixed_count"]  # the others need to know success
+
+
+def test_an_alarm_where_information_falls():
+    key = "collapse/first_turn/mi_released"
+    rows = [{key: 1.4 if step <= 12 else 0.2, f"{key}_ci95": 0.05} for step in range(1, 25)]
+    found, fired = add_alarm(rows, base.get_config().regimes.to_dict())
+    alarms = [step for step, row in enumerate(found, start=1) if row["regime/alarm"]]
+    assert alarms and 12 < alarms[0] <= 16
+    ((index, first),) = fired  # "warn" says it once
+    assert index + 1 == alarms[0] and "first-turn MI" in first.reason
+
+
+@pytest.mark.long
+def test_a_timeline(written, model, agent, tmp_path):
+    """Reasonings that name their room, then the same one in all rooms."""
+    _, records, _ = written[1]
+    for step in range(1, 25):
+        rows = list(dumps.verl(records, agent.tokenizer, step))
+        if step > 12:
+            for row in rows:
+                row["output"] = "player 11 plan Left</think><answer>Left</answer>"
+        dumps.write(tmp_path / f"{step}.jsonl", rows)
+    out = tmp_path / "score.json"
+    words = f"--model={model}", f"--rollouts={tmp_path}", f"--out={out}"
+    code, printed, _ = call("ragen_jax.score", *words, *SAMPLED)
+    steps = json.loads(out.read_text())["steps"]
+    assert code == 0 and [row["step"] for row in steps] == list(range(1, 25))
+    assert printed.count("MI released") == 24 and all("regime/alarm" in row for row in steps)
+    assert steps[-1]["collapse/first_turn/mi_seq"] == pytest.approx(
+        steps[12]["collapse/first_turn/mi_seq"], abs=1e-6
+    )

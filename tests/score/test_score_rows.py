@@ -1,0 +1,171 @@
+"""What a row of a dump says: prompts, tags, fields."""
+
+import json
+
+import numpy as np
+import pytest
+from command_line import call
+
+from ragen_jax.score.encode import Encoder
+from ragen_jax.score.episodes import encode_rows, make_steps
+from ragen_jax.score.files import read_files
+from ragen_jax.score.formats import Reply, read_row
+
+pytestmark = pytest.mark.fast
+
+PROMPT = "<|im_start|>user\n_P#<|im_end|>\n<|im_start|>assistant\n"
+SAID = "player 1</think><answer>Up</answer>"
+
+
+@pytest.fixture
+def encoder(tokenizer):
+    return Encoder(tokenizer, len(tokenizer))
+
+
+def text(tokenizer, ids):
+    return tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "prompt,kind",
+    [
+        (PROMPT, "control tokens"),
+        ("user\n_P#\nassistant\n", "restored"),
+        ("user\n_P#\nassistant\n<think>", "restored"),
+        ([{"role": "user", "content": "_P#"}], "messages"),
+    ],
+)
+def test_prompts_of_any_kind_are_the_same_ids(encoder, tokenizer, prompt, kind):
+    said = encoder.reply(Reply(prompt, SAID))
+    assert text(tokenizer, said.turn.prompt) == PROMPT + "<think>"
+    assert text(tokenizer, said.turn.sampled) == SAID
+    assert list(encoder.kinds) == [kind]
+
+
+def test_a_conversation_without_control_tokens_is_restored(encoder, tokenizer):
+    bare = "system\nbe brief\nuser\na\nassistant\nb\nuser\nc\nassistant\n"
+    roles = ("system", "user", "assistant", "user")
+    shown = zip(roles, ("be brief", "a", "b", "c"), strict=True)
+    whole = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in shown)
+    assert text(tokenizer, encoder.prompt(bare)) == whole + "<|im_start|>assistant\n"
+
+
+def test_other_text_stays_as_it_is(encoder, tokenizer):
+    assert text(tokenizer, encoder.prompt("What is 2 + 2?")) == "What is 2 + 2?"
+    assert list(encoder.kinds) == ["text"]
+
+
+@pytest.mark.parametrize(
+    "tags,said,thought,answer",
+    [
+        ({}, "<think>player 1</think><answer>Up</answer>", "player 1", "Up"),
+        ({}, "Well. <think>a</think> So: <answer>Up</answer>!", "a", "Up"),
+        ({}, "a</think><answer>Up</answer><|im_end|>", "a", "Up"),
+        ({}, "a</think> Up", "a", ""),
+        ({}, "<think>a", "", ""),
+        ({}, "<answer>Up</answer>", "", ""),
+        ({"answer": ()}, "<think>a</think>\nUp it is\n<|im_end|>", "a", "Up it is"),
+        ({"think": ("<r>", "</r>")}, "<r>a</r><answer>Up</answer>", "a", "Up"),
+    ],
+)
+def test_reasoning_and_answer(tokenizer, tags, said, thought, answer):
+    turn = Encoder(tokenizer, len(tokenizer), **tags).reply(Reply(PROMPT, said)).turn
+    assert text(tokenizer, turn.sampled[slice(*turn.reasoning)]) == thought
+    assert text(tokenizer, turn.sampled[slice(*turn.answer)]) == answer
+    assert turn.actions == ((answer,) if answer else ())
+    if thought:
+        assert turn.reasoning[0] == 0 and PROMPT in text(tokenizer, turn.prompt)
+
+
+def test_an_answer_of_ours_ends_the_reply(encoder, tokenizer):
+    said = "a</think><answer>Up</answer>!"
+    ids = tokenizer(said, add_special_tokens=False)["input_ids"]
+    assert encoder.reply(Reply([1], ids)).turn.answer[1] > 0
+    assert encoder.reply(Reply([1], ids, whole=True)).turn.answer == (0, 0)
+
+
+def test_a_reasoning_that_the_server_split_off(encoder, tokenizer):
+    message = {"role": "assistant", "reasoning_content": "a", "content": "<answer>Up</answer>"}
+    record = {"prompt": [{"role": "user", "content": "_P#"}], "completion": [message]}
+    row, _ = read_row(record | {"example_id": 4, "reward": 1}, "x:1")
+    turn = encoder.reply(row.replies[0]).turn
+    assert text(tokenizer, turn.prompt) == PROMPT + "<think>"
+    assert text(tokenizer, turn.sampled) == "a</think><answer>Up</answer>"
+    assert row.group == "4" and row.reward == 1
+
+
+def test_fields(tmp_path):
+    record = {"prompt": "a", "completion": "b", "advantage": 0.5, "step": 7, "uid": "u"}
+    record |= {"reward_len": 0.25, "correct_reward": None, "note": "x", "other": 3.0}
+    row, unread = read_row(record, "x:1")
+    assert (row.reward, row.group, row.step, row.success) == (0.25, "u", 7, None)
+    assert unread == {"note", "other"}
+    row, unread = read_row(record, "x:1", ("other", "reward_len"))
+    assert row.reward == 3.25
+    ragen = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    row, _ = read_row(ragen | {"metadata": {"group_id": 3, "total_reward": 2, "success": True}}, "")
+    assert (row.group, row.reward, row.success) == ("3", 2, True)
+
+
+@pytest.mark.parametrize(
+    "record,words",
+    [
+        ([1], "is not an object"),
+        ({"text": "a"}, "'text', which no format has"),
+        ({"prompt": "", "response": "a"}, "an empty prompt"),
+        ({"prompt": "a", "response": 4}, "4 as its response"),
+        ({"prompt": "a", "response": "b", "reward": "high"}, "'high' as its reward"),
+        ({"prompt": "a", "response": "b", "step": -1}, "the step -1"),
+        ({"prompt": "a", "response": "b", "success": "yes"}, "'yes'"),
+        ({"prompt": [{"content": "a"}], "response": "b"}, "no role"),
+        ({"prompt": "a", "response": [{"role": "user", "content": "b"}]}, "no message of the role"),
+        ({"turns": []}, "[] as its turns"),
+    ],
+)
+def test_a_broken_row_says_why(record, words):
+    with pytest.raises(ValueError) as caught:
+        read_row(record, "x:1")
+    assert words in str(caught.value)
+
+
+def test_steps_and_groups(encoder, tmp_path):
+    def row(prompt, **other):
+        return json.dumps({"prompt": prompt, "response": "<think>a</think>", **other})
+
+    first, second = tmp_path / "step_4.jsonl", tmp_path / "other.jsonl"
+    first.write_text("\n".join([row("a"), row("b"), row("a"), row("c", step=9)]))
+    second.write_text("\n".join([row("a", group=1), row("a", group=2), row("b", group=2)]))
+    read = read_files([str(first), str(second)])
+    spoken, broken = encode_rows(read.rows, encoder)
+    steps, surprises = make_steps(read.rows, spoken)
+    assert not broken and [step.number for step in steps] == [2, 4, 9]
+    shape = [[(e.group, e.member) for e in step.episodes] for step in steps]
+    assert shape == [[(0, 0), (1, 0), (2, 0)], [(0, 0), (0, 1), (1, 0)], [(0, 0)]]
+    assert surprises.parted == [f"{second}:3"]  # of group 2, but another prompt
+    assert np.isnan(steps[0].reward_E).all() and not steps[0].success
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        ([], "score needs --model=DIR"),
+        (["--model={model}"], "score needs --rollouts=FILE"),
+        (["--model={model}", "--rollouts=nowhere.jsonl"], "--rollouts=nowhere.jsonl is not there"),
+        (["--model={model}", "--rollouts={empty}"], "can be used, the files are empty"),
+        (["--model={model}", "--rollouts={bare}"], "none of 1 rows holds a reasoning"),
+        (["--model={model}", "--rollouts={torn}"], "can be used; the first: "),
+        (["--model={model}", "--rollouts={bare}", "--think=<a>"], "the opening and the closing"),
+        (["--model=/nowhere", "--rollouts={bare}"], "no model directory /nowhere"),
+    ],
+)
+def test_what_cannot_be_scored_is_said_in_a_line(language_model, tmp_path, words, said):
+    files = {"model": language_model}
+    for name, content in (
+        ("empty", ""),
+        ("torn", '{"prompt"'),
+        ("bare", '{"prompt": "a", "response": "b"}'),
+    ):
+        files[name] = tmp_path / f"{name}.jsonl"
+        files[name].write_text(content)
+    code, _, errors = call("ragen_jax.score", *(word.format(**files) for word in words))
+    assert code == 2 and said in errors.splitlines()[-1]
