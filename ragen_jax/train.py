@@ -180,6 +180,8 @@ def main(argv: Sequence[str]) -> None:
         check(config)
         if WORKDIR.value:
             workdir = Path(WORKDIR.value)
+            if workdir.exists() and not workdir.is_dir():
+                raise ValueError(f"--workdir is {workdir}, a file; it must be a folder")
         else:
             name = f"{config.env.name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
             workdir = new_folder(Path("runs"), name)

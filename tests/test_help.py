@@ -103,7 +103,6 @@ def test_a_script_is_its_command(name, said):
         ("--worldir=x", "did you mean --workdir?"),
         ("--frobnicate", "no flag --frobnicate"),
         ("--config.stepz=3", "no field 'stepz'; did you mean \"steps\"?"),
-        ("steps=3", "unexpected argument 'steps=3'; overrides are --config.FIELD=VALUE"),
     ],
 )
 def test_what_is_meant_is_told(word, said):

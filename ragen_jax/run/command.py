@@ -56,6 +56,28 @@ def _value(argv: Sequence[str], name: str) -> str | None:
     return None
 
 
+def config_first(argv: Sequence[str]) -> list[str]:
+    """A command line whose --config stands before its overrides, wherever it was given.
+
+    Raises:
+      ValueError: it is given twice.
+    """
+    value = _value(argv, "config")
+    if value is None:
+        return list(argv)
+    others, words = [], iter(argv[1:])
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if flag not in ("-config", "--config"):
+            others.append(word)
+        elif not equals:
+            next(words, None)  # its value
+    given = sum(word.partition("=")[0] in ("-config", "--config") for word in argv[1:])
+    if given > 1:
+        raise ValueError(f"--config is given {given} times; give one (recipes go behind a +)")
+    return [argv[0], f"--config={value}", *others]
+
+
 def _default(argv: Sequence[str]) -> str:
     """The config where none is named: of the run in --workdir, or DEFAULT_CONFIG."""
     workdir = _value(argv, "workdir")
@@ -66,23 +88,26 @@ def _default(argv: Sequence[str]) -> str:
 
 def named_configs() -> dict[str, Path]:
     """name -> file of the configs that come with ragen_jax."""
-    return {p.stem: p for p in sorted(CONFIGS.glob("*.py")) if "def get_config(" in p.read_text()}
+    files = [path for path in sorted(CONFIGS.glob("*.py")) if path.stem != "base"]
+    return {path.stem: path for path in files if "def get_config(" in path.read_text()}
 
 
 def config_file(value: str) -> str:
     """FILE[:PRESET] of a --config that may be a name: "sokoban:llm" of configs/sokoban.py.
 
     Raises:
-      ValueError: neither a file nor a name of ours.
+      ValueError: neither a name of ours nor a file that is there.
     """
     name, colon, preset = value.partition(":")
-    if not re.fullmatch(r"\w+", name):
-        return value
     ours = named_configs()
     if name not in ours:
+        if Path(name).is_file():
+            return value
+        first = name.partition("+")[0]
+        hint = f"; recipes go behind a preset: {first}:tiny{name[len(first) :]}"
         raise ValueError(
             f"--config is {value!r}, which names no config; accepted: a file such as "
-            f"configs/mine.py, or one of {', '.join(ours)}"
+            f"configs/mine.py, or one of {', '.join(ours)}{hint if first in ours else ''}"
         )
     return f"{ours[name]}{colon}{preset}"
 
@@ -129,13 +154,14 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
 
     def parse(argv):
         if help.is_asked(argv):
-            print(help.help_text([name for name in named_configs() if name != "base"]))
+            print(help.help_text(list(named_configs())))
             sys.exit(0)
         # ml_collections reports an unknown field as AttributeError or KeyError, a wrong type as
         # TypeError, and a file that it cannot read as OSError when the config is first looked at.
         with bad_input(AttributeError, KeyError, TypeError, OSError, flags.Error):
             # No default of the flag's own: absl would read it outside of this function.
-            rest = flags.FLAGS(with_config_file(argv))
+            sys.argv[:] = config_first(argv)  # where ml_collections looks for overrides
+            rest = flags.FLAGS(with_config_file(sys.argv))
             if len(rest) > 1 + words:
                 raise ValueError(
                     f"unexpected argument {rest[1 + words]!r}; overrides are --config.FIELD=VALUE"
