@@ -88,7 +88,9 @@ def written(agent, model, chat, tmp_path_factory):
     for turns in (1, 2):
         episodes = episodes_of(chat, agent.environment, turns)
         folder = tmp_path_factory.mktemp(f"turns{turns}")
-        write_rollouts(folder / "step_000001.jsonl", episodes, chat, lambda turn: turn.reward)
+        write_rollouts(
+            folder / "step_000001.jsonl", episodes, chat, lambda turn: turn.reward, set()
+        )
         expected = figures(agent, episodes, 1 if turns == 1 else 10)
         found[turns] = expected, dumps.read(folder / "step_000001.jsonl"), folder
     return found
