@@ -1,6 +1,6 @@
 """The reference of the library, as Markdown: names, arguments and docstrings of ragen_jax.EXPORTS.
 
-    python docs/site/api.py
+python docs/site/api.py
 """
 
 import inspect
@@ -21,9 +21,7 @@ def entry(name: str, function: object) -> str:
     """One function: its signature without types, which the docstring gives with their shapes."""
     signature = inspect.signature(function)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
-    arguments = signature.replace(
-        parameters=bare, return_annotation=inspect.Signature.empty
-    )
+    arguments = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
     module, attribute = ragen_jax.EXPORTS[name]
     return (
         f"## {name}\n\n"

@@ -317,8 +317,7 @@ def mesh() -> Picture:
                     164,
                     62,
                     ("blue", "green")[f],
-                    f"device {4 * d + 2 * f + t}|rows {2 * d + f + 1} of 4|"
-                    f"fsdp {f}, tensor {t}",
+                    f"device {4 * d + 2 * f + t}|rows {2 * d + f + 1} of 4|fsdp {f}, tensor {t}",
                 )
     p.text(14, 30, "Eight devices: mesh.data=2, mesh.fsdp=2, mesh.tensor=2", bold=True)
     p.text(

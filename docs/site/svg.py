@@ -47,9 +47,7 @@ class Picture:
         small: bool = False,
     ) -> None:
         """A line of text at its baseline's left end, or its middle."""
-        classes = " ".join(
-            [colour, *["bold"] * bold, *["middle"] * middle, *["small"] * small]
-        )
+        classes = " ".join([colour, *["bold"] * bold, *["middle"] * middle, *["small"] * small])
         self._parts.append(f'<text x="{x:g}" y="{y:g}" class="{classes}">{escape(words)}</text>')
 
     def arrow(self, *points: tuple[float, float], colour: str = "pale") -> None:
