@@ -39,8 +39,8 @@ BLOCK = re.compile(r"(?:<!-- needs: ([^\n]+?) -->\n+)?^```bash\n(.*?)^```", re.M
 
 
 def commands_of(page, text):
-    """The `Written` of a page. Of a loop its first turn, of a redirection nothing, and of what is in
-    brackets, which stands for words that may be left out, nothing either."""
+    """The `Written` of a page. Of a loop its first turn; without redirections, and without what is
+    in brackets: words that may be left out."""
     found = []
     for needs, block in BLOCK.findall(text):
         block = block.replace("\\\n", " ")

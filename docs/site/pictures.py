@@ -43,7 +43,7 @@ def step() -> Picture:
     p.text(
         14,
         178,
-        "Beside it: evaluate (held-out problems), watch (the alarm, stopping rules), write (one row).",
+        "Beside it: evaluate (held-out problems), watch (alarm, stopping rules), write (one row).",
         colour="pale",
     )
     return p
@@ -245,7 +245,7 @@ def regimes() -> Picture:
     p.text(
         30,
         268,
-        "Low: below half (regimes.low) of the run's own level. Entropy alone sees the columns, not the rows.",
+        "Low: below half (regimes.low) of the run's level. Entropy alone sees columns, no rows.",
         colour="pale",
         small=True,
     )
@@ -294,8 +294,8 @@ def alarm() -> Picture:
     p.text(
         14,
         278,
-        "Of each figure's first value. The alarm watches mi_released of the step's own prompts, not "
-        "the probe.",
+        "Of each figure's first value. The alarm watches mi_released of the step's own prompts, "
+        "not the probe.",
         colour="pale",
         small=True,
     )
@@ -323,8 +323,8 @@ def mesh() -> Picture:
     p.text(
         14,
         244,
-        "Rows are split over data and fsdp; parameters and optimizer over fsdp and tensor; heads, MLP "
-        "and vocabulary",
+        "Rows are split over data and fsdp; parameters and optimizer over fsdp and tensor; heads, "
+        "MLP and vocabulary",
         small=True,
     )
     p.text(

@@ -5,6 +5,7 @@ Those that the README has, too, are run by tests/test_commands.py.
 
 import re
 import shlex
+import sys
 
 import pytest
 from command_line import DOCS, README, ROOT, call, commands_of
@@ -47,6 +48,7 @@ def reader(language_model, tmp_path, monkeypatch):
         for name, content in {"larger": "class Larger", "hunt": "class Hunt"}.items():
             if content in code:
                 (tmp_path / f"{name}.py").write_text(code)
+                monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -57,7 +59,9 @@ def reader(language_model, tmp_path, monkeypatch):
         )
         return shlex.split(text, comments=True)
 
-    return words
+    yield words
+    for name in ("larger", "hunt"):
+        sys.modules.pop(name, None)
 
 
 def stop(*_):
