@@ -21,6 +21,7 @@ exclude_patterns = ["docs/README.md", "docs/site"]
 extensions = ["myst_nb", "reference"]
 
 myst_heading_anchors = 4  # under GitHub's names
+smartquotes = False  # values and commands are there to be copied
 nb_execution_mode = "off"  # notebooks hold what they printed; tests/docs runs them
 
 html_theme = "furo"
@@ -28,3 +29,4 @@ html_title = f"ragen_jax {version}"
 html_extra_path = ["site/start"]
 html_show_sourcelink = False
 html_copy_source = False
+html_show_copyright = False

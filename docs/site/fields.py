@@ -17,7 +17,7 @@ from ragen_jax.run.domains import DOMAINS, leaves
 
 BASE = Path(base.__file__)
 HEAD = (
-    "| field | default | meaning | accepted | whether it is read is decided |",
+    "| field | default | meaning | accepted | read as decided by |",
     "| --- | --- | --- | --- | --- |",
 )
 
@@ -52,7 +52,7 @@ def row(name: str, value: Any, meanings: dict[str, str]) -> str:
     about = "; ".join(part for part in (*about, meanings[name]) if part)
     domain = DOMAINS[name]
     deciding = dict.fromkeys(other for when in domain.read for other in when.names)
-    read = "by " + ", ".join(f"`{other}`" for other in deciding) if deciding else ""
+    read = ", ".join(f"`{other}`" for other in deciding) if deciding else ""
     default = repr(value.to_dict() if isinstance(value, ConfigDict) else value)
     return f"| `{name}` | `{default}` | {text(about)} | {text(domain.what)} | {read} |"
 

@@ -29,7 +29,7 @@ def test_every_field_is_in_the_table_with_its_comment():
         "`0.9`",
         "top\\_p: share of the variance mass kept",
         "a number from 0 to 1000000",
-        "by `filter.strategy`",
+        "`filter.strategy`",
     ]
     assert rows["model.lora.alpha"].split(" | ")[1] == (
         "train low-rank adapters instead of the model; the adapters are scaled by alpha / rank"
