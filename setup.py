@@ -87,6 +87,8 @@ setup(
         "trackio": ["trackio>=0.43,<0.44"],
         # The command bwrap, where the system has none: the best sandbox of the grader of programs.
         "sandbox": [BUBBLEWRAP],
+        # The documentation site (CONTRIBUTING.md); notebooks are run by what myst-nb brings.
+        "docs": ["sphinx>=8.2,<10", "myst-nb>=1.3,<2", "furo>=2025.7"],
         "dev": [
             "pytest>=8",
             "pytest-xdist>=3.6",  # the tests of two files at a time

@@ -75,9 +75,9 @@ def get_config() -> ConfigDict:
                 loss_scale="linear",
                 # Keep as many groups, but drawn at random whatever they scored: the control.
                 at_random=False,
-                # Of each group kept, only the so many best and worst episodes; 0 and 0: all.
+                # Of each group kept, only so many episodes, the best ones; 0 and 0: all.
                 top_members=0,
-                bottom_members=0,
+                bottom_members=0,  # the worst ones
             ),
             reward=dict(
                 # A reply's last so many tokens before max_new_tokens cost it up to 1; 0: nothing.

@@ -1,6 +1,7 @@
-"""Commands as a user types them, run in this process, and those of the README."""
+"""Commands as a user types them, run in this process, and those of the README and of docs/."""
 
 import contextlib
+import dataclasses
 import io
 import re
 import runpy
@@ -20,6 +21,43 @@ def commands_of_the_readme():
 
 
 README = commands_of_the_readme()
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A command in a code block of a page."""
+
+    page: str  # below docs/
+    text: str  # ragen_jax.NAME and its words
+    needs: str  # what stands in <!-- needs: ... --> above the block, or ""
+
+    def __str__(self):
+        return f"{self.page}: {self.text}"
+
+
+BLOCK = re.compile(r"(?:<!-- needs: ([^\n]+?) -->\n+)?^```bash\n(.*?)^```", re.M | re.S)
+
+
+def commands_of(page, text):
+    """The `Written` of a page. Of a loop its first turn; without redirections, and without what is
+    in brackets: words that may be left out."""
+    found = []
+    for needs, block in BLOCK.findall(text):
+        block = block.replace("\\\n", " ")
+        for name, first in re.findall(r"\bfor (\w+) in ([^\s;]+)", block):
+            block = block.replace(f"${name}", first)
+        for line in block.splitlines():
+            if command := re.search(r"python -m (ragen_jax\..*?)(; done.*)?$", line):
+                words = re.sub(r" \[--[^]]*\]| > \S+", "", command[1])
+                found.append(Written(page, " ".join(words.split()), needs))
+    return found
+
+
+DOCS = [
+    command
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    for command in commands_of(str(path.relative_to(ROOT / "docs")), path.read_text())
+]
 OF_A_COMMAND = ("ragen_jax", "absl.flags._flag")  # modules that define its flags; config.*
 
 

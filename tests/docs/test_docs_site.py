@@ -1,0 +1,112 @@
+"""What the site is made of: settings, library and pictures; and the whole of it, strictly."""
+
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from command_line import ROOT
+
+import ragen_jax
+from ragen_jax.run.domains import DOMAINS
+
+SITE = ROOT / "docs/site"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(SITE)
+
+
+def test_every_field_is_in_the_table_with_its_comment():
+    from fields import config_markdown
+
+    text = config_markdown()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", text, re.M))
+    assert rows.keys() == DOMAINS.keys()
+    assert rows["filter.value"].split(" | ") == [
+        "`0.9`",
+        "top\\_p: share of the variance mass kept",
+        "a number from 0 to 1000000",
+        "`filter.strategy`",
+    ]
+    assert rows["model.lora.alpha"].split(" | ")[1] == (
+        "train low-rank adapters instead of the model; the adapters are scaled by alpha / rank"
+    )
+    assert rows["mesh.data"].startswith("`-1` | splits rows | ")
+    sections = re.findall(r"^## (.*)$", text, re.M)
+    assert sections[:3] == ["The run", "model", "env"] and len(sections) == len(set(sections))
+
+
+def test_comments_of_a_config_file():
+    from fields import comments
+
+    source = """
+def get_config():
+    return ConfigDict(
+        dict(
+            a=1,  # behind
+            # Two lines
+            # above.
+            b=(1, 2),
+            c=dict(  # a section
+                d=3,
+                e=dict(f=4, g=5),  # on one line
+            ),
+        )
+    )
+"""
+    assert comments(source) == {
+        "a": "behind",
+        "b": "Two lines above.",
+        "c": "a section",
+        "c.d": "",
+        "c.e": "on one line",
+        "c.e.f": "",
+        "c.e.g": "",
+    }
+
+
+def test_every_public_name_has_its_docstring():
+    from api import api_markdown, docstring_markdown
+
+    text = api_markdown()
+    assert re.findall(r"^## (\w+)$", text, re.M) == sorted(ragen_jax.EXPORTS)
+    assert "ragen_jax.gae(reward_BT, value_BT, mask_BT, *, gamma, lam)" in text
+    assert "- `gamma`: discount per sampled token." in text
+    docstring = "What.\n\nArgs:\n  a, b: x\n    goes on.\n\nReturns:\n  y: z.\nRaises:\n  E: bad."
+    assert docstring_markdown(docstring).splitlines() == [
+        *("What.", "", "", "**Args**", "", "- `a, b`: x", "  goes on.", "  "),
+        *("", "**Returns**", "", "y: z.", "", "**Raises**", "", "- `E`: bad."),
+    ]
+
+
+def test_pictures_are_those_that_the_script_draws():
+    from pictures import DRAWN, PICTURES
+
+    assert len(DRAWN) == 10
+    page = (ROOT / "docs/pictures.md").read_text()
+    assert re.findall(r"\(pictures/(\w+)\.svg\)", page) == list(DRAWN)
+    assert {path.stem for path in PICTURES.glob("*.svg")} == DRAWN.keys()
+    for name, draw in DRAWN.items():
+        drawn = draw().svg()
+        assert (PICTURES / f"{name}.svg").read_text() == drawn, "python docs/site/pictures.py"
+        ElementTree.fromstring(drawn)
+
+
+@pytest.mark.long
+def test_the_site_is_built_without_a_warning(tmp_path):
+    """Links and anchors included; what is broken in a copy is told."""
+    pytest.importorskip("sphinx", reason="pip install ragen_jax[docs]")
+    command = (ROOT / "CONTRIBUTING.md").read_text()
+    (words,) = re.findall(r"sphinx-build (.*?) build/site", command)
+    build = [sys.executable, "-m", "sphinx", *words.split(), str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page in ("README", "docs/lab/claims", "docs/scoring", "benchmarks/NOTES"):
+        assert (tmp_path / f"site/{page}.html").exists()
+    settings = (tmp_path / "site/docs/configuration.html").read_text()
+    assert all(f">{name}<" in settings for name in DOMAINS)
+    library = (tmp_path / "site/docs/library.html").read_text()
+    assert all(f'id="ragen_jax.{name}"' in library for name in ragen_jax.EXPORTS)
