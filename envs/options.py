@@ -1,8 +1,10 @@
 """Checks of what an environment is given: the value back, or a ValueError that names it."""
 
+import importlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def whole(name: str, value: int, *, least: int, most: int) -> int:
@@ -74,3 +76,31 @@ def file_name(name: str, value: str | Path | None, what: str = "file") -> str | 
     if value is not None and not isinstance(value, (str, Path)):
         raise ValueError(f"{name} must be the name of a {what} or None, got {value!r}")
     return value
+
+
+def text(name: str, value: str, what: str = "a text") -> str:
+    """`value` if it is a string."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be {what}, got {value!r}")
+    return value
+
+
+def imported(name: str, module: str) -> Any:
+    """The module called `module`, of the folder where the command is started, or installed."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # whatever a user's file does when it is imported
+        raise ValueError(
+            f"{name} {module!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def function_of(name: str, value: str) -> Callable[..., Any]:
+    """The function that `value`, MODULE:FUNCTION, stands for."""
+    module, _, function = text(name, value, "MODULE:FUNCTION").partition(":")
+    if not module or not function:
+        raise ValueError(f"{name} must be MODULE:FUNCTION, got {value!r}")
+    found = getattr(imported(name, module), function, None)
+    if not callable(found):
+        raise ValueError(f"{name} must be MODULE:FUNCTION, got {value!r}: no function {function}")
+    return found
