@@ -50,6 +50,7 @@ def get_config(preset: str = "llm") -> ConfigDict:
         config.optimizer.schedule = "linear"
         config.diagnose.every = 5
         config.warmstart.plan_moves = 1
+        config.warmstart.rooms = 1024  # of the rows to be imitated some are left to be checked on
         config.warmstart.check_every = 25
         config.warmstart.success = 0.25
         config.steps = 120

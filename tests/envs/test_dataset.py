@@ -1,0 +1,405 @@
+"""Prompts of a file and functions of one's own: what they may hold and say, and that it trains."""
+
+import json
+import pickle
+import re
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import call
+
+from ragen_jax.envs import make_env
+from ragen_jax.envs.problems import SPLITS, split_by_hash
+from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment
+from ragen_jax.rollout.acting import NO_LIMITS, Asked, Broken, act
+from ragen_jax.run.log import read_metrics
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
+
+DOCS = Path(__file__).parents[2] / "docs/environments.md"
+ROWS = [
+    {"prompt": f"Which is larger: {a} or {b}?", "answer": str(max(a, b)), "level": a}
+    for a in range(20)
+    for b in range(20)
+    if a != b
+]
+FUNCTIONS = """
+    def score(prompt, reply, row):
+        return 1.0 if reply == row["answer"] else 0.25
+
+    def told(prompt, reply, row):
+        return {"reward": len(reply), "success": reply == "yes", "length": len(reply)}
+
+    def odd(prompt, reply, row):
+        if reply == "raise":
+            raise KeyError("answers")
+        return {"none": None, "text": "1", "nan": float("nan"), "huge": 1e9, "yes": True,
+                "dict": {}, "unsure": {"reward": 1, "success": "yes"}, "exit": exit}[reply]
+
+    def spoil(prompt, reply, row):
+        row["answer"] = "spoilt"
+        return 1.0
+
+    def again(messages, row):
+        right = messages[-1]["content"] == row["answer"]
+        assert [m["role"] for m in messages[-2:]] == ["user", "assistant"]
+        if right or len(messages) >= 6:
+            return None
+        return "No, not " + messages[-1]["content"] + "."
+
+    def paying(messages, row):
+        if len(messages) > 2:
+            return {"reward": 2.0, "success": True}
+        return {"message": "Go on.", "reward": 0.5}
+
+    def wrong(messages, row):
+        return 5
+
+    def two(prompt, reply):
+        return 0.0
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The folder of a user, with rows and functions in it, in a cache of its own."""
+    (tmp_path / "mine.py").write_text(textwrap.dedent(FUNCTIONS))
+    write(tmp_path / "rows.jsonl", ROWS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def write(path, rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def build(**options):
+    return make_env("dataset", **dict(path="rows.jsonl", reward="mine:score") | options)
+
+
+def test_splits_share_no_prompt_and_problems_are_the_same_again(own):
+    found = {}
+    for split in SPLITS:
+        environment = build(split=split, solution="answer")
+        again = build(split=split, solution="answer")
+        states = [environment.reset(seed) for seed in range(400)]
+        assert states == [again.reset(seed) for seed in range(400)]
+        assert pickle.loads(pickle.dumps(states[:3])) == states[:3] and len({*states[:3]}) > 1
+        found[split] = {environment.identity(state) for state in states}
+        for state in states[:20]:
+            assert environment.render(state) == ROWS[state.row]["prompt"] == state.prompt
+            dealt = split_by_hash("dataset", environment.identity(state))
+            assert dealt == split
+    assert not found["train"] & found["eval"] and not found["imitation"] & found["eval"]
+    assert not found["train"] & found["imitation"]
+    with pytest.raises(ValueError, match=re.escape("seed must be a whole number of at least 0")):
+        environment.reset(-1)
+
+
+def test_what_would_be_imitated_trains_where_nothing_is(own):
+    solved, plain = build(solution="answer"), build()
+    assert isinstance(solved, SolvableEnvironment) and isinstance(solved, FileEnvironment)
+    assert isinstance(plain, FileEnvironment) and isinstance(plain, Environment)
+    assert not isinstance(plain, SolvableEnvironment)
+    dealt = [split_by_hash("dataset", " ".join(row["prompt"].lower().split())) for row in ROWS]
+    assert [split for _, split, _ in solved.given()] == dealt
+    assert [split for _, split, _ in plain.given()] == [
+        "train" if split == "imitation" else split for split in dealt
+    ]
+    assert (plain.fields, solved.fields) == (("prompt",), ("prompt", "answer"))
+    assert [row for row, _, _ in build(max_rows=7).given()] == list(range(7))
+
+
+def test_one_reply_is_paid(own):
+    environment = build()
+    state = environment.reset(3)
+    right = ROWS[state.row]["answer"]
+    step = environment.step(state, right, None)
+    assert (step.reward, step.done, step.info) == (1.0, True, {"success": True})
+    assert step.state.said == (("assistant", right),) and state.said == ()
+    step = environment.step(state, "none", None)
+    assert (step.reward, step.done, step.info) == (0.25, True, {"success": False})
+    assert build(success=0.25).step(state, "none", None).info["success"]
+    step = build(reward="mine:told").step(state, "yes", None)
+    assert (step.reward, step.info) == (3.0, {"success": True, "length": 3})
+
+
+def test_a_function_cannot_change_the_rows(own):
+    environment = build(reward="mine:spoil", solution="answer")
+    state = environment.reset(0)
+    environment.step(state, "x", None)
+    assert environment.solve(state) == (ROWS[state.row]["answer"],)
+    assert environment._rows.row(state.row) == ROWS[state.row]
+
+
+def test_nonsense_costs_its_episode_alone(own):
+    environment = build(reward="mine:odd")
+    said = ["yes", "none", "text", "nan", "huge", "dict", "unsure", "raise", "exit", "yes"]
+    state, rng = environment.reset(0), np.random.default_rng(0)
+    acted = act(environment, [Asked(state, (text,), rng, 1) for text in said], NO_LIMITS)
+    assert [isinstance(x, Broken) for x in acted] == [False, *[True] * 8, False]
+    assert acted[0].reward == 1.0 and acted[0].info == {"success": True}
+    told = [x.error for x in acted[1:-1]]
+    number = "TypeError: mine:odd must return a number or a dict with `reward`, a number; got "
+    assert told[0] == number + "None" and told[1] == number + "'1'" and told[4] == number + "{}"
+    assert "Step.reward must be a number" in told[2] and "Step.reward must be" in told[3]
+    assert told[5] == "TypeError: mine:odd must give success as True or False, got 'yes'"
+    assert told[6] == "KeyError: 'answers'"
+    acted = act(build(step="mine:wrong"), [Asked(state, ("a",), rng, 1)], NO_LIMITS)
+    assert acted[0].error.endswith("`message`, `reward` and `success`; got 5")
+
+
+def test_the_user_answers(own):
+    environment = build(step="mine:again")
+    state = environment.reset(5)
+    shown, right = environment.render(state), ROWS[state.row]["answer"]
+    first = environment.step(state, "none", None)
+    assert (first.reward, first.done, first.info["success"]) == (0.0, False, False)
+    assert environment.render(first.state) == "No, not none."
+    second = environment.step(first.state, right, None)
+    assert (second.reward, second.done, second.info["success"]) == (1.0, True, True)
+    # A member of the group goes another way from the same state, three replies to its end.
+    other = environment.step(environment.step(first.state, "a", None).state, "b", None)
+    assert (other.reward, other.done, other.info["success"]) == (0.25, True, False)
+    assert environment.render(state) == shown and environment.identity(other.state) == (
+        environment.identity(state)
+    )
+
+
+def test_a_turn_may_pay_by_itself(own):
+    environment = build(reward="", step="mine:paying")
+    first = environment.step(environment.reset(0), "a", None)
+    assert (first.reward, first.done, environment.render(first.state)) == (0.5, False, "Go on.")
+    last = environment.step(first.state, "b", None)
+    assert (last.reward, last.done, last.info) == (2.0, True, {"success": True})
+    environment = build(reward="", step="mine:again")
+    right = ROWS[environment.reset(0).row]["answer"]
+    with pytest.raises(TypeError, match="mine:again returned None, but there is no reward"):
+        environment.step(environment.reset(0), right, None)
+
+
+def test_prompts_may_be_messages(own):
+    system = {"role": "system", "content": "Be brief."}
+    parts = [{"type": "text", "text": "Say "}, {"type": "text", "text": "b."}]
+    rows = [
+        {"q": [system, {"role": "user", "content": f"Say a{i}."}], "answer": f"a{i}"}
+        for i in range(9)
+    ]
+    write(own / "rows.jsonl", [*rows, {"q": [{"role": "user", "content": parts}], "answer": "b"}])
+    environment = build(prompt="q", step="mine:again", split=None)
+    states = [state for _, _, state in environment.given()]
+    assert states[3].prompt == "Be brief.\n\nSay a3." and states[9].prompt == "Say b."
+    assert environment.step(states[3], "a3", None).reward == 1.0
+
+
+def test_the_same_rows_in_any_format(own):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), own / "rows.parquet")
+    (own / "rows.json").write_text("\ufeff " + json.dumps(ROWS), encoding="utf-8-sig")
+    (own / "rows.json").write_text(json.dumps(ROWS, indent=1))
+    states = [[*build(path=f"rows.{e}").given()] for e in ("jsonl", "json", "parquet")]
+    assert states[0] == states[1] == states[2] and len(states[0]) == len(ROWS)
+
+
+def test_splits_of_a_field(own, capsys):
+    rows = [{"prompt": f"Say {i}.", "answer": "", "part": "train"} for i in range(6)]
+    rows += [{"prompt": "say  0.", "answer": "", "part": "test"}]
+    rows += [{"prompt": "Say 9.", "answer": "", "part": "validation"}]
+    write(own / "rows.jsonl", rows)
+    environment = build(split_field="part")
+    assert [(row, split) for row, split, _ in environment.given()] == [
+        *((i, "train") for i in range(1, 6)),
+        (6, "eval"),
+        (7, "eval"),
+    ]
+    told = "rows.jsonl: 1 row(s) left out, whose prompt another split has, too"
+    assert capsys.readouterr().out.strip() == told
+    assert {environment.reset(seed).row for seed in range(100)} == {1, 2, 3, 4, 5}
+    held_out = build(split_field="part", split="eval")
+    assert {held_out.reset(seed).row for seed in range(100)} == {6, 7}
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ValueError, match="no row of split 'imitation' .0 of imitation, 5 of train"):
+        build(split_field="part", split="imitation")
+
+
+def test_a_data_set_that_datasets_finds(own, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HOME", str(own / "hf"))
+    (own / "hub").mkdir()
+    write(own / "hub" / "train.jsonl", ROWS)
+    write(own / "hub" / "test.jsonl", ROWS[:30])
+    hub = dict(path=None, hub=str(own / "hub"))
+    assert [*build(**hub).given()] == [*build().given()]
+    assert len([*build(**hub, hub_split="test").given()]) == 30
+    with pytest.raises(ValueError, match="datasets.load_dataset finds no .*hub/dev: ValueError: "):
+        build(**hub, hub_split="dev")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "rows.jsonl holds no rows"),
+        ("[]", "rows.jsonl holds no rows"),
+        ("[1,", "rows.jsonl cannot be read as JSON: "),
+        ('{"prompt": "a"}\n{', "row 1 of rows.jsonl cannot be read as JSON: "),
+        ('{"prompt": "a"}\n5', "row 1 of rows.jsonl must be an object with fields, got 5"),
+        (
+            '{"question": "a", "b": 1}',
+            "row 0 of rows.jsonl lacks the field prompt (option prompt); it has question, b",
+        ),
+        ('{"prompt": " "}', "field prompt of row 0 of rows.jsonl must be text of 1 to 100000"),
+        ('{"prompt": 5}', "field prompt of row 0 of rows.jsonl must be text of 1 to 100000"),
+        ('{"prompt": "\\ud800"}', "field prompt of row 0 of rows.jsonl must be text of 1 to"),
+        ('{"prompt": []}', "messages of field prompt of row 0 of rows.jsonl must end with one of"),
+        (
+            '{"prompt": [{"role": "assistant", "content": "a"}]}',
+            "message 0 of field prompt of row 0 of rows.jsonl has role 'assistant'; accepted: ",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": [{"type": "image", "url": "a"}]}]}',
+            "message 0 of field prompt of row 0 of rows.jsonl must have text as content, got ",
+        ),
+        ('{"prompt": ["a"]}', "rows.jsonl must have role and content, got 'a'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_by_row_and_field(own, text, said):
+    (own / "rows.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (dict(path="nowhere.jsonl"), "there is no file nowhere.jsonl"),
+        (dict(path=None), "give path, a file, or hub, a data set: got None and ''"),
+        (dict(hub="a/b"), "give path, a file, or hub, a data set: got 'rows.jsonl' and 'a/b'"),
+        (dict(reward=""), "reward must be MODULE:FUNCTION of (prompt, reply, row), got ''"),
+        (dict(reward="mine"), "reward must be MODULE:FUNCTION, got 'mine'"),
+        (dict(reward="mine:no"), "must be MODULE:FUNCTION, got 'mine:no': no function no"),
+        (dict(reward="nowhere:f"), "reward 'nowhere' cannot be imported: ModuleNotFoundError"),
+        (dict(reward="mine:two"), "reward 'mine:two' must take (prompt, reply, row): too many"),
+        (dict(step="mine:score"), "step 'mine:score' must take (messages, row): missing a"),
+        (dict(success="1"), "success must be a number within +-1e+06, got '1'"),
+        (dict(max_rows=0), "max_rows must be a whole number of at least 1, got 0"),
+        (dict(solution="no"), "row 0 of rows.jsonl lacks the field no (option solution); it has"),
+        (dict(solution="level"), "field level of row 0 of rows.jsonl must be text of 1 to"),
+        (dict(split_field="level"), "field level (option split_field) of row 0 of rows.jsonl must"),
+        (dict(split="test"), "split must be one of 'imitation', 'train', 'eval', None, got 'test'"),
+        (dict(prompt=5), "prompt must be a text, got 5"),
+        (dict(max_rows=1), "rows.jsonl has no row of split "),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(own, options, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        build(**options)
+        build(**options, split="eval")
+
+
+def test_the_command_that_looks_at_data(own):
+    words = ["ragen_jax.check_data", "--config=dataset", "--config.eval.episodes=20", "--rows=1"]
+    words += ["--config.env.options.path=rows.jsonl", "--config.env.options.reward=mine:score"]
+    code, out, err = call(*words)
+    assert (code, err) == (0, "")
+    held_out = [row for row, split, _ in build().given() if split == "eval"]
+    assert out.splitlines()[:6] == [
+        "dataset: rows.jsonl",
+        "  fields      prompt",
+        "  problems    380 can be drawn",
+        "  imitation   0, 0 of them different",
+        f"  train       {380 - len(held_out)}, {380 - len(held_out)} of them different",
+        f"  eval        {len(held_out)}, {len(held_out)} of them different",
+    ]
+    code, out, err = call(*words, "--config.env.options.reward=mine:no")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: config.env.options of 'dataset': reward must be MODULE:FUNCTION")
+
+
+def blocks():
+    """The blocks of the page's section, with their language, in order."""
+    parts = re.split(r"^## ", DOCS.read_text(), flags=re.M)
+    (section,) = [part for part in parts if part.startswith("Prompts of your own")]
+    return re.findall(r"```(\w+)\n(.*?)```", section, re.S)
+
+
+@pytest.fixture
+def documented(own):
+    """The folder with the page's module, and its rows and others like them."""
+    code = "\n\n".join(text for language, text in blocks() if language == "python")
+    (own / "lengths.py").write_text(code)
+    lines = next(text for language, text in blocks() if language == "jsonl").splitlines()
+    others = [{"prompt": f"Name animal {i}.", "length": 3 + i % 5} for i in range(60)]
+    write(own / "prompts.jsonl", [*map(json.loads, lines), *others])
+    sys.modules.pop("lengths", None)
+    yield own
+    sys.modules.pop("lengths", None)
+
+
+def commands():
+    """The words of the page's commands of training, behind `python -m`."""
+    found = [text for language, text in blocks() if language == "bash"]
+    return [shlex.split(text.replace("\\\n", " "))[2:] for text in found]
+
+
+def test_the_example_of_the_page_is_short_and_pays(documented):
+    assert sum(len(text.splitlines()) for kind, text in blocks()[:3] if kind != "jsonl") < 20
+    options = dict(path="prompts.jsonl", reward="lengths:score")
+    environment = build(**options)
+    states = {state.prompt: state for _, _, state in environment.given()}
+    state = states["Name a colour in five letters."]
+    assert environment.step(state, "green", None).info == {"success": True}
+    assert environment.step(state, "red", None).reward == pytest.approx(0.6)
+    environment = build(**options, step="lengths:guide")
+    first = environment.step(state, "red", None)
+    assert environment.render(first.state) == "red has 3 letters." and not first.done
+    assert environment.step(first.state, "green", None).reward == 1.0
+
+
+SHORT = [
+    *("--config.steps=1", "--config.rollout.groups=2", "--config.rollout.group_size=2"),
+    *("--config.rollout.max_new_tokens=8", "--config.rollout.compact=False"),
+    *("--config.optimizer.minibatches=1", "--config.optimizer.micro_batch=2"),
+    *("--config.eval.episodes=4", "--config.diagnose.flow_every=0"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_commands_of_the_page_train(documented, number, language_model):
+    words = [word.replace("DIR_OR_HUB_ID", str(language_model)) for word in commands()[number]]
+    code, _, err = call(*words, *SHORT, "--workdir=run")
+    assert code == 0, err
+    rows = read_metrics(documented / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1] and "eval/success" in rows[1]
+    assert rows[1]["rollout/errors"] == 0
+
+
+def learning(folder, name, steps):
+    """The command of a tiny agent that learns which number is larger."""
+    options = dict(path="larger.jsonl", reward="mine:score", solution="answer")
+    words = [f"--config.env.options.{name}={value}" for name, value in options.items()]
+    words += ["--config=dataset:tiny", f"--config.steps={steps}", "--config.eval.episodes=256"]
+    return ["ragen_jax.train", *words, f"--workdir={folder / name}"]
+
+
+@pytest.mark.slow
+def test_the_tiny_agent_learns_a_file(own):
+    """From rows and a function alone; killed and started again, a run has the same numbers."""
+    numbers = [(a, b) for a in range(60) for b in range(60) if a != b]
+    write(
+        own / "larger.jsonl",
+        [{"prompt": f"Which is larger: {a} or {b}?", "answer": str(max(a, b))} for a, b in numbers],
+    )
+    code, _, err = call(*learning(own, "run", 40))
+    assert code == 0, err
+    rows = read_metrics(own / "run" / "metrics.jsonl")
+    assert rows[-1]["eval/success"] > rows[0]["eval/success"] + 0.2
