@@ -37,6 +37,7 @@ def get_config(preset: str = "llm") -> ConfigDict:
     config.env.options.prompt = "prompt"  # field: a text, or messages of the system and the user
     config.env.options.reward = ""  # MODULE:FUNCTION of (prompt, reply, row)
     config.env.options.step = ""  # MODULE:FUNCTION of (messages, row), for several turns
+    config.env.options.tools = ""  # MODULE:LIST of functions that a reply may call
     config.env.options.success = 1.0  # reward from which on a reply is a success
     config.env.options.solution = ""  # field with a right reply, for the tiny agent
     config.env.options.split_field = ""  # field with each row's split; "": by a hash of the prompt

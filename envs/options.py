@@ -95,12 +95,18 @@ def imported(name: str, module: str) -> Any:
         ) from error
 
 
+def attribute_of(name: str, value: str, form: str) -> Any:
+    """What `value`, of the form MODULE:NAME, stands for; None where the module has no such name."""
+    module, _, attribute = text(name, value, form).partition(":")
+    if not module or not attribute:
+        raise ValueError(f"{name} must be {form}, got {value!r}")
+    return getattr(imported(name, module), attribute, None)
+
+
 def function_of(name: str, value: str) -> Callable[..., Any]:
     """The function that `value`, MODULE:FUNCTION, stands for."""
-    module, _, function = text(name, value, "MODULE:FUNCTION").partition(":")
-    if not module or not function:
-        raise ValueError(f"{name} must be MODULE:FUNCTION, got {value!r}")
-    found = getattr(imported(name, module), function, None)
+    found = attribute_of(name, value, "MODULE:FUNCTION")
     if not callable(found):
+        function = value.partition(":")[2]
         raise ValueError(f"{name} must be MODULE:FUNCTION, got {value!r}: no function {function}")
     return found

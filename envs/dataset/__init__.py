@@ -1,5 +1,5 @@
 """Prompts of one's own with a function that pays: `rows` (file or Hub, splits), `functions` (what a
-module of one's own returns), `env` (the rules)."""
+module of one's own returns), `tools` (functions that a reply calls), `env` (the rules)."""
 
 from ragen_jax.envs.dataset.env import Dataset
 

@@ -10,6 +10,10 @@ With `step`, the user answers (more turns: env.max_turns and env.max_actions, bo
     def go_on(messages, row): -> the next message; None: the task is over, and `reward` pays the
         last reply; or dict(message=..., reward=..., success=...), over without a message
 
+With `tools`, a reply may call a function instead of answering, and the next turn shows its result:
+
+    TOOLS = [look_up]  # functions with types and a docstring; --config.env.options.tools=mine:TOOLS
+
 A reply is what stands in <answer>. The functions are called in the trainer's process, perhaps in
 several threads (env.time_limit), and must return the same for the same arguments where a run has to
 go on exactly; what raises, hangs or returns nonsense costs its episode alone (rollout/acting.py).
@@ -17,7 +21,7 @@ go on exactly; what raises, hangs or returns nonsense costs its episode alone (r
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ import numpy as np
 
 from ragen_jax.envs.dataset.functions import Outcome, paid, replied, user_function
 from ragen_jax.envs.dataset.rows import Rows, about, file_source, hub_source, load_rows
+from ragen_jax.envs.dataset.tools import Tools, is_call
 from ragen_jax.envs.options import file_name, one_of, problem_seed, text, whole
 from ragen_jax.envs.problems import SPLITS, Draws
 from ragen_jax.envs.types import Step
@@ -43,7 +48,7 @@ _WORD = re.compile(r" ?[^\W\d_]+| ?\d+")
 class Talk:
     """A state: a row, what its prompt shows, and what was said since.
 
-    said: (role, text) in order, "assistant" first, then "user" and so on
+    said: (role, text) in order: "assistant", then "user" or "tool", and so on
     """
 
     row: int
@@ -62,7 +67,8 @@ class Dataset:
     prompt: the field that is shown: a text, or messages of the system and the user (rows.shown)
     reward: MODULE:FUNCTION; its module is imported from the folder where the command is started, or
         from what is installed
-    step: MODULE:FUNCTION of what the user says next; "": one reply is all
+    step: MODULE:FUNCTION of what the user says next; "": one answer is all
+    tools: MODULE:LIST of functions that a reply may call (tools.Tools); "": none
     success: the reward from which on a reply is a success, where the function does not say
     solution: the field with a right reply, a text, which the tiny agent imitates; "": none. Without
         it the share of problems that would be imitated trains
@@ -84,6 +90,7 @@ class Dataset:
         prompt: str = "prompt",
         reward: str = "",
         step: str = "",
+        tools: str = "",
         success: float = 1.0,
         solution: str = "",
         split_field: str = "",
@@ -93,7 +100,7 @@ class Dataset:
     ) -> None:
         for name, value in {
             **dict(hub=hub, hub_subset=hub_subset, hub_split=hub_split, hub_revision=hub_revision),
-            **dict(prompt=prompt, reward=reward, step=step, solution=solution),
+            **dict(prompt=prompt, reward=reward, step=step, tools=tools, solution=solution),
             **dict(split_field=split_field, instructions=instructions),
         }.items():
             text(name, value)
@@ -109,6 +116,9 @@ class Dataset:
             raise ValueError("reward must be MODULE:FUNCTION of (prompt, reply, row), got ''")
         self._reward = user_function("reward", reward, "prompt", "reply", "row") if reward else None
         self._step = user_function("step", step, "messages", "row") if step else None
+        self._tools = Tools("tools", tools) if tools else None
+        # Shown by the chat (envs.types.ToolEnvironment).
+        self.tools: tuple[Mapping[str, Any], ...] = self._tools.schemas if self._tools else ()
         self._names, self._success = (reward, step), float(success)
         self._prompt, self._solution = prompt, solution
         self.instructions: str = instructions
@@ -150,21 +160,25 @@ class Dataset:
                 yield row, str(split), self._begin(row)
 
     def render(self, state: Talk) -> str:
-        """What the user said last: the prompt at first."""
-        return next((said for role, said in reversed(state.said) if role == "user"), state.prompt)
+        """What was said last to the agent: the prompt at first."""
+        told = (said for role, said in reversed(state.said) if role != "assistant")
+        return next(told, state.prompt)
 
     def identity(self, state: Talk) -> str:
         """The prompt, letters' case and spaces apart."""
         return about(state.prompt)
 
     def step(self, state: Talk, action: str, rng: np.random.Generator | None = None) -> Step:
-        """Asks the functions what a reply leads to. `rng` is unused.
+        """Runs a call, or asks the functions what an answer leads to. `rng` is unused.
 
         info: "success", and what else the function's dict has. Raises TypeError for what they must
         not return, and whatever they raise.
         """
-        row = self._rows.row(state.row)
         after = replace(state, said=(*state.said, ("assistant", action)))
+        if self._tools is not None and is_call(action):
+            after = replace(after, said=(*after.said, ("tool", self._tools.call(action))))
+            return Step(after, 0.0, False, {"success": False})
+        row = self._rows.row(state.row)
         outcome = self._ask_step(after, row) or self._ask_reward(action, row)
         if outcome.message is not None:
             after = replace(after, said=(*after.said, ("user", outcome.message)))
