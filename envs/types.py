@@ -173,7 +173,7 @@ class ToolEnvironment(Environment, Protocol):
     tools: JSON schemas of the functions, as `apply_chat_template` takes them; empty: none
     """
 
-    tools: tuple[Mapping[str, Any], ...]
+    tools: tuple[dict[str, Any], ...]
 
 
 @runtime_checkable

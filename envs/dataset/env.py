@@ -21,7 +21,7 @@ go on exactly; what raises, hangs or returns nonsense costs its episode alone (r
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ class Dataset:
         self._step = user_function("step", step, "messages", "row") if step else None
         self._tools = Tools("tools", tools) if tools else None
         # Shown by the chat (envs.types.ToolEnvironment).
-        self.tools: tuple[Mapping[str, Any], ...] = self._tools.schemas if self._tools else ()
+        self.tools: tuple[dict[str, Any], ...] = self._tools.schemas if self._tools else ()
         self._names, self._success = (reward, step), float(success)
         self._prompt, self._solution = prompt, solution
         self.instructions: str = instructions

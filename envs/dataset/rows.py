@@ -198,12 +198,16 @@ def _content(message: Any, where: str) -> str:
             "writes all replies itself)"
         )
     content = message["content"]
-    if isinstance(content, list):
-        known = all(isinstance(p, dict) and p.get("type") == "text" for p in content)
-        content = "".join(str(p["text"]) for p in content if "text" in p) if known else None
-    if not is_text(content):
+    if isinstance(content, list) and all(map(_is_part, content)):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) or not is_text(content):
         raise ValueError(f"{where} must have text as content, got {ascii(message)[:60]}")
     return content
+
+
+def _is_part(part: Any) -> bool:
+    """Whether a part of a message is text: {"type": "text", "text": ...}."""
+    return isinstance(part, dict) and part.get("type") == "text" and is_text(part.get("text"))
 
 
 # ------------------------------------------------------------------------------------ conversion

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ragen_jax.envs.options import attribute_of
@@ -31,7 +31,7 @@ class Tools:
             self._functions[schemas[-1]["function"]["name"]] = function
         if len(self._functions) < len(found):
             raise ValueError(f"{option} {value!r} has two functions of the same name")
-        self.schemas: tuple[Mapping[str, Any], ...] = tuple(schemas)
+        self.schemas: tuple[dict[str, Any], ...] = tuple(schemas)
 
     def call(self, text: str) -> str:
         """What is shown of the call that an action is: the result, or "error: ..." of one that

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +74,7 @@ class Template:
     close_id: int  # the control id with which the template ends a reply
     lead: str  # with which a message of the agent begins in a conversation: `<think>`, what is near
     added: str  # what the prompt has of it behind the template's own text: all of it, or nothing
-    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of functions, shown to the agent
+    tools: tuple[dict[str, Any], ...] = ()  # JSON schemas of functions, shown to the agent
     # Where there are tools, what is written on both sides of what a call led to.
     result_between: Side | None = None
     result_middle: Side | None = None
@@ -107,7 +107,7 @@ def _around(template: Template, before: Side, message: str, after: Side) -> np.n
 def take_apart(
     tokenizer: "PreTrainedTokenizerFast",
     system: str | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[dict[str, Any]] = (),
 ) -> Template:
     """The tokenizer's chat template as a `Template`, found by rendering it around marks.
 
@@ -249,7 +249,7 @@ def _render(
     tokenizer: "PreTrainedTokenizerFast",
     *,
     system: bool,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[dict[str, Any]] = (),
     last: str = "user",
 ) -> str:
     """The text of a conversation of marks, up to where its second reply begins.

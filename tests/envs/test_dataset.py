@@ -4,17 +4,20 @@ import json
 import pickle
 import re
 import shlex
+import shutil
 import sys
 import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
+from chat_families import TOOL_TEMPLATE
 from command_line import call
+from transformers import AutoTokenizer
 
 from ragen_jax.envs import make_env
 from ragen_jax.envs.problems import SPLITS, split_by_hash
-from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment
+from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment, ToolEnvironment
 from ragen_jax.rollout.acting import NO_LIMITS, Asked, Broken, act
 from ragen_jax.run.log import read_metrics
 
@@ -27,7 +30,7 @@ ROWS = [
     for b in range(20)
     if a != b
 ]
-FUNCTIONS = """
+FUNCTIONS = '''
     def score(prompt, reply, row):
         return 1.0 if reply == row["answer"] else 0.25
 
@@ -61,7 +64,31 @@ FUNCTIONS = """
 
     def two(prompt, reply):
         return 0.0
-"""
+
+    def larger(a: int, b: int) -> int:
+        """The larger of two numbers.
+
+        Args:
+            a: one
+            b: the other
+        """
+        return max(int(a), int(b))
+
+    def facts(name: str = "all") -> dict:
+        """What is known.
+
+        Args:
+            name: of what
+        """
+        return {"name": name, "of": [1, None]}
+
+    def bare(a):
+        return a
+
+    TOOLS = [larger, facts]
+    BARE = [bare]
+    TWICE = [larger, larger]
+'''
 
 
 @pytest.fixture
@@ -186,6 +213,52 @@ def test_a_turn_may_pay_by_itself(own):
         environment.step(environment.reset(0), right, None)
 
 
+def called(name, **arguments):
+    return f"<tool_call>{json.dumps(dict(name=name, arguments=arguments))}</tool_call>"
+
+
+def test_a_reply_may_call_a_function(own):
+    environment = build(tools="mine:TOOLS")
+    assert isinstance(environment, ToolEnvironment)
+    names = [tool["function"]["name"] for tool in environment.tools]
+    first = environment.tools[0]["function"]
+    assert names == ["larger", "facts"] and first["description"] == "The larger of two numbers."
+    assert first["parameters"]["properties"]["a"] == {"type": "integer", "description": "one"}
+    state = environment.reset(2)
+    right = ROWS[state.row]["answer"]
+    asked = re.findall(r"[0-9]+", state.prompt)
+    step = environment.step(state, called("larger", a=asked[0], b=asked[1]), None)
+    assert (step.reward, step.done, step.info) == (0.0, False, {"success": False})
+    assert environment.render(step.state) == right
+    last = environment.step(step.state, right, None)
+    assert last.reward == 1.0 and last.done and last.info["success"]
+    assert [role for role, _ in last.state.said] == ["assistant", "tool", "assistant"]
+    step = environment.step(
+        state, f"<tool_call>\n{json.dumps({'name': 'facts'})}\n</tool_call>", None
+    )
+    assert environment.render(step.state) == '{"name": "all", "of": [1, null]}'
+    # Without the option the same text is an answer like any other.
+    assert build().tools == () and build().step(state, called("larger", a=1, b=2), None).done
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("<tool_call>larger(1, 2)</tool_call>", "error: a call must be JSON: Expecting value"),
+        ("<tool_call>[1]</tool_call>", 'error: a call must be {"name": ..., "arguments": {...}}'),
+        (called("smaller"), "error: no tool 'smaller'; there are: larger, facts"),
+        (called(["larger"]), "error: no tool ['larger']; there are: larger, facts"),
+        ('<tool_call>{"name": "larger", "arguments": "1"}</tool_call>', "error: arguments must be"),
+        (called("larger", a=1), "error: larger: missing a required argument: 'b'"),
+        (called("larger", a=1, b="x"), "error: larger: ValueError: invalid literal for int()"),
+    ],
+)
+def test_what_a_call_does_wrong_is_told_to_the_agent(own, call, told):
+    environment = build(tools="mine:TOOLS")
+    step = environment.step(environment.reset(0), call, None)
+    assert environment.render(step.state).startswith(told) and not step.done
+
+
 def test_prompts_may_be_messages(own):
     system = {"role": "system", "content": "Be brief."}
     parts = [{"type": "text", "text": "Say "}, {"type": "text", "text": "b."}]
@@ -295,6 +368,10 @@ def test_a_file_that_cannot_be_used_is_named_by_row_and_field(own, text, said):
         (dict(solution="level"), "field level of row 0 of rows.jsonl must be text of 1 to"),
         (dict(split_field="level"), "field level (option split_field) of row 0 of rows.jsonl must"),
         (dict(split="test"), "split must be one of 'imitation', 'train', 'eval', None, got 'test'"),
+        (dict(tools="mine:NONE"), "tools 'mine:NONE' must be a list of functions, got None"),
+        (dict(tools="mine"), "tools must be MODULE:LIST, got 'mine'"),
+        (dict(tools="mine:BARE"), "tools 'mine:BARE': bare has no JSON schema: "),
+        (dict(tools="mine:TWICE"), "tools 'mine:TWICE' has two functions of the same name"),
         (dict(prompt=5), "prompt must be a text, got 5"),
         (dict(max_rows=1), "rows.jsonl has no row of split "),
     ],
@@ -372,15 +449,33 @@ SHORT = [
 ]
 
 
+@pytest.fixture
+def tool_model(language_model, tmp_path):
+    """The small language model with a chat template that shows tools."""
+    folder = tmp_path / "tool_model"
+    shutil.copytree(language_model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TOOL_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_commands_of_the_page_train(documented, number, language_model):
-    words = [word.replace("DIR_OR_HUB_ID", str(language_model)) for word in commands()[number]]
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_commands_of_the_page_train(documented, number, language_model, tool_model):
+    model = tool_model if number == 2 else language_model
+    words = [word.replace("DIR_OR_HUB_ID", str(model)) for word in commands()[number]]
     code, _, err = call(*words, *SHORT, "--workdir=run")
     assert code == 0, err
     rows = read_metrics(documented / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1] and "eval/success" in rows[1]
     assert rows[1]["rollout/errors"] == 0
+
+
+def test_tools_need_a_template_that_shows_them(documented, language_model):
+    words = [word.replace("DIR_OR_HUB_ID", str(language_model)) for word in commands()[2]]
+    code, _, err = call(*words, *SHORT, "--workdir=run")
+    assert code == 2 and err.count("\n") == 1 and "does not tell how a tool is called" in err
 
 
 def learning(folder, name, steps):

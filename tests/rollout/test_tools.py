@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from chat_families import QWEN, family
+from chat_families import TOOL_TEMPLATE as TEMPLATE
 
 from ragen_jax.model.template import take_apart
 from ragen_jax.rollout.chat import make_chat
@@ -14,20 +15,6 @@ from ragen_jax.rollout.transcript import transcript
 
 pytestmark = pytest.mark.fast
 
-# After the format of Qwen2.5: tools behind the system's text, results in a message of the user.
-TEMPLATE = (
-    "{% set told = messages[0]['content'] if messages[0]['role'] == 'system' else 'Help.' %}"
-    "{{ '<|im_start|>system\n' + told }}"
-    "{% if tools %}{{ '\n\nTools:' }}{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}"
-    "{{ '\nCall one so:\n<tool_call>\n{\"name\": NAME}\n</tool_call>' }}{% endif %}"
-    "{{ '<|im_end|>\n' }}"
-    "{% for message in messages if message['role'] != 'system' %}"
-    "{% if message['role'] == 'tool' %}{{ '<|im_start|>user\n<tool_response>\n' }}"
-    "{{ message['content'] + '\n</tool_response><|im_end|>\n' }}"
-    "{% else %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 SCHEMA = {
     "type": "function",
     "function": {"name": "look", "description": "Looks.", "parameters": {}},
