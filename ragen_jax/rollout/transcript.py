@@ -79,9 +79,11 @@ def _said(chat: Chat, turn: Turn) -> np.ndarray:
 @functools.lru_cache(maxsize=4096)  # members of a group are shown the same first prompt
 def _ask(template: Template, messages: tuple[tuple[str, str], ...], added: str) -> np.ndarray:
     conversation = [{"role": role, "content": content} for role, content in messages]
-    tools = list(template.tools) or None
     text = template.tokenizer.apply_chat_template(
-        conversation, tools=tools, tokenize=False, add_generation_prompt=True
+        conversation,
+        tools=list(template.tools) or None,
+        tokenize=False,
+        add_generation_prompt=True,
     )
     return _encode(template, f"{text}{added}")
 
