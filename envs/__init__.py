@@ -15,6 +15,7 @@ from typing import Any
 
 from ragen_jax.envs.bandit import Bandit
 from ragen_jax.envs.countdown import Countdown
+from ragen_jax.envs.dataset import Dataset
 from ragen_jax.envs.deepcoder import DeepCoder
 from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.game_2048 import Game2048
@@ -32,6 +33,7 @@ from ragen_jax.envs.webshop import WebShop
 ENVS: dict[str, EnvironmentClass] = {
     "bandit": Bandit,
     "countdown": Countdown,
+    "dataset": Dataset,
     "deepcoder": DeepCoder,
     "frozen_lake": FrozenLake,
     "game_2048": Game2048,

@@ -12,12 +12,11 @@ generators and begin alike:
     --config.env.options.split_by=seed
 """
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ragen_jax.envs.engines import Engine, EngineEnvironment, Moved
-from ragen_jax.envs.options import flag
+from ragen_jax.envs.options import flag, function_of, imported
 
 
 class Gymnasium(EngineEnvironment):
@@ -56,8 +55,8 @@ class Gymnasium(EngineEnvironment):
         if not isinstance(instructions, str):
             raise ValueError(f"instructions must be a text, got {instructions!r}")
         if module:
-            _import(module, "module")
-        make = _function(maker)
+            imported("module", module)
+        make = function_of("maker", maker)
         given = dict(arguments or {})
         super().__init__(
             lambda: _Episode(make(id, **given)),
@@ -98,20 +97,3 @@ def _with_suffix(observation: Any, info: Mapping[str, Any]) -> Any:
     if isinstance(observation, str) and isinstance(suffix, str) and suffix:
         return f"{observation}\n{suffix}"
     return observation
-
-
-def _import(name: str, option: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # whatever a user's file does when it is imported
-        raise ValueError(
-            f"{option} {name!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _function(maker: str) -> Callable[..., Any]:
-    module, _, name = maker.partition(":")
-    function = getattr(_import(module, "maker"), name, None) if name else None
-    if not callable(function):
-        raise ValueError(f"maker must be MODULE:FUNCTION, got {maker!r}")
-    return function

@@ -1,8 +1,10 @@
 """Checks of what an environment is given: the value back, or a ValueError that names it."""
 
+import importlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def whole(name: str, value: int, *, least: int, most: int) -> int:
@@ -74,3 +76,37 @@ def file_name(name: str, value: str | Path | None, what: str = "file") -> str | 
     if value is not None and not isinstance(value, (str, Path)):
         raise ValueError(f"{name} must be the name of a {what} or None, got {value!r}")
     return value
+
+
+def text(name: str, value: str, what: str = "a text") -> str:
+    """`value` if it is a string."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be {what}, got {value!r}")
+    return value
+
+
+def imported(name: str, module: str) -> Any:
+    """The module called `module`, of the folder where the command is started, or installed."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # whatever a user's file does when it is imported
+        raise ValueError(
+            f"{name} {module!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def attribute_of(name: str, value: str, form: str) -> Any:
+    """What `value`, of the form MODULE:NAME, stands for; None where the module has no such name."""
+    module, _, attribute = text(name, value, form).partition(":")
+    if not module or not attribute:
+        raise ValueError(f"{name} must be {form}, got {value!r}")
+    return getattr(imported(name, module), attribute, None)
+
+
+def function_of(name: str, value: str) -> Callable[..., Any]:
+    """The function that `value`, MODULE:FUNCTION, stands for."""
+    found = attribute_of(name, value, "MODULE:FUNCTION")
+    if not callable(found):
+        function = value.partition(":")[2]
+        raise ValueError(f"{name} must be MODULE:FUNCTION, got {value!r}: no function {function}")
+    return found

@@ -15,6 +15,7 @@ A language model trains on whatever has the members of `Environment` and is buil
     ReversibleEnvironment  opposites                                   for action/* figures
     GroundedEnvironment    grounded                                    for reasoning/* figures
     LiveEnvironment        resumable                                   where it may be False
+    ToolEnvironment        tools                                       for calls of functions
     FileEnvironment        fields, given                               for check_data
     ResidentEnvironment    resident                                    for preflight
 
@@ -159,6 +160,20 @@ class LiveEnvironment(Environment, Protocol):
     """
 
     resumable: bool
+
+
+@runtime_checkable
+class ToolEnvironment(Environment, Protocol):
+    """An environment whose agent may call functions before it answers: optional.
+
+    Its `actions` are empty. A call is an action like an answer: the text
+    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, whatever stands in it. What `render`
+    shows behind it is shown in the chat template's role for results.
+
+    tools: JSON schemas of the functions, as `apply_chat_template` takes them; empty: none
+    """
+
+    tools: tuple[dict[str, Any], ...]
 
 
 @runtime_checkable

@@ -36,7 +36,8 @@ def describe(config: ConfigDict, rows: int) -> Iterator[str]:
         than eval.episodes.
     """
     environment = build_environment(config, "train")
-    path = config.env.options.to_dict().get("path")
+    options = config.env.options.to_dict()
+    path = options.get("path") or options.get("hub")
     if path is None or not isinstance(environment, FileEnvironment):
         yield f"{config.env.name}: generated"
         for seed in range(rows):

@@ -52,6 +52,21 @@ DEEPSEEK = (  # opens the thought itself
     "{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
 )
 
+# After the format of Qwen2.5: tools behind the system's text, results in a message of the user.
+TOOL_TEMPLATE = (
+    "{% set told = messages[0]['content'] if messages[0]['role'] == 'system' else 'Help.' %}"
+    "{{ '<|im_start|>system\n' + told }}"
+    "{% if tools %}{{ '\n\nTools:' }}{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}"
+    "{{ '\nCall one so:\n<tool_call>\n{\"name\": NAME}\n</tool_call>' }}{% endif %}"
+    "{{ '<|im_end|>\n' }}"
+    "{% for message in messages if message['role'] != 'system' %}"
+    "{% if message['role'] == 'tool' %}{{ '<|im_start|>user\n<tool_response>\n' }}"
+    "{{ message['content'] + '\n</tool_response><|im_end|>\n' }}"
+    "{% else %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:

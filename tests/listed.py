@@ -3,4 +3,5 @@
 from ragen_jax.envs import ENVS
 
 # Those that need an option to be built are tested where they are wrapped.
-OURS = [name for name in ENVS if name not in ("gymnasium", "reasoning_gym", "textarena")]
+OPEN = ("dataset", "gymnasium", "reasoning_gym", "textarena")
+OURS = [name for name in ENVS if name not in OPEN]

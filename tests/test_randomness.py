@@ -15,6 +15,7 @@ from ragen_jax.configs import frozen_lake
 from ragen_jax.envs import engines
 from ragen_jax.envs.bandit import problems as bandit_problems
 from ragen_jax.envs.countdown import problems as countdown_problems
+from ragen_jax.envs.dataset import env as dataset_env
 from ragen_jax.envs.deepcoder import tasks as deepcoder_tasks
 from ragen_jax.envs.frozen_lake import maps as lake_maps
 from ragen_jax.envs.game_2048 import boards
@@ -39,6 +40,7 @@ LARGE = (0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**53, 2**53 + 1, 2**62 + 5, 2**63, 
 TAGS = (countdown_problems.TAG, lake_maps.TAG, boards.TAG, rubik_env.TAG, sokoban_rooms.TAG)
 TAGS += (search_qa_env.TAG, search_qa_world.TAG, webshop_catalogue.TAG)
 TAGS += (bandit_problems.TAG, sudoku_problems.TAG, engines.TAG, stories.TAG, deepcoder_tasks.TAG)
+TAGS += (dataset_env.TAG,)
 
 
 def state_of(bit_generator):

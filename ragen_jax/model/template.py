@@ -16,7 +16,7 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
@@ -31,6 +31,7 @@ NOTICE = "Your last reply had no valid action."  # of a prompt; no control eithe
 # The conversation that a template is asked for, to see what it writes around each message.
 _ROLES = ("system", "user", "assistant", "user")
 _MARKS = ("SYSTEM_TEXT", "FIRST_USER", "FIRST_REPLY", "SECOND_USER")
+CALL = "<tool_call>"  # with which a call of a tool begins in the templates that are read
 
 # Added tokens that the template writes and that are no words or line breaks of it.
 _MARKUP = re.compile(r"<.+>|\[.+\]|\{.+\}", re.DOTALL)
@@ -73,14 +74,24 @@ class Template:
     close_id: int  # the control id with which the template ends a reply
     lead: str  # with which a message of the agent begins in a conversation: `<think>`, what is near
     added: str  # what the prompt has of it behind the template's own text: all of it, or nothing
+    tools: tuple[dict[str, Any], ...] = ()  # JSON schemas of functions, shown to the agent
+    # Where there are tools, what is written on both sides of what a call led to.
+    result_between: Side | None = None
+    result_middle: Side | None = None
 
     def begin(self, message: str) -> np.ndarray:
         """int32 ids of a prompt with one user message."""
-        return _around(self, self.opening, message)
+        return _around(self, self.opening, message, self.middle)
 
-    def go_on(self, message: str) -> np.ndarray:
-        """int32 ids from the end of a reply, `close_id` first, to the start of the next."""
-        return _around(self, self.between, message)
+    def go_on(self, message: str, *, result: bool = False) -> np.ndarray:
+        """int32 ids from the end of a reply, `close_id` first, to the start of the next.
+
+        result: whether the message is what a call of a tool led to, in the template's role for it
+        """
+        if result:
+            assert self.result_between is not None and self.result_middle is not None
+            return _around(self, self.result_between, message, self.result_middle)
+        return _around(self, self.between, message, self.middle)
 
     def plain(self, text: str) -> np.ndarray:
         """int32 ids of text without control ids; see `plain_ids`."""
@@ -88,34 +99,46 @@ class Template:
 
 
 @functools.lru_cache(maxsize=4096)  # early turns of a group show the same text again and again
-def _around(template: Template, before: Side, message: str) -> np.ndarray:
-    after = template.middle
+def _around(template: Template, before: Side, message: str, after: Side) -> np.ndarray:
     text = _stripped(before.text + message + after.text, before.strip, after.strip)
     return np.concatenate([before.ids, template.plain(text), after.ids])
 
 
-def take_apart(tokenizer: "PreTrainedTokenizerFast", system: str | None = None) -> Template:
+def take_apart(
+    tokenizer: "PreTrainedTokenizerFast",
+    system: str | None = None,
+    tools: Sequence[dict[str, Any]] = (),
+) -> Template:
     """The tokenizer's chat template as a `Template`, found by rendering it around marks.
 
     Args:
       tokenizer: with a chat template.
       system: text of the system message; None: no such message.
+      tools: JSON schemas of functions that the template shows.
 
     Raises:
       ValueError: no chat template, or one that refuses such a conversation, does not show its
-        messages verbatim and in their order, or does not end a reply with a control token.
+        messages verbatim and in their order, does not end a reply with a control token, or shows
+        no tools that are called by <tool_call>.
     """
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer of model.path has no chat template (chat_template.jinja)")
-    rendered = _render(tokenizer, system=system is not None)
-    marks = _MARKS if system is not None else _MARKS[1:]
-    if tuple(re.findall("|".join(_MARKS), rendered)) != marks:
-        raise ValueError(
-            "the tokenizer's chat template does not show every message once, verbatim, in the "
-            f"order {', '.join(_ROLES[-len(marks) :])}"
-        )
-    control = _control_ids(tokenizer, rendered)
-    head, name, tail, last = re.split("|".join(_MARKS[1:]), rendered)
+    spoken = system is not None
+    rendered = _render(tokenizer, system=spoken, tools=tools)
+    head, name, tail, last = _around_marks(rendered, system=spoken)
+    tail_of_result = behind_result = ""
+    if tools:
+        if CALL not in head:
+            raise ValueError(
+                "the tokenizer's chat template does not tell how a tool is called, or not by "
+                f"{CALL}, as those of Qwen2.5 and Qwen3 do"
+            )
+        shown = _render(tokenizer, system=spoken, tools=tools, last="tool")
+        *_, tail_of_result, behind_result = _around_marks(shown, system=spoken)
+    # The tags of a call, which the list of tools tells, are the agent's; those around a result are
+    # the template's alone.
+    written = _render(tokenizer, system=spoken) + tail_of_result + behind_result
+    control = _control_ids(tokenizer, written)
     think = "" if last.rstrip().endswith("<think>") else "<think>"
     opening, between, middle = (
         _apart(tokenizer, control, text) for text in (head, tail, last + think)
@@ -125,6 +148,18 @@ def take_apart(tokenizer: "PreTrainedTokenizerFast", system: str | None = None) 
         raise ValueError(
             "the tokenizer's chat template does not end a reply with a control token, so the end "
             f"of a reply could not be told; what follows a reply is {tail!r}"
+        )
+    result_between = result_middle = None
+    if tools:
+        parts = _apart(tokenizer, control, tail_of_result)
+        if not parts or parts[0] != close:
+            raise ValueError(
+                "the tokenizer's chat template ends a reply in another way before the result of a "
+                f"tool: with {tail_of_result!r}"
+            )
+        result_between = _before(tokenizer, control, parts)
+        result_middle = _behind(
+            tokenizer, control, _apart(tokenizer, control, behind_result + think)
         )
     if system is not None:
         opening = [p.replace(_MARKS[0], system) if isinstance(p, str) else p for p in opening]
@@ -137,7 +172,21 @@ def take_apart(tokenizer: "PreTrainedTokenizerFast", system: str | None = None) 
         close_id=close.id,
         lead=(last + think).removeprefix(name) if last.startswith(name) else think,
         added=think,
+        tools=tuple(tools),
+        result_between=result_between,
+        result_middle=result_middle,
     )
+
+
+def _around_marks(rendered: str, *, system: bool) -> list[str]:
+    """What stands before the first user message, behind it, behind the reply, behind the last."""
+    marks = _MARKS if system else _MARKS[1:]
+    if tuple(re.findall("|".join(_MARKS), rendered)) != marks:
+        raise ValueError(
+            "the tokenizer's chat template does not show every message once, verbatim, in the "
+            f"order {', '.join(_ROLES[-len(marks) :])}"
+        )
+    return re.split("|".join(_MARKS[1:]), rendered)
 
 
 def plain_ids(
@@ -196,20 +245,30 @@ def _cut(text: str, encoding: "Encoding", control: frozenset[int]) -> list[str]:
     return [text[start:stop] for start, stop in itertools.pairwise([*places, len(text)])]
 
 
-def _render(tokenizer: "PreTrainedTokenizerFast", *, system: bool) -> str:
-    """The text of a conversation of marks, up to where its second reply begins."""
+def _render(
+    tokenizer: "PreTrainedTokenizerFast",
+    *,
+    system: bool,
+    tools: Sequence[dict[str, Any]] = (),
+    last: str = "user",
+) -> str:
+    """The text of a conversation of marks, up to where its second reply begins.
+
+    last: the role of its last message
+    """
     first = 0 if system else 1
+    roles = (*_ROLES[first:-1], last)
     messages = [
-        {"role": role, "content": mark}
-        for role, mark in zip(_ROLES[first:], _MARKS[first:], strict=True)
+        {"role": role, "content": mark} for role, mark in zip(roles, _MARKS[first:], strict=True)
     ]
     try:
         # ty: ignore[invalid-explicit-return] a text, because of tokenize=False
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(
+            messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
     except TemplateError as error:
         raise ValueError(
-            "the tokenizer's chat template refuses a conversation of "
-            f"{', '.join(_ROLES[first:])}: {error}"
+            f"the tokenizer's chat template refuses a conversation of {', '.join(roles)}: {error}"
         ) from error
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ragen_jax.envs.types import ToolEnvironment
 from ragen_jax.model.template import NOTICE, Template, take_apart
 from ragen_jax.types import Turn
 
@@ -40,6 +41,7 @@ PROMPTS = ("full", "terse")
 
 _REASONING = re.compile(rb"(.*?)</think>", re.DOTALL)
 _ANSWER = re.compile(rb"</think>\s*<answer>(.*?)</answer>\s*\Z", re.DOTALL)
+_CALL = re.compile(rb"</think>\s*<tool_call>(.*?)</tool_call>\s*\Z", re.DOTALL)
 
 _REPLY_FORMAT = (
     "Think first, then act. Answer in the form "
@@ -49,6 +51,10 @@ _REPLY_FORMAT = (
 _TEXT_REPLY_FORMAT = (
     "Think first, then answer. Answer in the form "
     "<think>your reasoning</think><answer>your answer</answer>."
+)
+_TOOL_REPLY_FORMAT = (
+    "Think first, then call a tool or answer. A reply is <think>your reasoning</think> and behind "
+    "it either one call of a tool or <answer>your answer</answer>, which is final."
 )
 
 
@@ -60,6 +66,7 @@ class Reply:
     answer: tuple[int, int]
     actions: tuple[str, ...]  # the known ones, at most actions_per_turn; a text answer is one
     valid: bool
+    calls: bool = False  # a tool: the action is then the text of the call, tags included
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +97,8 @@ class Chat:
             limit = min(left, self.actions_per_turn)
             parts.append(f"You have {left} action(s) left, at most {limit} in this reply.")
         elif self.prompt == "full" and self.max_actions > 1:
-            parts.append(f"You have {left} answer(s) left.")
+            what = "call(s) or answer(s)" if self.template.tools else "answer(s)"
+            parts.append(f"You have {left} {what} left.")
         return "\n".join(parts)
 
     def prompt_ids(self, turns: Sequence[Turn], message: str) -> np.ndarray:
@@ -125,7 +133,7 @@ class Chat:
         shown = self._show(turns[:-1], first, last.message) if first else last.prompt
         # The template closes a reply; where the policy did so itself that token is not repeated.
         closed = len(last.sampled) > 0 and last.sampled[-1] == self.close_id
-        close = self.template.go_on(message)
+        close = self.template.go_on(message, result=self.calls(last))
         close = np.append(close, np.array(self.opening, np.int32))
         return np.concatenate([shown, last.sampled, close[1:] if closed else close])
 
@@ -178,6 +186,10 @@ class Chat:
             chain.append(dataclasses.replace(turn, prompt=before))
         return self._show(chain, 0, message)
 
+    def calls(self, turn: Turn) -> bool:
+        """Whether a turn's reply calls a tool, so that what is shown next is what came of it."""
+        return bool(self.template.tools) and self.read(turn.sampled).calls
+
     def read(self, sampled: Sequence[int] | np.ndarray) -> Reply:
         """What sampled ids say. Never raises: a reply may hold anything."""
         if len(sampled) and int(sampled[-1]) in self.stop_ids:
@@ -189,6 +201,11 @@ class Chat:
         reasoning = token_span(ends, 0, thought.end(1)) if thought else (0, 0)
         # The answer must follow the first </think>, and nothing may follow the answer.
         match = _ANSWER.match(text, thought.end(1)) if thought else None
+        if thought and not match and self.template.tools:
+            call = _CALL.match(text, thought.end(1))
+            if call and b"<tool_call>" not in call[1]:
+                said = call[0].removeprefix(b"</think>").strip().decode("utf-8", errors="replace")
+                return Reply(reasoning, token_span(ends, *call.span(1)), (said,), True, calls=True)
         if not match:
             return Reply(reasoning, (0, 0), (), False)
         answer = token_span(ends, *match.span(1))
@@ -234,7 +251,7 @@ def make_chat(
 
     Args:
       tokenizer: one with a chat template.
-      environment: gives `actions` and `instructions`.
+      environment: gives `actions` and `instructions`, and perhaps `tools`.
       context: a key of CONTEXTS.
       window: turns that context "window" shows, the current one included.
       max_prompt: tokens from which on a prompt drops its oldest turns; 0: no limit.
@@ -255,8 +272,9 @@ def make_chat(
         raise ValueError(f"env.prompt is {prompt!r}; accepted: {', '.join(PROMPTS)}")
     pieces = token_bytes(tokenizer)
     system = None
+    tools = environment.tools if isinstance(environment, ToolEnvironment) else ()
     if prompt == "full":
-        rules = _TEXT_REPLY_FORMAT
+        rules = _TOOL_REPLY_FORMAT if tools else _TEXT_REPLY_FORMAT
         if environment.actions:
             rules = _REPLY_FORMAT.format(
                 actions_per_turn=actions_per_turn,
@@ -264,7 +282,7 @@ def make_chat(
                 example=" || ".join(environment.actions[:actions_per_turn]),
             )
         system = environment.instructions + "\n\n" + rules
-    template = take_apart(tokenizer, system)
+    template = take_apart(tokenizer, system, tools)
     ends = {template.close_id, *extra_stop_ids}
     if tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)

@@ -30,7 +30,8 @@ def transcript(chat: Chat, turns: Sequence[Turn], turn: Turn) -> dict[str, Any]:
 
     Returns:
       messages: dicts of role and content. Replies begin with the thought's opening tag, and have no
-        stop token.
+        stop token. What a call led to has the role "tool".
+      tools: the JSON schemas that the template shows; left out where there are none.
       added: text that the prompt has behind the template's generation prompt ("<think>" or ""),
         with which the last message begins.
       prompt_exact: whether the tokenizer gives the prompt's ids of the template's text of
@@ -44,10 +45,12 @@ def transcript(chat: Chat, turns: Sequence[Turn], turn: Turn) -> dict[str, Any]:
     lead, added = chat.template.lead + opening, chat.template.added + opening
     shown = turns[chat.first_shown(turns, turn.message, turn.prompt) :]
     messages = [] if chat.system is None else [_message("system", chat.system)]
+    role = "user"
     for earlier in shown:
-        messages.append(_message("user", earlier.message))
+        messages.append(_message(role, earlier.message))
         messages.append(_message("assistant", lead + chat.text(_said(chat, earlier))))
-    messages.append(_message("user", turn.message))
+        role = "tool" if chat.calls(earlier) else "user"
+    messages.append(_message(role, turn.message))
     said = _said(chat, turn)
     reply = chat.text(said)
     asked = _ask(chat.template, tuple((m["role"], m["content"]) for m in messages), added)
@@ -55,6 +58,7 @@ def transcript(chat: Chat, turns: Sequence[Turn], turn: Turn) -> dict[str, Any]:
     closed = stopped and turn.sampled[-1] == chat.close_id
     return {
         "messages": [*messages, _message("assistant", lead + reply)],
+        **({"tools": list(chat.template.tools)} if chat.template.tools else {}),
         "added": added,
         "prompt_exact": np.array_equal(asked, turn.prompt),
         "reply_exact": np.array_equal(_encode(chat.template, reply), said),
@@ -76,7 +80,10 @@ def _said(chat: Chat, turn: Turn) -> np.ndarray:
 def _ask(template: Template, messages: tuple[tuple[str, str], ...], added: str) -> np.ndarray:
     conversation = [{"role": role, "content": content} for role, content in messages]
     text = template.tokenizer.apply_chat_template(
-        conversation, tokenize=False, add_generation_prompt=True
+        conversation,
+        tools=list(template.tools) or None,
+        tokenize=False,
+        add_generation_prompt=True,
     )
     return _encode(template, f"{text}{added}")
 

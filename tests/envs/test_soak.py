@@ -68,7 +68,12 @@ def said(chat, text):
 
 
 # Environment -> its options, and the package that it needs.
+PROMPTS = Path(__file__).parent / "reference" / "prompts.jsonl"
 FOREIGN = {
+    "dataset": (
+        dict(path=str(PROMPTS), reward="prompting:score", step="prompting:go_on"),
+        "ragen_jax",
+    ),
     "gymnasium": (dict(id="hunting/Hunt-v0", module="hunting"), "gymnasium"),
     "reasoning_gym": (dict(task="chain_sum"), "reasoning_gym"),
     "textarena": (dict(id="GuessTheNumber-v0-raw"), "textarena"),

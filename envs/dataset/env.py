@@ -1,0 +1,217 @@
+"""Prompts of a file or of the Hub, and functions of one's own that say what a reply earns.
+
+    --config=dataset:llm --config.env.options.path=prompts.jsonl
+                         --config.env.options.reward=lengths:score
+
+    def score(prompt, reply, row): -> a number, or dict(reward=..., success=...)
+
+With `step`, the user answers (more turns: env.max_turns and env.max_actions, both):
+
+    def go_on(messages, row): -> the next message; None: the task is over, and `reward` pays the
+        last reply; or dict(message=..., reward=..., success=...), over without a message
+
+With `tools`, a reply may call a function instead of answering, and the next turn shows its result:
+
+    TOOLS = [look_up]  # functions with types and a docstring; --config.env.options.tools=mine:TOOLS
+
+A reply is what stands in <answer>. The functions are called in the trainer's process, perhaps in
+several threads (env.time_limit), and must return the same for the same arguments where a run has to
+go on exactly; what raises, hangs or returns nonsense costs its episode alone (rollout/acting.py).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragen_jax.envs.dataset.functions import Outcome, paid, replied, user_function
+from ragen_jax.envs.dataset.rows import Rows, about, file_source, hub_source, load_rows
+from ragen_jax.envs.dataset.tools import Tools, is_call
+from ragen_jax.envs.options import file_name, one_of, problem_seed, text, whole
+from ragen_jax.envs.problems import SPLITS, Draws
+from ragen_jax.envs.types import Step
+
+TAG = 0xDA7A5E7  # of this environment's `Draws`
+MAX_ROWS = 10**7
+MAX_SUCCESS = 1e6  # rewards beyond are refused (rollout/acting.py)
+EXPLAINED = "so "  # before a solution, in an imitated reasoning
+WORDS_OF, WORDS = 2000, 1000  # rows whose words are counted; the most that are kept whole
+
+_WORD = re.compile(r" ?[^\W\d_]+| ?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A state: a row, what its prompt shows, and what was said since.
+
+    said: (role, text) in order: "assistant", then "user" or "tool", and so on
+    """
+
+    row: int
+    prompt: str
+    said: tuple[tuple[str, str], ...] = ()
+
+
+class Dataset:
+    """Rows with a prompt; see `ragen_jax.envs.types.Environment`.
+
+    An action is any text, so `actions` is empty.
+
+    path: JSON lines, a JSON list or a parquet file
+    hub, hub_subset, hub_split, hub_revision: instead of it, what `datasets.load_dataset` finds
+        under that name (rows.hub_source)
+    prompt: the field that is shown: a text, or messages of the system and the user (rows.shown)
+    reward: MODULE:FUNCTION; its module is imported from the folder where the command is started, or
+        from what is installed
+    step: MODULE:FUNCTION of what the user says next; "": one answer is all
+    tools: MODULE:LIST of functions that a reply may call (tools.Tools); "": none
+    success: the reward from which on a reply is a success, where the function does not say
+    solution: the field with a right reply, a text, which the tiny agent imitates; "": none. Without
+        it the share of problems that would be imitated trains
+    split_field: the field with each row's split (rows.NAMED); "": dealt by a hash of the prompt
+    instructions: what the system message begins with
+    max_rows: how many of the rows are used, from the first (None: all)
+    split: "imitation", "train" or "eval": three sets of prompts that share none; None: all rows
+    """
+
+    actions: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        hub: str = "",
+        hub_subset: str = "",
+        hub_split: str = "train",
+        hub_revision: str = "",
+        prompt: str = "prompt",
+        reward: str = "",
+        step: str = "",
+        tools: str = "",
+        success: float = 1.0,
+        solution: str = "",
+        split_field: str = "",
+        instructions: str = "",
+        max_rows: int | None = None,
+        split: str | None = "train",
+    ) -> None:
+        for name, value in {
+            **dict(hub=hub, hub_subset=hub_subset, hub_split=hub_split, hub_revision=hub_revision),
+            **dict(prompt=prompt, reward=reward, step=step, tools=tools, solution=solution),
+            **dict(split_field=split_field, instructions=instructions),
+        }.items():
+            text(name, value)
+        number = isinstance(success, (int, float)) and not isinstance(success, bool)
+        if not number or not abs(success) <= MAX_SUCCESS:
+            raise ValueError(f"success must be a number within +-{MAX_SUCCESS:g}, got {success!r}")
+        if max_rows is not None:
+            whole("max_rows", max_rows, least=1, most=MAX_ROWS)
+        self.split = one_of("split", split, (*SPLITS, None))
+        if (file_name("path", path) is None) == (not hub):
+            raise ValueError(f"give path, a file, or hub, a data set: got {path!r} and {hub!r}")
+        if not reward and not step:
+            raise ValueError("reward must be MODULE:FUNCTION of (prompt, reply, row), got ''")
+        self._reward = user_function("reward", reward, "prompt", "reply", "row") if reward else None
+        self._step = user_function("step", step, "messages", "row") if step else None
+        self._tools = Tools("tools", tools) if tools else None
+        # Shown by the chat (envs.types.ToolEnvironment).
+        self.tools: tuple[dict[str, Any], ...] = self._tools.schemas if self._tools else ()
+        self._names, self._success = (reward, step), float(success)
+        self._prompt, self._solution = prompt, solution
+        self.instructions: str = instructions
+        used = (prompt, solution, split_field)
+        self.fields: tuple[str, ...] = tuple(dict.fromkeys(name for name in used if name))
+
+        if path is not None:
+            source = file_source(path)
+        else:
+            source = hub_source(hub, subset=hub_subset, split=hub_split, revision=hub_revision)
+        self._rows = load_rows(source, prompt=prompt, solution=solution, split_field=split_field)
+        splits = self._rows.splits[:max_rows]
+        if not solution:
+            splits = np.where(splits == "imitation", "train", splits)
+        self._splits = splits
+        self._drawn = np.flatnonzero(splits != "" if self.split is None else splits == self.split)
+        if not len(self._drawn):
+            counts = ", ".join(f"{np.sum(splits == name)} of {name}" for name in SPLITS)
+            raise ValueError(
+                f"{source.name} has no row of split {self.split!r} ({counts}); give more rows, or "
+                "name each one's split in a field (split_field)"
+            )
+        if solution:  # what the tiny agent asks for (envs.types.SolvableEnvironment)
+            self.words = _words(self._rows, len(splits))
+            self.solve, self.explain = self._solve, self._explain
+
+    def reset(self, seed: int) -> Talk:
+        """Row number `seed`, an int in [0, 2**63), of this split."""
+        draws = Draws(problem_seed(seed), 0, TAG)
+        return self._begin(int(self._drawn[draws.below(len(self._drawn))]))
+
+    def _begin(self, row: int) -> Talk:
+        return Talk(row, self._rows.prompt(row))
+
+    def given(self) -> Iterator[tuple[int, str, Talk]]:
+        """(row, split, state) of each row that is not left out, in order."""
+        for row, split in enumerate(self._splits):
+            if split:
+                yield row, str(split), self._begin(row)
+
+    def render(self, state: Talk) -> str:
+        """What was said last to the agent: the prompt at first."""
+        told = (said for role, said in reversed(state.said) if role != "assistant")
+        return next(told, state.prompt)
+
+    def identity(self, state: Talk) -> str:
+        """The prompt, letters' case and spaces apart."""
+        return about(state.prompt)
+
+    def step(self, state: Talk, action: str, rng: np.random.Generator | None = None) -> Step:
+        """Runs a call, or asks the functions what an answer leads to. `rng` is unused.
+
+        info: "success", and what else the function's dict has. Raises TypeError for what they must
+        not return, and whatever they raise.
+        """
+        after = replace(state, said=(*state.said, ("assistant", action)))
+        if self._tools is not None and is_call(action):
+            after = replace(after, said=(*after.said, ("tool", self._tools.call(action))))
+            return Step(after, 0.0, False, {"success": False})
+        row = self._rows.row(state.row)
+        outcome = self._ask_step(after, row) or self._ask_reward(action, row)
+        if outcome.message is not None:
+            after = replace(after, said=(*after.said, ("user", outcome.message)))
+        info = outcome.info | {"success": outcome.success}
+        return Step(after, outcome.reward, outcome.message is None, info)
+
+    def _ask_step(self, state: Talk, row: dict[str, Any]) -> Outcome | None:
+        if self._step is None:
+            return None
+        asked = row[self._prompt]
+        first = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
+        messages = first + [{"role": role, "content": said} for role, said in state.said]
+        return replied(self._step(messages, row), self._names[1], self._success)
+
+    def _ask_reward(self, reply: str, row: dict[str, Any]) -> Outcome:
+        reward, step = self._names
+        if self._reward is None:
+            raise TypeError(f"{step} returned None, but there is no reward function to pay a reply")
+        return paid(self._reward(row[self._prompt], reply, row), reward, self._success)
+
+    def _solve(self, state: Talk) -> tuple[str, ...]:
+        """The row's solution, whatever was said before."""
+        return (self._rows.solution(state.row),)
+
+    def _explain(self, state: Talk, plan: Sequence[str]) -> str:
+        """What an imitated expert thinks: no more is known than the solution."""
+        return EXPLAINED + " ".join(plan)
+
+
+def _words(rows: Rows, count: int) -> tuple[str, ...]:
+    """The words and numbers that prompts and solutions of the first rows have most often."""
+    found = Counter()
+    for index in range(min(count, WORDS_OF)):
+        found.update(_WORD.findall(f"{rows.prompt(index)}\n{rows.solution(index)}"))
+    often = sorted(found, key=lambda word: (-found[word], word))[:WORDS]
+    return tuple(dict.fromkeys((EXPLAINED, *often)))

@@ -1,0 +1,296 @@
+"""Rows with a prompt, of a file or of a data set of the Hub, and their splits.
+
+They are converted once, to data sets in the user's cache that are named by the content; later
+starts read single rows.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ragen_jax.envs.files import is_text, json_rows, open_parquet
+from ragen_jax.envs.problems import SPLITS, split_by_hash
+
+if TYPE_CHECKING:
+    from ragen_jax.run.datasets import Stored
+
+FORMAT = 1  # of what is kept; raise it when a change of this file changes that
+MAX_TEXT = 100_000  # characters of a prompt: more is shown of no environment (rollout/acting.py)
+ROLES = ("system", "user")  # of the messages of a prompt
+
+# What a row's field of splits may say -> split.
+NAMED = dict(zip(SPLITS, SPLITS, strict=True)) | dict.fromkeys(
+    ("test", "validation", "valid", "dev"), "eval"
+)
+LETTERS = {split: split[0] for split in SPLITS}  # of a row, in the text that is kept of all
+LEFT_OUT = "-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where rows come from.
+
+    name: for messages
+    content: JSON-like; what decides the rows, for names of caches
+    read: all of them, from the first; raises ValueError
+    """
+
+    name: str
+    content: Mapping[str, str]
+    read: Callable[[], Iterable[Any]]
+
+
+class Rows:
+    """The rows of a source, each read when it is asked for.
+
+    splits: of each row; "" of one that is left out
+    """
+
+    def __init__(self, examples: "Stored", splits: np.ndarray) -> None:
+        self._examples, self.splits = examples, splits
+
+    def prompt(self, index: int) -> str:
+        """What is shown of a row's prompt."""
+        return self._examples[index]["shown"]
+
+    def solution(self, index: int) -> str:
+        """The solution of a row; "" where none is read."""
+        return self._examples[index]["solution"]
+
+    def row(self, index: int) -> dict[str, Any]:
+        """A row as it was given; a fresh copy each time."""
+        return json.loads(self._examples[index]["row"])
+
+
+def file_source(path: str | Path) -> Source:
+    """The rows of a file: parquet, a JSON list or JSON lines, told apart by how it begins.
+
+    Raises:
+      ValueError: there is no such file, or it cannot be read.
+    """
+    from ragen_jax.run.workdir import content_hash  # not above: it imports environments
+
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        content = content_hash(path)
+        with path.open("rb") as file:
+            begins = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    read = _lines
+    if begins.startswith(b"PAR1") or path.suffix == ".parquet":
+        read = _parquet
+    elif begins.startswith(b"["):
+        read = _list
+    return Source(str(path), {"content": content}, functools.partial(read, path))
+
+
+def hub_source(name: str, *, subset: str, split: str, revision: str) -> Source:
+    """The rows of a split of a data set that `datasets.load_dataset` finds: an id of the Hub, which
+    it downloads once, or a folder.
+
+    subset: its configuration; "": the only one. revision: a commit, tag or branch; "": the newest.
+
+    Raises:
+      ValueError: `datasets` is not installed, or finds no such thing.
+    """
+    if importlib.util.find_spec("datasets") is None:
+        raise ValueError(f"hub={name!r} needs datasets: pip install 'ragen_jax[data]'")
+    import datasets
+
+    where = "/".join(part for part in (name, subset, split) if part)
+    try:
+        data = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
+    except Exception as error:  # of its many readers, and of the network
+        line = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"datasets.load_dataset finds no {where}: {type(error).__name__}: {line}"
+        ) from error
+    return Source(where, {"hub": where, "fingerprint": data._fingerprint}, lambda: data)
+
+
+def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: str = "") -> Rows:
+    """The rows of a source, dealt to splits.
+
+    By a hash of the prompt, letters' case and spaces apart; or by what a field says. Of a prompt
+    that several splits then have, the rows of eval are kept, or else those of train: a line tells
+    how many are left out.
+
+    Args:
+      prompt: the field with a text, or with messages as `shown` takes them.
+      solution: the field with a right reply, a text; "": none is read.
+      split_field: one whose text is a key of NAMED; "": none.
+
+    Raises:
+      ValueError: nothing can be read, or a row is no object or lacks a field; with row and field.
+    """
+    # Not above: these modules import environments, and TFDS takes seconds.
+    from ragen_jax.run.datasets import open_or_generate
+    from ragen_jax.run.log import console
+    from ragen_jax.run.workdir import cache_directory
+
+    settings = {
+        **source.content,
+        "prompt": prompt,
+        "solution": solution,
+        "format": FORMAT,
+    }
+    directory = cache_directory() / "datasets"
+    examples = open_or_generate(
+        "dataset",
+        settings,
+        features=dict.fromkeys(("row", "shown", "solution"), np.str_),
+        generate=lambda: _examples(source, prompt, solution),
+        directory=directory,
+    )
+    left_out = []  # how many, if splits are dealt now
+    (dealt,) = open_or_generate(
+        "dataset_splits",
+        {**settings, "split_field": split_field},
+        features={"letters": np.str_},
+        generate=lambda: [{"letters": _letters(source.name, examples, split_field, left_out)}],
+        directory=directory,
+    )
+    if any(left_out):  # nothing is printed while TFDS generates
+        console(
+            f"{source.name}: {left_out[0]} row(s) left out, whose prompt another split has, too"
+        )
+    split_of = {letter: split for split, letter in LETTERS.items()} | {LEFT_OUT: ""}
+    return Rows(examples, np.array([split_of[letter] for letter in dealt["letters"]]))
+
+
+def about(shown: str) -> str:
+    """The identity of a prompt: letters' case and spaces do not count."""
+    return " ".join(shown.lower().split())
+
+
+def shown(value: Any, where: str) -> str:
+    """What is shown of a prompt: a text, or messages {"role", "content"} of the system and the
+    user, with an empty line between.
+
+    Raises:
+      ValueError: anything else, such as a message of the assistant.
+    """
+    if not isinstance(value, list):
+        return _text(value, where)
+    parts = [_content(message, f"message {i} of {where}") for i, message in enumerate(value)]
+    if not parts or value[-1]["role"] != "user":
+        raise ValueError(f"the messages of {where} must end with one of role 'user'")
+    return _text("\n\n".join(parts), where)
+
+
+def _content(message: Any, where: str) -> str:
+    """The text of a message, whose content may be a list of parts of type "text"."""
+    if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+        raise ValueError(f"{where} must have role and content, got {ascii(message)[:60]}")
+    if message["role"] not in ROLES:
+        raise ValueError(
+            f"{where} has role {message['role']!r}; accepted: {', '.join(ROLES)} (the policy "
+            "writes all replies itself)"
+        )
+    content = message["content"]
+    if isinstance(content, list) and all(map(_is_part, content)):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) or not is_text(content):
+        raise ValueError(f"{where} must have text as content, got {ascii(message)[:60]}")
+    return content
+
+
+def _is_part(part: Any) -> bool:
+    """Whether a part of a message is text: {"type": "text", "text": ...}."""
+    return isinstance(part, dict) and part.get("type") == "text" and is_text(part.get("text"))
+
+
+# ------------------------------------------------------------------------------------ conversion
+
+
+def _examples(source: Source, prompt: str, solution: str) -> Iterator[dict[str, str]]:
+    """What is kept of each row."""
+    index = -1
+    for index, row in enumerate(source.read()):
+        where = f"row {index} of {source.name}"
+        if not isinstance(row, dict):
+            raise ValueError(f"{where} must be an object with fields, got {ascii(row)[:60]}")
+        for option, field in (("prompt", prompt), ("solution", solution)):
+            if field and field not in row:
+                raise ValueError(
+                    f"{where} lacks the field {field} (option {option}); it has {', '.join(row)}"
+                )
+        fields = (f"{json.dumps(name)}: {_json(row[name], name, where)}" for name in row)
+        yield {
+            "row": "{" + ", ".join(fields) + "}",
+            "shown": shown(row[prompt], f"field {prompt} of {where}"),
+            "solution": _text(row[solution], f"field {solution} of {where}") if solution else "",
+        }
+    if index < 0:
+        raise ValueError(f"{source.name} holds no rows")
+
+
+def _text(value: Any, where: str) -> str:
+    """A text that is not empty."""
+    if not is_text(value) or not value.strip() or len(value) > MAX_TEXT:
+        shown = ascii(value)[:60]
+        raise ValueError(f"{where} must be text of 1 to {MAX_TEXT} characters, got {shown}")
+    return value.strip()
+
+
+def _json(value: Any, name: str, where: str) -> str:
+    """The JSON of a field's value: of a date, its text."""
+    try:
+        return json.dumps(value, default=_as_text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"field {name} of {where} cannot be kept as JSON: {error}") from error
+
+
+def _as_text(value: Any) -> str:
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise TypeError(f"a {type(value).__name__} is no number, text, list or object")
+
+
+def _letters(name: str, examples: "Stored", field: str, left_out: list[int]) -> str:
+    """A letter for the split of each row; how many are left out is added to `left_out`."""
+    if not field:
+        return "".join(LETTERS[split_by_hash("dataset", about(x["shown"]))] for x in examples)
+    order = ("imitation", "train", "eval")  # the last of those that have a prompt keeps it
+    said, best = [], {}
+    for index, example in enumerate(examples):
+        value = json.loads(example["row"]).get(field)
+        if not isinstance(value, str) or value not in NAMED:
+            raise ValueError(
+                f"field {field} (option split_field) of row {index} of {name} must be one of "
+                f"{', '.join(NAMED)}, got {ascii(value)[:60]}"
+            )
+        key, rank = about(example["shown"]), order.index(NAMED[value])
+        best[key] = max(rank, best.get(key, 0))
+        said.append((key, rank))
+    letters = [LETTERS[order[rank]] if rank == best[key] else LEFT_OUT for key, rank in said]
+    left_out.append(Counter(letters)[LEFT_OUT])
+    return "".join(letters)
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    with open_parquet(path) as file:
+        for batch in file.iter_batches(batch_size=1000):
+            yield from batch.to_pylist()
+
+
+def _list(path: Path) -> Iterator[Any]:
+    try:
+        rows = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    yield from rows
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    yield from json_rows(path)

@@ -1,0 +1,76 @@
+"""Python functions that the agent may call: their JSON schemas, and what a call leads to."""
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ragen_jax.envs.options import attribute_of
+
+OPENS, CLOSES = "<tool_call>", "</tool_call>"  # of a call, as rollout/chat.py hands it on
+
+
+class Tools:
+    """The functions of a list MODULE:LIST, by name.
+
+    Their schemas are of their signatures and docstrings (`transformers.utils.get_json_schema`):
+    every argument has a type, and a line in the section "Args:" of the docstring.
+
+    Raises:
+      ValueError: there is no such list, or a function of it has no schema.
+    """
+
+    def __init__(self, option: str, value: str) -> None:
+        found = attribute_of(option, value, "MODULE:LIST")
+        if not isinstance(found, (list, tuple)) or not found or not all(map(callable, found)):
+            raise ValueError(f"{option} {value!r} must be a list of functions, got {found!r:.80}")
+        self._functions: dict[str, Callable[..., Any]] = {}
+        schemas = []
+        for function in found:
+            schemas.append(_schema(option, value, function))
+            self._functions[schemas[-1]["function"]["name"]] = function
+        if len(self._functions) < len(found):
+            raise ValueError(f"{option} {value!r} has two functions of the same name")
+        self.schemas: tuple[dict[str, Any], ...] = tuple(schemas)
+
+    def call(self, text: str) -> str:
+        """What is shown of the call that an action is: the result, or "error: ..." of one that
+        cannot be read, that names no tool or other arguments, or whose function raises."""
+        said = text.removeprefix(OPENS).removesuffix(CLOSES).strip()
+        try:
+            asked = json.loads(said)
+        except (ValueError, RecursionError) as error:
+            return f"error: a call must be JSON: {error}"
+        if not isinstance(asked, dict) or "name" not in asked:
+            return 'error: a call must be {"name": ..., "arguments": {...}}'
+        name, arguments = asked["name"], asked["arguments"] if "arguments" in asked else {}
+        if not isinstance(name, str) or name not in self._functions:
+            return f"error: no tool {name!r:.80}; there are: {', '.join(self._functions)}"
+        if not isinstance(arguments, dict):
+            return "error: arguments must be an object"
+        function = self._functions[name]
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            return f"error: {name}: {error}"
+        try:
+            result = function(**arguments)
+        except Exception as error:  # which what the agent asks for may make it do
+            return f"error: {name}: {type(error).__name__}: {error}"
+        return result if isinstance(result, str) else json.dumps(result, default=str)
+
+
+def is_call(action: str) -> bool:
+    """Whether an action is a call of a tool, and no answer."""
+    return action.startswith(OPENS) and action.endswith(CLOSES)
+
+
+def _schema(option: str, value: str, function: Callable[..., Any]) -> dict[str, Any]:
+    from transformers.utils import get_json_schema  # which takes a second
+
+    name = getattr(function, "__name__", repr(function))
+    try:
+        return get_json_schema(function)
+    except Exception as error:  # of several kinds, which have no common base
+        line = " ".join(str(error).split())
+        raise ValueError(f"{option} {value!r}: {name} has no JSON schema: {line}") from error
