@@ -6,6 +6,7 @@ starts read single rows.
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import json
 from collections import Counter
@@ -105,8 +106,7 @@ def hub_source(name: str, *, subset: str, split: str, revision: str) -> Source:
     """
     if importlib.util.find_spec("datasets") is None:
         raise ValueError(f"hub={name!r} needs datasets: pip install 'ragen_jax[data]'")
-    import datasets
-
+    datasets: Any = importlib.import_module("datasets")  # an extra, which types cannot be told of
     where = "/".join(part for part in (name, subset, split) if part)
     try:
         data = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
