@@ -427,7 +427,9 @@ def test_a_config_of_ours_has_a_name_everywhere(elsewhere, words):
 
 def test_an_unknown_name_is_answered_with_those_there_are(elsewhere):
     code, _, err = call("ragen_jax.train", "--config=sokobam")
-    assert code == 2 and "accepted: a file such as configs/mine.py, or one of bandit, base" in err
+    assert (
+        code == 2 and "accepted: a file such as configs/mine.py, or one of bandit, countdown" in err
+    )
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from api import api_markdown
 from docutils import nodes
-from fields import config_markdown
+from settings_table import config_markdown
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import ExtensionMetadata

@@ -20,7 +20,7 @@ def importable(monkeypatch):
 
 
 def test_every_field_is_in_the_table_with_its_comment():
-    from fields import config_markdown
+    from settings_table import config_markdown
 
     text = config_markdown()
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", text, re.M))
@@ -40,7 +40,7 @@ def test_every_field_is_in_the_table_with_its_comment():
 
 
 def test_comments_of_a_config_file():
-    from fields import comments
+    from settings_table import comments
 
     source = """
 def get_config():
