@@ -1,6 +1,6 @@
 """The reference of the settings, as Markdown: configs/base.py beside ragen_jax/run/domains.py.
 
-python docs/site/fields.py
+python docs/site/settings_table.py
 """
 
 import ast
