@@ -155,7 +155,7 @@
     figure.append(place, legend, tableOf(chart.title, lines));
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     const options = {
-      width: Math.max(place.clientWidth, 200), height: 210, padding: [8, 8, 0, 0], series, bands,
+      width: Math.max(place.clientWidth, 200), height: 210, padding: [8, 16, 0, 0], series, bands,
       legend: { show: false },
       scales: { x: { time: false }, y: { distr: chart.logarithmic ? 3 : 1, ...(chart.share ? { range: [-0.02, 1.02] } : {}) } },
       axes: [{ ...axis, size: 30, space: 60 }, { ...axis, size: 52, values: (_, all) => all.map((value) => (value === null ? "" : shown(value))) }],
