@@ -101,8 +101,14 @@ def read_run_config(workdir: str | Path) -> ConfigDict:
             added |= _add_missing(part.env, defaults.env, f"also.{name}.env.")
     if added:
         listed = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
-        console(f"{path} has not, and gets: {listed}")
+        _tell_once(f"{path} has not, and gets: {listed}")
     return config
+
+
+@functools.cache
+def _tell_once(line: str) -> None:
+    """A line that a command prints once, however often it reads the file."""
+    console(line)
 
 
 def _add_missing(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> dict[str, Any]:

@@ -450,6 +450,16 @@ def test_so_have_the_environments_that_train_with_its_first(tmp_path, capsys):
     same_run(whole, tmp_path)
 
 
+def test_what_an_old_run_lacks_is_told_once(tmp_path, capsys):
+    old = changed().to_dict()
+    del old["report"]
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    config = read_run_config(tmp_path)
+    assert same_run(config, tmp_path) == []
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == f"{tmp_path / 'config.json'} has not, and gets: config.report={{'every': 50}}"
+
+
 @pytest.mark.parametrize(
     "fields, differs",
     [
