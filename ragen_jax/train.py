@@ -26,7 +26,7 @@ from ragen_jax.run import command
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
-from ragen_jax.run.compiling import report_compiling
+from ragen_jax.run.compiling import told_of_compiling
 from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.log import MetricsLog, console
 from ragen_jax.run.settle import settle
@@ -41,13 +41,14 @@ from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, se
 
 def train(config: ConfigDict, workdir: Path) -> int:
     """Runs or continues a training run in `workdir`; returns the exit code."""
-    run, learner, state = start(config, workdir)
-    exit_code = 1  # of what nobody foresaw
-    try:
-        exit_code = learn(config, run, learner, state)
-    finally:
-        run.log.close(exit_code)
-    return exit_code
+    with told_of_compiling():
+        run, learner, state = start(config, workdir)
+        exit_code = 1  # of what nobody foresaw
+        try:
+            exit_code = learn(config, run, learner, state)
+        finally:
+            run.log.close(exit_code)
+        return exit_code
 
 
 def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> int:
@@ -108,7 +109,6 @@ def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
         changed = same_run(config, workdir)
         model, params, tokenizer, tasks = load_policy(config, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    report_compiling()
     checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     latest = checkpoints.latest_step()
     other = [name for name in changed if name.startswith("eval.") and name != "eval.every"]

@@ -1,7 +1,9 @@
 """A sign of life while programs compile, which takes minutes for a large model."""
 
+import contextlib
 import functools
 import time
+from collections.abc import Generator
 
 import jax
 
@@ -11,18 +13,38 @@ EVENT = "/jax/core/compile/backend_compile_duration"  # of each program, when it
 EVERY = 10.0  # seconds between two lines, at least
 
 
-@functools.cache
-def report_compiling() -> None:
-    """From now on tells how many programs were compiled, and how long that took. Once a process."""
-    seconds, told = [], [time.monotonic()]
+class _Told:
+    """What was compiled while somebody wants to know."""
 
-    def compiled(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event != EVENT:
-            return
+    def __init__(self) -> None:
+        self.wanted = False
+        self.seconds: list[float] = []
+        self.last = 0.0  # when a line was printed, or the telling began
+
+    def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         del kwargs
-        seconds.append(duration_secs)
-        if time.monotonic() - told[0] >= EVERY and sum(seconds) >= EVERY:
-            told[0] = time.monotonic()
-            console(f"compiling: {len(seconds)} programs so far, {sum(seconds):.0f} s")
+        if event != EVENT or not self.wanted:
+            return
+        self.seconds.append(duration_secs)
+        if time.monotonic() - self.last >= EVERY and sum(self.seconds) >= EVERY:
+            self.last = time.monotonic()
+            console(f"compiling: {len(self.seconds)} programs so far, {sum(self.seconds):.0f} s")
 
-    jax.monitoring.register_event_duration_secs_listener(compiled)
+
+@functools.cache
+def _listener() -> _Told:
+    """The one of this process: JAX takes listeners, but gives none back."""
+    told = _Told()
+    jax.monitoring.register_event_duration_secs_listener(told)
+    return told
+
+
+@contextlib.contextmanager
+def told_of_compiling() -> Generator[None]:
+    """Tells now and then how many programs were compiled meanwhile, and how long that took."""
+    told = _listener()
+    told.wanted, told.seconds, told.last = True, [], time.monotonic()
+    try:
+        yield
+    finally:
+        told.wanted = False

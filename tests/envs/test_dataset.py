@@ -466,7 +466,7 @@ def documented(own):
     """The folder with the page's module, and its rows and others like them."""
     code = "\n\n".join(text for language, text in blocks() if language == "python")
     (own / "lengths.py").write_text(code)
-    lines = next(text for language, text in blocks() if language == "jsonl").splitlines()
+    lines = next(text for language, text in blocks() if language == "json").splitlines()
     others = [{"prompt": f"Name animal {i}.", "length": 3 + i % 5} for i in range(60)]
     write(own / "prompts.jsonl", [*map(json.loads, lines), *others])
     sys.modules.pop("lengths", None)
@@ -481,7 +481,7 @@ def commands():
 
 
 def test_the_example_of_the_page_is_short_and_pays(documented):
-    assert sum(len(text.splitlines()) for kind, text in blocks()[:3] if kind != "jsonl") < 20
+    assert sum(len(text.splitlines()) for kind, text in blocks()[:3] if kind != "json") < 20
     options = dict(path="prompts.jsonl", reward="lengths:score")
     environment = build(**options)
     states = {state.prompt: state for _, _, state in environment.given()}
