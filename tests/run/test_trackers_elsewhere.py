@@ -1,7 +1,9 @@
 """trackers.py with the packages of Weights & Biases, MLflow and Trackio, without a network.
 
 A run of five rows is killed, goes on behind its third and ends. Each tracker must have every step
-once, and say how the run ended.
+once, and say how the run ended. Run it when trackers.py or one of these packages changes:
+
+    pip install -e .[wandb,trackio,mlflow] && pytest -m slow tests/run/test_trackers_elsewhere.py
 """
 
 import collections
@@ -19,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NAMES = ("wandb", "mlflow", "trackio")
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.slow,
     pytest.mark.skipif(
         not all(map(importlib.util.find_spec, NAMES)),
         reason="needs .[wandb,mlflow,trackio]",
