@@ -1,5 +1,6 @@
 """log.py: metrics.jsonl, rollouts/*.jsonl and the lines on the console."""
 
+import gc
 import json
 from types import SimpleNamespace
 
@@ -315,9 +316,11 @@ def test_totals_go_on_behind_the_rows_there_are(path):
 
 
 def test_memory_in_use_is_of_this_process(monkeypatch):
+    gc.collect()
     before = memory_metrics()["throughput/host_memory_gib"]
     held = np.ones(2**26)  # half a GiB
-    assert 0.45 < memory_metrics()["throughput/host_memory_gib"] - before < 0.55
+    # Other objects of the process may come and go meanwhile.
+    assert 0.3 < memory_metrics()["throughput/host_memory_gib"] - before < 0.7
     del held
     # A CPU has no memory of its own; of several devices the fullest counts.
     assert set(memory_metrics()) == {"throughput/host_memory_gib"}
