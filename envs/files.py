@@ -53,6 +53,18 @@ def open_parquet(path: str | Path, needed: Sequence[str] = ()) -> Generator["par
         raise ValueError(f"{path} cannot be read as parquet: {error}") from error
 
 
+def json_value(path: str | Path) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+      ValueError: the file cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+
+
 def json_rows(path: str | Path) -> Iterator[Any]:
     """The values of a file of JSON lines, those that are empty left out.
 

@@ -35,7 +35,7 @@ from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import console, write_gradients
 from ragen_jax.run.settle import settle
-from ragen_jax.run.workdir import flat, read_run_config
+from ragen_jax.run.workdir import fields_of, read_run_config
 from ragen_jax.sharding import is_first, sampling_params
 from ragen_jax.types import Metrics
 
@@ -126,10 +126,11 @@ def write_evaluation(
 ) -> None:
     """The figures as JSON, beside the model and the fields that the command line set."""
     found = {name: float(value) for name, value in metrics.items()}
+    fields = fields_of(config)
     content = {
         "model": MODEL.value or WORKDIR.value,
         "samples": SAMPLES.value,
-        "set": {name: flat(config)[name] for name in names},
+        "set": {name: fields[name] for name in names},
         "metrics": {name: value for name, value in found.items() if math.isfinite(value)},
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ragen_jax.envs.files import is_text, json_rows, open_parquet
+from ragen_jax.envs.files import is_text, json_rows, json_value, open_parquet
 from ragen_jax.envs.problems import SPLITS, split_by_hash
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ def file_source(path: str | Path) -> Source:
             begins = file.read(1000).removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    read = _lines
+    read = json_rows
     if begins.startswith(b"PAR1") or path.suffix == ".parquet":
         read = _parquet
     elif begins.startswith(b"["):
-        read = _list
+        read = json_value
     return Source(str(path), {"content": content}, functools.partial(read, path))
 
 
@@ -282,15 +282,3 @@ def _parquet(path: Path) -> Iterator[Any]:
     with open_parquet(path) as file:
         for batch in file.iter_batches(batch_size=1000):
             yield from batch.to_pylist()
-
-
-def _list(path: Path) -> Iterator[Any]:
-    try:
-        rows = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
-    yield from rows
-
-
-def _lines(path: Path) -> Iterator[Any]:
-    yield from json_rows(path)

@@ -1,6 +1,5 @@
 """Questions with a final answer, those of the data set's file among them, and their splits."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragen_jax.envs.files import is_text, normal
+from ragen_jax.envs.files import is_text, json_value, normal
 from ragen_jax.envs.problems import split_by_hash
 
 if TYPE_CHECKING:
@@ -120,10 +119,7 @@ def _answer(response: str) -> str:
 
 def _rows(path: str | Path) -> list[dict[str, str]]:
     """All rows of the file, each with text in all FIELDS."""
-    try:
-        rows = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    rows = json_value(path)
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"{path} must hold a list of questions, got {str(rows)[:60]}")
     for index, row in enumerate(rows):

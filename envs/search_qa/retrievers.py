@@ -4,13 +4,12 @@ RETRIEVERS  name -> what it needs, and what opens it
 """
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.envs.files import json_rows
+from ragen_jax.envs.files import json_rows, json_value
 from ragen_jax.envs.search_qa.protocols import PROTOCOLS
 from ragen_jax.envs.search_qa.remote import Remote
 from ragen_jax.envs.search_qa.retrieve import BM25, Retriever
@@ -131,10 +130,7 @@ def load_corpus(path: str | Path) -> list[str]:
 
 
 def _list_of_texts(path: str | Path) -> list[str]:
-    try:
-        texts = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    texts = json_value(path)
     if not isinstance(texts, list):
         raise ValueError(f"{path} must hold a list of texts, got {ascii(texts)[:60]}")
     for index, text in enumerate(texts):

@@ -14,7 +14,7 @@ from ragen_jax.configs import base
 from ragen_jax.configs.experiments.experiment import Fields
 from ragen_jax.lab.arms import Arm
 from ragen_jax.lab.curves import Rows, Runs
-from ragen_jax.run.workdir import flat
+from ragen_jax.run.workdir import fields_of
 
 RUN = ("setting", "treatment", "seed")
 DIGITS = 7  # significant ones, of a figure
@@ -22,8 +22,8 @@ DIGITS = 7  # significant ones, of a figure
 
 def not_default(config: ConfigDict) -> Fields:
     """{dotted name: value} of a config's fields that are not as in configs/base.py."""
-    defaults = flat(base.get_config())
-    return {k: v for k, v in flat(config).items() if k not in defaults or v != defaults[k]}
+    defaults = fields_of(base.get_config())
+    return {k: v for k, v in fields_of(config).items() if k not in defaults or v != defaults[k]}
 
 
 def cut(rows: Rows, figures: Sequence[str]) -> Rows:

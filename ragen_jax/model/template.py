@@ -29,8 +29,8 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")  # of replies: never con
 NOTICE = "Your last reply had no valid action."  # of a prompt; no control either
 
 # The conversation that a template is asked for, to see what it writes around each message.
-_ROLES = ("system", "user", "assistant", "user")
-_MARKS = ("SYSTEM_TEXT", "FIRST_USER", "FIRST_REPLY", "SECOND_USER")
+ASKED_ROLES = ("system", "user", "assistant", "user")
+ASKED_MARKS = ("SYSTEM_TEXT", "FIRST_USER", "FIRST_REPLY", "SECOND_USER")
 CALL = "<tool_call>"  # with which a call of a tool begins in the templates that are read
 
 # Added tokens that the template writes and that are no words or line breaks of it.
@@ -162,7 +162,7 @@ def take_apart(
             tokenizer, control, _apart(tokenizer, control, behind_result + think)
         )
     if system is not None:
-        opening = [p.replace(_MARKS[0], system) if isinstance(p, str) else p for p in opening]
+        opening = [p.replace(ASKED_MARKS[0], system) if isinstance(p, str) else p for p in opening]
     return Template(
         tokenizer=tokenizer,
         control=control,
@@ -180,13 +180,13 @@ def take_apart(
 
 def _around_marks(rendered: str, *, system: bool) -> list[str]:
     """What stands before the first user message, behind it, behind the reply, behind the last."""
-    marks = _MARKS if system else _MARKS[1:]
-    if tuple(re.findall("|".join(_MARKS), rendered)) != marks:
+    marks = ASKED_MARKS if system else ASKED_MARKS[1:]
+    if tuple(re.findall("|".join(ASKED_MARKS), rendered)) != marks:
         raise ValueError(
             "the tokenizer's chat template does not show every message once, verbatim, in the "
-            f"order {', '.join(_ROLES[-len(marks) :])}"
+            f"order {', '.join(ASKED_ROLES[-len(marks) :])}"
         )
-    return re.split("|".join(_MARKS[1:]), rendered)
+    return re.split("|".join(ASKED_MARKS[1:]), rendered)
 
 
 def plain_ids(
@@ -257,9 +257,10 @@ def _render(
     last: the role of its last message
     """
     first = 0 if system else 1
-    roles = (*_ROLES[first:-1], last)
+    roles = (*ASKED_ROLES[first:-1], last)
     messages = [
-        {"role": role, "content": mark} for role, mark in zip(roles, _MARKS[first:], strict=True)
+        {"role": role, "content": mark}
+        for role, mark in zip(roles, ASKED_MARKS[first:], strict=True)
     ]
     try:
         # ty: ignore[invalid-explicit-return] a text, because of tokenize=False

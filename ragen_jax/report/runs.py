@@ -8,6 +8,7 @@ from typing import Any
 
 from ragen_jax.configs import base
 from ragen_jax.groups import Part, metrics_of_each
+from ragen_jax.run.flat import flat
 from ragen_jax.run.log import read_events, read_metrics, read_outcomes
 from ragen_jax.types import Metrics
 
@@ -31,7 +32,7 @@ class Recorded:
     @property
     def fields(self) -> dict[str, Any]:
         """{dotted name: value} of its config."""
-        return _flat(self.config)
+        return flat(self.config)
 
     @property
     def last_step(self) -> int:
@@ -96,16 +97,6 @@ def _with_gradients(rows: list[Metrics], folder: Path) -> list[Metrics]:
         for path in sorted(folder.glob("step_*.json"))
     }
     return [found.get(int(row["step"]), {}) | row for row in rows]
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= {f"{name}.{inner}": x for inner, x in _flat(value).items()}
-        else:
-            found[name] = value
-    return found
 
 
 def groups_by_seed(runs: list[Recorded]) -> list[list[int]]:

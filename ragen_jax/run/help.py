@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from absl import flags
 
 from ragen_jax.configs import base, presets, recipes
+from ragen_jax.run.flat import flat
 
 ASKING = ("-h", "-help", "--help", "--helpfull", "--helpshort")
 SHOWN = 100  # characters of a line
@@ -27,7 +28,6 @@ def help_text(configs: Sequence[str]) -> str:
     about = inspect.getdoc(sys.modules["__main__"]) or ""
     parts = [about, "\n".join(["flags:", *_flags()])]
     if configs:
-        fields = [name for name, _ in _fields()]
         parts.append(
             "\n".join(
                 [
@@ -35,7 +35,7 @@ def help_text(configs: Sequence[str]) -> str:
                     *_filled("  --config=NAME or FILE.py; names: ", configs),
                     *_filled("  presets, behind a colon: ", presets.PRESETS),
                     *_filled("  recipes, behind a +: ", list(recipes.RECIPES)),
-                    f"  {len(fields)} fields, each --config.FIELD=VALUE, for instance",
+                    f"  {len(_fields())} fields, each --config.FIELD=VALUE, for instance",
                     "    --config.steps=100 --config.filter.value=0.9 --config.seed=1",
                     f"  Every field with its unit and meaning: {base.__file__}",
                 ]
@@ -68,7 +68,7 @@ def _filled(begin: str, words: Sequence[str], between: str = ", ") -> Iterator[s
 def suggestion(flag: str) -> str:
     """ "; did you mean --config.steps?" of the unknown flag "steps"; "" where nothing is near."""
     flag = flag.lower().replace("-", "_")
-    fields = [name for name, _ in _fields()] if "config" in flags.FLAGS else []
+    fields = _fields() if "config" in flags.FLAGS else []
     ends = [name for name in fields if f".{name}".endswith(f".{flag}")]
     if not ends:
         last = {name.rpartition(".")[2]: name for name in fields}
@@ -81,14 +81,6 @@ def suggestion(flag: str) -> str:
     return f"; did you mean {' or '.join(ends)}?" if ends else ""
 
 
-def _fields() -> Iterator[tuple[str, object]]:
-    """(dotted name, default) of every field of base.py."""
-
-    def walk(section, prefix):
-        for name, value in section.items():
-            if hasattr(value, "items") and len(value):
-                yield from walk(value, f"{prefix}{name}.")
-            else:
-                yield f"{prefix}{name}", value
-
-    return walk(base.get_config(), "")
+def _fields() -> list[str]:
+    """The dotted names of all fields of base.py."""
+    return list(flat(base.get_config().to_dict()))

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.run.flat import flat
 from ragen_jax.types import Metrics
 
 PROJECT = "ragen_jax"  # of runs whose environment variables name none
@@ -362,13 +363,7 @@ def _keep_id(workdir: Path, name: str, id_: str) -> None:
 def _texts(config: dict[str, Any]) -> dict[str, Any]:
     """{"a.b": value} of a nested config; what is no number, bool or text as JSON."""
 
-    def leaves(node, prefix):
-        for name, value in node.items():
-            if isinstance(value, dict) and value:
-                yield from leaves(value, f"{prefix}{name}.")
-            elif isinstance(value, (bool, int, float, str)):
-                yield prefix + name, value
-            else:
-                yield prefix + name, json.dumps(value)
-
-    return dict(leaves(config, ""))
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+        for name, value in flat(config).items()
+    }

@@ -14,6 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from ragen_jax.configs import base
+from ragen_jax.run.flat import flat
 from ragen_jax.run.log import console
 
 
@@ -138,7 +139,7 @@ def same_run(config: ConfigDict, workdir: Path) -> list[str]:
     """
     if not (workdir / "config.json").exists():
         return []
-    before, now = flat(read_run_config(workdir)), flat(config)
+    before, now = fields_of(read_run_config(workdir)), fields_of(config)
     changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
     stretched = config.optimizer.schedule != "constant"
     refused = [
@@ -166,14 +167,7 @@ def set_evaluations_aside(workdir: Path, step: int) -> None:
         console(f"config.eval has changed: what was evaluated before is in {aside}")
 
 
-def flat(config: ConfigDict) -> dict[str, Any]:
-    """{"a.b": value} of a nested config, sequences as lists."""
-
-    def leaves(node, prefix):
-        for name, value in node.items():
-            if isinstance(value, dict):
-                yield from leaves(value, f"{prefix}{name}.")
-            else:
-                yield prefix + name, value
-
-    return dict(leaves(json.loads(json.dumps(config.to_dict())), ""))
+def fields_of(config: ConfigDict) -> dict[str, Any]:
+    """{"a.b": value} of a config, sequences as lists: what a config.json would hold of it."""
+    found = flat(json.loads(json.dumps(config.to_dict())))
+    return {name: value for name, value in found.items() if value != {}}

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
+from ragen_jax.model.template import ASKED_MARKS, ASKED_ROLES
 from ragen_jax.score.formats import Messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-_ROLES = ("system", "user", "assistant", "user")
-_MARKS = ("SYSTEM_TEXT", "FIRST_USER", "FIRST_REPLY", "SECOND_USER")
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerFast") -> tuple[str, ...]:
@@ -113,17 +111,17 @@ def _around(tokenizer: "PreTrainedTokenizerFast", system: bool) -> tuple[str, ..
     None: it refuses such a conversation, or does not show it verbatim.
     """
     first = 0 if system else 1
-    named = zip(_ROLES[first:], _MARKS[first:], strict=True)
+    named = zip(ASKED_ROLES[first:], ASKED_MARKS[first:], strict=True)
     try:
         ids = render(tokenizer, [{"role": role, "content": mark} for role, mark in named])
     except ValueError:
         return None
     bare = _bare(tokenizer, ids)
-    if tuple(re.findall("|".join(_MARKS), bare)) != _MARKS[first:]:
+    if tuple(re.findall("|".join(ASKED_MARKS), bare)) != ASKED_MARKS[first:]:
         return None
-    return tuple(re.split("|".join(_MARKS), bare))
+    return tuple(re.split("|".join(ASKED_MARKS), bare))
 
 
 def _bare(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> str:
     """The text of ids as trainers decode them."""
-    return str(tokenizer.decode(ids, skip_special_tokens=True))
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))

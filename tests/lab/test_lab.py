@@ -22,7 +22,7 @@ from ragen_jax.lab.collapse import ENTROPY, MI, MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.pages import PAGES, figures, write_page
 from ragen_jax.lab.recorded import cut, read_runs, write_runs
-from ragen_jax.run.workdir import flat
+from ragen_jax.run.workdir import fields_of
 
 pytestmark = pytest.mark.fast
 
@@ -197,7 +197,7 @@ def test_experiments_that_share_runs_agree_on_them(name):
     plans = [arms(EXPERIMENTS[of], module.get_config()) for of in (name, other)]
     one, two = ({arm.folder: arm.config for arm in plan} for plan in plans)
     shared = set(one) & set(two)
-    assert shared and all(flat(one[folder]) == flat(two[folder]) for folder in shared)
+    assert shared and all(fields_of(one[folder]) == fields_of(two[folder]) for folder in shared)
 
 
 def test_every_experiment_has_a_page():
