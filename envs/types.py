@@ -109,7 +109,8 @@ class Environment(Protocol):
 class SolvableEnvironment(Environment, Protocol):
     """An environment that can also show how it is done: what the tiny agent imitates.
 
-    Nothing else reads these members, and where model.path is a language model none is needed.
+    Nothing else reads these members, and where model.path is a language model none is needed. One
+    that has them with some options alone says with which in a member `solvable_by`, a text.
 
     words: texts that the tiny agent's tokenizer keeps as one token each, besides single bytes;
         what `render` and `explain` write and actions hold, cut as one would say it

@@ -146,6 +146,7 @@ def test_a_signal_saves_the_step_and_resuming_goes_on(
     ends = signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # a second Ctrl-C, at once
     assert ends == (number == signal.SIGINT)
     assert [row["step"] for row in read_metrics(workdir / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert "step 3 of 4" in (workdir / "report.html").read_text()
     monkeypatch.setattr(stages, "rollout_metrics", plain)
     assert train.train(config, workdir) == 0
     whole, resumed = (read_metrics(d / "metrics.jsonl") for d in (finished, workdir))

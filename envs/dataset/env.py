@@ -141,7 +141,9 @@ class Dataset:
                 f"{source.name} has no row of split {self.split!r} ({counts}); give more rows, or "
                 "name each one's split in a field (split_field)"
             )
-        if solution:  # what the tiny agent asks for (envs.types.SolvableEnvironment)
+        # What the tiny agent asks for (envs.types.SolvableEnvironment).
+        self.solvable_by = "name the field with a right reply: --config.env.options.solution=FIELD"
+        if solution:
             self.words = _words(self._rows, len(splits))
             self.solve, self.explain = self._solve, self._explain
 

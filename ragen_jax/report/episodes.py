@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ragen_jax.report.runs import ONLY, Recorded
+from ragen_jax.report.runs import Recorded
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a token decodes to that ends inside a letter
 
@@ -36,12 +36,11 @@ class Saved:
     bytes: int  # of the file
 
 
-def read_saved(run: Recorded) -> list[Saved]:
-    """All episodes that a run has saved, step by step."""
+def read_saved(folder: Path, run: Recorded) -> list[Saved]:
+    """All episodes that a run has saved in its folder, step by step."""
     found = []
     for label in run.labels:
-        folder = run.path / "rollouts" / label if label != ONLY else run.path / "rollouts"
-        for path in sorted(folder.glob("step_*.jsonl")):
+        for path in sorted((folder / "rollouts" / label).glob("step_*.jsonl")):
             step = int(path.stem.removeprefix("step_"))
             if step <= run.last_step:
                 text = path.read_text()
@@ -63,12 +62,12 @@ def truncations(saved: Sequence[Saved], label: str, limit: int) -> dict[int, Tru
     return found
 
 
-def find_tokenizer(run: Recorded) -> Tokenizer | None:
+def find_tokenizer(folder: Path, run: Recorded) -> Tokenizer | None:
     """The tokenizer of a run's model, from its folder or from a directory that its config names;
     None: it is not on this machine."""
-    for folder in (run.path / "model", run.path / "policy", Path(run.config["model"]["path"])):
-        if (folder / "tokenizer.json").is_file():
-            return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for place in (folder / "model", folder / "policy", Path(run.config["model"]["path"])):
+        if (place / "tokenizer.json").is_file():
+            return Tokenizer.from_file(str(place / "tokenizer.json"))
     return None
 
 
@@ -115,20 +114,28 @@ def _episode(part: Saved, record: dict[str, Any], tokenizer: Tokenizer | None) -
         "label": part.label,
         **{name: record[name] for name in ("seed", "group", "member", "success")},
         "kept": record.get("kept"),  # runs of before have not noted it
+        "return": _return(record),
         "turns": [_turn(turn, tokenizer) for turn in record["turns"]],
     }
 
 
+def _return(record: dict[str, Any]) -> float | None:
+    """Of an episode: the sum of its turns' rewards, or what the record itself says."""
+    if "return" in record:
+        return record["return"]
+    return sum(turn["reward"] for turn in record["turns"])
+
+
 def _turn(turn: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    *asked, reply = turn["messages"]
-    found = {
-        "prompt": "\n".join(message["content"] for message in asked),
-        "reply": [reply["content"]],
-        **{name: turn[name] for name in ("actions", "valid", "reward")},
-    }
-    if tokenizer is not None:
-        found["prompt"] = tokenizer.decode(turn["prompt_ids"], skip_special_tokens=False)
-        found["reply"] = pieces(tokenizer, turn["sampled_ids"])
-        if "logps" in turn:
-            found["logps"] = [round(logp, 2) for logp in turn["logps"]]
+    found = {name: turn[name] for name in ("actions", "valid", "reward")}
+    if tokenizer is None:
+        *asked, reply = turn["messages"]
+        prompt = "\n".join(message["content"] for message in asked)
+        return {"prompt": prompt, "reply": [reply["content"]], **found}
+    found["prompt"] = tokenizer.decode(turn["prompt_ids"], skip_special_tokens=False)
+    found["reply"] = pieces(tokenizer, turn["sampled_ids"])
+    if "logps" in turn:
+        found["logps"] = [round(logp, 2) for logp in turn["logps"]]
+    if "tags" in turn:  # (token behind the reasoning, first of the answer); -1: there is none
+        found["tags"] = turn["tags"]
     return found

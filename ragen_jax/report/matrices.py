@@ -1,17 +1,39 @@
-"""The score matrices that a run has stored: how likely each reasoning is under each prompt."""
+"""Score matrices of some steps: how likely each reasoning is under each prompt."""
 
+import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.report.runs import Recorded
 from ragen_jax.run.log import read_scores
 
 
-def shown(run: Recorded, budget: int) -> Iterator[dict[str, Any]]:
-    """First-turn matrices for a page, as JSON objects; evenly left out where they do not all fit.
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """The first-turn scores of a step of one environment."""
+
+    label: str
+    step: int
+    scores: Scores
+
+
+def read_stored(folder: Path, run: Recorded) -> list[Stored]:
+    """Those that a run has stored in its folder."""
+    return [
+        Stored(label, step, scores)
+        for label in run.labels
+        for step, scores in read_scores(folder / "diagnostics" / label).items()
+        if step <= run.last_step
+    ]
+
+
+def shown(stored: Sequence[Stored], budget: int) -> Iterator[dict[str, Any]]:
+    """Matrices for a page, as JSON objects; evenly left out where they do not all fit.
 
     A value is log p(z|x) / length less its mean over the prompts: 0 everywhere in a row whose
     reasoning tells nothing of its prompt. Rows are sorted by their own prompt.
@@ -20,21 +42,19 @@ def shown(run: Recorded, budget: int) -> Iterator[dict[str, Any]]:
       budget: bytes that they may take.
     """
     found = []
-    for label in run.labels:
-        for step, scores in read_scores(run.path / "diagnostics" / label).items():
-            if step > run.last_step:
-                continue
-            per_token_MN = scores.score_MN / np.maximum(scores.length_M, 1)[:, None]
-            relative_MN = per_token_MN - per_token_MN.mean(1, keepdims=True)
-            order = np.argsort(scores.prompt_M, kind="stable")
-            found.append(
-                {
-                    "step": step,
-                    "label": label,
-                    "own": scores.prompt_M[order].tolist(),
-                    "values": [[round(x, 2) for x in row] for row in relative_MN[order].tolist()],
-                }
-            )
+    for each in stored:
+        scores = each.scores
+        per_token_MN = scores.score_MN / np.maximum(scores.length_M, 1)[:, None]
+        relative_MN = per_token_MN - per_token_MN.mean(1, keepdims=True)
+        order = np.argsort(scores.prompt_M, kind="stable")
+        found.append(
+            {
+                "step": each.step,
+                "label": each.label,
+                "own": scores.prompt_M[order].tolist(),
+                "values": [[round(x, 2) for x in row] for row in relative_MN[order].tolist()],
+            }
+        )
     size = sum(len(json.dumps(matrix)) for matrix in found)
     every = max(1, -(-size // budget))
     yield from found[::every]

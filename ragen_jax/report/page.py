@@ -6,12 +6,15 @@ below, known by their hashes, and nothing be fetched.
 """
 
 import base64
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from ragen_jax.report import episodes, matrices, sentences, timelines
 from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
@@ -23,6 +26,32 @@ FIGURE_BYTES = 1_200_000  # beyond it the figures of the charts alone are on the
 ASSETS = resources.files("ragen_jax.report") / "assets"
 
 
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What a page shows of a run."""
+
+    run: Recorded
+    saved: list[episodes.Saved]
+    stored: list[matrices.Stored]
+    tokenizer: Tokenizer | None  # of its episodes; None: it is not on this machine
+    place: str = "rollouts/"  # where all its episodes are
+
+
+def read_contents(folder: Path) -> Contents:
+    """The `Contents` of a run's folder.
+
+    Raises:
+      ValueError: it is no run's, or has no finished step.
+    """
+    run = read_run(folder)
+    return Contents(
+        run,
+        episodes.read_saved(folder, run),
+        matrices.read_stored(folder, run),
+        episodes.find_tokenizer(folder, run),
+    )
+
+
 def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
     """Writes the page of some runs; returns where.
 
@@ -32,40 +61,48 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
     Raises:
       ValueError: a folder is no run's, has no finished step, or `out` cannot be written.
     """
-    runs = [read_run(path) for path in paths]
+    found = [read_contents(Path(path)) for path in paths]
     out = out or Path(paths[0]) / "report.html"
     if not out.parent.is_dir():
         raise ValueError(f"--out is {out}, but there is no folder {out.parent}")
-    temporary = out.with_suffix(".tmp")  # who looks meanwhile sees the page of before
-    temporary.write_text(page(runs), encoding="utf-8")
-    temporary.replace(out)
+    write_page(found, out)
     return out
 
 
-def page(runs: Sequence[Recorded]) -> str:
-    """The HTML of some runs."""
-    together = groups_by_seed(list(runs))
-    saved = [episodes.read_saved(run) for run in runs]
+def write_page(found: Sequence[Contents], out: Path) -> None:
+    """Writes the page of some runs' contents."""
+    temporary = out.with_suffix(".tmp")  # who looks meanwhile sees the page of before
+    temporary.write_text(page(found), encoding="utf-8")
+    temporary.replace(out)
+
+
+def page(found: Sequence[Contents]) -> str:
+    """The HTML of some runs' contents."""
+    runs = [contents.run for contents in found]
+    together = groups_by_seed(runs)
     verdicts = []
-    for run, parts in zip(runs, saved, strict=True):
-        limit = run.config["rollout"]["max_new_tokens"]
-        verdicts.append([judge(run, x, episodes.truncations(parts, x, limit)) for x in run.labels])
+    for contents in found:
+        run, limit = contents.run, contents.run.config["rollout"]["max_new_tokens"]
+        verdicts.append(
+            [judge(run, x, episodes.truncations(contents.saved, x, limit)) for x in run.labels]
+        )
     data = {
         **_curves(runs, together, verdicts),
         "charts": timelines.described(timelines.CHARTS),
         "matrices": [
             {"run": i} | matrix
-            for i, run in enumerate(runs)
-            for matrix in matrices.shown(run, MATRIX_BYTES // len(runs))
+            for i, contents in enumerate(found)
+            for matrix in matrices.shown(contents.stored, MATRIX_BYTES // len(runs))
         ],
         "episodes": [
             {"run": i} | episode
-            for i, (run, parts) in enumerate(zip(runs, saved, strict=True))
+            for i, contents in enumerate(found)
             for episode in episodes.shown(
-                parts, episodes.find_tokenizer(run), EPISODE_BYTES // len(runs)
+                contents.saved, contents.tokenizer, EPISODE_BYTES // len(runs)
             )
         ],
-        "saved": sum(len(part.records) for parts in saved for part in parts),
+        "place": found[0].place,
+        "saved": sum(len(part.records) for contents in found for part in contents.saved),
     }
     return _document(
         title=sentences.title(runs),

@@ -17,22 +17,16 @@ ONLY = ""  # the label of a run's only environment
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """What a run has written so far."""
+    """What a run has written so far, or what was found in the rollouts of another trainer."""
 
-    path: Path
+    name: str
+    about: str  # what it is, in a line
+    fields: dict[str, Any]  # {dotted name: value} of its settings
     config: dict[str, Any]  # as config.json has it, with base.py's values where it has none
     rows: list[Metrics]  # of metrics.jsonl
     events: list[dict[str, Any]]  # of events.jsonl: step, rule, action, reason
     labels: tuple[str, ...]  # of its environments; (ONLY,) of one
-
-    @property
-    def name(self) -> str:
-        return self.path.resolve().name
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """{dotted name: value} of its config."""
-        return flat(self.config)
+    outcomes: dict[str, dict[int, list[int]]]  # {label: {step: [solved of each held-out problem]}}
 
     @property
     def last_step(self) -> int:
@@ -46,11 +40,6 @@ class Recorded:
         return [
             {"step": row["step"]} | metrics_of_each(parts, _shared(row))[at] for row in self.rows
         ]
-
-    def outcomes(self, label: str) -> dict[int, list[int]]:
-        """{step: [solved of each held-out problem]} of an environment's evaluations."""
-        found = read_outcomes(self.path / "eval" / label)
-        return {step: solved for step, solved in found.items() if step <= self.last_step}
 
 
 def _shared(row: Metrics) -> Metrics:
@@ -74,9 +63,24 @@ def read_run(path: str | Path) -> Recorded:
         raise ValueError(f"{path} has no finished step yet: its metrics.jsonl is empty or missing")
     rows = _with_gradients(rows, path / "gradients")
     labels = (config["env"]["name"], *config["also"]) if config["also"] else (ONLY,)
-    last = rows[-1]["step"]
-    events = [event for event in read_events(path / "events.jsonl") if event["step"] <= last]
-    return Recorded(path, config, rows, events, labels)
+    last = int(rows[-1]["step"])
+    return Recorded(
+        name=path.resolve().name,
+        about=(
+            f"{', '.join((config['env']['name'], *config['also']))} · "
+            f"model {config['model']['path']} · {config['algorithm']['name']} · "
+            f"step {last} of {config['steps']}"
+        ),
+        fields=flat(config),
+        config=config,
+        rows=rows,
+        events=[event for event in read_events(path / "events.jsonl") if event["step"] <= last],
+        labels=labels,
+        outcomes={
+            label: {s: o for s, o in read_outcomes(path / "eval" / label).items() if s <= last}
+            for label in labels
+        },
+    )
 
 
 def _with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

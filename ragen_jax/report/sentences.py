@@ -8,9 +8,10 @@ from typing import Any
 from ragen_jax.lab.curves import interval
 from ragen_jax.report.causes import Cause
 from ragen_jax.report.runs import Recorded
-from ragen_jax.report.verdict import Gain, Move, Verdict
+from ragen_jax.report.verdict import Gain, Information, Move, Verdict
 
 MOST_FIELDS = 3  # of a group's name
+SURE = 0.05  # p-value of a retrieval below which it is told from chance
 
 
 def title(runs: Sequence[Recorded]) -> str:
@@ -24,7 +25,7 @@ def top(
     """The head of the page: of one run what happened, of several a row each."""
     if len(runs) == 1:
         run, judged = runs[0], verdicts[0]
-        parts = [f'<p class="of">{escape(_described(run))}</p>']
+        parts = [f'<p class="of">{escape(run.about)}</p>']
         return "".join(parts + [_verdict(verdict) for verdict in judged])
     rows = [
         _row(run, verdict) for run, judged in zip(runs, verdicts, strict=True) for verdict in judged
@@ -35,17 +36,13 @@ def top(
     return f'<p class="of">{len(runs)} runs</p>{table}' + "".join(means)
 
 
-def _described(run: Recorded) -> str:
-    c = run.config
-    names = ", ".join((c["env"]["name"], *c["also"]))
-    ended = f"step {run.last_step} of {c['steps']}"
-    return f"{names} · model {c['model']['path']} · {c['algorithm']['name']} · {ended}"
-
-
 def _verdict(v: Verdict) -> str:
     label = f"<h3>{escape(v.label)}</h3>" if v.label else ""
+    first = ("Held-out success", *_gain_tile(v.gain))
+    if v.gain is None and v.information:
+        first = ("Information", *_information_tile(v.information))
     tiles = [
-        ("Held-out success", *_gain_tile(v.gain)),
+        first,
         ("Alarm", *_alarm_tile(v)),
         ("First to move", *_move_tile(v)),
         ("Cause", *_cause_tile(v)),
@@ -63,13 +60,15 @@ def _verdict(v: Verdict) -> str:
 
 def headline(v: Verdict) -> str:
     """Two or three sentences: gain, alarm or stop, first mover and cause."""
-    words = [gain_words(v.gain)]
+    words = [
+        information_words(v.information) if v.gain is None and v.information else gain_words(v.gain)
+    ]
     if v.stop:
         words.append(f"A rule stopped the run at step {v.stop['step']}: {v.stop['reason']}.")
     if v.alarm:
         words.append(alarm_words(v))
     elif not v.trouble:
-        words.append("No alarm came.")
+        words.append("No alarm came." if v.seen > 1 else "An alarm takes several steps.")
     if v.lost is not None:
         words.append(f"A quarter of success was lost by the evaluation at step {v.lost}.")
     if v.trouble and v.moves:
@@ -80,6 +79,18 @@ def headline(v: Verdict) -> str:
     elif v.trouble:
         words.append("None of the named causes holds.")
     return " ".join(words)
+
+
+def information_words(x: Information) -> str:
+    so = "it depends on the prompt" if x.p < SURE else "no sign that it depends on the prompt"
+    return (
+        f"At step {x.step} a reasoning is likeliest under its own prompt in {x.retrieval:.0%} of "
+        f"the cases, where chance is {x.chance:.0%} (p = {x.p:.3f}): {so}."
+    )
+
+
+def _information_tile(x: Information) -> tuple[str, str]:
+    return f"{x.mi:.2f} nats", f"mi_seq at step {x.step}, of at most {x.most:.2f}"
 
 
 def gain_words(gain: Gain | None) -> str:
@@ -122,9 +133,8 @@ def _alarm_tile(v: Verdict) -> tuple[str, str]:
     if v.stop:
         return f"stopped at step {v.stop['step']}", f"rule: {v.stop['rule']}"
     if not v.alarm:
-        return "none", f"in {v.last_step} steps"
-    on = sum(end - start + 1 for start, end in v.alarm)
-    return f"step {v.alarm[0][0]}", f"on for {on} of {v.last_step} steps"
+        return "none", f"in {v.seen} step{'s' * (v.seen != 1)}"
+    return f"step {v.alarm[0][0]}", f"on for {v.on} of {v.seen} steps"
 
 
 def _move_tile(v: Verdict) -> tuple[str, str]:
@@ -136,7 +146,7 @@ def _move_tile(v: Verdict) -> tuple[str, str]:
 
 def _cause_tile(v: Verdict) -> tuple[str, str]:
     if not v.trouble:
-        return "none needed", "no alarm, no stop, success kept"
+        return "none needed", "no alarm, no stop, success kept" if v.gain else "no alarm"
     if not v.causes:
         return "not named", "no rule of causes.py holds"
     cause, since, _ = v.causes[0]

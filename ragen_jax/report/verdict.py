@@ -59,12 +59,27 @@ class Gain:
 
 
 @dataclasses.dataclass(frozen=True)
+class Information:
+    """What the first-turn reasonings of a step tell of their prompts."""
+
+    step: int
+    retrieval: float  # share likeliest under its own prompt
+    chance: float  # of it
+    p: float  # of the retrieval, by permutation
+    mi: float  # mi_seq, nats a reasoning
+    most: float  # that it could be
+
+
+@dataclasses.dataclass(frozen=True)
 class Verdict:
     """What happened in an environment of a run."""
 
     label: str
     gain: Gain | None  # None: fewer than two evaluations
+    information: Information | None  # None: no step has any
     alarm: list[tuple[int, int]]  # spans in which it was on
+    on: int  # steps at which it was
+    seen: int  # steps that have figures
     stop: dict[str, Any] | None  # the event that ended the run
     lost: int | None  # the evaluation at which success was lost
     moves: list[Move]  # in the order of their steps
@@ -85,11 +100,14 @@ def judge(run: Recorded, label: str, truncated: dict[int, Truncation]) -> Verdic
     Args:
       truncated: of the episodes saved at some steps.
     """
-    rows = [row for row in run.rows_of(label) if row["step"] > 0]
+    watched = {figure.key for figure in FIGURES}
+    rows = [row for row in run.rows_of(label) if watched & row.keys()]  # step 0 may have none
     figures_F, evidence = replay(rows, run.config["regimes"], truncated)
-    alarm = _spans([e.step for e in evidence if e.alarm], [e.step for e in evidence])
-    moves = _moves(figures_F, alarm[0][0] if alarm else None)
-    outcomes = run.outcomes(label)
+    steps = [e.step for e in evidence]
+    on = [e.step for e in evidence if e.alarm]
+    alarm = _spans(on, steps)
+    moves = _moves(figures_F, steps, alarm[0][0] if alarm else None)
+    outcomes = run.outcomes[label]
     lost = success_lost({step: float(np.mean(solved)) for step, solved in outcomes.items()})
     if lost is not None:
         moves.append(Move("held-out success", "eval/success", *lost))
@@ -103,7 +121,10 @@ def judge(run: Recorded, label: str, truncated: dict[int, Truncation]) -> Verdic
     return Verdict(
         label=label,
         gain=gain,
+        information=find_information(rows),
         alarm=alarm,
+        on=len(on),
+        seen=len(steps),
         stop=stops[-1] if stops else None,
         lost=None if lost is None else lost[0],
         moves=sorted(moves, key=lambda move: move.step),
@@ -119,7 +140,7 @@ def replay(
     """The alarm on a run's rows, once more.
 
     Args:
-      rows: of one environment, without step 0. settings: the config's regimes section.
+      rows: of one environment. settings: the config's regimes section.
 
     Returns:
       ([(step, share of the level) while it is a sign] of each of regimes.FIGURES, `Evidence` of
@@ -150,21 +171,18 @@ def replay(
     return figures_F, evidence
 
 
-def _moves(figures_F: list[list[tuple[int, float]]], alarm: int | None) -> list[Move]:
+def _moves(
+    figures_F: list[list[tuple[int, float]]], steps: list[int], alarm: int | None
+) -> list[Move]:
     """Of each kind in words the first `Move`: with an alarm, of the signs that were on when it
     came, or that came later."""
     found: dict[str, Move] = {}
     for figure, at in zip(FIGURES, figures_F, strict=True):
-        starts = [
-            (step, share)
-            for i, (step, share) in enumerate(at)
-            if i == 0 or at[i - 1][0] < step - 1  # the rows of a run are its steps
-        ]
-        ends = [at[i][0] for i in range(len(at)) if i + 1 == len(at) or at[i + 1][0] > at[i][0] + 1]
-        for (step, share), end in zip(starts, ends, strict=True):
+        shares = dict(at)
+        for step, end in _spans(list(shares), steps):
             if alarm is not None and end < alarm:
                 continue  # it had come back
-            move = Move(WORDS[figure.kind], figure.key, step, share)
+            move = Move(WORDS[figure.kind], figure.key, step, shares[step])
             if move.what not in found or step < found[move.what].step:
                 found[move.what] = move
             break
@@ -180,6 +198,22 @@ def _spans(steps: list[int], all_steps: list[int]) -> list[tuple[int, int]]:
             spans[-1:] = [(spans[-1][0], step)] if before in wanted else [*spans[-1:], (step, step)]
         before = step
     return spans
+
+
+def find_information(rows: list[Metrics]) -> Information | None:
+    """The `Information` of the last row that has one."""
+    first = "collapse/first_turn"
+    for row in reversed(rows):
+        if f"{first}/retrieval_p" in row:
+            return Information(
+                step=int(row["step"]),
+                retrieval=row[f"{first}/retrieval_acc"],
+                chance=row[f"{first}/retrieval_chance"],
+                p=row[f"{first}/retrieval_p"],
+                mi=row[f"{first}/mi_seq"],
+                most=row[f"{first}/mi_upper_bound"],
+            )
+    return None
 
 
 def success_lost(success: dict[int, float]) -> tuple[int, float] | None:

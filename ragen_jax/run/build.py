@@ -91,10 +91,11 @@ def tiny_words(config: ConfigDict) -> tuple[str, ...]:
         environment = build_environment(c, "train")
         missing = [member for member in TINY_NEEDS if not hasattr(environment, member)]
         if missing:
+            how = getattr(environment, "solvable_by", "write them")
             raise ValueError(
                 f"config.model.path is {config.model.path!r}, an agent that imitates a solver, but "
                 f"environment {name!r} has no {', '.join(missing)} (envs/types.py, "
-                "SolvableEnvironment); write them, or train a language model: preset llm and "
+                f"SolvableEnvironment); {how}, or train a language model: preset llm and "
                 "--config.model.path=DIR_OR_HUB_ID"
             )
         words |= dict.fromkeys(cast(SolvableEnvironment, environment).words)

@@ -254,15 +254,19 @@ MOST_SCORED = 64  # reasonings and prompts of a stored score matrix, at most
 
 
 def write_scores(folder: Path, step: int, scores: Scores) -> None:
-    """step_N.npz: the arrays of `Scores`, of the first MOST_SCORED prompts and, of reasonings with
-    such a prompt, the first MOST_SCORED."""
+    """step_N.npz: the arrays of `scores_to_show`."""
     if not is_first():
         return
-    rows = np.flatnonzero(scores.prompt_M < MOST_SCORED)[:MOST_SCORED]
     path = Path(folder) / f"step_{step:06d}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path,
+    np.savez_compressed(path, **vars(scores_to_show(scores)))
+
+
+def scores_to_show(scores: Scores) -> Scores:
+    """Those of the first MOST_SCORED prompts and, of reasonings with such a prompt, of the first
+    MOST_SCORED."""
+    rows = np.flatnonzero(scores.prompt_M < MOST_SCORED)[:MOST_SCORED]
+    return Scores(
         score_MN=scores.score_MN[rows, :MOST_SCORED].astype(np.float32),
         length_M=scores.length_M[rows].astype(np.int32),
         prompt_M=scores.prompt_M[rows].astype(np.int32),

@@ -255,6 +255,7 @@ class Run:
             self.checkpoints.close()
             by = signal.Signals(stopping).name
             console(f"stopped by {by}; step {step} is saved, --workdir={self.workdir} goes on")
+            self.reports.write_last()  # all is saved: what ends the process now loses the page
             return exit_code(stopping)
         return None
 

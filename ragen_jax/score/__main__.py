@@ -7,8 +7,8 @@
 Files are JSON lines or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers and prime-rl, or
 {"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the files in
 it (docs/score.md). Reasonings are cross-scored under the model in DIR. Of several steps there is a
-line each, and what the alarm says. A row that cannot be used is named, the others are scored; exit
-code 2 where none can.
+line each, and what the alarm says; score.html is a page of it all. A row that cannot be used is
+named, the others are scored; exit code 2 where none can.
 """
 
 import json
@@ -22,19 +22,28 @@ import jax
 from absl import app, flags, logging
 
 from ragen_jax.configs import base
+from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.model import hf
+from ragen_jax.report.matrices import Stored
+from ragen_jax.report.page import write_page
+from ragen_jax.report.runs import ONLY
 from ragen_jax.run import command
 from ragen_jax.run.build import build_model
-from ragen_jax.run.log import console
+from ragen_jax.run.log import console, scores_to_show
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.score.encode import ANSWER, THINK, Encoder
 from ragen_jax.score.episodes import Step, Surprises, encode_rows, make_steps
 from ragen_jax.score.figures import Sampling, add_alarm, step_metrics
 from ragen_jax.score.files import Broken, Read, read_files
+from ragen_jax.score.page import contents
 from ragen_jax.sharding import make_mesh, sampling_params
 from ragen_jax.types import Metrics
 
 DEFAULTS = base.get_config()
+SETTINGS = (  # flags that the page shows
+    *("model", "rollouts", "think", "answer", "reward", "first_turn_samples"),
+    *("trajectory_samples", "seed", "dtype"),
+)
 NAMED = 5  # broken rows that are named one by one
 # Of a timeline: figure, short name, format.
 COLUMNS = (
@@ -62,6 +71,11 @@ def parse(argv: Sequence[str]) -> list[str]:
         for name, value in (("--model=DIR", MODEL.value), ("--rollouts=FILE", ROLLOUTS.value)):
             if not value:
                 raise ValueError(f"score needs {name}")
+        if Path(OUT.value).suffix == ".html":
+            raise ValueError(
+                f"--out={OUT.value} is the JSON file of all figures, whose page is named like it "
+                "and ends with .html: give --out=NAME.json"
+            )
         return words
 
 
@@ -158,9 +172,12 @@ def main(argv: Sequence[str]) -> None:
         seed=SEED.value,
     )
     rows: list[Metrics] = []
+    stored: list[Stored] = []
     with jax.set_mesh(mesh):
         for step in steps:
-            rows.append(step_metrics(model, params, step, sampling))
+            scores: list[Scores] = []
+            rows.append(step_metrics(model, params, step, sampling, scores.append))
+            stored += [Stored(ONLY, step.number, scores_to_show(each)) for each in scores]
             if len(steps) > 1:
                 console(step_line(step.number, rows[-1]))
     if len(steps) > 1:
@@ -174,6 +191,7 @@ def main(argv: Sequence[str]) -> None:
         if not any(name.startswith("collapse/") for name in row):
             _warn(f"step {step.number}: fewer than two prompts have a reasoning to be told apart")
     write(Path(OUT.value), steps, rows, read, encoder)
+    write_html(Path(OUT.value).with_suffix(".html"), steps, rows, stored, encoder)
 
 
 def write(
@@ -197,6 +215,33 @@ def write(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(shown, indent=2, allow_nan=False) + "\n")
     console(f"all figures: {path}")
+
+
+def write_html(
+    path: Path,
+    steps: Sequence[Step],
+    rows: Sequence[Metrics],
+    stored: Sequence[Stored],
+    encoder: Encoder,
+) -> None:
+    """The report page of all that."""
+    files = [Path(name).name for name in ROLLOUTS.value]
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    found = contents(
+        steps,
+        rows,
+        stored,
+        encoder.tokenizer.backend_tokenizer,
+        name=files[0] + more,
+        about=(
+            f"{sum(len(step.episodes) for step in steps)} rollouts of {len(steps)} "
+            f"step{'s' * (len(steps) > 1)} · scored under {MODEL.value}"
+        ),
+        settings={name: flags.FLAGS[name].value for name in SETTINGS},
+        config=DEFAULTS.to_dict(),
+    )
+    write_page([found], path)
+    console(f"report: {path}")
 
 
 def _words(row: Broken) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics
 from ragen_jax.diagnostics.regimes import init_regimes, update_regimes
 from ragen_jax.diagnostics.rollouts import rollout_metrics
-from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.scopes import Scores, collapse_metrics
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.score.episodes import Step
@@ -28,11 +28,18 @@ class Sampling:
     seed: int
 
 
-def step_metrics(model: Qwen, params: Params, step: Step, sampling: Sampling) -> Metrics:
+def step_metrics(
+    model: Qwen,
+    params: Params,
+    step: Step,
+    sampling: Sampling,
+    keep: Callable[[Scores], None] | None = None,
+) -> Metrics:
     """collapse/, flow/, anatomy/, action/ and rollout/ figures of a step, as far as its rows say.
 
     The trajectory scope where an episode has several turns, flow where there are answers, anatomy
     of groups whose rows all have a reward, of which without success/ only `mixed` can be told.
+    `keep` is given the first-turn scores, where there are any.
     """
     episodes = step.episodes
     several = any(len(episode.turns) > 1 for episode in episodes)
@@ -47,6 +54,7 @@ def step_metrics(model: Qwen, params: Params, step: Step, sampling: Sampling) ->
         seed=sampling.seed,
         step=step.number,
         flow=any(turn.answer[1] for episode in episodes for turn in episode.turns),
+        keep=keep,
     )
     metrics |= _rollout(step)
     if any(turn.actions for episode in episodes for turn in episode.turns):

@@ -525,6 +525,32 @@ def test_the_commands_of_the_page_train(documented, number, language_model, tool
     assert rows[1]["rollout/errors"] == 0
 
 
+@pytest.mark.long
+def test_a_run_that_is_continued_learns_the_same(documented, language_model):
+    """Of rows in a file: two steps at once, and one and one, end in the same figures."""
+    words = [word.replace("DIR_OR_HUB_ID", str(language_model)) for word in commands()[0]]
+    words += [*SHORT, "--config.model.dtype=float32", "--config.seed=536870911"]
+    for steps, folder in ((2, "whole"), (1, "parts"), (2, "parts")):
+        code, _, err = call(*words, f"--config.steps={steps}", f"--workdir={folder}")
+        assert code == 0, err
+    whole, parts = (
+        {
+            name: value
+            for name, value in read_metrics(documented / folder / "metrics.jsonl")[-1].items()
+            if not name.startswith(("time/", "throughput/"))
+        }
+        for folder in ("whole", "parts")
+    )
+    assert whole["step"] == 2 and len(whole) > 30 and parts == whole
+
+
+def test_the_tiny_agent_is_told_which_field_to_imitate(own):
+    options = ("path=rows.jsonl", "reward=mine:score")
+    words = [f"--config.env.options.{option}" for option in options]
+    code, _, err = call("ragen_jax.train", "--config=dataset:tiny", *words)
+    assert code == 2 and "--config.env.options.solution=FIELD" in err.splitlines()[-1]
+
+
 def test_tools_need_a_template_that_shows_them(documented, language_model):
     words = [word.replace("DIR_OR_HUB_ID", str(language_model)) for word in commands()[2]]
     code, _, err = call(*words, *SHORT, "--workdir=run")

@@ -7,11 +7,16 @@ import time
 import numpy as np
 import pytest
 from command_line import call
-from simulated_runs import episode, write_run
+from simulated_runs import LEVELS, episode, write_run
 
+from ragen_jax.configs import base
 from ragen_jax.diagnostics.scopes import Scores
-from ragen_jax.report.page import in_script, write_report
+from ragen_jax.report.matrices import Stored
+from ragen_jax.report.page import in_script, write_page, write_report
 from ragen_jax.run.log import read_metrics, write_scores
+from ragen_jax.score.episodes import Step
+from ragen_jax.score.page import contents
+from ragen_jax.types import Episode, Turn
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 ATTACKS = (
@@ -250,6 +255,46 @@ def test_runs_that_differ_in_seed_are_averaged(opened, tmp_path):
     assert plus_minus == pytest.approx(half, rel=1e-3)
     assert "algorithm.kl_coef" in page.locator("#settings .scroll").first.inner_text()
     assert "average over 3 seeds" in page.locator("#what").inner_text()
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_scored_rollouts_of_others(opened, tokenizer, tmp_path, count):
+    """What they do not say is not made up, and one step has a page too."""
+    rng = np.random.default_rng(0)
+    figures = {name: (level, deviation) for name, (level, deviation, _) in LEVELS.items()}
+    first = "collapse/first_turn"
+    figures |= {f"{first}/{n}": (0.5, 0.0) for n in ("retrieval_p", "mi_seq", "mi_upper_bound")}
+    names = [name for name in figures if name.startswith(("collapse/", "rollout/re"))]
+    rows = [{n: rng.normal(*figures[n]) for n in names} for _ in range(count)]
+    prompt, reply = (np.array(tokenizer.encode(text)) for text in ("#P#", "so[/T]Up"))
+    turn = Turn(prompt, "", reply, np.zeros(len(reply)), (0, 1), (0, 0), (), False, 0.0, {})
+    episodes = [Episode(g, g, k, (turn,), False) for g in range(3) for k in range(2)]
+    steps = [Step(10 * i, episodes, np.full(6, np.nan), False, False) for i in range(count)]
+    scores = Scores(rng.normal(size=(6, 3)), np.ones(6), np.arange(6) // 2)
+    found = contents(
+        steps,
+        rows,
+        [Stored("", step.number, scores) for step in steps],
+        tokenizer.backend_tokenizer,
+        name="dump.jsonl",
+        about="dump",
+        settings={"model": "DIR"},
+        config=base.get_config().to_dict(),
+    )
+    write_page([found], tmp_path / "scored.html")
+    page, messages, requests = opened(tmp_path / "scored.html")
+    assert messages == [] and len(requests) == 1
+    text = page.locator("#what").inner_text()
+    assert "no sign that it depends on the prompt" in text and "0.50 nats" in text
+    assert ("An alarm takes several steps." in text) == (count == 1)
+    assert page.locator("#charts .chart canvas").count() > 3
+    assert page.locator("#episode-list button").count() == 6 * count
+    listed = page.locator("#episode-list button").first.inner_text()
+    assert "success not said" in listed and "return not said" in listed
+    shown = page.locator("#episode").inner_text()
+    assert "seed" not in shown and "Turn 1\n" in shown and "no answer" in shown
+    assert "did" not in shown and "never closed" not in shown
+    assert "which are all in the rows scored" in page.locator("#episode-count").inner_text()
 
 
 def episode_of_one_turn():

@@ -170,7 +170,7 @@ def test_each_environment_is_judged_by_itself(tmp_path):
     one, other = (judge(run, label, {}) for label in run.labels)
     assert not one.trouble and other.trouble and other.causes[0][0].name == "template"
     assert (one.alarm, other.alarm) == ([], verdict(ill).alarm)
-    html = page.page([run])
+    html = page.page([page.read_contents(whole)])
     assert "<h3>sokoban</h3>" in html and "<h3>countdown</h3>" in html
     data = html.split('id="data">')[1].split("</script>")[0]
     (shown,) = json.loads(data)["runs"]

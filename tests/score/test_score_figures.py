@@ -133,6 +133,48 @@ def test_parquet(written, model, agent, tmp_path):
     assert found["steps"][0][key] == pytest.approx(expected[key], abs=1e-4)
 
 
+def page_of(path):
+    """(the data of the page beside a score's JSON file, all its HTML)."""
+    html = path.with_suffix(".html").read_text()
+    return json.loads(html.split('id="data">')[1].split("</script>")[0]), html
+
+
+def test_a_page_shows_the_figures_scores_and_rows(written, model, agent, tmp_path):
+    _, records, _ = written[1]
+    rows = list(dumps.verl(records, agent.tokenizer))
+    for row in rows[:3]:
+        row["output"] = row["output"].replace("</think>", "<b>&</think>", 1)
+    paths = [dumps.write(tmp_path / f"{n}.jsonl", [r | {"step": n} for r in rows]) for n in (0, 20)]
+    more = [f"--rollouts={path}" for path in paths[1:]]
+    found, printed, _ = score(model, paths[0], *SAMPLED, *more)
+    data, html = page_of(paths[0])
+    assert f"report: {paths[0].with_suffix('.html')}" in printed
+    assert data["steps"] == [0, 20] and f"scored under {model}" in html
+    (run,) = data["runs"]
+    for key in ("collapse/first_turn/mi", "collapse/first_turn/retrieval_acc", "rollout/return"):
+        expected = [step[key] for step in found["steps"]]
+        assert run["figures"][key] == pytest.approx(expected, rel=1e-6), key
+    first = found["steps"][-1]
+    said = f"own prompt in {first['collapse/first_turn/retrieval_acc']:.0%} of the cases"
+    assert said in html and f"p = {first['collapse/first_turn/retrieval_p']:.3f}" in html
+    assert [matrix["step"] for matrix in data["matrices"]] == [0, 20]
+    assert np.shape(data["matrices"][0]["values"]) == (12, GROUPS)
+    assert data["saved"] == len(data["episodes"]) == 2 * len(rows)
+    episode = data["episodes"][0]
+    assert episode["return"] == rows[0]["score"]
+    assert episode["success"] == rows[0]["acc"]
+    assert episode["kept"] is episode["seed"] is None  # verl does not say
+    closed = next(e for e in data["episodes"] if e["turns"][0]["tags"][1] > 0)
+    (turn,) = closed["turns"]
+    end, answer = turn["tags"]
+    assert "".join(turn["reply"][end:]).startswith("</think>")
+    assert "".join(turn["reply"][answer:]).endswith("</answer>") and turn["valid"] is None
+    assert any("".join(turn["reply"]) in row["output"] for row in rows)
+    torn = next(e for e in data["episodes"] if e["turns"][0]["tags"][0] < 0)
+    assert "</think>" not in "".join(torn["turns"][0]["reply"])
+    assert "max_solution" not in html  # no setting of a run of ours
+
+
 def test_broken_rows_are_named_and_the_rest_is_scored(written, model, agent, tmp_path):
     _, records, _ = written[1]
     lines = [json.dumps(row) for row in dumps.verl(records, agent.tokenizer)]

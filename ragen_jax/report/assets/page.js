@@ -279,7 +279,7 @@
   function showMatrix(matrix) {
     const place = byId("matrix-body");
     if (!matrix) {
-      place.replaceChildren(make("p", { className: "hint", textContent: "None is stored in this run's folder. Runs store one every diagnose.scores_every steps in diagnostics/; runs of before that field have none." }));
+      place.replaceChildren(make("p", { className: "hint", textContent: "None is stored. Runs store one every diagnose.scores_every steps in diagnostics/; runs of before that field have none." }));
       return;
     }
     const { values, own } = matrix, rows = values.length, cols = values[0].length;
@@ -348,14 +348,15 @@
     }
     bar.replaceChildren(...fields);
   }
-  const total = (episode) => episode.turns.reduce((sum, turn) => sum + turn.reward, 0);
+  // What other trainers' rollouts do not say is null.
+  const result = (episode) => episode.success === null ? make("span", { textContent: "success not said" }) : make("span", { className: episode.success ? "yes" : "no", textContent: episode.success ? "solved" : "not solved" });
+  const total = (episode) => episode.return === null ? "not said" : shown(episode.return);
   function listEpisodes() {
     const found = matching(), list = byId("episode-list");
-    byId("episode-count").textContent = `${found.length} of the page's ${data.episodes.length} episodes` + (data.saved > data.episodes.length ? `, a sample of the ${data.saved} in rollouts/, equally many of each saved step.` : ", which are all in rollouts/.");
+    byId("episode-count").textContent = `${found.length} of the page's ${data.episodes.length} episodes` + (data.saved > data.episodes.length ? `, a sample of the ${data.saved} in ${data.place}, equally many of each saved step.` : `, which are all in ${data.place}.`);
     list.replaceChildren(...found.map((episode) => {
       const button = make("button", { type: "button", onclick: () => showEpisode(episode) },
-        make("span", { className: episode.success ? "yes" : "no", textContent: episode.success ? "solved" : "not solved" }),
-        ` · return ${shown(total(episode))}`,
+        result(episode), ` · return ${total(episode)}`,
         make("small", { textContent: `${named2(episode)} · group ${episode.group}, member ${episode.member}${episode.kept === false ? " · dropped" : ""}` }));
       button.episode = episode;
       return make("li", {}, button);
@@ -371,17 +372,21 @@
     if (!episode) { place.replaceChildren(make("p", { textContent: "No episode passes these filters." })); return; }
     const kept = episode.kept === null ? "whether it was learnt from is not recorded" : episode.kept ? "kept: learnt from" : "dropped by the filter";
     place.replaceChildren(
-      make("h3", { textContent: `${named2(episode)}, seed ${episode.seed}, group ${episode.group}, member ${episode.member}` }),
-      make("p", { className: "hint" }, make("b", { className: episode.success ? "yes" : "no", textContent: episode.success ? "solved" : "not solved" }), ` · return ${shown(total(episode))} · ${kept}`),
+      make("h3", { textContent: `${named2(episode)}${episode.seed === null ? "" : `, seed ${episode.seed}`}, group ${episode.group}, member ${episode.member}` }),
+      make("p", { className: "hint" }, make("b", {}, result(episode)), ` · return ${total(episode)} · ${kept}`),
       ...episode.turns.map(showTurn));
   }
   function showTurn(turn, i) {
-    const text = turn.reply.join(""), think = text.indexOf("</think>"), answer = text.indexOf("<answer>");
+    const text = turn.reply.join(""), [think, answer] = turn.tags ? turn.tags.map((token) => (token < 0 ? -1 : turn.reply.slice(0, token).join("").length)) : [text.indexOf("</think>"), text.indexOf("<answer>")];
     const mid = think < 0 ? text.length : think;
+    const said = [`Turn ${i + 1}`];
+    if (turn.valid !== null) said.push(make("span", { className: turn.valid ? "yes" : "no", textContent: turn.valid ? "valid" : "not valid" }));
+    if (turn.reward !== null) said.push(`reward ${shown(turn.reward)}`);
+    if (turn.actions !== null) said.push(turn.actions.length ? `did ${turn.actions.join(", ")}` : "did nothing");
     const parts = [[think < 0 ? "reasoning, never closed" : "reasoning", 0, mid], [answer < 0 ? "no answer" : "answer", mid, text.length]];
     const reply = parts.filter(([, from, to]) => to > from).flatMap(([words, from, to]) => [make("p", { className: "part", textContent: words }), tokens(turn, from, to)]);
     return make("div", { className: "turn" },
-      make("h4", {}, `Turn ${i + 1} · `, make("span", { className: turn.valid ? "yes" : "no", textContent: turn.valid ? "valid" : "not valid" }), ` · reward ${shown(turn.reward)} · ${turn.actions.length ? "did " + turn.actions.join(", ") : "did nothing"}`),
+      make("h4", {}, ...said.flatMap((word, n) => (n ? [" · ", word] : [word]))),
       make("div", { className: "two" },
         make("div", {}, make("p", { className: "part", textContent: "prompt" }), make("pre", { textContent: turn.prompt, tabIndex: 0 })), make("div", {}, ...reply)));
   }

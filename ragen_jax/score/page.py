@@ -1,0 +1,75 @@
+"""The report page of scored rollouts: the one that a run gets, without what only a run knows."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ragen_jax.report.episodes import Saved
+from ragen_jax.report.matrices import Stored
+from ragen_jax.report.page import Contents
+from ragen_jax.report.runs import ONLY, Recorded
+from ragen_jax.score.episodes import Step
+from ragen_jax.types import Metrics, Turn
+
+
+def contents(
+    steps: Sequence[Step],
+    rows: Sequence[Metrics],
+    stored: Sequence[Stored],
+    tokenizer: Tokenizer,
+    *,
+    name: str,
+    about: str,
+    settings: dict[str, Any],
+    config: dict[str, Any],
+) -> Contents:
+    """What the page shows of steps and their figures.
+
+    Args:
+      stored: first-turn scores of steps that have them.
+      name, about: title of the page, and the line beneath it.
+      settings: what the table of settings shows.
+      config: as base.py has it; the alarm and the named causes go by its thresholds.
+    """
+    limit = {"max_new_tokens": math.inf}  # other trainers' rollouts do not say theirs
+    run = Recorded(
+        name=name,
+        about=about,
+        fields=settings,
+        config=config | {"steps": steps[-1].number, "rollout": config["rollout"] | limit},
+        rows=[{"step": step.number} | row for step, row in zip(steps, rows, strict=True)],
+        events=[],
+        labels=(ONLY,),
+        outcomes={ONLY: {}},
+    )
+    saved = [Saved(ONLY, step.number, _records(step), 0) for step in steps]
+    return Contents(run, saved, list(stored), tokenizer, place="the rows scored")
+
+
+def _records(step: Step) -> list[dict[str, Any]]:
+    """The episodes of a step as lines of rollouts/*.jsonl; None is what the rows do not say."""
+    return [
+        {
+            "seed": None,
+            "group": episode.group,
+            "member": episode.member,
+            "success": episode.success if step.success else None,
+            "return": float(reward) if math.isfinite(reward) else None,
+            "turns": [_turn(turn, step.valid) for turn in episode.turns],
+        }
+        for episode, reward in zip(step.episodes, step.reward_E, strict=True)
+    ]
+
+
+def _turn(turn: Turn, valid: bool) -> dict[str, Any]:
+    answered = turn.answer[1] > 0  # behind an empty reasoning, too
+    return {
+        "prompt_ids": turn.prompt.tolist(),
+        "sampled_ids": turn.sampled.tolist(),
+        "actions": list(turn.actions) or None,
+        "valid": turn.valid if valid else None,
+        "reward": None,
+        "tags": [turn.reasoning[1] or answered - 1, turn.answer[0] if answered else -1],
+    }
