@@ -150,7 +150,7 @@ def test_steps_and_groups(encoder, tmp_path):
     [
         ([], "score needs --model=DIR"),
         (["--model={model}"], "score needs --rollouts=FILE"),
-        (["--model={model}", "--rollouts={rows}", "--out=x.html"], "give --out=NAME.json"),
+        (["--model={model}", "--rollouts={bare}", "--out=x.html"], "give --out=NAME.json"),
         (["--model={model}", "--rollouts=nowhere.jsonl"], "--rollouts=nowhere.jsonl is not there"),
         (["--model={model}", "--rollouts={empty}"], "can be used, the files are empty"),
         (["--model={model}", "--rollouts={bare}"], "none of 1 rows holds a reasoning"),
