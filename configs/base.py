@@ -255,6 +255,9 @@ def get_config() -> ConfigDict:
                 # style of envs/styles.py -> its share of the demonstrations; nothing given: what
                 # the environment's `explain` writes
                 thoughts=dict(),
+                # env.options that are other ones while it is taught: an easier world than the one
+                # that it is trained in, say
+                options=dict(),
                 batch=64,  # replies an update
                 learning_rate=3e-3,
                 check_every=50,  # updates between checks of success

@@ -330,6 +330,7 @@ DOMAINS = {
     "warmstart.rooms": whole(1, 2**17, TINY),
     "warmstart.plan_moves": whole(0, 1000, TINY),
     "warmstart.thoughts": shares(),
+    "warmstart.options": section(TINY),
     "warmstart.batch": whole(1, 2**14, TINY),
     "warmstart.learning_rate": above(0, 1, TINY),
     "warmstart.check_every": whole(1, EVERY, TINY),
@@ -349,7 +350,12 @@ def field(config: ConfigDict, dotted: str) -> Any:
     return config
 
 
-WHOLE = ("also", "env.options", "warmstart.thoughts")  # sections that are one field
+WHOLE = (
+    "also",
+    "env.options",
+    "warmstart.thoughts",
+    "warmstart.options",
+)  # sections that are one field
 
 
 def leaves(config: ConfigDict) -> dict[str, Any]:

@@ -51,6 +51,9 @@ RECIPE = 2  # raise it when a change of this file changes the result
 NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid reply
 
 
+_BY_ITSELF = ("thoughts", "options")  # of config.warmstart: told as what they make
+
+
 def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     """The directory of the config's tiny agent; builds it on first use.
 
@@ -59,15 +62,17 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
       cache: folder of generated models and datasets.
 
     Raises:
-      ValueError: an environment that cannot be imitated (build.tiny_words).
+      ValueError: an environment that cannot be imitated (build.tiny_words, `taught`).
     """
-    tiny_words(config)
+    config = taught(config)
     cache = cache_directory() if cache is None else Path(cache)
     alone = of_environments(config)
     settings = {
         "recipe": RECIPE,
         **_what_is_imitated(config),
-        **{f"warmstart.{name}": x for name, x in config.warmstart.items() if name != "thoughts"},
+        **{
+            f"warmstart.{name}": x for name, x in config.warmstart.items() if name not in _BY_ITSELF
+        },
         **({"warmstart.thoughts": _thoughts(config)} if _thoughts(config) else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
         **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
@@ -81,6 +86,32 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
             model, params, tokenizer = imitate(config, cache)
             hf.save(directory, model, params, tokenizer)
     return directory
+
+
+def taught(config: ConfigDict) -> ConfigDict:
+    """The config of the world that the agent is taught in: its env.options as warmstart.options
+    has them.
+
+    Raises:
+      ValueError: an environment that cannot be imitated (build.tiny_words), options that it does
+        not take, or that have other words than the world that the agent is trained in.
+    """
+    words, options = tiny_words(config), config.warmstart.options.to_dict()
+    if not options:
+        return config
+    config = config.copy_and_resolve_references()
+    with config.env.options.unlocked():
+        config.env.options.update(options)
+    try:
+        same = tiny_words(config) == words
+    except ValueError as error:
+        raise ValueError(f"with config.warmstart.options={options}: {error}") from error
+    if not same:
+        raise ValueError(
+            f"config.warmstart.options={options} give environment {config.env.name!r} other words "
+            "than config.env.options do; the agent could not read what it is trained on"
+        )
+    return config
 
 
 def _expert(config: ConfigDict) -> dict[str, Any]:

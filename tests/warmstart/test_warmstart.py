@@ -84,6 +84,34 @@ def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypat
     assert name_of(config, tmp_path, monkeypatch) == names[list(CONFIGS).index("frozen_lake")]
 
 
+def test_an_agent_may_be_taught_in_another_world_than_it_is_trained_in(tmp_path, monkeypatch):
+    usual = name_of(frozen_lake.get_config(), tmp_path, monkeypatch)
+    config = frozen_lake.get_config()
+    config.update_from_flattened_dict({"env.options.slip": 0.8, "warmstart.options.slip": 0.02})
+    seen = []
+    monkeypatch.setattr(imitate, "tiny_words", lambda c: seen.append(c.env.options.slip) or ())
+    assert imitate.taught(config).env.options.slip == 0.02 and seen == [0.8, 0.02]
+    monkeypatch.undo()
+    assert name_of(config, tmp_path, monkeypatch) == usual
+    assert config.env.options.slip == 0.8 and build_environment(config, "train").slip == 0.8
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"slipp": 0.1}, r"with config.warmstart.options=\{'slipp': 0.1\}: config.env.options of "),
+        ({"slip": 2}, r"config.warmstart.options=\{'slip': 2\}: .* slip must be"),
+        ({"size": (3, 3)}, r"config.warmstart.options=\{'size': \(3, 3\)\} give .* other words"),
+    ],
+)
+def test_a_world_to_be_taught_in_must_fit(tmp_path, options, said):
+    config = frozen_lake.get_config()
+    config.warmstart.options = options
+    with pytest.raises(ValueError, match=said):
+        imitate.tiny_model(config, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def halved(self, state):
     """A render that shows less."""
     return self.grid_text(state)[: len(self.grid_text(state)) // 2]
