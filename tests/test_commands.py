@@ -432,6 +432,18 @@ def test_an_unknown_name_is_answered_with_those_there_are(elsewhere):
     )
 
 
+def test_the_first_line_is_read_at_once_through_a_pipe(tmp_path):
+    words = ["-m", "ragen_jax.train", f"--workdir={tmp_path}/run", *SHORT, *SMALL, *AGENT]
+    usual = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, text=True, env=usual
+    ) as process:
+        line = process.stdout.readline()
+        begun = (tmp_path / "run" / "metrics.jsonl").exists()
+        process.kill()
+    assert line.startswith(f"{tmp_path}/run: sokoban, model tiny, on ") and not begun
+
+
 @pytest.mark.slow
 def test_a_wheel_runs_beside_folders_of_the_same_names(elsewhere):
     """Built by pip, installed apart from this tree, run by another process."""

@@ -174,6 +174,7 @@ def console(line: str) -> None:
     """Prints a line above any progress bar; the first process's alone."""
     if is_first():
         tqdm.write(line)
+        sys.stdout.flush()  # who reads it through a pipe or from a file sees it now
 
 
 def step_line(step: int, steps: int, row: Metrics) -> str:
