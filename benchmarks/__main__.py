@@ -15,6 +15,7 @@ from benchmarks import (
     generation,
     llm,
     measure,
+    padding,
     scoring,
     searching,
 )
@@ -28,6 +29,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "kept-cache": (caching.kept_cache, 15, "float32"),
     "group-prefill": (caching.group_prefill, 50, "float32"),
     "filtered-update": (filtering.filtered_update, 9, "float32"),
+    "padded-update": (padding.padded_update, 5, "float32"),
     "scoring": (scoring.scoring, 3, "float32"),
     "bm25": (searching.bm25, 9, "float32"),
     "flat-search": (searching.flat_search, 9, "float32"),

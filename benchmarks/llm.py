@@ -5,16 +5,17 @@ import functools
 import os
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from benchmarks.measure import Row, compare
 from benchmarks.peers import PeerMissing, need
+from ragen_jax.losses import minibatch_weights
 from ragen_jax.model.qwen import SHAPES, ModelConfig, Qwen, init_params
 from ragen_jax.rollout.sample import decode, episode_keys, prefill
 from ragen_jax.sharding import make_mesh, sampling_params
-from ragen_jax.update.policy import Loss, init_state, update_step
+from ragen_jax.update.optimize import apply_gradient, micro_batches, no_gradient
+from ragen_jax.update.policy import Loss, init_state, policy_gradient
 
 TINY = ModelConfig(
     vocab_size=512, width=128, layers=6, heads=4, kv_heads=2, head_dim=32, mlp_width=512
@@ -75,35 +76,40 @@ def decoder(model, params, *, rows, cached, steps):
 def updater(model, params, *, rows, length, micro_batch=None):
     """A function that runs one update of `rows` rows of `length` tokens, by plain SGD."""
     optimizer = optax.sgd(LEARNING_RATE)
-    state = init_state(params, optimizer, make_mesh(data=-1, fsdp=1, tensor=1))
-    shape_ABT = (rows // (micro_batch or rows), micro_batch or rows, length)
-    mask = np.ones(shape_ABT, np.float32)
+    mesh = make_mesh(data=-1, fsdp=1, tensor=1)
+    shape_BT = rows, length
+    mask = np.ones(shape_BT, np.float32)
     mask[..., 0] = 0
     rng = np.random.default_rng(0)
-    minibatch = {
-        "tokens": rng.integers(0, model.config.vocab_size, shape_ABT).astype(np.int32),
-        "logp": np.full(shape_ABT, -np.log(model.config.vocab_size), np.float32),
-        "advantage": np.ones(shape_ABT, np.float32),
+    arrays = {
+        "tokens": rng.integers(0, model.config.vocab_size, shape_BT).astype(np.int32),
+        "logp": np.full(shape_BT, -np.log(model.config.vocab_size), np.float32),
+        "advantage": np.ones(shape_BT, np.float32),
         "mask": mask,
     }
-    minibatch = jax.tree.map(jnp.asarray, minibatch)
-    held = [state]
+    weights = jax.device_get(minibatch_weights(mask, LOSS.aggregation))
+    pieces, count = micro_batches(
+        {**arrays, "weights": weights},
+        np.arange(rows),
+        mesh=mesh,
+        micro_batch=micro_batch or rows,
+        size=rows,
+    )
+    held = [init_state(params, optimizer, mesh)]
+    one = np.float32(1.0)
 
     def run():
-        held[0], metrics = update_step(
-            model,
-            optimizer,
-            LOSS,
-            held[0],
-            None,
-            minibatch,
-            np.int32(len(mask)),
-            np.float32(1.0),
-            np.float32(1.0),
+        state = held[0]
+        grads, value, *_ = policy_gradient(
+            *(model, LOSS, state.params, None, no_gradient(state.params), pieces, count, one, one)
         )
+        params, opt_state, metrics = apply_gradient(
+            optimizer, one, state.params, state.opt_state, value, grads
+        )
+        held[0] = dataclasses.replace(state, params=params, opt_state=opt_state)
         if float(metrics["skipped"]):
             raise RuntimeError("the update was skipped: not finite")
-        jax.block_until_ready(held[0].params)
+        jax.block_until_ready(params)
 
     return run
 

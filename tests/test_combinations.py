@@ -5,12 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from ragen_jax import train
+from ragen_jax import batch, train
 from ragen_jax.algorithms import token_advantages
 from ragen_jax.configs import countdown, frozen_lake, recipes, sokoban
 from ragen_jax.run.log import read_metrics
-from ragen_jax.update.critic import critic_step
-from ragen_jax.update.policy import update_step
+from ragen_jax.update import cutting
+from ragen_jax.update.critic import critic_gradient
+from ragen_jax.update.policy import policy_gradient
 
 AXES = {
     "algorithm": (
@@ -57,7 +58,7 @@ def test_cover_is_pairwise():
 
 
 COVER = pairwise_cover(AXES)
-LEARNING = {"update": update_step, "critic": critic_step, "credit": token_advantages}
+LEARNING = {"update": policy_gradient, "critic": critic_gradient, "credit": token_advantages}
 
 
 @pytest.mark.slow
@@ -77,17 +78,25 @@ def test_two_steps(index, tmp_path_factory, tmp_path, monkeypatch):
         success=0.0, rooms=512, check_every=100, check_episodes=16, width=32, mlp_width=64
     )
     config.eval.update(episodes=16, every=2)
-    lengths = []
-    plain = train.make_batch
-    monkeypatch.setattr(
-        train, "make_batch", lambda es, length: lengths.append(length) or plain(es, length=length)
-    )
+    lengths, plain = {"update": set(), "credit": set()}, (cutting.few_lengths, batch.make_batch)
+
+    def few_lengths(*args):
+        found = plain[0](*args)
+        lengths["update"].update(found.tolist())
+        return found
+
+    def make_batch(episodes, *, length):
+        lengths["credit"].add(length)
+        return plain[1](episodes, length=length)
+
+    monkeypatch.setattr(cutting, "few_lengths", few_lengths)
+    monkeypatch.setattr(batch, "make_batch", make_batch)
     before = {name: jitted._cache_size() for name, jitted in LEARNING.items()}
     assert train.train(config, tmp_path / "run") == 0
+    lengths["critic"] = lengths["update"]
     for name, jitted in LEARNING.items():
-        # One program for each length of rows, whatever is kept of them; a second step of the first
-        # one's length compiles nothing.
-        assert jitted._cache_size() - before[name] <= len(set(lengths)), name
+        # One program for each length that rows are cut to, or padded to, whatever is kept of them.
+        assert jitted._cache_size() - before[name] <= len(lengths[name]), name
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert sum(row.get("update/count", 0) for row in rows) > 0

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.stages import Wrapped
 from ml_collections import ConfigDict
 
 from ragen_jax import sharding
 from ragen_jax.bonus import weighs_entropy
+from ragen_jax.losses import Weights
 from ragen_jax.preflight.program import (
     Program,
     micro_batches,
@@ -26,14 +26,15 @@ from ragen_jax.preflight.program import (
 )
 from ragen_jax.preflight.residing import beside_residents, resident_programs, residents
 from ragen_jax.preflight.roofline import Work
-from ragen_jax.preflight.shapes import Lengths, Run, Struct, cache_struct, describe, host, struct
+from ragen_jax.preflight.shapes import Lengths, Run, cache_struct, describe, host, struct
 from ragen_jax.rollout.sample import decode, extend, prefill
 from ragen_jax.run.build import build_loss, build_value_loss, needs_statistics
 from ragen_jax.run.sizes import minibatch_rows, of_environments, step_rows
 from ragen_jax.types import Params, TrainState
 from ragen_jax.update import passes
-from ragen_jax.update.critic import CriticState, ValueLoss, critic_step
-from ragen_jax.update.policy import Loss, update_step
+from ragen_jax.update.critic import CriticState, critic_gradient
+from ragen_jax.update.optimize import apply_gradient
+from ragen_jax.update.policy import policy_gradient
 
 if TYPE_CHECKING:
     from ragen_jax.diagnose import Diagnostic
@@ -165,39 +166,41 @@ def training_programs(run: Run) -> Iterator[Program]:
         )
     if state.critic:
         rest = dataclasses.replace(state, critic=None), run.reference
-        critic, optimizer = state.critic, run.optimizer
+        critic = state.critic
         held = rest, critic.opt_state
         yield _read(run, "values", passes.values, critic.params, run.frozen, held=held, head=False)
-        yield _step(
+        yield _gradient(
             run,
             "critic",
-            critic_step,
-            optimizer,
-            build_value_loss(c),
-            critic,
-            micro_batches(run, A, tokens="int32", value="f4", target="f4", mask="f4"),
-            held=rest,
+            critic_gradient,
+            *(build_value_loss(c), critic.params, critic.params),
+            _pieces(run, A, value="f4", target="f4"),
+            *(host(()), host((), jnp.float32)),
+            held=held,
+            trained=critic,
             reference=False,
             with_head=False,
         )
+        yield _apply(run, "critic_apply", critic, held=rest)
     in_loss = bool(c.algorithm.kl_coef and c.algorithm.kl_in == "loss")
-    yield _step(
+    rest = state.critic, None if in_loss else run.reference
+    yield _gradient(
         run,
         "update",
-        update_step,
-        run.optimizer,
-        build_loss(c),
-        state,
-        micro_batches(
+        policy_gradient,
+        *(build_loss(c), state.params, run.reference if in_loss else None, state.params),
+        _pieces(
             run,
             A,
-            **{"tokens": "int32", "logp": "f4", "advantage": "f4", "mask": "f4"},
+            **{"logp": "f4", "advantage": "f4"},
             **({"bonus": "f4"} if weighs_entropy(c.algorithm) else {}),
         ),
-        run.reference if in_loss else None,
-        held=None if in_loss else run.reference,
+        *(host(()), host((), jnp.float32), state.kl_scale),
+        held=(rest, state.opt_state),
+        trained=state,
         reference=in_loss,
     )
+    yield _apply(run, "apply", state, held=(state.critic, run.reference))
     if run.copied:
         held = state if run.frozen else (dataclasses.replace(state, params=None), run.reference)
         work = Work(run.model.config, run.sampling_mesh.shape["tensor"])
@@ -218,47 +221,62 @@ def _beside(run: Run) -> Params | None:
     return run.policy if run.frozen and run.copied else None
 
 
-def _step(
+def _pieces(run: Run, A: int, **types: str) -> dict[str, Any]:
+    """The micro-batches of a minibatch, every row as long as the longest (update/cutting.py)."""
+    arrays = micro_batches(run, A, tokens="int32", mask="f4", **types)
+    return {**arrays, "weights": Weights(arrays["mask"], arrays["mask"])}
+
+
+def _gradient(
     run: Run,
     name: str,
     function: Wrapped,
-    optimizer: optax.GradientTransformation,
-    loss: Loss | ValueLoss,
-    trained: TrainState | CriticState,
-    minibatch: dict[str, Struct],
-    *rest: Any,
+    *args: Any,
     held: Any,
+    trained: TrainState | CriticState,
     **cost: bool,
 ) -> Program:
-    """The `Program` of an optimizer step."""
+    """The `Program` of a minibatch's gradient, which for shorter rows is compiled again."""
     o = run.config.optimizer
-    size = sum(x.size for x in jax.tree.leaves(trained.params))
     return program(
         name,
         run.mesh,
         function,
         run.model,
-        optimizer,
-        loss,
-        trained,
-        *rest,
-        minibatch,
-        host(()),
-        host((), jnp.float32),
-        host((), jnp.float32),
+        *args,
         run.frozen,
         held=(held, _beside(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).update(
             on_chip(o.micro_batch, run.mesh),
             run.row,
             micro_batches=-(-minibatch_rows(run.config) // o.micro_batch),
-            trained=size // split(run),
+            trained=_on_chip(run, trained),
             frozen=bool(run.frozen),
             **cost,
         ),
         calls=o.minibatches,
         helps=training_helps(run),
     )
+
+
+def _apply(run: Run, name: str, trained: TrainState | CriticState, *, held: Any) -> Program:
+    """The `Program` of an optimizer step, the gradient being there."""
+    number = host((), jnp.float32)
+    return program(
+        name,
+        run.mesh,
+        apply_gradient,
+        *(run.optimizer, number, trained.params, trained.opt_state, number, trained.params),
+        held=(held, run.frozen, _beside(run)),
+        cost=Work(run.model.config, run.mesh.shape["tensor"]).apply(_on_chip(run, trained)),
+        calls=run.config.optimizer.minibatches,
+        helps=training_helps(run),
+    )
+
+
+def _on_chip(run: Run, trained: TrainState | CriticState) -> int:
+    """The parameters of a chip."""
+    return sum(x.size for x in jax.tree.leaves(trained.params)) // split(run)
 
 
 def _read(

@@ -164,12 +164,12 @@ class Work:
         frozen: bool = False,
         with_head: bool = True,
     ) -> Cost:
-        """policy.update_step or critic.critic_step, micro-batches of N rows of T tokens on a chip.
+        """policy.policy_gradient or critic.critic_gradient, micro-batches of N rows of T tokens.
 
         Args:
           with_head: False for the critic, whose own head is a vector.
           reference: whether the KL term runs the reference model.
-          trained: parameters whose gradient and optimizer state the chip holds.
+          trained: parameters whose gradient the chip holds.
           frozen: whether those are LoRA's, so that no gradient of a matrix is formed.
         """
         c = self.config
@@ -188,9 +188,13 @@ class Work:
         weights = (2 + remat + reference) * self.weight_bytes(head=False)
         weights += with_head * (3 + reference) * self._item * self.head_weights / self.tensor
         trained_bytes = 4 * trained  # float32
-        # Each micro-batch adds to the gradient; Adam reads four arrays and writes three.
-        traffic = micro_batches * (weights + saved + 2 * trained_bytes) + 7 * trained_bytes
+        # Each micro-batch adds to the gradient.
+        traffic = micro_batches * (weights + saved + 2 * trained_bytes)
         return Cost(micro_batches * flops, traffic)
+
+    def apply(self, trained: int) -> Cost:
+        """optimize.apply_gradient: Adam reads four arrays of float32 and writes three."""
+        return Cost(0.0, 7 * 4 * trained)
 
     def gradients(
         self,

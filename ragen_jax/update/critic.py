@@ -21,6 +21,7 @@ from ragen_jax import losses
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.types import Array, Batch, Metrics, Params
 from ragen_jax.update import optimize
+from ragen_jax.update.cutting import row_lengths
 from ragen_jax.update.policy import Frozen, on_mesh
 
 
@@ -79,32 +80,25 @@ def token_values(
     return jnp.pad(value_BT, ((0, 0), (1, 0)))
 
 
-@functools.partial(
-    jax.jit, static_argnames=("model", "optimizer", "loss"), donate_argnames="critic"
-)
-def critic_step(
+@functools.partial(jax.jit, static_argnames=("model", "loss"), donate_argnames="grads")
+def critic_gradient(
     model: Qwen,
-    optimizer: optax.GradientTransformation,
     loss: ValueLoss,
-    critic: CriticState,
-    minibatch: dict[str, jax.Array],
+    params: Params,
+    grads: Params,
+    pieces: dict[str, Any],
     count: jax.Array,
     loss_scale: jax.Array,
-    rate: jax.Array,
     frozen: Frozen | None = None,
-) -> tuple[CriticState, dict[str, jax.Array]]:
-    """One optimizer step of the critic on one minibatch; see `policy.update_step`.
+) -> optimize.Added:
+    """What micro-batches of one length add to the gradient; see `policy.policy_gradient`.
 
     Args:
-      critic: donated.
-      minibatch: tokens, value (from before the update), target and mask, each
-        [A, micro_batch, T].
-      loss_scale: scalar, multiplies the loss. rate: scalar, multiplies the optimizer's step.
-
-    Returns:
-      (CriticState, metrics).
+      params: of `CriticState`. grads: like params; donated.
+      pieces: tokens, value (from before the update), target, mask and weights, each
+        [A, micro_batch, L].
+      loss_scale: scalar, multiplies the loss.
     """
-    pieces = optimize.weighted(minibatch, loss.aggregation, loss.norm_length)
 
     def objective(params, piece):
         value_BT = token_values(model, params, piece["tokens"], frozen)
@@ -119,12 +113,7 @@ def critic_step(
         )
         return loss_scale * total, (metrics, {})
 
-    value, grads, sums, _ = optimize.summed_gradient(objective, critic.params, pieces, count)
-    params, opt_state, metrics = optimize.apply_gradient(
-        optimizer, rate, critic.params, critic.opt_state, value, grads
-    )
-    metrics |= sums | {"loss": value}
-    return CriticState(params, opt_state), metrics
+    return optimize.add_gradient(objective, params, grads, pieces, count)
 
 
 def update_critic(
@@ -157,21 +146,24 @@ def update_critic(
       rows before the update; critic/skipped and critic/count are sums).
     """
     mask_BT = batch.mask_BT * batch.weight_B[:, None]
-    dealt = optimize.minibatches(
+    dealt = optimize.deal(
         {"tokens": batch.tokens_BT, "value": value_BT, "target": target_BT, "mask": mask_BT},
         rows_B,
+        row_lengths(batch),
         mesh=mesh,
         rng=rng,
         minibatches=minibatches,
         micro_batch=micro_batch,
         minibatch_rows=minibatch_rows,
+        aggregation=loss.aggregation,
+        norm_length=loss.norm_length,
     )
 
-    def step(critic, arrays, count, rate):
+    def gradient(critic, grads, arrays, count):
         scale = np.float32(loss_scale)
-        return critic_step(model, optimizer, loss, critic, arrays, count, scale, rate, frozen)
+        return critic_gradient(model, loss, critic.params, grads, arrays, count, scale, frozen)
 
-    critic, history = optimize.run_updates(step, critic, dealt, rates)
+    critic, history = optimize.run_updates(gradient, optimizer, critic, dealt, rates)
     metrics = optimize.averaged(history, prefix="critic")
     inside = mask_BT[rows_B] > 0
     if inside.any():

@@ -1,15 +1,17 @@
 """What policy and critic share: optimizers, minibatches, gradients summed over micro-batches.
 
-A minibatch is one program: a loop over as many micro-batches as its rows need adds up gradients of
-sum(weight * term), with token weights fixed on the whole minibatch, so the micro-batch size cannot
-change the result.
+A minibatch is cut into pieces, micro-batches of one length (cutting.py). A program for each length
+loops over those that hold rows and adds the gradient of sum(weight * term) to what the pieces
+before added up; another takes the optimizer's step. Token weights are fixed on the whole minibatch,
+so that how it is cut cannot change the result.
 
-Axes: B rows, T tokens, A micro-batches.
+Axes: B rows, T tokens, L tokens of a piece, A micro-batches.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +21,19 @@ from jax.sharding import Mesh
 
 from ragen_jax import losses
 from ragen_jax.sharding import shard_micro_batches
-from ragen_jax.types import Metrics, Params
+from ragen_jax.types import Metrics, Params, TrainState
+from ragen_jax.update import cutting
+from ragen_jax.update.cutting import Piece
 
-State = TypeVar("State")
+if TYPE_CHECKING:
+    from ragen_jax.update.critic import CriticState
+
+State = TypeVar("State", TrainState, "CriticState")
 # Micro-batches on the mesh, and how many of them hold any rows.
-Minibatch = tuple[dict[str, Any], np.int32]
+MicroBatches = tuple[dict[str, Any], np.int32]
+# What a piece adds to the gradient: (gradient so far and its own, its share of the objective,
+# scalars to be added up, scalars of which the largest counts).
+Added = tuple[Params, jax.Array, dict[str, jax.Array], dict[str, jax.Array]]
 
 # What follows the warm-up, of a learning rate over so many updates.
 SCHEDULES = {
@@ -72,22 +82,18 @@ def learning_rates(
     return after
 
 
-def weighted(minibatch: dict[str, jax.Array], aggregation: str, norm_length: int) -> dict[str, Any]:
-    """A minibatch of [A, micro_batch, T] arrays with the `losses.Weights` of its mask."""
-    mask = minibatch["mask"]
-    mask_BT = mask.reshape(-1, mask.shape[-1])
-    weights = losses.minibatch_weights(mask_BT, aggregation, norm_length=norm_length)
-    return {**minibatch, "weights": jax.tree.map(lambda x: x.reshape(mask.shape), weights)}
-
-
 def summed(
-    function: Callable[[Any], tuple[Any, Any]], pieces: Any, count: jax.Array
+    function: Callable[[Any], tuple[Any, Any]],
+    pieces: Any,
+    count: jax.Array,
+    start: dict[str, Any] | None = None,
 ) -> tuple[Any, Any]:
     """function(micro-batch) -> (tree to be added up, tree of which the largest counts), over the
     first `count` micro-batches.
 
     Args:
       pieces: tree of arrays [A, ...]. count: scalar int32, at least 1.
+      start: what some entries of the first tree, which then is a dict, are added to.
 
     Returns:
       (sums, maxima).
@@ -102,39 +108,56 @@ def summed(
         more, larger = at(a)
         return jax.tree.map(jnp.add, sums, more), jax.tree.map(jnp.maximum, maxima, larger)
 
+    start = start or {}
     if len(jax.tree.leaves(pieces)[0]) == 1:  # no second copy of the sums
-        return at(0)
+        sums, maxima = at(0)
+        more = {name: jax.tree.map(jnp.add, x, sums[name]) for name, x in start.items()}
+        return sums | more if more else sums, maxima
     sums, maxima = jax.eval_shape(at, 0)
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
     lowest = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), maxima)
-    return jax.lax.fori_loop(0, count, micro, (zero, lowest))
+    return jax.lax.fori_loop(0, count, micro, (zero | start if start else zero, lowest))
 
 
-def summed_gradient(
+def add_gradient(
     objective: Callable[[Params, Any], tuple[jax.Array, tuple[Any, Any]]],
     params: Params,
+    grads: Params,
     pieces: Any,
     count: jax.Array,
-) -> tuple[jax.Array, Params, dict[str, jax.Array], dict[str, jax.Array]]:
-    """The objective and its gradient, summed over the first `count` micro-batches.
+) -> Added:
+    """`Added` by the first `count` micro-batches.
 
     Args:
       objective: (params, micro-batch) -> (scalar, (dict of scalars to be added up, dict of scalars
         of which the largest counts)).
+      grads: the gradient so far, like params.
       pieces, count: as in `summed`.
-
-    Returns:
-      (value, gradient, sums, maxima).
     """
 
     def gradient(piece):
-        (value, (sums, maxima)), grads = jax.value_and_grad(objective, has_aux=True)(params, piece)
-        return (value, grads, sums), maxima
+        (value, (sums, maxima)), more = jax.value_and_grad(objective, has_aux=True)(params, piece)
+        return {"grads": more, "value": value, "sums": sums}, maxima
 
-    added, largest = summed(gradient, pieces, count)
-    return *added, largest
+    added, largest = summed(gradient, pieces, count, {"grads": grads})
+    return added["grads"], added["value"], added["sums"], largest
 
 
+def no_gradient(params: Params) -> Params:
+    """Zeros like the parameters, laid out like them: what a minibatch's gradient starts from."""
+    leaves, tree = jax.tree.flatten(params)
+    return _zeros(tree, tuple((x.shape, x.dtype, x.sharding) for x in leaves))()
+
+
+@functools.lru_cache(maxsize=8)  # of policy and critic: one program each, however often they start
+def _zeros(tree: Any, leaves: tuple[tuple[Any, Any, Any], ...]) -> Callable[[], Params]:
+    def make():
+        return tree.unflatten([jnp.zeros(shape, dtype) for shape, dtype, _ in leaves])
+
+    return jax.jit(make, out_shardings=tree.unflatten([sharding for *_, sharding in leaves]))
+
+
+@functools.partial(jax.jit, static_argnames="optimizer", donate_argnames=("params", "opt_state"))
 def apply_gradient(
     optimizer: optax.GradientTransformation,
     rate: jax.Array,
@@ -144,6 +167,10 @@ def apply_gradient(
     grads: Params,
 ) -> tuple[Params, Any, dict[str, jax.Array]]:
     """One optimizer step times `rate`, left out where the objective or its gradient is not finite.
+
+    Args:
+      params, opt_state: donated.
+      rate: scalar. value, grads: the objective of a minibatch and its gradient.
 
     Returns:
       (params, opt_state, {grad_norm, update_norm, learning_rate, skipped}).
@@ -168,7 +195,7 @@ def apply_gradient(
 
 def micro_batches(
     arrays: dict[str, Any], rows: np.ndarray, *, mesh: Mesh, micro_batch: int, size: int
-) -> Minibatch:
+) -> MicroBatches:
     """Chosen rows of [B, ...] arrays as [A, micro_batch, ...] on the mesh, and how many hold any.
 
     Padding is zero: an array of masks or weights must be among them for it not to count.
@@ -187,61 +214,129 @@ def micro_batches(
     return shard_micro_batches(placed, mesh), np.int32(-(-len(rows) // micro_batch))
 
 
-def minibatches(
+@dataclasses.dataclass(frozen=True)
+class Dealt:
+    """The minibatches of an iteration, cut: what of which batch goes into which call."""
+
+    arrays: dict[str, np.ndarray]  # [B, T], on the host; the masks are among them
+    cuts: list[list[Piece]]  # of each minibatch; none without rows
+    real_share: float  # of `cutting.real_share`
+    mesh: Mesh
+    micro_batch: int
+    size: int  # rows of a minibatch, at most, in whole micro-batches
+    aggregation: str
+    norm_length: int  # of losses.token_weights
+
+    def minibatches(self) -> Iterator[Iterator[MicroBatches]]:
+        """Of each minibatch its `micro_batches`, length by length, with the `losses.Weights` that
+        its tokens have in the whole minibatch."""
+        for pieces in self.cuts:
+            yield self._laid_out(pieces)
+
+    def _laid_out(self, pieces: Sequence[Piece]) -> Iterator[MicroBatches]:
+        mask_BT = np.zeros_like(self.arrays["mask"])
+        for piece in pieces:
+            mask_BT[piece.rows] = self.arrays["mask"][piece.rows]
+        weights = jax.device_get(_weights(mask_BT, self.aggregation, norm_length=self.norm_length))
+        arrays = {**self.arrays, "weights": weights}
+        for piece in pieces:
+            short = jax.tree.map(lambda x_BT, n=piece.length: x_BT[:, :n], arrays)
+            yield micro_batches(
+                short, piece.rows, mesh=self.mesh, micro_batch=self.micro_batch, size=self.size
+            )
+
+
+_weights = jax.jit(losses.minibatch_weights, static_argnames=("aggregation", "norm_length"))
+
+
+def deal(
     arrays: dict[str, np.ndarray],
     rows_B: np.ndarray,
+    length_B: np.ndarray,
     *,
     mesh: Mesh,
     rng: np.random.Generator,
     minibatches: int,
     micro_batch: int,
     minibatch_rows: int,
-) -> Iterator[Minibatch]:
-    """The rows shuffled and dealt to a fixed number of minibatches, each padded to one shape.
+    aggregation: str,
+    norm_length: int,
+) -> Dealt:
+    """The rows shuffled, dealt to a fixed number of minibatches, and those cut by length.
 
-    Filtering makes minibatches smaller, not updates fewer (RAGEN-2, section 3.3). Padding costs
-    nothing, since only micro-batches with real rows are run.
+    Filtering makes minibatches smaller, not updates fewer (RAGEN-2, section 3.3). Empty
+    micro-batches cost nothing: only those with real rows are run.
 
     Args:
-      arrays: [B, T], on the host.
+      arrays: [B, T], on the host, with "mask": 1 where a token is learnt from.
       rows_B: indices of the rows to be learnt from; may be empty.
+      length_B: of `cutting.row_lengths`.
       rng: of the order.
       minibatch_rows: the most rows a minibatch can have.
-
-    Yields:
-      `micro_batches` of a minibatch; none for one without rows.
+      aggregation, norm_length: of losses.token_weights.
     """
     order = rng.permutation(len(rows_B))  # on the host: the number of rows changes every step
-    size = -(-minibatch_rows // micro_batch) * micro_batch
-    for rows in np.array_split(np.asarray(rows_B)[order], minibatches):
-        if len(rows):  # none where there are fewer rows than minibatches
-            yield micro_batches(arrays, rows, mesh=mesh, micro_batch=micro_batch, size=size)
+    dealt = np.array_split(np.asarray(rows_B)[order], minibatches)
+    cuts = cutting.cut(
+        [rows for rows in dealt if len(rows)],  # none where there are fewer rows than minibatches
+        length_B,
+        arrays["mask"].shape[1],
+        micro_batch=micro_batch,
+    )
+    return Dealt(
+        arrays=arrays,
+        cuts=cuts,
+        real_share=cutting.real_share(cuts, length_B, micro_batch=micro_batch),
+        mesh=mesh,
+        micro_batch=micro_batch,
+        size=-(-minibatch_rows // micro_batch) * micro_batch,
+        aggregation=aggregation,
+        norm_length=norm_length,
+    )
 
 
 def run_updates(
-    step: Callable[[State, dict[str, Any], np.int32, np.float32], tuple[State, Any]],
+    gradient: Callable[[State, Params, dict[str, Any], np.int32], Added],
+    optimizer: optax.GradientTransformation,
     state: State,
-    batches: Iterable[Minibatch],
+    dealt: Dealt,
     rates: np.ndarray,
 ) -> tuple[State, list[Metrics]]:
-    """step(state, arrays, count, rate) -> (state, metrics) over `minibatches`, one after the other.
+    """An optimizer step on each minibatch, one after the other.
 
     Args:
+      gradient: (state, gradient so far, micro-batches of one length, how many hold rows) ->
+        `Added`; its second argument is donated.
+      state: its params and opt_state are donated.
       rates: float32, the learning rate of each minibatch; there may be more of them.
 
     Returns:
       (state, the metrics of each minibatch, on the host).
     """
-    history = []
-    layout = jax.tree.map(lambda x: x.sharding, state)
-    for (arrays, count), rate in zip(batches, rates, strict=False):
-        if history:  # XLA's CPU backend allots a call's temporaries at once, though it must wait
-            history[-1] = jax.device_get(history[-1])
-        state, metrics = step(state, arrays, count, rate)
+    history: list[Metrics] = []
+    layout = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
+    for pieces, rate in zip(dealt.minibatches(), rates, strict=False):
+        grads, found = no_gradient(state.params), []
+        for arrays, count in pieces:
+            # XLA's CPU backend allots a call's temporaries at once, though it must wait.
+            if found:
+                found[-1] = jax.device_get(found[-1])
+            elif history:
+                history[-1] = jax.device_get(history[-1])
+            grads, *rest = gradient(state, grads, arrays, count)
+            found.append(rest)
+        values, sums, maxima = zip(*jax.device_get(found), strict=True)
+        value = np.sum(values, dtype=np.float32)
+        params, opt_state, metrics = apply_gradient(
+            optimizer, rate, state.params, state.opt_state, value, grads
+        )
         # XLA may call the same layout by another name (P() for P(None)), for which the next call
         # would be compiled again. Nothing is copied where only the name differs.
-        state = jax.device_put(state, layout)
-        history.append(metrics)
+        params, opt_state = jax.device_put((params, opt_state), layout)
+        state = dataclasses.replace(state, params=params, opt_state=opt_state)
+        metrics |= {name: np.sum([one[name] for one in sums]) for name in sums[0]}
+        metrics |= {name: np.max([one[name] for one in maxima]) for name in maxima[0]}
+        history.append(metrics | {"loss": value})
     return state, jax.device_get(history)
 
 

@@ -1,6 +1,6 @@
 """Forward passes over the rows of a batch: log-probs, entropies, values before an update.
 
-Axes: B rows, T tokens, A micro-batches.
+Axes: B rows, T tokens, L tokens of a row as it is cut, A micro-batches.
 """
 
 import functools
@@ -16,6 +16,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.sharding import constrain
 from ragen_jax.types import Array, Batch, Params
 from ragen_jax.update.critic import token_values
+from ragen_jax.update.cutting import padded_rows
 from ragen_jax.update.likelihood import token_statistics
 from ragen_jax.update.optimize import micro_batches
 from ragen_jax.update.policy import Frozen
@@ -44,25 +45,25 @@ def read_micro_batches(
     function: Pass,
     model: Qwen,
     params: Params,
-    tokens_AMT: jax.Array,
+    tokens_AML: jax.Array,
     count: jax.Array,
     extra: Any,
 ) -> tuple[jax.Array, ...]:
     """function(model, params, tokens, extra) of the first `count` micro-batches, else 0.
 
     Args:
-      tokens_AMT: int32 [A, micro_batch, T].
+      tokens_AML: int32 [A, micro_batch, L].
 
     Returns:
-      float32 [A, micro_batch, T] each, whole on every device.
+      float32 [A, micro_batch, L] each, whole on every device.
     """
-    shapes = jax.eval_shape(lambda: function(model, params, tokens_AMT[0], extra))
+    shapes = jax.eval_shape(lambda: function(model, params, tokens_AML[0], extra))
 
     def read(a, outs):
-        new = function(model, params, tokens_AMT[a], extra)
+        new = function(model, params, tokens_AML[a], extra)
         return tuple(x.at[a].set(y) for x, y in zip(outs, new, strict=True))
 
-    start = tuple(jnp.zeros((len(tokens_AMT), *x.shape), x.dtype) for x in shapes)
+    start = tuple(jnp.zeros((len(tokens_AML), *x.shape), x.dtype) for x in shapes)
     outs = jax.lax.fori_loop(0, count, read, start)
     return tuple(constrain(x, None, None, None) for x in outs)
 
@@ -79,21 +80,24 @@ def over_rows(
     micro_batch: int,
     size: int,
 ) -> tuple[np.ndarray, ...]:
-    """`function` of chosen rows of a batch.
+    """`function` of chosen rows of a batch, each read at its length of `cutting.padded_rows`.
 
     Args:
       batch: on the host. rows_B: indices of the rows.
-      size: the most rows there can be, in whole micro-batches: one program for all steps.
+      size: the most rows there can be, in whole micro-batches: one program a length for all steps.
 
     Returns:
-      float32 [B, T] each, on the host, 0 in the other rows.
+      float32 [B, T] each, on the host, 0 in the other rows and behind the length of a row.
     """
-    tokens = {"tokens": batch.tokens_BT}
-    arrays, count = micro_batches(tokens, rows_B, mesh=mesh, micro_batch=micro_batch, size=size)
-    results = read_micro_batches(function, model, params, arrays["tokens"], count, extra)
-    outs = []
-    for x_AMT in jax.device_get(results):
-        out_BT = np.zeros(batch.tokens_BT.shape, np.float32)
-        out_BT[rows_B] = x_AMT.reshape(size, -1)[: len(rows_B)]
-        outs.append(out_BT)
+    padded_B = padded_rows(batch, micro_batch=micro_batch)
+    shape = batch.tokens_BT.shape
+    outs: list[np.ndarray] = []
+    for length in np.unique(padded_B[rows_B])[::-1].tolist() or [shape[1]]:  # of no row: zeros
+        rows = rows_B[padded_B[rows_B] == length]
+        tokens = {"tokens": batch.tokens_BT[:, :length]}
+        arrays, count = micro_batches(tokens, rows, mesh=mesh, micro_batch=micro_batch, size=size)
+        found = read_micro_batches(function, model, params, arrays["tokens"], count, extra)
+        outs = outs or [np.zeros(shape, np.float32) for _ in found]
+        for out_BT, x_AML in zip(outs, jax.device_get(found), strict=True):
+            out_BT[rows, :length] = x_AML.reshape(size, -1)[: len(rows)]
     return tuple(outs)

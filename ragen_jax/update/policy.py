@@ -1,4 +1,4 @@
-"""The policy update: the loss of a micro-batch, one optimizer step, an iteration's updates.
+"""The policy update: the loss of a micro-batch, its gradient, an iteration's updates.
 
 Axes: B rows, T tokens, A micro-batches.
 """
@@ -22,6 +22,7 @@ from ragen_jax.objectives import OBJECTIVES
 from ragen_jax.sharding import replicate
 from ragen_jax.types import Batch, Metrics, Params, TrainState
 from ragen_jax.update import optimize
+from ragen_jax.update.cutting import row_lengths
 from ragen_jax.update.likelihood import token_logps, token_statistics
 
 Tree = TypeVar("Tree")
@@ -125,48 +126,39 @@ def loss_parts(
     return parts, metrics | {"policy_loss": task}, gap
 
 
-@functools.partial(jax.jit, static_argnames=("model", "optimizer", "loss"), donate_argnames="state")
-def update_step(
+@functools.partial(jax.jit, static_argnames=("model", "loss"), donate_argnames="grads")
+def policy_gradient(
     model: Qwen,
-    optimizer: optax.GradientTransformation,
     loss: Loss,
-    state: TrainState,
+    params: Params,
     ref_params: Params | None,
-    minibatch: dict[str, jax.Array],
+    grads: Params,
+    pieces: dict[str, Any],
     count: jax.Array,
     loss_scale: jax.Array,
-    rate: jax.Array,
+    kl_scale: jax.Array,
     frozen: Frozen | None = None,
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One optimizer step on one minibatch.
+) -> optimize.Added:
+    """What micro-batches of one length add to the gradient of a minibatch's loss.
 
     Args:
-      state: donated.
-      minibatch: tokens, logp, advantage, mask and perhaps bonus, each [A, micro_batch, T].
+      ref_params, kl_scale: as in `loss_parts`.
+      grads: the gradient so far, like params; donated.
+      pieces: tokens, logp, advantage, mask, weights (`losses.Weights` of the whole minibatch) and
+        perhaps bonus, each [A, micro_batch, L].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
       loss_scale: scalar, multiplies the whole loss.
-      rate: scalar, multiplies the optimizer's step.
-      frozen: where state.params are adapters; then ref_params is not read.
-
-    Returns:
-      (TrainState, metrics): a non-finite loss or gradient leaves the state as it was and is
-      counted in `skipped`.
+      frozen: where params are adapters; then ref_params is not read.
     """
-    pieces = optimize.weighted(minibatch, loss.aggregation, loss.norm_length)
 
     def objective(params, piece):
         reference = ref_params
         if frozen is not None:
             params, reference = frozen.attach(params), frozen.params
-        parts, metrics, gap = loss_parts(model, loss, params, reference, piece, state.kl_scale)
+        parts, metrics, gap = loss_parts(model, loss, params, reference, piece, kl_scale)
         return loss_scale * sum(parts.values()), (metrics, {"logp_gap": gap})
 
-    value, grads, sums, maxima = optimize.summed_gradient(objective, state.params, pieces, count)
-    params, opt_state, metrics = optimize.apply_gradient(
-        optimizer, rate, state.params, state.opt_state, value, grads
-    )
-    metrics |= sums | maxima | {"loss": value}
-    return dataclasses.replace(state, params=params, opt_state=opt_state), metrics
+    return optimize.add_gradient(objective, params, grads, pieces, count)
 
 
 def init_state(
@@ -229,16 +221,19 @@ def update_policy(
     Args:
       batch: on the host. advantage_BT: float32.
       rows_B: indices of the kept rows; may be empty, then nothing is updated.
-      rng, minibatches, minibatch_rows: see `optimize.minibatches`.
+      state: its params and opt_state are donated.
+      rng, minibatches, minibatch_rows: see `optimize.deal`.
       rates: float32, the learning rate of each minibatch (optimize.learning_rates).
       frozen: where the state's parameters are LoRA adapters.
       bonus_BT: of `bonus.entropy_weights`; None: the entropy bonus lies on every token.
 
     Returns:
       (TrainState, update/* metrics: means over the minibatches; update/logp_gap of the first;
-      update/skipped and update/count are sums).
+      update/skipped and update/count are sums; update/real_share is that of all positions
+      computed). A loss or gradient that is not finite leaves the parameters as they were and is
+      counted in update/skipped.
     """
-    dealt = optimize.minibatches(
+    dealt = optimize.deal(
         {
             "tokens": batch.tokens_BT,
             "logp": batch.logp_BT,
@@ -247,21 +242,25 @@ def update_policy(
             **({} if bonus_BT is None else {"bonus": bonus_BT}),
         },
         rows_B,
+        row_lengths(batch),
         mesh=mesh,
         rng=rng,
         minibatches=minibatches,
         micro_batch=micro_batch,
         minibatch_rows=minibatch_rows,
+        aggregation=loss.aggregation,
+        norm_length=loss.norm_length,
     )
 
-    def step(state, arrays, count, rate):
-        scale = np.float32(loss_scale)
-        return update_step(
-            model, optimizer, loss, state, ref_params, arrays, count, scale, rate, frozen
+    def gradient(state, grads, arrays, count):
+        scales = np.float32(loss_scale), state.kl_scale
+        return policy_gradient(
+            *(model, loss, state.params, ref_params, grads, arrays, count, *scales, frozen)
         )
 
-    state, history = optimize.run_updates(step, state, dealt, rates)
+    state, history = optimize.run_updates(gradient, optimizer, state, dealt, rates)
     metrics = optimize.averaged(history, prefix="update")
     if history:
+        metrics["update/real_share"] = dealt.real_share
         metrics["update/logp_gap"] = float(history[0]["logp_gap"])
     return state, metrics

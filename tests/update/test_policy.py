@@ -8,15 +8,15 @@ import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict
-from random_rows import LOSS, V, random_batch
+from random_rows import LOSS, T, V, random_batch
 
+from ragen_jax.losses import Weights
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.sharding import make_mesh, param_shardings
-from ragen_jax.types import TrainState
-from ragen_jax.update import likelihood, optimize
+from ragen_jax.update import cutting, likelihood, optimize
 from ragen_jax.update.likelihood import token_logps
 from ragen_jax.update.optimize import micro_batches
-from ragen_jax.update.policy import init_state, update_policy, update_step
+from ragen_jax.update.policy import init_state, policy_gradient, update_policy
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,15 @@ def run(policy, mesh, batch, advantage, *, optimizer=None, loss=LOSS, ref=None, 
     return state.params, metrics
 
 
+def pieces_of(batch, *, minibatches):
+    """What `run` cuts a batch into."""
+    rows = np.random.default_rng(0).permutation(len(batch.weight_B))
+    cuts = cutting.cut(
+        np.array_split(rows, minibatches), cutting.row_lengths(batch), T, micro_batch=2
+    )
+    return [piece for pieces in cuts for piece in pieces]
+
+
 def largest_difference(a, b):
     return max(
         float(jnp.abs(x - y).max()) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)
@@ -120,14 +129,19 @@ def test_a_state_starts_at_the_first_problem(policy, mesh):
     assert state.seed_cursor == {"a": 0, "b": 0}
 
 
-def test_all_updates_share_one_program(policy, mesh):
+def test_all_updates_share_the_programs_of_their_lengths(policy, mesh):
     batch, advantage = make_rows(policy, 8)
+    lengths = {piece.length for piece in pieces_of(batch, minibatches=4)}
     model, params = policy
     policy = model, jax.device_put(params, param_shardings(model, mesh))  # as hf.load lays them out
     optimizer = optax.adam(1e-3)  # of this test alone
-    before = update_step._cache_size()
-    run(policy, mesh, batch, advantage, optimizer=optimizer, minibatches=4)
-    assert update_step._cache_size() == before + 1
+    loss = dataclasses.replace(LOSS, clip_low=0.21)  # and this
+    programs = policy_gradient, optimize.apply_gradient
+    before = [program._cache_size() for program in programs]
+    for _ in range(2):
+        run(policy, mesh, batch, advantage, optimizer=optimizer, loss=loss, minibatches=4)
+    after = [program._cache_size() for program in programs]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [len(lengths), 1]
 
 
 @pytest.mark.long
@@ -219,7 +233,7 @@ def test_every_kept_row_is_used_once(policy, mesh, monkeypatch):
     monkeypatch.setattr(optimize, "micro_batches", spy)
     _, metrics = run(policy, mesh, batch, advantage, minibatches=3)
     assert sorted(sum(seen, [])) == list(range(11))
-    assert sorted(map(len, seen)) == [3, 4, 4]
+    assert seen == [piece.rows.tolist() for piece in pieces_of(batch, minibatches=3)]
     assert metrics["update/count"] == 3
 
 
@@ -294,23 +308,20 @@ def test_each_minibatch_steps_at_its_own_rate(policy, mesh):
 def test_memory_does_not_grow_with_the_vocabulary():
     """Beyond one chunk, only what has the parameters' own shape grows: never [B, T, V]."""
     rows, length, width = 4, 129, 8
-    optimizer = optax.sgd(1.0)
 
     def temporary_bytes(vocab_size):
         model = Qwen(ModelConfig(vocab_size, width, 1, 1, 1, width, 8))
         params = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
-        scalar = jax.ShapeDtypeStruct((), jnp.int32)
-        state = TrainState(
-            params, optimizer.init(params), scalar, scalar, jax.ShapeDtypeStruct((), "f4")
-        )
-        minibatch = {
-            name: jax.ShapeDtypeStruct((1, rows, length), dtype)
+        shape = (1, rows, length)
+        pieces = {
+            name: jax.ShapeDtypeStruct(shape, dtype)
             for name, dtype in dict(tokens="int32", logp="f4", advantage="f4", mask="f4").items()
         }
+        pieces["weights"] = Weights(pieces["mask"], pieces["mask"])
         loss = dataclasses.replace(LOSS, kl_coef=0.0)
-        factor = jax.ShapeDtypeStruct((), "f4")
-        lowered = update_step.lower(
-            model, optimizer, loss, state, None, minibatch, scalar, factor, factor
+        count, factor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), "f4")
+        lowered = policy_gradient.lower(
+            model, loss, params, None, params, pieces, count, factor, factor
         )
         return lowered.compile().memory_analysis().temp_size_in_bytes
 

@@ -1,0 +1,104 @@
+"""What padding costs an update: rows cut by length against rows padded to the longest of all."""
+
+import contextlib
+from unittest import mock
+
+import jax
+import numpy as np
+import optax
+
+from benchmarks.llm import LEARNING_RATE, LOSS, random_params, update_flops
+from benchmarks.measure import Row, compare
+from ragen_jax.model.qwen import ModelConfig, Qwen
+from ragen_jax.padding import length_bucket
+from ragen_jax.sharding import make_mesh
+from ragen_jax.types import Batch
+from ragen_jax.update import cutting
+from ragen_jax.update.policy import init_state, update_policy
+
+# About 10 M parameters, on rows of a tenth of the paper's tokens.
+MODEL = ModelConfig(
+    vocab_size=4096, width=256, layers=8, heads=4, kv_heads=2, head_dim=64, mlp_width=1024
+)
+EPISODES, TURNS, MINIBATCHES, MICRO_BATCH = 128, 5, 4, 4
+PROMPT, OBSERVATION, MEAN_REPLY, LIMIT = 30, 6, 12, 40
+
+
+def row_lengths(rng, scale=1):
+    """int [EPISODES]: tokens of rows of five turns; a turn's mean reply is 0.43 of its longest."""
+    replies = np.minimum(rng.geometric(1 / (scale * MEAN_REPLY), (EPISODES, TURNS)), scale * LIMIT)
+    return scale * (PROMPT + (TURNS - 1) * OBSERVATION) + replies.sum(1)
+
+
+def batch_of(length_B, rng, vocab_size):
+    """(`Batch` of random rows that are learnt from behind their first prompt, advantages)."""
+    B, T = len(length_B), length_bucket(length_B.max())
+    position = np.arange(T)
+    inside = position < length_B[:, None]
+    mask = (inside & (position >= PROMPT)).astype(np.float32)
+    batch = Batch(
+        tokens_BT=np.where(inside, rng.integers(0, vocab_size, (B, T)), 0).astype(np.int32),
+        mask_BT=mask,
+        logp_BT=(-np.log(vocab_size) * mask).astype(np.float32),
+        turn_BT=np.where(mask > 0, 0, -1).astype(np.int32),
+        turn_end_BT=position == length_B[:, None] - 1,
+        span_BT=np.zeros((B, T), np.int8),
+        reward_BT=np.zeros((B, T), np.float32),
+        episode_B=np.arange(B, dtype=np.int32),
+        group_B=np.zeros(B, np.int32),
+        weight_B=np.ones(B, np.float32),
+    )
+    return batch, rng.normal(size=(B, 1)).astype(np.float32) * mask
+
+
+def whole(minibatches, length_B, T, *, micro_batch):
+    """In place of `cutting.cut`, as it was before: every row as long as the longest of the step."""
+    return [[cutting.Piece(rows, T)] for rows in minibatches]
+
+
+def padded_update(repeats):
+    """The updates of a step on rows of the paper's lengths, cut by length, against padded rows.
+
+    128 episodes of five turns with the whole history, in four minibatches of micro-batches of four.
+    """
+    rng = np.random.default_rng(0)
+    length_B = row_lengths(rng)
+    batch, advantage_BT = batch_of(length_B, rng, MODEL.vocab_size)
+    model, mesh = Qwen(MODEL), make_mesh(data=-1, fsdp=1, tensor=1)
+    optimizer = optax.sgd(LEARNING_RATE)
+    shares = {}
+
+    def updater(name, patched):
+        held = [init_state(random_params(MODEL), optimizer, mesh)]
+
+        def run():
+            with patched():
+                held[0], metrics = update_policy(
+                    *(model, optimizer, LOSS, held[0], None, batch, advantage_BT),
+                    np.arange(EPISODES),
+                    mesh=mesh,
+                    rng=np.random.default_rng(1),
+                    minibatches=MINIBATCHES,
+                    micro_batch=MICRO_BATCH,
+                    minibatch_rows=EPISODES // MINIBATCHES,
+                    loss_scale=1.0,
+                    rates=np.ones(MINIBATCHES, np.float32),
+                )
+            jax.block_until_ready(held[0].params)
+            shares[name] = metrics["update/real_share"]
+
+        return run
+
+    ours = updater("cut", contextlib.nullcontext)
+    other = updater("padded", lambda: mock.patch.object(cutting, "cut", whole))
+    found = compare(ours, other, repeats=repeats)
+    return [
+        Row(
+            name=f"updates of a step, real share {shares['cut']:.2f}",
+            other_name=f"padded to the longest, real share {shares['padded']:.2f}",
+            target=1.4,
+            work=int(length_B.sum()),
+            flops=sum(update_flops(MODEL, rows=1, length=int(n)) for n in length_B),
+            **found,
+        )
+    ]
