@@ -28,6 +28,7 @@ from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.compiling import told_of_compiling
 from ragen_jax.run.domains import unread, warning
+from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import MetricsLog, console
 from ragen_jax.run.settle import settle
 from ragen_jax.run.stages import inform, make_batch, play, watch
@@ -190,6 +191,7 @@ def main(argv: Sequence[str]) -> None:
     line = warning(unread(config, command.overrides()))
     if line:
         console(line)
+    keep_programs()
     try:
         sys.exit(train(config, workdir))
     finally:
