@@ -33,6 +33,7 @@ from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.heldout import evaluate
+from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import console, write_gradients
 from ragen_jax.run.settle import settle
 from ragen_jax.run.workdir import fields_of, read_run_config
@@ -140,6 +141,7 @@ def write_evaluation(
 
 def main(argv: Sequence[str]) -> None:
     del argv
+    keep_programs()
     with command.bad_input():
         if bool(WORKDIR.value) == bool(MODEL.value):
             raise ValueError("give either --workdir (a run) or --model (a directory or hub id)")

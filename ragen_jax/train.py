@@ -26,8 +26,9 @@ from ragen_jax.run import command
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
-from ragen_jax.run.compiling import told_of_compiling
+from ragen_jax.run.compiling import Compiling, told_of_compiling
 from ragen_jax.run.domains import unread, warning
+from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import MetricsLog, console
 from ragen_jax.run.settle import settle
 from ragen_jax.run.stages import inform, make_batch, play, watch
@@ -41,8 +42,8 @@ from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, se
 
 def train(config: ConfigDict, workdir: Path) -> int:
     """Runs or continues a training run in `workdir`; returns the exit code."""
-    with told_of_compiling():
-        run, learner, state = start(config, workdir)
+    with told_of_compiling() as compiling:
+        run, learner, state = start(config, workdir, compiling)
         exit_code = 1  # of what nobody foresaw
         try:
             exit_code = learn(config, run, learner, state)
@@ -96,7 +97,9 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
     return 0
 
 
-def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
+def start(
+    config: ConfigDict, workdir: Path, compiling: Compiling
+) -> tuple[Run, Learner, TrainState]:
     """(`Run`, `Learner`, `TrainState`) of a config, as `workdir` holds them or at step 0.
 
     Exits with 2 on input that no run could use, before anything is written.
@@ -149,6 +152,7 @@ def start(config: ConfigDict, workdir: Path) -> tuple[Run, Learner, TrainState]:
             config=config.to_dict(),
         ),
         reports=Reports(workdir, every=config.report.every),
+        compiling=compiling,
         fresh=latest is None,
         preemption=Preemption(),
     )
@@ -190,6 +194,7 @@ def main(argv: Sequence[str]) -> None:
     line = warning(unread(config, command.overrides()))
     if line:
         console(line)
+    keep_programs()
     try:
         sys.exit(train(config, workdir))
     finally:

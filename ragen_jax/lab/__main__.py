@@ -30,11 +30,13 @@ from ragen_jax.lab.pages import PRIMARY, figures, write_page
 from ragen_jax.lab.recorded import cut, read_runs, write_runs
 from ragen_jax.run import command, help
 from ragen_jax.run.domains import warning
+from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import console, read_metrics
 
 
 def main(argv: list[str]) -> None:
     name = argv[2]
+    keep_programs()
     with command.bad_input():
         if importlib.util.find_spec("matplotlib") is None:
             raise ValueError("the report has a figure: pip install ragen_jax[lab]")

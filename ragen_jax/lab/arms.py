@@ -20,7 +20,7 @@ from ragen_jax.run.check import check
 from ragen_jax.run.log import console, read_metrics
 from ragen_jax.run.settle import settle
 from ragen_jax.run.training import exit_code
-from ragen_jax.run.workdir import cache_directory, same_run
+from ragen_jax.run.workdir import same_run
 from ragen_jax.warmstart.imitate import tiny_model
 
 
@@ -173,13 +173,11 @@ def _begin(arm: Arm, folder: Path) -> subprocess.Popen:
     """The process that trains an arm, from its folder's own config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(arm.config.to_dict(), indent=2) + "\n")
-    compiled = {"JAX_COMPILATION_CACHE_DIR": str(cache_directory() / "compiled")}
     with (folder / "console.log").open("a") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "ragen_jax.train", f"--workdir={folder}"],
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=compiled | os.environ,
         )
 
 

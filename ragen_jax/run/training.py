@@ -27,6 +27,7 @@ from ragen_jax.report.background import Reports
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.play import compile_ahead
 from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.compiling import Compiling
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import (
     MetricsLog,
@@ -122,6 +123,7 @@ class Run:
     checkpoints: Checkpoints
     log: MetricsLog
     reports: Reports
+    compiling: Compiling
     fresh: bool  # whether nothing of it was there before
     preemption: "Preemption"
 
@@ -160,7 +162,7 @@ class Run:
                     limits=task.limits,
                 )
         if self.fresh and self.schedule.evaluate:
-            metrics = self.evaluate(policy, 0) | self.log.totals.clock() | memory_metrics()
+            metrics = self.evaluate(policy, 0) | self._behind_row(0)
             console(eval_line(0, self.log.write(0, metrics)))
 
     def evaluate_if_due(self, policy: Params, step: int) -> Metrics:
@@ -216,7 +218,7 @@ class Run:
         metrics["throughput/tokens_per_second"] = tokens / metrics["time/step"]
         episodes = sum(map(len, played.episodes_E))
         metrics |= self.log.totals.add(tokens=round(tokens), episodes=episodes)
-        metrics |= self.log.totals.clock() | memory_metrics()
+        metrics |= self._behind_row(step)
         row = self.log.write(step, metrics)
         console(step_line(step, self.schedule.steps, row))
         if "eval/success" in row:
@@ -231,6 +233,11 @@ class Run:
         write_events(self.workdir / "events.jsonl", step, fired)
         self.reports.write_if_due(step)
         return self._save(step, state, {rule.action for rule in fired})
+
+    def _behind_row(self, step: int) -> Metrics:
+        """The clock, what compiled and the memory in use, as a row is written."""
+        compiled = self.compiling.since_last_row(step)
+        return compiled | self.log.totals.clock() | memory_metrics()
 
     def _kept(self, played: "Played", selection: Selection) -> list[set[tuple[int, int]]]:
         """(seed, member) of each environment's episodes that the step learns from."""

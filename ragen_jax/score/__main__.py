@@ -29,6 +29,7 @@ from ragen_jax.report.page import write_page
 from ragen_jax.report.runs import ONLY
 from ragen_jax.run import command
 from ragen_jax.run.build import build_model
+from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import console, scores_to_show
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.score.encode import ANSWER, THINK, Encoder
@@ -152,6 +153,7 @@ def step_line(number: int, metrics: Metrics) -> str:
 
 def main(argv: Sequence[str]) -> None:
     del argv
+    keep_programs()
     with command.bad_input():
         directory = hf.resolve(MODEL.value)
         shape = hf.model_config(directory)

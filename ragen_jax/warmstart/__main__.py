@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 from ragen_jax.run.check import check
 from ragen_jax.run.command import bad_input, define_config, run_command
+from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.warmstart.imitate import tiny_model
 
 
 def main(argv: Sequence[str]) -> None:
     del argv
     config = CONFIG.value
+    keep_programs()
     with bad_input():
         check(config)
         directory = tiny_model(config)

@@ -1,0 +1,105 @@
+"""Programs that one process has compiled, and the next one loads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ragen_jax.run.kept_programs import delete_oldest
+from ragen_jax.run.log import read_metrics
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+from ragen_jax.run.kept_programs import keep_programs
+
+events = []
+jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rsplit("/")[-1]))
+keep_programs()
+x = np.array([[1.0, 2.0], [3.0, 4.5]], np.float32)
+print(jax.jit(lambda x: jnp.sin(x @ x.T).sum())(x))
+print(events.count("cache_hits"), events.count("cache_misses"))
+"""
+
+
+def started(home, *words, **variables):
+    """What a process does that is started as by a user whose cache directory is `home`."""
+    ours = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN", "XDG_CACHE_HOME")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return subprocess.run(
+        [sys.executable, *words],
+        env=env | {"XDG_CACHE_HOME": str(home)} | variables,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_a_second_process_loads_what_the_first_has_compiled_even_if_damaged(tmp_path):
+    first = started(tmp_path, "-c", PROGRAM)
+    value, counts = first.stdout.splitlines()
+    assert counts == "0 1" and not first.stderr
+    folder = tmp_path / "ragen_jax" / "compiled"
+    (entry,) = folder.glob("*-cache")
+    assert folder.stat().st_mode & 0o077 == 0  # of its owner alone: what is in it is run
+    second = started(tmp_path, "-c", PROGRAM)
+    assert second.stdout.splitlines() == [value, "1 0"] and not second.stderr
+
+    entry.write_bytes(entry.read_bytes()[:100])
+    third = started(tmp_path, "-c", PROGRAM)
+    assert third.returncode == 0 and third.stdout.splitlines()[0] == value
+    assert "Error reading persistent compilation cache entry for 'jit__lambda'" in third.stderr
+
+
+def test_a_folder_of_the_users_own_is_used_and_an_unusable_one_stops_nothing(tmp_path):
+    own = tmp_path / "own"
+    settings = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    found = started(tmp_path, "-c", PROGRAM, JAX_COMPILATION_CACHE_DIR=str(own), **settings)
+    assert found.stdout.splitlines()[1] == "0 1"
+    assert any(own.iterdir()) and not (tmp_path / "ragen_jax").exists()
+
+    (tmp_path / "ragen_jax").write_text("a file where the folder should be")
+    found = started(tmp_path, "-c", PROGRAM)
+    told, _, counts = found.stdout.splitlines()
+    assert told.startswith("warning: compiled programs are not kept: ") and "ragen_jax" in told
+    assert counts == "0 0" and found.returncode == 0
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path):
+    for name, used in (("old", 1000), ("new", 3000), ("middle", 2000)):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (used, 500))  # read then, written before
+    delete_oldest(tmp_path, 300)
+    assert len(list(tmp_path.iterdir())) == 3
+    delete_oldest(tmp_path, 250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
+    delete_oldest(tmp_path, 0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_a_run_of_loaded_programs_gives_the_same_numbers(agent, tmp_path):
+    words = ["--config.steps=2", "--config.eval.every=2", "--config.eval.episodes=8"]
+    words += ["--config.rollout.groups=4", "--config.rollout.group_size=4"]
+    words += ["--config.optimizer.minibatches=2", "--config.optimizer.micro_batch=8"]
+    words += ["--config.diagnose.flow_every=1", "--config.checkpoint.export=False"]
+    words += [f"--config.model.path={agent.directory}", "--config.env.max_turns=3"]
+    runs = []
+    for name in ("compiled", "loaded"):
+        workdir = tmp_path / name
+        found = started(
+            tmp_path / "home",
+            *("-m", "ragen_jax.train", f"--workdir={workdir}", *words),
+            JAX_DISABLE_MOST_OPTIMIZATIONS="0",
+        )
+        assert found.returncode == 0, found.stderr
+        assert "persistent compilation cache" not in found.stderr
+        rows = read_metrics(workdir / "metrics.jsonl")
+        timed = ("time/", "throughput/")
+        runs.append([{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows])
+        kept = sum(1 for _ in (tmp_path / "home" / "ragen_jax" / "compiled").iterdir())
+        assert kept > 10
+    assert runs[0] == runs[1] and len(runs[0]) == 3
