@@ -16,6 +16,7 @@ from benchmarks import (
     llm,
     measure,
     padding,
+    reading,
     scoring,
     searching,
 )
@@ -31,6 +32,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "filtered-update": (filtering.filtered_update, 9, "float32"),
     "padded-update": (padding.padded_update, 5, "float32"),
     "scoring": (scoring.scoring, 3, "float32"),
+    "reading": (reading.reading, 5, "float32"),
     "bm25": (searching.bm25, 9, "float32"),
     "flat-search": (searching.flat_search, 9, "float32"),
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),

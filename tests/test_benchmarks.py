@@ -19,6 +19,7 @@ from benchmarks import (
     llm,
     measure,
     peers,
+    reading,
     scoring,
     searching,
 )
@@ -157,6 +158,11 @@ def test_counts_of_work():
 def test_a_case_runs():
     (row,) = caching.group_prefill(2, turns=(1, 1), members=3)
     assert row.ours > 0 and row.other > 0 and row.ratio > 0 and row.work == 6
+
+
+def test_replies_are_read_as_one_by_one():
+    (row,) = reading.reading(1, replies=3, tokens=40)
+    assert row.work == 120 and row.ours > 0 and row.ratio > 0
 
 
 def test_searches_in_process():
