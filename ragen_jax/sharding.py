@@ -89,6 +89,12 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh))
 
 
+def vocabulary_shards(V: int) -> int:
+    """Into how many parts a vocabulary of V tokens is split on the mesh in use; 1 without one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty or not spec(("vocab",), (V,), mesh)[0] else mesh.shape["tensor"]
+
+
 # ------------------------------------------------------------------------------ parameters
 
 
@@ -108,26 +114,33 @@ def shard_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
 
 
 def sampling_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
-    """The parameters as the sampler and the scorer read them: in the model's dtype, on `mesh`.
+    """The parameters as what does not train them reads them: in the model's dtype, on `mesh`.
 
     The model casts every matrix to its dtype when it multiplies, so a copy in that dtype gives the
     same numbers for half the memory traffic. Without anything to change it is `params` itself.
 
     Args:
-      params: float32, on the training mesh.
+      params: on the training mesh.
       mesh: the mesh of sampling, over the same devices in the same order.
     """
     here = jax.tree.leaves(params)[0].sharding
-    if model.config.dtype == "float32" and getattr(here, "mesh", mesh) == mesh:
-        return params
+    kinds = jax.tree_util.tree_map_with_path(functools.partial(_kind, model), params)
+    if all(jax.tree.leaves(jax.tree.map(lambda x, kind: x.dtype == kind, params, kinds))):
+        if getattr(here, "mesh", mesh) == mesh:
+            return params
     return resharding(model, mesh)(params)
+
+
+def _kind(model: "Qwen", path: Any, x: jax.Array) -> jnp.dtype:
+    """The dtype that a parameter is read in."""
+    norm = any("norm" in key.key for key in path)  # its scale is multiplied in float32
+    return x.dtype if norm else jnp.dtype(model.config.dtype)
 
 
 @functools.cache
 def resharding(model: "Qwen", mesh: Mesh) -> Callable[[Params], Params]:
     def cast(path, x):
-        norm = any("norm" in key.key for key in path)  # its scale is multiplied in float32
-        return x if norm else x.astype(model.config.dtype)
+        return x.astype(_kind(model, path, x))
 
     return jax.jit(
         functools.partial(jax.tree_util.tree_map_with_path, cast),

@@ -164,6 +164,8 @@ def export(config: ConfigDict, run: Run, learner: Learner, state: TrainState) ->
     params, adapters = state.params, None
     if learner.frozen is not None:
         params, adapters = learner.frozen.params, state.params
+        if config.model.dtype != "float32":  # held with fewer digits than are merged and written
+            params = load_policy(config, run.workdir).params
     policy = Policy(run.model, params, run.tokenizer, run.tasks)
     save_policy(run.workdir, config, policy, adapters, dtype="float32")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jax.stages import Wrapped
 from ml_collections import ConfigDict
 
@@ -201,19 +202,26 @@ def training_programs(run: Run) -> Iterator[Program]:
         reference=in_loss,
     )
     yield _apply(run, "apply", state, held=(state.critic, run.reference))
-    if run.copied:
+    if run.frozen and run.cast:  # at the start, when nothing else is there
+        yield _resharding(run, run.mesh, held=None, calls=0)
+    elif run.copied:
         held = state if run.frozen else (dataclasses.replace(state, params=None), run.reference)
-        work = Work(run.model.config, run.sampling_mesh.shape["tensor"])
-        yield program(
-            "resharding",
-            run.sampling_mesh,
-            sharding.resharding(run.model, run.sampling_mesh),
-            run.base,
-            held=held,
-            cost=work.resharding(shards=split(run)),
-            calls=0 if run.frozen else 1,  # LoRA's base model is copied once a run
-            helps=run.helps,
-        )
+        # LoRA's base model is copied once a run.
+        yield _resharding(run, run.sampling_mesh, held=held, calls=0 if run.frozen else 1)
+
+
+def _resharding(run: Run, mesh: Mesh, *, held: Any, calls: int) -> Program:
+    """The `Program` that copies float32 parameters to the model's dtype and a mesh."""
+    return program(
+        "resharding",
+        mesh,
+        sharding.resharding(run.model, mesh),
+        run.base,
+        held=held,
+        cost=Work(run.model.config, mesh.shape["tensor"]).resharding(shards=split(run)),
+        calls=calls,
+        helps=run.helps,
+    )
 
 
 def _beside(run: Run) -> Params | None:

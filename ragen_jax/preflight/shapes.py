@@ -173,6 +173,7 @@ class Run:
     frozen: Frozen | None  # of LoRA
     policy: Params  # what sampling and scoring read
     base: Params  # what sharding.sampling_params copies
+    cast: bool  # whether what does not train has another dtype than what does
     copied: bool  # whether it copies, or hands on what it is given
     held: Any  # tree of what training keeps while sampling and scoring
 
@@ -220,15 +221,17 @@ def describe(
         )
     shapes = jax.eval_shape(model.init, jax.random.key(0), host((1, 1), jnp.int32))
     shapes = nn.unbox(shapes)["params"]
-    params = policy = laid_out(shapes, sharding.param_shardings(model, mesh))
-    copied = c.model.dtype != "float32" or mesh != sampling_mesh
-    if copied:
-        copy = jax.eval_shape(sharding.resharding(model, sampling_mesh), shapes)
-        policy = laid_out(copy, sharding.param_shardings(model, sampling_mesh))
+    params = laid_out(shapes, sharding.param_shardings(model, mesh))
+    # As what does not train is held: in the model's dtype.
+    copy = jax.eval_shape(sharding.resharding(model, mesh), shapes)
+    fixed = laid_out(copy, sharding.param_shardings(model, mesh))
+    policy = laid_out(copy, sharding.param_shardings(model, sampling_mesh))
+    cast = c.model.dtype != "float32"
+    copied = cast and not c.model.lora.rank or mesh != sampling_mesh
 
-    trained, frozen, reference = params, None, params if c.algorithm.kl_coef else None
+    trained, frozen, reference = params, None, fixed if c.algorithm.kl_coef else None
     if c.model.lora.rank:
-        frozen, reference = Frozen(params, host((), jnp.float32)), None
+        frozen, reference = Frozen(fixed, host((), jnp.float32)), None
         trained = adapters(c, model, mesh)
         beside = adapters(c, model, sampling_mesh)["layers"]
         layers = {name: leaf | beside.get(name, {}) for name, leaf in policy["layers"].items()}
@@ -265,6 +268,7 @@ def describe(
         frozen=frozen,
         policy=policy,
         base=params,
+        cast=cast,
         copied=copied,
         held=held,
     )

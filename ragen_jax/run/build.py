@@ -46,7 +46,7 @@ from ragen_jax.run.sizes import (
     step_rows,
 )
 from ragen_jax.run.workdir import content_hash
-from ragen_jax.sharding import data_shards, make_mesh
+from ragen_jax.sharding import data_shards, make_mesh, sampling_params
 from ragen_jax.types import Params, TrainState
 from ragen_jax.update import critic
 from ragen_jax.update.learner import Learner
@@ -381,10 +381,16 @@ def build_learner(
     optimizer = build_optimizer(c)
     trained = params
     if c.model.lora.rank:
-        frozen = Frozen(params, np.float32(c.model.lora.alpha / c.model.lora.rank))
+        # What does not train is held as it is read: no digit more.
+        base = sampling_params(params, model, mesh)
+        frozen = Frozen(base, np.float32(c.model.lora.alpha / c.model.lora.rank))
         trained = build_adapters(c, model, mesh)
-    elif a.kl_coef:  # a copy, because the update donates the policy's parameters
-        reference = jax.tree.map(jnp.copy, params)
+    elif a.kl_coef:  # a copy of every array, because the update donates the policy's parameters
+        reference = jax.tree.map(
+            lambda x, own: jnp.copy(x) if x is own else x,
+            sampling_params(params, model, mesh),
+            params,
+        )
     if has_critic(c):
         backbone = critic.backbone_of(trained)
         critic_state = critic.init_critic(backbone, model.config.width, optimizer, mesh)

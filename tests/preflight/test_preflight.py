@@ -341,11 +341,17 @@ def test_what_is_held_beside_a_program():
     assert held == pytest.approx(2 * size, abs=100)
     copied = plan(**{"model.dtype": "bfloat16", "algorithm.kl_coef": 0.1})
     held = shapes.bytes_per_chip(copied["decode"].held)
-    assert held == pytest.approx(4 * size, abs=100)  # parameters, moments, reference
+    # Parameters, moments, and the reference in bfloat16 but for its norms.
+    assert 3.5 * size <= held < 3.52 * size
     adapted = plan(**{"model.dtype": "bfloat16", "model.lora.rank": 2})
     assert adapted["update"].lower().out_info is not None
-    held = shapes.bytes_per_chip(adapted["decode"].held)
-    assert size < held < 1.5 * size  # the frozen model, small adapters and their moments
+    # The sampler reads the frozen model itself, in bfloat16; adapters and moments are small.
+    assert shapes.bytes_per_chip(adapted["decode"].held) < 0.5 * size
+    base = [x for x in adapted["update"].arguments if len(x.shape) > 1 and x.dtype == "bfloat16"]
+    assert 0.48 * size < shapes.bytes_per_chip(base) <= 0.5 * size
+    assert adapted["resharding"].calls == 0 and not shapes.bytes_per_chip(
+        adapted["resharding"].held
+    )
     assert adapted["update"].cost.flops < copied["update"].cost.flops
 
 

@@ -267,3 +267,31 @@ def test_what_is_told_of_the_filter():
             "filter/empty": 0.0,
         }
     )
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_what_does_not_train_is_held_in_the_type_it_is_read_in(config, policy, rank):
+    """The KL reference and LoRA's base: log-probs are those of float32 parameters, cast at use."""
+    config.model.dtype, config.model.lora.rank = "bfloat16", rank
+    config.algorithm.kl_coef = 0.1
+    model = Qwen(dataclasses.replace(policy[0].config, dtype="bfloat16"))
+    mesh, _ = build_meshes(config)
+    learner, state = build_learner(config, model, jax.tree.map(lambda x: x + 0, policy[1]), mesh)
+    held = learner.frozen.params if rank else learner.reference
+    for path, x in jax.tree_util.tree_leaves_with_path(held):
+        norm = "norm" in jax.tree_util.keystr(path)
+        assert x.dtype == ("float32" if norm else "bfloat16"), path
+    tokens = np.random.default_rng(0).integers(0, V, (3, 9))
+    plain = np.asarray(token_logps(model, policy[1], tokens))
+    np.testing.assert_array_equal(np.asarray(token_logps(model, held, tokens)), plain)
+    assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {"float32"}
+    if rank:
+        assert learner.frozen_policy.params is held  # sampling reads it, too: no second copy
+    config.model.dtype = "float32"
+    learner, state = build_learner(config, *policy, mesh)
+    if rank:
+        assert learner.frozen.params is policy[1]
+    else:  # the update donates the policy's arrays
+        shared = jax.tree.map(lambda x, y: x is y, learner.reference, state.params)
+        assert not any(jax.tree.leaves(shared))
+        jax.tree.map(np.testing.assert_array_equal, learner.reference, policy[1])

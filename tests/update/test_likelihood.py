@@ -1,11 +1,13 @@
 """likelihood.py against plain softmaxes over the whole vocabulary."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from devices import ROOT, on_devices
 
 from ragen_jax import losses
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
@@ -90,3 +92,17 @@ def test_exact_kl_and_its_gradient(policy, monkeypatch, chunk):
     )
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.long
+def test_no_device_gathers_the_head():
+    """Under tensor parallelism each reads its own part of the vocabulary (compiled HLO)."""
+    process = on_devices(4, [ROOT / "tests" / "update" / "head_check.py"])
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    for name, found in json.loads(out).items():
+        assert found["error"] < 5e-6, (name, found)
+        if name.startswith("(1, 1"):
+            assert found["gathered"] == 0, (name, found)
+        else:  # where fsdp splits the width: a chunk of a device's own part, 31 ids 16 wide
+            assert 0 < found["gathered"] <= 31 * 16, (name, found)

@@ -158,7 +158,8 @@ def test_micro_batch_size_and_padding_do_not_change_the_update(policy, mesh):
             minibatch_rows=minibatch_rows,
         )
         assert largest_difference(one, other) < 1e-6
-        for name, value in metrics.items():
+        for name in metrics.keys() - {"update/real_share"}:
+            value = metrics[name]
             assert again[name] == pytest.approx(value, abs=1e-5), name
 
 

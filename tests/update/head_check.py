@@ -1,0 +1,78 @@
+"""On several devices: what of the output head is gathered, and how far figures are from one device.
+
+Run by tests/update/test_likelihood.py in a process of its own, because the number of devices is
+fixed when JAX starts. Prints one JSON object.
+"""
+
+import json
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.sharding import MESH_AXES, ROWS, make_mesh, place, shard_params
+from ragen_jax.update import likelihood
+
+V, D, T = 488, 16, 12  # of four parts of 122, which chunks of 31 do not divide
+COEFFICIENTS = np.arange(T, dtype=np.float32)
+GATHER = re.compile(r"= \(?\w+\[([\d,]*)\]\S* (?:all-gather|all-to-all|collective-permute)")
+
+
+def gathered(text):
+    """Numbers of elements of what a compiled program gathers from other devices."""
+    return [math.prod(map(int, dims.split(","))) for dims in GATHER.findall(text) if dims]
+
+
+def apart(found, expected):
+    """The largest difference by the largest number, over both trees' arrays."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return max(float(np.abs(np.asarray(x) - y).max() / np.abs(y).max()) for x, y in pairs)
+
+
+def main():
+    likelihood.VOCAB_CHUNK = 32
+    tokens = np.random.default_rng(0).integers(0, V, (4, T)).astype(np.int32)
+    found = {}
+    for tied, meshes in ((False, ((1, 1, 2), (1, 1, 4), (1, 2, 2))), (True, ((1, 1, 4),))):
+        config = ModelConfig(V, D, 1, 4, 4, 8, 48, tied=tied)
+        model, params = Qwen(config), init_params(config, jax.random.key(0))
+        name = "embed" if tied else "head"
+        params[name] = 20 * params[name]  # as sure as a policy is: a KL that is no rounding
+        other = {**params, name: jnp.flip(params[name], 0)}
+
+        @jax.jit
+        def read(params, other, tokens, model=model):
+            def objective(params):
+                logp, entropy, kl = likelihood.token_statistics(
+                    model, params, tokens, temperature=0.7, reference=other
+                )
+                total = ((logp + 0.3 * entropy - kl) * COEFFICIENTS).sum()
+                return total, (logp, entropy, kl)
+
+            return jax.value_and_grad(objective, has_aux=True)(params)
+
+        expected = jax.device_get(read(params, other, tokens))
+        for sizes in meshes:
+            devices = jax.devices()[: math.prod(sizes)]
+            mesh = make_mesh(**dict(zip(MESH_AXES, sizes, strict=True)), devices=devices)
+            with jax.set_mesh(mesh):
+                arguments = (
+                    shard_params(params, model, mesh),
+                    shard_params(other, model, mesh),
+                    place(tokens, NamedSharding(mesh, PartitionSpec(ROWS))),
+                )
+                text = read.lower(*arguments).compile().as_text()
+                error = apart(jax.device_get(read(*arguments)), expected)
+            found[f"{sizes} {'tied' if tied else 'apart'}"] = {
+                "error": error,
+                "gathered": max([0, *gathered(text)]),
+            }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
