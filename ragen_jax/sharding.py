@@ -89,6 +89,23 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh))
 
 
+def by_shard(function: Callable[..., Any], *args: Any) -> Any:
+    """function(*args), where each shard of the mesh in use sees its own rows alone.
+
+    XLA would copy a whole cache to every device for a gather or scatter of its rows.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return function(*args)
+
+    def layout(x):
+        axes = ("rows", "kv_heads", None, None) if x.ndim >= 4 else ("rows",)
+        return spec((None,) * (x.ndim - len(axes)) + axes, x.shape, mesh)
+
+    specs, out_specs = jax.tree.map(layout, (args, jax.eval_shape(function, *args)))
+    return jax.shard_map(function, in_specs=specs, out_specs=out_specs, check_vma=False)(*args)
+
+
 # ------------------------------------------------------------------------------ parameters
 
 

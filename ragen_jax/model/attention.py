@@ -7,6 +7,8 @@ themselves and, before that, to zero or more `Segment`s of keys and values compu
     extend              one segment: the row's own history
     decode              two: the prompt (shared by a group's rows on the first turn) and the
                         tokens sampled so far in this turn
+    slots               the pages of a cache that grows by whole pages and, while decoding, the
+                        tokens sampled since the last look at the rows
     cross-scoring       one: a prompt shared by every reasoning scored under it
 
 Segments are never written inside a layer, so a decode loop carries only the small buffer of
@@ -17,7 +19,7 @@ S segment positions, H heads, K key-value heads, D head width, L layers.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import flax.struct
 import jax
@@ -29,6 +31,9 @@ from ragen_jax.model.kernels import KERNELS
 Layers = jax.Array | tuple[jax.Array, ...]
 
 MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
+# Segment positions that several new tokens a row are scored against at a time: of a longer memory
+# the scores of all positions, [B, H, T, S], would be larger than everything else.
+BLOCK = 1024
 
 
 @flax.struct.dataclass
@@ -45,6 +50,9 @@ class Segment:
     k: Layers
     v: Layers
     length_N: jax.Array  # [N] int32, positions s < length are real
+    # [B] int32: the row that each row of new tokens reads, whose lengths are then [B], too. None:
+    # row b reads row b // m.
+    rows_B: jax.Array | None = None
 
 
 def attend(
@@ -66,7 +74,9 @@ def attend(
 
     Returns:
       [B, T, H, D] in the dtype of `v_BTKD`. Right-padded rows need no mask: a padding token is
-      behind every real one, so causality already hides it.
+      behind every real one, so causality already hides it. Where there are several new tokens,
+      memory beyond `BLOCK` positions is read in blocks, with a running maximum and denominator
+      (Milakov and Gimelshein, arXiv 1805.02867).
     """
     if not segments and kernel != "xla":
         return KERNELS[kernel](q_BTHD, k_BTKD, v_BTKD)
@@ -85,12 +95,34 @@ def attend(
 
     causal = jnp.tile(jnp.tril(jnp.ones((T, T), bool)), (H // K, 1))  # [Q, T]
     own_scores = _scores(q, by_head(k_BTKD.swapaxes(1, 2)))
-    # Scores stay laid out by segment row, [N, K, m * Q, S]: only figures of a query move.
-    scores = [jnp.where(causal, own_scores, MASKED)]
-    for k_NKSD, _, length_N in segments:
+
+    def memory_scores(q, k_NKSD, length_N):
         N, S = length_N.shape[0], k_NKSD.shape[2]
         real = (jnp.arange(S) < length_N[:, None]).reshape(N, *(1 for _ in heads), 1, S)
-        scores.append(jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED))
+        return jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED)
+
+    def by_row(out):
+        out = out.astype(v_BTKD.dtype).reshape(B, K, H // K, T, D)
+        return out.transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)
+
+    # Scores stay laid out by segment row, [N, K, m * Q, S]: only figures of a query move.
+    scores = [jnp.where(causal, own_scores, MASKED)]
+    if T > 1 and sum(k_NKSD.shape[2] for k_NKSD, _, _ in segments) > BLOCK:
+        top = jax.lax.stop_gradient(scores[0].max(-1, keepdims=True))
+        weight = jnp.exp(scores[0] - top)
+        total, out = weight.sum(-1, keepdims=True), _mix(weight, by_head(v_BTKD.swapaxes(1, 2)))
+        for k_NKSD, v_NKSD, length_N in _blocks(segments):
+            # One block behind the other: the next one's scores wait for what this one leaves.
+            q, top, total, out = jax.lax.optimization_barrier((q, top, total, out))
+            score = memory_scores(q, k_NKSD, length_N)
+            higher = jnp.maximum(top, _scatter(score.max(-1, keepdims=True), B))
+            higher = jax.lax.stop_gradient(higher)
+            kept, top = jnp.exp(top - higher), higher
+            weight = jnp.exp(score - _gather(top, score.shape[0]))
+            total = total * kept + _scatter(weight.sum(-1, keepdims=True), B)
+            out = out * kept + _scatter(_mix(weight, by_head(v_NKSD)), B)
+        return by_row(out / total)
+    scores += [memory_scores(q, k_NKSD, length_N) for k_NKSD, _, length_N in segments]
 
     # One softmax over all keys, as a shared maximum and a shared denominator, so that the
     # pieces are never concatenated.
@@ -102,8 +134,19 @@ def attend(
     out = _mix(weights[0], by_head(v_BTKD.swapaxes(1, 2)))
     for weight, (_, v_NKSD, _) in zip(weights[1:], segments, strict=True):
         out = out + _scatter(_mix(weight, by_head(v_NKSD)), B)
-    out = (out / total).astype(v_BTKD.dtype)
-    return out.reshape(B, K, H // K, T, D).transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)
+    return by_row(out / total)
+
+
+def _blocks(
+    segments: Sequence[tuple[jax.Array, jax.Array, jax.Array]],
+) -> Iterator[tuple[jax.Array, jax.Array, jax.Array]]:
+    """The same memory in pieces of at most `BLOCK` positions."""
+    for k_NKSD, v_NKSD, length_N in segments:
+        S = k_NKSD.shape[2]
+        for start in range(0, S, BLOCK):
+            here = slice(start, start + BLOCK)
+            length = jnp.clip(length_N - start, 0, min(BLOCK, S - start))
+            yield k_NKSD[:, :, here], v_NKSD[:, :, here], length
 
 
 def _gather(x: jax.Array, N: int) -> jax.Array:
@@ -158,18 +201,27 @@ def append(segment: Segment, k: Layers, v: Layers, count_B: jax.Array, *, capaci
     # Padding tokens are sent past the end, where a scatter drops them.
     position_BT = length_B[:, None] + jnp.arange(T)
     position_BT = jnp.where(jnp.arange(T) < count_B[:, None], position_BT, capacity)
-    rows_B1 = jnp.arange(B)[:, None]
 
     def grow(old, new):
         # The rows that made the old cache longer than this may have finished.
         room = jnp.repeat(old[..., :capacity, :], B // N, axis=-4, total_repeat_length=B)
         missing = capacity - room.shape[-2]
         room = jnp.pad(room, [(0, 0)] * (room.ndim - 2) + [(0, missing), (0, 0)])
-        new = jnp.moveaxis(new, (-4, -2), (0, 1)).astype(old.dtype)  # [B, T, .., K, D]
-        return room.at[..., rows_B1, :, position_BT, :].set(new, mode="drop")
+        return write(room, new, position_BT)
 
     return Segment(
         k=jax.tree.map(grow, segment.k, k),
         v=jax.tree.map(grow, segment.v, v),
         length_N=length_B + count_B,
     )
+
+
+def write(cache: jax.Array, new: jax.Array, position_BT: jax.Array) -> jax.Array:
+    """A cache's keys, or values, with new ones in each row, those past its end left out.
+
+    Args:
+      cache: [.., B, K, S, D]. new: [.., B, K, T, D]. position_BT: int32, S or more: dropped.
+    """
+    rows_B1 = jnp.arange(position_BT.shape[0])[:, None]
+    new = jnp.moveaxis(new, (-4, -2), (0, 1)).astype(cache.dtype)  # [B, T, .., K, D]
+    return cache.at[..., rows_B1, :, position_BT, :].set(new, mode="drop")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ragen_jax.model.attention import Layers, Segment, attend
 from ragen_jax.model.kernels import SCALED_QUERIES
-from ragen_jax.sharding import constrain
+from ragen_jax.sharding import by_shard, constrain
 from ragen_jax.types import Params
 
 # Models of so few layers run them one after the other instead of as a scan: a scan's backward
@@ -194,7 +194,7 @@ class Block(nn.Module):
         self,
         x: jax.Array,
         angles: tuple[jax.Array, jax.Array],
-        segment_lengths: tuple[jax.Array, ...],
+        segment_rows: tuple[tuple[jax.Array, jax.Array | None], ...],
         keep_kv: bool,
         segment_kvs: tuple[tuple[jax.Array, jax.Array], ...],
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
@@ -213,7 +213,8 @@ class Block(nn.Module):
         k = rotate(project("k", K, "kv_heads"), angles)
         v = project("v", K, "kv_heads")
         segments = [
-            (sk, sv, length) for (sk, sv), length in zip(segment_kvs, segment_lengths, strict=True)
+            (*_read_rows(kv, rows), length)
+            for kv, (length, rows) in zip(segment_kvs, segment_rows, strict=True)
         ]
         a = attend(q, k, v, segments, kernel=c.attention)
         x = x + Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
@@ -226,6 +227,20 @@ class Block(nn.Module):
         x = constrain(x, "rows", None, None)
         kv = (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if keep_kv else None  # [B, K, T, hd]
         return x, kv
+
+
+def _read_rows(
+    kv: tuple[jax.Array, jax.Array], rows_B: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """One layer's keys and values of a segment, [N, K, S, D]; with `rows_B`, of these rows."""
+    if rows_B is None:
+        return kv
+
+    def take(rows_B, *kv):
+        return tuple(jnp.take(x, rows_B, axis=0) for x in kv)
+
+    k, v = by_shard(take, rows_B, *kv)
+    return k, v
 
 
 class Qwen(nn.Module):
@@ -269,7 +284,7 @@ class Qwen(nn.Module):
         # otherwise copy the result to all of them.
         x = embed[constrain(tokens_BT, "data_rows", None)].astype(c.dtype)
         x = constrain(constrain(x, "data_rows", None, "embed"), "rows", None, None)
-        lengths = tuple(segment.length_N for segment in segments)
+        rows = tuple((segment.length_N, segment.rows_B) for segment in segments)
         kvs = tuple((segment.k, segment.v) for segment in segments)
         block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
         if c.layers <= UNROLLED_LAYERS and not self.is_initializing():
@@ -279,7 +294,7 @@ class Qwen(nn.Module):
                 layer_params = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
                 memory = tuple((k[layer], v[layer]) for k, v in kvs)
                 x, kv = block(c, parent=None).apply(
-                    {"params": layer_params}, x, angles, lengths, keep_kv, memory
+                    {"params": layer_params}, x, angles, rows, keep_kv, memory
                 )
                 layer_kvs.append(kv)
             kv = None
@@ -295,7 +310,7 @@ class Qwen(nn.Module):
                 length=c.layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
-            x, kv = layers(c, name="layers")(x, angles, lengths, keep_kv, kvs)
+            x, kv = layers(c, name="layers")(x, angles, rows, keep_kv, kvs)
         return RMSNorm(c.norm_eps, name="final_norm")(x), kv
 
 
