@@ -19,21 +19,23 @@ S segment positions, H heads, K key-value heads, D head width, L layers.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from ragen_jax.model.kernels import KERNELS
+from ragen_jax.sharding import by_shard
 
 # Keys or values of all layers: stacked, or layer by layer (see Segment).
 Layers = jax.Array | tuple[jax.Array, ...]
 
 MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
-# Segment positions that several new tokens a row are scored against at a time: of a longer memory
-# the scores of all positions, [B, H, T, S], would be larger than everything else.
-BLOCK = 1024
+# Several new tokens a row are scored against so many positions of a longer memory at a time: the
+# scores of all positions, [B, H, T, S], would be larger than everything else.
+BLOCK = 256
+WHOLE = 1024  # positions of a memory that is scored at once
 
 
 @flax.struct.dataclass
@@ -59,7 +61,7 @@ def attend(
     q_BTHD: jax.Array,
     k_BTKD: jax.Array,
     v_BTKD: jax.Array,
-    segments: Sequence[tuple[jax.Array, jax.Array, jax.Array]],
+    segments: Sequence[tuple[jax.Array, ...]],
     *,
     kernel: str = "xla",
 ) -> jax.Array:
@@ -68,15 +70,16 @@ def attend(
     Args:
       q_BTHD: queries, rotated.
       k_BTKD, v_BTKD: keys (rotated) and values of the same new tokens.
-      segments: (k_NKSD, v_NKSD, length_N), one layer each; N divides B.
+      segments: (k_NKSD, v_NKSD, length_N), one layer each; N divides B. With a fourth, rows_B of
+        `Segment`, there are several new tokens.
       kernel: "xla" (the plain form below), or one of `kernels.KERNELS` to use where there is no
         segment; for "splash" the queries are scaled already (kernels.SCALED_QUERIES).
 
     Returns:
       [B, T, H, D] in the dtype of `v_BTKD`. Right-padded rows need no mask: a padding token is
       behind every real one, so causality already hides it. Where there are several new tokens,
-      memory beyond `BLOCK` positions is read in blocks, with a running maximum and denominator
-      (Milakov and Gimelshein, arXiv 1805.02867).
+      memory beyond `WHOLE` positions, or of rows that are looked up, is read in blocks, with a
+      running maximum and denominator (Milakov and Gimelshein, arXiv 1805.02867).
     """
     if not segments and kernel != "xla":
         return KERNELS[kernel](q_BTHD, k_BTKD, v_BTKD)
@@ -107,20 +110,15 @@ def attend(
 
     # Scores stay laid out by segment row, [N, K, m * Q, S]: only figures of a query move.
     scores = [jnp.where(causal, own_scores, MASKED)]
-    if T > 1 and sum(k_NKSD.shape[2] for k_NKSD, _, _ in segments) > BLOCK:
+    positions = sum(segment[0].shape[2] for segment in segments)
+    if T > 1 and (positions > WHOLE or any(len(segment) == 4 for segment in segments)):
         top = jax.lax.stop_gradient(scores[0].max(-1, keepdims=True))
         weight = jnp.exp(scores[0] - top)
-        total, out = weight.sum(-1, keepdims=True), _mix(weight, by_head(v_BTKD.swapaxes(1, 2)))
-        for k_NKSD, v_NKSD, length_N in _blocks(segments):
-            # One block behind the other: the next one's scores wait for what this one leaves.
-            q, top, total, out = jax.lax.optimization_barrier((q, top, total, out))
-            score = memory_scores(q, k_NKSD, length_N)
-            higher = jnp.maximum(top, _scatter(score.max(-1, keepdims=True), B))
-            higher = jax.lax.stop_gradient(higher)
-            kept, top = jnp.exp(top - higher), higher
-            weight = jnp.exp(score - _gather(top, score.shape[0]))
-            total = total * kept + _scatter(weight.sum(-1, keepdims=True), B)
-            out = out * kept + _scatter(_mix(weight, by_head(v_NKSD)), B)
+        out = _mix(weight, by_head(v_BTKD.swapaxes(1, 2)))
+        carry = top, weight.sum(-1, keepdims=True), out
+        for segment in segments:
+            carry = _attend_in_blocks(q, by_head, carry, *segment)
+        _, total, out = carry
         return by_row(out / total)
     scores += [memory_scores(q, k_NKSD, length_N) for k_NKSD, _, length_N in segments]
 
@@ -137,16 +135,52 @@ def attend(
     return by_row(out / total)
 
 
-def _blocks(
-    segments: Sequence[tuple[jax.Array, jax.Array, jax.Array]],
-) -> Iterator[tuple[jax.Array, jax.Array, jax.Array]]:
-    """The same memory in pieces of at most `BLOCK` positions."""
-    for k_NKSD, v_NKSD, length_N in segments:
-        S = k_NKSD.shape[2]
-        for start in range(0, S, BLOCK):
-            here = slice(start, start + BLOCK)
-            length = jnp.clip(length_N - start, 0, min(BLOCK, S - start))
-            yield k_NKSD[:, :, here], v_NKSD[:, :, here], length
+def _attend_in_blocks(
+    q: jax.Array,
+    by_head: Callable[[jax.Array], jax.Array],
+    carry: tuple[jax.Array, jax.Array, jax.Array],
+    k_NKSD: jax.Array,
+    v_NKSD: jax.Array,
+    length_N: jax.Array,
+    rows_B: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(maximum, denominator, sum of values) with a segment's, `BLOCK` positions at a time.
+
+    A loop, because a scheduler that looks for work to do at once would compute all scores first.
+
+    Args:
+      q: [B, .., Q, D]. carry: the same three without it. rows_B: of `Segment`.
+    """
+    B, S = q.shape[0], k_NKSD.shape[2]
+    block = min(BLOCK, S)
+
+    def read(x, start):
+        x = jax.lax.dynamic_slice_in_dim(x, start, block, axis=2)
+        return by_head(x if rows_B is None else by_shard(_take, x, rows_B))
+
+    def body(carry, index):
+        top, total, out = carry
+        start = jnp.minimum(index * block, S - block)  # the last block reaches back
+        position = start + jnp.arange(block)
+        real = (position >= index * block) & (position < length_N[:, None])
+        real = real.reshape(len(length_N), *(1 for _ in q.shape[1:-1]), block)
+        score = jnp.where(real, _scores(_gather(q, len(length_N)), read(k_NKSD, start)), MASKED)
+        higher = jnp.maximum(top, _scatter(score.max(-1, keepdims=True), B))
+        higher = jax.lax.stop_gradient(higher)
+        kept = jnp.exp(top - higher)
+        weight = jnp.exp(score - _gather(higher, len(length_N)))
+        total = total * kept + _scatter(weight.sum(-1, keepdims=True), B)
+        out = out * kept + _scatter(_mix(weight, read(v_NKSD, start)), B)
+        return (higher, total, out), None
+
+    if S == block:
+        return body(carry, 0)[0]
+    carry, _ = jax.lax.scan(body, carry, jnp.arange(-(-S // block)))
+    return carry
+
+
+def _take(x: jax.Array, rows_B: jax.Array) -> jax.Array:
+    return jnp.take(x, rows_B, axis=0)
 
 
 def _gather(x: jax.Array, N: int) -> jax.Array:

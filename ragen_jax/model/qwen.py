@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ragen_jax.model.attention import Layers, Segment, attend
 from ragen_jax.model.kernels import SCALED_QUERIES
-from ragen_jax.sharding import by_shard, constrain
+from ragen_jax.sharding import constrain
 from ragen_jax.types import Params
 
 # Models of so few layers run them one after the other instead of as a scan: a scan's backward
@@ -194,7 +194,7 @@ class Block(nn.Module):
         self,
         x: jax.Array,
         angles: tuple[jax.Array, jax.Array],
-        segment_rows: tuple[tuple[jax.Array, jax.Array | None], ...],
+        segment_rows: tuple[tuple[jax.Array, ...], ...],
         keep_kv: bool,
         segment_kvs: tuple[tuple[jax.Array, jax.Array], ...],
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
@@ -212,10 +212,7 @@ class Block(nn.Module):
         q = rotate(project("q", H, "heads"), [scale * x for x in angles])
         k = rotate(project("k", K, "kv_heads"), angles)
         v = project("v", K, "kv_heads")
-        segments = [
-            (*_read_rows(kv, rows), length)
-            for kv, (length, rows) in zip(segment_kvs, segment_rows, strict=True)
-        ]
+        segments = [(*kv, *lengths) for kv, lengths in zip(segment_kvs, segment_rows, strict=True)]
         a = attend(q, k, v, segments, kernel=c.attention)
         x = x + Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
         x = constrain(x, "rows", None, None)
@@ -227,20 +224,6 @@ class Block(nn.Module):
         x = constrain(x, "rows", None, None)
         kv = (jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) if keep_kv else None  # [B, K, T, hd]
         return x, kv
-
-
-def _read_rows(
-    kv: tuple[jax.Array, jax.Array], rows_B: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """One layer's keys and values of a segment, [N, K, S, D]; with `rows_B`, of these rows."""
-    if rows_B is None:
-        return kv
-
-    def take(rows_B, *kv):
-        return tuple(jnp.take(x, rows_B, axis=0) for x in kv)
-
-    k, v = by_shard(take, rows_B, *kv)
-    return k, v
 
 
 class Qwen(nn.Module):
@@ -284,7 +267,10 @@ class Qwen(nn.Module):
         # otherwise copy the result to all of them.
         x = embed[constrain(tokens_BT, "data_rows", None)].astype(c.dtype)
         x = constrain(constrain(x, "data_rows", None, "embed"), "rows", None, None)
-        rows = tuple((segment.length_N, segment.rows_B) for segment in segments)
+        rows = tuple(
+            (segment.length_N,) if segment.rows_B is None else (segment.length_N, segment.rows_B)
+            for segment in segments
+        )
         kvs = tuple((segment.k, segment.v) for segment in segments)
         block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
         if c.layers <= UNROLLED_LAYERS and not self.is_initializing():

@@ -1,25 +1,26 @@
 """Sampling a few tokens at a time, with a cache whose rows come and go.
 
-    ingest         new tokens of some rows -> their keys and values, in the cache
+    read, fold     new tokens of some rows -> their keys and values, in the cache
     decode_chunk   every row's last token -> up to C tokens more, folded into the cache behind it
 
 Where sample.py decodes until the last row of a batch has stopped, here the host sees the rows after
 every chunk, and gives a row that has stopped something else to do. Between two calls a row is a
 number of tokens in the cache, and one token more that has not been read yet: what it is followed
-by is drawn when the next chunk reads it. So a prompt is ingested without its last token, and no
+by is drawn when the next chunk reads it. So a prompt is read without its last token, and no
 logits wait between two calls.
 
-A cache is a list of pages of equal size, each with all rows: position s of a row lies in page
-s // P. It grows by a page at its end, so that no second copy of it is ever alive.
+A cache is a list of pages, each with all rows: the first positions of every row lie in the first
+page, the next ones in the second. It grows by a page at its end, so that no second copy of it is
+ever alive.
 
 Axes: B rows of the cache, R rows that are read in a call, E new tokens, C tokens of a chunk,
-P positions of a page, V vocabulary. On a mesh in use rows lie as in sample.py, and indices of rows
+V vocabulary. On a mesh in use rows lie as in sample.py, and indices of rows
 count within a shard.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -62,43 +63,53 @@ def keep_rows(page: Page, rows_B: jax.Array) -> Page:
     return _lay_out(by_shard(take, page, rows_B))
 
 
-@functools.partial(jax.jit, static_argnames=("model", "fresh"), donate_argnames=("pages",))
-def ingest(
+@functools.partial(jax.jit, static_argnames=("model",))
+def read(
     model: Qwen,
     params: Params,
     pages: Sequence[Page],
     rows_R: jax.Array,
     start_R: jax.Array,
     tokens_RE: jax.Array,
-    count_R: jax.Array,
-    reader_B: jax.Array,
-    *,
-    fresh: bool,
-) -> list[Page]:
-    """Reads new tokens behind what some rows hold.
+) -> Page:
+    """Keys and values of new tokens behind what some rows hold.
 
     Args:
+      pages: [] where all start from nothing.
       rows_R: int32, of the cache: whose tokens the new ones follow.
       start_R: int32, how many of these tokens count; the others are forgotten.
-      tokens_RE: int32, right-padded. count_R: int32, how many are real; 0 on padding rows.
-      reader_B: int32, which of the R rows a row of the cache is to hold; R: it stays as it is.
-        Several rows may take what one has read, if it started from nothing.
-      fresh: whether all start from nothing.
-
-    Returns:
-      the pages, which must hold start_R + count_R positions.
+      tokens_RE: int32, right-padded.
     """
     position_RE = start_R[:, None] + jnp.arange(tokens_RE.shape[1])
-    memory = () if fresh else _memory(pages, start_R, rows_R)
-    _, (k, v) = hidden_and_kv(model, params, tokens_RE, position_RE, memory)
+    memory = _memory(pages, start_R, rows_R)
+    return _lay_out(hidden_and_kv(model, params, tokens_RE, position_RE, memory)[1])
 
-    def fold(pages, k, v, start_R, count_R, reader_B):
+
+@functools.partial(jax.jit, donate_argnames=("pages",))
+def fold(
+    pages: Sequence[Page],
+    new: Page,
+    start_R: jax.Array,
+    count_R: jax.Array,
+    reader_B: jax.Array,
+) -> list[Page]:
+    """The pages with what was read. A program of its own: it writes into the pages, and XLA would
+    copy them where it reads them, too.
+
+    Args:
+      new: of `read`. start_R: as there.
+      count_R: int32, how many tokens are real; 0 on padding rows. The pages must hold them.
+      reader_B: int32, which of the R rows a row of the cache is to hold; R: it stays as it is.
+        Several rows may take what one has read, if it started from nothing.
+    """
+
+    def fold_rows(pages, k, v, start_R, count_R, reader_B):
         k, v = jax.tree.map(lambda x: jnp.take(x, reader_B, axis=-4, mode="clip"), (k, v))
         start_B, count_B = (jnp.take(x, reader_B, mode="clip") for x in (start_R, count_R))
         count_B = jnp.where(reader_B < start_R.shape[0], count_B, 0)
         return _fold(pages, k, v, start_B, count_B)
 
-    return list(map(_lay_out, by_shard(fold, pages, k, v, start_R, count_R, reader_B)))
+    return list(map(_lay_out, by_shard(fold_rows, pages, *new, start_R, count_R, reader_B)))
 
 
 @functools.partial(
@@ -188,8 +199,13 @@ def _lay_out(page: Page) -> Page:
     return jax.tree.map(cache, page)
 
 
-def _size(page: Page) -> int:
-    return jax.tree.leaves(page)[0].shape[-2]
+def _places(pages: Sequence[Page]) -> Iterator[tuple[int, int, Page]]:
+    """(first position, positions, page) of each page."""
+    first = 0
+    for page in pages:
+        size = jax.tree.leaves(page)[0].shape[-2]
+        yield first, size, page
+        first += size
 
 
 def _memory(
@@ -197,13 +213,8 @@ def _memory(
 ) -> tuple[Segment, ...]:
     """What the pages hold of rows so long: of all, or of those with these indices."""
     return tuple(
-        Segment(
-            k=page[0],
-            v=page[1],
-            length_N=jnp.clip(length - index * _size(page), 0, _size(page)),
-            rows_B=rows,
-        )
-        for index, page in enumerate(pages)
+        Segment(k=k, v=v, length_N=jnp.clip(length - first, 0, size), rows_B=rows)
+        for first, size, (k, v) in _places(pages)
     )
 
 
@@ -213,9 +224,8 @@ def _fold(
     """The pages with each row's first `count_B` new tokens from its position `start_B` on."""
     T = jax.tree.leaves(k)[0].shape[-2]
     folded = []
-    for index, page in enumerate(pages):
-        size = _size(page)
-        position_BT = start_B[:, None] + jnp.arange(T) - index * size
+    for first, size, page in _places(pages):
+        position_BT = start_B[:, None] + jnp.arange(T) - first
         here = (jnp.arange(T) < count_B[:, None]) & (position_BT >= 0)
         position_BT = jnp.where(here, position_BT, size)  # past the end: left out
         folded.append(

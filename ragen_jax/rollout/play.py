@@ -202,12 +202,14 @@ def compile_ahead(
     key: jax.Array,
     budgets: Budgets,
     sampling: Sampling,
+    slots: int = 0,
+    chunk: int = 0,
     limits: Limits = NO_LIMITS,
 ) -> None:
     """Compiles prefill and decode for every number of rows that compaction can leave.
 
     Plays one turn of one problem in as many copies; without this a program would be compiled in
-    the middle of a run, when so few episodes are first left.
+    the middle of a run, when so few episodes are first left. With slots, those of all rows alone.
 
     Args:
       rows: episodes of a full batch. The others: as in `rollout`.
@@ -215,7 +217,8 @@ def compile_ahead(
     shards, _ = row_shards()
     rows = -(-rows // shards)  # of a shard
     (state,) = begin(environment, [seed], limits)
-    for size in sorted({shards * row_bucket(live, rows) for live in range(1, rows + 1)}):
+    sizes = {shards * row_bucket(live, rows) for live in range(1, rows + 1)}
+    for size in [shards * rows] if slots or chunk else sorted(sizes):
         rollout(
             model,
             params,
@@ -227,6 +230,8 @@ def compile_ahead(
             key=key,
             budgets=dataclasses.replace(budgets, max_turns=1),
             sampling=sampling,
+            slots=slots,
+            chunk=chunk,
             limits=limits,
         )
 

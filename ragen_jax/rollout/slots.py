@@ -17,7 +17,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.rollout.acting import Clock, Limits
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.chunks import Page, decode_chunk, empty_page, ingest, keep_rows
+from ragen_jax.rollout.chunks import Page, decode_chunk, empty_page, fold, keep_rows, read
 from ragen_jax.rollout.episode import (
     Budgets,
     Play,
@@ -40,8 +40,9 @@ from ragen_jax.rollout.sample import episode_keys
 from ragen_jax.sharding import place_rows, processes, read_rows, row_shards
 from ragen_jax.types import Params
 
-PIECE = 512  # tokens of a row that are ingested at a time, at most
-PAGE = (128, 512)  # positions of a page, at least and at most
+PIECE = 512  # tokens of a row that are read at a time, at most
+FIRST_PAGE = (128, 512)  # its positions, at least and at most
+LARGEST_PAGE = 1024
 NOTHING = np.zeros(0, np.int32)
 
 
@@ -77,10 +78,14 @@ def chunk_length(chunk: int, max_new_tokens: int) -> int:
     return min(chunk or max(-(-max_new_tokens // 8), 8), max_new_tokens)
 
 
-def page_length(max_new_tokens: int) -> int:
-    """Positions of a page of the cache."""
-    least, most = PAGE
-    return min(length_bucket(max_new_tokens, least=least, parts=1), most)
+def page_lengths(max_new_tokens: int) -> Iterator[int]:
+    """Positions of the cache's first page, of its second, ...: it doubles, up to `LARGEST_PAGE`."""
+    least, most = FIRST_PAGE
+    size = held = min(length_bucket(max_new_tokens, least=least, parts=1), most)
+    while True:
+        yield size
+        size = min(held, LARGEST_PAGE)
+        held += size
 
 
 def slot_rows(slots: int, episodes: int, *, compact: bool = True) -> int:
@@ -95,7 +100,7 @@ def slot_rows(slots: int, episodes: int, *, compact: bool = True) -> int:
     return row_bucket(-(-episodes // shards), rows) if compact else rows
 
 
-def ingest_rows(rows: int) -> int:
+def rows_at_a_time(rows: int) -> int:
     """Rows a shard that are read at a time, of so many."""
     return min(rows, max(-(-rows // 4), 16))
 
@@ -133,7 +138,7 @@ def play_in_slots(
         )
     chunk = chunk_length(chunk, budgets.max_new_tokens)
     rows = slot_rows(slots, len(plays), compact=compact)
-    cache = _Cache(model, params, rows=rows, page=page_length(budgets.max_new_tokens))
+    cache = _Cache(model, params, rows=rows, lengths=page_lengths(budgets.max_new_tokens))
     table = [_Slot() for _ in range(cache.shards * rows)]
     waiting = collections.deque(plays)
 
@@ -275,21 +280,20 @@ def _decode(
 class _Cache:
     """The pages of all slots' rows, shard by shard, and the programs that use them."""
 
-    def __init__(self, model: Qwen, params: Params, *, rows: int, page: int) -> None:
-        self.model, self.params, self.page = model, params, page
+    def __init__(self, model: Qwen, params: Params, *, rows: int, lengths: Iterator[int]) -> None:
+        self.model, self.params = model, params
         self.shards, _ = row_shards()
         self.rows = rows  # of a shard
-        self.at_a_time = ingest_rows(rows)
+        self.at_a_time = rows_at_a_time(rows)
         self.pages: list[Page] = []
+        self.lengths, self.positions = lengths, 0  # of the pages to come, of those that are there
 
     def grow(self, positions: int) -> None:
         """Has room for so many positions a row."""
-        while len(self.pages) * self.page < positions:
-            self.pages.append(
-                empty_page(
-                    self.model, self.params, rows=self.shards * self.rows, positions=self.page
-                )
-            )
+        while self.positions < positions:
+            size, rows = next(self.lengths), self.shards * self.rows
+            self.pages.append(empty_page(self.model, self.params, rows=rows, positions=size))
+            self.positions += size
 
     def compact(self, table: list[_Slot], most: int) -> list[_Slot]:
         """Drops free slots, if those that play fit a smaller `row_bucket` of `most` a shard."""
@@ -308,15 +312,15 @@ class _Cache:
         return [part[row] for part, live in zip(parts, kept, strict=True) for row in live]
 
     def read(self, table: Sequence[_Slot], news: list[list[_News]]) -> None:
-        """Ingests what is new, longest first, `at_a_time` rows of each shard in a call."""
+        """Reads what is new, longest first, `at_a_time` rows of each shard in a call."""
         R, B = self.at_a_time, self.shards * self.rows
         if any(news):
             self.grow(max(n.start + len(n.tokens) for part in news for n in part))
+            longest = max(len(n.tokens) for part in news for n in part)
+            piece = min(length_bucket(longest, least=32, parts=1), PIECE)
         while any(news):
             for part in news:
                 part.sort(key=lambda n: -len(n.tokens))
-            longest = max(len(part[0].tokens) for part in news if part)
-            piece = min(length_bucket(longest, least=16, parts=1), PIECE)
             rows_R, start_R, count_R = (np.zeros(self.shards * R, np.int32) for _ in range(3))
             tokens_RE = np.zeros((self.shards * R, piece), np.int32)
             reader_B = np.full(B, R, np.int32)
@@ -327,13 +331,12 @@ class _Cache:
                     tokens_RE[at, : len(tokens)] = tokens
                     reader_B[shard * self.rows + np.array(n.rows)] = row
                     n.start, n.tokens = n.start + len(tokens), n.tokens[len(tokens) :]
-            self.pages = ingest(
-                self.model,
-                self.params,
-                self.pages,
-                *map(place_rows, (rows_R, start_R, tokens_RE, count_R, reader_B)),
-                fresh=not start_R.any(),
+            history = self.pages if start_R.any() else []
+            rows_R, start_R, tokens_RE, count_R, reader_B = map(
+                place_rows, (rows_R, start_R, tokens_RE, count_R, reader_B)
             )
+            new = read(self.model, self.params, history, rows_R, start_R, tokens_RE)
+            self.pages = fold(self.pages, new, start_R, count_R, reader_B)
             news = [[n for n in part if len(n.tokens)] for part in news]
 
     def decode(

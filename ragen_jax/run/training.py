@@ -157,6 +157,8 @@ class Run:
                     key=task.key,
                     budgets=task.budgets,
                     sampling=task.sampling,
+                    slots=task.slots,
+                    chunk=task.chunk,
                     limits=task.limits,
                 )
         if self.fresh and self.schedule.evaluate:
