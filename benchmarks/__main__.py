@@ -19,6 +19,7 @@ from benchmarks import (
     reading,
     scoring,
     searching,
+    slots,
 )
 from ragen_jax.run.memory import keep_freed_memory
 
@@ -28,6 +29,8 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "rollout-0.5b": (generation.rollout_05b, 3, "float32"),
     "rollout-tunix": (generation.rollout_tunix, 15, "float32"),
     "kept-cache": (caching.kept_cache, 15, "float32"),
+    "slots": (slots.slots, 5, "float32"),
+    "slots-memory": (slots.slots_memory, 1, "float32"),
     "group-prefill": (caching.group_prefill, 50, "float32"),
     "filtered-update": (filtering.filtered_update, 9, "float32"),
     "padded-update": (padding.padded_update, 5, "float32"),
@@ -39,7 +42,13 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "gpu": (llm.gpu, 5, "bfloat16"),
 }
 SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
-ONE_ARENA = ("rollout-full", "kept-cache", "rollout-0.5b", "qwen-0.5b")  # as command.run_command
+ONE_ARENA = (
+    "slots",
+    "rollout-full",
+    "kept-cache",
+    "rollout-0.5b",
+    "qwen-0.5b",
+)  # as command.run_command
 
 
 def run(case, repeats=None, **sizes):

@@ -85,7 +85,7 @@ class Setting:
     members: int
     budgets: Budgets
 
-    def play(self, *, read_again=False):
+    def play(self, *, read_again=False, slots=0, chunk=0):
         """Our rollout -> episodes."""
         return rollout(
             self.model,
@@ -98,6 +98,8 @@ class Setting:
             key=jax.random.key(0),
             budgets=self.budgets,
             sampling=Sampling(temperature=1.0),
+            slots=slots,
+            chunk=chunk,
         )
 
     def play_with(self, generate):

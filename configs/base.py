@@ -54,6 +54,13 @@ def get_config() -> ConfigDict:
                 temperature=1.0,  # of sampling and of the loss
                 max_new_tokens=400,  # of one reply
                 compact=True,  # drop finished episodes from the batch
+                # Episodes played at a time, a free slot taking the next one, in training and
+                # evaluation; 0: all of a step. The cache has room for so many.
+                slots=0,
+                # Tokens between two looks at which replies have ended, whose episodes then go on
+                # without the others; at most max_new_tokens. 0: with slots an eighth of it (8 at
+                # least); without, a turn ends for all when its longest reply does.
+                chunk=0,
                 save_every=10,  # steps between rollouts/*.jsonl files; 0: none
             ),
             collect=dict(  # which groups a step has, before the filter

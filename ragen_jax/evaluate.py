@@ -47,7 +47,8 @@ READ = (
     *(f"diagnose.{name}" for name in ("first_turn_samples", "trajectory_samples", "micro_batch")),
 )
 OF_GRADIENTS = tuple(f"diagnose.gradients_{name}" for name in ("groups", "buckets", "edges"))
-OF_MODEL = ("model", "warmstart", "rollout.groups", "rollout.group_size", "rollout.compact")
+OF_ROLLOUT = tuple(f"rollout.{n}" for n in ("groups", "group_size", "compact", "slots", "chunk"))
+OF_MODEL = ("model", "warmstart", *OF_ROLLOUT)
 
 
 def not_read(names: Iterable[str], read: Sequence[str]) -> list[str]:

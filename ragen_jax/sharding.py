@@ -95,6 +95,23 @@ def vocabulary_shards(V: int) -> int:
     return 1 if mesh.empty or not spec(("vocab",), (V,), mesh)[0] else mesh.shape["tensor"]
 
 
+def by_shard(function: Callable[..., Any], *args: Any) -> Any:
+    """function(*args), where each shard of the mesh in use sees its own rows alone.
+
+    XLA would copy a whole cache to every device for a gather or scatter of its rows.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return function(*args)
+
+    def layout(x):
+        axes = ("rows", "kv_heads", None, None) if x.ndim >= 4 else ("rows",)
+        return spec((None,) * (x.ndim - len(axes)) + axes, x.shape, mesh)
+
+    specs, out_specs = jax.tree.map(layout, (args, jax.eval_shape(function, *args)))
+    return jax.shard_map(function, in_specs=specs, out_specs=out_specs, check_vma=False)(*args)
+
+
 # ------------------------------------------------------------------------------ parameters
 
 

@@ -7,6 +7,8 @@ themselves and, before that, to zero or more `Segment`s of keys and values compu
     extend              one segment: the row's own history
     decode              two: the prompt (shared by a group's rows on the first turn) and the
                         tokens sampled so far in this turn
+    slots               the pages of a cache that grows by whole pages and, while decoding, the
+                        tokens sampled since the last look at the rows
     cross-scoring       one: a prompt shared by every reasoning scored under it
 
 Segments are never written inside a layer, so a decode loop carries only the small buffer of
@@ -17,18 +19,23 @@ S segment positions, H heads, K key-value heads, D head width, L layers.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from ragen_jax.model.kernels import KERNELS
+from ragen_jax.sharding import by_shard
 
 # Keys or values of all layers: stacked, or layer by layer (see Segment).
 Layers = jax.Array | tuple[jax.Array, ...]
 
 MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
+# Several new tokens a row are scored against so many positions of a longer memory at a time: the
+# scores of all positions, [B, H, T, S], would be larger than everything else.
+BLOCK = 256
+WHOLE = 1024  # positions of a memory that is scored at once
 
 
 @flax.struct.dataclass
@@ -45,13 +52,16 @@ class Segment:
     k: Layers
     v: Layers
     length_N: jax.Array  # [N] int32, positions s < length are real
+    # [B] int32: the row that each row of new tokens reads, whose lengths are then [B], too. None:
+    # row b reads row b // m.
+    rows_B: jax.Array | None = None
 
 
 def attend(
     q_BTHD: jax.Array,
     k_BTKD: jax.Array,
     v_BTKD: jax.Array,
-    segments: Sequence[tuple[jax.Array, jax.Array, jax.Array]],
+    segments: Sequence[tuple[jax.Array, ...]],
     *,
     kernel: str = "xla",
 ) -> jax.Array:
@@ -60,13 +70,16 @@ def attend(
     Args:
       q_BTHD: queries, rotated.
       k_BTKD, v_BTKD: keys (rotated) and values of the same new tokens.
-      segments: (k_NKSD, v_NKSD, length_N), one layer each; N divides B.
+      segments: (k_NKSD, v_NKSD, length_N), one layer each; N divides B. With a fourth, rows_B of
+        `Segment`, there are several new tokens.
       kernel: "xla" (the plain form below), or one of `kernels.KERNELS` to use where there is no
         segment; for "splash" the queries are scaled already (kernels.SCALED_QUERIES).
 
     Returns:
       [B, T, H, D] in the dtype of `v_BTKD`. Right-padded rows need no mask: a padding token is
-      behind every real one, so causality already hides it.
+      behind every real one, so causality already hides it. Where there are several new tokens,
+      memory beyond `WHOLE` positions, or of rows that are looked up, is read in blocks, with a
+      running maximum and denominator (Milakov and Gimelshein, arXiv 1805.02867).
     """
     if not segments and kernel != "xla":
         return KERNELS[kernel](q_BTHD, k_BTKD, v_BTKD)
@@ -85,12 +98,29 @@ def attend(
 
     causal = jnp.tile(jnp.tril(jnp.ones((T, T), bool)), (H // K, 1))  # [Q, T]
     own_scores = _scores(q, by_head(k_BTKD.swapaxes(1, 2)))
-    # Scores stay laid out by segment row, [N, K, m * Q, S]: only figures of a query move.
-    scores = [jnp.where(causal, own_scores, MASKED)]
-    for k_NKSD, _, length_N in segments:
+
+    def memory_scores(q, k_NKSD, length_N):
         N, S = length_N.shape[0], k_NKSD.shape[2]
         real = (jnp.arange(S) < length_N[:, None]).reshape(N, *(1 for _ in heads), 1, S)
-        scores.append(jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED))
+        return jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED)
+
+    def by_row(out):
+        out = out.astype(v_BTKD.dtype).reshape(B, K, H // K, T, D)
+        return out.transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)
+
+    # Scores stay laid out by segment row, [N, K, m * Q, S]: only figures of a query move.
+    scores = [jnp.where(causal, own_scores, MASKED)]
+    positions = sum(segment[0].shape[2] for segment in segments)
+    if T > 1 and (positions > WHOLE or any(len(segment) == 4 for segment in segments)):
+        top = jax.lax.stop_gradient(scores[0].max(-1, keepdims=True))
+        weight = jnp.exp(scores[0] - top)
+        out = _mix(weight, by_head(v_BTKD.swapaxes(1, 2)))
+        carry = top, weight.sum(-1, keepdims=True), out
+        for segment in segments:
+            carry = _attend_in_blocks(q, by_head, carry, *segment)
+        _, total, out = carry
+        return by_row(out / total)
+    scores += [memory_scores(q, k_NKSD, length_N) for k_NKSD, _, length_N in segments]
 
     # One softmax over all keys, as a shared maximum and a shared denominator, so that the
     # pieces are never concatenated.
@@ -102,8 +132,55 @@ def attend(
     out = _mix(weights[0], by_head(v_BTKD.swapaxes(1, 2)))
     for weight, (_, v_NKSD, _) in zip(weights[1:], segments, strict=True):
         out = out + _scatter(_mix(weight, by_head(v_NKSD)), B)
-    out = (out / total).astype(v_BTKD.dtype)
-    return out.reshape(B, K, H // K, T, D).transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)
+    return by_row(out / total)
+
+
+def _attend_in_blocks(
+    q: jax.Array,
+    by_head: Callable[[jax.Array], jax.Array],
+    carry: tuple[jax.Array, jax.Array, jax.Array],
+    k_NKSD: jax.Array,
+    v_NKSD: jax.Array,
+    length_N: jax.Array,
+    rows_B: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(maximum, denominator, sum of values) with a segment's, `BLOCK` positions at a time.
+
+    A loop, because a scheduler that looks for work to do at once would compute all scores first.
+
+    Args:
+      q: [B, .., Q, D]. carry: the same three without it. rows_B: of `Segment`.
+    """
+    B, S = q.shape[0], k_NKSD.shape[2]
+    block = min(BLOCK, S)
+
+    def read(x, start):
+        x = jax.lax.dynamic_slice_in_dim(x, start, block, axis=2)
+        return by_head(x if rows_B is None else by_shard(_take, x, rows_B))
+
+    def body(carry, index):
+        top, total, out = carry
+        start = jnp.minimum(index * block, S - block)  # the last block reaches back
+        position = start + jnp.arange(block)
+        real = (position >= index * block) & (position < length_N[:, None])
+        real = real.reshape(len(length_N), *(1 for _ in q.shape[1:-1]), block)
+        score = jnp.where(real, _scores(_gather(q, len(length_N)), read(k_NKSD, start)), MASKED)
+        higher = jnp.maximum(top, _scatter(score.max(-1, keepdims=True), B))
+        higher = jax.lax.stop_gradient(higher)
+        kept = jnp.exp(top - higher)
+        weight = jnp.exp(score - _gather(higher, len(length_N)))
+        total = total * kept + _scatter(weight.sum(-1, keepdims=True), B)
+        out = out * kept + _scatter(_mix(weight, read(v_NKSD, start)), B)
+        return (higher, total, out), None
+
+    if S == block:
+        return body(carry, 0)[0]
+    carry, _ = jax.lax.scan(body, carry, jnp.arange(-(-S // block)))
+    return carry
+
+
+def _take(x: jax.Array, rows_B: jax.Array) -> jax.Array:
+    return jnp.take(x, rows_B, axis=0)
 
 
 def _gather(x: jax.Array, N: int) -> jax.Array:
@@ -158,18 +235,27 @@ def append(segment: Segment, k: Layers, v: Layers, count_B: jax.Array, *, capaci
     # Padding tokens are sent past the end, where a scatter drops them.
     position_BT = length_B[:, None] + jnp.arange(T)
     position_BT = jnp.where(jnp.arange(T) < count_B[:, None], position_BT, capacity)
-    rows_B1 = jnp.arange(B)[:, None]
 
     def grow(old, new):
         # The rows that made the old cache longer than this may have finished.
         room = jnp.repeat(old[..., :capacity, :], B // N, axis=-4, total_repeat_length=B)
         missing = capacity - room.shape[-2]
         room = jnp.pad(room, [(0, 0)] * (room.ndim - 2) + [(0, missing), (0, 0)])
-        new = jnp.moveaxis(new, (-4, -2), (0, 1)).astype(old.dtype)  # [B, T, .., K, D]
-        return room.at[..., rows_B1, :, position_BT, :].set(new, mode="drop")
+        return write(room, new, position_BT)
 
     return Segment(
         k=jax.tree.map(grow, segment.k, k),
         v=jax.tree.map(grow, segment.v, v),
         length_N=length_B + count_B,
     )
+
+
+def write(cache: jax.Array, new: jax.Array, position_BT: jax.Array) -> jax.Array:
+    """A cache's keys, or values, with new ones in each row, those past its end left out.
+
+    Args:
+      cache: [.., B, K, S, D]. new: [.., B, K, T, D]. position_BT: int32, S or more: dropped.
+    """
+    rows_B1 = jnp.arange(position_BT.shape[0])[:, None]
+    new = jnp.moveaxis(new, (-4, -2), (0, 1)).astype(cache.dtype)  # [B, T, .., K, D]
+    return cache.at[..., rows_B1, :, position_BT, :].set(new, mode="drop")

@@ -194,7 +194,7 @@ class Block(nn.Module):
         self,
         x: jax.Array,
         angles: tuple[jax.Array, jax.Array],
-        segment_lengths: tuple[jax.Array, ...],
+        segment_rows: tuple[tuple[jax.Array, ...], ...],
         keep_kv: bool,
         segment_kvs: tuple[tuple[jax.Array, jax.Array], ...],
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
@@ -212,9 +212,7 @@ class Block(nn.Module):
         q = rotate(project("q", H, "heads"), [scale * x for x in angles])
         k = rotate(project("k", K, "kv_heads"), angles)
         v = project("v", K, "kv_heads")
-        segments = [
-            (sk, sv, length) for (sk, sv), length in zip(segment_kvs, segment_lengths, strict=True)
-        ]
+        segments = [(*kv, *lengths) for kv, lengths in zip(segment_kvs, segment_rows, strict=True)]
         a = attend(q, k, v, segments, kernel=c.attention)
         x = x + Linear((H, hd, D), ("heads", "head", "embed"), contract=2, name="o")(a)
         x = constrain(x, "rows", None, None)
@@ -269,7 +267,10 @@ class Qwen(nn.Module):
         # otherwise copy the result to all of them.
         x = embed[constrain(tokens_BT, "data_rows", None)].astype(c.dtype)
         x = constrain(constrain(x, "data_rows", None, "embed"), "rows", None, None)
-        lengths = tuple(segment.length_N for segment in segments)
+        rows = tuple(
+            (segment.length_N,) if segment.rows_B is None else (segment.length_N, segment.rows_B)
+            for segment in segments
+        )
         kvs = tuple((segment.k, segment.v) for segment in segments)
         block = nn.remat(Block, prevent_cse=False, static_argnums=(4,)) if c.remat else Block
         if c.layers <= UNROLLED_LAYERS and not self.is_initializing():
@@ -279,7 +280,7 @@ class Qwen(nn.Module):
                 layer_params = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
                 memory = tuple((k[layer], v[layer]) for k, v in kvs)
                 x, kv = block(c, parent=None).apply(
-                    {"params": layer_params}, x, angles, lengths, keep_kv, memory
+                    {"params": layer_params}, x, angles, rows, keep_kv, memory
                 )
                 layer_kvs.append(kv)
             kv = None
@@ -295,7 +296,7 @@ class Qwen(nn.Module):
                 length=c.layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
-            x, kv = layers(c, name="layers")(x, angles, lengths, keep_kv, kvs)
+            x, kv = layers(c, name="layers")(x, angles, rows, keep_kv, kvs)
         return RMSNorm(c.norm_eps, name="final_norm")(x), kv
 
 

@@ -20,64 +20,25 @@ from ragen_jax.envs.types import Environment, State
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.padding import length_bucket, row_bucket
-from ragen_jax.randomness import Purpose, generator, key_word
-from ragen_jax.rollout.acting import (
-    NO_LIMITS,
-    Acted,
-    Asked,
-    Broken,
-    Clock,
-    Limits,
-    act,
-    begin,
-    observe,
-)
+from ragen_jax.rollout.acting import NO_LIMITS, Broken, Clock, Limits, begin, observe
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.episode import (
+    Budgets,
+    Play,
+    Sampling,
+    act_on,
+    as_episode,
+    check_positions,
+    next_prompt,
+    start_plays,
+)
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
+from ragen_jax.rollout.slots import play_in_slots
 from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_rows, row_shards
-from ragen_jax.types import Episode, Params, Turn
-
-
-@dataclasses.dataclass(frozen=True)
-class Budgets:
-    """Limits of one episode; the environment itself knows none."""
-
-    max_turns: int
-    max_actions: int
-    max_new_tokens: int  # of one reply
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn. Training uses the temperature alone (types.Turn.logp says why)."""
-
-    temperature: float
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-
-@dataclasses.dataclass
-class _Play:
-    """An episode under way."""
-
-    seed: int
-    group: int
-    member: int
-    state: State
-    rng: np.random.Generator
-    observation: str  # what is shown of the state
-    error: str = ""  # why its environment broke; "": it did not
-    turns: list[Turn] = dataclasses.field(default_factory=list)
-    message: str = ""  # this and the next: of the turn under way
-    prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
-    actions_used: int = 0
-    success: bool = False
-    over: bool = False
-
+from ragen_jax.types import Episode, Params
 
 # The play of each of this process's rows, shard by shard; None is padding.
-Slots = list[_Play | None]
+Slots = list[Play | None]
 # What the next turn may go on from: keys and values of what was read, of the replies, whose rows.
 Cache = tuple[Segment, Segment, Slots]
 
@@ -95,6 +56,8 @@ def rollout(
     budgets: Budgets,
     sampling: Sampling,
     compact: bool = True,
+    slots: int = 0,
+    chunk: int = 0,
     limits: Limits = NO_LIMITS,
     clock: Clock | None = None,
 ) -> list[Episode]:
@@ -110,6 +73,7 @@ def rollout(
       seeds_G, states_G: environment seeds and their initial states.
       key: typed key of the run and purpose; draws fold in seed, member, turn and token index.
       compact: drop finished episodes from the batch (the episodes stay the same).
+      slots, chunk: with one of them the episodes are played by slots.py (and stay the same).
       limits: of the environment's time. clock: counts what it took.
 
     Returns:
@@ -119,7 +83,24 @@ def rollout(
       ValueError: a prompt and its reply do not fit the model's positions.
     """
     observation_G = observe(environment, states_G, limits, clock)
-    plays = _start(seeds_G, states_G, observation_G, group_size, key)
+    plays = start_plays(seeds_G, states_G, observation_G, group_size, key)
+    if slots or chunk:
+        play_in_slots(
+            model,
+            params,
+            chat,
+            environment,
+            plays,
+            slots=slots,
+            chunk=chunk,
+            key=key,
+            budgets=budgets,
+            sampling=sampling,
+            compact=compact,
+            limits=limits,
+            clock=clock,
+        )
+        return [as_episode(play) for play in plays]
     count, mine = row_shards()
     per_shard = -(-len(plays) // count)
     shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]
@@ -128,7 +109,7 @@ def rollout(
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
         for play in live:
-            play.message, play.prompt = _prompt(play, chat)
+            play.message, play.prompt = next_prompt(play, chat)
         new = [len(_news(play)) for play in live]
         most, longest, new, fresh = agree(
             max(map(len, shards)),
@@ -138,7 +119,7 @@ def rollout(
         )
         if not most:
             break
-        _check_positions(longest + budgets.max_new_tokens, turn, model.config.max_positions)
+        check_positions(longest + budgets.max_new_tokens, turn, model.config.max_positions)
         rows = row_bucket(most, per_shard) if compact and turn else per_shard
         slots: Slots = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
         if turn == 0 and len(plays) % count == 0:
@@ -157,55 +138,9 @@ def rollout(
             for row, play in enumerate(slots)
             if play is not None
         ]
-        _act(replies, environment, chat, budgets.max_actions, limits, clock)
+        act_on(replies, environment, chat, budgets.max_actions, limits, clock)
         cache = segment, reply, slots
-    return _everyone([_episode(play) for play in plays if play.turns])
-
-
-def _start(
-    seeds_G: Sequence[int],
-    states_G: Sequence[State | Broken],
-    observation_G: Sequence[str | Broken],
-    group_size: int,
-    key: jax.Array,
-) -> list[_Play]:
-    """The `_Play`s of a batch, group by group; `key` as in `rollout`."""
-    noise = key_word(key)  # the environment's own noise (slips, say) is keyed like the draws
-    starts = zip(seeds_G, states_G, observation_G, strict=True)
-    return [
-        _Play(
-            seed=seed,
-            group=group,
-            member=member,
-            state=state,
-            rng=generator(Purpose.ENVIRONMENT, seed, member, noise),
-            observation="" if isinstance(shown, Broken) else shown,
-            error=shown.traceback if isinstance(shown, Broken) else "",
-        )
-        for group, (seed, state, shown) in enumerate(starts)
-        for member in range(group_size)
-    ]
-
-
-def _episode(play: _Play) -> Episode:
-    return Episode(
-        seed=play.seed,
-        group=play.group,
-        member=play.member,
-        turns=tuple(play.turns),
-        success=play.success,
-        error=play.error,
-    )
-
-
-def _check_positions(needed: int, turn: int, most: int) -> None:
-    """Refuses a prompt that does not fit the model with its reply (ValueError)."""
-    if needed > most:
-        raise ValueError(
-            f"a prompt with its reply needs {needed} positions at turn {turn + 1}, but the model "
-            f"has {most}; lower rollout.max_new_tokens or env.max_turns, or show less "
-            "(env.max_context, env.context)"
-        )
+    return _everyone([as_episode(play) for play in plays if play.turns])
 
 
 def _sample_replies(
@@ -256,16 +191,6 @@ def _everyone(episodes: list[Episode]) -> list[Episode]:
     return [by_place[place] for place in sorted(by_place)]
 
 
-def _prompt(play: _Play, chat: Chat) -> tuple[str, np.ndarray]:
-    """(user message, token ids) that an episode's next reply answers."""
-    message = chat.observe(
-        play.observation,
-        actions_used=play.actions_used,
-        last_valid=not play.turns or play.turns[-1].valid,
-    )
-    return message, chat.prompt_ids(play.turns, message)
-
-
 def compile_ahead(
     model: Qwen,
     params: Params,
@@ -277,12 +202,14 @@ def compile_ahead(
     key: jax.Array,
     budgets: Budgets,
     sampling: Sampling,
+    slots: int = 0,
+    chunk: int = 0,
     limits: Limits = NO_LIMITS,
 ) -> None:
     """Compiles prefill and decode for every number of rows that compaction can leave.
 
     Plays one turn of one problem in as many copies; without this a program would be compiled in
-    the middle of a run, when so few episodes are first left.
+    the middle of a run, when so few episodes are first left. With slots, those of all rows alone.
 
     Args:
       rows: episodes of a full batch. The others: as in `rollout`.
@@ -290,7 +217,8 @@ def compile_ahead(
     shards, _ = row_shards()
     rows = -(-rows // shards)  # of a shard
     (state,) = begin(environment, [seed], limits)
-    for size in sorted({shards * row_bucket(live, rows) for live in range(1, rows + 1)}):
+    sizes = {shards * row_bucket(live, rows) for live in range(1, rows + 1)}
+    for size in [shards * rows] if slots or chunk else sorted(sizes):
         rollout(
             model,
             params,
@@ -302,57 +230,13 @@ def compile_ahead(
             key=key,
             budgets=dataclasses.replace(budgets, max_turns=1),
             sampling=sampling,
+            slots=slots,
+            chunk=chunk,
             limits=limits,
         )
 
 
-def _act(
-    replies: Sequence[tuple[_Play, np.ndarray, np.ndarray]],
-    environment: Environment,
-    chat: Chat,
-    max_actions: int,
-    limits: Limits,
-    clock: Clock | None,
-) -> None:
-    """Reads (play, sampled, logp) of each reply, runs its actions and adds the turn.
-
-    An unreadable reply runs none.
-    """
-    read = [(play, chat.read(sampled)) for play, sampled, _ in replies]
-    asked = [
-        Asked(play.state, reply.actions, play.rng, max_actions - play.actions_used)
-        for play, reply in read
-        if not play.error
-    ]
-    acted = iter(act(environment, asked, limits, clock))
-    for (play, sampled, logp), (_, reply) in zip(replies, read, strict=True):
-        result = None if play.error else next(acted)
-        if isinstance(result, Broken):
-            play.error = result.traceback
-        if not isinstance(result, Acted):
-            line = play.error.strip().splitlines()[-1]
-            result = Acted(play.state, (), 0.0, {"error": line}, True, "")
-        play.state, play.observation = result.state, result.observation
-        play.actions_used += len(result.actions)
-        play.success |= bool(result.info.get("success", False))
-        play.over = result.done or play.actions_used >= max_actions
-        play.turns.append(
-            Turn(
-                prompt=play.prompt,
-                message=play.message,
-                sampled=sampled,
-                logp=logp,
-                reasoning=reply.reasoning,
-                answer=reply.answer,
-                actions=result.actions,
-                valid=reply.valid,
-                reward=result.reward,
-                info=result.info,
-            )
-        )
-
-
-def _news(play: _Play) -> np.ndarray:
+def _news(play: Play) -> np.ndarray:
     """What a play's prompt adds to the tokens of its cached row: nothing, if it starts afresh.
 
     The last sampled token goes first, because it is not in the cache yet.
@@ -387,7 +271,7 @@ def _read(model: Qwen, params: Params, slots: Slots, longest: int) -> tuple[Segm
 def _read_groups(
     model: Qwen,
     params: Params,
-    firsts: Sequence[_Play],
+    firsts: Sequence[Play],
     members: int,
     chat: Chat,
 ) -> tuple[Segment, jax.Array]:
@@ -396,7 +280,7 @@ def _read_groups(
     Where the groups do not split evenly over the row shards, every device reads all of them and
     the result is repeated for the members.
     """
-    prompts = [_prompt(play, chat)[1] for play in firsts]
+    prompts = [next_prompt(play, chat)[1] for play in firsts]
     tokens_NP, length_N = _pad(prompts, max(map(len, prompts)))
     count, mine = row_shards()
     if len(prompts) % count:

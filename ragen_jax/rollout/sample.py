@@ -16,7 +16,7 @@ Axes: N cache rows, B sampled rows (N divides B), T sampled tokens, V vocabulary
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -27,7 +27,7 @@ import numpy as np
 from ragen_jax.model.attention import Layers, Segment, append
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
-from ragen_jax.sharding import constrain, place_rows, spec
+from ragen_jax.sharding import by_shard, constrain, place_rows
 from ragen_jax.types import Params
 
 
@@ -42,7 +42,7 @@ class Sampled:
 
 
 def episode_keys(
-    run_key: jax.Array, seed_B: Sequence[int], member_B: Sequence[int], turn: int
+    run_key: jax.Array, seed_B: Sequence[int], member_B: Sequence[int], turn_B: Sequence[int] | int
 ) -> jax.Array:
     """One key a row, by what it is for: fold_in over (environment seed, member, turn).
 
@@ -52,39 +52,40 @@ def episode_keys(
     Args:
       run_key: typed key of the run and of the purpose (training, evaluation).
       seed_B: environment seeds of this process's rows, below 2**63.
+      turn_B: from 0; one number where it is the same for all.
     """
     return _episode_keys(
         run_key,
         place_rows(np.asarray([seed >> 32 for seed in seed_B], np.uint32)),
         place_rows(np.asarray([seed & 0xFFFFFFFF for seed in seed_B], np.uint32)),
         place_rows(np.asarray(member_B, np.uint32)),
-        np.uint32(turn),
+        place_rows(np.full(len(seed_B), turn_B, np.uint32)),
     )
 
 
 @jax.jit
 def _episode_keys(
-    run_key: jax.Array, high_B: jax.Array, low_B: jax.Array, member_B: jax.Array, turn: jax.Array
+    run_key: jax.Array, high_B: jax.Array, low_B: jax.Array, member_B: jax.Array, turn_B: jax.Array
 ) -> jax.Array:
-    def row_key(high, low, member):
+    def row_key(*words):
         key = run_key
-        for word in (high, low, member, turn):
+        for word in words:
             key = jax.random.fold_in(key, word)
         return key
 
-    return jax.vmap(row_key)(high_B, low_B, member_B)
+    return jax.vmap(row_key)(high_B, low_B, member_B, turn_B)
 
 
 def noise(keys_B: jax.Array, index: jax.Array | int, vocab_size: int) -> jax.Array:
-    """Standard Gumbel noise [B, V] of the draws of token `index`.
+    """Standard Gumbel noise [B, V] of the draws of token `index`, one number or one a row.
 
     In the default mode no value is above 16: tokens rarer than 1e-7 would be drawn too seldom.
     """
 
-    def draw(key):
+    def draw(key, index):
         return jax.random.gumbel(jax.random.fold_in(key, index), (vocab_size,), mode="high")
 
-    return jax.vmap(draw)(keys_B)
+    return jax.vmap(draw, in_axes=(0, 0 if jnp.ndim(index) else None))(keys_B, index)
 
 
 def truncate(logits_BV: jax.Array, *, top_k: int, top_p: float, min_p: float) -> jax.Array:
@@ -121,7 +122,7 @@ def prefill(
     more than keys and values, so that XLA drops its last layer's attention and MLP (where the
     layers are not a scan; a scanned model pays one decode step).
     """
-    _, (k, v) = _hidden_and_kv(model, params, tokens_NP)
+    _, (k, v) = hidden_and_kv(model, params, tokens_NP)
     position_N1 = (length_N - 1)[:, None]
     last_N1 = jnp.take_along_axis(tokens_NP, position_N1, 1)
     before = Segment(k=k, v=v, length_N=length_N - 1)
@@ -136,10 +137,10 @@ def prefill(
             length_N=jnp.repeat(length_N, members),
         )
         logits_NV = jnp.repeat(logits_NV, members, axis=0)
-    return _lay_out(segment), constrain(logits_NV, "rows", "vocab")
+    return lay_out(segment), constrain(logits_NV, "rows", "vocab")
 
 
-def _hidden_and_kv(
+def hidden_and_kv(
     model: Qwen, params: Params, *args: Any
 ) -> tuple[jax.Array, tuple[Layers, Layers]]:
     """What the model gives for new tokens, their keys and values included; args: of `Qwen`."""
@@ -147,7 +148,7 @@ def _hidden_and_kv(
     return output
 
 
-def _lay_out(segment: Segment) -> Segment:
+def lay_out(segment: Segment) -> Segment:
     """A cache, its rows and heads laid out over the mesh in use."""
 
     def cache(x):
@@ -186,17 +187,17 @@ def extend(
       (Segment with the rows of rows_B, logits_BV behind each row's last token).
     """
     grow = functools.partial(append, capacity=capacity)
-    history, k, v, count_reply_B = _by_shard(_take_rows, segment, reply, rows_B)
-    history = _by_shard(grow, history, k, v, count_reply_B)
+    history, k, v, count_reply_B = by_shard(_take_rows, segment, reply, rows_B)
+    history = by_shard(grow, history, k, v, count_reply_B)
     position_BE = history.length_N[:, None] + jnp.arange(tokens_BE.shape[1])
-    _, (k, v) = _hidden_and_kv(model, params, tokens_BE, position_BE, (history,))
-    history = _by_shard(grow, history, k, v, count_B)
+    _, (k, v) = hidden_and_kv(model, params, tokens_BE, position_BE, (history,))
+    history = by_shard(grow, history, k, v, count_B)
     # As in prefill, the last token is run on its own.
     last_B1 = jnp.take_along_axis(tokens_BE, (count_B - 1)[:, None], 1)
     before = dataclasses.replace(history, length_N=history.length_N - 1)
     hidden, _ = model.apply({"params": params}, last_B1, history.length_N[:, None] - 1, (before,))
     logits_BV = output_logits(params, hidden[:, 0])
-    return _lay_out(history), constrain(logits_BV, "rows", "vocab")
+    return lay_out(history), constrain(logits_BV, "rows", "vocab")
 
 
 def _take_rows(
@@ -211,23 +212,6 @@ def _take_rows(
         length_N=jnp.take(segment.length_N, shared_B),
     )
     return history, k, v, jnp.take(reply.length_N, rows_B)
-
-
-def _by_shard(function: Callable[..., Any], *args: Any) -> Any:
-    """function(*args), where each shard of the mesh in use sees its own rows alone.
-
-    XLA would copy a whole cache to every device for a gather or scatter of its rows.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return function(*args)
-
-    def layout(x):
-        axes = ("rows", "kv_heads", None, None) if x.ndim >= 4 else ("rows",)
-        return spec((None,) * (x.ndim - len(axes)) + axes, x.shape, mesh)
-
-    specs, out_specs = jax.tree.map(layout, (args, jax.eval_shape(function, *args)))
-    return jax.shard_map(function, in_specs=specs, out_specs=out_specs, check_vma=False)(*args)
 
 
 @functools.partial(
@@ -267,7 +251,7 @@ def decode(
 
     def draw(index, logits_BV, done_B):
         scaled_BV = truncate(logits_BV / temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        token_B, logp_B = _choose(scaled_BV, noise(keys_B, index, V))
+        token_B, logp_B = choose(scaled_BV, noise(keys_B, index, V))
         alive_B = ~done_B
         token_B = jnp.where(alive_B, token_B, 0).astype(jnp.int32)
         done_B = done_B | stop_V[token_B] | (index + 1 >= budget_B)
@@ -276,10 +260,10 @@ def decode(
     def body(carry):
         index, token_B, done_B, reply_k, reply_v, tokens_BT, logp_BT, count_B = carry
         reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index - 1, jnp.int32))
-        hidden, (k, v) = _hidden_and_kv(
+        hidden, (k, v) = hidden_and_kv(
             model, params, token_B[:, None], (start_B + index - 1)[:, None], (segment, reply)
         )
-        reply_k, reply_v = _put(reply_k, k, index - 1), _put(reply_v, v, index - 1)
+        reply_k, reply_v = put(reply_k, k, index - 1), put(reply_v, v, index - 1)
         count_B = count_B + ~done_B
         token_B, logp_B, done_B = draw(index, output_logits(params, hidden[:, 0]), done_B)
         tokens_BT = jax.lax.dynamic_update_slice_in_dim(tokens_BT, token_B[:, None], index, axis=1)
@@ -293,8 +277,8 @@ def decode(
         jnp.int32(1),
         token_B,
         done_B,
-        _room(segment.k, B, T),
-        _room(segment.v, B, T),
+        empty_reply(segment.k, B, T),
+        empty_reply(segment.v, B, T),
         jnp.zeros((B, T), jnp.int32).at[:, 0].set(token_B),
         jnp.zeros((B, T), jnp.float32).at[:, 0].set(logp_B),
         count_B,
@@ -306,11 +290,11 @@ def decode(
         tokens_BT=constrain(tokens_BT, "rows", None),
         logp_BT=constrain(logp_BT, "rows", None),
         count_B=constrain(count_B, "rows"),
-        reply=_lay_out(reply),
+        reply=lay_out(reply),
     )
 
 
-def _choose(scaled_BV: jax.Array, noise_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
+def choose(scaled_BV: jax.Array, noise_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(token_B, logp_B): the token drawn in each row by its Gumbel noise, and its log-prob."""
     V = scaled_BV.shape[1]
     perturbed_BV = scaled_BV + noise_BV
@@ -322,7 +306,7 @@ def _choose(scaled_BV: jax.Array, noise_BV: jax.Array) -> tuple[jax.Array, jax.A
     return token_B, logp_B
 
 
-def _room(cache: Layers, B: int, T: int) -> Layers:
+def empty_reply(cache: Layers, B: int, T: int) -> Layers:
     """Zeros for the keys, or values, of T tokens of B rows, shaped like a cache's otherwise."""
 
     def zeros(x):
@@ -332,10 +316,10 @@ def _room(cache: Layers, B: int, T: int) -> Layers:
     return jax.tree.map(zeros, cache)
 
 
-def _put(cache: Layers, new: Layers, index: jax.Array) -> Layers:
+def put(cache: Layers, new: Layers, index: jax.Array) -> Layers:
     """The cache with the keys, or values, of one token a row at position `index`."""
 
-    def put(x, y):
+    def write(x, y):
         return jax.lax.dynamic_update_slice_in_dim(x, y, index, axis=x.ndim - 2)
 
-    return jax.tree.map(put, cache, new)
+    return jax.tree.map(write, cache, new)

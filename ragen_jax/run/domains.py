@@ -203,6 +203,8 @@ DOMAINS = {
     "rollout.temperature": above(0, 100),
     "rollout.max_new_tokens": whole(1, TOKENS),
     "rollout.compact": flag(),
+    "rollout.slots": whole(0, 2**20),
+    "rollout.chunk": whole(0, TOKENS),
     "rollout.save_every": whole(0, EVERY),
     "collect.max_rounds": whole(1, 1000),
     "collect.explore": above(0, 1, POOL),

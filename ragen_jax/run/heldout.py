@@ -36,31 +36,41 @@ def play_problems(
     budgets: Budgets,
     sampling: Sampling,
     compact: bool = True,
+    slots: int = 0,
+    chunk: int = 0,
     limits: Limits = NO_LIMITS,
 ) -> list[Episode]:
-    """Plays every problem `samples` times, in chunks of about `rows` episodes.
+    """Plays every problem `samples` times, about `rows` episodes after the other; in slots if told.
 
     The noise of a problem depends on `key`, its seed and the member alone, so that two policies
     meet the same problems with the same noise.
 
+    Args:
+      slots, chunk: as in `rollout`; with one of them, all problems are played in `slots` (0: as
+        many as `rows`), so that a problem's end lets the next one begin.
+
     Returns:
       the episodes, problem by problem; `group` counts problems.
     """
-    chunk = max(1, rows // samples)
+    at_a_time = max(1, rows // samples)
+    if slots or chunk:
+        at_a_time, slots = len(seeds), slots or rows
     episodes = []
-    for start in range(0, len(seeds), chunk):
+    for start in range(0, len(seeds), at_a_time):
         played = rollout(
             model,
             params,
             chat,
             environment,
-            seeds[start : start + chunk],
-            states[start : start + chunk],
+            seeds[start : start + at_a_time],
+            states[start : start + at_a_time],
             group_size=samples,
             key=key,
             budgets=budgets,
             sampling=sampling,
             compact=compact,
+            slots=slots,
+            chunk=chunk,
             limits=limits,
         )
         episodes += [dataclasses.replace(e, group=e.group + start) for e in played]
@@ -95,6 +105,8 @@ def play_heldout(
         budgets=task.budgets,
         sampling=sampling,
         compact=task.compact,
+        slots=task.slots,
+        chunk=task.chunk,
         limits=task.limits,
     )
 

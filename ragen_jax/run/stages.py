@@ -123,6 +123,8 @@ def episodes_of(
             budgets=task.budgets,
             sampling=task.sampling,
             compact=task.compact,
+            slots=task.slots,
+            chunk=task.chunk,
             limits=task.limits,
             clock=clock,
         )

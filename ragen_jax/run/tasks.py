@@ -61,6 +61,8 @@ class Task:
     sampling: Sampling  # while training
     eval_sampling: Sampling
     compact: bool  # whether a rollout drops the rows of episodes that are over
+    slots: int  # this and the next: see configs/base.py
+    chunk: int
     penalties: Penalties
     styles: Mapping[str, Style]  # that its agent was taught to think in; {}: one alone
 
@@ -122,6 +124,8 @@ def _build(
         sampling=build_sampling(config),
         eval_sampling=build_eval_sampling(config),
         compact=config.rollout.compact,
+        slots=config.rollout.slots,
+        chunk=config.rollout.chunk,
         penalties=build_penalties(config),
         styles=build_styles(config, environment),
     )

@@ -159,6 +159,8 @@ class Run:
                     key=task.key,
                     budgets=task.budgets,
                     sampling=task.sampling,
+                    slots=task.slots,
+                    chunk=task.chunk,
                     limits=task.limits,
                 )
         if self.fresh and self.schedule.evaluate:

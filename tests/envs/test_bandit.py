@@ -22,7 +22,7 @@ from ragen_jax.envs.bandit.names import CONNOTATIONS, NAMES, WORDS
 from ragen_jax.envs.bandit.reading import MAX_TEXT, chosen, stated
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import Environment, GroundedEnvironment, SolvableEnvironment
-from ragen_jax.rollout.play import _start
+from ragen_jax.rollout.episode import start_plays
 
 pytestmark = pytest.mark.fast
 
@@ -282,7 +282,7 @@ def test_pay_is_as_frequent_as_told_with_the_generators_of_a_rollout():
     env = Bandit(pulls=pulls, sure=(5, 95), chance=(5, 95))
     seeds = range(20)
     states = [env.reset(seed) for seed in seeds]
-    plays = _start(seeds, states, [""] * 20, members, jax.random.key(3))
+    plays = start_plays(seeds, states, [""] * 20, members, jax.random.key(3))
     paid = {seed: [] for seed in seeds}
     for play in plays:
         (arm,) = (arm for arm in play.state.arms if arm.pay == 100)
@@ -298,9 +298,9 @@ def test_pay_is_as_frequent_as_told_with_the_generators_of_a_rollout():
         # Successive pulls are independent: as many pairs of wins as there should be.
         pairs = np.array(paid[seed]).reshape(-1, 2).all(1).sum()
         assert binomtest(int(pairs), pulls * members // 2, (arm.chance / 100) ** 2).pvalue > 1e-4
-    again = _start(seeds, states, [""] * 20, members, jax.random.key(3))[0]
+    again = start_plays(seeds, states, [""] * 20, members, jax.random.key(3))[0]
     first = [env.step(states[0], env.solve(states[0])[0], again.rng).reward for _ in range(4)]
-    twin = _start(seeds, states, [""] * 20, members, jax.random.key(3))[0]
+    twin = start_plays(seeds, states, [""] * 20, members, jax.random.key(3))[0]
     assert first == [
         env.step(states[0], env.solve(states[0])[0], twin.rng).reward for _ in range(4)
     ]

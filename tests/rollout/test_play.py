@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from same_episodes import assert_same_episode
 
 from ragen_jax.batch import make_batch
-from ragen_jax.model.qwen import logits
 from ragen_jax.model.tokenizer import SPECIAL
 from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.rollout import play as play_file
@@ -49,33 +49,8 @@ def play(
     )
 
 
-def near_tie(agent, episode, turn, index):
-    """Whether the two best perturbed logits of a token are within 1e-4."""
-    one = episode.turns[turn]
-    ids = np.concatenate([one.prompt, one.sampled[:index]])
-    hidden, _ = agent.model.apply({"params": agent.params}, jnp.asarray(ids[None]))
-    key = sample.episode_keys(KEY, [episode.seed], [episode.member], turn)
-    perturbed = (
-        logits(agent.params, hidden[0, -1]) + sample.noise(key, index, len(agent.tokenizer))[0]
-    )
-    best = np.sort(np.asarray(perturbed))[-2:]
-    return best[1] - best[0] < 1e-4
-
-
-def assert_same_episode(agent, a, b):
-    """Equal in everything; a differing token must have been decided by rounding."""
-    assert (a.seed, a.member) == (b.seed, b.member)
-    for index, (s, t) in enumerate(zip(a.turns, b.turns, strict=False)):
-        n = min(len(s.sampled), len(t.sampled))
-        differs = np.flatnonzero(s.sampled[:n] != t.sampled[:n])
-        if len(differs):
-            assert near_tie(agent, a, index, int(differs[0])), (a.seed, a.member, index)
-            return  # from here on the two are different episodes
-        assert len(s.sampled) == len(t.sampled)
-        assert np.array_equal(s.prompt, t.prompt)
-        np.testing.assert_allclose(s.logp, t.logp, atol=1e-4)
-        assert (s.actions, s.valid, s.reward) == (t.actions, t.valid, t.reward)
-    assert len(a.turns) == len(b.turns) and a.success == b.success
+def assert_same(agent, a, b):
+    assert_same_episode(agent.model, agent.params, KEY, a, b)
 
 
 @pytest.mark.long
@@ -85,12 +60,12 @@ def test_layout_and_compaction_do_not_change_episodes(agent, context):
     wide = play(agent, seeds[:8], group_size=16, context=context)
     loose = play(agent, seeds[:8], group_size=16, context=context, compact=False)
     for a, b in zip(wide, loose, strict=True):
-        assert_same_episode(agent, a, b)
+        assert_same(agent, a, b)
     tall = {(e.seed, e.member): e for e in play(agent, seeds, group_size=4, context=context)}
     shared = [e for e in wide if e.member < 4]
     assert len(shared) == 32
     for episode in shared:
-        assert_same_episode(agent, episode, tall[episode.seed, episode.member])
+        assert_same(agent, episode, tall[episode.seed, episode.member])
     # The comparison means something: episodes differ from one another and some go on for long.
     assert len({e.turns[0].sampled.tobytes() for e in wide}) > 16
     assert max(len(e.turns) for e in wide) == (GROWING if context == "full" else 5)

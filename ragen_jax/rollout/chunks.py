@@ -1,0 +1,234 @@
+"""Sampling a few tokens at a time, with a cache whose rows come and go.
+
+    read, fold     new tokens of some rows -> their keys and values, in the cache
+    decode_chunk   every row's last token -> up to C tokens more, folded into the cache behind it
+
+Where sample.py decodes until the last row of a batch has stopped, here the host sees the rows after
+every chunk, and gives a row that has stopped something else to do. Between two calls a row is a
+number of tokens in the cache, and one token more that has not been read yet: what it is followed
+by is drawn when the next chunk reads it. So a prompt is read without its last token, and no
+logits wait between two calls.
+
+A cache is a list of pages, each with all rows: the first positions of every row lie in the first
+page, the next ones in the second. It grows by a page at its end, so that no second copy of it is
+ever alive.
+
+Axes: B rows of the cache, R rows that are read in a call, E new tokens, C tokens of a chunk,
+V vocabulary. On a mesh in use rows lie as in sample.py, and indices of rows
+count within a shard.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ragen_jax.model.attention import Layers, Segment, write
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.qwen import logits as output_logits
+from ragen_jax.rollout.sample import (
+    choose,
+    empty_reply,
+    hidden_and_kv,
+    lay_out,
+    noise,
+    put,
+    truncate,
+)
+from ragen_jax.sharding import by_shard, constrain
+from ragen_jax.types import Params
+
+Page = tuple[Layers, Layers]  # keys and values, as in `Segment`
+
+
+@functools.partial(jax.jit, static_argnames=("model", "rows", "positions"))
+def empty_page(model: Qwen, params: Params, *, rows: int, positions: int) -> Page:
+    """Room for so many positions of all rows."""
+    plain = Qwen(dataclasses.replace(model.config, attention="xla"))
+    tokens = jnp.zeros((rows, positions), jnp.int32)
+    _, kv = jax.eval_shape(functools.partial(hidden_and_kv, plain), params, tokens)
+    return _lay_out(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kv))
+
+
+@jax.jit
+def keep_rows(page: Page, rows_B: jax.Array) -> Page:
+    """These rows of a page: int32 indices, those of a shard in that shard."""
+
+    def take(page, rows_B):
+        return jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), page)
+
+    return _lay_out(by_shard(take, page, rows_B))
+
+
+@functools.partial(jax.jit, static_argnames=("model",))
+def read(
+    model: Qwen,
+    params: Params,
+    pages: Sequence[Page],
+    rows_R: jax.Array,
+    start_R: jax.Array,
+    tokens_RE: jax.Array,
+) -> Page:
+    """Keys and values of new tokens behind what some rows hold.
+
+    Args:
+      pages: [] where all start from nothing.
+      rows_R: int32, of the cache: whose tokens the new ones follow.
+      start_R: int32, how many of these tokens count; the others are forgotten.
+      tokens_RE: int32, right-padded.
+    """
+    position_RE = start_R[:, None] + jnp.arange(tokens_RE.shape[1])
+    memory = _memory(pages, start_R, rows_R)
+    return _lay_out(hidden_and_kv(model, params, tokens_RE, position_RE, memory)[1])
+
+
+@functools.partial(jax.jit, donate_argnames=("pages",))
+def fold(
+    pages: Sequence[Page],
+    new: Page,
+    start_R: jax.Array,
+    count_R: jax.Array,
+    reader_B: jax.Array,
+) -> list[Page]:
+    """The pages with what was read. A program of its own: it writes into the pages, and XLA would
+    copy them where it reads them, too.
+
+    Args:
+      new: of `read`. start_R: as there.
+      count_R: int32, how many tokens are real; 0 on padding rows. The pages must hold them.
+      reader_B: int32, which of the R rows a row of the cache is to hold; R: it stays as it is.
+        Several rows may take what one has read, if it started from nothing.
+    """
+
+    def fold_rows(pages, k, v, start_R, count_R, reader_B):
+        k, v = jax.tree.map(lambda x: jnp.take(x, reader_B, axis=-4, mode="clip"), (k, v))
+        start_B, count_B = (jnp.take(x, reader_B, mode="clip") for x in (start_R, count_R))
+        count_B = jnp.where(reader_B < start_R.shape[0], count_B, 0)
+        return _fold(pages, k, v, start_B, count_B)
+
+    return list(map(_lay_out, by_shard(fold_rows, pages, *new, start_R, count_R, reader_B)))
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("model", "chunk", "stop_ids", "top_k", "top_p", "min_p"),
+    donate_argnames=("pages",),
+)
+def decode_chunk(
+    model: Qwen,
+    params: Params,
+    pages: Sequence[Page],
+    token_B: jax.Array,
+    length_B: jax.Array,
+    drawn_B: jax.Array,
+    budget_B: jax.Array,
+    keys_B: jax.Array,
+    temperature: jax.Array,
+    *,
+    chunk: int,
+    stop_ids: tuple[int, ...],
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> tuple[list[Page], jax.Array, jax.Array, jax.Array]:
+    """Samples up to `chunk` tokens of each row's reply.
+
+    Args:
+      pages: must hold length_B + chunk positions.
+      token_B: int32, the last token of each row. length_B: int32, how many are before it.
+      drawn_B: int32, tokens that its reply has already.
+      budget_B: int32, how many it may still have; 0: nothing is sampled.
+      keys_B: `episode_keys`. The others: as in sample.decode.
+
+    Returns:
+      (pages with what was read, tokens_BC, logp_BC, count_B), as in `Sampled`; the last of the
+      `count_B` tokens is in no page.
+    """
+    B, V, C = token_B.shape[0], model.config.vocab_size, chunk
+    stop_V = jnp.asarray(np.isin(np.arange(V), stop_ids))
+    memory = _memory(pages, length_B)
+
+    def body(carry):
+        index, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B = carry
+        reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index, jnp.int32))
+        position_B1 = (length_B + index)[:, None]
+        new = hidden_and_kv(model, params, token_B[:, None], position_B1, (*memory, reply))
+        hidden, (k, v) = new
+        reply_k, reply_v = put(reply_k, k, index), put(reply_v, v, index)
+        logits_BV = output_logits(params, hidden[:, 0]) / temperature
+        scaled_BV = truncate(logits_BV, top_k=top_k, top_p=top_p, min_p=min_p)
+        drawn, logp_B = choose(scaled_BV, noise(keys_B, drawn_B + index, V))
+        token_B = jnp.where(done_B, 0, drawn).astype(jnp.int32)
+        logp_B = jnp.where(done_B, 0.0, logp_B)
+        count_B = count_B + ~done_B
+        done_B = done_B | stop_V[token_B] | (index + 1 >= budget_B)
+        tokens_BC = jax.lax.dynamic_update_slice_in_dim(tokens_BC, token_B[:, None], index, axis=1)
+        logp_BC = jax.lax.dynamic_update_slice_in_dim(logp_BC, logp_B[:, None], index, axis=1)
+        return index + 1, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B
+
+    k, v = pages[0]
+    carry = (
+        jnp.int32(0),
+        token_B,
+        budget_B <= 0,
+        empty_reply(k, B, C),
+        empty_reply(v, B, C),
+        jnp.zeros((B, C), jnp.int32),
+        jnp.zeros((B, C), jnp.float32),
+        jnp.zeros(B, jnp.int32),
+    )
+    carry = jax.lax.while_loop(lambda c: (c[0] < C) & ~c[2].all(), body, carry)
+    *_, reply_k, reply_v, tokens_BC, logp_BC, count_B = carry
+    reply = lay_out(Segment(k=reply_k, v=reply_v, length_N=count_B))
+    pages = by_shard(_fold, pages, reply.k, reply.v, length_B, count_B)
+    return (
+        list(map(_lay_out, pages)),
+        constrain(tokens_BC, "rows", None),
+        constrain(logp_BC, "rows", None),
+        constrain(count_B, "rows"),
+    )
+
+
+def _lay_out(page: Page) -> Page:
+    def cache(x):
+        return constrain(x, *(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
+
+    return jax.tree.map(cache, page)
+
+
+def _places(pages: Sequence[Page]) -> Iterator[tuple[int, int, Page]]:
+    """(first position, positions, page) of each page."""
+    first = 0
+    for page in pages:
+        size = jax.tree.leaves(page)[0].shape[-2]
+        yield first, size, page
+        first += size
+
+
+def _memory(
+    pages: Sequence[Page], length: jax.Array, rows: jax.Array | None = None
+) -> tuple[Segment, ...]:
+    """What the pages hold of rows so long: of all, or of those with these indices."""
+    return tuple(
+        Segment(k=k, v=v, length_N=jnp.clip(length - first, 0, size), rows_B=rows)
+        for first, size, (k, v) in _places(pages)
+    )
+
+
+def _fold(
+    pages: Sequence[Page], k: Layers, v: Layers, start_B: jax.Array, count_B: jax.Array
+) -> list[Page]:
+    """The pages with each row's first `count_B` new tokens from its position `start_B` on."""
+    T = jax.tree.leaves(k)[0].shape[-2]
+    folded = []
+    for first, size, page in _places(pages):
+        position_BT = start_B[:, None] + jnp.arange(T) - first
+        here = (jnp.arange(T) < count_B[:, None]) & (position_BT >= 0)
+        position_BT = jnp.where(here, position_BT, size)  # past the end: left out
+        folded.append(
+            jax.tree.map(lambda old, new, at=position_BT: write(old, new, at), page, (k, v))
+        )
+    return folded

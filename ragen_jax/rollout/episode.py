@@ -1,0 +1,158 @@
+"""An episode under way: how it starts, what its next reply answers, what came of the reply.
+
+What plays episodes (play.py all at once, slots.py a few at a time) differs in when it asks a model
+for which tokens; this part, on the host, is the same for both.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from ragen_jax.envs.types import Environment, State
+from ragen_jax.randomness import Purpose, generator, key_word
+from ragen_jax.rollout.acting import Acted, Asked, Broken, Clock, Limits, act
+from ragen_jax.rollout.chat import Chat
+from ragen_jax.types import Episode, Turn
+
+
+@dataclasses.dataclass(frozen=True)
+class Budgets:
+    """Limits of one episode; the environment itself knows none."""
+
+    max_turns: int
+    max_actions: int
+    max_new_tokens: int  # of one reply
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Training uses the temperature alone (types.Turn.logp says why)."""
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+@dataclasses.dataclass
+class Play:
+    """An episode under way."""
+
+    seed: int
+    group: int
+    member: int
+    state: State
+    rng: np.random.Generator
+    observation: str  # what is shown of the state
+    error: str = ""  # why its environment broke; "": it did not
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    message: str = ""  # this and the next: of the turn under way
+    prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+    actions_used: int = 0
+    success: bool = False
+    over: bool = False
+
+
+def start_plays(
+    seeds_G: Sequence[int],
+    states_G: Sequence[State | Broken],
+    observation_G: Sequence[str | Broken],
+    group_size: int,
+    key: jax.Array,
+) -> list[Play]:
+    """The `Play`s of a batch, group by group; `key` as in `rollout`."""
+    noise = key_word(key)  # the environment's own noise (slips, say) is keyed like the draws
+    starts = zip(seeds_G, states_G, observation_G, strict=True)
+    return [
+        Play(
+            seed=seed,
+            group=group,
+            member=member,
+            state=state,
+            rng=generator(Purpose.ENVIRONMENT, seed, member, noise),
+            observation="" if isinstance(shown, Broken) else shown,
+            error=shown.traceback if isinstance(shown, Broken) else "",
+        )
+        for group, (seed, state, shown) in enumerate(starts)
+        for member in range(group_size)
+    ]
+
+
+def as_episode(play: Play) -> Episode:
+    """What is kept of an episode that is over."""
+    return Episode(
+        seed=play.seed,
+        group=play.group,
+        member=play.member,
+        turns=tuple(play.turns),
+        success=play.success,
+        error=play.error,
+    )
+
+
+def check_positions(needed: int, turn: int, most: int) -> None:
+    """Refuses a prompt that does not fit the model with its reply (ValueError)."""
+    if needed > most:
+        raise ValueError(
+            f"a prompt with its reply needs {needed} positions at turn {turn + 1}, but the model "
+            f"has {most}; lower rollout.max_new_tokens or env.max_turns, or show less "
+            "(env.max_context, env.context)"
+        )
+
+
+def next_prompt(play: Play, chat: Chat) -> tuple[str, np.ndarray]:
+    """(user message, token ids) that an episode's next reply answers."""
+    message = chat.observe(
+        play.observation,
+        actions_used=play.actions_used,
+        last_valid=not play.turns or play.turns[-1].valid,
+    )
+    return message, chat.prompt_ids(play.turns, message)
+
+
+def act_on(
+    replies: Sequence[tuple[Play, np.ndarray, np.ndarray]],
+    environment: Environment,
+    chat: Chat,
+    max_actions: int,
+    limits: Limits,
+    clock: Clock | None,
+) -> None:
+    """Reads (play, sampled, logp) of each reply, runs its actions and adds the turn.
+
+    An unreadable reply runs none.
+    """
+    read = [(play, chat.read(sampled)) for play, sampled, _ in replies]
+    asked = [
+        Asked(play.state, reply.actions, play.rng, max_actions - play.actions_used)
+        for play, reply in read
+        if not play.error
+    ]
+    acted = iter(act(environment, asked, limits, clock))
+    for (play, sampled, logp), (_, reply) in zip(replies, read, strict=True):
+        result = None if play.error else next(acted)
+        if isinstance(result, Broken):
+            play.error = result.traceback
+        if not isinstance(result, Acted):
+            line = play.error.strip().splitlines()[-1]
+            result = Acted(play.state, (), 0.0, {"error": line}, True, "")
+        play.state, play.observation = result.state, result.observation
+        play.actions_used += len(result.actions)
+        play.success |= bool(result.info.get("success", False))
+        play.over = result.done or play.actions_used >= max_actions
+        play.turns.append(
+            Turn(
+                prompt=play.prompt,
+                message=play.message,
+                sampled=sampled,
+                logp=logp,
+                reasoning=reply.reasoning,
+                answer=reply.answer,
+                actions=result.actions,
+                valid=reply.valid,
+                reward=result.reward,
+                info=result.info,
+            )
+        )

@@ -1,0 +1,365 @@
+"""Episodes in slots: the same as turn by turn, whatever is served together with what."""
+
+import dataclasses
+import functools
+import threading
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from devices import on_devices
+from same_episodes import assert_same_episode
+
+from ragen_jax.configs import base
+from ragen_jax.envs import ENVS
+from ragen_jax.model import attention
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.randomness import Purpose, stream_key
+from ragen_jax.rollout import chunks, slots
+from ragen_jax.rollout.acting import NO_LIMITS, Clock, Limits
+from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.collect import Collecting, collect
+from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.run.build import build_meshes
+from ragen_jax.run.heldout import play_problems
+from ragen_jax.run.stages import episodes_of
+
+SEED = 2**31 - 2  # of a run: its problems' seeds have 63 bits
+BUDGETS = Budgets(max_turns=2, max_actions=4, max_new_tokens=12)
+
+
+@functools.cache
+def played_by(name, context, **limits):
+    """(model, params, task) of an environment, whose replies end after anything from 1 token on."""
+    environment = ENVS[name]()
+    tokenizer = build_tokenizer(environment.words)
+    config = ModelConfig(
+        vocab_size=len(tokenizer),
+        width=16,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        mlp_width=24,
+    )
+    params = jax.tree.map(lambda x: 2.0 * x, init_params(config, jax.random.key(0)))
+    chat = make_chat(
+        tokenizer,
+        environment,
+        context=context,
+        prompt="terse",
+        actions_per_turn=2,
+        max_actions=BUDGETS.max_actions,
+        **limits,
+    )
+    more = tuple(range(10, 20))
+    task = types.SimpleNamespace(
+        name=name,
+        chat=dataclasses.replace(chat, stop_ids=chat.stop_ids + more),
+        environment=environment,
+        collecting=Collecting(
+            groups=7, max_rounds=1, pool=0, seed=SEED, explore=1.0, explore_least=0.01
+        ),
+        key=stream_key(Purpose.PLAY, SEED, 0),
+        group_size=5,
+        budgets=BUDGETS,
+        sampling=Sampling(temperature=1.0),
+        compact=True,
+        slots=0,
+        chunk=0,
+        limits=NO_LIMITS,
+    )
+    return Qwen(config), params, task
+
+
+def collected(model, params, task, clock=None, **changes):
+    """The episodes of a step."""
+    changed = types.SimpleNamespace(**(vars(task) | changes))
+    state = types.SimpleNamespace(seed_cursor={task.name: 3}, streak_P=None)
+    play = episodes_of(types.SimpleNamespace(model=model), params, clock)
+    return collect(changed, play, state, 1).episodes
+
+
+def assert_same(model, params, task, ours, theirs):
+    assert len(ours) == len(theirs) == 35
+    for a, b in zip(ours, theirs, strict=True):
+        assert_same_episode(model, params, task.key, a, b)
+
+
+@pytest.mark.parametrize(
+    "name, context, limits",
+    [
+        ("frozen_lake", "full", ()),
+        pytest.param("sokoban", "single_turn", (), marks=pytest.mark.long),
+        pytest.param("countdown", "full", (), marks=pytest.mark.long),
+        pytest.param("sokoban", "window", (("window", 2),), marks=pytest.mark.long),
+        pytest.param("frozen_lake", "full", (("max_prompt", 60),), marks=pytest.mark.long),
+    ],
+)
+def test_slots_play_the_episodes_of_the_lock_step(name, context, limits):
+    model, params, task = played_by(name, context, **dict(limits))
+    theirs = collected(model, params, task)
+    lengths = {len(turn.sampled) for episode in theirs for turn in episode.turns}
+    assert min(lengths) < 4 and max(lengths) == 12  # rows do wait for others
+    assert min(episode.seed for episode in theirs) > 2**62
+    # All at once, and slots that do not divide the episodes; chunks that do not divide a reply.
+    for served in (dict(chunk=5), dict(slots=8, chunk=12)):
+        assert_same(model, params, task, collected(model, params, task, **served), theirs)
+
+
+@pytest.mark.long
+def test_truncated_sampling_is_the_same():
+    model, params, task = played_by("frozen_lake", "full")
+    cut = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01)
+    theirs = collected(model, params, task, sampling=cut)
+    ours = collected(model, params, task, sampling=cut, slots=16)
+    for a, b in zip(ours, theirs, strict=True):
+        tokens = [[t.sampled.tolist() for t in e.turns] for e in (a, b)]
+        assert tokens[0] == tokens[1]
+
+
+class Waiting:
+    """An environment whose steps wait until the device has gone on with other rows."""
+
+    def __init__(self, environment, gone_on):
+        self.environment, self.gone_on, self.waited = environment, gone_on, 0
+        self.actions, self.instructions = environment.actions, environment.instructions
+        self.reset, self.render = environment.reset, environment.render
+
+    def step(self, state, action, rng):
+        self.waited += self.gone_on.wait(timeout=60)
+        return self.environment.step(state, action, rng)
+
+
+def test_environments_step_while_the_device_decodes(monkeypatch):
+    model, params, task = played_by("frozen_lake", "full")
+    task = types.SimpleNamespace(**vars(task))
+    chat = task.chat
+    # Every reply runs an action, which tells when its step is taken.
+    action = task.environment.actions[0]
+    read = type(chat).read
+    monkeypatch.setattr(
+        type(chat),
+        "read",
+        lambda self, ids: dataclasses.replace(read(self, ids), actions=(action,)),
+    )
+    theirs = collected(model, params, task)
+    gone_on, calls = threading.Event(), []
+    decode = slots.decode_chunk
+
+    def seen(*args, **settings):
+        calls.append(int((np.asarray(args[6]) > 0).sum()))
+        if len(calls) == 2:  # the first replies have stopped, and their steps are under way
+            gone_on.set()
+        return decode(*args, **settings)
+
+    monkeypatch.setattr(slots, "decode_chunk", seen)
+    waiting = Waiting(task.environment, gone_on)
+    limits = Limits(time_limit=120.0, workers=2)
+    ours = collected(
+        model, params, task, Clock(), environment=waiting, limits=limits, slots=30, chunk=3
+    )
+    assert_same(model, params, task, ours, theirs)
+    assert calls[0] == 30 and 0 < calls[1] < 30  # without the rows that wait
+    assert waiting.waited == sum(len(t.actions) for e in ours for t in e.turns) > 0
+
+
+@pytest.mark.long
+def test_a_broken_environment_ends_its_own_episode_alone():
+    model, params, task = played_by("frozen_lake", "full")
+    broken = min(e.seed for e in collected(model, params, task))
+
+    class Breaks(Waiting):
+        def step(self, state, action, rng):
+            raise RuntimeError("no such lake")
+
+    def reset(seed):
+        if seed == broken:
+            raise RuntimeError("no such lake")
+        return task.environment.reset(seed)
+
+    environment = Breaks(task.environment, None)
+    environment.reset = reset
+    theirs = collected(model, params, task, environment=environment)
+    ours = collected(model, params, task, environment=environment, slots=8)
+    assert_same(model, params, task, ours, theirs)
+    assert [bool(e.error) for e in ours] == [bool(e.error) for e in theirs]
+    assert sum("no such lake" in e.error for e in ours) >= task.group_size
+
+
+@pytest.mark.long
+def test_held_out_problems_take_slots_in_turn():
+    model, params, task = played_by("sokoban", "single_turn")
+    seeds = [SEED << 32 | n for n in range(9)]
+    states = [task.environment.reset(seed) for seed in seeds]
+
+    def play(**served):
+        return play_problems(
+            model,
+            params,
+            task.chat,
+            task.environment,
+            seeds,
+            states,
+            samples=2,
+            rows=6,
+            key=task.key,
+            budgets=BUDGETS,
+            sampling=task.sampling,
+            **served,
+        )
+
+    theirs = play()
+    for served in (dict(chunk=4), dict(slots=5)):
+        ours = play(**served)
+        assert [(e.group, e.member) for e in ours] == [(g, k) for g in range(9) for k in range(2)]
+        for a, b in zip(ours, theirs, strict=True):
+            assert_same_episode(model, params, task.key, a, b)
+
+
+@pytest.mark.long
+def test_other_episodes_need_no_other_programs():
+    model, params, task = played_by("sokoban", "single_turn")
+    programs = chunks.read, chunks.fold, chunks.decode_chunk, chunks.empty_page
+
+    def play(first, count):
+        seeds = [SEED << 32 | n for n in range(first, first + count)]
+        rollout(
+            model,
+            params,
+            task.chat,
+            task.environment,
+            seeds,
+            [task.environment.reset(seed) for seed in seeds],
+            group_size=1,
+            key=task.key,
+            budgets=BUDGETS,
+            sampling=task.sampling,
+            slots=8,
+            chunk=3,
+        )
+
+    play(0, 11)
+    before = [program._cache_size() for program in programs]
+    for first, count in ((20, 24), (50, 9), (60, 17)):
+        play(first, count)
+    assert [program._cache_size() for program in programs] == before
+
+
+def test_sizes():
+    assert [slots.chunk_length(*sizes) for sizes in ((0, 400), (0, 24), (7, 24), (99, 24))] == [
+        *(50, 8, 7, 24)
+    ]
+    assert slots.chunk_length(0, 4) == 4
+    for longest, first in ((24, 128), (200, 256), (4000, 512)):
+        lengths = slots.page_lengths(longest)
+        assert [next(lengths) for _ in range(5)] == {
+            128: [128, 128, 256, 512, 1024],
+            256: [256, 256, 512, 1024, 1024],
+            512: [512, 512, 1024, 1024, 1024],
+        }[first]
+    assert [slots.slot_rows(*sizes) for sizes in ((0, 128), (100, 300), (128, 70), (128, 3))] == [
+        *(128, 100, 96, 64)
+    ]
+    assert slots.slot_rows(128, 3, compact=False) == 128
+    assert [slots.rows_at_a_time(rows) for rows in (128, 40, 8)] == [32, 16, 8]
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_attention_in_blocks_is_attention(monkeypatch, rows):
+    rng = np.random.default_rng(0)
+    B, T, H, K, D = 4, 5, 4, 2, 8
+
+    def draw(*shape):
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    q, k, v = draw(B, T, H, D), draw(B, T, K, D), draw(B, T, K, D)
+    lengths = [np.array([700, 3, 256, 0]), np.array([600, 0, 0, 0])]
+    memory = [
+        (draw(B, K, S, D), draw(B, K, S, D), n) for S, n in zip((700, 613), lengths, strict=True)
+    ]
+    order = np.array([2, 0, 3, 1]) if rows else np.arange(B)
+    plain = [(sk[order], sv[order], n) for sk, sv, n in memory]
+    monkeypatch.setattr(attention, "WHOLE", 10**6)
+    whole = attention.attend(q, k, v, plain)
+    monkeypatch.undo()
+    looked_up = [(sk, sv, n, order) for sk, sv, n in memory] if rows else memory
+    found = attention.attend(q, k, v, looked_up)
+    np.testing.assert_allclose(found, whole, atol=2e-6)
+    shared = [(sk[:2], sv[:2], n[:2]) for sk, sv, n in memory]  # two rows each read one
+    monkeypatch.setattr(attention, "WHOLE", 10**6)
+    whole = attention.attend(q, k, v, shared)
+    monkeypatch.undo()
+    np.testing.assert_allclose(attention.attend(q, k, v, shared), whole, atol=2e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layers", [2, 5])  # one by one, and as a scan
+def test_no_second_cache_and_no_scores_of_all_positions(optimised, layers):
+    config = ModelConfig(
+        vocab_size=40,
+        width=64,
+        layers=layers,
+        heads=8,
+        kv_heads=2,
+        head_dim=16,
+        mlp_width=96,
+    )
+    model, B, R, E, positions = Qwen(config), 64, 16, 128, (512, 512, 1024)
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+    def page(rows, size):
+        make = functools.partial(chunks.empty_page, model, rows=rows, positions=size)
+        return jax.eval_shape(make, params)
+
+    def ints(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    pages = [page(B, size) for size in positions]
+    size = sum(x.size * 4 for x in jax.tree.leaves(pages))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B))
+    heat = jax.ShapeDtypeStruct((), jnp.float32)
+    with optimised():
+        decode = chunks.decode_chunk.lower(
+            model, params, pages, *[ints(B)] * 4, keys, heat, chunk=16, stop_ids=(1,)
+        )
+        fold = chunks.fold.lower(pages, page(R, E), ints(R), ints(R), ints(B))
+        read = chunks.read.lower(model, params, pages, ints(R), ints(R), ints(R, E))
+        decode, fold, read = (x.compile().memory_analysis() for x in (decode, fold, read))
+    for found in (decode, fold):
+        assert found.alias_size_in_bytes == size
+        # A scan takes a layer out of its stack.
+        assert found.temp_size_in_bytes < size * (0.4 if layers > 4 else 0.2)
+    assert read.temp_size_in_bytes - size / layers * (layers > 4) < (
+        0.6 * 4 * R * config.heads * E * sum(positions)
+    )
+
+
+@pytest.mark.long
+def test_on_1_2_4_and_8_devices():
+    process = on_devices(8, ["tests/slots_mesh_check.py"])
+    out, err = process.communicate(timeout=900)
+    assert process.returncode == 0, err[-3000:]
+    assert out.split() == ["1,1,1", "2,1,1", "2,2,1", "4,2,1", "2,1,2"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Of another process."""
+
+    process_index: int
+
+
+def test_several_processes_are_refused():
+    config = base.get_config()
+    config.optimizer.micro_batch = 2
+    devices = [Device(n) for n in range(2)]
+    for name in ("slots", "chunk"):
+        other = config.copy_and_resolve_references()
+        other.rollout[name] = 64
+        with pytest.raises(ValueError, match=f"config.rollout.{name} is 64, but 2 processes"):
+            build_meshes(other, devices)
+    build_meshes(config, devices)

@@ -1,0 +1,55 @@
+"""Plays in slots on meshes of virtual devices, and turn by turn on one device, and compares.
+
+Run by tests/rollout/test_slots.py in a process of its own, because the number of devices is fixed
+when JAX starts. Prints the meshes whose episodes were the same.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+
+sys.path.insert(0, str(Path(__file__).parent / "rollout"))
+
+from same_episodes import assert_same_episode
+from test_slots import BUDGETS, SEED, played_by
+
+from ragen_jax.rollout.play import rollout
+from ragen_jax.sharding import make_mesh, shard_params
+
+MESHES = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (2, 1, 2))
+
+
+def play(model, params, task, **served):
+    seeds = [SEED << 32 | n for n in range(6)]
+    return rollout(
+        model,
+        params,
+        task.chat,
+        task.environment,
+        seeds,
+        [task.environment.reset(seed) for seed in seeds],
+        group_size=7,
+        key=task.key,
+        budgets=BUDGETS,
+        sampling=task.sampling,
+        **served,
+    )
+
+
+def main():
+    model, params, task = played_by("frozen_lake", "full")
+    theirs = play(model, params, task)
+    for data, fsdp, tensor in MESHES:
+        devices = jax.devices()[: data * fsdp * tensor]
+        mesh = make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices)
+        with jax.set_mesh(mesh):
+            placed = shard_params(params, model, mesh)
+            ours = play(model, placed, task, slots=20, chunk=5)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_same_episode(model, params, task.key, a, b)
+        print(f"{data},{fsdp},{tensor}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
