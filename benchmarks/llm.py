@@ -14,7 +14,12 @@ from ragen_jax.losses import minibatch_weights
 from ragen_jax.model.qwen import SHAPES, ModelConfig, Qwen, init_params
 from ragen_jax.rollout.sample import decode, episode_keys, prefill
 from ragen_jax.sharding import make_mesh, sampling_params
-from ragen_jax.update.optimize import apply_gradient, micro_batches, no_gradient
+from ragen_jax.update.optimize import (
+    apply_gradient,
+    micro_batches,
+    needs_start,
+    no_gradient,
+)
 from ragen_jax.update.policy import Loss, init_state, policy_gradient
 
 TINY = ModelConfig(
@@ -100,8 +105,9 @@ def updater(model, params, *, rows, length, micro_batch=None):
 
     def run():
         state = held[0]
+        start = no_gradient(state.params) if needs_start(len(pieces["mask"]), mesh) else None
         grads, value, *_ = policy_gradient(
-            *(model, LOSS, state.params, None, no_gradient(state.params), pieces, count, one, one)
+            *(model, LOSS, state.params, None, start, pieces, count, one, one)
         )
         params, opt_state, metrics = apply_gradient(
             optimizer, one, state.params, state.opt_state, value, grads

@@ -34,7 +34,7 @@ from ragen_jax.run.sizes import minibatch_rows, of_environments, step_rows
 from ragen_jax.types import Params, TrainState
 from ragen_jax.update import passes
 from ragen_jax.update.critic import CriticState, critic_gradient
-from ragen_jax.update.optimize import apply_gradient
+from ragen_jax.update.optimize import apply_gradient, needs_start
 from ragen_jax.update.policy import policy_gradient
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def training_programs(run: Run) -> Iterator[Program]:
     """The passes before an update, the updates, and the copy of parameters that sampling reads."""
     c, state = run.config, run.state
     A = -(-minibatch_rows(c) // c.optimizer.micro_batch)
+    start = needs_start(A, run.mesh)
     temperature = host((), jnp.float32)
     if needs_statistics(c):
         held = state.opt_state, state.critic, run.reference
@@ -174,7 +175,7 @@ def training_programs(run: Run) -> Iterator[Program]:
             run,
             "critic",
             critic_gradient,
-            *(build_value_loss(c), critic.params, critic.params),
+            *(build_value_loss(c), critic.params, critic.params if start else None),
             _pieces(run, A, value="f4", target="f4"),
             *(host(()), host((), jnp.float32)),
             held=held,
@@ -189,7 +190,8 @@ def training_programs(run: Run) -> Iterator[Program]:
         run,
         "update",
         policy_gradient,
-        *(build_loss(c), state.params, run.reference if in_loss else None, state.params),
+        *(build_loss(c), state.params, run.reference if in_loss else None),
+        state.params if start else None,
         _pieces(
             run,
             A,

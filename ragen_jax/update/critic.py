@@ -85,7 +85,7 @@ def critic_gradient(
     model: Qwen,
     loss: ValueLoss,
     params: Params,
-    grads: Params,
+    grads: Params | None,
     pieces: dict[str, Any],
     count: jax.Array,
     loss_scale: jax.Array,
@@ -94,7 +94,7 @@ def critic_gradient(
     """What micro-batches of one length add to the gradient; see `policy.policy_gradient`.
 
     Args:
-      params: of `CriticState`. grads: like params; donated.
+      params: of `CriticState`. grads: like params, or None; donated.
       pieces: tokens, value (from before the update), target, mask and weights, each
         [A, micro_batch, L].
       loss_scale: scalar, multiplies the loss.

@@ -122,7 +122,7 @@ def summed(
 def add_gradient(
     objective: Callable[[Params, Any], tuple[jax.Array, tuple[Any, Any]]],
     params: Params,
-    grads: Params,
+    grads: Params | None,
     pieces: Any,
     count: jax.Array,
 ) -> Added:
@@ -131,7 +131,7 @@ def add_gradient(
     Args:
       objective: (params, micro-batch) -> (scalar, (dict of scalars to be added up, dict of scalars
         of which the largest counts)).
-      grads: the gradient so far, like params.
+      grads: the gradient so far, like params; None: there is none (`needs_start`).
       pieces, count: as in `summed`.
     """
 
@@ -139,8 +139,20 @@ def add_gradient(
         (value, (sums, maxima)), more = jax.value_and_grad(objective, has_aux=True)(params, piece)
         return {"grads": more, "value": value, "sums": sums}, maxima
 
-    added, largest = summed(gradient, pieces, count, {"grads": grads})
+    start = None if grads is None else {"grads": grads}
+    added, largest = summed(gradient, pieces, count, start)
     return added["grads"], added["value"], added["sums"], largest
+
+
+def needs_start(micro_batches: int, mesh: Mesh) -> bool:
+    """Whether a minibatch's gradient is added to zeros that are laid out like the parameters.
+
+    One micro-batch on one device needs none: zeroing 2 GB and adding to them takes a second.
+
+    Args:
+      micro_batches: of a minibatch, at most.
+    """
+    return micro_batches > 1 or mesh.size > 1
 
 
 def no_gradient(params: Params) -> Params:
@@ -296,7 +308,7 @@ def deal(
 
 
 def run_updates(
-    gradient: Callable[[State, Params, dict[str, Any], np.int32], Added],
+    gradient: Callable[[State, Params | None, dict[str, Any], np.int32], Added],
     optimizer: optax.GradientTransformation,
     state: State,
     dealt: Dealt,
@@ -316,7 +328,8 @@ def run_updates(
     history: list[Metrics] = []
     layout = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     for pieces, rate in zip(dealt.minibatches(), rates, strict=False):
-        grads, found = no_gradient(state.params), []
+        start = needs_start(dealt.size // dealt.micro_batch, dealt.mesh)
+        grads, found = no_gradient(state.params) if start else None, []
         for arrays, count in pieces:
             # XLA's CPU backend allots a call's temporaries at once, though it must wait.
             if found:

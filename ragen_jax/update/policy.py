@@ -132,7 +132,7 @@ def policy_gradient(
     loss: Loss,
     params: Params,
     ref_params: Params | None,
-    grads: Params,
+    grads: Params | None,
     pieces: dict[str, Any],
     count: jax.Array,
     loss_scale: jax.Array,
@@ -143,7 +143,7 @@ def policy_gradient(
 
     Args:
       ref_params, kl_scale: as in `loss_parts`.
-      grads: the gradient so far, like params; donated.
+      grads: the gradient so far, like params, or None; donated.
       pieces: tokens, logp, advantage, mask, weights (`losses.Weights` of the whole minibatch) and
         perhaps bonus, each [A, micro_batch, L].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
