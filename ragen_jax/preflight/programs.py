@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from ragen_jax import sharding
 from ragen_jax.bonus import weighs_entropy
 from ragen_jax.losses import Weights
+from ragen_jax.padding import length_bucket
 from ragen_jax.preflight.program import (
     Program,
     micro_batches,
@@ -26,9 +27,11 @@ from ragen_jax.preflight.program import (
     training_helps,
 )
 from ragen_jax.preflight.residing import beside_residents, resident_programs, residents
-from ragen_jax.preflight.roofline import Work
+from ragen_jax.preflight.roofline import Cost, Work
 from ragen_jax.preflight.shapes import Lengths, Run, cache_struct, describe, host, struct
+from ragen_jax.rollout.chunks import decode_chunk, fold, read
 from ragen_jax.rollout.sample import decode, extend, prefill
+from ragen_jax.rollout.slots import PIECE, chunk_length, page_lengths, rows_at_a_time
 from ragen_jax.run.build import build_loss, build_value_loss, needs_statistics
 from ragen_jax.run.sizes import minibatch_rows, of_environments, step_rows
 from ragen_jax.types import Params, TrainState
@@ -71,7 +74,10 @@ def programs(
 
 
 def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
-    """Prefill, extend and decode with all rows, at the last turn, of one environment's config."""
+    """Prefill, extend and decode with all rows, at the last turn, of one environment's config.
+
+    With slots, `slot_programs` instead.
+    """
     c, mesh = config, run.sampling_mesh
     work = Work(run.model.config, mesh.shape["tensor"])
     shards = sharding.data_shards(mesh)
@@ -87,7 +93,7 @@ def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
     def cache(positions):
         return cache_struct(run.model, run.policy, mesh, B, positions)
 
-    def read(name, N, length, *, members, calls):
+    def read_prompts(name, N, length, *, members, calls):
         even = N % shards == 0
         tokens = (rows(N, length), rows(N)) if even else (host((N, length)), host((N,)))
         return program(
@@ -105,12 +111,15 @@ def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
         )
 
     by_group = G * K % shards == 0  # as rollout/play.py
+    if c.rollout.slots or c.rollout.chunk:
+        yield from slot_programs(run, c, at)
+        return
     if by_group:
-        yield read("prefill", G, at.first, members=K, calls=1)
+        yield read_prompts("prefill", G, at.first, members=K, calls=1)
     # Every row reads a prompt of its own: in evaluations, and where a turn starts afresh.
     if fresh or not by_group or c.rollout.compact or c.eval.every:
         length = at.prompt if fresh else at.first
-        yield read("prefill_rows", B, length, members=1, calls=fresh + (not by_group))
+        yield read_prompts("prefill_rows", B, length, members=1, calls=fresh + (not by_group))
     before = reply = None
     if at.shown > 1:
         before, reply = cache(at.before), cache(T)
@@ -147,6 +156,80 @@ def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
         cost=work.decode(B // shards, at.prompt, T),
         calls=turns,
         **shared,
+    )
+
+
+def slot_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+    """What slots run: a read of new tokens, its fold into the cache, and a decode chunk.
+
+    With all rows and pages, at the last turn. Calls are as if no row waited for another: every
+    slot plays its share of the episodes, and every reply is as long as it may.
+    """
+    c, mesh = config, run.sampling_mesh
+    work = Work(run.model.config, mesh.shape["tensor"])
+    shards = sharding.data_shards(mesh)
+    episodes, longest = c.rollout.groups * c.rollout.group_size, c.rollout.max_new_tokens
+    rows = -(-(c.rollout.slots or episodes) // shards)  # of a shard
+    chunk, at_a_time = chunk_length(c.rollout.chunk, longest), rows_at_a_time(rows)
+    B, R, E = shards * rows, shards * at_a_time, min(length_bucket(at.news, least=16), PIECE)
+    replies = c.env.max_turns * -(-episodes // B)  # of a slot
+    pages, positions = [], 0
+    for size in page_lengths(longest):
+        pages.append(cache_struct(run.model, run.policy, mesh, B, size))
+        positions += size
+        if positions >= at.last + longest:
+            break
+    held = [(page.k, page.v) for page in pages]
+    new = cache_struct(run.model, run.policy, mesh, R, E)
+    helps = ("rollout.slots", *run.helps)
+
+    def ints(*shape):
+        return struct(mesh, shape, jnp.int32, "rows")
+
+    yield program(
+        "read",
+        mesh,
+        read,
+        run.model,
+        run.policy,
+        held,
+        ints(R),
+        ints(R),
+        ints(R, E),
+        held=run.held,
+        cost=work.read(at_a_time, positions, E),
+        calls=replies * -(-rows // at_a_time) * -(-at.news // E),
+        helps=helps,
+    )
+    yield program(
+        "fold",
+        mesh,
+        fold,
+        held,
+        (new.k, new.v),
+        ints(R),
+        ints(R),
+        ints(B),
+        held=(run.held, run.policy),
+        cost=Cost(0.0, 2 * work.cache_bytes(at_a_time * E)),
+        calls=replies * -(-rows // at_a_time) * -(-at.news // E),
+        helps=helps,
+    )
+    yield program(
+        "decode_chunk",
+        mesh,
+        decode_chunk,
+        run.model,
+        run.policy,
+        held,
+        *[ints(B)] * 4,
+        struct(mesh, (B,), jax.random.key(0).dtype, "rows"),
+        host((), jnp.float32),
+        keywords={"chunk": chunk, "stop_ids": (0,)},
+        held=run.held,
+        cost=work.decode(rows, positions, chunk + 1),
+        calls=replies * -(-longest // chunk),
+        helps=helps,
     )
 
 

@@ -117,6 +117,11 @@ class Work:
         traffic = self.weight_bytes(head=False) + self.weight_bytes() + 4 * self.cache_bytes(N * S)
         return Cost(flops + self.head(N), traffic)
 
+    def read(self, N: int, S: int, T: int) -> Cost:
+        """chunks.read of T tokens behind S positions."""
+        flops = self.layers(N * T, N * T * (S + T))
+        return Cost(flops, self.weight_bytes(head=False) + self.cache_bytes(N * (S + T)))
+
     def decode(self, N: int, S: int, T: int) -> Cost:
         """sample.decode of T tokens behind S positions, no row stopping before."""
         passes = T - 1  # the first token is drawn from the logits that are there

@@ -58,11 +58,6 @@ class _Slot:
     sampled: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
     logp: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING.astype(np.float32))
 
-    @property
-    def begins(self) -> bool:
-        """Whether its episode's next turn is to begin."""
-        return self.play is not None and not self.waits and not self.left
-
 
 @dataclasses.dataclass
 class _News:
@@ -102,7 +97,7 @@ def slot_rows(slots: int, episodes: int, *, compact: bool = True) -> int:
 
 def rows_at_a_time(rows: int) -> int:
     """Rows a shard that are read at a time, of so many."""
-    return min(rows, max(-(-rows // 4), 16))
+    return min(rows, max(-(-rows // 8), 8))
 
 
 def play_in_slots(
@@ -210,7 +205,7 @@ def _begin(
     same: dict[tuple[int, bytes], _News] = {}  # the first prompt of a group's members
     for index, slot in enumerate(table):
         play = slot.play
-        if play is None or not slot.begins:
+        if play is None or slot.waits or slot.left:
             continue
         play.message, play.prompt = next_prompt(play, chat)
         needed = len(play.prompt) + budgets.max_new_tokens
@@ -317,7 +312,7 @@ class _Cache:
         if any(news):
             self.grow(max(n.start + len(n.tokens) for part in news for n in part))
             longest = max(len(n.tokens) for part in news for n in part)
-            piece = min(length_bucket(longest, least=32, parts=1), PIECE)
+            piece = min(length_bucket(longest, least=16), PIECE)
         while any(news):
             for part in news:
                 part.sort(key=lambda n: -len(n.tokens))

@@ -19,7 +19,7 @@ from ragen_jax import train
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.load import load_policy
 from ragen_jax.report import background
-from ragen_jax.rollout import play
+from ragen_jax.rollout import play, slots
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.pool import init_streaks
 from ragen_jax.run.build import build_collecting
@@ -62,11 +62,16 @@ def outcome(tmp_path_factory):
     def stage(config, given):
         workdir, decoded, scored = tmp_path_factory.mktemp("runs") / "run", [], []
         decode, blocks, pages = play.decode, cross_scoring.blocks, []
+        served, decode_chunk = [], slots.decode_chunk
         begin = background.subprocess.Popen
 
         def decode_seen(model, params, segment, logits, keys_B, *args, **settings):
             decoded.append(len(keys_B))
             return decode(model, params, segment, logits, keys_B, *args, **settings)
+
+        def chunk_seen(model, params, pages, token_B, *args, chunk, **settings):
+            served.append((len(token_B), chunk))
+            return decode_chunk(model, params, pages, token_B, *args, chunk=chunk, **settings)
 
         def blocks_seen(N, M, micro_batch, shards=1):
             scored.append((M, micro_batch))
@@ -80,6 +85,7 @@ def outcome(tmp_path_factory):
             patch.setattr(background.subprocess, "Popen", begin_seen)
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
             patch.setattr(play, "decode", decode_seen)
+            patch.setattr(slots, "decode_chunk", chunk_seen)
             patch.setattr(cross_scoring, "blocks", blocks_seen)
             assert train.train(config, workdir) == 0
         played = {int(p.stem[5:]): p for p in sorted((workdir / "rollouts").glob("*.jsonl"))}
@@ -96,6 +102,7 @@ def outcome(tmp_path_factory):
             stored=sorted(int(p.stem[5:]) for p in (workdir / "diagnostics").glob("*.npz")),
             pages=len(pages),  # begun while it ran
             decoded=decoded,  # rows of each turn
+            served=set(served),  # (slots, tokens) of decode chunks
             scored=scored,  # (reasonings, rows of a device call) of each table of scores
         )
 
@@ -299,6 +306,8 @@ RUNS = {
         lambda _, o: most(len(t["prompt_ids"]) for t in turns(o)) + REPLY <= 90,
         WINDOW,
     ),
+    "rollout.slots": Entry(3, lambda _, o: o.served == {(3, 8)} and not o.decoded),
+    "rollout.chunk": Entry(5, lambda _, o: o.served == {(4, 5)} and not o.decoded),
     "rollout.compact": Entry(True, lambda _, o: o.decoded[-1] == 64, MANY),
     # A run whose MI is compared with its level from the second step on.
     "algorithm.entropy_gate": Entry(
