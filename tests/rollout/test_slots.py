@@ -126,12 +126,13 @@ class Waiting:
     """An environment whose steps wait until the device has gone on with other rows."""
 
     def __init__(self, environment, gone_on):
-        self.environment, self.gone_on, self.waited = environment, gone_on, 0
+        self.environment, self.gone_on, self.waited, self.late = environment, gone_on, 0, False
         self.actions, self.instructions = environment.actions, environment.instructions
         self.reset, self.render = environment.reset, environment.render
 
     def step(self, state, action, rng):
-        self.waited += self.gone_on.wait(timeout=60)
+        went_on = self.gone_on.wait(timeout=0 if self.late else 60)
+        self.waited, self.late = self.waited + went_on, not went_on
         return self.environment.step(state, action, rng)
 
 
