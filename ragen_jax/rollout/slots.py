@@ -17,7 +17,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -164,7 +164,7 @@ def play_in_slots(
 @contextlib.contextmanager
 def _acting(
     act: Callable[[list[_Slot]], None], go_on: Callable[[list[_Slot]], None], *, beside: bool
-):
+) -> Generator[Callable[..., None]]:
     """A function that has the environments of stopped slots step, here or in a thread beside.
 
     In a thread one call of `act` is under way at a time; what stops meanwhile is the next one.
