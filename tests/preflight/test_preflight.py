@@ -257,6 +257,7 @@ def test_programs_of_gradients():
     assert adapted.lower().out_info[0].shape == (3, 3)
 
 
+@pytest.mark.long
 def test_programs_of_a_probe_and_of_the_bonuses():
     probe = {"diagnose.probe_every": 4, "diagnose.probe_mediation": True}
     found, others = plan(**probe), plan()

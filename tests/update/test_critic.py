@@ -143,6 +143,7 @@ def test_it_learns_what_it_is_told(policy, mesh):
     assert metrics["critic/explained_variance"] > 0.9
 
 
+@pytest.mark.long
 def test_adapters_on_a_frozen_base(policy, mesh):
     model, params = policy
     adapters = lora.init_adapters(model.config, jax.random.key(3), rank=2, targets=("q", "v"))

@@ -140,7 +140,9 @@ def one_device():
     return make_mesh(data=1, fsdp=1, tensor=1, devices=jax.devices()[:1])
 
 
-@pytest.mark.parametrize("who", ["policy", "critic", "adapter"])
+@pytest.mark.parametrize(
+    "who", ["policy", *(pytest.param(who, marks=pytest.mark.long) for who in ("critic", "adapter"))]
+)
 def test_cutting_changes_no_gradient(policy, monkeypatch, who):
     assert gradients_apart(policy, one_device(), monkeypatch, who) < 1e-6
 
@@ -164,6 +166,7 @@ def test_nor_on_several_devices():
     assert len(found) == 6 and max(found.values()) < 1e-6, found
 
 
+@pytest.mark.long
 def test_passes_find_what_they_found_whichever_rows_they_read(policy):
     model, params = policy
     batch, _ = make_rows()
