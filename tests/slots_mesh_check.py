@@ -12,29 +12,15 @@ import jax
 sys.path.insert(0, str(Path(__file__).parent / "rollout"))
 
 from same_episodes import assert_same_episode
-from test_slots import BUDGETS, SEED, played_by
+from test_slots import play_seeds, played_by
 
-from ragen_jax.rollout.play import rollout
 from ragen_jax.sharding import make_mesh, shard_params
 
 MESHES = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (2, 1, 2))
 
 
 def play(model, params, task, **served):
-    seeds = [SEED << 32 | n for n in range(6)]
-    return rollout(
-        model,
-        params,
-        task.chat,
-        task.environment,
-        seeds,
-        [task.environment.reset(seed) for seed in seeds],
-        group_size=7,
-        key=task.key,
-        budgets=BUDGETS,
-        sampling=task.sampling,
-        **served,
-    )
+    return play_seeds(model, params, task, range(6), group_size=7, **served)
 
 
 def main():

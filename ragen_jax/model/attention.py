@@ -99,16 +99,10 @@ def attend(
     causal = jnp.tile(jnp.tril(jnp.ones((T, T), bool)), (H // K, 1))  # [Q, T]
     own_scores = _scores(q, by_head(k_BTKD.swapaxes(1, 2)))
 
-    def memory_scores(q, k_NKSD, length_N):
-        N, S = length_N.shape[0], k_NKSD.shape[2]
-        real = (jnp.arange(S) < length_N[:, None]).reshape(N, *(1 for _ in heads), 1, S)
-        return jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED)
-
     def by_row(out):
         out = out.astype(v_BTKD.dtype).reshape(B, K, H // K, T, D)
         return out.transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)
 
-    # Scores stay laid out by segment row, [N, K, m * Q, S]: only figures of a query move.
     scores = [jnp.where(causal, own_scores, MASKED)]
     positions = sum(segment[0].shape[2] for segment in segments)
     if T > 1 and (positions > WHOLE or any(len(segment) == 4 for segment in segments)):
@@ -120,7 +114,11 @@ def attend(
             carry = _attend_in_blocks(q, by_head, carry, *segment)
         _, total, out = carry
         return by_row(out / total)
-    scores += [memory_scores(q, k_NKSD, length_N) for k_NKSD, _, length_N in segments]
+    # Scores stay laid out by segment row, [N, K, m * Q, S]: only figures of a query move.
+    for k_NKSD, _, length_N in segments:
+        N, S = length_N.shape[0], k_NKSD.shape[2]
+        real = (jnp.arange(S) < length_N[:, None]).reshape(N, *(1 for _ in heads), 1, S)
+        scores.append(jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED))
 
     # One softmax over all keys, as a shared maximum and a shared denominator, so that the
     # pieces are never concatenated.

@@ -38,9 +38,9 @@ from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_
 from ragen_jax.types import Episode, Params
 
 # The play of each of this process's rows, shard by shard; None is padding.
-Slots = list[Play | None]
+Rows = list[Play | None]
 # What the next turn may go on from: keys and values of what was read, of the replies, whose rows.
-Cache = tuple[Segment, Segment, Slots]
+Cache = tuple[Segment, Segment, Rows]
 
 
 def rollout(
@@ -121,25 +121,25 @@ def rollout(
             break
         check_positions(longest + budgets.max_new_tokens, turn, model.config.max_positions)
         rows = row_bucket(most, per_shard) if compact and turn else per_shard
-        slots: Slots = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
+        placed: Rows = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
         if turn == 0 and len(plays) % count == 0:
             firsts = plays[::group_size]
             segment, logits = _read_groups(model, params, firsts, group_size, chat)
         elif fresh or cache is None:
-            segment, logits = _read(model, params, slots, longest)
+            segment, logits = _read(model, params, placed, longest)
         else:
-            segment, logits = _continue(model, params, cache, slots, longest, new)
+            segment, logits = _continue(model, params, cache, placed, longest, new)
 
         tokens_BT, logp_BT, count_B, reply = _sample_replies(
-            model, params, segment, logits, slots, turn, key, budgets, sampling, chat.stop_ids
+            model, params, segment, logits, placed, turn, key, budgets, sampling, chat.stop_ids
         )
         replies = [
             (play, tokens_BT[row, : count_B[row]], logp_BT[row, : count_B[row]])
-            for row, play in enumerate(slots)
+            for row, play in enumerate(placed)
             if play is not None
         ]
         act_on(replies, environment, chat, budgets.max_actions, limits, clock)
-        cache = segment, reply, slots
+        cache = segment, reply, placed
     return _everyone([as_episode(play) for play in plays if play.turns])
 
 
@@ -148,7 +148,7 @@ def _sample_replies(
     params: Params,
     segment: Segment,
     logits: jax.Array,
-    slots: Slots,
+    placed: Rows,
     turn: int,
     key: jax.Array,
     budgets: Budgets,
@@ -156,11 +156,11 @@ def _sample_replies(
     stop_ids: tuple[int, ...],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Segment]:
     """(tokens_BT, logp_BT, count_B) of this process's rows, and the keys and values of all."""
-    real = [play is not None for play in slots]
+    real = [play is not None for play in placed]
     keys_B = episode_keys(
         key,
-        [play.seed if play else 0 for play in slots],
-        [play.member if play else 0 for play in slots],
+        [play.seed if play else 0 for play in placed],
+        [play.member if play else 0 for play in placed],
         turn,
     )
     sampled = decode(
@@ -262,9 +262,9 @@ def _pad(rows: Sequence[Sequence[int] | np.ndarray], width: int) -> tuple[np.nda
     return tokens, np.array([max(len(row), 1) for row in rows], np.int32)
 
 
-def _read(model: Qwen, params: Params, slots: Slots, longest: int) -> tuple[Segment, jax.Array]:
+def _read(model: Qwen, params: Params, placed: Rows, longest: int) -> tuple[Segment, jax.Array]:
     """Prefill of every row's prompt."""
-    prompts = [() if play is None else play.prompt for play in slots]
+    prompts = [() if play is None else play.prompt for play in placed]
     return prefill(model, params, *map(place_rows, _pad(prompts, longest)))
 
 
@@ -291,16 +291,16 @@ def _read_groups(
 
 
 def _continue(
-    model: Qwen, params: Params, cache: Cache, slots: Slots, longest: int, new: int
+    model: Qwen, params: Params, cache: Cache, placed: Rows, longest: int, new: int
 ) -> tuple[Segment, jax.Array]:
-    """Extend of the last turn's cache for the episodes of `slots`."""
+    """Extend of the last turn's cache for the episodes of `placed`."""
     segment, reply, before = cache
     _, mine = row_shards()
     size = len(before) // len(mine)
     row_of = {id(play): row % size for row, play in enumerate(before)}
     # Padding rows follow the first episode of their shard.
-    rows_B = np.array([0 if play is None else row_of[id(play)] for play in slots], np.int32)
-    tokens_BE, count_B = _pad([() if play is None else _news(play) for play in slots], new)
+    rows_B = np.array([0 if play is None else row_of[id(play)] for play in placed], np.int32)
+    tokens_BE, count_B = _pad([() if play is None else _news(play) for play in placed], new)
     return extend(
         model,
         params,

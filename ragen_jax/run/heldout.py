@@ -40,7 +40,7 @@ def play_problems(
     chunk: int = 0,
     limits: Limits = NO_LIMITS,
 ) -> list[Episode]:
-    """Plays every problem `samples` times, about `rows` episodes after the other; in slots if told.
+    """Plays every problem `samples` times: about `rows` episodes at a time, or in slots.
 
     The noise of a problem depends on `key`, its seed and the member alone, so that two policies
     meet the same problems with the same noise.

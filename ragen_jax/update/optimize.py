@@ -108,15 +108,17 @@ def summed(
         more, larger = at(a)
         return jax.tree.map(jnp.add, sums, more), jax.tree.map(jnp.maximum, maxima, larger)
 
-    start = start or {}
     if len(jax.tree.leaves(pieces)[0]) == 1:  # no second copy of the sums
         sums, maxima = at(0)
-        more = {name: jax.tree.map(jnp.add, x, sums[name]) for name, x in start.items()}
-        return sums | more if more else sums, maxima
+        if start:
+            sums |= {name: jax.tree.map(jnp.add, x, sums[name]) for name, x in start.items()}
+        return sums, maxima
     sums, maxima = jax.eval_shape(at, 0)
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
     lowest = jax.tree.map(lambda x: jnp.full(x.shape, -jnp.inf, x.dtype), maxima)
-    return jax.lax.fori_loop(0, count, micro, (zero | start if start else zero, lowest))
+    if start:
+        zero |= start
+    return jax.lax.fori_loop(0, count, micro, (zero, lowest))
 
 
 def add_gradient(
@@ -327,8 +329,8 @@ def run_updates(
     """
     history: list[Metrics] = []
     layout = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
+    start = needs_start(dealt.size // dealt.micro_batch, dealt.mesh)
     for pieces, rate in zip(dealt.minibatches(), rates, strict=False):
-        start = needs_start(dealt.size // dealt.micro_batch, dealt.mesh)
         grads, found = no_gradient(state.params) if start else None, []
         for arrays, count in pieces:
             # XLA's CPU backend allots a call's temporaries at once, though it must wait.

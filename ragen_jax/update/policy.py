@@ -253,9 +253,17 @@ def update_policy(
     )
 
     def gradient(state, grads, arrays, count):
-        scales = np.float32(loss_scale), state.kl_scale
         return policy_gradient(
-            *(model, loss, state.params, ref_params, grads, arrays, count, *scales, frozen)
+            model,
+            loss,
+            state.params,
+            ref_params,
+            grads,
+            arrays,
+            count,
+            np.float32(loss_scale),
+            state.kl_scale,
+            frozen,
         )
 
     state, history = optimize.run_updates(gradient, optimizer, state, dealt, rates)

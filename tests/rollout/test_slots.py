@@ -222,27 +222,31 @@ def test_held_out_problems_take_slots_in_turn():
             assert_same_episode(model, params, task.key, a, b)
 
 
+def play_seeds(model, params, task, numbers, **settings):
+    """`rollout` of problems with long seeds."""
+    seeds = [SEED << 32 | n for n in numbers]
+    return rollout(
+        model,
+        params,
+        task.chat,
+        task.environment,
+        seeds,
+        [task.environment.reset(seed) for seed in seeds],
+        key=task.key,
+        budgets=BUDGETS,
+        sampling=task.sampling,
+        **settings,
+    )
+
+
 @pytest.mark.long
 def test_other_episodes_need_no_other_programs():
     model, params, task = played_by("sokoban", "single_turn")
     programs = chunks.read, chunks.fold, chunks.decode_chunk, chunks.empty_page
 
     def play(first, count):
-        seeds = [SEED << 32 | n for n in range(first, first + count)]
-        rollout(
-            model,
-            params,
-            task.chat,
-            task.environment,
-            seeds,
-            [task.environment.reset(seed) for seed in seeds],
-            group_size=1,
-            key=task.key,
-            budgets=BUDGETS,
-            sampling=task.sampling,
-            slots=8,
-            chunk=3,
-        )
+        numbers = range(first, first + count)
+        play_seeds(model, params, task, numbers, group_size=1, slots=8, chunk=3)
 
     play(0, 11)
     before = [program._cache_size() for program in programs]
