@@ -39,6 +39,7 @@ from ragen_jax.run.settle import settle
 from ragen_jax.run.workdir import fields_of, read_run_config
 from ragen_jax.sharding import is_first, sampling_params
 from ragen_jax.types import Metrics
+from ragen_jax.whole import write_whole
 
 # Fields that an evaluation reads, and sections of them. (A micro-batch must split over the mesh.)
 READ = (
@@ -136,7 +137,7 @@ def write_evaluation(
         "metrics": {name: value for name, value in found.items() if math.isfinite(value)},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
     console(f"written: {path}")
 
 

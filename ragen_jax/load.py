@@ -123,7 +123,7 @@ def restore_run(
       step: one that is kept; None: the newest.
 
     Raises:
-      ValueError: the folder holds no run, or no such checkpoint; unusable values.
+      ValueError: the folder holds no run, or no such checkpoint, or it is damaged; unusable values.
     """
     if config is None:
         config = read_run_config(workdir)
@@ -140,6 +140,7 @@ def restore_run(
             f"{workdir} has no checkpoint of step {step}; kept are those of {listed} "
             "(config.checkpoint.every and .keep say which are)"
         )
+    checkpoints.check(step)
     policy = load_policy(config, workdir)
     console(f"{workdir}, step {step}")
     if not config.model.lora.rank:

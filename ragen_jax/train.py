@@ -9,6 +9,7 @@ run, it goes on where that run's newest checkpoint stands.
     seeds -> play -> batch -> diagnose -> select -> credit -> update -> evaluate -> watch -> write
 """
 
+import contextlib
 import json
 import sys
 import time
@@ -25,7 +26,7 @@ from ragen_jax.report.background import Reports
 from ragen_jax.run import command
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
-from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.checkpoint import Checkpoints, not_finite, set_damaged_aside
 from ragen_jax.run.compiling import Compiling, told_of_compiling
 from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.kept_programs import keep_programs
@@ -34,21 +35,24 @@ from ragen_jax.run.settle import settle
 from ragen_jax.run.stages import inform, make_batch, play, watch
 from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
-from ragen_jax.run.workdir import new_folder, same_run, set_evaluations_aside
-from ragen_jax.sharding import is_first
+from ragen_jax.run.workdir import new_folder, owned, same_run, set_evaluations_aside
+from ragen_jax.sharding import first_goes_first, is_first
 from ragen_jax.types import TrainState
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
+from ragen_jax.whole import write_whole
 
 
 def train(config: ConfigDict, workdir: Path) -> int:
     """Runs or continues a training run in `workdir`; returns the exit code."""
-    with told_of_compiling() as compiling:
+    with contextlib.ExitStack() as held, told_of_compiling() as compiling:
+        with command.bad_input():
+            held.enter_context(owned(workdir))
         run, learner, state = start(config, workdir, compiling)
         exit_code = 1  # of what nobody foresaw
         try:
             exit_code = learn(config, run, learner, state)
         finally:
-            run.log.close(exit_code)
+            run.close(exit_code)
         return exit_code
 
 
@@ -111,17 +115,26 @@ def start(
         mesh, sampling_mesh = build_meshes(config)
         changed = same_run(config, workdir)
         model, params, tokenizer, tasks = load_policy(config, workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
+        with first_goes_first("checkpoints"):
+            for line in set_damaged_aside(workdir / "checkpoints") if is_first() else ():
+                console(f"warning: {line}")
     checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     latest = checkpoints.latest_step()
     other = [name for name in changed if name.startswith("eval.") and name != "eval.every"]
     if is_first():
         if other and latest is not None:
             set_evaluations_aside(workdir, latest)
-        (workdir / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
+        write_whole(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
     learner, state = build_learner(config, model, params, mesh, sampling_mesh)
     if latest is not None:
         state = checkpoints.restore(latest, state)
+    with command.bad_input():
+        if broken := not_finite(state):
+            raise ValueError(
+                f"{broken} holds NaN or infinity in the checkpoint of step {latest}; remove "
+                f"{checkpoints.directory / str(latest)} to go on from the one before it"
+            )
+    if latest is not None:
         console(f"continuing {workdir} behind step {latest}")
         live = [task.name for task in tasks if not resumable(task.environment)]
         if live:
@@ -197,11 +210,7 @@ def main(argv: Sequence[str]) -> None:
     if line:
         console(line)
     keep_programs()
-    try:
-        sys.exit(train(config, workdir))
-    finally:
-        if workdir.exists() and not any(workdir.iterdir()):  # nothing came of it
-            workdir.rmdir()
+    sys.exit(train(config, workdir))
 
 
 if __name__ == "__main__":

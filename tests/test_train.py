@@ -153,6 +153,31 @@ def test_a_signal_saves_the_step_and_resuming_goes_on(
     assert timeless(resumed) == timeless(whole)
 
 
+def test_a_run_goes_on_from_the_newest_checkpoint_that_is_good(config, finished, tmp_path, capsys):
+    workdir = tmp_path / "damaged"
+    assert train.train(config, workdir) == 0
+    files = [path for path in (workdir / "checkpoints" / "4").rglob("*") if path.is_file()]
+    arrays = max(files, key=lambda path: path.stat().st_size)
+    content = arrays.read_bytes()
+    arrays.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert train.train(config, workdir) == 0
+    told = capsys.readouterr().out
+    assert (
+        f"warning: the checkpoint of step 4 is damaged ({arrays} is not what was written)" in told
+    )
+    assert f"continuing {workdir} behind step 2" in told
+    whole, resumed = (read_metrics(d / "metrics.jsonl") for d in (finished, workdir))
+    assert timeless(resumed) == timeless(whole)
+    assert (workdir / "damaged" / "4-1").is_dir()
+    weights = workdir / "checkpoints" / "2"
+    for folder in (weights, workdir / "checkpoints" / "4"):
+        (folder / "default" / "manifest.ocdbt").write_bytes(b"")
+    with pytest.raises(SystemExit, match="2"):
+        train.train(config, workdir)
+    assert "every checkpoint in" in capsys.readouterr().err
+    assert read_metrics(workdir / "metrics.jsonl") == resumed
+
+
 def test_evaluation_of_a_run_repeats_its_last_row(finished):
     last = read_metrics(finished / "metrics.jsonl")[-1]
     policy = for_sampling(restore_run(finished))

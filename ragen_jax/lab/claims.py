@@ -9,6 +9,7 @@ from ragen_jax.configs.experiments import EXPERIMENTS, OTHERWISE
 from ragen_jax.lab.curves import Verdict
 from ragen_jax.lab.pages import PAGES
 from ragen_jax.lab.recorded import read_runs
+from ragen_jax.whole import write_whole
 
 
 def verdicts(report: Path) -> dict[str, list[Verdict] | None]:
@@ -44,5 +45,5 @@ def write_claims(report: Path) -> str:
     if missing:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
     text = "\n".join(lines) + "\n"
-    (report / "claims.md").write_text(text)
+    write_whole(report / "claims.md", text)
     return text

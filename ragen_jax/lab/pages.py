@@ -14,6 +14,7 @@ from ragen_jax.lab import (
     tasks,
 )
 from ragen_jax.lab.curves import Runs
+from ragen_jax.whole import write_whole
 
 PAGES = {
     "collapse": collapse,
@@ -54,5 +55,5 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
     head += [f"{len(runs)} runs of about {experiment.minutes:.2g} minutes, each on one core.", ""]
     text = "\n".join(head) + "\n" + page.markdown(experiment, runs, picture.name)
     text += f"\n## What would change our mind\n\n{experiment.doubt}\n"
-    path.write_text(text)
+    write_whole(path, text)
     return text

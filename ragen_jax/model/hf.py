@@ -17,10 +17,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from ragen_jax.checksums import CHECKSUMS, damage, write_checksums
 from ragen_jax.model import config_json, qwen, weights
 from ragen_jax.model.weights import INDEX, WEIGHTS
-from ragen_jax.sharding import param_shardings
+from ragen_jax.sharding import is_first, param_shardings
 from ragen_jax.types import Params
+from ragen_jax.whole import write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -46,11 +48,17 @@ def load(
       (model, float32 parameters, tokenizer).
 
     Raises:
-      ValueError: the model is not there, not of an accepted architecture, its tensors are not
-        the ones that its config.json promises or not finite, or its tokenizer has more ids than
-        its embedding.
+      ValueError: the model is not there, not what was written (checksums.json), not of an accepted
+        architecture, its tensors are not the ones that its config.json promises or not finite, or
+        its tokenizer has more ids than its embedding.
     """
     directory = resolve(path)
+    found = damage(directory) if is_first() else None
+    if found:
+        raise ValueError(
+            f"the model is damaged: {found}; copy it anew (or delete {directory / CHECKSUMS} if it "
+            "was changed on purpose)"
+        )
     model, params = load_weights(directory, mesh=mesh, dtype=dtype)
     tokenizer = load_tokenizer(directory)
     if len(tokenizer) > model.config.vocab_size:
@@ -109,6 +117,8 @@ def save(
             )
             tokenizer.save_pretrained(fresh)
         weights.write(fresh, model.config, params, dtype=dtype, max_shard_bytes=max_shard_bytes)
+        if writer:
+            write_checksums(fresh)
 
 
 def resolve(path: str | Path) -> Path:
@@ -230,6 +240,9 @@ def replacement(path: str | Path, *, writer: bool = True) -> Generator[Path]:
     fresh.mkdir()
     try:
         yield fresh
+        for file in fresh.iterdir():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
         if path.exists():
             lost = sorted(set(os.listdir(path)) - set(os.listdir(fresh)))
             lost = [name for name in lost if not re.fullmatch(WEIGHT_FILES, name)]
@@ -266,4 +279,4 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def write_json(file: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file as Hugging Face's libraries lay it out."""
-    file.write_text(json.dumps(value, indent=2) + "\n")
+    write_whole(file, json.dumps(value, indent=2) + "\n")

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from ragen_jax.report import episodes, matrices, sentences, timelines
 from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
 from ragen_jax.report.verdict import Verdict, judge
+from ragen_jax.whole import write_whole
 
 EPISODE_BYTES = 1_100_000  # of the page, of all runs together
 MATRIX_BYTES = 300_000
@@ -71,9 +72,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
 
 def write_page(found: Sequence[Contents], out: Path) -> None:
     """Writes the page of some runs' contents."""
-    temporary = out.with_suffix(".tmp")  # who looks meanwhile sees the page of before
-    temporary.write_text(page(found), encoding="utf-8")
-    temporary.replace(out)
+    write_whole(out, page(found))
 
 
 def page(found: Sequence[Contents]) -> str:

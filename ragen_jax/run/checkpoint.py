@@ -1,14 +1,21 @@
-"""Checkpoints of a `TrainState` with Orbax: asynchronous, atomic, newest few kept.
+"""Checkpoints of a `TrainState` with Orbax: asynchronous, atomic, newest few kept, with checksums.
 
 Importing Orbax takes half a second, so that it is done when a folder is opened.
 """
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from ragen_jax.checksums import damage, write_checksums
+from ragen_jax.sharding import is_first
 from ragen_jax.types import Params, TrainState
+
+ITEM = "default"  # Orbax's name of the folder of a step's arrays
+UNFINISHED = ".orbax-checkpoint-tmp"  # and the end of a step's name while it is written
 
 
 class Checkpoints:
@@ -19,12 +26,17 @@ class Checkpoints:
     ) -> None:
         import orbax.checkpoint as ocp
 
+        self.directory = Path(directory).absolute()
+        self._saving = 0  # the step that is being written
         # Only the run itself may remove what a killed save left: to a reader it may be a save
         # under way.
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, cleanup_tmp_directories=not read_only, read_only=read_only
+            max_to_keep=keep,
+            cleanup_tmp_directories=not read_only,
+            read_only=read_only,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._add_checksums),
         )
-        self.manager = ocp.CheckpointManager(Path(directory).absolute(), options=options)
+        self.manager = ocp.CheckpointManager(self.directory, options=options)
 
     def latest_step(self) -> int | None:
         """The newest checkpoint's step, or None. A save killed half way is not seen."""
@@ -42,8 +54,23 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
+        self.manager.wait_until_finished()  # for _saving
+        self._saving = step
         if not self.manager.save(step, args=ocp.args.StandardSave(state)):
             raise RuntimeError(f"checkpoint of step {step} was not saved: does it exist already?")
+
+    def _add_checksums(self) -> None:
+        """Of the arrays' files, which are all there, before their folder gets its final name."""
+        if is_first():
+            write_checksums(self.directory / f"{self._saving}{UNFINISHED}" / ITEM)
+
+    def check(self, step: int) -> None:
+        """Raises ValueError if the files of `step` are not what was written."""
+        found = damage(self.directory / str(step) / ITEM)
+        if found:
+            others = ", ".join(str(other) for other in self.steps() if other != step)
+            others = f"; kept beside it: {others}" if others else ""
+            raise ValueError(f"the checkpoint of step {step} is damaged: {found}{others}")
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of `step`, with the shapes, dtypes and shardings of `like`."""
@@ -69,3 +96,54 @@ class Checkpoints:
         """Waits for the last save."""
         self.manager.wait_until_finished()
         self.manager.close()
+
+
+def set_damaged_aside(directory: Path) -> list[str]:
+    """Moves the newest checkpoints out of a folder, up to one whose files are what was written.
+
+    They go to damaged/ beside it. For a folder that nobody has open.
+
+    Returns:
+      a sentence about each that was moved.
+
+    Raises:
+      ValueError: every checkpoint is damaged; none is moved.
+    """
+    steps = sorted(int(path.name) for path in directory.glob("*") if path.name.isdigit())
+    bad: dict[int, str] = {}
+    while steps and (found := damage(directory / str(steps[-1]) / ITEM)):
+        bad[steps.pop()] = found
+    if bad and not steps:
+        raise ValueError(
+            f"every checkpoint in {directory} is damaged ({'; '.join(bad.values())}); put one back "
+            "from a copy, or give another --workdir to begin anew; nothing was changed"
+        )
+    told = []
+    for step, found in bad.items():
+        aside = directory.parent / "damaged"
+        aside.mkdir(exist_ok=True)
+        number = sum(path.name.startswith(f"{step}-") for path in aside.iterdir()) + 1
+        (directory / str(step)).rename(aside / f"{step}-{number}")
+        told.append(
+            f"the checkpoint of step {step} is damaged ({found}); it is in {aside} now, and the "
+            f"run goes on behind step {steps[-1]}"
+        )
+    return told
+
+
+def not_finite(state: TrainState) -> str | None:
+    """The name of the first array of a state's that training changes (parameters, the optimizer's,
+    the critic's) and that holds NaN or infinity; None: there is none."""
+    found = {"params": state.params, "opt_state": state.opt_state, "critic": state.critic}
+    named, _ = jax.tree_util.tree_flatten_with_path(found)
+    named = [(path, x) for path, x in named if jnp.issubdtype(x.dtype, jnp.floating)]
+    fine = np.asarray(_are_finite([x for _, x in named]))
+    if fine.all():
+        return None
+    path, _ = named[int(fine.argmin())]
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+@jax.jit
+def _are_finite(arrays: list[Any]) -> jax.Array:
+    return jnp.stack([jnp.isfinite(x).all() for x in arrays])

@@ -21,6 +21,7 @@ from ragen_jax.run.totals import Totals
 from ragen_jax.run.trackers import Follower, end_all
 from ragen_jax.sharding import is_first
 from ragen_jax.types import Episode, Metrics, Turn
+from ragen_jax.whole import whole, write_whole
 
 # Console columns: metric, short name, format.
 COLUMNS = (
@@ -63,10 +64,7 @@ class MetricsLog:
             return
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
         self.totals = Totals(rows)
-        # A killed process must not lose the rows kept: write beside, then rename.
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        temporary.replace(self.path)
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         self.file = self.path.open("a")
         for name in dict.fromkeys(trackers):
             self.followers.append(Follower(name, self.path, config or {}, console))
@@ -117,9 +115,7 @@ def write_events(path: Path, step: int, fired: Iterable[Fired]) -> None:
     events += [{"step": step} | dataclasses.asdict(rule) for rule in fired]
     if not events and not path.exists():
         return
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(event) + "\n" for event in events))
-    temporary.replace(path)
+    write_whole(path, "".join(json.dumps(event) + "\n" for event in events))
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -144,7 +140,7 @@ def write_rollouts(
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
+    with whole(path) as file:
         for episode in episodes:
             turns = [
                 {
@@ -212,7 +208,8 @@ def write_outcomes(folder: Path, step: int, episodes: Iterable[Episode]) -> None
         return
     path = Path(folder) / f"step_{step:06d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([[episode.seed, int(episode.success)] for episode in episodes]))
+    outcomes = [[episode.seed, int(episode.success)] for episode in episodes]
+    write_whole(path, json.dumps(outcomes))
 
 
 def write_gradients(workdir: Path, step: int, metrics: Metrics) -> None:
@@ -221,7 +218,7 @@ def write_gradients(workdir: Path, step: int, metrics: Metrics) -> None:
         return
     path = Path(workdir) / "gradients" / f"step_{step:06d}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(metrics, indent=2, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
 
 
 def read_outcomes(folder: Path) -> dict[int, list[int]]:
@@ -260,7 +257,8 @@ def write_scores(folder: Path, step: int, scores: Scores) -> None:
         return
     path = Path(folder) / f"step_{step:06d}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **vars(scores_to_show(scores)))
+    with whole(path, "wb") as file:
+        np.savez_compressed(file, **vars(scores_to_show(scores)))
 
 
 def scores_to_show(scores: Scores) -> Scores:

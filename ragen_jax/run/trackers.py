@@ -29,6 +29,7 @@ from typing import Any
 
 from ragen_jax.run.flat import flat
 from ragen_jax.types import Metrics
+from ragen_jax.whole import write_whole
 
 PROJECT = "ragen_jax"  # of runs whose environment variables name none
 RETRY_SECONDS = 60.0  # between two tries of a tracker that fails
@@ -357,7 +358,7 @@ def _kept_id(workdir: Path, name: str) -> str | None:
 def _keep_id(workdir: Path, name: str, id_: str) -> None:
     path = workdir / "trackers" / name
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f"{id_}\n")
+    write_whole(path, f"{id_}\n")
 
 
 def _texts(config: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.report.background import Reports
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.play import compile_ahead
-from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.checkpoint import Checkpoints, not_finite
 from ragen_jax.run.compiling import Compiling
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import (
@@ -45,6 +45,7 @@ from ragen_jax.run.sizes import due
 from ragen_jax.sharding import agree, is_first
 from ragen_jax.types import Batch, Metrics, Params, TrainState
 from ragen_jax.update.learner import Selection, StepCredit
+from ragen_jax.whole import whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -230,7 +231,8 @@ class Run:
             console(f"{ACTIONS[rule.action]}: {rule.reason}")
             if rule.rule == "nonfinite" and is_first():
                 path = self.workdir / f"nonfinite_step_{step}.npz"
-                np.savez_compressed(path, advantage_BT=credit.advantage_BT, **vars(batch))
+                with whole(path, "wb") as file:
+                    np.savez_compressed(file, advantage_BT=credit.advantage_BT, **vars(batch))
                 console(f"its batch is in {path}")
         write_events(self.workdir / "events.jsonl", step, fired)
         self.reports.write_if_due(step)
@@ -255,7 +257,11 @@ class Run:
             (stopping,) = agree(self.preemption.signal)
         last = step == self.schedule.steps or stopping or "stop" in actions
         if due(self.schedule.checkpoint, step) or "checkpoint" in actions or last:
-            self.checkpoints.save(step, state)
+            broken = not_finite(state)
+            if broken:  # those that are kept stay: a run can go on from them
+                console(f"warning: step {step} is not saved: {broken} holds NaN or infinity")
+            else:
+                self.checkpoints.save(step, state)
         if "stop" in actions:
             self.checkpoints.close()
             self.reports.write_last()
@@ -267,6 +273,17 @@ class Run:
             self.reports.write_last()  # all is saved: what ends the process now loses the page
             return exit_code(stopping)
         return None
+
+    def close(self, exit_code: int) -> None:
+        """Ends what goes on beside the run; a checkpoint that is being saved is finished."""
+        try:
+            self.checkpoints.close()
+        except Exception as error:
+            if exit_code == 0:
+                raise
+            console(f"warning: the last checkpoint was not saved: {error}")  # what ended it is told
+        finally:
+            self.log.close(exit_code)
 
     def finish(self) -> None:
         """Shows the learning curve of a whole run."""

@@ -7,15 +7,20 @@ import hashlib
 import itertools
 import json
 import os
+import platform
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ml_collections import ConfigDict, config_dict
 
 from ragen_jax.configs import base
 from ragen_jax.run.flat import flat
 from ragen_jax.run.log import console
+from ragen_jax.sharding import is_first
+from ragen_jax.whole import remove_left_over
+
+LOCK = ".lock"  # in a run's folder, while a process has it
 
 
 def cache_directory() -> Path:
@@ -34,6 +39,66 @@ def locked(path: Path) -> Generator[None]:
     with path.with_name(f"{path.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         yield
+
+
+@contextlib.contextmanager
+def owned(workdir: Path) -> Generator[None]:
+    """Holds a run's folder, which is made if need be, for the first process as long as it lives.
+
+    Where the file system has no locks, a warning says so. A folder that nothing came into is
+    removed.
+
+    Raises:
+      ValueError: another run has it, or it cannot be made or written.
+    """
+    if not is_first():
+        yield
+        return
+    path = workdir / LOCK
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = _locked_now(path)
+    except BlockingIOError:
+        holder = path.read_text().strip() or "another process"
+        raise ValueError(
+            f"--workdir is {workdir}, in which a run is under way ({holder}); wait for it, or give "
+            "another folder"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"--workdir is {workdir}, which cannot be used: {error}") from None
+    with file:
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        remove_left_over(workdir)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            if not any(workdir.iterdir()):  # nothing came of it
+                workdir.rmdir()
+
+
+def _locked_now(path: Path) -> IO[str]:
+    """An open file that is locked for this process.
+
+    Raises:
+      BlockingIOError: another process has it.
+    """
+    while True:
+        file = path.open("a")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which forked processes do not have
+        except BlockingIOError:
+            file.close()
+            raise
+        except OSError as error:  # of some network file systems
+            console(f"warning: {path} cannot be locked ({error}): start no second run there")
+            return file
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                file.truncate(0)
+                return file
+        file.close()  # who had it has removed it meanwhile
 
 
 def new_folder(parent: Path, name: str) -> Path:

@@ -39,6 +39,7 @@ from ragen_jax.score.files import Broken, Read, read_files
 from ragen_jax.score.page import contents
 from ragen_jax.sharding import make_mesh, sampling_params
 from ragen_jax.types import Metrics
+from ragen_jax.whole import write_whole
 
 DEFAULTS = base.get_config()
 SETTINGS = (  # flags that the page shows
@@ -215,7 +216,7 @@ def write(
         ],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(shown, indent=2, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(shown, indent=2, allow_nan=False) + "\n")
     console(f"all figures: {path}")
 
 

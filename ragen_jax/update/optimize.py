@@ -180,7 +180,8 @@ def apply_gradient(
     value: jax.Array,
     grads: Params,
 ) -> tuple[Params, Any, dict[str, jax.Array]]:
-    """One optimizer step times `rate`, left out where the objective or its gradient is not finite.
+    """One optimizer step times `rate`, left out where it, the objective or the gradient is not
+    finite.
 
     Args:
       params, opt_state: donated.
@@ -190,9 +191,10 @@ def apply_gradient(
       (params, opt_state, {grad_norm, update_norm, learning_rate, skipped}).
     """
     grad_norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
     updates, new_opt_state = optimizer.update(grads, opt_state, params)
     updates = jax.tree.map(lambda x: (rate * x).astype(x.dtype), updates)
+    update_norm = optax.tree.norm(updates)
+    finite = jnp.isfinite(value) & jnp.isfinite(grad_norm) & jnp.isfinite(update_norm)
     new_params = optax.apply_updates(params, updates)
 
     def keep(new, old):
@@ -200,7 +202,7 @@ def apply_gradient(
 
     metrics = {
         "grad_norm": grad_norm,
-        "update_norm": optax.tree.norm(updates),
+        "update_norm": update_norm,
         "learning_rate": jnp.asarray(rate, jnp.float32),
         "skipped": (~finite).astype(jnp.float32),
     }

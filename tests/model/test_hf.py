@@ -14,6 +14,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
+from ragen_jax.checksums import CHECKSUMS
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import config_json, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
@@ -70,7 +71,9 @@ def params():
 
 @pytest.fixture
 def saved(tmp_path, params):
+    """A model directory, with no checksums as other writers leave it: it may be changed."""
     hf.save(tmp_path / "tiny", qwen.Qwen(TINY), params, TOKENIZER)
+    (tmp_path / "tiny" / CHECKSUMS).unlink()
     return tmp_path / "tiny"
 
 
@@ -85,6 +88,7 @@ def edit_weights(directory, change):
     tensors = load_file(directory / hf.WEIGHTS)
     change(tensors)
     save_file(tensors, directory / hf.WEIGHTS)
+    (directory / CHECKSUMS).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- what is saved comes back
@@ -219,6 +223,22 @@ def test_save_in_shards(tmp_path, params, dtype):
     assert_same(hf.load(path)[1], params)
     with pytest.raises(ValueError, match="max_shard_bytes 0"):
         hf.save(path, model, params, TOKENIZER, max_shard_bytes=0)
+
+
+def test_a_directory_that_is_not_what_was_written_is_refused(tmp_path, params):
+    directory = tmp_path / "policy"
+    hf.save(directory, qwen.Qwen(TINY), params, TOKENIZER)
+    (directory / "README.md").write_text("added since")
+    hf.load(directory)
+    for name in (hf.WEIGHTS, "config.json", "tokenizer.json"):
+        plain = (directory / name).read_bytes()
+        (directory / name).write_bytes(plain[:-2] + bytes([plain[-2] ^ 1]) + plain[-1:])
+        with pytest.raises(ValueError, match=f"the model is damaged: .*{name} is not what was wri"):
+            hf.load(directory)
+        (directory / name).write_bytes(plain)
+    edit_json(directory / "config.json", rms_norm_eps=0.5)
+    (directory / CHECKSUMS).unlink()  # as the message says
+    assert hf.load(directory)[0].config.norm_eps == 0.5
 
 
 def test_save_replaces_a_save_and_nothing_else(saved):

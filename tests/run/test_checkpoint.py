@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.checkpoint import ITEM, Checkpoints, not_finite, set_damaged_aside
 from ragen_jax.sharding import make_mesh
 from ragen_jax.types import TrainState
 
@@ -73,6 +73,104 @@ def test_a_state_comes_back_bit_for_bit_in_another_session(opened):
     assert_same_bits(found, state_of(3))
     assert found.params["half"].dtype == ml_dtypes.bfloat16
     assert int(found.seed_cursor) == 2**32 - 4
+
+
+def flip(path, place=-1):
+    """Flips the lowest bit of a byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def arrays_of(folder, step):
+    """The largest file of a step's arrays."""
+    files = [path for path in (folder / str(step) / ITEM).rglob("*") if path.is_file()]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def test_a_damaged_checkpoint_is_refused_by_who_reads_it(opened, tmp_path):
+    checkpoints = opened(keep=3)
+    saved(checkpoints, 1, 2)
+    checkpoints.check(2)
+    flip(arrays_of(tmp_path / "checkpoints", 2), 7)
+    with pytest.raises(ValueError, match=r"step 2 is damaged: .* not what was written; .* it: 1$"):
+        checkpoints.check(2)
+    checkpoints.check(1)
+
+
+def test_damaged_ones_are_set_aside_up_to_a_good_one(opened, tmp_path):
+    folder = tmp_path / "checkpoints"
+    first = opened(keep=4)
+    saved(first, 1, 2, 5, 7)
+    first.close()
+    assert set_damaged_aside(folder) == []
+    arrays_of(folder, 7).unlink()
+    flip(arrays_of(folder, 5))
+    flip(arrays_of(folder, 1))
+    told = set_damaged_aside(folder)
+    assert len(told) == 2 and "step 7 is damaged" in told[0] and "is gone" in told[0]
+    assert all("goes on behind step 2" in line for line in told)
+    assert sorted(path.name for path in (tmp_path / "damaged").iterdir()) == ["5-1", "7-1"]
+    checkpoints = opened(keep=4)
+    assert checkpoints.steps() == [1, 2]  # what is older is not looked at
+    assert_same_bits(checkpoints.restore(2, state_of(0)), state_of(2))
+    saved(checkpoints, 7)  # which can be made again, and be damaged again
+    checkpoints.close()
+    flip(arrays_of(folder, 7))
+    assert len(set_damaged_aside(folder)) == 1
+    assert (tmp_path / "damaged" / "7-2").is_dir()
+
+
+def test_where_all_are_damaged_nothing_is_moved(opened, tmp_path):
+    folder = tmp_path / "checkpoints"
+    first = opened()
+    saved(first, 1, 2)
+    first.close()
+    for step in (1, 2):
+        flip(arrays_of(folder, step))
+    with pytest.raises(ValueError, match="every checkpoint in .* is damaged"):
+        set_damaged_aside(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+    assert not (tmp_path / "damaged").exists()
+
+
+@pytest.mark.slow
+def test_200_flipped_bits_are_all_found(opened, tmp_path):
+    checkpoints = opened()
+    saved(checkpoints, 3)
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "checkpoints" / "3" / ITEM
+    files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+    sizes = np.array([path.stat().st_size for path in files])
+    for _ in range(200):
+        path = files[rng.choice(len(files), p=sizes / sizes.sum())]
+        place = int(rng.integers(path.stat().st_size))
+        flip(path, place)
+        with pytest.raises(ValueError, match="step 3 is damaged"):
+            checkpoints.check(3)
+        flip(path, place)
+    checkpoints.check(3)
+
+
+def test_a_checkpoint_of_an_older_version_is_read_unchecked(opened, tmp_path):
+    checkpoints = opened()
+    saved(checkpoints, 3)
+    (tmp_path / "checkpoints" / "3" / ITEM / "checksums.json").unlink()
+    checkpoints.check(3)
+    assert_same_bits(opened().restore(3, state_of(0)), state_of(3))
+
+
+def test_what_is_not_finite_is_named():
+    plain = state_of(2)
+    params = plain.params | {"odd": jnp.zeros(3)}
+    opt_state = optax.adamw(1e-3).init(params)
+    fine = plain.replace(params=params, opt_state=opt_state)
+    assert not_finite(fine) is None
+    assert not_finite(fine.replace(params=plain.params)) == "params/odd"
+    scaled, *rest = opt_state
+    broken = {**scaled.nu, "half": scaled.nu["half"].at[1].set(jnp.inf)}
+    named = not_finite(fine.replace(opt_state=(scaled._replace(nu=broken), *rest)))
+    assert named.startswith("opt_state/0/") and named.endswith("nu/half")
 
 
 def test_parameters_alone_come_back(opened):

@@ -1,5 +1,6 @@
 """trackers.py: what TensorBoard is given, and what a tracker that fails or hangs costs."""
 
+import functools
 import json
 import sys
 import threading
@@ -14,8 +15,10 @@ from event_files import hyperparameters, read_events, scalars
 from ragen_jax import train
 from ragen_jax.configs import base
 from ragen_jax.run import log, trackers
+from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.log import MetricsLog, read_metrics
 from ragen_jax.run.trackers import TRACKERS, Kind, Opened, require
+from ragen_jax.run.training import Run
 
 pytestmark = [
     pytest.mark.fast,
@@ -187,7 +190,9 @@ def test_a_tracker_that_hangs_costs_the_steps_nothing(tmp_path, monkeypatch, cap
 def test_trackers_are_told_how_a_run_ends(tmp_path, monkeypatch, kept):
     def run(end):
         tracked = MetricsLog(tmp_path / "metrics.jsonl", last_step=-1, trackers=["kept"])
-        monkeypatch.setattr(train, "start", lambda *_: (SimpleNamespace(log=tracked), None, None))
+        parts = SimpleNamespace(log=tracked, checkpoints=Checkpoints(tmp_path / "checkpoints"))
+        parts.close = functools.partial(Run.close, parts)
+        monkeypatch.setattr(train, "start", lambda *_: (parts, None, None))
         monkeypatch.setattr(train, "learn", end)
         return train.train(None, tmp_path)
 
