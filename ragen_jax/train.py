@@ -26,11 +26,12 @@ from ragen_jax.report.background import Reports
 from ragen_jax.run import command
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
-from ragen_jax.run.checkpoint import Checkpoints, not_finite, set_damaged_aside
+from ragen_jax.run.checkpoint import Checkpoints, not_finite
 from ragen_jax.run.compiling import Compiling, told_of_compiling
 from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import MetricsLog, console
+from ragen_jax.run.recovery import find_damage
 from ragen_jax.run.settle import settle
 from ragen_jax.run.stages import inform, make_batch, play, watch
 from ragen_jax.run.trackers import require
@@ -42,12 +43,16 @@ from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, se
 from ragen_jax.whole import write_whole
 
 
-def train(config: ConfigDict, workdir: Path) -> int:
-    """Runs or continues a training run in `workdir`; returns the exit code."""
+def train(config: ConfigDict, workdir: Path, *, repair: bool = False) -> int:
+    """Runs or continues a training run in `workdir`; returns the exit code.
+
+    Args:
+      repair: whether to go on where lines of its metrics.jsonl are damaged or lost.
+    """
     with contextlib.ExitStack() as held, told_of_compiling() as compiling:
         with command.bad_input():
             held.enter_context(owned(workdir))
-        run, learner, state = start(config, workdir, compiling)
+        run, learner, state = start(config, workdir, compiling, repair)
         exit_code = 1  # of what nobody foresaw
         try:
             exit_code = learn(config, run, learner, state)
@@ -102,7 +107,7 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
 
 
 def start(
-    config: ConfigDict, workdir: Path, compiling: Compiling
+    config: ConfigDict, workdir: Path, compiling: Compiling, repair: bool
 ) -> tuple[Run, Learner, TrainState]:
     """(`Run`, `Learner`, `TrainState`) of a config, as `workdir` holds them or at step 0.
 
@@ -115,8 +120,8 @@ def start(
         mesh, sampling_mesh = build_meshes(config)
         changed = same_run(config, workdir)
         model, params, tokenizer, tasks = load_policy(config, workdir)
-        with first_goes_first("checkpoints"):
-            for line in set_damaged_aside(workdir / "checkpoints") if is_first() else ():
+        with first_goes_first("damage"):
+            for line in find_damage(workdir, repair) if is_first() else ():
                 console(f"warning: {line}")
     checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     latest = checkpoints.latest_step()
@@ -210,12 +215,18 @@ def main(argv: Sequence[str]) -> None:
     if line:
         console(line)
     keep_programs()
-    sys.exit(train(config, workdir))
+    sys.exit(train(config, workdir, repair=REPAIR.value))
 
 
 if __name__ == "__main__":
     CONFIG = command.define_config()
     WORKDIR = flags.DEFINE_string(
         "workdir", None, "Folder of the run; one of an earlier run is continued."
+    )
+    REPAIR = flags.DEFINE_bool(
+        "repair",
+        False,
+        "Go on where lines of the run's metrics.jsonl are damaged or lost; the damaged ones are "
+        "kept beside it.",
     )
     command.run_command(main)

@@ -8,7 +8,7 @@ import pytest
 from ragen_jax import batch, train
 from ragen_jax.algorithms import token_advantages
 from ragen_jax.configs import countdown, frozen_lake, recipes, sokoban
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.update import cutting
 from ragen_jax.update.critic import critic_gradient
 from ragen_jax.update.policy import policy_gradient

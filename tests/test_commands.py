@@ -24,7 +24,7 @@ from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import NONE, TOP_P
 from ragen_jax.lab import arms, mechanism
 from ragen_jax.lab.curves import SUCCESS
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.workdir import read_run_config
 
 # Of running modules that are imported already, and of how ml_collections reads a config file.

@@ -12,7 +12,7 @@ from devices import ROOT, on_devices
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from ragen_jax.model import qwen
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.sharding import make_mesh, sampling_params, spec
 
 

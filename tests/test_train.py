@@ -19,7 +19,7 @@ from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model import hf
 from ragen_jax.run import stages
 from ragen_jax.run.heldout import evaluate
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.training import STOPPED
 from ragen_jax.update import learner
 

@@ -31,7 +31,8 @@ from ragen_jax.lab.recorded import cut, read_runs, write_runs
 from ragen_jax.run import command, help
 from ragen_jax.run.domains import warning
 from ragen_jax.run.kept_programs import keep_programs
-from ragen_jax.run.log import console, read_metrics
+from ragen_jax.run.log import console
+from ragen_jax.run.rows import read_metrics
 
 
 def main(argv: list[str]) -> None:

@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.check import check
-from ragen_jax.run.log import console, read_metrics
+from ragen_jax.run.log import console
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.settle import settle
 from ragen_jax.run.training import exit_code
 from ragen_jax.run.workdir import same_run

@@ -9,7 +9,8 @@ from typing import Any
 from ragen_jax.configs import base
 from ragen_jax.groups import Part, metrics_of_each
 from ragen_jax.run.flat import flat
-from ragen_jax.run.log import read_events, read_metrics, read_outcomes
+from ragen_jax.run.log import read_events, read_outcomes
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.types import Metrics
 
 ONLY = ""  # the label of a run's only environment

@@ -109,7 +109,7 @@ def set_damaged_aside(directory: Path) -> list[str]:
     Raises:
       ValueError: every checkpoint is damaged; none is moved.
     """
-    steps = sorted(int(path.name) for path in directory.glob("*") if path.name.isdigit())
+    steps = _steps(directory)
     bad: dict[int, str] = {}
     while steps and (found := damage(directory / str(steps[-1]) / ITEM)):
         bad[steps.pop()] = found
@@ -129,6 +129,15 @@ def set_damaged_aside(directory: Path) -> list[str]:
             f"run goes on behind step {steps[-1]}"
         )
     return told
+
+
+def newest(directory: Path) -> int:
+    """The step of the newest checkpoint in a folder that nobody has open; 0: there is none."""
+    return max(_steps(directory), default=0)
+
+
+def _steps(directory: Path) -> list[int]:
+    return sorted(int(path.name) for path in directory.glob("*") if path.name.isdigit())
 
 
 def not_finite(state: TrainState) -> str | None:

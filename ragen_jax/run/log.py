@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable
@@ -17,6 +18,7 @@ from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.transcript import transcript
 from ragen_jax.run.heldout import paired_gain
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.totals import Totals
 from ragen_jax.run.trackers import Follower, end_all
 from ragen_jax.sharding import is_first
@@ -85,22 +87,17 @@ class MetricsLog:
             follower.wake()
         return row
 
+    def sync(self) -> None:
+        """Returns when all rows are on the disk: a checkpoint behind it must not outlive them."""
+        if self.file:
+            os.fsync(self.file.fileno())
+
     def close(self, exit_code: int = 0) -> None:
         """Closes it and its trackers, which are told how the run has ended."""
         if self.file:
             self.file.close()
         end_all(self.followers, exit_code, console)
         self.followers = []
-
-
-def read_metrics(path: str | Path) -> list[Metrics]:
-    """The rows of a metrics.jsonl; a last line torn by a kill is left out, none: []."""
-    path = Path(path)
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")
-    complete = lines[:-1]  # what follows the last newline was torn
-    return [json.loads(line) for line in complete if line]
 
 
 def write_events(path: Path, step: int, fired: Iterable[Fired]) -> None:

@@ -261,6 +261,7 @@ class Run:
             if broken:  # those that are kept stay: a run can go on from them
                 console(f"warning: step {step} is not saved: {broken} holds NaN or infinity")
             else:
+                self.log.sync()
                 self.checkpoints.save(step, state)
         if "stop" in actions:
             self.checkpoints.close()

@@ -25,7 +25,7 @@ from ragen_jax.rollout.pool import init_streaks
 from ragen_jax.run.build import build_collecting
 from ragen_jax.run.datasets import EVALUATION_SEEDS
 from ragen_jax.run.heldout import evaluate
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.types import TrainState
 
 pytestmark = pytest.mark.long

@@ -23,7 +23,7 @@ from ragen_jax.envs.problems import SPLITS, split_by_hash
 from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment, ToolEnvironment
 from ragen_jax.rollout.acting import NO_LIMITS, Asked, Broken, Limits, act
 from ragen_jax.run.build import build_chat, build_environment, build_limits
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.types import Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")

@@ -21,7 +21,7 @@ from ragen_jax.envs.types import Environment, LiveEnvironment
 from ragen_jax.rollout.acting import Asked, Limits, act, begin
 from ragen_jax.run.build import build_environment
 from ragen_jax.run.check import check
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.settle import settle
 
 DOCS = Path(__file__).parents[2] / "docs/environments.md"

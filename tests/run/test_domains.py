@@ -13,7 +13,7 @@ from ragen_jax.model.weights import WEIGHTS
 from ragen_jax.run.build import build_environment
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import DOMAINS, field, leaves, unread, warning
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 
 ROOT = Path(__file__).parents[2]
 NAN, INF = float("nan"), float("inf")

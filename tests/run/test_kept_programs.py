@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragen_jax.run.kept_programs import delete_oldest
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

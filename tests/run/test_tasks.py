@@ -17,7 +17,8 @@ from ragen_jax.model import hf
 from ragen_jax.run.build import build_learner, build_meshes, tiny_words
 from ragen_jax.run.check import check
 from ragen_jax.run.heldout import evaluate
-from ragen_jax.run.log import read_metrics, read_outcomes
+from ragen_jax.run.log import read_outcomes
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.sizes import (
     groups_of_environments,
     of_environments,

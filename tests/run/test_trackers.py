@@ -16,7 +16,8 @@ from ragen_jax import train
 from ragen_jax.configs import base
 from ragen_jax.run import log, trackers
 from ragen_jax.run.checkpoint import Checkpoints
-from ragen_jax.run.log import MetricsLog, read_metrics
+from ragen_jax.run.log import MetricsLog
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.trackers import TRACKERS, Kind, Opened, require
 from ragen_jax.run.training import Run
 

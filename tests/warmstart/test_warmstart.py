@@ -25,7 +25,7 @@ from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
 from ragen_jax.run import datasets
 from ragen_jax.run.build import build_environment
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.warmstart import imitate
 
 CONFIGS = {
