@@ -52,7 +52,8 @@ def train(config: ConfigDict, workdir: Path, *, repair: bool = False) -> int:
     with contextlib.ExitStack() as held, told_of_compiling() as compiling:
         with command.bad_input():
             held.enter_context(owned(workdir))
-        run, learner, state = start(config, workdir, compiling, repair)
+        preemption = Preemption()
+        run, learner, state = start(config, workdir, compiling, preemption, repair)
         exit_code = 1  # of what nobody foresaw
         try:
             exit_code = learn(config, run, learner, state)
@@ -107,7 +108,11 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
 
 
 def start(
-    config: ConfigDict, workdir: Path, compiling: Compiling, repair: bool
+    config: ConfigDict,
+    workdir: Path,
+    compiling: Compiling,
+    preemption: Preemption,
+    repair: bool,
 ) -> tuple[Run, Learner, TrainState]:
     """(`Run`, `Learner`, `TrainState`) of a config, as `workdir` holds them or at step 0.
 
@@ -172,7 +177,7 @@ def start(
         reports=Reports(workdir, every=config.report.every),
         compiling=compiling,
         fresh=latest is None,
-        preemption=Preemption(),
+        preemption=preemption,
     )
     return run, learner, state
 

@@ -92,11 +92,14 @@ def update_stopping(
     variance_E = np.asarray(variance_E, np.float32)
     total_E, count = np.array(state.variance_sum_E, np.float32), int(state.variance_count)
     floor_E = np.zeros_like(total_E)
-    if count < settings["variance"]["baseline"]:
-        total_E, count = total_E + variance_E, count + 1
+    low_E = np.array(state.variance_streak_E, np.int32)
+    if not np.isfinite(variance_E).all():  # it would stay in the mean for ever
+        pass
+    elif count < settings["variance"]["baseline"]:
+        total_E, count, low_E = total_E + variance_E, count + 1, np.zeros_like(low_E)
     else:
         floor_E = np.float32(settings["variance"]["ratio"]) * (total_E / np.float32(count))
-    low_E = np.where(variance_E < floor_E, np.asarray(state.variance_streak_E) + 1, 0)
+        low_E = np.where(variance_E < floor_E, low_E + 1, 0)
     bad = {  # None: says nothing
         "success": None if success is None else bool(success < settings["success"]["least"]),
         "empty": not kept,

@@ -56,6 +56,8 @@ def update_zscores(state: ZScoreState, metrics: Metrics) -> tuple[ZScoreState, M
         for i, form in enumerate(FORMS):
             # float32 throughout, so that a run and its resumed twin get the same numbers.
             batch = np.float32(metrics[f"{prefix}marginal_std{form}"])
+            if not np.isfinite(batch):  # it would stay in the average for ever
+                continue
             decay = np.float32(0 if old[i] < 0 else DECAY)
             average = decay * old[i] + (np.float32(1) - decay) * batch
             std[scope][i] = average

@@ -12,6 +12,7 @@ given up: nobody waits for its thread again.
 
 import dataclasses
 import functools
+import math
 import numbers
 import threading
 import time
@@ -146,7 +147,8 @@ def _text(observation: object) -> str:
 
 
 def _checked(step: object) -> Step:
-    """A step whose parts are what `Step` says, its info without what is no number, text or bool.
+    """A step whose parts are what `Step` says, its info without what is no finite number, text or
+    bool.
 
     Raises:
       TypeError, ValueError: another thing.
@@ -166,6 +168,7 @@ def _checked(step: object) -> Step:
         for name, value in info.items()
         if isinstance(value, (*KEPT, np.bool_))
         and not (isinstance(value, str) and len(value) > MAX_TEXT)
+        and not (isinstance(value, float) and not math.isfinite(value))
     }
     return Step(step.state, float(reward), bool(done), kept)
 

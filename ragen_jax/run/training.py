@@ -8,6 +8,7 @@ workdir/  metrics.jsonl  events.jsonl  tensorboard/  trackers/  eval/  rollouts/
 import dataclasses
 import functools
 import signal
+import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -133,6 +134,7 @@ class Run:
     def steps_after(self, step: int | jax.Array) -> Iterator[int]:
         """The numbers of the iterations behind a step, with a progress bar."""
         first, last = int(step) + 1, self.schedule.steps
+        self.preemption.saves = True
         bar = tqdm(
             range(first, last + 1),
             initial=first - 1,
@@ -296,18 +298,23 @@ class Run:
 
 
 class Preemption:
-    """Whether SIGTERM or Ctrl-C has asked the run to save behind its step and stop.
+    """Whether SIGTERM, SIGHUP or Ctrl-C has asked the run to save behind its step and stop.
 
     signal: the number of the one that has; 0: none
+    saves: whether the run has come to its steps; until then a signal ends it at once
     """
 
     def __init__(self) -> None:
         self.signal = 0
-        for number in (signal.SIGTERM, signal.SIGINT):
+        self.saves = False
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and & set it
                 signal.signal(number, self._request)
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
+        if not self.saves:
+            console("stopped before the first step of this start: there is nothing to be saved")
+            sys.exit(exit_code(signum))
         self.signal = signum
         if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends the process at once
@@ -315,5 +322,5 @@ class Preemption:
 
 
 def exit_code(signum: int) -> int:
-    """Of a process that a signal has ended: 143 of SIGTERM, 130 of Ctrl-C."""
+    """Of a process that a signal has ended: 143 of SIGTERM, 129 of SIGHUP, 130 of Ctrl-C."""
     return 128 + signum

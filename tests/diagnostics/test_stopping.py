@@ -55,6 +55,19 @@ def test_variance_below_a_share_of_the_first_iterations_mean():
     assert state.variance_streak_E == [2]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("at", [1, 5])
+def test_a_variance_that_is_not_finite_leaves_its_iteration_out(value, at):
+    rules = settings(variance__baseline=3, variance__patience=2)
+    variances = [6.0, 6.0, 6.0, 0.1, 0.1, 6.0]
+    told = [(step, "variance", "stop") for step in (5,)]
+    assert run([dict(variance_E=[v]) for v in variances], rules)[1] == told
+    variances.insert(at - 1, value)
+    state, fired = run([dict(variance_E=[v]) for v in variances], rules)
+    assert fired == [(6, "variance", "stop")]  # one iteration later
+    assert (state.variance_sum_E, state.variance_count) == ([18.0], 3)
+
+
 def test_a_run_without_any_variance_from_the_start_is_not_a_collapse():
     _, fired = run([dict(variance_E=[0.0])] * 30, settings())
     assert fired == []

@@ -56,6 +56,15 @@ def test_a_spread_of_zero_is_a_batch_like_any_other():
     assert found["collapse/one/mi_zscore_ema"] == pytest.approx(0.5 / 0.101)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_spread_that_is_not_finite_is_left_out(value):
+    state, _ = update_zscores(init_zscores(["one"]), step("one", 0.5, 2.0))
+    state, found = update_zscores(state, step("one", 0.5, value))
+    assert list(found) == ["collapse/one/mi_zscore_seq_ema"]
+    _, found = update_zscores(state, step("one", 0.5, 4.0))
+    assert found["collapse/one/mi_zscore_ema"] == pytest.approx(0.5 / 2.201)
+
+
 def test_a_resumed_run_gets_the_same_numbers(tmp_path):
     rng = np.random.default_rng(0)
     steps = []

@@ -156,6 +156,14 @@ def test_nonsense_of_a_render_is_named_and_stays_alone(name):
 
 
 @pytest.mark.fast
+def test_an_info_that_is_not_finite_is_left_out_and_is_no_success():
+    info = {"success": float("nan"), "far": np.inf, "near": np.float64(0.5), "moves": 3}
+    does = lambda: Step((1, True), 0.0, True, info)  # noqa: E731
+    environment = Evil(Count(), "step", does, lambda seed: True)
+    (done,) = act(environment, [asked((1, True), "1")], SERIAL)
+    assert done.info == {"near": 0.5, "moves": 3}
+
+
 def test_the_largest_reward_and_text_are_accepted():
     environment = Evil(Count(), "step", steps(reward=np.float32(-MAX_REWARD)), lambda seed: True)
     (acted,) = act(environment, [Asked((0, True), ("1",), np.random.default_rng(0), 1)], SERIAL)
