@@ -42,8 +42,8 @@ class Step:
     state: the state after the action (environment's own frozen type)
     reward: reward of this action alone, in the environment's own units; a Python float
     done: True only when the task is over; running out of actions or turns is the rollout's affair
-    info: facts for metrics, which pickle; "success" (bool: the task is solved in `state`) is the
-        one that is read, and False where it is missing
+    info: facts for metrics: bools, finite numbers and texts, others are left out; "success" (bool:
+        the task is solved in `state`) is the one that is read, and False where it is missing
     """
 
     state: State

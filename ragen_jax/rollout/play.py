@@ -10,7 +10,6 @@ every process gets every episode.
 """
 
 import dataclasses
-import pickle
 from collections.abc import Sequence
 
 import jax
@@ -34,6 +33,7 @@ from ragen_jax.rollout.episode import (
 )
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
 from ragen_jax.rollout.slots import play_in_slots
+from ragen_jax.rollout.wire import from_bytes, to_bytes
 from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_rows, row_shards
 from ragen_jax.types import Episode, Params
 
@@ -186,8 +186,8 @@ def _everyone(episodes: list[Episode]) -> list[Episode]:
     if processes() == 1:
         return episodes
     by_place = {}  # processes that share a shard hold the same episodes
-    for data in gather_bytes(pickle.dumps(episodes)):
-        by_place |= {(episode.group, episode.member): episode for episode in pickle.loads(data)}
+    for data in gather_bytes(to_bytes(episodes)):
+        by_place |= {(episode.group, episode.member): episode for episode in from_bytes(data)}
     return [by_place[place] for place in sorted(by_place)]
 
 
