@@ -16,7 +16,14 @@ project = "ragen_jax"
 author = "The ragen_jax authors"
 version = release = ragen_jax.__version__
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/*.md", "docs/**"]
+include_patterns = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "benchmarks/*.md",
+    "docs/**",
+]
 exclude_patterns = ["docs/README.md", "docs/site"]
 extensions = ["myst_nb", "reference"]
 

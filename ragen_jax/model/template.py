@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import TemplateError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -267,9 +266,10 @@ def _render(
         return tokenizer.apply_chat_template(
             messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
         )
-    except TemplateError as error:
+    except Exception as error:  # Jinja's own, and whatever a template makes it raise
         raise ValueError(
-            f"the tokenizer's chat template refuses a conversation of {', '.join(roles)}: {error}"
+            f"the tokenizer's chat template refuses a conversation of {', '.join(roles)}: "
+            f"{error or type(error).__name__}"
         ) from error
 
 

@@ -234,6 +234,30 @@ def test_half_surrogate_pairs_are_replaced(text, shown):
     assert shown in TINY.tokenizer.decode(template.begin(text))
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}",
+        "{{ 1 // 0 }}",
+        "{{ messages[0] + 1 }}",
+        "{{ messages | no_such_filter }}",
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ range(10 ** 12) | list }}",
+        "{{ messages[0]['content'].format.__globals__ }}",
+        "{% include 'config.json' %}",
+        "{% import 'os' as os %}{{ os.system('touch forged') }}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_a_template_that_fails_or_reaches_out_is_refused_in_a_line(template):
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=family("qwen").tokenizer.backend_tokenizer, chat_template=template
+    )
+    with pytest.raises(ValueError, match="chat template refuses a conversation of|does not show"):
+        take_apart(tokenizer)
+
+
 def test_a_control_token_that_normalising_makes_is_found():
     # A Kelvin sign is a K under NFC, so that the string is not in the text as it stands.
     tokenizer = family("qwen").tokenizer

@@ -1,6 +1,7 @@
 """What a row of a dump says: prompts, tags, fields."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -152,6 +153,7 @@ def test_steps_and_groups(encoder, tmp_path):
         (["--model={model}"], "score needs --rollouts=FILE"),
         (["--model={model}", "--rollouts={bare}", "--out=x.html"], "give --out=NAME.json"),
         (["--model={model}", "--rollouts=nowhere.jsonl"], "--rollouts=nowhere.jsonl is not there"),
+        (["--model={model}", "--rollouts={dumped}"], "dumped.pkl is a pickle; RAGEN's scripts"),
         (["--model={model}", "--rollouts={empty}"], "can be used, the files are empty"),
         (["--model={model}", "--rollouts={bare}"], "none of 1 rows holds a reasoning"),
         (["--model={model}", "--rollouts={torn}"], "can be used; the first: "),
@@ -168,5 +170,7 @@ def test_what_cannot_be_scored_is_said_in_a_line(language_model, tmp_path, words
     ):
         files[name] = tmp_path / f"{name}.jsonl"
         files[name].write_text(content)
+    files["dumped"] = tmp_path / "dumped.pkl"
+    files["dumped"].write_bytes(pickle.dumps([1]))
     code, _, errors = call("ragen_jax.score", *(word.format(**files) for word in words))
     assert code == 2 and said in errors.splitlines()[-1]
