@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -28,7 +29,7 @@ from ragen_jax.objectives import mismatch_weights
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef
 from ragen_jax.sharding import sampling_params
-from ragen_jax.types import Batch, Metrics, Params, TrainState
+from ragen_jax.types import Batch, Metrics, Params, Sampler, TrainState
 from ragen_jax.update.critic import ValueLoss, update_critic
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
 from ragen_jax.update.policy import Frozen, Loss, update_policy
@@ -264,10 +265,25 @@ def assign_credit(
         # The update itself will compare the policy with `old_logp_BT`, that is, with itself.
         gap_BT = batch.mask_BT * abs(logp_BT - batch.logp_BT)
         metrics["update/logp_gap"] = float(gap_BT.max())
+        metrics["update/mismatch_kl"] = mismatch_kl(logp_BT, batch)
         old_logp_BT = (batch.mask_BT * logp_BT).astype(np.float32)
     return StepCredit(
         *(advantage_BT, target_BT, value_BT, old_logp_BT, loss_scale, metrics), outcomes.gate_E
     )
+
+
+def mismatch_kl(logp_BT: np.ndarray, batch: Batch) -> float:
+    """KL(sampler || policy before the update), nats a token, estimated on the sampled tokens.
+
+    Mean of r - 1 - log r, r = p_policy / p_sampler: unbiased, each term at least 0 (Schulman 2020,
+    "Approximating KL divergence", k3).
+
+    Args:
+      logp_BT: of the policy before the update.
+    """
+    sampled = batch.mask_BT * batch.weight_B[:, None] > 0
+    log_ratio = (logp_BT - batch.logp_BT)[sampled].astype(np.float64)
+    return float(np.mean(np.expm1(log_ratio) - log_ratio))
 
 
 # ------------------------------------------------------------------------------ update
@@ -348,6 +364,25 @@ def sampling_policy(learner: Learner, state: TrainState) -> Params:
     if frozen is None:
         return sampling_params(state.params, learner.model, learner.sampling_mesh)
     return frozen.attach(lora.place_adapters(state.params, learner.model, learner.sampling_mesh))
+
+
+def sampled_next(learner: Learner, policy: Params, state: TrainState) -> TrainState:
+    """The state whose sampler is the policy behind all its updates so far, for rollouts ahead.
+
+    Args:
+      policy: `sampling_policy` of the state, of which what the updates will donate is copied.
+    """
+    held = policy
+    if learner.frozen is not None:
+        held = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
+    held = jax.tree.map(lambda x, own: jnp.copy(x) if x is own else x, held, state.params)
+    return dataclasses.replace(state, sampler=Sampler(held, jnp.copy(state.step)))
+
+
+def sampler_policy(learner: Learner, sampler: Sampler) -> Params:
+    """The parameters of a `Sampler`, as `sampling_policy` gives those of a state."""
+    frozen = learner.frozen_policy
+    return sampler.params if frozen is None else frozen.attach(sampler.params)
 
 
 def _needed(x: Needed | None) -> Needed:
