@@ -57,7 +57,7 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
     """The iterations behind a state, up to the run's end; returns the exit code."""
     policy = sampling_policy(learner, state)
     run.first_look(policy)
-    rollouts = Rollouts(run, learner, config.rollout.ahead)
+    rollouts = Rollouts(run, learner)
     for step in run.steps_after(state.step):
         stage, row = Stages(), {}
 

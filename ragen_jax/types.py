@@ -82,14 +82,6 @@ class Batch:
 
 
 @flax.struct.dataclass
-class Sampler:
-    """What samples the next step's episodes where rollouts run ahead (run/ahead.py)."""
-
-    params: Params  # what is trained, as sampling reads it: LoRA adapters by themselves
-    step: jax.Array  # int32, finished iterations behind which it stands
-
-
-@flax.struct.dataclass
 class TrainState:
     """All that a run needs to continue exactly where it was stopped."""
 
@@ -104,4 +96,18 @@ class TrainState:
     streak_P: dict[str, jax.Array] | None = None
     zscores: "ZScoreState | None" = None
     critic: "CriticState | None" = None  # where the algorithm has one
-    sampler: Sampler | None = None  # with rollout.ahead
+
+
+@flax.struct.dataclass
+class Sampler:
+    """The policy of a rollout ahead."""
+
+    params: Params  # what is trained, as sampling reads it: LoRA adapters by themselves
+    step: jax.Array  # int32, finished iterations behind which it stands
+
+
+@flax.struct.dataclass
+class AheadState(TrainState):
+    """The same of a run whose rollouts are ahead of its updates (run/ahead.py)."""
+
+    sampler: Sampler = dataclasses.field(kw_only=True)  # of the next step's episodes

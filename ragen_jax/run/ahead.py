@@ -6,7 +6,7 @@
 
 Ahead, the episodes of step s are sampled by the policy behind step s - 2 (of the first step: by the
 initial one), and scored by it, too: diagnosis comes before the updates, when nothing else runs.
-`TrainState.sampler` is that policy, so that a run that was stopped plays what was under way again:
+`AheadState.sampler` is that policy, so that a run that was stopped plays what was under way again:
 the draws are keyed by what they are for. Of what a rollout changes in the state, the problems that
 were played, nothing is seen before its own step.
 
@@ -23,7 +23,7 @@ import jax
 
 from ragen_jax.run.stages import Played, play
 from ragen_jax.run.training import Run, Stages
-from ragen_jax.types import Metrics, Params, TrainState
+from ragen_jax.types import AheadState, Metrics, Params, TrainState
 from ragen_jax.update.learner import Learner, sampled_next, sampler_policy
 
 
@@ -40,10 +40,10 @@ class Rollout:
 
 
 class Rollouts:
-    """Plays the steps of a run, with config.rollout.ahead one of them ahead."""
+    """Plays the steps of a run, one of them ahead where the state is an `AheadState`."""
 
-    def __init__(self, run: Run, learner: Learner, ahead: int) -> None:
-        self.run, self.learner, self.ahead = run, learner, ahead
+    def __init__(self, run: Run, learner: Learner) -> None:
+        self.run, self.learner = run, learner
         self._next: Rollout | None = None  # played while the step before it updated
 
     def of_step(
@@ -58,11 +58,9 @@ class Rollouts:
           (TrainState that knows what was played and, ahead, what samples next; the parameters that
           sampled; `Played`; rollout/* and collect/* metrics).
         """
-        if not self.ahead:
+        if not isinstance(state, AheadState):
             state, played, metrics = play(self.run, policy, state, step)
             return state, policy, played, metrics
-        if state.sampler is None:
-            raise TypeError("a state of rollouts ahead has a sampler: build_learner sees to that")
         sampler, rollout = state.sampler, self._next
         used = sampler_policy(self.learner, sampler)
         if rollout is None:  # the first step of this process
@@ -89,7 +87,7 @@ class Rollouts:
         Raises:
           what playing raised, unless what is under it raised first.
         """
-        if not self.ahead:
+        if not isinstance(state, AheadState):
             yield
             return
         if step == self.run.schedule.steps:

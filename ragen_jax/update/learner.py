@@ -29,7 +29,7 @@ from ragen_jax.objectives import mismatch_weights
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef
 from ragen_jax.sharding import sampling_params
-from ragen_jax.types import Batch, Metrics, Params, Sampler, TrainState
+from ragen_jax.types import AheadState, Batch, Metrics, Params, Sampler, TrainState
 from ragen_jax.update.critic import ValueLoss, update_critic
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
 from ragen_jax.update.policy import Frozen, Loss, update_policy
@@ -360,29 +360,35 @@ def update(
 
 def sampling_policy(learner: Learner, state: TrainState) -> Params:
     """The parameters that sampling and scoring read."""
-    frozen = learner.frozen_policy
-    if frozen is None:
+    if learner.frozen is None:
         return sampling_params(state.params, learner.model, learner.sampling_mesh)
-    return frozen.attach(lora.place_adapters(state.params, learner.model, learner.sampling_mesh))
+    adapters = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
+    return _attached(learner, adapters)
 
 
-def sampled_next(learner: Learner, policy: Params, state: TrainState) -> TrainState:
-    """The state whose sampler is the policy behind all its updates so far, for rollouts ahead.
+def sampled_next(learner: Learner, policy: Params, state: TrainState) -> AheadState:
+    """The state whose sampler is the policy behind all its updates so far.
 
     Args:
       policy: `sampling_policy` of the state, of which what the updates will donate is copied.
     """
-    held = policy
-    if learner.frozen is not None:
-        held = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
-    held = jax.tree.map(lambda x, own: jnp.copy(x) if x is own else x, held, state.params)
-    return dataclasses.replace(state, sampler=Sampler(held, jnp.copy(state.step)))
+    with jax.set_mesh(learner.mesh):
+        held = policy
+        if learner.frozen is not None:
+            held = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
+        held = jax.tree.map(lambda x, own: jnp.copy(x) if x is own else x, held, state.params)
+    return AheadState(**(vars(state) | {"sampler": Sampler(held, state.step)}))
 
 
 def sampler_policy(learner: Learner, sampler: Sampler) -> Params:
     """The parameters of a `Sampler`, as `sampling_policy` gives those of a state."""
-    frozen = learner.frozen_policy
-    return sampler.params if frozen is None else frozen.attach(sampler.params)
+    return sampler.params if learner.frozen is None else _attached(learner, sampler.params)
+
+
+def _attached(learner: Learner, adapters: Params) -> Params:
+    """The base model of LoRA training with adapters that are on the mesh of sampling."""
+    with jax.set_mesh(learner.sampling_mesh):
+        return _needed(learner.frozen_policy).attach(adapters)
 
 
 def _needed(x: Needed | None) -> Needed:
