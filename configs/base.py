@@ -62,9 +62,8 @@ def get_config() -> ConfigDict:
                 # least); without, a turn ends for all when its longest reply does.
                 chunk=0,
                 # 1: the next step's episodes are played while this one's updates run, by the policy
-                # that stands before them: from the second step on what is learnt from was sampled
-                # one step too early, for which algorithm.mismatch_cap weighs. On one device, or with
-                # sampling_mesh.devices.
+                # before them: from the second step on they are one step old when they are learnt
+                # from, which algorithm.mismatch_cap weighs. One device, or sampling_mesh.devices.
                 ahead=0,
                 save_every=10,  # steps between rollouts/*.jsonl files; 0: none
             ),
@@ -260,7 +259,7 @@ def get_config() -> ConfigDict:
                 data=0,
                 fsdp=0,
                 tensor=0,
-                devices=0,  # the last so many of the devices, which then do not train; 0: all do both
+                devices=0,  # the last so many devices, which then do not train; 0: all do both
             ),
             warmstart=dict(  # the tiny agent, used when model.path is "tiny"
                 seed=0,  # of its parameters and data order

@@ -1,7 +1,7 @@
 """What a config leaves open until its other fields, its model and the devices are known.
 
-configs/presets.py holds the values of preset llm. Commands call `settle` before they check a config, and
-config.json of a run holds what came of it.
+configs/presets.py holds the values of preset llm. Commands call `settle` before they check a
+config, and config.json of a run holds what came of it.
 """
 
 import math

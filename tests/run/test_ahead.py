@@ -1,4 +1,4 @@
-"""Rollouts that run ahead: whose episodes a step learns from, weights, resuming, errors, devices."""
+"""Rollouts that run ahead: whose episodes a step has, weights, resuming, errors, devices."""
 
 import dataclasses
 import math
@@ -343,8 +343,11 @@ def test_the_last_devices_sample():
     assert build_meshes(config, devices)[1].shape["fsdp"] == 3
 
 
+HALF = {"model.lora.rank": 4, "model.dtype": "bfloat16"}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("fields", [{}, {"model.lora.rank": 4, "model.dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("fields", [{}, pytest.param(HALF, marks=pytest.mark.slow)], ids=str)
 def test_two_devices_train_and_two_sample(fields, agent, tmp_path):
     """The same as one device that does both, up to rounding."""
     settings = {

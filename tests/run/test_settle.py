@@ -28,6 +28,7 @@ from ragen_jax.run.domains import leaves
 from ragen_jax.run.settle import is_open, settle
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.workdir import read_run_config
+from ragen_jax.sharding import MESH_AXES
 
 CONFIGS = {
     "bandit": bandit,
