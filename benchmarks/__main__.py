@@ -9,6 +9,7 @@ import argparse
 import sys
 
 from benchmarks import (
+    ahead,
     alarm,
     caching,
     filtering,
@@ -31,6 +32,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "kept-cache": (caching.kept_cache, 15, "float32"),
     "slots": (slots.slots, 5, "float32"),
     "slots-memory": (slots.slots_memory, 1, "float32"),
+    "ahead": (ahead.ahead, 3, "float32"),
     "group-prefill": (caching.group_prefill, 50, "float32"),
     "filtered-update": (filtering.filtered_update, 9, "float32"),
     "padded-update": (padding.padded_update, 5, "float32"),

@@ -61,6 +61,10 @@ def get_config() -> ConfigDict:
                 # without the others; at most max_new_tokens. 0: with slots an eighth of it (8 at
                 # least); without, a turn ends for all when its longest reply does.
                 chunk=0,
+                # 1: the next step's episodes are played while this one's updates run, by the policy
+                # before them: from the second step on they are one step old when they are learnt
+                # from, which algorithm.mismatch_cap weighs. One device, or sampling_mesh.devices.
+                ahead=0,
                 save_every=10,  # steps between rollouts/*.jsonl files; 0: none
             ),
             collect=dict(  # which groups a step has, before the filter
@@ -126,7 +130,9 @@ def get_config() -> ConfigDict:
                 # of the step (bonus.py), in nats, less the mean; 0: none.
                 mi_coef=0.0,
                 zvp_coef=0.0,  # of RL-ZVP's advantages of groups without variance; 0: none
-                mismatch_cap=0.0,  # of the weights for a sampler unlike the trainer; 0: no weights
+                # Of the weights for a sampler unlike the trainer; 0: no weights, but 2 with
+                # rollout.ahead.
+                mismatch_cap=0.0,
                 mismatch_level="token",  # or "sequence"
             ),
             critic=dict(  # of ppo; all else as the policy's optimizer
@@ -247,9 +253,14 @@ def get_config() -> ConfigDict:
                 fsdp=1,  # splits rows and parameters
                 tensor=1,  # splits heads, MLP and vocabulary
             ),
-            # The same devices for sampling and scoring: weights gathered where fsdp is 1, split by
-            # heads where tensor is more. All 0: as mesh.
-            sampling_mesh=dict(data=0, fsdp=0, tensor=0),
+            # The same for sampling and scoring: weights gathered where fsdp is 1, split by heads
+            # where tensor is more. All three 0: as mesh.
+            sampling_mesh=dict(
+                data=0,
+                fsdp=0,
+                tensor=0,
+                devices=0,  # the last so many devices, which then do not train; 0: all do both
+            ),
             warmstart=dict(  # the tiny agent, used when model.path is "tiny"
                 seed=0,  # of its parameters and data order
                 width=96,

@@ -33,8 +33,8 @@ from ragen_jax.run.log import write_scores
 from ragen_jax.run.sizes import due
 from ragen_jax.run.stages import Played, rewarded_batch
 from ragen_jax.sharding import place
-from ragen_jax.types import Batch, Episode, Metrics, Params, TrainState
-from ragen_jax.update.learner import Learner, Outcomes
+from ragen_jax.types import AheadState, Batch, Episode, Metrics, Params, TrainState
+from ragen_jax.update.learner import Learner, Outcomes, sampling_policy
 
 if TYPE_CHECKING:  # importing them takes Orbax and TFDS
     from ml_collections import ConfigDict
@@ -239,7 +239,11 @@ def gradients(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainSta
     """gradient/* figures, by reward variance."""
     run, settings = step.run, step.run.diagnosis
     if settings.gradients_groups:
-        return state, heldout_gradients(step.learner, state, step.policy, run.tasks, settings)
+        policy = step.policy
+        if isinstance(state, AheadState):  # whose episodes the policy before sampled
+            with jax.set_mesh(run.mesh):
+                policy = sampling_policy(step.learner, state)
+        return state, heldout_gradients(step.learner, state, policy, run.tasks, settings)
     (task,) = run.tasks  # one environment (check.py)
     with jax.set_mesh(run.mesh):
         return_GK = step.outcomes.return_GK

@@ -67,6 +67,22 @@ def make_mesh(
     return Mesh(np.array(devices).reshape(tuple(sizes.values())), MESH_AXES)
 
 
+def split_devices(
+    devices: Sequence[jax.Device], apart: int
+) -> tuple[Sequence[jax.Device], Sequence[jax.Device]]:
+    """(devices that train, devices that sample): the last `apart` sample alone; 0: all do both.
+
+    Raises:
+      ValueError: none would be left to train.
+    """
+    if apart >= len(devices):
+        raise ValueError(
+            f"config.sampling_mesh.devices is {apart}, but at least one of {len(devices)} "
+            f"device(s) must train: give at most {len(devices) - 1}"
+        )
+    return devices[: len(devices) - apart], devices[-apart:]
+
+
 def spec(
     axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
@@ -138,14 +154,22 @@ def sampling_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
 
     Args:
       params: on the training mesh.
-      mesh: the mesh of sampling, over the same devices in the same order.
+      mesh: the mesh of sampling, over the same devices in the same order or over other ones.
     """
-    here = jax.tree.leaves(params)[0].sharding
+    here = getattr(jax.tree.leaves(params)[0].sharding, "mesh", mesh)
     kinds = jax.tree_util.tree_map_with_path(functools.partial(_kind, model), params)
-    if all(jax.tree.leaves(jax.tree.map(lambda x, kind: x.dtype == kind, params, kinds))):
-        if getattr(here, "mesh", mesh) == mesh:
-            return params
-    return resharding(model, mesh)(params)
+    as_read = all(jax.tree.leaves(jax.tree.map(lambda x, kind: x.dtype == kind, params, kinds)))
+    if as_read and here == mesh:
+        return params
+    if not apart(here, mesh):
+        return resharding(model, mesh)(params)
+    sent = params if as_read else resharding(model, here)(params)
+    return jax.device_put(sent, param_shardings(model, mesh))
+
+
+def apart(here: Mesh, mesh: Mesh) -> bool:
+    """Whether two meshes have no device in common: no program can move an array between them."""
+    return not set(here.devices.flat) & set(mesh.devices.flat)
 
 
 def _kind(model: "Qwen", path: Any, x: jax.Array) -> jnp.dtype:

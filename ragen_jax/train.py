@@ -24,6 +24,7 @@ from ragen_jax.diagnose import Diagnosis, diagnose
 from ragen_jax.load import Policy, load_policy, save_policy
 from ragen_jax.report.background import Reports
 from ragen_jax.run import command
+from ragen_jax.run.ahead import Rollouts
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints, not_finite
@@ -33,7 +34,7 @@ from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import MetricsLog, console
 from ragen_jax.run.recovery import find_damage
 from ragen_jax.run.settle import settle
-from ragen_jax.run.stages import inform, make_batch, play, watch
+from ragen_jax.run.stages import inform, make_batch, watch
 from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
 from ragen_jax.run.workdir import new_folder, owned, same_run, set_evaluations_aside
@@ -66,32 +67,34 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
     """The iterations behind a state, up to the run's end; returns the exit code."""
     policy = sampling_policy(learner, state)
     run.first_look(policy)
+    rollouts = Rollouts(run, learner)
     for step in run.steps_after(state.step):
         stage, row = Stages(), {}
 
         with stage("rollout", run.sampling_mesh):
-            state, played, metrics = play(run, policy, state, step)
+            state, sampler, played, metrics = rollouts.of_step(stage, policy, state, step)
             row |= metrics
         with stage("batch"):
             batch, outcomes, metrics = make_batch(run, played)
             row |= metrics
         with stage("diagnose"):
-            state, metrics = diagnose(run, learner, policy, state, played, batch, outcomes, step)
+            state, metrics = diagnose(run, learner, sampler, state, played, batch, outcomes, step)
             row |= metrics
         with stage("inform", run.sampling_mesh):
-            outcomes, metrics = inform(run, learner, policy, state, played, batch, outcomes)
+            outcomes, metrics = inform(run, learner, sampler, state, played, batch, outcomes)
             row |= metrics
-        del policy  # the update replaces the parameters that it is, or is a copy of
+        del policy, sampler  # the update replaces the parameters that they are, or are copies of
 
-        with stage("select", run.mesh):
-            selection, metrics = select(learner, state, batch, outcomes)
-            row |= metrics
-        with stage("credit", run.mesh):
-            credit = assign_credit(learner, state, batch, selection, outcomes)
-        with stage("update", run.mesh):
-            state, metrics = update(learner, state, batch, selection, credit)
-            row |= metrics
-            policy = sampling_policy(learner, state)
+        with rollouts.beside(stage, state, step):
+            with stage("select", run.mesh):
+                selection, metrics = select(learner, state, batch, outcomes)
+                row |= metrics
+            with stage("credit", run.mesh):
+                credit = assign_credit(learner, state, batch, selection, outcomes)
+            with stage("update", run.mesh):
+                state, metrics = update(learner, state, batch, selection, credit)
+                row |= metrics
+                policy = sampling_policy(learner, state)
 
         row |= stage.metrics() | run.evaluate_if_due(policy, step)
         state, fired, metrics = watch(run, state, row, played.returns_E)

@@ -96,3 +96,18 @@ class TrainState:
     streak_P: dict[str, jax.Array] | None = None
     zscores: "ZScoreState | None" = None
     critic: "CriticState | None" = None  # where the algorithm has one
+
+
+@flax.struct.dataclass
+class Sampler:
+    """The policy of a rollout ahead."""
+
+    params: Params  # what is trained, as sampling reads it: LoRA adapters by themselves
+    step: jax.Array  # int32, finished iterations behind which it stands
+
+
+@flax.struct.dataclass
+class AheadState(TrainState):
+    """The same of a run whose rollouts are ahead of its updates (run/ahead.py)."""
+
+    sampler: Sampler = dataclasses.field(kw_only=True)  # of the next step's episodes

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ragen_jax.model import hf, qwen, weights
-from ragen_jax.sharding import param_shardings
+from ragen_jax.sharding import apart, param_shardings
 from ragen_jax.types import Params
 
 # Our name of a projection -> (its module in a file, layout of its kernel).
@@ -153,6 +153,9 @@ def adapter_shardings(config: qwen.ModelConfig, adapters: Params, mesh: Mesh) ->
 
 def place_adapters(adapters: Params, model: qwen.Qwen, mesh: Mesh) -> Params:
     """The adapters, laid out on the mesh by `adapter_shardings`."""
+    here = getattr(jax.tree.leaves(adapters)[0].sharding, "mesh", mesh)
+    if apart(here, mesh):
+        return jax.device_put(adapters, adapter_shardings(model.config, adapters, mesh))
     return _placing(model, tuple(adapters["layers"]), mesh)(adapters)
 
 

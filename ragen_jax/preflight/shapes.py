@@ -206,6 +206,15 @@ def describe(
 ) -> Run:
     """The `Run` of a config, as train.py sets it up."""
     c = config
+    for name, value in (
+        ("rollout.ahead", c.rollout.ahead),
+        ("sampling_mesh.devices", c.sampling_mesh.devices),
+    ):
+        if value:  # two programs at a time, or devices that hold different things
+            raise ValueError(
+                f"config.{name} is {value}, which preflight does not plan; give {name}=0 for what "
+                "rollouts and updates need one after the other on all devices"
+            )
     shape = model_shape(c)
     mesh, sampling_mesh = build_meshes(c, devices)
     model = build_model(c, shape, mesh)

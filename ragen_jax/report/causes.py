@@ -104,6 +104,8 @@ def no_variance(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int,
 
 
 def mismatch(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str] | None:
+    if any(e.row.get("rollout/staleness") for e in steps):
+        return None  # the sampler was another policy
     pairs = [(e.step, e.row["rollout/logp_gap"]) for e in steps if "rollout/logp_gap" in e.row]
     bound = FLOAT32_GAP
     if config["model"]["dtype"] != "float32":

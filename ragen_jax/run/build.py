@@ -46,10 +46,10 @@ from ragen_jax.run.sizes import (
     step_rows,
 )
 from ragen_jax.run.workdir import content_hash
-from ragen_jax.sharding import data_shards, make_mesh, sampling_params
+from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh, sampling_params, split_devices
 from ragen_jax.types import Params, TrainState
 from ragen_jax.update import critic
-from ragen_jax.update.learner import Learner
+from ragen_jax.update.learner import Learner, sampled_next, sampling_policy
 from ragen_jax.update.optimize import learning_rates, make_optimizer
 from ragen_jax.update.policy import Frozen, Loss, init_state
 
@@ -183,13 +183,16 @@ def build_meshes(
     """(mesh of training, mesh of sampling and scoring) over the devices; None: all there are.
 
     Raises:
-      ValueError: sizes that do not fit the devices, rows that do not split over them, or slots
-        in several processes.
+      ValueError: sizes that do not fit the devices, rows that do not split over them, or in several
+        processes slots, devices of sampling alone or rollouts ahead; those also on shared devices.
     """
-    mesh = sampling = make_mesh(**config.mesh, devices=devices)
-    if any(config.sampling_mesh.values()):
+    apart = config.sampling_mesh.devices
+    training, sampled = split_devices(jax.devices() if devices is None else devices, apart)
+    mesh = sampling = make_mesh(**config.mesh, devices=training)
+    sizes = {name: config.sampling_mesh[name] for name in MESH_AXES}
+    if apart or any(sizes.values()):
         try:
-            sampling = make_mesh(**config.sampling_mesh, devices=devices)
+            sampling = make_mesh(**(sizes if any(sizes.values()) else config.mesh), devices=sampled)
         except ValueError as error:
             raise ValueError(f"config.sampling_{error}") from error
     if config.optimizer.micro_batch % data_shards(mesh):
@@ -197,7 +200,19 @@ def build_meshes(
             f"config.optimizer.micro_batch is {config.optimizer.micro_batch}; its rows must split "
             f"evenly over mesh.data x mesh.fsdp = {data_shards(mesh)}"
         )
-    hosts = len({device.process_index for device in sampling.devices.flat})
+    hosts = len({device.process_index for device in (*training, *sampled)})
+    if hosts > 1 and (apart or config.rollout.ahead):
+        name, value = ("sampling_mesh.devices", apart) if apart else ("rollout.ahead", 1)
+        raise ValueError(
+            f"config.{name} is {value}, but there are {hosts} processes; training and sampling "
+            f"share the devices of several processes, and take turns: give {name}=0"
+        )
+    if config.rollout.ahead and not apart and mesh.size > 1:
+        raise ValueError(
+            f"config.rollout.ahead is 1, but {mesh.size} devices are shared by training and "
+            "sampling, where two programs at a time could wait for each other for ever: give "
+            f"sampling_mesh.devices, such as {mesh.size // 2}, or rollout.ahead=0"
+        )
     for name in ("slots", "chunk"):
         if hosts > 1 and config.rollout[name]:
             raise ValueError(
@@ -434,7 +449,7 @@ def build_learner(
         frozen=frozen,
     )
     scopes = [f"{label}/{scope}" for label in labels if label for scope in SCOPES]
-    return learner, init_state(
+    state = init_state(
         trained,
         optimizer,
         mesh,
@@ -445,3 +460,6 @@ def build_learner(
         zscores=init_zscores([*SCOPES, *scopes]),
         streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
     )
+    if c.rollout.ahead:
+        state = sampled_next(learner, sampling_policy(learner, state), state)
+    return learner, state

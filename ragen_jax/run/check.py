@@ -45,6 +45,11 @@ def check(config: ConfigDict) -> None:
             "config.diagnose.gradients_groups is 0, but the groups of a step are of several "
             "environments, whose rewards differ in scale: give a number"
         )
+    if c.rollout.ahead and c.diagnose.gradients_every and not c.diagnose.gradients_groups:
+        raise ValueError(
+            "config.diagnose.gradients_groups is 0, but with rollout.ahead another policy sampled "
+            "the groups of a step than the one whose gradients are taken: give a number"
+        )
     sections = ("env", *(f"also.{name}.env" for name in c.also))
     for section in sections:
         check_environment(c, section)

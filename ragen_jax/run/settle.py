@@ -1,7 +1,7 @@
-"""Preset llm: what a config leaves open until its model and the devices are known.
+"""What a config leaves open until its other fields, its model and the devices are known.
 
-configs/presets.py holds the values. Commands call `settle` before they check a config, and
-config.json of a run holds what came of it.
+configs/presets.py holds the values of preset llm. Commands call `settle` before they check a
+config, and config.json of a run holds what came of it.
 """
 
 import math
@@ -16,7 +16,9 @@ from ragen_jax.model import hf, qwen, weights
 from ragen_jax.run.check import check_domains
 from ragen_jax.run.domains import field
 from ragen_jax.run.sizes import minibatch_rows
-from ragen_jax.sharding import data_shards, make_mesh
+from ragen_jax.sharding import data_shards, make_mesh, split_devices
+
+STALE_CAP = 2.0  # algorithm.mismatch_cap with rollout.ahead, as Yao et al. 2025 (objectives.py)
 
 
 def is_open(config: ConfigDict) -> bool:
@@ -43,6 +45,8 @@ def settle(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
       ValueError: no model.path, a model that is not there, or values that no run could use.
     """
     need_path(config)
+    if config.rollout.ahead and config.algorithm.mismatch_cap == 0:
+        config.algorithm.mismatch_cap = STALE_CAP
     left = [name for name in OPEN if field(config, name) is None]
     if not left:
         return
@@ -59,6 +63,7 @@ def settle(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     parameters = sum(math.prod(leaf.shape) for leaf in weights.plan(known or hf.model_config(path)))
     size = next(most for most in SIZES if parameters <= most)
     fill(SIZES[size])
-    shards = data_shards(make_mesh(**config.mesh, devices=devices))
+    training, _ = split_devices(devices, config.sampling_mesh.devices)
+    shards = data_shards(make_mesh(**config.mesh, devices=training))
     rows = min(ROWS[size], minibatch_rows(config) // shards)
     fill({"optimizer.micro_batch": shards * max(1, rows)})

@@ -66,6 +66,8 @@ class Stages:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.cpu = 0.0  # of this process, its threads together, in any stage
+        self.elsewhere: dict[str, float] = {}  # of stages that ran beside those of another step
+        self.both: float | None = None  # in which a rollout ran beside updates; None: it never does
 
     @contextmanager
     def __call__(self, name: str, mesh: Mesh | None = None) -> Generator[None]:
@@ -83,12 +85,14 @@ class Stages:
         """time/* of each stage; time/step of all, of it time/update and the diagnosis; time/cpu.
 
         time/cpu is what the step took of the processors, whatever ran beside it; work on an
-        accelerator is not in it.
+        accelerator is not in it. Where rollouts run beside updates, time/idle_share is the share of
+        time/step in which one of them waited: in which they did not both run.
         """
         s = self.seconds
         total = sum(s.values())
-        return {
-            **{f"time/{name}": seconds for name, seconds in s.items()},
+        idle = {} if self.both is None else {"time/idle_share": 1.0 - self.both / total}
+        return idle | {
+            **{f"time/{name}": seconds for name, seconds in (s | self.elsewhere).items()},
             "time/update": sum(s[name] for name in OF_UPDATE),
             "time/step": total,
             "time/cpu": self.cpu,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -28,7 +29,7 @@ from ragen_jax.objectives import mismatch_weights
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef
 from ragen_jax.sharding import sampling_params
-from ragen_jax.types import Batch, Metrics, Params, TrainState
+from ragen_jax.types import AheadState, Batch, Metrics, Params, Sampler, TrainState
 from ragen_jax.update.critic import ValueLoss, update_critic
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
 from ragen_jax.update.policy import Frozen, Loss, update_policy
@@ -264,10 +265,25 @@ def assign_credit(
         # The update itself will compare the policy with `old_logp_BT`, that is, with itself.
         gap_BT = batch.mask_BT * abs(logp_BT - batch.logp_BT)
         metrics["update/logp_gap"] = float(gap_BT.max())
+        metrics["update/mismatch_kl"] = mismatch_kl(logp_BT, batch)
         old_logp_BT = (batch.mask_BT * logp_BT).astype(np.float32)
     return StepCredit(
         *(advantage_BT, target_BT, value_BT, old_logp_BT, loss_scale, metrics), outcomes.gate_E
     )
+
+
+def mismatch_kl(logp_BT: np.ndarray, batch: Batch) -> float:
+    """KL(sampler || policy before the update), nats a token, estimated on the sampled tokens.
+
+    Mean of r - 1 - log r, r = p_policy / p_sampler: unbiased, each term at least 0 (Schulman 2020,
+    "Approximating KL divergence", k3).
+
+    Args:
+      logp_BT: of the policy before the update.
+    """
+    sampled = batch.mask_BT * batch.weight_B[:, None] > 0
+    log_ratio = (logp_BT - batch.logp_BT)[sampled].astype(np.float64)
+    return float(np.mean(np.expm1(log_ratio) - log_ratio))
 
 
 # ------------------------------------------------------------------------------ update
@@ -344,10 +360,35 @@ def update(
 
 def sampling_policy(learner: Learner, state: TrainState) -> Params:
     """The parameters that sampling and scoring read."""
-    frozen = learner.frozen_policy
-    if frozen is None:
+    if learner.frozen is None:
         return sampling_params(state.params, learner.model, learner.sampling_mesh)
-    return frozen.attach(lora.place_adapters(state.params, learner.model, learner.sampling_mesh))
+    adapters = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
+    return _attached(learner, adapters)
+
+
+def sampled_next(learner: Learner, policy: Params, state: TrainState) -> AheadState:
+    """The state whose sampler is the policy behind all its updates so far.
+
+    Args:
+      policy: `sampling_policy` of the state, of which what the updates will donate is copied.
+    """
+    with jax.set_mesh(learner.mesh):
+        held = policy
+        if learner.frozen is not None:
+            held = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
+        held = jax.tree.map(lambda x, own: jnp.copy(x) if x is own else x, held, state.params)
+    return AheadState(**(vars(state) | {"sampler": Sampler(held, state.step)}))
+
+
+def sampler_policy(learner: Learner, sampler: Sampler) -> Params:
+    """The parameters of a `Sampler`, as `sampling_policy` gives those of a state."""
+    return sampler.params if learner.frozen is None else _attached(learner, sampler.params)
+
+
+def _attached(learner: Learner, adapters: Params) -> Params:
+    """The base model of LoRA training with adapters that are on the mesh of sampling."""
+    with jax.set_mesh(learner.sampling_mesh):
+        return _needed(learner.frozen_policy).attach(adapters)
 
 
 def _needed(x: Needed | None) -> Needed:

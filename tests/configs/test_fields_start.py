@@ -44,6 +44,9 @@ MESHES = {
         APART | {"sampling_mesh.data": 2, "sampling_mesh.tensor": -1},
     ),
     "sampling_mesh.fsdp": Entry(4, on_mesh(heads=1, played_rows=1 / 8, played_heads=1 / 4), APART),
+    "sampling_mesh.devices": Entry(
+        4, on_mesh(rows=1 / 4, heads=1, played_rows=1 / 4, played_heads=1), ROWS
+    ),
     "sampling_mesh.tensor": Entry(
         2, on_mesh(heads=1, played_rows=1 / 4, played_heads=1 / 2), APART
     ),

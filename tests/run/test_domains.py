@@ -120,6 +120,7 @@ BEYOND = {
     "checkpoint.keep": (0,),
     **{f"mesh.{axis}": (-2, 10**9) for axis in ("data", "fsdp", "tensor")},
     **{f"sampling_mesh.{axis}": (-2, 10**9) for axis in ("data", "fsdp", "tensor")},
+    "sampling_mesh.devices": (-1, 10**9),
     "warmstart.seed": (-1,),
     "warmstart.width": (0, 10**9),
     "warmstart.layers": (0, 10**9),

@@ -28,6 +28,7 @@ from ragen_jax.run.domains import leaves
 from ragen_jax.run.settle import is_open, settle
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.workdir import read_run_config
+from ragen_jax.sharding import MESH_AXES
 
 CONFIGS = {
     "bandit": bandit,
@@ -100,8 +101,8 @@ def test_what_follows_from_the_size_and_the_devices(tmp_path, language_model):
     assert (small.model.remat, half.model.remat, three.model.remat) == (False, True, True)
     assert [c.mesh.fsdp for c in (small, half, three)] == [1, 1, -1]
     assert [c.mesh.data for c in (small, half, three)] == [-1, -1, 1]
-    assert list(three.sampling_mesh.values()) == [-1, 1, 1]
-    assert list(half.sampling_mesh.values()) == [0, 0, 0]
+    assert [three.sampling_mesh[axis] for axis in MESH_AXES] == [-1, 1, 1]
+    assert [half.sampling_mesh[axis] for axis in MESH_AXES] == [0, 0, 0]
     # 4 rows a device, but a minibatch has only 32; 1 a device; 4 on the only one.
     assert half.optimizer.micro_batch == 32 and three.optimizer.micro_batch == 8
     assert small.optimizer.micro_batch == 4

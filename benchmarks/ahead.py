@@ -1,0 +1,169 @@
+"""Steps of whole runs with rollouts ahead of the updates, against one after the other.
+
+Real runs of `train`, of which each continues for some steps in turn with the others, in a process
+that sees four CPU devices. The time of a step is that between two rows of metrics.jsonl, saving and
+writing included; the first and the last step of every piece are left out: there a rollout has no
+update beside it, or an update no rollout.
+
+How long rollout and updates take is made equal by an environment that waits, as one that answers
+over a network does: so long as the updates take longer than a rollout that does not wait.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from benchmarks.episodes import ROOM, tiny_setting
+from benchmarks.measure import Row, summarise
+from ragen_jax import train
+from ragen_jax.configs import sokoban
+from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.run.log import read_metrics
+
+STEPS = 5  # of a piece of a run; the middle ones are measured
+TURNS, WORKERS = 3, 16
+
+
+class WaitingSokoban(Sokoban):
+    """Sokoban whose observations come late."""
+
+    def __init__(self, *, split="train", wait=0.0):
+        super().__init__(size=ROOM, split=split)
+        self.wait = wait  # seconds
+
+    def render(self, state):
+        time.sleep(self.wait)
+        return super().render(state)
+
+
+def make_config(model, *, wait, groups, members, tokens, ahead=0, apart=0):
+    """A run without evaluation and diagnosis whose policy need not be any good."""
+    config = sokoban.get_config()
+    config.model.path = model
+    config.env.name = "benchmarks.ahead:WaitingSokoban"
+    config.env.options = ConfigDict({"wait": wait})
+    config.env.update(max_turns=TURNS, time_limit=60.0, workers=WORKERS, context="full")
+    config.rollout.update(
+        groups=groups, group_size=members, max_new_tokens=tokens, save_every=0, ahead=ahead
+    )
+    config.sampling_mesh.devices = apart
+    config.algorithm.mismatch_cap = 2.0  # on both sides: the pass that it takes is not compared
+    config.filter.strategy = "none"
+    config.optimizer.update(minibatches=2, micro_batch=16)
+    config.eval.episodes = 1
+    config.diagnose.every = config.eval.every = config.report.every = 0
+    config.checkpoint.export = False
+    config.log.trackers = ()
+    for rule in config.stopping.values():
+        rule.action = "off"
+    config.regimes.action = "off"
+    return config
+
+
+class Running:
+    """A run that goes on a piece at a time."""
+
+    def __init__(self, workdir, config):
+        self.workdir, self.config = Path(workdir), config
+        config.steps = 0
+
+    def go_on(self):
+        """The rows of the next piece, in each the seconds since the row before as "wall"."""
+        before = self.config.steps
+        self.config.steps = before + STEPS
+        if train.train(self.config, self.workdir):
+            raise RuntimeError(f"{self.workdir} did not reach step {self.config.steps}")
+        rows = [row for row in read_metrics(self.workdir / "metrics.jsonl") if row["step"] > before]
+        for earlier, row in zip(rows, rows[1:], strict=False):
+            row["wall"] = row["time/total"] - earlier["time/total"]
+        return rows[1:-1]
+
+
+def median(rows, name="wall"):
+    return statistics.median(row[name] for row in rows)
+
+
+def run_here(repeats, groups, members, tokens):
+    """{"wait": seconds, "pairs": {case: [[ours, other], ...]}, ...}: medians of pieces, in turn.
+
+    Of rollout, updates and idle_share: of the measured steps of all pieces.
+    """
+    sizes = dict(groups=groups, members=members, tokens=tokens)
+    with (
+        tiny_setting(context="full", turns=(TURNS,)) as (_, model),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+
+        def running(name, wait, **fields):
+            return Running(f"{folder}/{name}", make_config(model, wait=wait, **sizes, **fields))
+
+        without = running("without", 0.0, apart=2)
+        without.go_on()
+        rows = without.go_on()
+        longer = median(rows, "time/update") - median(rows, "time/rollout")
+        waves = TURNS * -(-groups * members // WORKERS)
+        wait = round(max(0.0, longer) / waves, 4)
+        cases = {
+            "waits": (wait, dict(apart=2)),
+            "waits, all four": (wait, dict(apart=0)),
+            "computes": (0.0, dict(apart=2)),
+        }
+        found = {"wait": wait, "pairs": {}, "rollout": {}, "update": {}, "idle": {}}
+        for case, (seconds, fields) in cases.items():
+            ours = running(f"{case} ahead", seconds, ahead=1, apart=2)
+            other = running(f"{case} in turn", seconds, **fields)
+            pairs, seen, beside = [], [], []
+            for _ in range(1 + repeats):
+                mine, theirs = ours.go_on(), other.go_on()
+                pairs.append([median(mine), median(theirs)])
+                beside.append(mine)
+                seen.append(theirs)
+            found["pairs"][case] = pairs[1:]
+            flat = [row for rows in seen[1:] for row in rows]
+            found["rollout"][case] = median(flat, "time/rollout")
+            found["update"][case] = median(flat, "time/update")
+            flat = [row for rows in beside[1:] for row in rows]
+            found["idle"][case] = median(flat, "time/idle_share")
+    return found
+
+
+def ahead(repeats, *, groups=4, members=8, tokens=24):
+    """Rollouts ahead on 2 + 2 CPU devices against one after the other, equally long (or not)."""
+    program = "import json, sys; from benchmarks.ahead import run_here\n"
+    program += "print(json.dumps(run_here(*map(int, sys.argv[1:]))))"
+    flags = f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}"
+    # NPROC: collectives wait for each other in threads, of which XLA starts one a core.
+    environ = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "32"}
+    with tempfile.TemporaryDirectory() as home:  # of held-out problems that nobody plays
+        done = subprocess.run(
+            [sys.executable, "-c", program, *map(str, (repeats, groups, members, tokens))],
+            env=os.environ | environ | {"XDG_CACHE_HOME": home},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    found = json.loads(done.stdout.splitlines()[-1])
+    names = {
+        "waits": (f"2 + 2 ahead, observations {1e3 * found['wait']:.3g} ms late", "2 + 2 in turn"),
+        "waits, all four": ("the same", "4 in turn"),
+        "computes": ("2 + 2 ahead, observations at once", "2 + 2 in turn"),
+    }
+    return [
+        Row(
+            name=f"{name} (in turn: rollout {found['rollout'][case]:.2f} s, "
+            f"updates {found['update'][case]:.2f} s; ahead: idle {found['idle'][case]:.0%})",
+            other_name=other,
+            target=1.25 if case == "waits" else None,
+            work=1,
+            unit="steps",
+            **summarise(found["pairs"][case]),
+        )
+        for case, (name, other) in names.items()
+    ]
