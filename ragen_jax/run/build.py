@@ -183,8 +183,7 @@ def build_meshes(
     """(mesh of training, mesh of sampling and scoring) over the devices; None: all there are.
 
     Raises:
-      ValueError: sizes that do not fit the devices, rows that do not split over them, or slots
-        in several processes.
+      ValueError: sizes that do not fit the devices, or rows that do not split over them.
     """
     mesh = sampling = make_mesh(**config.mesh, devices=devices)
     if any(config.sampling_mesh.values()):
@@ -197,13 +196,6 @@ def build_meshes(
             f"config.optimizer.micro_batch is {config.optimizer.micro_batch}; its rows must split "
             f"evenly over mesh.data x mesh.fsdp = {data_shards(mesh)}"
         )
-    hosts = len({device.process_index for device in sampling.devices.flat})
-    for name in ("slots", "chunk"):
-        if hosts > 1 and config.rollout[name]:
-            raise ValueError(
-                f"config.rollout.{name} is {config.rollout[name]}, but {hosts} processes sample; "
-                "slots are served by one process: give rollout.slots=0 and rollout.chunk=0"
-            )
     return mesh, sampling
 
 

@@ -12,18 +12,16 @@ import pytest
 from devices import on_devices
 from same_episodes import assert_same_episode
 
-from ragen_jax.configs import base
 from ragen_jax.envs import ENVS
 from ragen_jax.model import attention
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rollout import chunks, slots
+from ragen_jax.rollout import chunks, pages
 from ragen_jax.rollout.acting import NO_LIMITS, Clock, Limits
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.rollout.collect import Collecting, collect
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
-from ragen_jax.run.build import build_meshes
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.stages import episodes_of
 
@@ -150,7 +148,7 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
     )
     theirs = collected(model, params, task)
     gone_on, calls = threading.Event(), []
-    decode = slots.decode_chunk
+    decode = pages.decode_chunk
 
     def seen(*args, **settings):
         calls.append(int((np.asarray(args[6]) > 0).sum()))
@@ -158,7 +156,7 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
             gone_on.set()
         return decode(*args, **settings)
 
-    monkeypatch.setattr(slots, "decode_chunk", seen)
+    monkeypatch.setattr(pages, "decode_chunk", seen)
     waiting = Waiting(task.environment, gone_on)
     limits = Limits(time_limit=120.0, workers=2)
     ours = collected(
@@ -255,23 +253,34 @@ def test_other_episodes_need_no_other_programs():
     assert [program._cache_size() for program in programs] == before
 
 
+def sizes(slots=0, episodes=128, **changed):
+    given = dict(prompt=50, chunk=0, max_new_tokens=22, compact=True)
+    return pages.cache_sizes(slots=slots, episodes=episodes, **given | changed)
+
+
 def test_sizes():
-    assert [slots.chunk_length(*sizes) for sizes in ((0, 400), (0, 24), (7, 24), (99, 24))] == [
-        *(50, 8, 7, 24)
+    chunks = ((0, 400), (0, 22), (7, 22), (99, 22))
+    found = [sizes(chunk=chunk, max_new_tokens=n).chunk for chunk, n in chunks]
+    assert found == [50, 22, 7, 22]
+    # A first prompt in a page, an eighth of a power of two; then twice as many positions each.
+    for prompt, lengths in {
+        50: [56, 56, 112, 224, 448, 896, 1024],
+        830: [896, 896, 1024, 1024],
+        2000: [2048, 1024, 1024],
+    }.items():
+        assert [n for n, _ in zip(sizes(prompt=prompt).pages(), lengths, strict=False)] == lengths
+    assert [sizes(prompt=n).pieces for n in (5, 50, 830)] == [(8,), (16, 56), (64, 256)]
+    one = sizes(prompt=830)
+    assert [one.piece(n) for n in (1, 64, 65, 256, 999)] == [64, 64, 256, 256, 256]
+    # Slots, episodes: rows of a cache, those that few episodes are left in among them.
+    assert [sizes(*numbers).rows for numbers in ((0, 128), (100, 300), (128, 60), (1024, 400))] == [
+        (64, 128),
+        (64, 100),
+        (64,),
+        (256, 512),
     ]
-    assert slots.chunk_length(0, 4) == 4
-    for longest, first in ((24, 128), (200, 256), (4000, 512)):
-        lengths = slots.page_lengths(longest)
-        assert [next(lengths) for _ in range(5)] == {
-            128: [128, 128, 256, 512, 1024],
-            256: [256, 256, 512, 1024, 1024],
-            512: [512, 512, 1024, 1024, 1024],
-        }[first]
-    assert [slots.slot_rows(*sizes) for sizes in ((0, 128), (100, 300), (128, 70), (128, 3))] == [
-        *(128, 100, 96, 64)
-    ]
-    assert slots.slot_rows(128, 3, compact=False) == 128
-    assert [slots.rows_at_a_time(rows) for rows in (128, 40, 5)] == [16, 8, 5]
+    assert sizes(128, 3, compact=False).rows == (128,)
+    assert [sizes(count).at_a_time for count in (128, 40, 5)] == [16, 8, 5]
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -324,21 +333,22 @@ def test_no_second_cache_and_no_scores_of_all_positions(optimised, layers):
     def ints(*shape):
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 
-    pages = [page(B, size) for size in positions]
-    size = sum(x.size * 4 for x in jax.tree.leaves(pages))
+    held = [page(B, size) for size in positions]
+    largest = sum(x.size * 4 for x in jax.tree.leaves(held[-1]))
+    size = sum(x.size * 4 for x in jax.tree.leaves(held))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B))
-    heat = jax.ShapeDtypeStruct((), jnp.float32)
+    heat, first = (jax.ShapeDtypeStruct((), kind) for kind in (jnp.float32, jnp.int32))
     with optimised():
         decode = chunks.decode_chunk.lower(
-            model, params, pages, *[ints(B)] * 4, keys, heat, chunk=16, stop_ids=(1,)
+            model, params, held, *[ints(B)] * 4, keys, heat, chunk=16, stop_ids=(1,)
         )
-        fold = chunks.fold.lower(pages, page(R, E), ints(R), ints(R), ints(B))
-        read = chunks.read.lower(model, params, pages, ints(R), ints(R), ints(R, E))
+        fold = chunks.fold.lower(held[-1], page(R, E), first, ints(R), ints(R), ints(B))
+        read = chunks.read.lower(model, params, held, ints(R), ints(R), ints(R, E))
         decode, fold, read = (x.compile().memory_analysis() for x in (decode, fold, read))
-    for found in (decode, fold):
-        assert found.alias_size_in_bytes == size
-        # A scan takes a layer out of its stack.
-        assert found.temp_size_in_bytes < size * (0.4 if layers > 4 else 0.2)
+    assert fold.alias_size_in_bytes == largest
+    # A scan takes a layer out of its stack.
+    for found, whole in ((decode, size), (fold, largest)):
+        assert found.temp_size_in_bytes < whole * (0.4 if layers > 4 else 0.2)
     assert read.temp_size_in_bytes - size / layers * (layers > 4) < (
         0.6 * 4 * R * config.heads * E * sum(positions)
     )
@@ -350,22 +360,3 @@ def test_on_1_2_4_and_8_devices():
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err[-3000:]
     assert out.split() == ["1,1,1", "2,1,1", "2,2,1", "4,2,1", "2,1,2"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """Of another process."""
-
-    process_index: int
-
-
-def test_several_processes_are_refused():
-    config = base.get_config()
-    config.optimizer.micro_batch = 2
-    devices = [Device(n) for n in range(2)]
-    for name in ("slots", "chunk"):
-        other = config.copy_and_resolve_references()
-        other.rollout[name] = 64
-        with pytest.raises(ValueError, match=f"config.rollout.{name} is 64, but 2 processes"):
-            build_meshes(other, devices)
-    build_meshes(config, devices)
