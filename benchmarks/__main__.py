@@ -11,6 +11,7 @@ import sys
 from benchmarks import (
     alarm,
     caching,
+    continuous,
     filtering,
     generation,
     llm,
@@ -30,6 +31,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "rollout-tunix": (generation.rollout_tunix, 15, "float32"),
     "kept-cache": (caching.kept_cache, 15, "float32"),
     "slots": (slots.slots, 5, "float32"),
+    "generate-batch": (continuous.generate_batch, 1, "float32"),
     "slots-memory": (slots.slots_memory, 1, "float32"),
     "group-prefill": (caching.group_prefill, 50, "float32"),
     "filtered-update": (filtering.filtered_update, 9, "float32"),
@@ -44,6 +46,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
 SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
 ONE_ARENA = (
     "slots",
+    "generate-batch",
     "rollout-full",
     "kept-cache",
     "rollout-0.5b",

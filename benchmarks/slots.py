@@ -14,14 +14,16 @@ import subprocess
 import sys
 
 import jax.numpy as jnp
+from transformers import AutoTokenizer
 
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Row, compare
+from ragen_jax.model import hf
 from ragen_jax.model.qwen import ModelConfig
 
 LIMIT = 128  # tokens of a reply
 TAIL = 0.3  # mean length, as a share of the limit
-STOPS = 3
+STOPS = 8
 TEN_MILLION = ModelConfig(
     vocab_size=round(STOPS * TAIL * LIMIT),
     width=480,
@@ -40,6 +42,8 @@ def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION
     sizes = dict(turns=turns, members=members, new_tokens=limit, shape=shape)
     with tiny_setting(context="full", **sizes) as (setting, _):
         params = setting.params | {"head": jnp.zeros_like(setting.params["head"])}
+        tokenizer = AutoTokenizer.from_pretrained(setting.directory)
+        hf.save(setting.directory, setting.model, params, tokenizer)  # for peers
         stops = tuple(range(STOPS)) if heavy else ()
         chat = dataclasses.replace(setting.chat, stop_ids=stops)
         yield dataclasses.replace(setting, params=params, chat=chat)

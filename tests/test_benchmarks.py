@@ -13,6 +13,7 @@ from benchmarks import __main__ as command
 from benchmarks import (
     alarm,
     caching,
+    continuous,
     corpus,
     gain,
     generation,
@@ -25,6 +26,7 @@ from benchmarks import (
 )
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
+from benchmarks.slots import TEN_MILLION
 
 pytestmark = pytest.mark.long
 
@@ -84,6 +86,18 @@ def test_without_a_peer_ours_is_still_measured(monkeypatch):
 
 
 @pytest.mark.slow
+def test_continuous_batching_of_transformers():
+    pytest.importorskip("torch")
+    small = dataclasses.replace(TEN_MILLION, width=48, layers=2, heads=4, head_dim=12, mlp_width=64)
+    rows = continuous.generate_batch(1, groups=2, members=3, turns=2, shape=small)
+    assert [row.name for row in rows] == [
+        *("full history, tiny agent: 6 episodes", "heavy-tailed replies: 6 episodes")
+    ]
+    assert all(row.other > 0 and row.target == 4 for row in rows)
+    assert rows[0].work == 6 * 2 * 24
+
+
+@pytest.mark.slow
 def test_another_shape_plays(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(generation, "shape", lambda name, dtype: llm.TINY)
@@ -97,7 +111,7 @@ def test_both_sides_play_the_same_episodes(context):
     with tiny_setting(context=context, turns=(1, 3), members=2, new_tokens=4) as (setting, _):
         episodes = setting.play()
         rng = np.random.default_rng(1)
-        shown = setting.play_with(lambda prompts, new: rng.integers(0, 280, (len(prompts), new)))
+        shown, _ = setting.play_with(lambda prompts, new: rng.integers(0, 280, (len(prompts), new)))
         again = setting.play(read_again=True)
     assert [len(e.turns) for e in episodes] == [1, 1, 3, 3]
     assert [len(prompts) for prompts in shown] == [4, 2, 2]
