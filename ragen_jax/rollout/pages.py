@@ -92,7 +92,7 @@ def cache_sizes(
     most = -(-(slots or episodes) // shards)
     rows = row_sizes(most) if compact else (most,)
     enough = next((n for n in rows if n * shards >= episodes), most)
-    longest = min(length_bucket(prompt), PIECE)
+    longest = length_bucket(-(-prompt // -(-prompt // PIECE)))  # equal parts of a first prompt
     return Sizes(
         rows=tuple(n for n in rows if n <= enough),
         at_a_time=min(most, max(-(-most // 8), 8)),

@@ -17,7 +17,7 @@ from ragen_jax.model import attention
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rollout import chunks, pages
+from ragen_jax.rollout import chunks, pages, slots
 from ragen_jax.rollout.acting import NO_LIMITS, Clock, Limits
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.rollout.collect import Collecting, collect
@@ -121,7 +121,10 @@ def test_truncated_sampling_is_the_same():
 
 
 class Waiting:
-    """An environment whose steps wait until the device has gone on with other rows."""
+    """An environment whose steps wait until the device has gone on with other rows.
+
+    For ever, if it never does: the limit is for code that has the device wait for them.
+    """
 
     def __init__(self, environment, gone_on):
         self.environment, self.gone_on, self.waited, self.late = environment, gone_on, 0, False
@@ -129,7 +132,7 @@ class Waiting:
         self.reset, self.render = environment.reset, environment.render
 
     def step(self, state, action, rng):
-        went_on = self.gone_on.wait(timeout=0 if self.late else 60)
+        went_on = self.gone_on.wait(timeout=0 if self.late else 300)
         self.waited, self.late = self.waited + went_on, not went_on
         return self.environment.step(state, action, rng)
 
@@ -156,9 +159,17 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
             gone_on.set()
         return decode(*args, **settings)
 
+    act_on = slots.act_on
+
+    def act_on_seen(*args):
+        here = threading.current_thread() is threading.main_thread()
+        assert not here, "the thread that decodes waits for environments"
+        act_on(*args)
+
     monkeypatch.setattr(pages, "decode_chunk", seen)
+    monkeypatch.setattr(slots, "act_on", act_on_seen)
     waiting = Waiting(task.environment, gone_on)
-    limits = Limits(time_limit=120.0, workers=2)
+    limits = Limits(time_limit=600.0, workers=2)
     ours = collected(
         model, params, task, Clock(), environment=waiting, limits=limits, slots=30, chunk=3
     )
@@ -269,9 +280,9 @@ def test_sizes():
         2000: [2048, 1024, 1024],
     }.items():
         assert [n for n, _ in zip(sizes(prompt=prompt).pages(), lengths, strict=False)] == lengths
-    assert [sizes(prompt=n).pieces for n in (5, 50, 830)] == [(8,), (16, 56), (64, 256)]
+    assert [sizes(prompt=n).pieces for n in (5, 50, 830)] == [(8,), (16, 56), (56, 224)]
     one = sizes(prompt=830)
-    assert [one.piece(n) for n in (1, 64, 65, 256, 999)] == [64, 64, 256, 256, 256]
+    assert [one.piece(n) for n in (1, 56, 57, 224, 999)] == [56, 56, 224, 224, 224]
     # Slots, episodes: rows of a cache, those that few episodes are left in among them.
     assert [sizes(*numbers).rows for numbers in ((0, 128), (100, 300), (128, 60), (1024, 400))] == [
         (64, 128),
