@@ -30,7 +30,10 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "rollout-0.5b": (generation.rollout_05b, 3, "float32"),
     "rollout-tunix": (generation.rollout_tunix, 15, "float32"),
     "kept-cache": (caching.kept_cache, 15, "float32"),
-    "slots": (slots.slots, 5, "float32"),
+    "slots": (slots.slots, 3, "float32"),
+    "slots-equal": (slots.slots_equal, 3, "float32"),
+    "slots-64": (slots.slots_64, 3, "float32"),
+    "tiny-step": (slots.tiny_step, 9, "float32"),
     "generate-batch": (continuous.generate_batch, 1, "float32"),
     "slots-memory": (slots.slots_memory, 1, "float32"),
     "group-prefill": (caching.group_prefill, 50, "float32"),
@@ -46,6 +49,8 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
 SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
 ONE_ARENA = (
     "slots",
+    "slots-equal",
+    "slots-64",
     "generate-batch",
     "rollout-full",
     "kept-cache",

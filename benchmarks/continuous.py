@@ -20,7 +20,7 @@ def generate_batch(repeats, *, groups=8, members=16, turns=5, shape=None, limit=
         rows = [_against("full history, tiny agent", setting, repeats, chunk=24)]
     more = {name: x for name, x in dict(shape=shape, limit=limit).items() if x is not None}
     with planted(heavy=True, **sizes, **more) as setting:
-        return [*rows, _against("heavy-tailed replies", setting, repeats, chunk=16)]
+        return [*rows, _against("heavy-tailed replies", setting, repeats, chunk=8)]
 
 
 def _against(name, setting, repeats, **served):
