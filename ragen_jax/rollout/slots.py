@@ -34,10 +34,10 @@ from ragen_jax.rollout.episode import (
     check_positions,
     next_prompt,
 )
-from ragen_jax.rollout.pages import Cache, News, Replying, cache_sizes
+from ragen_jax.rollout.pages import Cache, News, Program, Replying, cache_sizes, programs
 from ragen_jax.rollout.sample import episode_keys
 from ragen_jax.sharding import agree, row_shards, shards_are_shared
-from ragen_jax.types import Params
+from ragen_jax.types import Params, Turn
 
 NOTHING = np.zeros(0, np.int32)
 
@@ -248,3 +248,60 @@ def _decode(
             slot.waits = True
             stopped.append(slot)
     return stopped
+
+
+# ------------------------------------------------------------------------------ ahead of a run
+
+
+def expected_programs(
+    model: Qwen,
+    params: Params,
+    chat: Chat,
+    play: Play,
+    *,
+    episodes: int,
+    slots: int,
+    chunk: int,
+    budgets: Budgets,
+    sampling: Sampling,
+    compact: bool,
+) -> list[Program]:
+    """What `play_in_slots` will compile, on the mesh in use: `f.lower(*args, **kwargs)` each.
+
+    Where all observations are as long as the first one of `play`, and replies as they may be.
+
+    Args:
+      params: or their shapes.
+      play: that has just been started.
+      episodes: of a rollout. The others: as in `play_in_slots`.
+    """
+    turns: list[Turn] = []
+    held, lengths, news = NOTHING, [], []
+    for number in range(budgets.max_turns):
+        used = min(number, budgets.max_actions - 1)
+        message = chat.observe(play.observation, actions_used=used, last_valid=True)
+        prompt = chat.prompt_ids(turns, message)
+        lengths.append(len(prompt))
+        news.append(max(len(prompt) - 1 - _common(held, prompt[:-1]), 1))
+        reply = np.full(budgets.max_new_tokens, prompt[-1], np.int32)
+        held = np.concatenate([prompt, reply[:-1]])
+        turns.append(
+            Turn(prompt, message, reply, np.zeros(len(reply)), (0, 0), (0, 0), (), True, 0.0, {})
+        )
+    sizes = cache_sizes(
+        slots=slots,
+        chunk=chunk,
+        episodes=episodes,
+        prompt=lengths[0],
+        max_new_tokens=budgets.max_new_tokens,
+        compact=compact,
+    )
+    return programs(
+        model,
+        params,
+        sizes,
+        positions=max(lengths) + budgets.max_new_tokens - 1,
+        news=news,
+        sampling=sampling,
+        stop_ids=chat.stop_ids,
+    )

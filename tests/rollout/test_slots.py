@@ -21,6 +21,7 @@ from ragen_jax.rollout import chunks, pages, slots
 from ragen_jax.rollout.acting import NO_LIMITS, Clock, Limits
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.rollout.collect import Collecting, collect
+from ragen_jax.rollout.episode import start_plays
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.stages import episodes_of
@@ -262,6 +263,41 @@ def test_other_episodes_need_no_other_programs():
     for first, count in ((20, 24), (50, 9), (60, 17)):
         play(first, count)
     assert [program._cache_size() for program in programs] == before
+
+
+@pytest.mark.long
+def test_programs_are_known_before(monkeypatch):
+    model, params, task = played_by("frozen_lake", "full")
+    names, met = ("read", "fold", "decode_chunk"), set()
+
+    def called(name, args, settings):
+        shapes = [x.shape for x in jax.tree.leaves(args[1:] if name != "fold" else args)]
+        return name, tuple(shapes), tuple(sorted(settings.items()))
+
+    def seen(name):
+        function = getattr(pages, name)
+
+        def call(*args, **settings):
+            met.add(called(name, args, settings))
+            return function(*args, **settings)
+
+        call.__name__ = name
+        return call
+
+    served = dict(slots=8, chunk=4)
+    first = task.environment.render(task.environment.reset(SEED << 32))
+    (play,) = start_plays([SEED << 32], [None], [first], 1, task.key)
+    listed = slots.expected_programs(
+        *(model, params, task.chat, play),
+        **dict(episodes=35, budgets=BUDGETS, sampling=task.sampling, compact=True),
+        **served,
+    )
+    found = {called(f.__name__, args, settings) for f, args, settings in listed}
+    assert len(found) == len(listed) <= 12
+    for name in names:
+        monkeypatch.setattr(pages, name, seen(name))
+    collected(model, params, task, **served)
+    assert {name for name, *_ in met} == set(names) and met <= found
 
 
 def sizes(slots=0, episodes=128, **changed):
