@@ -41,16 +41,20 @@ class Sizes:
 
     rows: tuple[int, ...]  # of the cache, rising: of all slots, and of those left at the end
     at_a_time: int  # rows that are read in a call
-    first: int  # positions of the first page
+    first: int  # positions of the first page: a first prompt, or an eighth of a reply
     pieces: tuple[int, ...]  # tokens of a row that a call reads, rising
     chunk: int  # tokens of a decode chunk
 
     def pages(self) -> Iterator[int]:
-        """Positions of the first page, of the second, ...: twice as many, up to LARGEST_PAGE."""
+        """Positions of the first page, of the second, ...: alike at first, then half of all before.
+
+        So a row attends to hardly more than it has, with few numbers of pages.
+        """
         size = held = self.first
         while True:
             yield size
-            size = min(held, LARGEST_PAGE)
+            longer = self.first * max(held // (2 * self.first), 1)
+            size = min(longer, LARGEST_PAGE)
             held += size
 
     def piece(self, tokens: int) -> int:
@@ -96,7 +100,7 @@ def cache_sizes(
     return Sizes(
         rows=tuple(n for n in rows if n <= enough),
         at_a_time=min(most, max(-(-most // 8), 8)),
-        first=length_bucket(prompt),
+        first=length_bucket(max(prompt, -(-max_new_tokens // 8))),
         pieces=tuple(sorted({min(length_bucket(-(-longest // 4)), longest), longest})),
         chunk=min(chunk or max(-(-max_new_tokens // 8), LEAST_CHUNK), max_new_tokens),
     )

@@ -309,13 +309,14 @@ def test_sizes():
     chunks = ((0, 400), (0, 22), (7, 22), (99, 22))
     found = [sizes(chunk=chunk, max_new_tokens=n).chunk for chunk, n in chunks]
     assert found == [50, 22, 7, 22]
-    # A first prompt in a page, an eighth of a power of two; then twice as many positions each.
+    # A first prompt in a page, an eighth of a power of two; later ones grow by half of all.
     for prompt, lengths in {
-        50: [56, 56, 112, 224, 448, 896, 1024],
-        830: [896, 896, 1024, 1024],
+        50: [56, 56, 56, 56, 112, 168, 224, 336, 504, 784],
+        830: [896, 896, 896, 896, 1024, 1024],
         2000: [2048, 1024, 1024],
     }.items():
         assert [n for n, _ in zip(sizes(prompt=prompt).pages(), lengths, strict=False)] == lengths
+    assert sizes(prompt=50, max_new_tokens=4096).first == 512
     assert [sizes(prompt=n).pieces for n in (5, 50, 830)] == [(8,), (16, 56), (56, 224)]
     one = sizes(prompt=830)
     assert [one.piece(n) for n in (1, 56, 57, 224, 999)] == [56, 56, 224, 224, 224]
