@@ -30,9 +30,8 @@ from ragen_jax.run.log import read_metrics
 
 LIMIT = 64  # tokens of a reply
 TAIL = 0.3  # mean length, as a share of the limit
-STOPS = 16
 TEN_MILLION = ModelConfig(
-    vocab_size=round(STOPS * TAIL * LIMIT),
+    vocab_size=320,  # more than the tokenizer has
     width=480,
     layers=4,
     heads=8,
@@ -51,7 +50,7 @@ def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION
         params = setting.params | {"head": jnp.zeros_like(setting.params["head"])}
         tokenizer = AutoTokenizer.from_pretrained(setting.directory)
         hf.save(setting.directory, setting.model, params, tokenizer)  # for peers
-        stops = tuple(range(STOPS)) if heavy else ()
+        stops = tuple(range(round(shape.vocab_size / (TAIL * limit)))) if heavy else ()
         chat = dataclasses.replace(setting.chat, stop_ids=stops)
         yield dataclasses.replace(setting, params=params, chat=chat)
 
