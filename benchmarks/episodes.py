@@ -84,6 +84,7 @@ class Setting:
     seeds: tuple[int, ...]
     members: int
     budgets: Budgets
+    directory: str  # of the model in Hugging Face format, while it is there
 
     def play(self, *, read_again=False, slots=0, chunk=0):
         """Our rollout -> episodes."""
@@ -103,14 +104,14 @@ class Setting:
         )
 
     def play_with(self, generate):
-        """The same episodes by a peer's `generate` (peers.py) -> prompts of each turn."""
+        """The same episodes by a peer's `generate` (peers.py) -> prompts, replies of each turn."""
         rng = np.random.default_rng(0)
         plays = [
             [self.environment.reset(seed), [], False]
             for seed in self.seeds
             for _ in range(self.members)
         ]  # state, turns, over
-        shown = []
+        shown, said = [], []
         for turn in range(self.budgets.max_turns):
             live = [play for play in plays if not play[2]]
             if not live:
@@ -123,14 +124,16 @@ class Setting:
                     last_valid=True,
                 )
                 prompts.append(self.chat.prompt_ids(turns, message))
-            sampled_BT = generate(prompts, self.budgets.max_new_tokens).astype(np.int32)
-            for play, prompt, sampled in zip(live, prompts, sampled_BT, strict=True):
+            replies = generate(prompts, self.budgets.max_new_tokens)
+            replies = [np.asarray(reply, np.int32) for reply in replies]
+            for play, prompt, sampled in zip(live, prompts, replies, strict=True):
                 for action in self.chat.read(sampled).actions:
                     step = self.environment.step(play[0], action, rng)
                     play[0], play[2] = step.state, step.done
                 play[1].append(_Said(prompt, sampled))
             shown.append(prompts)
-        return shown
+            said.append(replies)
+        return shown, said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +174,7 @@ def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=Non
                     max_actions=len(MOVES) * max(turns),
                     max_new_tokens=new_tokens,
                 ),
+                directory=f"{directory}/tiny",
             ),
             f"{directory}/tiny",
         )

@@ -98,7 +98,7 @@ def _against_torch(name, repeats, context, turns, members, target=None):
 
 def _played(setting, generate):
     """A peer's run of a setting; it must have been shown prompts of the same lengths as ours."""
-    shown = setting.play_with(generate)
+    shown, _ = setting.play_with(generate)
     ours = sorted(len(turn.prompt) for episode in setting.play() for turn in episode.turns)
     theirs = sorted(len(prompt) for prompts in shown for prompt in prompts)
     if ours != theirs:

@@ -89,6 +89,50 @@ def torch_generator(directory):
     return generate
 
 
+def torch_batcher(directory, stop_ids, *, tokens, in_flight=16, page=16):
+    """generate(prompts, new_tokens) -> [ids of each], by transformers' continuous batching.
+
+    A reply ends at a stop id, and the next prompt takes its place; what prompts begin with alike
+    is read once as far as pages go. Two cores were fastest with 16 replies at a time.
+
+    Args:
+      tokens: of all prompts and replies that are held at a time, for which its cache has pages.
+      in_flight: replies at a time.
+    """
+    model = torch_model(directory)
+    model.set_attn_implementation("sdpa")  # other kernels of its paged cache need a GPU
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    pages = ContinuousBatchingConfig(
+        page_size=page,
+        num_blocks=-(-tokens // page),
+        max_batch_tokens=1024,
+        max_requests_per_batch=in_flight,
+    )
+
+    def generate(prompts, new_tokens):
+        sampling = GenerationConfig(
+            max_new_tokens=new_tokens,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=list(stop_ids) or None,
+            pad_token_id=0,
+        )
+        found = model.generate_batch(
+            [prompt.tolist() for prompt in prompts],
+            generation_config=sampling,
+            continuous_batching_config=pages,
+        )
+        if len(found) != len(prompts):
+            raise RuntimeError(f"generate_batch answered {len(found)} of {len(prompts)} prompts")
+        order = sorted(found, key=lambda name: int(name.rpartition("_")[2]))
+        return [found[name].generated_tokens for name in order]
+
+    return generate
+
+
 def torch_logits(directory, prompt):
     """Logits behind a prompt, to see that the weights are the same."""
     model = torch_model(directory)

@@ -8,22 +8,30 @@ all are equally long. Episodes of both sides are the same, as the keys of their 
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import jax.numpy as jnp
+from transformers import AutoTokenizer
 
 from benchmarks.episodes import tiny_setting
-from benchmarks.measure import Row, compare
+from benchmarks.measure import Row, compare, summarise
+from ragen_jax import train
+from ragen_jax.configs import sokoban
+from ragen_jax.model import hf
 from ragen_jax.model.qwen import ModelConfig
+from ragen_jax.run.log import read_metrics
 
-LIMIT = 128  # tokens of a reply
+LIMIT = 64  # tokens of a reply
 TAIL = 0.3  # mean length, as a share of the limit
-STOPS = 3
 TEN_MILLION = ModelConfig(
-    vocab_size=round(STOPS * TAIL * LIMIT),
+    vocab_size=320,  # more than the tokenizer has
     width=480,
     layers=4,
     heads=8,
@@ -40,35 +48,79 @@ def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION
     sizes = dict(turns=turns, members=members, new_tokens=limit, shape=shape)
     with tiny_setting(context="full", **sizes) as (setting, _):
         params = setting.params | {"head": jnp.zeros_like(setting.params["head"])}
-        stops = tuple(range(STOPS)) if heavy else ()
+        tokenizer = AutoTokenizer.from_pretrained(setting.directory)
+        hf.save(setting.directory, setting.model, params, tokenizer)  # for peers
+        stops = tuple(range(round(shape.vocab_size / (TAIL * limit)))) if heavy else ()
         chat = dataclasses.replace(setting.chat, stop_ids=stops)
         yield dataclasses.replace(setting, params=params, chat=chat)
 
 
-def slots(repeats, *, served=((0, 16), (64, 16)), **sizes):
-    """128 episodes of five turns, full history, 10 M parameters: replies heavy-tailed, or equal."""
-    rows = []
-    for heavy, name, target in ((True, "heavy-tailed", 1.6), (False, "equally long", 0.97)):
-        with planted(heavy=heavy, **sizes) as setting:
-            for count, chunk in served:
-                episodes = setting.play(slots=count, chunk=chunk)
-                _check_same(episodes, setting.play())
-                rows.append(
-                    Row(
-                        name=f"{name} replies, {count or len(episodes)} slots, chunk {chunk}",
-                        other_name="lock step",
-                        target=target,
-                        work=sum(len(turn.sampled) for e in episodes for turn in e.turns),
-                        unit="new tokens",
-                        **compare(
-                            lambda c=count, k=chunk, s=setting: s.play(slots=c, chunk=k),
-                            setting.play,
-                            repeats=repeats,
-                            warmup=1,
-                        ),
-                    )
-                )
-    return rows
+def slots(repeats, *, served=(0, 8), **sizes):
+    """Heavy-tailed replies of 128 episodes of five turns, all at once; 10 M parameters."""
+    return [_against_lock_step(True, repeats, served, 1.6, sizes)]
+
+
+def slots_equal(repeats, *, served=(0, 8), **sizes):
+    """The same where all replies are equally long, so that nobody waits in lock step either."""
+    return [_against_lock_step(False, repeats, served, 0.97, sizes)]
+
+
+def slots_64(repeats, *, served=(64, 8), **sizes):
+    """Heavy-tailed replies again, 64 episodes at a time: half of the cache."""
+    return [_against_lock_step(True, repeats, served, 1.6, sizes)]
+
+
+def _against_lock_step(heavy, repeats, served, target, sizes):
+    """The `Row` of replies that are heavy-tailed, or else equally long; served: (slots, chunk)."""
+    count, chunk = served
+    with planted(heavy=heavy, **sizes) as setting:
+        episodes = setting.play(slots=count, chunk=chunk)
+        _check_same(episodes, setting.play())
+        kind = "heavy-tailed" if heavy else "equally long"
+        return Row(
+            name=f"{kind} replies, {count or len(episodes)} slots, chunk {chunk}",
+            other_name="lock step",
+            target=target,
+            work=sum(len(turn.sampled) for e in episodes for turn in e.turns),
+            unit="new tokens",
+            **compare(
+                lambda: setting.play(slots=count, chunk=chunk),
+                setting.play,
+                repeats=repeats,
+                warmup=0,  # both have just been played
+            ),
+        )
+
+
+def tiny_step(repeats, *, steps=8, **changed):
+    """A step of the default run with slots on, behind the steps that compile, against lock step."""
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(repeats + 1):
+            paths = {slots: Path(folder) / f"{repeat}-{slots}" for slots in (128, 0)}
+            seconds.append([_step(path, slots, steps, changed) for slots, path in paths.items()])
+    return [
+        Row(
+            name="a step of the default run, slots on",
+            other_name="lock step",
+            target=0.97,
+            **summarise(seconds[1:]),
+        )
+    ]
+
+
+def _step(workdir, slots, steps, changed):
+    """Median seconds of a step, the first two apart, in which the update has other lengths."""
+    config = sokoban.get_config()
+    config.steps, config.rollout.slots, config.log.trackers = steps, slots, ()
+    config.eval.every = config.report.every = 0
+    config.checkpoint.export = False
+    config.update_from_flattened_dict(changed)
+    with contextlib.redirect_stdout(io.StringIO()):
+        train.train(config, workdir)
+    return statistics.median(
+        row["time/step"] for row in read_metrics(workdir / "metrics.jsonl")[2:]
+    )
 
 
 def _check_same(ours, theirs):
@@ -102,7 +154,7 @@ from benchmarks.slots import planted
 groups, members, slots = map(int, sys.argv[1:])
 with planted(heavy=True, turns=(5,) * groups, members=members) as setting:
     start = time.perf_counter()
-    setting.play(slots=slots, chunk=16)
+    setting.play(slots=slots, chunk=8)
     seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"seconds": seconds, "peak": peak}))

@@ -55,10 +55,11 @@ def get_config() -> ConfigDict:
                 max_new_tokens=400,  # of one reply
                 compact=True,  # drop finished episodes from the batch
                 # Episodes played at a time, a free slot taking the next one, in training and
-                # evaluation; 0: all of a step. The cache has room for so many.
+                # evaluation; 0: all of a step. The cache has room for so many. What to use where
+                # replies are long and of many lengths, or where a step's cache does not fit.
                 slots=0,
                 # Tokens between two looks at which replies have ended, whose episodes then go on
-                # without the others; at most max_new_tokens. 0: with slots an eighth of it (8 at
+                # without the others; at most max_new_tokens. 0: with slots an eighth of it (24 at
                 # least); without, a turn ends for all when its longest reply does.
                 chunk=0,
                 # 1: the next step's episodes are played while this one's updates run, by the policy

@@ -209,6 +209,15 @@ def row_shards() -> tuple[int, list[int]]:
     ]
 
 
+def shards_are_shared() -> bool:
+    """Whether a part of the rows on the mesh in use lies in several processes."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return False
+    shards = mesh.devices.reshape(data_shards(mesh), -1)
+    return any(len({device.process_index for device in row}) > 1 for row in shards)
+
+
 def place_rows(array: np.ndarray) -> Array:
     """This process's rows (in the order of its shards) as part of an array over all devices."""
     mesh = jax.sharding.get_mesh()

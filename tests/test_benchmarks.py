@@ -13,6 +13,7 @@ from benchmarks import __main__ as command
 from benchmarks import (
     alarm,
     caching,
+    continuous,
     corpus,
     gain,
     generation,
@@ -22,9 +23,11 @@ from benchmarks import (
     reading,
     scoring,
     searching,
+    slots,
 )
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
+from benchmarks.slots import TEN_MILLION
 
 pytestmark = pytest.mark.long
 
@@ -83,6 +86,37 @@ def test_without_a_peer_ours_is_still_measured(monkeypatch):
     assert "pip install torch" in row.skipped
 
 
+SMALL = dataclasses.replace(TEN_MILLION, width=48, layers=2, heads=4, head_dim=12, mlp_width=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case, tokens", [("slots", None), ("slots_equal", 6 * 2 * 8)])
+def test_slots_against_the_lock_step(case, tokens):
+    sizes = dict(turns=(2, 2), members=3, limit=8, shape=SMALL)
+    (row,) = getattr(slots, case)(1, served=(4, 5), **sizes)
+    assert row.ours > 0 and row.other > 0 and "4 slots, chunk 5" in row.name
+    assert row.work == tokens or tokens is None and row.work < 6 * 2 * 8
+
+
+@pytest.mark.slow
+def test_steps_with_slots_on(agent, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
+    few = {"rollout.groups": 2, "rollout.group_size": 4, "optimizer.minibatches": 1}
+    (row,) = slots.tiny_step(1, steps=4, **{"model.path": str(agent.directory), **few})
+    assert row.ours > 0 and row.other > 0 and row.ratio > 0
+
+
+@pytest.mark.slow
+def test_continuous_batching_of_transformers():
+    pytest.importorskip("torch")
+    rows = continuous.generate_batch(1, groups=2, members=3, turns=2, shape=SMALL)
+    assert [row.name for row in rows] == [
+        *("full history, tiny agent: 6 episodes", "heavy-tailed replies: 6 episodes")
+    ]
+    assert all(row.other > 0 and row.target == 4 for row in rows)
+    assert rows[0].work == 6 * 2 * 24
+
+
 @pytest.mark.slow
 def test_another_shape_plays(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -97,7 +131,7 @@ def test_both_sides_play_the_same_episodes(context):
     with tiny_setting(context=context, turns=(1, 3), members=2, new_tokens=4) as (setting, _):
         episodes = setting.play()
         rng = np.random.default_rng(1)
-        shown = setting.play_with(lambda prompts, new: rng.integers(0, 280, (len(prompts), new)))
+        shown, _ = setting.play_with(lambda prompts, new: rng.integers(0, 280, (len(prompts), new)))
         again = setting.play(read_again=True)
     assert [len(e.turns) for e in episodes] == [1, 1, 3, 3]
     assert [len(prompts) for prompts in shown] == [4, 2, 2]

@@ -51,7 +51,18 @@ def test_two_devices_of_a_tensor_mesh_do_what_one_does(agent):
 
 
 @pytest.mark.long
-def test_two_processes_do_what_one_does(agent, tmp_path):
+@pytest.mark.parametrize(
+    "served",
+    [
+        pytest.param((), id="turn by turn"),
+        # Environments that have a limit step beside the device, in each process when they can.
+        pytest.param(
+            ("--config.rollout.slots=24", "--config.rollout.chunk=7", "--config.env.time_limit=60"),
+            id="slots",
+        ),
+    ],
+)
+def test_two_processes_do_what_one_does(agent, tmp_path, served):
     def command(name):
         return [
             *("-m", "ragen_jax.train", f"--workdir={tmp_path / name}", "--config.steps=2"),
@@ -65,7 +76,7 @@ def test_two_processes_do_what_one_does(agent, tmp_path):
     out, err = one.communicate(timeout=600)
     assert one.returncode == 0, err[-3000:]
     two = subprocess.run(
-        ["launch/local_multiprocess.sh", *command("two")[2:]],
+        ["launch/local_multiprocess.sh", *command("two")[2:], *served],
         cwd=ROOT,
         env=os.environ
         | {"NUM_PROCESSES": "2", "DEVICES_PER_PROCESS": "2", "LOG_DIR": str(tmp_path / "logs")}

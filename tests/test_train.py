@@ -129,6 +129,22 @@ def test_resuming_gives_the_numbers_of_an_uninterrupted_run(config, finished, tm
     assert {row["update/learning_rate"] for row in resumed[1:]} == {np.float32(1e-3)}
 
 
+@pytest.mark.long
+def test_resuming_over_slots_gives_the_numbers_of_an_uninterrupted_run(config, tmp_path):
+    config.rollout.update(slots=6, chunk=9)
+    config.eval.update(episodes=10, every=2)
+    config.checkpoint.every = 1
+    for name, ends in {"whole": [3], "resumed": [2, 3]}.items():
+        for config.steps in ends:
+            assert train.train(config, tmp_path / name) == 0
+    whole, resumed = (
+        read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "resumed")
+    )
+    assert [row["step"] for row in whole] == [0, 1, 2, 3]
+    assert [row["step"] for row in whole if "eval/success" in row] == [0, 2, 3]
+    assert timeless(resumed) == timeless(whole)
+
+
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_the_step_and_resuming_goes_on(
     number, code, config, finished, tmp_path, monkeypatch

@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 from ragen_jax import sharding
 from ragen_jax.bonus import weighs_entropy
 from ragen_jax.losses import Weights
-from ragen_jax.padding import length_bucket
 from ragen_jax.preflight.program import (
     Program,
     micro_batches,
@@ -30,8 +29,8 @@ from ragen_jax.preflight.residing import beside_residents, resident_programs, re
 from ragen_jax.preflight.roofline import Cost, Work
 from ragen_jax.preflight.shapes import Lengths, Run, cache_struct, describe, host, struct
 from ragen_jax.rollout.chunks import decode_chunk, fold, read
+from ragen_jax.rollout.pages import cache_sizes
 from ragen_jax.rollout.sample import decode, extend, prefill
-from ragen_jax.rollout.slots import PIECE, chunk_length, page_lengths, rows_at_a_time
 from ragen_jax.run.build import build_loss, build_value_loss, needs_statistics
 from ragen_jax.run.sizes import minibatch_rows, of_environments, step_rows
 from ragen_jax.types import Params, TrainState
@@ -160,7 +159,7 @@ def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
 
 
 def slot_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
-    """What slots run: a read of new tokens, its fold into the cache, and a decode chunk.
+    """What slots run: a read of new tokens, a decode chunk, and the folds of both into a page.
 
     With all rows and pages, at the last turn. Calls are as if no row waited for another: every
     slot plays its share of the episodes, and every reply is as long as it may.
@@ -169,23 +168,54 @@ def slot_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program
     work = Work(run.model.config, mesh.shape["tensor"])
     shards = sharding.data_shards(mesh)
     episodes, longest = c.rollout.groups * c.rollout.group_size, c.rollout.max_new_tokens
-    rows = -(-(c.rollout.slots or episodes) // shards)  # of a shard
-    chunk, at_a_time = chunk_length(c.rollout.chunk, longest), rows_at_a_time(rows)
-    B, R, E = shards * rows, shards * at_a_time, min(length_bucket(at.news, least=16), PIECE)
+    with jax.set_mesh(mesh):
+        sizes = cache_sizes(
+            slots=c.rollout.slots,
+            chunk=c.rollout.chunk,
+            episodes=episodes,
+            prompt=at.first,
+            max_new_tokens=longest,
+            compact=False,
+        )
+    rows, at_a_time, chunk = sizes.rows[-1], sizes.at_a_time, sizes.chunk
+    B, R, E = shards * rows, shards * at_a_time, sizes.piece(at.news)
     replies = c.env.max_turns * -(-episodes // B)  # of a slot
-    pages, positions = [], 0
-    for size in page_lengths(longest):
-        pages.append(cache_struct(run.model, run.policy, mesh, B, size))
+    lengths, positions = [], 0
+    for size in sizes.pages():
+        lengths.append(size)
         positions += size
         if positions >= at.last + longest:
             break
+    pages = [cache_struct(run.model, run.policy, mesh, B, size) for size in lengths]
     held = [(page.k, page.v) for page in pages]
-    new = cache_struct(run.model, run.policy, mesh, R, E)
+    largest = lengths.index(max(lengths))
     helps = ("rollout.slots", *run.helps)
 
     def ints(*shape):
         return struct(mesh, shape, jnp.int32, "rows")
 
+    def fold_of(name, N, length, calls):
+        new = cache_struct(run.model, run.policy, mesh, N, length)
+        return program(
+            name,
+            mesh,
+            fold,
+            held[largest],
+            (new.k, new.v),
+            host((), jnp.int32),
+            ints(N),
+            ints(N),
+            ints(B),
+            held=(run.held, run.policy, held[:largest], held[largest + 1 :]),
+            cost=Cost(0.0, 2 * work.cache_bytes(N // shards * length)),
+            calls=calls,
+            helps=helps,
+        )
+
+    reads, chunks = (
+        replies * -(-rows // at_a_time) * -(-at.news // E),
+        replies * -(-longest // chunk),
+    )
     yield program(
         "read",
         mesh,
@@ -198,23 +228,10 @@ def slot_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program
         ints(R, E),
         held=run.held,
         cost=work.read(at_a_time, positions, E),
-        calls=replies * -(-rows // at_a_time) * -(-at.news // E),
+        calls=reads,
         helps=helps,
     )
-    yield program(
-        "fold",
-        mesh,
-        fold,
-        held,
-        (new.k, new.v),
-        ints(R),
-        ints(R),
-        ints(B),
-        held=(run.held, run.policy),
-        cost=Cost(0.0, 2 * work.cache_bytes(at_a_time * E)),
-        calls=replies * -(-rows // at_a_time) * -(-at.news // E),
-        helps=helps,
-    )
+    yield fold_of("fold", R, E, reads)
     yield program(
         "decode_chunk",
         mesh,
@@ -228,9 +245,10 @@ def slot_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program
         keywords={"chunk": chunk, "stop_ids": (0,)},
         held=run.held,
         cost=work.decode(rows, positions, chunk + 1),
-        calls=replies * -(-longest // chunk),
+        calls=chunks,
         helps=helps,
     )
+    yield fold_of("fold_replies", B, chunk, chunks)
 
 
 def training_programs(run: Run) -> Iterator[Program]:

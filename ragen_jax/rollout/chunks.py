@@ -1,7 +1,8 @@
 """Sampling a few tokens at a time, with a cache whose rows come and go.
 
-    read, fold     new tokens of some rows -> their keys and values, in the cache
-    decode_chunk   every row's last token -> up to C tokens more, folded into the cache behind it
+    read           new tokens of some rows -> their keys and values
+    decode_chunk   every row's last token -> up to C tokens more, keys and values of what it read
+    fold           keys and values -> the cache, behind what its rows hold
 
 Where sample.py decodes until the last row of a batch has stopped, here the host sees the rows after
 every chunk, and gives a row that has stopped something else to do. Between two calls a row is a
@@ -33,7 +34,6 @@ from ragen_jax.rollout.sample import (
     choose,
     empty_reply,
     hidden_and_kv,
-    lay_out,
     noise,
     put,
     truncate,
@@ -85,37 +85,39 @@ def read(
     return _lay_out(hidden_and_kv(model, params, tokens_RE, position_RE, memory)[1])
 
 
-@functools.partial(jax.jit, donate_argnames=("pages",))
+@functools.partial(jax.jit, donate_argnames=("page",))
 def fold(
-    pages: Sequence[Page],
+    page: Page,
     new: Page,
+    first: jax.Array,
     start_R: jax.Array,
     count_R: jax.Array,
     reader_B: jax.Array,
-) -> list[Page]:
-    """The pages with what was read. A program of its own: it writes into the pages, and XLA would
-    copy them where it reads them, too.
+) -> Page:
+    """A page with its part of what was read. A program of its own: it writes into the page, and XLA
+    would copy pages where it reads them, too.
 
     Args:
-      new: of `read`. start_R: as there.
-      count_R: int32, how many tokens are real; 0 on padding rows. The pages must hold them.
+      new: of `read`, or of `decode_chunk` (R = B). start_R: as there, or length_B.
+      first: int32, how many positions are in the pages before.
+      count_R: int32, how many tokens are real; 0 on padding rows. What the page does not hold of
+        them is left out.
       reader_B: int32, which of the R rows a row of the cache is to hold; R: it stays as it is.
         Several rows may take what one has read, if it started from nothing.
     """
 
-    def fold_rows(pages, k, v, start_R, count_R, reader_B):
+    def fold_rows(page, k, v, start_R, count_R, reader_B):
         k, v = jax.tree.map(lambda x: jnp.take(x, reader_B, axis=-4, mode="clip"), (k, v))
         start_B, count_B = (jnp.take(x, reader_B, mode="clip") for x in (start_R, count_R))
         count_B = jnp.where(reader_B < start_R.shape[0], count_B, 0)
-        return _fold(pages, k, v, start_B, count_B)
+        return _fold(page, k, v, start_B, count_B)
 
-    return list(map(_lay_out, by_shard(fold_rows, pages, *new, start_R, count_R, reader_B)))
+    return _lay_out(by_shard(fold_rows, page, *new, start_R - first, count_R, reader_B))
 
 
 @functools.partial(
     jax.jit,
     static_argnames=("model", "chunk", "stop_ids", "top_k", "top_p", "min_p"),
-    donate_argnames=("pages",),
 )
 def decode_chunk(
     model: Qwen,
@@ -133,19 +135,19 @@ def decode_chunk(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-) -> tuple[list[Page], jax.Array, jax.Array, jax.Array]:
+) -> tuple[Page, jax.Array, jax.Array, jax.Array]:
     """Samples up to `chunk` tokens of each row's reply.
 
     Args:
-      pages: must hold length_B + chunk positions.
+      pages: those that length_B reaches into.
       token_B: int32, the last token of each row. length_B: int32, how many are before it.
       drawn_B: int32, tokens that its reply has already.
       budget_B: int32, how many it may still have; 0: nothing is sampled.
       keys_B: `episode_keys`. The others: as in sample.decode.
 
     Returns:
-      (pages with what was read, tokens_BC, logp_BC, count_B), as in `Sampled`; the last of the
-      `count_B` tokens is in no page.
+      (keys and values of what was read, to be folded behind length_B; tokens_BC, logp_BC, count_B,
+      as in `Sampled`). Read are the last token and all of the `count_B` ones but their last.
     """
     B, V, C = token_B.shape[0], model.config.vocab_size, chunk
     stop_V = jnp.asarray(np.isin(np.arange(V), stop_ids))
@@ -182,10 +184,8 @@ def decode_chunk(
     )
     carry = jax.lax.while_loop(lambda c: (c[0] < C) & ~c[2].all(), body, carry)
     *_, reply_k, reply_v, tokens_BC, logp_BC, count_B = carry
-    reply = lay_out(Segment(k=reply_k, v=reply_v, length_N=count_B))
-    pages = by_shard(_fold, pages, reply.k, reply.v, length_B, count_B)
     return (
-        list(map(_lay_out, pages)),
+        _lay_out((reply_k, reply_v)),
         constrain(tokens_BC, "rows", None),
         constrain(logp_BC, "rows", None),
         constrain(count_B, "rows"),
@@ -218,17 +218,11 @@ def _memory(
     )
 
 
-def _fold(
-    pages: Sequence[Page], k: Layers, v: Layers, start_B: jax.Array, count_B: jax.Array
-) -> list[Page]:
-    """The pages with each row's first `count_B` new tokens from its position `start_B` on."""
-    T = jax.tree.leaves(k)[0].shape[-2]
-    folded = []
-    for first, size, page in _places(pages):
-        position_BT = start_B[:, None] + jnp.arange(T) - first
-        here = (jnp.arange(T) < count_B[:, None]) & (position_BT >= 0)
-        position_BT = jnp.where(here, position_BT, size)  # past the end: left out
-        folded.append(
-            jax.tree.map(lambda old, new, at=position_BT: write(old, new, at), page, (k, v))
-        )
-    return folded
+def _fold(page: Page, k: Layers, v: Layers, start_B: jax.Array, count_B: jax.Array) -> Page:
+    """A page with each row's first `count_B` new tokens from its position `start_B` on, which may
+    lie before the page or behind it; what is not in it is left out."""
+    size, T = (jax.tree.leaves(x)[0].shape[-2] for x in (page, k))
+    position_BT = start_B[:, None] + jnp.arange(T)
+    here = (jnp.arange(T) < count_B[:, None]) & (position_BT >= 0)
+    position_BT = jnp.where(here, position_BT, size)  # past the end: left out
+    return jax.tree.map(lambda old, new: write(old, new, position_BT), page, (k, v))

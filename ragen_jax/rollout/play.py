@@ -100,7 +100,7 @@ def rollout(
             limits=limits,
             clock=clock,
         )
-        return [as_episode(play) for play in plays]
+        return _everyone([as_episode(play) for play in plays if play.turns])
     count, mine = row_shards()
     per_shard = -(-len(plays) // count)
     shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]

@@ -184,7 +184,7 @@ def build_meshes(
 
     Raises:
       ValueError: sizes that do not fit the devices, rows that do not split over them, or in several
-        processes slots, devices of sampling alone or rollouts ahead; those also on shared devices.
+        processes devices of sampling alone or rollouts ahead; those also on shared devices.
     """
     apart = config.sampling_mesh.devices
     training, sampled = split_devices(jax.devices() if devices is None else devices, apart)
@@ -213,12 +213,6 @@ def build_meshes(
             "sampling, where two programs at a time could wait for each other for ever: give "
             f"sampling_mesh.devices, such as {mesh.size // 2}, or rollout.ahead=0"
         )
-    for name in ("slots", "chunk"):
-        if hosts > 1 and config.rollout[name]:
-            raise ValueError(
-                f"config.rollout.{name} is {config.rollout[name]}, but {hosts} processes sample; "
-                "slots are served by one process: give rollout.slots=0 and rollout.chunk=0"
-            )
     return mesh, sampling
 
 

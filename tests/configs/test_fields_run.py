@@ -19,7 +19,8 @@ from ragen_jax import train
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.load import load_policy
 from ragen_jax.report import background
-from ragen_jax.rollout import play, slots
+from ragen_jax.rollout import pages as slot_pages
+from ragen_jax.rollout import play
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.pool import init_streaks
 from ragen_jax.run.build import build_collecting
@@ -62,7 +63,7 @@ def outcome(tmp_path_factory):
     def stage(config, given):
         workdir, decoded, scored = tmp_path_factory.mktemp("runs") / "run", [], []
         decode, blocks, pages = play.decode, cross_scoring.blocks, []
-        served, decode_chunk = [], slots.decode_chunk
+        served, decode_chunk = [], slot_pages.decode_chunk
         begin = background.subprocess.Popen
 
         def decode_seen(model, params, segment, logits, keys_B, *args, **settings):
@@ -85,7 +86,7 @@ def outcome(tmp_path_factory):
             patch.setattr(background.subprocess, "Popen", begin_seen)
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
             patch.setattr(play, "decode", decode_seen)
-            patch.setattr(slots, "decode_chunk", chunk_seen)
+            patch.setattr(slot_pages, "decode_chunk", chunk_seen)
             patch.setattr(cross_scoring, "blocks", blocks_seen)
             assert train.train(config, workdir) == 0
         played = {int(p.stem[5:]): p for p in sorted((workdir / "rollouts").glob("*.jsonl"))}

@@ -216,16 +216,13 @@ def test_programs_lower():
 def test_programs_of_slots():
     slots = {"rollout.slots": 64, "rollout.chunk": 5, "model.dtype": "bfloat16"}
     found = plan(**{"env.context": "full", **slots})
-    assert list(found)[:4] == ["read", "fold", "decode_chunk", "score_prompts"]
-    for name in ("read", "fold", "decode_chunk"):
+    names = ["read", "fold", "decode_chunk", "fold_replies"]
+    assert list(found)[:5] == [*names, "score_prompts"]
+    for name in names:
         assert found[name].lower().out_info is not None
     # 128 episodes of 5 turns in 64 slots: each has 10 replies of 22 tokens, in chunks of 5; what
     # is new is read in 8 calls of 8 rows.
-    assert {name: found[name].calls for name in ("read", "fold", "decode_chunk")} == {
-        "read": 80,
-        "fold": 80,
-        "decode_chunk": 50,
-    }
+    assert [found[name].calls for name in names] == [80, 80, 50, 50]
     # Beside the parameters a chunk holds the slots' cache, whatever the number of episodes.
     more = plan(**{"env.context": "full", "rollout.groups": 64, **slots})
     for a, b in zip(found["decode_chunk"].arguments, more["decode_chunk"].arguments, strict=True):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ragen_jax.envs.types import Step
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.padding import length_bucket
-from ragen_jax.rollout import play
+from ragen_jax.rollout import pages, play, slots
 from ragen_jax.rollout.chat import Reply
 
 STOP = 1
@@ -77,13 +78,59 @@ class Game:
         return Step(state, 0.0, bool(rng.random() < self.ends), {})
 
 
-def met(monkeypatch, ends, steps=200):
+@dataclasses.dataclass
+class MetInSlots:
+    """The same of slots, whose replies have a length of their own each."""
+
+    rng: np.random.Generator
+    shapes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    length: dict = dataclasses.field(default_factory=dict)  # key of a reply: its tokens
+
+    def empty_page(self, model, params, *, rows, positions):
+        return rows, positions
+
+    def keep_rows(self, page, rows_B):
+        return len(rows_B), page[1]
+
+    def read(self, model, params, held, rows_R, start_R, tokens_RE):
+        self.shapes["read", tuple(held), tokens_RE.shape] += 1
+        return tokens_RE.shape
+
+    def fold(self, page, new, first, start_R, count_R, reader_B):
+        self.shapes["fold", page, new, len(reader_B)] += 1
+        return page
+
+    def decode_chunk(
+        self, model, params, held, token, before, drawn, left, keys, heat, *, chunk, **_
+    ):
+        self.shapes["decode_chunk", tuple(held), len(token), chunk] += 1
+        assert before[left > 0].max() <= sum(size for _, size in held)
+        tokens_BC = np.full((len(token), chunk), 2, np.int32)
+        count_B = np.zeros(len(token), np.int32)
+        for row in np.flatnonzero(left):
+            if not drawn[row]:
+                self.length[keys[row]] = min(self.rng.geometric(1 / (0.3 * TOKENS)), TOKENS)
+            count_B[row] = min(self.length[keys[row]] - drawn[row], chunk)
+            if drawn[row] + count_B[row] == self.length[keys[row]]:
+                tokens_BC[row, count_B[row] - 1] = STOP
+        return (len(token), chunk), tokens_BC, np.zeros(tokens_BC.shape, np.float32), count_B
+
+
+def met(monkeypatch, ends, steps=200, **served):
     """{program: how many shapes of it so many steps meet}."""
+    shapes = met_shapes(monkeypatch, ends, steps, **served)
+    return collections.Counter(program for program, *_ in shapes)
+
+
+def met_shapes(monkeypatch, ends, steps, **served):
+    """(program, shapes) that so many steps meet, and how often."""
     rng = np.random.default_rng(0)
-    found = Met(rng)
-    for name in ("prefill", "extend", "decode"):
-        monkeypatch.setattr(play, name, getattr(found, name))
+    found = MetInSlots(rng) if served else Met(rng)
+    module = pages if served else play
+    for name in vars(type(found)).keys() & vars(module).keys():
+        monkeypatch.setattr(module, name, getattr(found, name))
     monkeypatch.setattr(play, "episode_keys", lambda key, seeds, members, turn: np.array(seeds))
+    monkeypatch.setattr(slots, "episode_keys", lambda key, *words: list(zip(*words, strict=True)))
     model = SimpleNamespace(config=SimpleNamespace(max_positions=8192))
     budgets = play.Budgets(max_turns=TURNS, max_actions=99, max_new_tokens=TOKENS)
     for step in range(steps):
@@ -99,10 +146,11 @@ def met(monkeypatch, ends, steps=200):
             key=jax.random.key(0),
             budgets=budgets,
             sampling=play.Sampling(1.0),
+            **served,
         )
         longest = max(len(e.turns[-1].prompt) + len(e.turns[-1].sampled) for e in episodes)
         found.shapes["update", length_bucket(longest)] += 1
-    return collections.Counter(program for program, *_ in found.shapes)
+    return found.shapes
 
 
 @pytest.mark.long
@@ -112,3 +160,52 @@ def test_two_hundred_steps_of_the_lock_step_meet_no_more_programs(monkeypatch, e
     # What a grid of half as many lengths would save, and cost, is in benchmarks/NOTES.md.
     assert set(programs) == {"prefill", "extend", "decode", "update"}
     assert sum(programs.values()) <= most, programs
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("served", [{"chunk": 50}, {"slots": 64}])
+@pytest.mark.parametrize("ends", [0.0, 0.1, 0.3])
+def test_two_hundred_steps_of_slots_meet_no_more_than_24(monkeypatch, served, ends):
+    programs = met(monkeypatch, ends, **served)
+    assert set(programs) == {"read", "fold", "decode_chunk", "update"}
+    assert sum(programs.values()) <= 24, programs
+
+
+def test_all_programs_of_slots_are_known_before(monkeypatch):
+    config = ModelConfig(
+        vocab_size=9, width=8, layers=2, heads=2, kv_heads=1, head_dim=4, mlp_width=8
+    )
+    model = Qwen(config)
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    sizes = pages.cache_sizes(
+        slots=96, chunk=0, episodes=128, prompt=PROMPT[1], max_new_tokens=TOKENS, compact=True
+    )
+    listed = pages.programs(
+        model,
+        params,
+        sizes,
+        positions=PROMPT[1] + TURNS * (TOKENS + OBSERVATION[1]),
+        news=(PROMPT[1], OBSERVATION[1], 1),  # the same rules behind which little differs
+        sampling=play.Sampling(1.0),
+        stop_ids=(STOP,),
+    )
+
+    def page(kv):
+        leaf = jax.tree.leaves(kv)[0]
+        return leaf.shape[-4], leaf.shape[-2]
+
+    found = set()
+    for function, args, settings in listed:
+        name = function.__name__
+        if name == "fold":
+            found.add((name, page(args[0]), page(args[1]), args[-1].shape[0]))
+        elif name == "read":
+            found.add((name, tuple(map(page, args[2])), args[-1].shape))
+        else:
+            rows = args[3].shape[0]
+            found.add((name, tuple(map(page, args[2])), rows, settings["chunk"]))
+    assert len(found) == len(listed)
+    met_in = met_shapes(monkeypatch, 0.1, steps=3, slots=96)
+    assert {shape for shape in met_in if shape[0] != "update"} <= found
+    function, args, settings = listed[-1]  # any of them can be compiled from it
+    assert function.lower(*args, **settings).out_info is not None

@@ -12,18 +12,17 @@ import pytest
 from devices import on_devices
 from same_episodes import assert_same_episode
 
-from ragen_jax.configs import base
 from ragen_jax.envs import ENVS
 from ragen_jax.model import attention
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rollout import chunks, slots
+from ragen_jax.rollout import chunks, pages, slots
 from ragen_jax.rollout.acting import NO_LIMITS, Clock, Limits
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.rollout.collect import Collecting, collect
+from ragen_jax.rollout.episode import start_plays
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
-from ragen_jax.run.build import build_meshes
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.stages import episodes_of
 
@@ -123,7 +122,10 @@ def test_truncated_sampling_is_the_same():
 
 
 class Waiting:
-    """An environment whose steps wait until the device has gone on with other rows."""
+    """An environment whose steps wait until the device has gone on with other rows.
+
+    For ever, if it never does: the limit is for code that has the device wait for them.
+    """
 
     def __init__(self, environment, gone_on):
         self.environment, self.gone_on, self.waited, self.late = environment, gone_on, 0, False
@@ -131,7 +133,7 @@ class Waiting:
         self.reset, self.render = environment.reset, environment.render
 
     def step(self, state, action, rng):
-        went_on = self.gone_on.wait(timeout=0 if self.late else 60)
+        went_on = self.gone_on.wait(timeout=0 if self.late else 300)
         self.waited, self.late = self.waited + went_on, not went_on
         return self.environment.step(state, action, rng)
 
@@ -150,7 +152,7 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
     )
     theirs = collected(model, params, task)
     gone_on, calls = threading.Event(), []
-    decode = slots.decode_chunk
+    decode = pages.decode_chunk
 
     def seen(*args, **settings):
         calls.append(int((np.asarray(args[6]) > 0).sum()))
@@ -158,9 +160,17 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
             gone_on.set()
         return decode(*args, **settings)
 
-    monkeypatch.setattr(slots, "decode_chunk", seen)
+    act_on = slots.act_on
+
+    def act_on_seen(*args):
+        here = threading.current_thread() is threading.main_thread()
+        assert not here, "the thread that decodes waits for environments"
+        act_on(*args)
+
+    monkeypatch.setattr(pages, "decode_chunk", seen)
+    monkeypatch.setattr(slots, "act_on", act_on_seen)
     waiting = Waiting(task.environment, gone_on)
-    limits = Limits(time_limit=120.0, workers=2)
+    limits = Limits(time_limit=600.0, workers=2)
     ours = collected(
         model, params, task, Clock(), environment=waiting, limits=limits, slots=30, chunk=3
     )
@@ -255,23 +265,70 @@ def test_other_episodes_need_no_other_programs():
     assert [program._cache_size() for program in programs] == before
 
 
+@pytest.mark.long
+def test_programs_are_known_before(monkeypatch):
+    model, params, task = played_by("frozen_lake", "full")
+    names, met = ("read", "fold", "decode_chunk"), set()
+
+    def called(name, args, settings):
+        shapes = [x.shape for x in jax.tree.leaves(args[1:] if name != "fold" else args)]
+        return name, tuple(shapes), tuple(sorted(settings.items()))
+
+    def seen(name):
+        function = getattr(pages, name)
+
+        def call(*args, **settings):
+            met.add(called(name, args, settings))
+            return function(*args, **settings)
+
+        call.__name__ = name
+        return call
+
+    served = dict(slots=8, chunk=4)
+    first = task.environment.render(task.environment.reset(SEED << 32))
+    (play,) = start_plays([SEED << 32], [None], [first], 1, task.key)
+    listed = slots.expected_programs(
+        *(model, params, task.chat, play),
+        **dict(episodes=35, budgets=BUDGETS, sampling=task.sampling, compact=True),
+        **served,
+    )
+    found = {called(f.__name__, args, settings) for f, args, settings in listed}
+    assert len(found) == len(listed) <= 12
+    for name in names:
+        monkeypatch.setattr(pages, name, seen(name))
+    collected(model, params, task, **served)
+    assert {name for name, *_ in met} == set(names) and met <= found
+
+
+def sizes(slots=0, episodes=128, **changed):
+    given = dict(prompt=50, chunk=0, max_new_tokens=22, compact=True)
+    return pages.cache_sizes(slots=slots, episodes=episodes, **given | changed)
+
+
 def test_sizes():
-    assert [slots.chunk_length(*sizes) for sizes in ((0, 400), (0, 24), (7, 24), (99, 24))] == [
-        *(50, 8, 7, 24)
+    chunks = ((0, 400), (0, 22), (7, 22), (99, 22))
+    found = [sizes(chunk=chunk, max_new_tokens=n).chunk for chunk, n in chunks]
+    assert found == [50, 22, 7, 22]
+    # A first prompt in a page, an eighth of a power of two; later ones grow by half of all.
+    for prompt, lengths in {
+        50: [56, 56, 56, 56, 112, 168, 224, 336, 504, 784],
+        830: [896, 896, 896, 896, 1024, 1024],
+        2000: [2048, 1024, 1024],
+    }.items():
+        assert [n for n, _ in zip(sizes(prompt=prompt).pages(), lengths, strict=False)] == lengths
+    assert sizes(prompt=50, max_new_tokens=4096).first == 512
+    assert [sizes(prompt=n).pieces for n in (5, 50, 830)] == [(8,), (16, 56), (56, 224)]
+    one = sizes(prompt=830)
+    assert [one.piece(n) for n in (1, 56, 57, 224, 999)] == [56, 56, 224, 224, 224]
+    # Slots, episodes: rows of a cache, those that few episodes are left in among them.
+    assert [sizes(*numbers).rows for numbers in ((0, 128), (100, 300), (128, 60), (1024, 400))] == [
+        (64, 128),
+        (64, 100),
+        (64,),
+        (256, 512),
     ]
-    assert slots.chunk_length(0, 4) == 4
-    for longest, first in ((24, 128), (200, 256), (4000, 512)):
-        lengths = slots.page_lengths(longest)
-        assert [next(lengths) for _ in range(5)] == {
-            128: [128, 128, 256, 512, 1024],
-            256: [256, 256, 512, 1024, 1024],
-            512: [512, 512, 1024, 1024, 1024],
-        }[first]
-    assert [slots.slot_rows(*sizes) for sizes in ((0, 128), (100, 300), (128, 70), (128, 3))] == [
-        *(128, 100, 96, 64)
-    ]
-    assert slots.slot_rows(128, 3, compact=False) == 128
-    assert [slots.rows_at_a_time(rows) for rows in (128, 40, 5)] == [16, 8, 5]
+    assert sizes(128, 3, compact=False).rows == (128,)
+    assert [sizes(count).at_a_time for count in (128, 40, 5)] == [16, 8, 5]
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -324,21 +381,22 @@ def test_no_second_cache_and_no_scores_of_all_positions(optimised, layers):
     def ints(*shape):
         return jax.ShapeDtypeStruct(shape, jnp.int32)
 
-    pages = [page(B, size) for size in positions]
-    size = sum(x.size * 4 for x in jax.tree.leaves(pages))
+    held = [page(B, size) for size in positions]
+    largest = sum(x.size * 4 for x in jax.tree.leaves(held[-1]))
+    size = sum(x.size * 4 for x in jax.tree.leaves(held))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B))
-    heat = jax.ShapeDtypeStruct((), jnp.float32)
+    heat, first = (jax.ShapeDtypeStruct((), kind) for kind in (jnp.float32, jnp.int32))
     with optimised():
         decode = chunks.decode_chunk.lower(
-            model, params, pages, *[ints(B)] * 4, keys, heat, chunk=16, stop_ids=(1,)
+            model, params, held, *[ints(B)] * 4, keys, heat, chunk=16, stop_ids=(1,)
         )
-        fold = chunks.fold.lower(pages, page(R, E), ints(R), ints(R), ints(B))
-        read = chunks.read.lower(model, params, pages, ints(R), ints(R), ints(R, E))
+        fold = chunks.fold.lower(held[-1], page(R, E), first, ints(R), ints(R), ints(B))
+        read = chunks.read.lower(model, params, held, ints(R), ints(R), ints(R, E))
         decode, fold, read = (x.compile().memory_analysis() for x in (decode, fold, read))
-    for found in (decode, fold):
-        assert found.alias_size_in_bytes == size
-        # A scan takes a layer out of its stack.
-        assert found.temp_size_in_bytes < size * (0.4 if layers > 4 else 0.2)
+    assert fold.alias_size_in_bytes == largest
+    # A scan takes a layer out of its stack.
+    for found, whole in ((decode, size), (fold, largest)):
+        assert found.temp_size_in_bytes < whole * (0.4 if layers > 4 else 0.2)
     assert read.temp_size_in_bytes - size / layers * (layers > 4) < (
         0.6 * 4 * R * config.heads * E * sum(positions)
     )
@@ -350,22 +408,3 @@ def test_on_1_2_4_and_8_devices():
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err[-3000:]
     assert out.split() == ["1,1,1", "2,1,1", "2,2,1", "4,2,1", "2,1,2"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """Of another process."""
-
-    process_index: int
-
-
-def test_several_processes_are_refused():
-    config = base.get_config()
-    config.optimizer.micro_batch = 2
-    devices = [Device(n) for n in range(2)]
-    for name in ("slots", "chunk"):
-        other = config.copy_and_resolve_references()
-        other.rollout[name] = 64
-        with pytest.raises(ValueError, match=f"config.rollout.{name} is 64, but 2 processes"):
-            build_meshes(other, devices)
-    build_meshes(config, devices)
