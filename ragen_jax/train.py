@@ -23,6 +23,7 @@ from ragen_jax.diagnose import Diagnosis, diagnose
 from ragen_jax.load import Policy, load_policy, save_policy
 from ragen_jax.report.background import Reports
 from ragen_jax.run import command
+from ragen_jax.run.ahead import Ahead, start_programs
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
@@ -48,6 +49,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
         try:
             exit_code = learn(config, run, learner, state)
         finally:
+            run.ahead.close()
             run.log.close(exit_code)
         return exit_code
 
@@ -55,7 +57,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
 def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> int:
     """The iterations behind a state, up to the run's end; returns the exit code."""
     policy = sampling_policy(learner, state)
-    run.first_look(policy)
+    run.first_look(policy, start_programs(config, learner, state, policy, run.tasks))
     for step in run.steps_after(state.step):
         stage, row = Stages(), {}
 
@@ -153,6 +155,7 @@ def start(
         ),
         reports=Reports(workdir, every=config.report.every),
         compiling=compiling,
+        ahead=Ahead(compiling),
         fresh=latest is None,
         preemption=Preemption(),
     )

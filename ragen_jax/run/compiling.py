@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import threading
 import time
 from collections.abc import Generator, Sequence
 
@@ -50,12 +51,22 @@ class Compiling:
         self.shapes = _Shapes()
 
     def add(self, name: str, seconds: float) -> None:
-        """Counts a program, and says now and then how many there were."""
+        """Counts a program, and says now and then how many there were.
+
+        What a thread of ahead.py compiles is not counted: nothing waits for it, or `waited` says
+        for how long.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
         self.programs.append(Program(name, seconds, self.shapes.new_of(name)))
         seconds = sum(program.seconds for program in self.programs)
         if time.monotonic() - self.last >= EVERY and seconds >= EVERY:
             self.last = time.monotonic()
             console(f"compiling: {len(self.programs)} programs so far, {seconds:.0f} s")
+
+    def waited(self, seconds: float) -> None:
+        """Counts the time for which a step waited for programs that threads compile."""
+        self.programs.append(Program("programs ahead", seconds, ()))
 
     def since_last_row(self, step: int) -> Metrics:
         """time/compile: seconds of what was compiled since the row before, 0.0 for nothing.

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import signal
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.report.background import Reports
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.play import compile_ahead
+from ragen_jax.run.ahead import Ahead, Planned
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.compiling import Compiling
 from ragen_jax.run.heldout import evaluate
@@ -124,6 +125,7 @@ class Run:
     log: MetricsLog
     reports: Reports
     compiling: Compiling
+    ahead: Ahead
     fresh: bool  # whether nothing of it was there before
     preemption: "Preemption"
 
@@ -143,10 +145,11 @@ class Run:
             yield number
             bar.set_postfix_str(live_figures(self.log.last))
 
-    def first_look(self, policy: Params) -> None:
-        """Compiles the programs of rollouts ahead, and evaluates a policy before any update."""
+    def first_look(self, policy: Params, programs: Sequence[Planned]) -> None:
+        """Compiles programs ahead, and evaluates a policy before any update."""
+        self.ahead.compile_now(programs)
         for task in self.tasks:
-            if not task.compact:
+            if not (task.slots or task.chunk) or not task.compact:
                 continue
             with jax.set_mesh(self.sampling_mesh):
                 compile_ahead(
