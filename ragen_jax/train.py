@@ -23,7 +23,6 @@ from ragen_jax.diagnose import Diagnosis, diagnose
 from ragen_jax.load import Policy, load_policy, save_policy
 from ragen_jax.report.background import Reports
 from ragen_jax.run import command
-from ragen_jax.run.ahead import Ahead, start_programs
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
@@ -31,6 +30,7 @@ from ragen_jax.run.compiling import Compiling, told_of_compiling
 from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import MetricsLog, console
+from ragen_jax.run.precompile import Precompiler, start_programs
 from ragen_jax.run.settle import settle
 from ragen_jax.run.stages import inform, make_batch, play, watch
 from ragen_jax.run.trackers import require
@@ -49,7 +49,7 @@ def train(config: ConfigDict, workdir: Path) -> int:
         try:
             exit_code = learn(config, run, learner, state)
         finally:
-            run.ahead.close()
+            run.precompiler.close()
             run.log.close(exit_code)
         return exit_code
 
@@ -57,7 +57,8 @@ def train(config: ConfigDict, workdir: Path) -> int:
 def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> int:
     """The iterations behind a state, up to the run's end; returns the exit code."""
     policy = sampling_policy(learner, state)
-    run.first_look(policy, start_programs(config, learner, state, policy, run.tasks))
+    run.precompiler.compile_now(start_programs(config, learner, state, policy, run.tasks))
+    run.first_look(policy)
     for step in run.steps_after(state.step):
         stage, row = Stages(), {}
 
@@ -155,7 +156,7 @@ def start(
         ),
         reports=Reports(workdir, every=config.report.every),
         compiling=compiling,
-        ahead=Ahead(compiling),
+        precompiler=Precompiler(compiling),
         fresh=latest is None,
         preemption=Preemption(),
     )

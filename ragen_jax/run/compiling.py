@@ -23,6 +23,7 @@ EVERY = 10.0  # seconds between two lines, at least
 LOWERED = "jax._src.interpreters.pxla"  # the logger that tells the shapes of what is compiled
 FIRST_STEPS = 2  # whose programs are expected to compile
 LATE_EVERY = 60.0  # seconds between two warnings, at least
+THREAD = "precompile"  # what the names of threads begin with that compile ahead
 WORTH_A_LINE = 0.1  # seconds of a late program
 
 
@@ -53,10 +54,10 @@ class Compiling:
     def add(self, name: str, seconds: float) -> None:
         """Counts a program, and says now and then how many there were.
 
-        What a thread of ahead.py compiles is not counted: nothing waits for it, or `waited` says
-        for how long.
+        What a thread of precompile.py compiles is not counted: nothing waits for it, or `waited`
+        says for how long.
         """
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread().name.startswith(THREAD):
             return
         self.programs.append(Program(name, seconds, self.shapes.new_of(name)))
         seconds = sum(program.seconds for program in self.programs)

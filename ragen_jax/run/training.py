@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import signal
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -26,7 +26,6 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.report.background import Reports
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.play import compile_ahead
-from ragen_jax.run.ahead import Ahead, Planned
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.compiling import Compiling
 from ragen_jax.run.heldout import evaluate
@@ -42,6 +41,7 @@ from ragen_jax.run.log import (
     write_rollouts,
 )
 from ragen_jax.run.memory import memory_metrics
+from ragen_jax.run.precompile import Precompiler
 from ragen_jax.run.sizes import due
 from ragen_jax.sharding import agree, is_first
 from ragen_jax.types import Batch, Metrics, Params, TrainState
@@ -125,7 +125,7 @@ class Run:
     log: MetricsLog
     reports: Reports
     compiling: Compiling
-    ahead: Ahead
+    precompiler: Precompiler
     fresh: bool  # whether nothing of it was there before
     preemption: "Preemption"
 
@@ -145,11 +145,11 @@ class Run:
             yield number
             bar.set_postfix_str(live_figures(self.log.last))
 
-    def first_look(self, policy: Params, programs: Sequence[Planned]) -> None:
-        """Compiles programs ahead, and evaluates a policy before any update."""
-        self.ahead.compile_now(programs)
+    def first_look(self, policy: Params) -> None:
+        """Compiles what precompile.py leaves out of rollouts; evaluates before any update."""
         for task in self.tasks:
-            if not (task.slots or task.chunk) or not task.compact:
+            in_slots = task.slots or task.chunk
+            if not task.compact or not (in_slots or jax.process_count() > 1):
                 continue
             with jax.set_mesh(self.sampling_mesh):
                 compile_ahead(

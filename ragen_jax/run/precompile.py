@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.stages import Wrapped
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from ragen_jax.compiled import compiled, struct_of
 from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.preflight.programs import training_programs
 from ragen_jax.preflight.shapes import Lengths, host, struct
@@ -28,6 +28,7 @@ from ragen_jax.preflight.shapes import Run as Shapes
 from ragen_jax.rollout.acting import observe
 from ragen_jax.rollout.episode import Sampling, next_prompt, start_plays
 from ragen_jax.rollout.sample import decode, episode_keys, prefill
+from ragen_jax.run.compiling import THREAD, Compiling
 from ragen_jax.run.log import console
 from ragen_jax.run.sizes import of_environments, turns_shown
 from ragen_jax.sharding import data_shards, is_first
@@ -35,7 +36,6 @@ from ragen_jax.types import Params, TrainState
 from ragen_jax.update.learner import Learner
 
 if TYPE_CHECKING:
-    from ragen_jax.run.compiling import Compiling
     from ragen_jax.run.tasks import Task
 
 MOST = 24  # programs that are compiled at the start
@@ -52,16 +52,16 @@ class Planned:
     compile: Callable[[], Any]
 
 
-class Ahead:
+class Precompiler:
     """The threads that compile, and what they are at."""
 
-    def __init__(self, compiling: "Compiling") -> None:
+    def __init__(self, compiling: Compiling) -> None:
         self.compiling = compiling
         self.pool = concurrent.futures.ThreadPoolExecutor(
-            min(os.cpu_count() or 1, THREADS), thread_name_prefix="compile"
+            min(os.cpu_count() or 1, THREADS), thread_name_prefix=THREAD
         )
+        self.beside = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=THREAD)
         self.under_way: list[concurrent.futures.Future[None]] = []
-        self.begun: set[str] = set()
 
     def compile_now(self, programs: Sequence[Planned]) -> None:
         """Compiles all of them and waits, with a progress bar on a terminal."""
@@ -81,11 +81,9 @@ class Ahead:
         if seconds >= WORTH_A_LINE:
             console(f"compiled {len(futures)} programs in {seconds:.1f} s")
 
-    def begin(self, name: str, compile: Callable[[], Any]) -> None:
-        """Has it compiled beside what follows, once however often it is asked for."""
-        if name not in self.begun:
-            self.begun.add(name)
-            self.under_way.append(self.pool.submit(_compile, Planned(name, compile)))
+    def begin(self, program: Planned) -> None:
+        """Has something compiled beside what follows, behind what was begun before."""
+        self.under_way.append(self.beside.submit(_compile, program))
 
     def wait(self) -> None:
         """Returns when all that was begun is there."""
@@ -99,7 +97,8 @@ class Ahead:
 
     def close(self) -> None:
         """Begins nothing more; what is under way ends by itself."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.pool, self.beside):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _compile(program: Planned) -> None:
@@ -125,8 +124,11 @@ def start_programs(
 
     Of rollouts that is every first turn and, where each turn reads a prompt of its own, every
     number of rows that compaction can leave; of updates, where a row is one turn, the length of a
-    prompt with the longest reply. At most `MOST`, in the order in which they are needed.
+    prompt with the longest reply. At most `MOST`, in the order in which they are needed; none in
+    several processes.
     """
+    if jax.process_count() > 1:  # which would have to compile in the same order
+        return []
     shapes = describe(config, learner, state, policy)
     planned: dict[str, Planned] = {}
     lengths = []
@@ -137,17 +139,16 @@ def start_programs(
                 planned.setdefault(program.name, program)
         if turns_shown(c.env) == 1:
             lengths.append(length_bucket(longest_prompt(task) + task.budgets.max_new_tokens))
-    if len(lengths) == len(tasks):
+    # What takes donated arguments is found again on disk alone.
+    if len(lengths) == len(tasks) and jax.config.jax_compilation_cache_dir:
         for program in training_programs(dataclasses.replace(shapes, at=_rows_of(max(lengths)))):
             planned[program.name] = Planned(program.name, lambda p=program: p.lower().compile())
     return list(planned.values())[:MOST]
 
 
-def describe(
-    config: ConfigDict, learner: Learner, state: TrainState, policy: Params
-) -> Shapes:
+def describe(config: ConfigDict, learner: Learner, state: TrainState, policy: Params) -> Shapes:
     """A run's arrays as preflight describes them, of those that are there."""
-    structs = functools.partial(jax.tree.map, _struct)
+    structs = functools.partial(jax.tree.map, struct_of)
     return Shapes(
         config=config,
         model=learner.model,
@@ -164,11 +165,6 @@ def describe(
         copied=False,
         held=None,
     )
-
-
-def _struct(x: Any) -> Any:
-    """The shape of an array, and where it lies."""
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
 
 
 def _rows_of(length: int) -> dict[str, Lengths]:
@@ -198,17 +194,21 @@ def rollout_starts(shapes: Shapes, task: "Task", first: int, *, alone: bool) -> 
     if alone and task.compact:
         per_shard = B // shards
         sizes = sorted({shards * row_bucket(n, per_shard) for n in range(1, per_shard + 1)})[::-1]
-    samplings = dict.fromkeys(
-        dataclasses.replace(s, temperature=1.0) for s in (task.eval_sampling, task.sampling)
-    )
+    # Their temperature is not part of a program.
+    samplings = {
+        dataclasses.replace(s, temperature=1.0): s for s in (task.eval_sampling, task.sampling)
+    }
+
+    def turn(prompts, rows, sampling):
+        compile = functools.partial(_compile_turn, shapes, task, prompts, rows, first, sampling)
+        settings = f"top_k {sampling.top_k}, top_p {sampling.top_p}, min_p {sampling.min_p}"
+        return Planned(f"{prompts} prompts of {first}, {rows} rows, {settings}", compile)
+
     for rows in sizes:
-        yield Planned(f"keys {rows}", functools.partial(_compile_keys, shapes, task, rows))
-        for sampling in samplings:
-            name = f"rows {rows} x {first}"
-            yield Planned(name, functools.partial(_compile_turn, shapes, task, rows, rows, first, sampling))
-    if (G * task.group_size) % shards == 0 and G % shards == 0:
-        name = f"groups {G} x {first}"
-        yield Planned(name, functools.partial(_compile_turn, shapes, task, G, B, first, task.sampling))
+        yield Planned(f"keys of {rows} rows", functools.partial(_compile_keys, shapes, task, rows))
+        yield from (turn(rows, rows, sampling) for sampling in samplings.values())
+    if B == G * task.group_size and G % shards == 0:
+        yield turn(G, B, task.sampling)
 
 
 def _compile_keys(shapes: Shapes, task: "Task", rows: int) -> None:
@@ -244,13 +244,3 @@ def _compile_turn(
             top_p=sampling.top_p,
             min_p=sampling.min_p,
         )
-
-
-def compiled(function: Wrapped, *args: Any, **keywords: Any) -> Any:
-    """Compiles a jitted function for these arrays or their shapes -> shapes of what it returns."""
-    lowered = function.lower(*args, **keywords)
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        lowered.out_info,
-        lowered.compile().output_shardings,
-    )
