@@ -179,7 +179,7 @@ def _score_all(
                 chosen = by_length[m0 : m0 + m]
                 tokens, *spans = _lay_out([spoken[i] for i in chosen], m)
                 spans = spans if actions else spans[:1]
-                block = _call(score_block, model, params, *read, tokens, *spans)
+                block = _score(model, params, *read, tokens, *spans)
                 yield functools.partial(keep, n0, chosen), block
             here = rows_of[n0 : n0 + n]
             most = max(map(len, here))
@@ -191,7 +191,7 @@ def _score_all(
                 cells += [[anything] * width] * (n - len(cells))
                 laid = _lay_out([swapped[r][1] for rows in cells for r in rows], n * width)
                 tokens, *spans = (x.reshape(n, width, *x.shape[1:]) for x in laid)
-                block = _call(score_block, model, params, *read, tokens, *spans)
+                block = _score(model, params, *read, tokens, *spans)
                 yield functools.partial(keep_swapped, chosen), block
 
     # One call runs while the next is dispatched, no more: XLA's CPU backend allots the temporaries
@@ -205,7 +205,8 @@ def _score_all(
 
 @contextlib.contextmanager
 def only_compiling() -> Generator[None]:
-    """Under it this thread compiles what cross-scoring would run; every score is 0."""
+    """Under it this thread compiles what cross-scoring would run, and what it would run for
+    reasonings somewhat longer; every score is 0."""
     token = _compiling.set(True)
     try:
         yield
@@ -216,6 +217,16 @@ def only_compiling() -> Generator[None]:
 def _call(function: Wrapped, *args: Any) -> Any:
     """What a jitted function returns for these arguments; under `only_compiling`, its shapes."""
     return compiled(function, *args) if _compiling.get() else function(*args)
+
+
+def _score(
+    model: Qwen, params: Params, segment: Segment, last_ND: Any, tokens: np.ndarray, *spans: Any
+) -> Any:
+    """`_call` of `score_block`."""
+    if _compiling.get():
+        longer = np.zeros((*tokens.shape[:-1], padded_reasoning(tokens.shape[-1] + 1)), np.int32)
+        compiled(score_block, model, params, segment, last_ND, longer, *spans)
+    return _call(score_block, model, params, segment, last_ND, tokens, *spans)
 
 
 def cross_score_pairs(
