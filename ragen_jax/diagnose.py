@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
+from ragen_jax.compiled import struct_of
 from ragen_jax.diagnostics.anatomy import (
     action_metrics,
     anatomy_metrics,
     reasoning_metrics,
     style_metrics,
 )
+from ragen_jax.diagnostics.cross_scoring import only_compiling
 from ragen_jax.diagnostics.drift import log_odds_gradient, openings
 from ragen_jax.diagnostics.gradients import gradient_report
 from ragen_jax.diagnostics.mediation import mediation_metrics
@@ -30,6 +32,7 @@ from ragen_jax.preflight.diagnosing import gradient_programs, mediation_programs
 from ragen_jax.randomness import Purpose
 from ragen_jax.run.heldout import play_heldout
 from ragen_jax.run.log import write_scores
+from ragen_jax.run.precompile import Planned
 from ragen_jax.run.sizes import due
 from ragen_jax.run.stages import Played, rewarded_batch
 from ragen_jax.sharding import place
@@ -152,8 +155,41 @@ def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainStat
             keep=keep,
         )
 
+    if flow:
+        step.run.precompiler.wait()
+    elif 0 < step.number < settings.flow_every and jax.process_count() == 1:
+        # Reasonings differ in length from step to step, so that each knows of other programs.
+        shapes = dataclasses.replace(step, policy=jax.tree.map(struct_of, step.policy))
+        compile = functools.partial(compile_flow, shapes)
+        step.run.precompiler.begin(Planned("flow figures", compile))
     with jax.set_mesh(step.run.sampling_mesh):
         return state, of_each_task(step, measure)
+
+
+def compile_flow(step: Step) -> None:
+    """Compiles what flow figures of a step like this one would run; nothing of it is kept.
+
+    Args:
+      step: its policy may be shapes.
+    """
+    run, settings = step.run, step.run.diagnosis
+    with jax.set_mesh(run.sampling_mesh), only_compiling():
+        for index, (task, episodes) in enumerate(
+            zip(run.tasks, step.played.episodes_E, strict=True)
+        ):
+            collapse_metrics(
+                run.model,
+                step.policy,
+                episodes,
+                first_turn_samples=settings.first_turn_samples,
+                trajectory_samples=settings.trajectory_samples,
+                micro_batch=settings.micro_batch,
+                seed=run.seed,
+                step=step.number,
+                environment=index,
+                flow=True,
+                chat=task.chat,
+            )
 
 
 def behaviour(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:

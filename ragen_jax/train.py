@@ -32,6 +32,7 @@ from ragen_jax.run.compiling import Compiling, told_of_compiling
 from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import MetricsLog, console
+from ragen_jax.run.precompile import Precompiler, start_programs
 from ragen_jax.run.recovery import find_damage
 from ragen_jax.run.settle import settle
 from ragen_jax.run.stages import inform, make_batch, watch
@@ -66,6 +67,7 @@ def train(config: ConfigDict, workdir: Path, *, repair: bool = False) -> int:
 def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> int:
     """The iterations behind a state, up to the run's end; returns the exit code."""
     policy = sampling_policy(learner, state)
+    run.precompiler.compile_now(start_programs(config, learner, state, policy, run.tasks))
     run.first_look(policy)
     rollouts = Rollouts(run, learner)
     for step in run.steps_after(state.step):
@@ -179,6 +181,7 @@ def start(
         ),
         reports=Reports(workdir, every=config.report.every),
         compiling=compiling,
+        precompiler=Precompiler(compiling),
         fresh=latest is None,
         preemption=preemption,
     )

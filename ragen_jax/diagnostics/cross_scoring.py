@@ -10,16 +10,20 @@ Axes: M reasonings, N prompts, P prompt tokens, Z tokens of a reasoning and what
 V vocabulary. Of one device call: n prompts, m reasonings.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Wrapped
 
+from ragen_jax.compiled import compiled
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import Qwen, head
 from ragen_jax.padding import length_bucket, pad_rows
@@ -28,6 +32,9 @@ from ragen_jax.types import Params
 from ragen_jax.update.likelihood import token_logps, vocabulary_statistics
 
 LEAST_PREFIX = 64  # common tokens from which on saving their reading is worth a call of its own
+
+# Whether programs are compiled and not run.
+_compiling: contextvars.ContextVar[bool] = contextvars.ContextVar("compiling", default=False)
 
 Ids = Sequence[int] | np.ndarray  # of tokens
 Item = TypeVar("Item")
@@ -143,7 +150,8 @@ def _score_all(
     shared = _common(distinct) if model.config.attention == "xla" else 0
     prefix = None
     if shared:
-        prefix, _ = read_prompts(model, params, *pad_rows([distinct[0][:shared]], shared))
+        first = pad_rows([distinct[0][:shared]], shared)
+        prefix, _ = _call(read_prompts, model, params, *first)
     rests = [prompt[shared:] for prompt in distinct]
     P = padded_length(max(map(len, rests)), 32)
     # Reasonings of similar length share a call, which is padded to its longest.
@@ -165,12 +173,13 @@ def _score_all(
     def calls():
         """(what keeps them, scores on the device) of one call after the other."""
         for n0 in range(0, N, n):
-            read = read_prompts(model, params, *pad_rows(rests[n0 : n0 + n], P, size=n), prefix)
+            rows = pad_rows(rests[n0 : n0 + n], P, size=n)
+            read = _call(read_prompts, model, params, *rows, prefix)
             for m0 in range(0, M, m):
                 chosen = by_length[m0 : m0 + m]
                 tokens, *spans = _lay_out([spoken[i] for i in chosen], m)
                 spans = spans if actions else spans[:1]
-                block = score_block(model, params, *read, tokens, *spans)
+                block = _score(model, params, *read, tokens, *spans)
                 yield functools.partial(keep, n0, chosen), block
             here = rows_of[n0 : n0 + n]
             most = max(map(len, here))
@@ -182,15 +191,42 @@ def _score_all(
                 cells += [[anything] * width] * (n - len(cells))
                 laid = _lay_out([swapped[r][1] for rows in cells for r in rows], n * width)
                 tokens, *spans = (x.reshape(n, width, *x.shape[1:]) for x in laid)
-                block = score_block(model, params, *read, tokens, *spans)
+                block = _score(model, params, *read, tokens, *spans)
                 yield functools.partial(keep_swapped, chosen), block
 
     # One call runs while the next is dispatched, no more: XLA's CPU backend allots the temporaries
     # of every call when it is dispatched.
     pairs = itertools.pairwise(itertools.chain(calls(), [None]))
     for (store, block), _ in pairs:  # ty: ignore[not-iterable] None is never the first
-        store(np.asarray(block))
+        if not _compiling.get():
+            store(np.asarray(block))
     return scores[:, row_M][:, :, column_N], action_R[row_R]
+
+
+@contextlib.contextmanager
+def only_compiling() -> Generator[None]:
+    """Under it this thread compiles what cross-scoring would run, and what it would run for
+    reasonings somewhat longer; every score is 0."""
+    token = _compiling.set(True)
+    try:
+        yield
+    finally:
+        _compiling.reset(token)
+
+
+def _call(function: Wrapped, *args: Any) -> Any:
+    """What a jitted function returns for these arguments; under `only_compiling`, its shapes."""
+    return compiled(function, *args) if _compiling.get() else function(*args)
+
+
+def _score(
+    model: Qwen, params: Params, segment: Segment, last_ND: Any, tokens: np.ndarray, *spans: Any
+) -> Any:
+    """`_call` of `score_block`."""
+    if _compiling.get():
+        longer = np.zeros((*tokens.shape[:-1], padded_reasoning(tokens.shape[-1] + 1)), np.int32)
+        compiled(score_block, model, params, segment, last_ND, longer, *spans)
+    return _call(score_block, model, params, segment, last_ND, tokens, *spans)
 
 
 def cross_score_pairs(

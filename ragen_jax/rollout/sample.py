@@ -54,8 +54,10 @@ def episode_keys(
       seed_B: environment seeds of this process's rows, below 2**63.
       turn_B: from 0; one number where it is the same for all.
     """
+    # As numbers: a key that another mesh was in use for would be another program.
     return _episode_keys(
-        run_key,
+        str(jax.random.key_impl(run_key)),
+        np.asarray(jax.random.key_data(run_key)),
         place_rows(np.asarray([seed >> 32 for seed in seed_B], np.uint32)),
         place_rows(np.asarray([seed & 0xFFFFFFFF for seed in seed_B], np.uint32)),
         place_rows(np.asarray(member_B, np.uint32)),
@@ -63,10 +65,17 @@ def episode_keys(
     )
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="impl")
 def _episode_keys(
-    run_key: jax.Array, high_B: jax.Array, low_B: jax.Array, member_B: jax.Array, turn_B: jax.Array
+    impl: str,
+    words: jax.Array,
+    high_B: jax.Array,
+    low_B: jax.Array,
+    member_B: jax.Array,
+    turn_B: jax.Array,
 ) -> jax.Array:
+    run_key = jax.random.wrap_key_data(words, impl=impl)
+
     def row_key(*words):
         key = run_key
         for word in words:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import threading
 import time
 from collections.abc import Generator, Sequence
 
@@ -22,6 +23,7 @@ EVERY = 10.0  # seconds between two lines, at least
 LOWERED = "jax._src.interpreters.pxla"  # the logger that tells the shapes of what is compiled
 FIRST_STEPS = 2  # whose programs are expected to compile
 LATE_EVERY = 60.0  # seconds between two warnings, at least
+THREAD = "precompile"  # what the names of threads begin with that compile ahead
 WORTH_A_LINE = 0.1  # seconds of a late program
 
 
@@ -50,12 +52,22 @@ class Compiling:
         self.shapes = _Shapes()
 
     def add(self, name: str, seconds: float) -> None:
-        """Counts a program, and says now and then how many there were."""
+        """Counts a program, and says now and then how many there were.
+
+        What a thread of precompile.py compiles is not counted: nothing waits for it, or `waited`
+        says for how long.
+        """
+        if threading.current_thread().name.startswith(THREAD):
+            return
         self.programs.append(Program(name, seconds, self.shapes.new_of(name)))
         seconds = sum(program.seconds for program in self.programs)
         if time.monotonic() - self.last >= EVERY and seconds >= EVERY:
             self.last = time.monotonic()
             console(f"compiling: {len(self.programs)} programs so far, {seconds:.0f} s")
+
+    def waited(self, seconds: float) -> None:
+        """Counts the time for which a step waited for programs that threads compile."""
+        self.programs.append(Program("programs ahead", seconds, ()))
 
     def since_last_row(self, step: int) -> Metrics:
         """time/compile: seconds of what was compiled since the row before, 0.0 for nothing.

@@ -42,6 +42,7 @@ from ragen_jax.run.log import (
     write_rollouts,
 )
 from ragen_jax.run.memory import memory_metrics
+from ragen_jax.run.precompile import Precompiler
 from ragen_jax.run.sizes import due
 from ragen_jax.sharding import agree, is_first
 from ragen_jax.types import Batch, Metrics, Params, TrainState
@@ -130,6 +131,7 @@ class Run:
     log: MetricsLog
     reports: Reports
     compiling: Compiling
+    precompiler: Precompiler
     fresh: bool  # whether nothing of it was there before
     preemption: "Preemption"
 
@@ -151,9 +153,10 @@ class Run:
             bar.set_postfix_str(live_figures(self.log.last))
 
     def first_look(self, policy: Params) -> None:
-        """Compiles the programs of rollouts ahead, and evaluates a policy before any update."""
+        """Compiles what precompile.py leaves out of rollouts; evaluates before any update."""
         for task in self.tasks:
-            if not task.compact:
+            in_slots = task.slots or task.chunk
+            if not task.compact or not (in_slots or jax.process_count() > 1):
                 continue
             with jax.set_mesh(self.sampling_mesh):
                 compile_ahead(
@@ -283,6 +286,7 @@ class Run:
 
     def close(self, exit_code: int) -> None:
         """Ends what goes on beside the run; a checkpoint that is being saved is finished."""
+        self.precompiler.close()
         try:
             self.checkpoints.close()
         except Exception as error:

@@ -191,7 +191,11 @@ def test_a_tracker_that_hangs_costs_the_steps_nothing(tmp_path, monkeypatch, cap
 def test_trackers_are_told_how_a_run_ends(tmp_path, monkeypatch, kept):
     def run(end):
         tracked = MetricsLog(tmp_path / "metrics.jsonl", last_step=-1, trackers=["kept"])
-        parts = SimpleNamespace(log=tracked, checkpoints=Checkpoints(tmp_path / "checkpoints"))
+        parts = SimpleNamespace(
+            log=tracked,
+            checkpoints=Checkpoints(tmp_path / "checkpoints"),
+            precompiler=SimpleNamespace(close=lambda: None),
+        )
         parts.close = functools.partial(Run.close, parts)
         monkeypatch.setattr(train, "start", lambda *_: (parts, None, None))
         monkeypatch.setattr(train, "learn", end)

@@ -1,0 +1,138 @@
+"""Programs compiled before they are needed: a run finds them, and waits for none later."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ragen_jax.compiled import compiled, struct_of
+from ragen_jax.diagnostics.cross_scoring import (
+    Spoken,
+    cross_score,
+    cross_score_actions,
+    only_compiling,
+)
+from ragen_jax.load import load_policy
+from ragen_jax.rollout.acting import begin
+from ragen_jax.rollout.play import rollout
+from ragen_jax.run import compiling, precompile
+from ragen_jax.run.build import build_learner, build_meshes
+from ragen_jax.run.heldout import evaluate
+from ragen_jax.run.precompile import Planned, Precompiler, start_programs
+from ragen_jax.update.learner import sampling_policy
+
+
+@jax.jit
+def cubed(x):
+    return jnp.cumsum(x) ** 3
+
+
+def planned(size):
+    x = jax.ShapeDtypeStruct((size,), jnp.float32)
+    return Planned(f"cubed {size}", lambda: compiled(cubed, x))
+
+
+def names(told):
+    return [program.name for program in told.programs]
+
+
+def test_what_a_thread_compiles_is_there_and_only_waiting_counts(monkeypatch, capsys):
+    monkeypatch.setattr(precompile, "WORTH_A_LINE", 0.0)
+    rows = {size: np.ones(size, np.float32) for size in (1201, 1213, 1217, 1223)}
+    with compiling.told_of_compiling() as told:
+        precompiler = Precompiler(told)
+        precompiler.compile_now([planned(1201), planned(1213)])
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.startswith("compiled 2 programs in ") and line.endswith(" s")
+        cubed(rows[1201]), cubed(rows[1213])
+        assert names(told) == ["programs ahead"]  # nothing compiled behind it
+        assert told.since_last_row(1)["time/compile"] > 0
+
+        precompiler.begin(planned(1217))
+        precompiler.wait()
+        precompiler.wait()  # for nothing
+        told.since_last_row(2)
+        assert told.since_last_row(3) == {"time/compile": 0.0}
+        cubed(rows[1217])
+        assert set(names(told)) == {"programs ahead"}
+        cubed(rows[1223])
+        assert names(told)[-1] == "cubed"  # one that nobody knew of
+        precompiler.close()
+
+
+def test_what_cannot_be_compiled_is_told_and_the_run_goes_on(capsys):
+    def fail():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 byte too many\nand more")
+
+    with compiling.told_of_compiling() as told:
+        precompiler = Precompiler(told)
+        precompiler.compile_now([Planned("a large one", fail), planned(1231)])
+        precompiler.close()
+    assert (
+        "warning: a large one was not compiled ahead: RESOURCE_EXHAUSTED: 1 byte too many\n"
+        in capsys.readouterr().out
+    )
+
+
+def test_cross_scoring_finds_what_was_compiled_for_it(agent):
+    rng = np.random.default_rng(0)
+    vocabulary = len(agent.tokenizer)
+    # Lengths that no other test scores with.
+    prompts = [rng.integers(0, vocabulary, 150) for _ in range(3)]
+    spoken = [Spoken(rng.integers(0, vocabulary, 70), 60, 5) for _ in range(5)]
+    swapped = [(1, spoken[0]), (2, spoken[3])]
+    args = prompts, spoken, swapped
+    shapes = jax.tree.map(struct_of, agent.params)
+    with only_compiling():
+        found = cross_score_actions(agent.model, shapes, *args, micro_batch=24)
+    assert [x.shape for x in found] == [(5, 3), (5, 3), (2,)] and not any(x.any() for x in found)
+    with compiling.told_of_compiling() as told:
+        real = cross_score_actions(agent.model, agent.params, *args, micro_batch=24)
+        assert not {"read_prompts", "score_block"} & set(names(told))
+        assert all((x < 0).all() for x in real)
+        cross_score(agent.model, agent.params, prompts, [[1] * 130], micro_batch=24)
+        assert "score_block" in names(told)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("context", ["single_turn", "full"])
+def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
+    agent, monkeypatch, tmp_path, context
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
+    config = agent.config.copy_and_resolve_references()
+    config.model.path = str(agent.directory)
+    config.env.context = context
+    config.env.max_turns = 1 if context == "full" else 2
+    config.env.prompt = "terse"
+    config.rollout.update(groups=9, group_size=8)
+    config.eval.update(episodes=144, top_k=7)
+    config.diagnose.every = 0
+    mesh, sampling_mesh = build_meshes(config)
+    model, params, _, tasks = load_policy(config, tmp_path)
+    learner, state = build_learner(config, model, params, mesh, sampling_mesh)
+    policy = sampling_policy(learner, state)
+    programs = start_programs(config, learner, state, policy, tasks)
+    # 72 rows and, where rows are left that read prompts of their own, 64; with two samplings, and
+    # the first turn of groups. Updates are known where programs are kept on disk.
+    assert len({program.name for program in programs}) == len(programs) <= precompile.MOST
+    (task,) = tasks
+    with compiling.told_of_compiling() as told:
+        precompiler = Precompiler(told)
+        precompiler.compile_now(programs)
+        precompiler.close()
+        with jax.set_mesh(sampling_mesh):
+            evaluate(model, policy, tasks)
+            rollout(
+                model,
+                policy,
+                task.chat,
+                task.environment,
+                list(range(9)),
+                begin(task.environment, list(range(9)), task.limits),
+                group_size=8,
+                key=task.key,
+                budgets=task.budgets,
+                sampling=task.sampling,
+            )
+        assert not {"prefill", "decode", "_episode_keys"} & set(names(told)), names(told)
