@@ -11,6 +11,7 @@ import sys
 from benchmarks import (
     alarm,
     caching,
+    curves,
     filtering,
     generation,
     llm,
@@ -42,6 +43,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "gpu": (llm.gpu, 5, "bfloat16"),
 }
 SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
+OWN_OPTIONS = {"curves": curves}  # name: module whose main reads the options behind it
 ONE_ARENA = (
     "slots",
     "rollout-full",
@@ -61,7 +63,12 @@ def run(case, repeats=None, **sizes):
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in OWN_OPTIONS:
+        OWN_OPTIONS[argv[0]].main(argv[1:])
+        return
     texts = {name: case[0].__doc__ for name, case in (CASES | SIMULATIONS).items()}
+    texts |= {name: module.__doc__ for name, module in OWN_OPTIONS.items()}
     cases = "\n".join(f"  {name:<15} {text.splitlines()[0]}" for name, text in texts.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -74,7 +81,6 @@ def main(argv=None):
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--shape", help="of the gpu case: tiny, or a published shape")
-    argv = sys.argv[1:] if argv is None else argv
     if not argv:
         parser.print_help()
         return
