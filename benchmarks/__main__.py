@@ -14,6 +14,8 @@ from benchmarks import (
     curves,
     filtering,
     generation,
+    gpu,
+    lengths,
     llm,
     measure,
     padding,
@@ -40,10 +42,11 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "bm25": (searching.bm25, 9, "float32"),
     "flat-search": (searching.flat_search, 9, "float32"),
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
-    "gpu": (llm.gpu, 5, "bfloat16"),
+    "gpu": (gpu.gpu, 5, "bfloat16"),
 }
 SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
-OWN_OPTIONS = {"curves": curves}  # name: module whose main reads the options behind it
+# name: module whose main reads the options behind it
+OWN_OPTIONS = {"curves": curves, "train-length": lengths}
 ONE_ARENA = (
     "slots",
     "rollout-full",

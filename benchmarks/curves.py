@@ -13,7 +13,6 @@ diagnosed or evaluated.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -35,7 +34,7 @@ from ragen_jax.preflight.roofline import Work
 from ragen_jax.run.build import build_environment
 
 CONFIG = "configs/sokoban.py"
-STEPS = 4  # of a run; the first compiles
+STEPS = 3  # of a run; the first compiles
 GROUP_SIZE, MINIBATCHES, MICRO_BATCH = 16, 2, 16
 LAYERS, HEADS = 2, 4
 VOCABULARY = 281  # of the tiny Sokoban agent's tokenizer
@@ -70,14 +69,20 @@ LABELS = {
 
 
 def points():
-    """Every `Size` once: of each curve the ends and the middle, then what is between."""
+    """Every `Size` once: of each curve the largest, the middle and the smallest, then the rest."""
+    order = {name: _spread(values) for name, values in VARIED.items()}
     found = [
-        dataclasses.replace(Size(), **{name: value})
-        for first in (0, 1)
-        for name, values in VARIED.items()
-        for value in values[first::2]
+        dataclasses.replace(Size(), **{name: values[index]})
+        for index in range(max(map(len, order.values())))
+        for name, values in order.items()
+        if index < len(values)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([Size(), *found]))
+
+
+def _spread(values):
+    first = [values[-1], values[len(values) // 2], values[0]]
+    return [*first, *(value for value in values if value not in first)]
 
 
 # ------------------------------------------------------------------------------ measuring
@@ -172,12 +177,12 @@ def figures(workdir):
     Raises:
       RuntimeError: every step compiled something, or a reply was shorter than it may be.
     """
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["step"] > 1 and not row["time/compile"]]
+    rows = read_rows(workdir / "metrics.jsonl")
+    rows = [row for row in rows if row["step"] > 1 and not row["time/compile"]]
     if not rows:
         raise RuntimeError(f"every step of {workdir} compiled something")
     (rollouts,) = (workdir / "rollouts").iterdir()
-    episodes = [json.loads(line) for line in rollouts.read_text().splitlines()]
+    episodes = read_rows(rollouts)
     prompts = [max(len(turn["prompt_ids"]) for turn in turns) for turns in _turns(episodes)]
     replies = {len(turn["sampled_ids"]) for turns in _turns(episodes) for turn in turns}
     limit = json.loads((workdir / "config.json").read_text())["rollout"]["max_new_tokens"]
@@ -199,12 +204,11 @@ def _turns(episodes):
 
 
 def read_rows(path):
-    """The rows that are there; what a killed process left of a line is measured again."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            rows.append(json.loads(line))
-    return rows
+    """The objects of a file's lines; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open() as lines:  # str.splitlines would part them at what a reply has sampled, too
+        return [json.loads(line) for line in lines]
 
 
 def size_of(row):

@@ -21,9 +21,8 @@ from ragen_jax.model.qwen import ModelConfig
 
 LIMIT = 128  # tokens of a reply
 TAIL = 0.3  # mean length, as a share of the limit
-STOPS = 3
 TEN_MILLION = ModelConfig(
-    vocab_size=round(STOPS * TAIL * LIMIT),
+    vocab_size=round(3 * TAIL * LIMIT),  # of which three end a reply
     width=480,
     layers=4,
     heads=8,
@@ -35,12 +34,15 @@ TEN_MILLION = ModelConfig(
 
 
 @contextlib.contextmanager
-def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION):
-    """A `Setting` with full history whose replies are heavy-tailed, or else all of `limit`."""
-    sizes = dict(turns=turns, members=members, new_tokens=limit, shape=shape)
+def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION, **prompts):
+    """A `Setting` with full history whose replies are heavy-tailed, or else all of `limit`.
+
+    prompts: of `tiny_setting`.
+    """
+    sizes = dict(turns=turns, members=members, new_tokens=limit, shape=shape, **prompts)
     with tiny_setting(context="full", **sizes) as (setting, _):
         params = setting.params | {"head": jnp.zeros_like(setting.params["head"])}
-        stops = tuple(range(STOPS)) if heavy else ()
+        stops = tuple(range(round(shape.vocab_size / (TAIL * limit)))) if heavy else ()
         chat = dataclasses.replace(setting.chat, stop_ids=stops)
         yield dataclasses.replace(setting, params=params, chat=chat)
 
