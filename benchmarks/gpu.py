@@ -14,7 +14,7 @@ from ragen_jax.sharding import make_mesh, sampling_params
 
 DTYPE = "bfloat16"
 TINY = dict(decode_rows=(8,), cached=64, steps=8)
-TINY_LENGTH = dict(tokens=1024)
+TINY_LENGTH = dict(tokens=128, lengths=(64,))
 TINY_STEP = dict(turns=(2, 2), members=2, limit=16, slots=3, minibatches=1, micro_batch=2)
 
 

@@ -41,11 +41,11 @@ def length_shape(name, dtype):
     return dataclasses.replace(config, attention=kernel, remat=True)
 
 
-def train_length(repeats, *, name, dtype, tokens=TOKENS):
-    """Rows of updates on one micro-batch of so many tokens, shorter and longer rows."""
+def train_length(repeats, *, name, dtype, tokens=TOKENS, lengths=None):
+    """Rows of updates on one micro-batch of so many tokens; lengths: of rows, LENGTHS or LONG."""
     config = length_shape(name, dtype)
     found = []
-    for length in LENGTHS.get(name, LONG):
+    for length in lengths or LENGTHS.get(name, LONG):
         rows = max(1, tokens // length)
         run = llm.updater(Qwen(config), llm.random_params(config), rows=rows, length=length)
         found.append(
