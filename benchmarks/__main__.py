@@ -13,8 +13,11 @@ from benchmarks import (
     alarm,
     caching,
     continuous,
+    curves,
     filtering,
     generation,
+    gpu,
+    lengths,
     llm,
     measure,
     padding,
@@ -46,9 +49,11 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "bm25": (searching.bm25, 9, "float32"),
     "flat-search": (searching.flat_search, 9, "float32"),
     "qwen-0.5b": (llm.qwen_05b, 3, "float32"),
-    "gpu": (llm.gpu, 5, "bfloat16"),
+    "gpu": (gpu.gpu, 5, "bfloat16"),
 }
 SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
+# name: module whose main reads the options behind it
+OWN_OPTIONS = {"curves": curves, "train-length": lengths}
 ONE_ARENA = (
     "slots",
     "slots-equal",
@@ -71,7 +76,12 @@ def run(case, repeats=None, **sizes):
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in OWN_OPTIONS:
+        OWN_OPTIONS[argv[0]].main(argv[1:])
+        return
     texts = {name: case[0].__doc__ for name, case in (CASES | SIMULATIONS).items()}
+    texts |= {name: module.__doc__ for name, module in OWN_OPTIONS.items()}
     cases = "\n".join(f"  {name:<15} {text.splitlines()[0]}" for name, text in texts.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -84,7 +94,6 @@ def main(argv=None):
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--shape", help="of the gpu case: tiny, or a published shape")
-    argv = sys.argv[1:] if argv is None else argv
     if not argv:
         parser.print_help()
         return

@@ -143,16 +143,18 @@ class _Said:
 
 
 @contextlib.contextmanager
-def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=None):
+def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=None, prompt=None):
     """A `Setting` of the tiny agent with random weights, and its directory.
 
     Args:
       context: "full" or "single_turn".
       turns: how many turns each group's episodes last, one number a group.
       shape: `ModelConfig` instead of the tiny agent's, with its vocabulary or a larger one.
+      prompt: config.env.prompt instead of the tiny agent's.
     """
     config = sokoban.get_config()
     config.env.context = context
+    config.env.prompt = prompt or config.env.prompt
     config.env.options.size = ROOM
     environment = build_environment(config, "train")
     tokenizer = build_tokenizer(environment.words)

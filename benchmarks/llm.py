@@ -13,7 +13,7 @@ from benchmarks.peers import PeerMissing, need
 from ragen_jax.losses import minibatch_weights
 from ragen_jax.model.qwen import SHAPES, ModelConfig, Qwen, init_params
 from ragen_jax.rollout.sample import decode, episode_keys, prefill
-from ragen_jax.sharding import make_mesh, sampling_params
+from ragen_jax.sharding import make_mesh
 from ragen_jax.update.optimize import (
     apply_gradient,
     micro_batches,
@@ -267,44 +267,4 @@ def qwen_05b(repeats, *, name="qwen2.5-0.5b", cached=128, steps=16, rows=2, leng
             ),
         )
     )
-    return found
-
-
-def gpu(repeats, *, name=None, decode_rows=(1, 64, 256), cached=1024, steps=64, length=1024):
-    """Qwen2.5 0.5B and 3B in bfloat16: decode and update as shares of the device's limits.
-
-    As in training: float32 parameters, products in bfloat16, sampling from a bfloat16 copy.
-    """
-    found = []
-    for each in [name] if name else ["qwen2.5-0.5b", "qwen2.5-3b"]:
-        config = shape(each, "bfloat16")
-        if each == "tiny":
-            decode_rows, cached, steps, length = (8,), 64, 8, 64
-        model, params = Qwen(config), random_params(config)
-        mesh = make_mesh(data=-1, fsdp=1, tensor=1)
-        small = sampling_params(params, model, mesh)
-        for rows in decode_rows:
-            sizes = dict(rows=rows, cached=cached, steps=steps)
-            found.append(
-                Row(
-                    name=f"{each} decode, batch {rows}, {cached} cached",
-                    work=rows * steps,
-                    bytes=decode_bytes(config, **sizes, itemsize=2),
-                    flops=decode_flops(config, **sizes),
-                    **compare(decoder(model, small, **sizes), repeats=repeats),
-                )
-            )
-        del small
-        rows = 8
-        run = updater(model, params, rows=rows, length=length, micro_batch=4)
-        del params  # donated at the first update
-        found.append(
-            Row(
-                name=f"{each} update: {rows} x {length} tokens",
-                work=rows * length,
-                flops=update_flops(config, rows=rows, length=length),
-                **compare(run, repeats=repeats),
-            )
-        )
-        del run
     return found

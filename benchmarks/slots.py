@@ -43,9 +43,12 @@ TEN_MILLION = ModelConfig(
 
 
 @contextlib.contextmanager
-def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION):
-    """A `Setting` with full history whose replies are heavy-tailed, or else all of `limit`."""
-    sizes = dict(turns=turns, members=members, new_tokens=limit, shape=shape)
+def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION, **prompts):
+    """A `Setting` with full history whose replies are heavy-tailed, or else all of `limit`.
+
+    prompts: of `tiny_setting`.
+    """
+    sizes = dict(turns=turns, members=members, new_tokens=limit, shape=shape, **prompts)
     with tiny_setting(context="full", **sizes) as (setting, _):
         params = setting.params | {"head": jnp.zeros_like(setting.params["head"])}
         tokenizer = AutoTokenizer.from_pretrained(setting.directory)

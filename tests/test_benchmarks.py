@@ -17,6 +17,7 @@ from benchmarks import (
     corpus,
     gain,
     generation,
+    lengths,
     llm,
     measure,
     peers,
@@ -267,11 +268,39 @@ def test_command_line(monkeypatch, capsys):
     command.main(["gpu", "--shape=tiny", "--repeats=1", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["case"] == "gpu" and found["product_dtype"] == "bfloat16"
-    assert [row["name"].split(",")[0] for row in found["rows"]] == [
-        "tiny decode",
-        "tiny update: 8 x 64 tokens",
+    decode, update, *whole = found["rows"]
+    assert decode["name"].startswith("tiny decode, batch 8")
+    assert update["name"] == "tiny update: 2 x 64 tokens"
+    assert all(row["product_share"] > 0 for row in (decode, update)) and decode["copy_share"] > 0
+    assert [row["name"].split(",")[0] for row in whole] == [
+        "tiny rollout",
+        "tiny updates",
+        "tiny step",
     ]
-    assert all(row["ours"] > 0 and row["product_share"] > 0 for row in found["rows"])
+    assert all(row["ours"] > 0 and row["other"] > 0 and row["work"] > 0 for row in whole)
+
+
+def test_an_update_at_length_counts_the_models_own_operations(monkeypatch, capsys):
+    monkeypatch.setattr(measure, "limits", lambda dtype: dataclasses.replace(BEFORE, dtype=dtype))
+    monkeypatch.setattr(lengths, "LENGTHS", {"tiny": (32, 64)})
+    monkeypatch.setattr(lengths, "keep_freed_memory", lambda one_arena: None)
+    command.main(["train-length", "--tokens=64", "--repeats=1", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["rows"]] == [
+        "tiny update: 2 x 32 tokens",
+        "tiny update: 1 x 64 tokens",
+    ]
+    for row, T in zip(found["rows"], (32, 64), strict=True):
+        assert row["flops"] == 6 * 64 * (llm.weights(llm.TINY) + 6 * 4 * 32 * T)
+        assert row["product_share"] == pytest.approx(row["flops"] / row["ours"] / BEFORE.product)
+
+
+@pytest.mark.parametrize("words", [["--tokens=0"], ["--shape=huge"], ["--topology=v9:1"]])
+def test_what_cannot_be_planned_is_refused_in_a_line(words, capsys):
+    with pytest.raises(SystemExit) as error:
+        command.main(["train-length", *words])
+    assert error.value.code == 2
+    assert words[0].partition("=")[2] in capsys.readouterr().err.splitlines()[-1]
 
 
 # ---- the alarm's error rates --------------------------------------------------------------------

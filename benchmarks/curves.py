@@ -1,0 +1,378 @@
+"""What a training step costs against the size of its parts, beside what counting predicts.
+
+    python -m benchmarks curves [--out=FOLDER] [--draw]
+
+Each point is a short training run through `python -m ragen_jax.train`, in a process of its own, so
+that its peak memory is its own. One size is varied at a time. A point's row is appended to
+cost_curves.jsonl as soon as it is measured, and what has a row is not measured again; then
+cost_curves.png is drawn and the table is printed.
+
+The agent has random weights and a stop token that it never draws, so that every reply is as long
+as it may be and every episode has all its turns; history is kept whole, nothing is filtered,
+diagnosed or evaluated.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ragen_jax.configs import sokoban
+from ragen_jax.model import hf
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
+from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
+from ragen_jax.preflight.roofline import Work
+from ragen_jax.run.build import build_environment
+
+CONFIG = "configs/sokoban.py"
+STEPS = 3  # of a run; the first compiles
+GROUP_SIZE, MINIBATCHES, MICRO_BATCH = 16, 2, 16
+LAYERS, HEADS = 2, 4
+VOCABULARY = 281  # of the tiny Sokoban agent's tokenizer
+OUT = Path("docs/results")
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """What a point's run is given."""
+
+    episodes: int = 64  # of a step
+    reply: int = 32  # tokens of each
+    turns: int = 2  # replies of an episode
+    width: int = 64  # of the model
+    devices: int = 1  # CPU devices, over which rows are split
+
+
+VARIED = {
+    "episodes": (64, 128, 256, 512, 1024),
+    "reply": (32, 64, 128, 256, 512),
+    "turns": (1, 2, 4, 7, 10),
+    "width": (32, 64, 128, 256, 512),
+    "devices": (1, 2, 4, 8),
+}
+LABELS = {
+    "episodes": "episodes a step",
+    "reply": "tokens a reply",
+    "turns": "turns an episode",
+    "width": "model width",
+    "devices": "CPU devices",
+}
+
+
+def points():
+    """Every `Size` once: of each curve the largest, the middle and the smallest, then the rest."""
+    order = {name: _spread(values) for name, values in VARIED.items()}
+    found = [
+        dataclasses.replace(Size(), **{name: values[index]})
+        for index in range(max(map(len, order.values())))
+        for name, values in order.items()
+        if index < len(values)
+    ]
+    return list(dict.fromkeys([Size(), *found]))
+
+
+def _spread(values):
+    first = [values[-1], values[len(values) // 2], values[0]]
+    return [*first, *(value for value in values if value not in first)]
+
+
+# ------------------------------------------------------------------------------ measuring
+
+
+def make_agent(folder, width):
+    """Writes a model of random weights that never ends a reply by itself."""
+    tokenizer = build_tokenizer(build_environment(sokoban.get_config(), "train").words)
+    if len(tokenizer) != VOCABULARY:
+        raise RuntimeError(f"the tokenizer has {len(tokenizer)} ids, VOCABULARY is {VOCABULARY}")
+    config = shape(width, VOCABULARY)
+    params = jax.tree.map(np.array, init_params(config, jax.random.key(0)))
+    # One number of the residual stream is large and the same everywhere: the head's row of a stop
+    # id turns it into a logit that is never drawn.
+    params["embed"][:, 0] = 8.0
+    params["head"][:, 0] = 0.0
+    params["head"][tokenizer.convert_tokens_to_ids(list(SPECIAL)), 0] = -30.0
+    hf.save(folder, Qwen(config), params, tokenizer)
+
+
+def shape(width, vocab_size):
+    """The `ModelConfig` of a width: all else in proportion."""
+    return ModelConfig(
+        vocab_size=vocab_size,
+        width=width,
+        layers=LAYERS,
+        heads=HEADS,
+        kv_heads=HEADS // 2,
+        head_dim=width // HEADS,
+        mlp_width=3 * width,
+        tied=False,
+    )
+
+
+def fields(size, model, workdir):
+    """The command line of a point's run."""
+    given = {
+        "model.path": model,
+        "steps": STEPS,
+        "env.context": "full",
+        "env.max_turns": size.turns,
+        "rollout.groups": size.episodes // GROUP_SIZE,
+        "rollout.group_size": GROUP_SIZE,
+        "rollout.max_new_tokens": size.reply,
+        "rollout.save_every": STEPS,
+        "rollout.compact": False,  # no episode ends before the others
+        "filter.strategy": "none",
+        "optimizer.learning_rate": 1e-9,  # the agent stays as it was made
+        "optimizer.minibatches": MINIBATCHES,
+        "optimizer.micro_batch": MICRO_BATCH,
+        "diagnose.every": 0,
+        "eval.every": 0,
+        "checkpoint.every": 0,
+        "checkpoint.export": False,
+        "report.every": 0,
+        "stopping.variance.action": "off",
+        "log.trackers": "()",
+    }
+    flags = [f"--config.{name}={value}" for name, value in given.items()]
+    command = [sys.executable, "-m", "ragen_jax.train", f"--config={CONFIG}"]
+    return [*command, f"--workdir={workdir}", *flags]
+
+
+def measure(size):
+    """The row of a point: its sizes, seconds of a step, peak memory and tokens.
+
+    Raises:
+      RuntimeError: the run failed, or its replies were not as long as they should be.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        model, workdir, log = (Path(folder) / name for name in ("model", "run", "log"))
+        make_agent(model, size.width)
+        flags = f"--xla_force_host_platform_device_count={size.devices}"
+        env = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"{flags} {os.environ.get('XLA_FLAGS', '')}",
+        }
+        with log.open("w") as file:
+            run = subprocess.Popen(
+                fields(size, model, workdir), env=env, stdout=file, stderr=subprocess.STDOUT
+            )
+            _, status, used = os.wait4(run.pid, 0)
+            run.returncode = os.waitstatus_to_exitcode(status)
+        if run.returncode:
+            raise RuntimeError(f"{size} ended with {run.returncode}:\n{log.read_text()[-2000:]}")
+        return {**dataclasses.asdict(size), **figures(workdir), "peak_mib": used.ru_maxrss / 1024}
+
+
+def figures(workdir):
+    """What a run's files tell: medians over the steps behind compilation, and tokens of prompts.
+
+    Raises:
+      RuntimeError: every step compiled something, or a reply was shorter than it may be.
+    """
+    rows = read_rows(workdir / "metrics.jsonl")
+    rows = [row for row in rows if row["step"] > 1 and not row["time/compile"]]
+    if not rows:
+        raise RuntimeError(f"every step of {workdir} compiled something")
+    (rollouts,) = (workdir / "rollouts").iterdir()
+    episodes = read_rows(rollouts)
+    prompts = [max(len(turn["prompt_ids"]) for turn in turns) for turns in _turns(episodes)]
+    replies = {len(turn["sampled_ids"]) for turns in _turns(episodes) for turn in turns}
+    limit = json.loads((workdir / "config.json").read_text())["rollout"]["max_new_tokens"]
+    if replies != {limit}:
+        raise RuntimeError(f"replies of {sorted(replies)} tokens, not all of {limit}")
+    return {
+        **{
+            name: statistics.median(row[f"time/{name}"] for row in rows)
+            for name in ("cpu", "step", "rollout", "update")
+        },
+        "steps": len(rows),
+        "prompts": prompts,
+    }
+
+
+def _turns(episodes):
+    """[[turn of each episode] of each turn]."""
+    return list(zip(*(episode["turns"] for episode in episodes), strict=True))
+
+
+def read_rows(path):
+    """The objects of a file's lines; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open() as lines:  # str.splitlines would part them at what a reply has sampled, too
+        return [json.loads(line) for line in lines]
+
+
+def size_of(row):
+    """The `Size` of a row."""
+    return Size(**{field.name: row[field.name] for field in dataclasses.fields(Size)})
+
+
+# ------------------------------------------------------------------------------ predicting
+
+
+def flops(row):
+    """Operations of a step, by the formulas of preflight/roofline.py on the tokens that were met.
+
+    A rollout of all episodes in lock step, its cache kept from turn to turn, and updates in
+    micro-batches on whole rows; nothing padded, neither reference model nor critic.
+    """
+    B, T = row["episodes"], row["reply"]
+    work = Work(shape(row["width"], VOCABULARY))
+    total = work.prefill(B // GROUP_SIZE, row["prompts"][0]).flops
+    for before, prompt in itertools.pairwise(row["prompts"]):
+        total += work.extend(B, prompt, prompt - before - T).flops
+    total += sum(work.decode(B, prompt, T).flops for prompt in row["prompts"])
+    whole = row["prompts"][-1] + T
+    sizes = dict(micro_batches=B // MICRO_BATCH, reference=False, trained=0)
+    return total + work.update(MICRO_BATCH, whole, **sizes).flops
+
+
+def held(row):
+    """Bytes of a step's arrays at its peak, that of the rollout or that of the update.
+
+    Beside the parameters and Adam's moments, float32: in the rollout the cache of the last turn
+    and the one it grew from; in the update the gradient and what the backward pass of one
+    micro-batch keeps: of a token and layer eight arrays of the width and three of the MLP's, of a
+    pair of positions and a head two numbers, and two of every token and vocabulary entry.
+    """
+    config = shape(row["width"], VOCABULARY)
+    work = Work(config)
+    last = row["prompts"][-1]
+    positions = last + max(row["prompts"][-2:-1], default=0)
+    N, T, L = MICRO_BATCH, last + row["reply"], config.layers
+    token = L * (8 * config.width + 3 * config.mlp_width) + 2 * config.vocab_size
+    rollout = work.cache_bytes(row["episodes"] * (positions + row["reply"]))
+    update = 4 * work.parameters + 4 * N * T * (token + 2 * L * config.heads * T)
+    return 3 * 4 * work.parameters + max(rollout, update)
+
+
+def slope(values, figures):
+    """Of the straight line through the logarithms."""
+    return float(np.polyfit(np.log(values), np.log(figures), 1)[0])
+
+
+def curve(name, rows):
+    """A varied size's values, with processor seconds and peak MiB measured and predicted.
+
+    What is predicted goes through the measured base point: its seconds times the ratio of
+    operations, its MiB plus the difference of bytes held.
+    """
+    of = {size_of(row): row for row in rows}
+    base = of[Size()]
+    sizes = [dataclasses.replace(Size(), **{name: value}) for value in VARIED[name]]
+    mine = [of[size] for size in sizes if size in of]
+    return {
+        "values": [row[name] for row in mine],
+        "cpu": [row["cpu"] for row in mine],
+        "step": [row["step"] for row in mine],
+        "predicted cpu": [base["cpu"] * flops(row) / flops(base) for row in mine],
+        "peak": [row["peak_mib"] for row in mine],
+        "predicted peak": [base["peak_mib"] + (held(row) - held(base)) / 2**20 for row in mine],
+    }
+
+
+# ------------------------------------------------------------------------------ showing
+
+
+def table(rows):
+    """The curves as a Markdown table, a line a point, and their slopes as another."""
+    lines = [
+        "| varied | value | processor s a step | predicted | wall s | peak MiB | predicted |",
+        "| --- " * 7 + "|",
+    ]
+    slopes = [
+        "| varied | time: measured slope | predicted | peak memory: measured slope | predicted |",
+        "| --- " * 5 + "|",
+    ]
+    for name, label in LABELS.items():
+        found = curve(name, rows)
+        values = found.pop("values")
+        for value, *cells in zip(values, *_columns(found), strict=True):
+            lines.append("| " + " | ".join([label, str(value), *cells]) + " |")
+        if len(values) > 1:
+            given = [slope(values, found[key]) for key in SLOPES]
+            slopes.append("| " + " | ".join([label, *(f"{x:.2f}" for x in given)]) + " |")
+    return "\n".join([*slopes, "", *lines])
+
+
+SLOPES = ("cpu", "predicted cpu", "peak", "predicted peak")
+
+
+def _columns(found):
+    """Cells of a table: seconds with two digits, MiB with none."""
+    seconds = [[f"{x:.2f}" for x in found[key]] for key in ("cpu", "predicted cpu", "step")]
+    return [*seconds, *([f"{x:,.0f}" for x in found[key]] for key in ("peak", "predicted peak"))]
+
+
+def draw(rows, path):
+    """Both figures against each size, measured and predicted, on logarithmic axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, len(VARIED), figsize=(16, 6.4), layout="constrained")
+    for (top, bottom), (name, label) in zip(axes.T, LABELS.items(), strict=True):
+        found = curve(name, rows)
+        values = found["values"]
+        for axis, key in ((top, "cpu"), (bottom, "peak")):
+            for which, style in ((key, "o-"), (f"predicted {key}", "s:")):
+                word = "predicted" if which != key else "measured"
+                by = f", slope {slope(values, found[which]):.2f}" if len(values) > 1 else ""
+                axis.plot(values, found[which], style, label=word + by, markersize=4)
+            axis.set(xscale="log", yscale="log")
+            axis.set_xticks(values, map(str, values))
+            axis.minorticks_off()
+            low, high = axis.get_ylim()
+            ticks = [t for t in TICKS if low / 1.5 <= t <= high * 1.5]
+            axis.set_yticks(ticks, [f"{t:g}" for t in ticks])
+            axis.set_ylim(min(low, ticks[0]), max(high, ticks[-1]))
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8)
+        bottom.set_xlabel(label)
+    axes[0, 0].set_ylabel("processor seconds a step")
+    axes[1, 0].set_ylabel("peak memory, MiB")
+    base = dataclasses.asdict(Size())
+    rest = ", ".join(f"{label}: {base[name]}" for name, label in LABELS.items())
+    figure.suptitle(f"Each varied alone from {rest}")
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+    plt.close(figure)
+
+
+TICKS = [digit * 10.0**power for power in range(-2, 5) for digit in (1, 2, 5)]
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks curves", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of cost_curves.{jsonl,png}")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: draw what is there")
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "cost_curves.jsonl"
+    rows = read_rows(path)
+    known = {size_of(row) for row in rows}
+    for size in () if options.draw else points():
+        if size in known:
+            continue
+        row = measure(size)
+        print(
+            f"{size}: {row['cpu']:.2f} processor s a step, {row['peak_mib']:,.0f} MiB", flush=True
+        )
+        rows.append(row)
+        replaced = path.with_suffix(".new")
+        replaced.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        replaced.rename(path)
+    if Size() not in map(size_of, rows):
+        parser.error(f"{path} has no row of {Size()}, which all curves go through")
+    draw(rows, options.out / "cost_curves.png")
+    print(table(rows))

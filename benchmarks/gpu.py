@@ -1,0 +1,57 @@
+"""What an accelerator makes of published shapes: decode, updates at length, a step of the paper's.
+
+    python -m benchmarks gpu [--shape=NAME] [--repeats=N] [--json]
+
+Random weights: nothing is downloaded.
+"""
+
+from benchmarks.lengths import length_shape, train_length
+from benchmarks.llm import decode_bytes, decode_flops, decoder, random_params
+from benchmarks.measure import Row, compare
+from benchmarks.paper_step import paper_step
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.sharding import make_mesh, sampling_params
+
+DTYPE = "bfloat16"
+TINY = dict(decode_rows=(8,), cached=64, steps=8)
+TINY_LENGTH = dict(tokens=128, lengths=(64,))
+TINY_STEP = dict(turns=(2, 2), members=2, limit=16, slots=3, minibatches=1, micro_batch=2)
+
+
+def gpu(repeats, *, name=None):
+    """Qwen2.5 0.5B and 3B in bfloat16: decode, updates at 16k tokens, a step of the paper's.
+
+    Decode and updates as shares of the device's limits, the step with slots and rows cut by length
+    against the lock step and padded rows. As in training: float32 parameters, products in
+    bfloat16, sampling from a bfloat16 copy.
+    """
+    found = []
+    for each in [name] if name else ["qwen2.5-0.5b", "qwen2.5-3b"]:
+        tiny = each == "tiny"
+        found += decoding(repeats, each, **(TINY if tiny else {}))
+        found += train_length(repeats, name=each, dtype=DTYPE, **(TINY_LENGTH if tiny else {}))
+        shape = length_shape(each, DTYPE)
+        found += paper_step(repeats, name=each, shape=shape, **(TINY_STEP if tiny else {}))
+    return found
+
+
+def decoding(repeats, name, *, decode_rows=(1, 64, 128, 256), cached=1024, steps=64):
+    """Rows of decode steps over a cache of so many positions."""
+    config = length_shape(name, DTYPE)
+    model, mesh = Qwen(config), make_mesh(data=-1, fsdp=1, tensor=1)
+    params = random_params(config)
+    small = sampling_params(params, model, mesh)
+    del params
+    found = []
+    for rows in decode_rows:
+        sizes = dict(rows=rows, cached=cached, steps=steps)
+        found.append(
+            Row(
+                name=f"{name} decode, batch {rows}, {cached} cached",
+                work=rows * steps,
+                bytes=decode_bytes(config, **sizes, itemsize=2),
+                flops=decode_flops(config, **sizes),
+                **compare(decoder(model, small, **sizes), repeats=repeats),
+            )
+        )
+    return found

@@ -1,0 +1,154 @@
+"""What share of the machine an update of 16k tokens a micro-batch uses: measured, or planned.
+
+    python -m benchmarks train-length [--shape=NAME] [--tokens=N] [--repeats=N] [--json]
+    python -m benchmarks train-length --topology=v5e:4x4 --model=Qwen/Qwen2.5-3B [--tokens=N]
+
+The first measures the default device: model FLOPs (six a weight and token, attention's causal
+half, no recomputation) a second, as a share of the matrix product's rate there. The second compiles
+the update of a training run with libtpu's compiler and says what the roofline allows.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+
+import jax
+
+from benchmarks import llm, measure
+from benchmarks.measure import Row, compare
+from ragen_jax.configs import presets, sokoban
+from ragen_jax.model.kernels import best_kernel
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.preflight.__main__ import LIBTPU, OBSERVATION_TOKENS
+from ragen_jax.preflight.compile import compile_program, find_topology, quiet_stderr
+from ragen_jax.preflight.programs import programs
+from ragen_jax.preflight.shapes import describe
+from ragen_jax.run.command import bad_input
+from ragen_jax.run.memory import keep_freed_memory
+from ragen_jax.run.settle import settle
+from ragen_jax.run.sizes import step_rows
+
+TOKENS = 16_384  # of a micro-batch
+LENGTHS = {"tiny": (512, 2048)}  # of rows; of larger shapes:
+LONG = (1024, 4096)
+
+
+def length_shape(name, dtype):
+    """`ModelConfig` as it is trained at length: the device's kernel, layers recomputed."""
+    config = llm.shape(name, dtype)
+    kernel = best_kernel(jax.default_backend(), dtype, config.head_dim)
+    return dataclasses.replace(config, attention=kernel, remat=True)
+
+
+def train_length(repeats, *, name, dtype, tokens=TOKENS, lengths=None):
+    """Rows of updates on one micro-batch of so many tokens; lengths: of rows, LENGTHS or LONG."""
+    config = length_shape(name, dtype)
+    found = []
+    for length in lengths or LENGTHS.get(name, LONG):
+        rows = max(1, tokens // length)
+        run = llm.updater(Qwen(config), llm.random_params(config), rows=rows, length=length)
+        found.append(
+            Row(
+                name=f"{name} update: {rows} x {length} tokens",
+                work=rows * length,
+                flops=llm.update_flops(config, rows=rows, length=length),
+                **compare(run, repeats=repeats, warmup=1),
+            )
+        )
+        del run  # its parameters, before the next ones are made
+    return found
+
+
+# ------------------------------------------------------------------------------ planned
+
+
+def planned_config(model, rows, devices):
+    """The settled config of a training run with full history in micro-batches of so many rows."""
+    config = sokoban.get_config("llm")
+    config.model.path = model
+    config.optimizer.minibatches = 1
+    config.optimizer.micro_batch = rows
+    config.rollout.groups = max(config.rollout.groups, rows // config.rollout.group_size)
+    config.model.dtype = "bfloat16"
+    settle(config, devices)
+    return config
+
+
+def planned(model, devices, chip, *, tokens, length):
+    """What the preflight says of the update of `model` with `tokens` a micro-batch and chip.
+
+    Returns:
+      dict: rows of a micro-batch, memory of the fullest chip, seconds of the roofline, and two
+      shares of the chips' peak at that time: of what is computed, and of the model's FLOPs.
+
+    Raises:
+      ValueError: an unknown model, or rows that the run cannot have.
+    """
+    rows = max(1, tokens // length) * len(devices)
+    config = planned_config(model, rows, devices)
+    rest = (config.env.max_turns - 1) * OBSERVATION_TOKENS
+    prompt = length - config.env.max_turns * config.rollout.max_new_tokens - rest
+    lengths = dict(prompt_tokens=prompt, observation_tokens=OBSERVATION_TOKENS)
+    run = describe(config, devices, *lengths.values())
+    (update,) = [p for p in programs(config, devices, (), **lengths) if p.name == "update"]
+    found = compile_program(update, chip)
+    computing = update.cost.flops / chip.peak_flops
+    peak = len(devices) * chip.peak_flops * found.roofline_s
+    own = llm.update_flops(run.model.config, rows=step_rows(config), length=run.row)
+    return {
+        "model": model,
+        "micro_batch": f"{rows} x {run.row}",
+        "tokens_a_chip": rows * run.row // len(devices),
+        "peak_gib": round(found.peak_gib, 2),
+        "fits": found.fits,
+        "compile_s": round(found.compile_s, 1),
+        "roofline_s": round(found.roofline_s, 3),
+        "bound_by": "compute"
+        if update.cost.flops / chip.peak_flops == found.roofline_s
+        else "memory",
+        "computed_share": round(computing / found.roofline_s, 3),
+        "model_share": round(own / peak, 3),
+    }
+
+
+# ------------------------------------------------------------------------------ command
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks train-length", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    shapes = ("tiny", *llm.SHAPES)
+    parser.add_argument("--shape", default="tiny", choices=shapes, metavar="NAME")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a micro-batch (and chip)")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--topology", help="plan for a TPU instead, such as v5e:4x4")
+    parser.add_argument("--model", default=presets.LLMS["qwen2.5-3b"], help="hub id to plan for")
+    parser.add_argument("--length", type=int, default=4096, help="tokens of a row to plan for")
+    options = parser.parse_args(argv)
+    for name in ("tokens", "repeats", "length"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1")
+    if options.topology:
+        os.environ.update(LIBTPU)
+        jax.config.update("jax_platforms", LIBTPU["JAX_PLATFORMS"])
+        with bad_input():
+            with quiet_stderr():
+                devices, chip = find_topology(options.topology)
+            sizes = dict(tokens=options.tokens, length=options.length)
+            found = planned(options.model, devices, chip, **sizes)
+        print(json.dumps(found) if options.json else _lines(found))
+        return
+    keep_freed_memory(one_arena=True)
+    dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    before = measure.limits(dtype)
+    rows = train_length(options.repeats, name=options.shape, dtype=dtype, tokens=options.tokens)
+    after = measure.limits(dtype)
+    found = measure.report("train-length", rows, before, after, repeats=options.repeats)
+    print(measure.as_json(found) if options.json else measure.as_table(found))
+
+
+def _lines(found):
+    """A line a figure."""
+    return "\n".join(f"{name:<15} {value}" for name, value in found.items())

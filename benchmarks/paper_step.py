@@ -1,0 +1,101 @@
+"""A whole step of the paper's setting: rollout and updates, with slots and cutting and without.
+
+128 episodes of five turns with their whole history and rules that are 890 tokens long, replies
+whose planted lengths (slots.py) are geometric with a mean of 0.3 of 400 tokens; four minibatches.
+Both sides play the same episodes. The head of zeros that plants the lengths is a matrix like any
+other to the device.
+"""
+
+import contextlib
+import dataclasses
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.llm import LEARNING_RATE, LOSS
+from benchmarks.measure import Row, compare
+from benchmarks.padding import whole
+from benchmarks.slots import planted
+from ragen_jax.batch import make_batch
+from ragen_jax.rollout.slots import chunk_length
+from ragen_jax.sharding import make_mesh, sampling_params
+from ragen_jax.update import cutting
+from ragen_jax.update.policy import init_state, update_policy
+
+TURNS, MEMBERS, LIMIT = (5,) * 8, 16, 400
+SLOTS, MINIBATCHES, MICRO_BATCH = 64, 4, 4
+
+
+def paper_step(
+    repeats,
+    *,
+    name,
+    shape,
+    turns=TURNS,
+    members=MEMBERS,
+    limit=LIMIT,
+    slots=SLOTS,
+    minibatches=MINIBATCHES,
+    micro_batch=MICRO_BATCH,
+):
+    """Rows of the rollout alone, the updates alone, and both, of a `ModelConfig` named `name`."""
+    shape = dataclasses.replace(shape, tied=False)  # slots.py plants a head of its own
+    sizes = dict(turns=turns, members=members, limit=limit, shape=shape, prompt="full")
+    with planted(heavy=True, **sizes) as setting:
+        mesh, optimizer = make_mesh(data=-1, fsdp=1, tensor=1), optax.sgd(LEARNING_RATE)
+        held = [init_state(setting.params, optimizer, mesh)]
+        policy = sampling_params(held[0].params, setting.model, mesh)
+        if shape.dtype == "float32":  # the copy is the parameters themselves, which updates donate
+            policy = jax.tree.map(jnp.copy, policy)
+        setting = dataclasses.replace(setting, params=policy)
+        chunk = chunk_length(0, limit)
+
+        def play(served):
+            return setting.play(slots=served, chunk=chunk if served else 0)
+
+        def learn(episodes, patched):
+            batch = make_batch(episodes)
+            rng = np.random.default_rng(0)
+            with patched():
+                held[0], metrics = update_policy(
+                    *(setting.model, optimizer, LOSS, held[0], None, batch),
+                    rng.normal(size=(len(episodes), 1)).astype(np.float32) * batch.mask_BT,
+                    np.arange(len(episodes)),
+                    mesh=mesh,
+                    rng=rng,
+                    minibatches=minibatches,
+                    micro_batch=micro_batch,
+                    minibatch_rows=len(episodes) // minibatches,
+                    loss_scale=1.0,
+                    rates=np.ones(minibatches, np.float32),
+                )
+            if metrics["update/skipped"]:
+                raise RuntimeError("an update was skipped: not finite")
+            jax.block_until_ready(held[0].params)
+            return metrics["update/real_share"]
+
+        cut, padded = contextlib.nullcontext, lambda: mock.patch.object(cutting, "cut", whole)
+        episodes = play(0)
+        shares = learn(episodes, cut), learn(episodes, padded)
+        sampled = sum(len(turn.sampled) for e in episodes for turn in e.turns)
+        sides = {
+            f"rollout, {slots} slots, chunk {chunk}": (lambda: play(slots), lambda: play(0)),
+            f"updates, real share {shares[0]:.2f} for {shares[1]:.2f}": (
+                lambda: learn(episodes, cut),
+                lambda: learn(episodes, padded),
+            ),
+            "step": (lambda: learn(play(slots), cut), lambda: learn(play(0), padded)),
+        }
+        return [
+            Row(
+                name=f"{name} {side}",
+                other_name="lock step, padded",
+                work=sampled,
+                unit="new tokens",
+                **compare(ours, other, repeats=repeats, warmup=1),
+            )
+            for side, (ours, other) in sides.items()
+        ]
