@@ -377,7 +377,8 @@ def sampled_next(learner: Learner, policy: Params, state: TrainState) -> AheadSt
         if learner.frozen is not None:
             held = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
         held = jax.tree.map(lambda x, own: jnp.copy(x) if x is own else x, held, state.params)
-    return AheadState(**(vars(state) | {"sampler": Sampler(held, state.step)}))
+    fields: dict[str, Any] = vars(state) | {"sampler": Sampler(held, state.step)}
+    return AheadState(**fields)
 
 
 def sampler_policy(learner: Learner, sampler: Sampler) -> Params:
