@@ -104,7 +104,7 @@ def no_variance(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int,
 
 
 def mismatch(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str] | None:
-    if any(e.row.get("rollout/staleness") for e in steps):
+    if config["rollout"]["ahead"]:
         return None  # the sampler was another policy
     pairs = [(e.step, e.row["rollout/logp_gap"]) for e in steps if "rollout/logp_gap" in e.row]
     bound = FLOAT32_GAP

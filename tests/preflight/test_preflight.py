@@ -186,6 +186,12 @@ def plan(config=None, **overrides):
     return {program.name: program for program in found}
 
 
+def test_two_programs_at_a_time_are_not_planned():
+    for name, value in (("rollout.ahead", 1), ("sampling_mesh.devices", 2)):
+        with pytest.raises(ValueError, match=f"config.{name} is {value}, which preflight does not"):
+            plan(**{name: value})
+
+
 def test_programs_lower():
     # The run's own functions take these shapes; no compiler is needed to see that.
     found = plan(**{"env.context": "full", "algorithm.kl_coef": 0.1, "model.dtype": "bfloat16"})

@@ -114,6 +114,11 @@ def test_a_gap_of_sampler_and_trainer_is_a_mismatch_by_the_dtype(tmp_path):
     assert named(tmp_path / "d", changes=less, fields=half)[1] == []
 
 
+def test_a_sampler_that_was_another_policy_is_no_mismatch(tmp_path):
+    changes = {"rollout/logp_gap": (2, 500.0, 1)}
+    assert named(tmp_path / "run", changes=changes, fields={"rollout.ahead": 1})[1] == []
+
+
 def test_success_is_lost_below_three_quarters_of_its_highest(tmp_path):
     assert success_lost({0: 0.4, 20: 0.6, 40: 0.5, 60: 0.4, 80: 0.3}) == (
         80,
