@@ -27,6 +27,7 @@ from ragen_jax.sharding import ROWS, agree, place_rows, read_rows, row_shards, s
 from ragen_jax.types import Array, Params
 
 PIECE = 256  # tokens of a row that are read at a time, at most
+QUARTERS = (1, 2, 3, 4)  # of the longest piece, what is new may be read in
 LARGEST_PAGE = 1024  # positions of a page behind the first
 LEAST_CHUNK = 24  # tokens between two looks at the rows, where nothing is said of it
 FEWEST = 64  # rows that a smaller cache has: below it XLA's products on CPU round differently
@@ -101,7 +102,7 @@ def cache_sizes(
         rows=tuple(n for n in rows if n <= enough),
         at_a_time=min(most, max(-(-most // 8), 8)),
         first=length_bucket(max(prompt, -(-max_new_tokens // 8))),
-        pieces=tuple(sorted({min(length_bucket(-(-longest // 4)), longest), longest})),
+        pieces=tuple(sorted({min(length_bucket(-(-longest * n // 4)), longest) for n in QUARTERS})),
         chunk=min(chunk or max(-(-max_new_tokens // 8), LEAST_CHUNK), max_new_tokens),
     )
 
@@ -148,19 +149,21 @@ class Cache:
         """Reads what is new in each shard, longest first, some rows in a call."""
         R, B = self.sizes.at_a_time, self.shards * self.rows
         queues = [sorted(part, key=lambda n: -len(n.tokens)) for part in news]
+        (longest,) = agree(max((len(part[0].tokens) for part in queues if part), default=0))
+        E = self.sizes.piece(longest)
         while True:
             now = [n for part in queues for n in part[:R]]
-            count = {id(n): min(len(n.tokens), self.sizes.pieces[-1]) for n in now}
-            longest, start, end, least = agree(
-                max(count.values(), default=0),
+            count = {id(n): min(len(n.tokens), E) for n in now}
+            waiting, start, end, least = agree(
+                len(now),
                 max((n.start for n in now), default=0),
                 max((n.start + count[id(n)] for n in now), default=0),
                 max((-n.start for n in now), default=-(2**31)),
             )
-            if not longest:
+            if not waiting:
                 return
             rows_R, start_R, count_R = (np.zeros(self.shards * R, np.int32) for _ in range(3))
-            tokens_RE = np.zeros((self.shards * R, self.sizes.piece(longest)), np.int32)
+            tokens_RE = np.zeros((self.shards * R, E), np.int32)
             reader_B = np.full(B, R, np.int32)
             for shard, part in enumerate(queues):
                 for row, n in enumerate(part[:R]):

@@ -185,7 +185,7 @@ def test_all_programs_of_slots_are_known_before(monkeypatch):
         params,
         sizes,
         positions=PROMPT[1] + TURNS * (TOKENS + OBSERVATION[1]),
-        news=(PROMPT[1], OBSERVATION[1], 1),  # the same rules behind which little differs
+        news=(PROMPT[1], *OBSERVATION, 1),  # behind the same rules little may differ
         sampling=play.Sampling(1.0),
         stop_ids=(STOP,),
     )

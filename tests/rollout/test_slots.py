@@ -317,9 +317,11 @@ def test_sizes():
     }.items():
         assert [n for n, _ in zip(sizes(prompt=prompt).pages(), lengths, strict=False)] == lengths
     assert sizes(prompt=50, max_new_tokens=4096).first == 512
-    assert [sizes(prompt=n).pieces for n in (5, 50, 830)] == [(8,), (16, 56), (56, 224)]
+    assert [sizes(prompt=n).pieces for n in (5, 50, 830)] == [
+        *((8,), (16, 32, 48, 56), (56, 112, 192, 224))
+    ]
     one = sizes(prompt=830)
-    assert [one.piece(n) for n in (1, 56, 57, 224, 999)] == [56, 56, 224, 224, 224]
+    assert [one.piece(n) for n in (1, 56, 57, 224, 999)] == [56, 56, 112, 224, 224]
     # Slots, episodes: rows of a cache, those that few episodes are left in among them.
     assert [sizes(*numbers).rows for numbers in ((0, 128), (100, 300), (128, 60), (1024, 400))] == [
         (64, 128),
