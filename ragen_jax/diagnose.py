@@ -6,6 +6,7 @@ a row of DIAGNOSTICS, which says when it is due.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -160,23 +161,23 @@ def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainStat
     elif 0 < step.number < settings.flow_every and jax.process_count() == 1:
         # Reasonings differ in length from step to step, so that each knows of other programs.
         shapes = dataclasses.replace(step, policy=jax.tree.map(struct_of, step.policy))
-        compile = functools.partial(compile_flow, shapes)
-        step.run.precompiler.begin(Planned("flow figures", compile))
+        compile = functools.partial(compile_scoring, shapes)
+        step.run.precompiler.begin(Planned("scoring", compile))
     with jax.set_mesh(step.run.sampling_mesh):
         return state, of_each_task(step, measure)
 
 
-def compile_flow(step: Step) -> None:
-    """Compiles what flow figures of a step like this one would run; nothing of it is kept.
+def compile_scoring(step: Step) -> None:
+    """Compiles what steps like this one, with flow figures and without, would score with; nothing
+    of what it gives is kept.
 
     Args:
       step: its policy may be shapes.
     """
     run, settings = step.run, step.run.diagnosis
+    tasks = enumerate(zip(run.tasks, step.played.episodes_E, strict=True))
     with jax.set_mesh(run.sampling_mesh), only_compiling():
-        for index, (task, episodes) in enumerate(
-            zip(run.tasks, step.played.episodes_E, strict=True)
-        ):
+        for (index, (task, episodes)), flow in itertools.product(tasks, (True, False)):
             collapse_metrics(
                 run.model,
                 step.policy,
@@ -187,8 +188,8 @@ def compile_flow(step: Step) -> None:
                 seed=run.seed,
                 step=step.number,
                 environment=index,
-                flow=True,
-                chat=task.chat,
+                flow=flow,
+                chat=task.chat if flow else None,
             )
 
 

@@ -139,9 +139,10 @@ def start_programs(
                 planned.setdefault(program.name, program)
         if turns_shown(c.env) == 1:
             lengths.append(length_bucket(longest_prompt(task) + task.budgets.max_new_tokens))
-    of_jax: Any = jax.config  # whose attributes are there when it runs
+    jax_config: Any = jax.config  # whose attributes are there when it runs
+    kept = jax_config.jax_enable_compilation_cache and jax_config.jax_compilation_cache_dir
     # What takes donated arguments is found again on disk alone.
-    if len(lengths) == len(tasks) and of_jax.jax_compilation_cache_dir:
+    if len(lengths) == len(tasks) and kept:
         for program in training_programs(dataclasses.replace(shapes, at=_rows_of(max(lengths)))):
             planned[program.name] = Planned(program.name, lambda p=program: p.lower().compile())
     return list(planned.values())[:MOST]
