@@ -128,8 +128,9 @@ def main(argv):
     parser.add_argument("--length", type=int, default=4096, help="tokens of a row to plan for")
     options = parser.parse_args(argv)
     for name in ("tokens", "repeats", "length"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} must be at least 1")
+        value = getattr(options, name)
+        if value < 1:
+            parser.error(f"--{name} is {value}; it must be at least 1")
     if options.topology:
         os.environ.update(LIBTPU)
         jax.config.update("jax_platforms", LIBTPU["JAX_PLATFORMS"])

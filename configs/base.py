@@ -118,6 +118,9 @@ def get_config() -> ConfigDict:
                 kl_kind="k3",
                 kl_coef=0.001,  # of KL(policy || initial policy); 0 skips its forward pass
                 kl_in="loss",  # or "reward": taken off each token's reward
+                # Where the reference rests while it is not read: "device", or "host", pinned memory
+                # from which it is copied to the devices for every update.
+                kl_memory="device",
                 kl_target=0.0,  # nats a token that kl_coef is steered to; 0: kl_coef stays
                 kl_gain=0.1,  # how fast
                 entropy_coef=0.001,  # of the exact entropy bonus

@@ -189,6 +189,20 @@ def resharding(model: "Qwen", mesh: Mesh) -> Callable[[Params], Params]:
     )
 
 
+MEMORIES = {"device": "device", "host": "pinned_host"}  # name: memory kind of JAX
+
+
+def in_memory(params: Params, name: str) -> Params:
+    """Arrays of devices, laid out as they are, in one of MEMORIES."""
+    kind = MEMORIES[name]
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), params)
+
+
+def rests_on_host(params: Params) -> bool:
+    """Whether arrays are in the host's pinned memory."""
+    return jax.tree.leaves(params)[0].sharding.memory_kind == MEMORIES["host"]
+
+
 # ------------------------------------------------------------------------------ rows
 
 

@@ -375,7 +375,7 @@ def gradient_report(
         learner.model,
         learner.loss,
         state.params,
-        learner.reference,
+        learner.kl_reference,
         batch,
         advantage_E[batch.episode_B][:, None] * batch.mask_BT,
         bucket_G,

@@ -152,7 +152,7 @@ def gradient_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Pro
         run.frozen,
         held=(
             (run.state.opt_state, run.state.critic),
-            None if loss.kl_coef else run.reference,
+            None if loss.kl_coef else run.resting,
             run.policy if run.copied else None,
         ),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).gradients(

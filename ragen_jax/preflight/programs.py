@@ -258,7 +258,7 @@ def training_programs(run: Run) -> Iterator[Program]:
     start = needs_start(A, run.mesh)
     temperature = host((), jnp.float32)
     if needs_statistics(c):
-        held = state.opt_state, state.critic, run.reference
+        held = state.opt_state, state.critic, run.resting
         yield _read(
             run, "statistics", passes.statistics, run.whole, temperature, held=held, head=True
         )
@@ -268,7 +268,7 @@ def training_programs(run: Run) -> Iterator[Program]:
             run, "reference", passes.statistics, reference, temperature, held=state, head=True
         )
     if state.critic:
-        rest = dataclasses.replace(state, critic=None), run.reference
+        rest = dataclasses.replace(state, critic=None), run.resting
         critic = state.critic
         held = rest, critic.opt_state
         yield _read(run, "values", passes.values, critic.params, run.frozen, held=held, head=False)
@@ -286,7 +286,7 @@ def training_programs(run: Run) -> Iterator[Program]:
         )
         yield _apply(run, "critic_apply", critic, held=rest)
     in_loss = bool(c.algorithm.kl_coef and c.algorithm.kl_in == "loss")
-    rest = state.critic, None if in_loss else run.reference
+    rest = state.critic, None if in_loss else run.resting
     yield _gradient(
         run,
         "update",
@@ -304,11 +304,13 @@ def training_programs(run: Run) -> Iterator[Program]:
         trained=state,
         reference=in_loss,
     )
-    yield _apply(run, "apply", state, held=(state.critic, run.reference))
+    yield _apply(
+        run, "apply", state, held=(state.critic, run.reference if in_loss else run.resting)
+    )
     if run.frozen and run.cast:  # at the start, when nothing else is there
         yield _resharding(run, run.mesh, held=None, calls=0)
     elif run.copied:
-        held = state if run.frozen else (dataclasses.replace(state, params=None), run.reference)
+        held = state if run.frozen else (dataclasses.replace(state, params=None), run.resting)
         # LoRA's base model is copied once a run.
         yield _resharding(run, run.sampling_mesh, held=held, calls=0 if run.frozen else 1)
 

@@ -178,6 +178,11 @@ class Run:
     held: Any  # tree of what training keeps while sampling and scoring
 
     @property
+    def resting(self) -> Params | None:
+        """What the devices hold of the KL reference while no program reads it."""
+        return None if self.config.algorithm.kl_memory == "host" else self.reference
+
+    @property
     def whole(self) -> Params:
         """What the model runs with in training: as `Frozen.attach`, which multiplies arrays."""
         if self.frozen is None:
@@ -261,10 +266,11 @@ def describe(
         kl_scale=struct(mesh, (), jnp.float32),
         critic=critic,
     )
+    resting = None if c.algorithm.kl_memory == "host" else reference  # as `Run.resting`
     if copied:
-        held = state, reference, frozen and frozen.params
+        held = state, resting, frozen and frozen.params
     else:  # the sampler reads the training's own parameters
-        held = state if frozen else dataclasses.replace(state, params=None), reference
+        held = state if frozen else dataclasses.replace(state, params=None), resting
     return Run(
         config=c,
         model=model,

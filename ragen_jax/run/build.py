@@ -46,7 +46,15 @@ from ragen_jax.run.sizes import (
     step_rows,
 )
 from ragen_jax.run.workdir import content_hash
-from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh, sampling_params, split_devices
+from ragen_jax.sharding import (
+    MEMORIES,
+    MESH_AXES,
+    data_shards,
+    in_memory,
+    make_mesh,
+    sampling_params,
+    split_devices,
+)
 from ragen_jax.types import Params, TrainState
 from ragen_jax.update import critic
 from ragen_jax.update.learner import Learner, sampled_next, sampling_policy
@@ -177,6 +185,27 @@ def build_chat(
     )
 
 
+def has_reference(config: ConfigDict) -> bool:
+    """Whether a run holds a KL reference apart from what it trains; LoRA's is its base."""
+    return bool(config.algorithm.kl_coef) and not config.model.lora.rank
+
+
+def check_host_memory(config: ConfigDict, device: jax.Device) -> None:
+    """Refuses a KL reference in the host's memory where devices cannot copy from there.
+
+    Raises:
+      ValueError: that.
+    """
+    if not has_reference(config) or config.algorithm.kl_memory != "host":
+        return
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if MEMORIES["host"] not in kinds:
+        raise ValueError(
+            f"config.algorithm.kl_memory is 'host', but {device.device_kind} has no pinned memory "
+            f"of the host, only {', '.join(kinds)}: give algorithm.kl_memory=device"
+        )
+
+
 def build_meshes(
     config: ConfigDict, devices: Sequence[jax.Device] | None = None
 ) -> tuple[Mesh, Mesh]:
@@ -200,6 +229,7 @@ def build_meshes(
             f"config.optimizer.micro_batch is {config.optimizer.micro_batch}; its rows must split "
             f"evenly over mesh.data x mesh.fsdp = {data_shards(mesh)}"
         )
+    check_host_memory(config, mesh.devices.flat[0])
     hosts = len({device.process_index for device in (*training, *sampled)})
     if hosts > 1 and (apart or config.rollout.ahead):
         name, value = ("sampling_mesh.devices", apart) if apart else ("rollout.ahead", 1)
@@ -402,12 +432,16 @@ def build_learner(
         base = sampling_params(params, model, mesh)
         frozen = Frozen(base, np.float32(c.model.lora.alpha / c.model.lora.rank))
         trained = build_adapters(c, model, mesh)
-    elif a.kl_coef:  # a copy of every array, because the update donates the policy's parameters
+    elif has_reference(
+        c
+    ):  # a copy of every array, because the update donates the policy's parameters
         reference = jax.tree.map(
             lambda x, own: jnp.copy(x) if x is own else x,
             sampling_params(params, model, mesh),
             params,
         )
+        if a.kl_memory == "host":
+            reference = in_memory(reference, "host")
     if has_critic(c):
         backbone = critic.backbone_of(trained)
         critic_state = critic.init_critic(backbone, model.config.width, optimizer, mesh)

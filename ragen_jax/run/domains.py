@@ -18,6 +18,7 @@ from ragen_jax.envs import ENVS, known
 from ragen_jax.model import hf, kernels, lora
 from ragen_jax.rollout import chat
 from ragen_jax.run.trackers import TRACKERS
+from ragen_jax.sharding import MEMORIES
 from ragen_jax.update.optimize import SCHEDULES
 from ragen_jax.update.policy import EXACT
 
@@ -124,6 +125,7 @@ def shares(*read: When) -> Domain:
 TIMED = When(("env.time_limit",), bool)
 TINY = When(("model.path",), lambda path: path == "tiny")
 LORA = When(("model.lora.rank",), lambda rank: rank > 0)
+NOT_LORA = When(("model.lora.rank",), lambda rank: rank == 0)
 CRITIC = When(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
 OF_TOKENS = When(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].of_tokens)
 BI_LEVEL = When(("algorithm.bi_level",), bool)
@@ -239,6 +241,7 @@ DOMAINS = {
     "algorithm.kl_kind": one_of((*losses.KL_KINDS, EXACT), KL),
     "algorithm.kl_coef": number(0, 1000),
     "algorithm.kl_in": one_of(("loss", "reward"), KL),
+    "algorithm.kl_memory": one_of(tuple(MEMORIES), KL, NOT_LORA),
     "algorithm.kl_target": number(0, 1000, KL),
     "algorithm.kl_gain": number(0, 4, KL, KL_STEERED),  # from 5 on kl_coef would reach 0
     "algorithm.entropy_coef": number(0, 1000),

@@ -28,7 +28,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.objectives import mismatch_weights
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef
-from ragen_jax.sharding import sampling_params
+from ragen_jax.sharding import in_memory, rests_on_host, sampling_params
 from ragen_jax.types import AheadState, Batch, Metrics, Params, Sampler, TrainState
 from ragen_jax.update.critic import ValueLoss, update_critic
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
@@ -68,8 +68,16 @@ class Learner:
     micro_batch: int
     step_rows: int  # the most rows of a step
     minibatch_rows: int  # and of a minibatch
-    reference: Params | None  # parameters of the KL reference, where they are held apart
+    # Parameters of the KL reference, where they are held apart; maybe in the host's memory.
+    reference: Params | None
     frozen: Frozen | None  # the base model of LoRA training
+
+    @property
+    def kl_reference(self) -> Params | None:
+        """The KL reference where programs read it: for as long as it is held, if it is a copy."""
+        if self.reference is None or not rests_on_host(self.reference):
+            return self.reference
+        return in_memory(self.reference, "device")
 
     @functools.cached_property
     def frozen_policy(self) -> Frozen | None:
@@ -213,7 +221,7 @@ def assign_credit(
         coef, kind = learner.kl_in_reward
         kl_coef = coef * float(state.kl_scale)
         frozen = learner.frozen
-        reference = _needed(learner.reference) if frozen is None else frozen.params
+        reference = _needed(learner.kl_reference) if frozen is None else frozen.params
         # A group is compared with all its members: what is kept of it with what is not.
         compared_GK = np.broadcast_to(keep_GK.any(1, keepdims=True), keep_GK.shape)
         rows_B = _rows_of(compared_GK, batch)
@@ -334,7 +342,7 @@ def update(
             learner.optimizer,
             learner.loss,
             state,
-            learner.reference,
+            None if learner.kl_in_reward else learner.kl_reference,
             dataclasses.replace(batch, logp_BT=credit.old_logp_BT),
             credit.advantage_BT,
             rows_B,

@@ -22,6 +22,7 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run.build import build_learner, build_meshes, build_penalties
 from ragen_jax.run.sizes import step_rows
 from ragen_jax.run.stages import rewarded_batch
+from ragen_jax.sharding import rests_on_host
 from ragen_jax.update import policy as policy_file
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update
 from ragen_jax.update.likelihood import token_statistics
@@ -176,6 +177,7 @@ def outcome(episodes):
             metrics={name: float(x) for name, x in metrics.items()},
             opt_state=jax.device_get(state.opt_state),
             kl_scale=float(state.kl_scale),
+            rests=learner.reference is not None and rests_on_host(learner.reference),
             before=before[0],
             after=after[0],
             critic_before=before[1],
@@ -473,6 +475,11 @@ ALGORITHM = {
         "reward",
         kl_in_reward,
         BARE | {"algorithm.kl_coef": 0.5},
+    ),
+    "algorithm.kl_memory": Entry(
+        "host",
+        lambda a, b: (a.rests, b.rests) == (False, True) and kl(a) == kl(b),
+        ALL,
     ),
     "algorithm.kl_target": Entry(
         1e-4,

@@ -219,6 +219,27 @@ def test_programs_lower():
     }
 
 
+def sokoban_with(overrides):
+    config = sokoban.get_config()
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_a_reference_on_the_host_is_held_by_no_program_that_does_not_read_it(kl_in):
+    overrides = {"algorithm.kl_coef": 0.1, "algorithm.kl_in": kl_in, "model.dtype": "bfloat16"}
+    here, away = (
+        plan(**overrides, **{"algorithm.kl_memory": memory}) for memory in ("device", "host")
+    )
+    reads = {"loss": {"update", "apply"}, "reward": {"reference"}}[kl_in]
+    run = shapes.describe(sokoban_with(overrides), jax.devices()[:1], 40, 8)
+    size = shapes.bytes_per_chip(run.reference)
+    assert size > 10**5
+    held = shapes.bytes_per_chip
+    saved = {name: held(here[name].held) - held(away[name].held) for name in here}
+    assert saved == {name: 0 if name in reads else size for name in here}
+
+
 def test_programs_of_slots():
     slots = {"rollout.slots": 64, "rollout.chunk": 5, "model.dtype": "bfloat16"}
     found = plan(**{"env.context": "full", **slots})

@@ -1,8 +1,10 @@
 """update/learner.py: a step's advantages and updates from episodes, through the config."""
 
 import dataclasses
+import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -14,16 +16,23 @@ from ragen_jax.configs import base
 from ragen_jax.groups import Part
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
-from ragen_jax.run.build import build_learner, build_meshes, build_penalties
+from ragen_jax.run.build import (
+    build_learner,
+    build_meshes,
+    build_penalties,
+    check_host_memory,
+)
 from ragen_jax.run.check import check
 from ragen_jax.run.sizes import step_rows
 from ragen_jax.run.stages import rewarded_batch
+from ragen_jax.sharding import MEMORIES
 from ragen_jax.update.learner import (
     Outcomes,
     assign_credit,
     deal_at_random,
     filter_metrics,
     select,
+    update,
 )
 from ragen_jax.update.likelihood import token_logps
 
@@ -78,23 +87,28 @@ def episodes(make_turn, make_episode):
     return {context: groups(context) for context in ("single_turn", "full")}
 
 
-def advantages(config, policy, episodes, keep_GK=None):
-    """(advantages as train.py gets them, batch, mask of the episodes kept, update/* metrics)."""
-    check(config)
+def outcomes_of(config, episodes):
+    """(batch with rewards, `Outcomes`) of the episodes of a config's context."""
     episodes = episodes[config.env.context]
-    model, params = policy
-    mesh, _ = build_meshes(config)
-    learner, state = build_learner(config, model, jax.tree.map(lambda x: x + 0, params), mesh)
     penalty_G = np.repeat(config.env.format_penalty, G)
     penalties = build_penalties(config)
     batch, return_GK = rewarded_batch(episodes, penalties, format_penalty_G=penalty_G)
     batch = take_rows(batch, np.arange(len(batch.weight_B)), size=step_rows(config))
+    return batch, Outcomes(
+        return_GK=return_GK,
+        length_GK=np.reshape([len(e.turns) for e in episodes], (G, K)),
+        success_GK=np.reshape([e.success for e in episodes], (G, K)),
+    )
+
+
+def advantages(config, policy, episodes, keep_GK=None):
+    """(advantages as train.py gets them, batch, mask of the episodes kept, update/* metrics)."""
+    check(config)
+    model, params = policy
+    mesh, _ = build_meshes(config)
+    learner, state = build_learner(config, model, jax.tree.map(lambda x: x + 0, params), mesh)
+    batch, outcomes = outcomes_of(config, episodes)
     with jax.set_mesh(mesh):
-        outcomes = Outcomes(
-            return_GK=return_GK,
-            length_GK=np.reshape([len(e.turns) for e in episodes], (G, K)),
-            success_GK=np.reshape([e.success for e in episodes], (G, K)),
-        )
         selection, _ = select(learner, state, batch, outcomes)
         if keep_GK is not None:
             selection = dataclasses.replace(selection, keep_GK=keep_GK)
@@ -170,6 +184,49 @@ def test_adapters_are_scaled_by_alpha_over_rank(config, policy):
     config.model.lora.update(rank=2, alpha=6.0)
     learner, _ = build_learner(config, *policy, build_meshes(config)[0])
     assert learner.frozen.scale == 3.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_a_reference_that_rests_on_the_host_gives_the_same_update(config, policy, episodes, kl_in):
+    config.algorithm.update(kl_coef=0.5, kl_in=kl_in)
+    config.optimizer.learning_rate = 1e-2
+    done = {}
+    for memory in MEMORIES:
+        config.algorithm.kl_memory = memory
+        mesh, _ = build_meshes(config)
+        copied = jax.tree.map(jnp.copy, policy[1])
+        learner, state = build_learner(config, policy[0], copied, mesh)
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(learner.reference)}
+        assert kinds == {MEMORIES[memory]}
+        batch, outcomes = outcomes_of(config, episodes)
+        with jax.set_mesh(mesh):
+            for _ in range(2):
+                selection, _ = select(learner, state, batch, outcomes)
+                credit = assign_credit(learner, state, batch, selection, outcomes)
+                state, metrics = update(learner, state, batch, selection, credit)
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(learner.reference)}
+        assert kinds == {MEMORIES[memory]}
+        done[memory] = jax.device_get((learner.reference, state.params)), metrics
+    assert done["device"][1]["update/kl"] > 0
+    jax.tree.map(np.testing.assert_array_equal, *done.values())
+
+
+def test_a_device_without_pinned_memory_is_refused(config):
+    """In a line, unless no reference would rest there."""
+    device = types.SimpleNamespace(
+        device_kind="Chip", addressable_memories=lambda: [types.SimpleNamespace(kind="device")]
+    )
+    config.algorithm.update(kl_coef=0.1, kl_memory="host")
+    check_host_memory(config, jax.devices()[0])
+    message = "kl_memory is 'host', but Chip has no pinned memory of the host, only device: give"
+    with pytest.raises(ValueError, match=message):
+        check_host_memory(config, device)
+    config.model.lora.rank = 2
+    check_host_memory(config, device)
+    config.model.lora.rank = 0
+    config.algorithm.kl_coef = 0.0
+    check_host_memory(config, device)
 
 
 def test_adapters_at_their_start_are_the_reference(config, policy, episodes):
