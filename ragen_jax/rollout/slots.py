@@ -17,6 +17,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Generator, Sequence
 
 import jax
@@ -257,7 +258,7 @@ def expected_programs(
     model: Qwen,
     params: Params,
     chat: Chat,
-    play: Play,
+    plays: Sequence[Play],
     *,
     episodes: int,
     slots: int,
@@ -268,25 +269,45 @@ def expected_programs(
 ) -> list[Program]:
     """What `play_in_slots` will compile, on the mesh in use: `f.lower(*args, **kwargs)` each.
 
-    Where all observations are as long as the first one of `play`, and replies as they may be.
+    Where all observations are as long as those of `plays`, and replies as they may be.
 
     Args:
       params: or their shapes.
-      play: that has just been started.
+      plays: of a few problems, that have just been started.
       episodes: of a rollout. The others: as in `play_in_slots`.
     """
+    longest = budgets.max_new_tokens
+    play = max(plays, key=lambda play: len(play.observation))
+    firsts = [next_prompt(play, chat)[1][:-1] for play in plays]
+    news = [len(b) - _common(a, b) for a, b in itertools.permutations(firsts, 2)]
     turns: list[Turn] = []
-    held, lengths, news = NOTHING, [], []
+    lengths = []
     for number in range(budgets.max_turns):
         used = min(number, budgets.max_actions - 1)
-        message = chat.observe(play.observation, actions_used=used, last_valid=True)
-        prompt = chat.prompt_ids(turns, message)
+        # The last reply may have ended by itself or not, and may have been valid or not.
+        for end, valid in itertools.product((chat.close_id, -1), (True, False)):
+            if turns:
+                reply = turns[-1].sampled.copy()
+                reply[-1] = end
+                turns[-1] = dataclasses.replace(turns[-1], sampled=reply)
+            message = chat.observe(play.observation, actions_used=used, last_valid=valid)
+            prompt = chat.prompt_ids(turns, message)
+            held = np.append(turns[-1].prompt, turns[-1].sampled[:-1]) if turns else NOTHING
+            news.append(len(prompt) - 1 - _common(held, prompt[:-1]))
         lengths.append(len(prompt))
-        news.append(max(len(prompt) - 1 - _common(held, prompt[:-1]), 1))
-        reply = np.full(budgets.max_new_tokens, prompt[-1], np.int32)
-        held = np.concatenate([prompt, reply[:-1]])
         turns.append(
-            Turn(prompt, message, reply, np.zeros(len(reply)), (0, 0), (0, 0), (), True, 0.0, {})
+            Turn(
+                prompt=prompt,
+                message=message,
+                sampled=np.full(longest, -1, np.int32),
+                logp=np.zeros(longest, np.float32),
+                reasoning=(0, 0),
+                answer=(0, 0),
+                actions=(),
+                valid=True,
+                reward=0.0,
+                info={},
+            )
         )
     sizes = cache_sizes(
         slots=slots,
@@ -300,8 +321,8 @@ def expected_programs(
         model,
         params,
         sizes,
-        positions=max(lengths) + budgets.max_new_tokens - 1,
-        news=news,
+        positions=max(lengths) + longest - 1,
+        news=[n for n in news if n],
         sampling=sampling,
         stop_ids=chat.stop_ids,
     )

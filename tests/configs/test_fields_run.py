@@ -307,7 +307,7 @@ RUNS = {
         lambda _, o: most(len(t["prompt_ids"]) for t in turns(o)) + REPLY <= 90,
         WINDOW,
     ),
-    "rollout.slots": Entry(3, lambda _, o: o.served == {(3, 8)} and not o.decoded),
+    "rollout.slots": Entry(3, lambda _, o: o.served == {(3, REPLY)} and not o.decoded),
     "rollout.chunk": Entry(5, lambda _, o: o.served == {(4, 5)} and not o.decoded),
     "rollout.ahead": Entry(1, lambda _, o: with_figure("rollout/staleness", o) == [1, 2]),
     "rollout.compact": Entry(True, lambda _, o: o.decoded[-1] == 64, MANY),
