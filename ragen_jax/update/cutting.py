@@ -23,8 +23,10 @@ import numpy as np
 from ragen_jax.padding import length_bucket
 from ragen_jax.types import Batch
 
-LENGTHS = 4  # different ones, at most, in the minibatches that are cut together
-WORTH = 0.02  # share of the positions that one more length must save: each is a program
+# Different ones, at most, in the minibatches that are cut together. Their grid has four an octave,
+# so that a run of many steps meets hardly more programs for eight than for four.
+LENGTHS = 8
+WORTH = 0.01  # share of the positions that one more length must save: each is a program
 
 
 @dataclasses.dataclass(frozen=True)

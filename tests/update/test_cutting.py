@@ -232,7 +232,7 @@ def test_rows_end_with_their_last_sampled_token():
 
 @pytest.mark.parametrize(
     "ends, padded, least, most",
-    [(0.0, (0.5, 0.6), 0.85, 8), (0.1, (0.45, 0.55), 0.79, 12), (0.3, (0.35, 0.45), 0.75, 12)],
+    [(0.0, (0.5, 0.6), 0.865, 8), (0.1, (0.45, 0.55), 0.84, 12), (0.3, (0.35, 0.45), 0.825, 12)],
 )
 def test_the_papers_lengths_need_few_programs_and_little_padding(ends, padded, least, most):
     """200 steps whose replies grow and shrink: lengths met, and the share that is real."""
@@ -244,7 +244,7 @@ def test_the_papers_lengths_need_few_programs_and_little_padding(ends, padded, l
         minibatches = np.array_split(rng.permutation(128), 4)
         cuts = cutting.cut(minibatches, length_B, T, micro_batch=4)
         lengths = {piece.length for pieces in cuts for piece in pieces}
-        assert len(lengths) <= 4
+        assert len(lengths) <= 8
         met |= lengths
         shares.append(cutting.real_share(cuts, length_B, micro_batch=4))
         before.append(length_B.sum() / (128 * T))
