@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ragen_jax.losses import MAX_LOG_RATIO, TokenTerms, inside, policy_terms, ppo_terms
@@ -154,6 +155,19 @@ def mismatch_weights(
     gap_BT = of_level(logp_BT - sampler_logp_BT)
     weight_BT = jnp.minimum(jnp.exp(jnp.clip(gap_BT, -MAX_LOG_RATIO, MAX_LOG_RATIO)), cap)
     return lax.stop_gradient(jnp.where(inside_BT, weight_BT, 0.0))
+
+
+def mismatch_kl(logp_BT: np.ndarray, sampler_logp_BT: np.ndarray, mask_BT: np.ndarray) -> float:
+    """KL(sampler || trainer), nats a token, estimated on the sampled tokens.
+
+    Mean of r - 1 - log r, r = p_trainer / p_sampler: unbiased, each term at least 0 (Schulman 2020,
+    "Approximating KL divergence", k3).
+
+    Args:
+      logp_BT, sampler_logp_BT, mask_BT: as in mismatch_weights, on the host.
+    """
+    log_ratio = (logp_BT - sampler_logp_BT)[mask_BT > 0].astype(np.float64)
+    return float(np.mean(np.expm1(log_ratio) - log_ratio))
 
 
 def _of_token(gap_BT: jax.Array) -> jax.Array:

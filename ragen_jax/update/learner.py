@@ -25,7 +25,7 @@ from ragen_jax.filter import Filter, loss_scales, select_episodes
 from ragen_jax.groups import Part, measure_each, split_groups
 from ragen_jax.model import lora
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.objectives import mismatch_weights
+from ragen_jax.objectives import mismatch_kl, mismatch_weights
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef
 from ragen_jax.sharding import in_memory, rests_on_host, sampling_params
@@ -273,25 +273,11 @@ def assign_credit(
         # The update itself will compare the policy with `old_logp_BT`, that is, with itself.
         gap_BT = batch.mask_BT * abs(logp_BT - batch.logp_BT)
         metrics["update/logp_gap"] = float(gap_BT.max())
-        metrics["update/mismatch_kl"] = mismatch_kl(logp_BT, batch)
+        metrics["update/mismatch_kl"] = mismatch_kl(logp_BT, batch.logp_BT, batch.mask_BT)
         old_logp_BT = (batch.mask_BT * logp_BT).astype(np.float32)
     return StepCredit(
         *(advantage_BT, target_BT, value_BT, old_logp_BT, loss_scale, metrics), outcomes.gate_E
     )
-
-
-def mismatch_kl(logp_BT: np.ndarray, batch: Batch) -> float:
-    """KL(sampler || policy before the update), nats a token, estimated on the sampled tokens.
-
-    Mean of r - 1 - log r, r = p_policy / p_sampler: unbiased, each term at least 0 (Schulman 2020,
-    "Approximating KL divergence", k3).
-
-    Args:
-      logp_BT: of the policy before the update.
-    """
-    sampled = batch.mask_BT * batch.weight_B[:, None] > 0
-    log_ratio = (logp_BT - batch.logp_BT)[sampled].astype(np.float64)
-    return float(np.mean(np.expm1(log_ratio) - log_ratio))
 
 
 # ------------------------------------------------------------------------------ update
