@@ -257,7 +257,7 @@ def held(row):
 
 def slope(values, figures):
     """Of the straight line through the logarithms."""
-    return float(np.polyfit(np.log(values), np.log(figures), 1)[0])
+    return round(float(np.polyfit(np.log(values), np.log(figures), 1)[0]), 3) + 0.0  # no -0.0
 
 
 def curve(name, rows):
