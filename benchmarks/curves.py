@@ -158,6 +158,8 @@ def measure(size):
         flags = f"--xla_force_host_platform_device_count={size.devices}"
         env = os.environ | {
             "JAX_PLATFORMS": "cpu",
+            # Programs kept from another run would be loaded: less memory than compiling them.
+            "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
             "XLA_FLAGS": f"{flags} {os.environ.get('XLA_FLAGS', '')}",
         }
         with log.open("w") as file:
