@@ -158,6 +158,8 @@ def measure(size):
         flags = f"--xla_force_host_platform_device_count={size.devices}"
         env = os.environ | {
             "JAX_PLATFORMS": "cpu",
+            # Programs kept from another run would be loaded: less memory than compiling them.
+            "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
             "XLA_FLAGS": f"{flags} {os.environ.get('XLA_FLAGS', '')}",
         }
         with log.open("w") as file:
@@ -257,7 +259,7 @@ def held(row):
 
 def slope(values, figures):
     """Of the straight line through the logarithms."""
-    return float(np.polyfit(np.log(values), np.log(figures), 1)[0])
+    return round(float(np.polyfit(np.log(values), np.log(figures), 1)[0]), 3) + 0.0  # no -0.0
 
 
 def curve(name, rows):
