@@ -146,8 +146,8 @@ def fields(size, model, workdir):
     return [*command, f"--workdir={workdir}", *flags]
 
 
-# Linux counts what a process had before exec, a copy of its parent, as its own peak: the parent of a
-# run must be small.
+# Linux counts what a process had before exec, a copy of its parent, as its own peak: a run's parent
+# must be small.
 LAUNCH = """
 import resource, subprocess, sys
 code = subprocess.call(sys.argv[1:])
