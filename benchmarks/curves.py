@@ -146,6 +146,16 @@ def fields(size, model, workdir):
     return [*command, f"--workdir={workdir}", *flags]
 
 
+# Linux counts what a process had before exec, a copy of its parent, as its own peak: a run's parent
+# must be small.
+LAUNCH = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)
+"""
+
+
 def measure(size):
     """The row of a point: its sizes, seconds of a step, peak memory and tokens.
 
@@ -163,14 +173,12 @@ def measure(size):
             "XLA_FLAGS": f"{flags} {os.environ.get('XLA_FLAGS', '')}",
         }
         with log.open("w") as file:
-            run = subprocess.Popen(
-                fields(size, model, workdir), env=env, stdout=file, stderr=subprocess.STDOUT
-            )
-            _, status, used = os.wait4(run.pid, 0)
-            run.returncode = os.waitstatus_to_exitcode(status)
+            command = [sys.executable, "-c", LAUNCH, *fields(size, model, workdir)]
+            run = subprocess.run(command, env=env, stdout=file, stderr=subprocess.STDOUT)
         if run.returncode:
             raise RuntimeError(f"{size} ended with {run.returncode}:\n{log.read_text()[-2000:]}")
-        return {**dataclasses.asdict(size), **figures(workdir), "peak_mib": used.ru_maxrss / 1024}
+        peak_mib = int(log.read_text().split()[-1]) / 1024
+        return {**dataclasses.asdict(size), **figures(workdir), "peak_mib": peak_mib}
 
 
 def figures(workdir):
