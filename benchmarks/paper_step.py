@@ -20,7 +20,6 @@ from benchmarks.measure import Row, compare
 from benchmarks.padding import whole
 from benchmarks.slots import planted
 from ragen_jax.batch import make_batch
-from ragen_jax.rollout.slots import chunk_length
 from ragen_jax.sharding import make_mesh, sampling_params
 from ragen_jax.update import cutting
 from ragen_jax.update.policy import init_state, update_policy
@@ -51,10 +50,9 @@ def paper_step(
         if shape.dtype == "float32":  # the copy is the parameters themselves, which updates donate
             policy = jax.tree.map(jnp.copy, policy)
         setting = dataclasses.replace(setting, params=policy)
-        chunk = chunk_length(0, limit)
 
         def play(served):
-            return setting.play(slots=served, chunk=chunk if served else 0)
+            return setting.play(slots=served)
 
         def learn(episodes, patched):
             batch = make_batch(episodes)
@@ -82,7 +80,7 @@ def paper_step(
         shares = learn(episodes, cut), learn(episodes, padded)
         sampled = sum(len(turn.sampled) for e in episodes for turn in e.turns)
         sides = {
-            f"rollout, {slots} slots, chunk {chunk}": (lambda: play(slots), lambda: play(0)),
+            f"rollout, {slots} slots": (lambda: play(slots), lambda: play(0)),
             f"updates, real share {shares[0]:.2f} for {shares[1]:.2f}": (
                 lambda: learn(episodes, cut),
                 lambda: learn(episodes, padded),
