@@ -510,6 +510,7 @@ def tool_model(language_model, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = TOOL_TEMPLATE
     tokenizer.save_pretrained(folder)
+    (folder / "checksums.json").unlink()  # changed on purpose
     return folder
 
 
