@@ -166,7 +166,7 @@ def met_shapes(monkeypatch, ends, steps, **served):
     return found.shapes
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("ends, most", [(0.1, 41), (0.3, 45)])
 def test_two_hundred_steps_of_the_lock_step_meet_no_more_programs(monkeypatch, ends, most):
     programs = met(monkeypatch, ends)
@@ -176,7 +176,7 @@ def test_two_hundred_steps_of_the_lock_step_meet_no_more_programs(monkeypatch, e
     assert programs["update"] <= 9
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [{"chunk": 50}, {"slots": 64}])
 @pytest.mark.parametrize("ends", [0.0, 0.1, 0.3])
 def test_two_hundred_steps_of_slots_meet_few_programs(monkeypatch, served, ends):
