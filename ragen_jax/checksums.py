@@ -8,6 +8,7 @@ against who damages on purpose.
 import concurrent.futures
 import json
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from ragen_jax.whole import write_whole
@@ -18,7 +19,11 @@ PIECE_BYTES = 1 << 20  # of one read: it stays in the cache while it is summed
 
 def write_checksums(folder: Path) -> None:
     """Writes the CRC-32 of all files below a folder into its checksums.json."""
-    write_whole(folder / CHECKSUMS, json.dumps({"crc32": _checksums(folder)}, indent=2) + "\n")
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    hidden = [any(part.startswith(".") for part in path.parts) for path in files]
+    names = [path.as_posix() for path, left in zip(files, hidden, strict=True) if not left]
+    found = _checksums(folder, sorted(set(names) - {CHECKSUMS}))
+    write_whole(folder / CHECKSUMS, json.dumps({"crc32": found}, indent=2) + "\n")
 
 
 def damage(folder: Path) -> str | None:
@@ -31,31 +36,26 @@ def damage(folder: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        written = json.loads(path.read_bytes())["crc32"]
-        found = _checksums(folder)
-        for name, total in written.items():
-            if name not in found:
-                return f"{folder / name} is gone"
-            if found[name] != total:
-                return f"{folder / name} is not what was written"
-    except (ValueError, KeyError, AttributeError, TypeError):
+        written = dict(json.loads(path.read_bytes())["crc32"])
+    except (ValueError, KeyError, TypeError):
         return f"{path} is damaged"
     except OSError as error:
-        return f"{folder} cannot be read: {error}"
-    return None
+        return f"{path} cannot be read: {error}"
+    try:
+        found = _checksums(folder, written)
+    except FileNotFoundError as error:
+        return f"{error.filename} is gone"
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error}"
+    changed = [name for name in written if found[name] != written[name]]
+    return f"{folder / changed[0]} is not what was written" if changed else None
 
 
-def _checksums(folder: Path) -> dict[str, int]:
-    """{name below the folder: CRC-32} of its files, without checksums.json and hidden ones."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    names = {path.relative_to(folder).as_posix(): path for path in files}
-    names = {name: path for name, path in sorted(names.items()) if _is_summed(name)}
+def _checksums(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """{name: CRC-32} of files below a folder."""
     with concurrent.futures.ThreadPoolExecutor() as pool:  # zlib lets other threads run
-        return dict(zip(names, pool.map(_crc32, names.values()), strict=True))
-
-
-def _is_summed(name: str) -> bool:
-    return name != CHECKSUMS and not any(part.startswith(".") for part in name.split("/"))
+        totals = pool.map(_crc32, [folder / name for name in names])
+        return dict(zip(names, totals, strict=True))
 
 
 def _crc32(path: Path) -> int:

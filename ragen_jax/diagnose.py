@@ -24,7 +24,7 @@ from ragen_jax.diagnostics.cross_scoring import only_compiling
 from ragen_jax.diagnostics.drift import log_odds_gradient, openings
 from ragen_jax.diagnostics.gradients import gradient_report
 from ragen_jax.diagnostics.mediation import mediation_metrics
-from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.diagnostics.scopes import Scores, collapse_metrics
 from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.envs.types import GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.groups import combine_metrics
@@ -141,20 +141,7 @@ def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainStat
         if scores:
             folder = step.run.workdir / "diagnostics" / task.label
             keep = functools.partial(write_scores, folder, step.number)
-        return collapse_metrics(
-            step.run.model,
-            step.policy,
-            episodes,
-            first_turn_samples=settings.first_turn_samples,
-            trajectory_samples=settings.trajectory_samples,
-            micro_batch=settings.micro_batch,
-            seed=step.run.seed,
-            step=step.number,
-            environment=index,
-            flow=flow,
-            chat=task.chat if flow else None,
-            keep=keep,
-        )
+        return _scored(step, index, task, episodes, flow=flow, keep=keep)
 
     if flow:
         step.run.precompiler.wait()
@@ -174,23 +161,37 @@ def compile_scoring(step: Step) -> None:
     Args:
       step: its policy may be shapes.
     """
-    run, settings = step.run, step.run.diagnosis
-    tasks = enumerate(zip(run.tasks, step.played.episodes_E, strict=True))
-    with jax.set_mesh(run.sampling_mesh), only_compiling():
+    tasks = enumerate(zip(step.run.tasks, step.played.episodes_E, strict=True))
+    with jax.set_mesh(step.run.sampling_mesh), only_compiling():
         for (index, (task, episodes)), flow in itertools.product(tasks, (True, False)):
-            collapse_metrics(
-                run.model,
-                step.policy,
-                episodes,
-                first_turn_samples=settings.first_turn_samples,
-                trajectory_samples=settings.trajectory_samples,
-                micro_batch=settings.micro_batch,
-                seed=run.seed,
-                step=step.number,
-                environment=index,
-                flow=flow,
-                chat=task.chat if flow else None,
-            )
+            _scored(step, index, task, episodes, flow=flow)
+
+
+def _scored(
+    step: Step,
+    index: int,
+    task: "Task",
+    episodes: list[Episode],
+    *,
+    flow: bool,
+    keep: Callable[[Scores], None] | None = None,
+) -> Metrics:
+    """`collapse_metrics` of a task's episodes."""
+    settings = step.run.diagnosis
+    return collapse_metrics(
+        step.run.model,
+        step.policy,
+        episodes,
+        first_turn_samples=settings.first_turn_samples,
+        trajectory_samples=settings.trajectory_samples,
+        micro_batch=settings.micro_batch,
+        seed=step.run.seed,
+        step=step.number,
+        environment=index,
+        flow=flow,
+        chat=task.chat if flow else None,
+        keep=keep,
+    )
 
 
 def behaviour(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:

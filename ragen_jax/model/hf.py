@@ -22,7 +22,6 @@ from ragen_jax.model import config_json, qwen, weights
 from ragen_jax.model.weights import INDEX, WEIGHTS
 from ragen_jax.sharding import is_first, param_shardings
 from ragen_jax.types import Params
-from ragen_jax.whole import write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -279,4 +278,4 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def write_json(file: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file as Hugging Face's libraries lay it out."""
-    write_whole(file, json.dumps(value, indent=2) + "\n")
+    file.write_text(json.dumps(value, indent=2) + "\n")

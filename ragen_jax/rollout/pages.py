@@ -2,8 +2,7 @@
 
 A row of the cache keeps what it has read. The first page holds a first prompt, later ones are added
 where rows get longer, and those that no row reaches are not looked at; few rows that are left are
-gathered into smaller pages. What is new is read some rows at a time. `programs` lists what such a
-cache can ask to be compiled.
+gathered into smaller pages. What is new is read some rows at a time.
 
 Axes: as in chunks.py. Where several processes sample, each tells its own shards' rows, and all call
 the same programs: sizes are agreed on.
@@ -11,19 +10,16 @@ the same programs: sizes are agreed on.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.padding import length_bucket
 from ragen_jax.rollout.chunks import Page, decode_chunk, empty_page, fold, keep_rows, read
 from ragen_jax.rollout.episode import Sampling
-from ragen_jax.sharding import ROWS, agree, place_rows, read_rows, row_shards, spec
+from ragen_jax.sharding import agree, place_rows, read_rows, row_shards
 from ragen_jax.types import Array, Params
 
 PIECE = 256  # tokens of a row that are read at a time, at most
@@ -31,9 +27,6 @@ QUARTERS = (1, 2, 3, 4)  # of the longest piece, what is new may be read in
 LARGEST_PAGE = 1024  # positions of a page behind the first
 LEAST_CHUNK = 24  # tokens between two looks at the rows, where nothing is said of it
 FEWEST = 64  # rows that a smaller cache has: below it XLA's products on CPU round differently
-
-# A jitted function, its arguments (shapes in place of arrays) and keyword arguments.
-Program = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,87 +239,3 @@ class Cache:
             page = empty_page(self.model, self.params, rows=self.count * self.rows, positions=size)
             self.pages.append(page)
             self.lengths.append(size)
-
-
-# ------------------------------------------------------------------------------ all programs
-
-
-def programs(
-    model: Qwen,
-    params: Params,
-    sizes: Sizes,
-    *,
-    positions: int,
-    news: Sequence[int],
-    sampling: Sampling,
-    stop_ids: tuple[int, ...],
-) -> list[Program]:
-    """What a rollout on the mesh in use can ask to be compiled: `f.lower(*args, **kwargs)` each.
-
-    Args:
-      params: or their shapes.
-      positions: of the longest row, its reply included.
-      news: how many new tokens rows have at a time: those of first prompts, of later turns.
-    """
-    count, _ = row_shards()
-    lengths = []
-    for size in sizes.pages():
-        lengths.append(size)
-        if sum(lengths) >= positions:
-            break
-    pieces = sorted({sizes.piece(min(n, sizes.pieces[-1])) for n in news})
-    R = count * sizes.at_a_time
-    found: list[Program] = [
-        (read, (model, params, [], _ints(R), _ints(R), _ints(R, piece)), {}) for piece in pieces
-    ]
-    settings = {
-        "chunk": sizes.chunk,
-        "stop_ids": stop_ids,
-        **{name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p")},
-    }
-    for rows in sizes.rows:
-        B = count * rows
-        pages = [_page(model, params, B, size) for size in lengths]
-        keys = _rows((B,), jax.random.key(0).dtype)
-        heat = jax.ShapeDtypeStruct((), jnp.float32)
-        columns = [_ints(B) for _ in range(4)]
-        for used in range(1, len(pages) + 1):
-            held = pages[:used]
-            found.append((decode_chunk, (model, params, held, *columns, keys, heat), settings))
-            for piece in pieces:
-                found.append((read, (model, params, held, _ints(R), _ints(R), _ints(R, piece)), {}))
-        first = jax.ShapeDtypeStruct((), jnp.int32)
-        for size in dict.fromkeys(lengths):
-            page = _page(model, params, B, size)
-            for n, length in [*((R, piece) for piece in pieces), (B, sizes.chunk)]:
-                new = _page(model, params, n, length)
-                found.append((fold, (page, new, first, _ints(n), _ints(n), _ints(B)), {}))
-    return found
-
-
-def _page(model: Qwen, params: Params, rows: int, positions: int) -> Page:
-    shapes = jax.eval_shape(
-        lambda params: empty_page(model, params, rows=rows, positions=positions), params
-    )
-    mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        return shapes
-
-    def laid_out(x):
-        axes = (*(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
-        sharding = NamedSharding(mesh, spec(axes, x.shape, mesh))
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-    return jax.tree.map(laid_out, shapes)
-
-
-def _ints(*shape: int) -> jax.ShapeDtypeStruct:
-    return _rows(shape, jnp.int32)
-
-
-def _rows(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """Shape of an array of rows, placed as place_rows does."""
-    mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        return jax.ShapeDtypeStruct(shape, dtype)
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(ROWS)))

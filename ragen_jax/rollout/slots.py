@@ -17,7 +17,6 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Generator, Sequence
 
 import jax
@@ -35,10 +34,10 @@ from ragen_jax.rollout.episode import (
     check_positions,
     next_prompt,
 )
-from ragen_jax.rollout.pages import Cache, News, Program, Replying, cache_sizes, programs
+from ragen_jax.rollout.pages import Cache, News, Replying, cache_sizes
 from ragen_jax.rollout.sample import episode_keys
 from ragen_jax.sharding import agree, row_shards, shards_are_shared
-from ragen_jax.types import Params, Turn
+from ragen_jax.types import Params
 
 NOTHING = np.zeros(0, np.int32)
 
@@ -249,80 +248,3 @@ def _decode(
             slot.waits = True
             stopped.append(slot)
     return stopped
-
-
-# ------------------------------------------------------------------------------ ahead of a run
-
-
-def expected_programs(
-    model: Qwen,
-    params: Params,
-    chat: Chat,
-    plays: Sequence[Play],
-    *,
-    episodes: int,
-    slots: int,
-    chunk: int,
-    budgets: Budgets,
-    sampling: Sampling,
-    compact: bool,
-) -> list[Program]:
-    """What `play_in_slots` will compile, on the mesh in use: `f.lower(*args, **kwargs)` each.
-
-    Where all observations are as long as those of `plays`, and replies as they may be.
-
-    Args:
-      params: or their shapes.
-      plays: of a few problems, that have just been started.
-      episodes: of a rollout. The others: as in `play_in_slots`.
-    """
-    longest = budgets.max_new_tokens
-    play = max(plays, key=lambda play: len(play.observation))
-    firsts = [next_prompt(play, chat)[1][:-1] for play in plays]
-    news = [len(b) - _common(a, b) for a, b in itertools.permutations(firsts, 2)]
-    turns: list[Turn] = []
-    lengths = []
-    for number in range(budgets.max_turns):
-        used = min(number, budgets.max_actions - 1)
-        # The last reply may have ended by itself or not, and may have been valid or not.
-        for end, valid in itertools.product((chat.close_id, -1), (True, False)):
-            if turns:
-                reply = turns[-1].sampled.copy()
-                reply[-1] = end
-                turns[-1] = dataclasses.replace(turns[-1], sampled=reply)
-            message = chat.observe(play.observation, actions_used=used, last_valid=valid)
-            prompt = chat.prompt_ids(turns, message)
-            held = np.append(turns[-1].prompt, turns[-1].sampled[:-1]) if turns else NOTHING
-            news.append(len(prompt) - 1 - _common(held, prompt[:-1]))
-        lengths.append(len(prompt))
-        turns.append(
-            Turn(
-                prompt=prompt,
-                message=message,
-                sampled=np.full(longest, -1, np.int32),
-                logp=np.zeros(longest, np.float32),
-                reasoning=(0, 0),
-                answer=(0, 0),
-                actions=(),
-                valid=True,
-                reward=0.0,
-                info={},
-            )
-        )
-    sizes = cache_sizes(
-        slots=slots,
-        chunk=chunk,
-        episodes=episodes,
-        prompt=lengths[0],
-        max_new_tokens=budgets.max_new_tokens,
-        compact=compact,
-    )
-    return programs(
-        model,
-        params,
-        sizes,
-        positions=max(lengths) + longest - 1,
-        news=[n for n in news if n],
-        sampling=sampling,
-        stop_ids=chat.stop_ids,
-    )

@@ -6,7 +6,7 @@ Their arrays lie one behind the other in three arrays of an npz, all else is JSO
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,5 +55,5 @@ def _told(turn: Turn) -> dict[str, Any]:
 
 
 def _fields(of: Episode | Turn, *without: str) -> dict[str, Any]:
-    names: Iterable[str] = (field.name for field in dataclasses.fields(of))
-    return {name: getattr(of, name) for name in names if name not in without}
+    names = {field.name for field in dataclasses.fields(of)}
+    return {name: getattr(of, name) for name in names.difference(without)}

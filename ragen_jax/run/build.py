@@ -432,9 +432,8 @@ def build_learner(
         base = sampling_params(params, model, mesh)
         frozen = Frozen(base, np.float32(c.model.lora.alpha / c.model.lora.rank))
         trained = build_adapters(c, model, mesh)
-    elif has_reference(
-        c
-    ):  # a copy of every array, because the update donates the policy's parameters
+    elif has_reference(c):
+        # A copy of every array, because the update donates the policy's parameters.
         reference = jax.tree.map(
             lambda x, own: jnp.copy(x) if x is own else x,
             sampling_params(params, model, mesh),

@@ -40,9 +40,8 @@ def repair(path: Path) -> list[str]:
     if not damaged:
         return []
     aside = path.with_name(SET_ASIDE)
-    earlier = aside.read_text(errors="surrogateescape") if aside.exists() else ""
-    with aside.open("w", errors="surrogateescape") as file:
-        file.write(earlier + "".join(f"{line}\n" for _, line in damaged))
+    with aside.open("a", errors="surrogateescape") as file:
+        file.writelines(f"{line}\n" for _, line in damaged)
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
     numbers = ", ".join(str(number) for number, _ in damaged)
     return [f"{path}: line(s) {numbers} were no rows; they are in {aside.name} now"]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+import slot_programs
 
 from ragen_jax.envs.types import Step
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
@@ -195,7 +196,7 @@ def test_all_programs_of_slots_are_known_before(monkeypatch):
     sizes = pages.cache_sizes(
         slots=96, chunk=0, episodes=128, prompt=PROMPT[1], max_new_tokens=TOKENS, compact=True
     )
-    listed = pages.programs(
+    listed = slot_programs.programs(
         model,
         params,
         sizes,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from devices import on_devices
 from same_episodes import assert_same_episode
+from slot_programs import expected_programs
 
 from ragen_jax.envs import ENVS
 from ragen_jax.model import attention
@@ -288,7 +289,7 @@ def test_programs_are_known_before(monkeypatch):
     seeds = [SEED << 32 | n for n in range(4)]
     shown = [task.environment.render(task.environment.reset(seed)) for seed in seeds]
     plays = start_plays(seeds, seeds, shown, 1, task.key)
-    listed = slots.expected_programs(
+    listed = expected_programs(
         *(model, params, task.chat, plays),
         **dict(episodes=35, budgets=BUDGETS, sampling=task.sampling, compact=True),
         **served,
