@@ -245,6 +245,7 @@ def get_config() -> ConfigDict:
             checkpoint=dict(
                 every=20,  # steps; the last step is always saved; 0: only the last
                 keep=2,  # newest checkpoints kept
+                patience=600.0,  # seconds that a full or failing disk is waited for; 0: not at all
                 export=True,  # write the trained model in Hugging Face format at the end
             ),
             log=dict(

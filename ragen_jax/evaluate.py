@@ -136,7 +136,6 @@ def write_evaluation(
         "set": {name: fields[name] for name in names},
         "metrics": {name: value for name, value in found.items() if math.isfinite(value)},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
     console(f"written: {path}")
 

@@ -10,6 +10,7 @@ run, it goes on where that run's newest checkpoint stands.
 """
 
 import contextlib
+import functools
 import json
 import sys
 import time
@@ -27,7 +28,7 @@ from ragen_jax.run import command
 from ragen_jax.run.ahead import Rollouts
 from ragen_jax.run.build import build_learner, build_meshes, resumable
 from ragen_jax.run.check import check
-from ragen_jax.run.checkpoint import Checkpoints, not_finite
+from ragen_jax.run.checkpoint import Checkpoints, newest, not_finite
 from ragen_jax.run.compiling import Compiling, told_of_compiling
 from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.kept_programs import keep_programs
@@ -42,7 +43,7 @@ from ragen_jax.run.workdir import new_folder, owned, same_run, set_evaluations_a
 from ragen_jax.sharding import first_goes_first, is_first
 from ragen_jax.types import TrainState
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
-from ragen_jax.whole import write_whole
+from ragen_jax.whole import DiskRefused, patient, refusal, retried, write_whole
 
 
 def train(config: ConfigDict, workdir: Path, *, repair: bool = False) -> int:
@@ -50,17 +51,29 @@ def train(config: ConfigDict, workdir: Path, *, repair: bool = False) -> int:
 
     Args:
       repair: whether to go on where lines of its metrics.jsonl are damaged or lost.
+
+    Raises:
+      DiskRefused: for longer than checkpoint.patience.
     """
     with contextlib.ExitStack() as held, told_of_compiling() as compiling:
         with command.bad_input():
             held.enter_context(owned(workdir))
+        held.enter_context(patient(config.checkpoint.patience, console))
         preemption = Preemption()
-        run, learner, state = start(config, workdir, compiling, preemption, repair)
-        exit_code = 1  # of what nobody foresaw
         try:
-            exit_code = learn(config, run, learner, state)
-        finally:
-            run.close(exit_code)
+            run, learner, state = start(config, workdir, compiling, preemption, repair)
+            exit_code = 1  # of what nobody foresaw
+            try:
+                exit_code = learn(config, run, learner, state)
+            finally:
+                run.close(exit_code)
+        except Exception as error:
+            reason = refusal(error)
+            if reason is None:
+                raise
+            safe = newest(workdir / "checkpoints")
+            told = f"step {safe} is saved, --workdir={workdir} goes on behind it"
+            raise DiskRefused(f"{reason}; {told if safe else 'no step is saved'}") from error
         return exit_code
 
 
@@ -107,7 +120,8 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
 
     run.checkpoints.close()
     if config.checkpoint.export:
-        export(config, run, learner, state)
+        write = functools.partial(export, config, run, learner, state)
+        retried(write, run.workdir / "policy")
     run.finish()
     return 0
 

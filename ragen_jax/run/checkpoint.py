@@ -3,6 +3,10 @@
 Importing Orbax takes half a second, so that it is done when a folder is opened.
 """
 
+import errno
+import logging
+import os
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +17,7 @@ import numpy as np
 from ragen_jax.checksums import damage, write_checksums
 from ragen_jax.sharding import is_first
 from ragen_jax.types import Params, TrainState
+from ragen_jax.whole import refusal, retried
 
 ITEM = "default"  # Orbax's name of the folder of a step's arrays
 UNFINISHED = ".orbax-checkpoint-tmp"  # and the end of a step's name while it is written
@@ -26,8 +31,10 @@ class Checkpoints:
     ) -> None:
         import orbax.checkpoint as ocp
 
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).addFilter(_is_not_of_orbax)
         self.directory = Path(directory).absolute()
-        self._saving = 0  # the step that is being written
+        self._saving = 0  # the step that is being written; 0: none
         # Only the run itself may remove what a killed save left: to a reader it may be a save
         # under way.
         options = ocp.CheckpointManagerOptions(
@@ -46,18 +53,64 @@ class Checkpoints:
         """The steps of all checkpoints that are kept, in order."""
         return sorted(self.manager.all_steps())
 
-    def save(self, step: int, state: TrainState) -> None:
-        """Starts saving `state`; returns while the writing goes on.
+    def save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
+        """Starts saving `state`, of which one process alone tries again what a disk refuses.
+
+        Args:
+          wait: until it is written. Otherwise this returns while the writing goes on, and what
+            comes of that is told by `failed`.
 
         Raises:
+          DiskRefused: the disk would not have it for as long as whole.py's `patient` says.
           RuntimeError: Orbax refused, for instance because the step exists already.
         """
+        if jax.process_count() > 1:
+            self._save(step, state, wait)
+            return
+
+        size = sum(x.nbytes for x in jax.tree.leaves(state))
+
+        def save() -> None:
+            # TensorStore's threads print hundreds of tracebacks where they find no room.
+            if shutil.disk_usage(self.directory).free < size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._save(step, state, wait)
+
+        retried(save, self.directory / str(step))
+
+    def _save(self, step: int, state: TrainState, wait: bool) -> None:
         import orbax.checkpoint as ocp
 
         self.manager.wait_until_finished()  # for _saving
+        if is_first():  # what a failed attempt has left
+            shutil.rmtree(self.directory / f"{step}{UNFINISHED}", ignore_errors=True)
         self._saving = step
         if not self.manager.save(step, args=ocp.args.StandardSave(state)):
             raise RuntimeError(f"checkpoint of step {step} was not saved: does it exist already?")
+        if wait:
+            self._finish()
+
+    def failed(self) -> str | None:
+        """What has become of the save that goes on in the background, if it failed; it is told
+        once, and nothing is left of it."""
+        if not self._saving or self.manager.is_saving_in_progress():
+            return None
+        try:
+            self._finish()
+        except Exception as error:
+            return f"the checkpoint of step {self._saving} was not saved: {refusal(error) or error}"
+        finally:
+            self._saving = 0
+        return None
+
+    def _finish(self) -> None:
+        try:
+            self.manager.wait_until_finished()
+        except Exception:
+            if is_first():  # where the disk is full, the half of it is in the way
+                left = self.directory / f"{self._saving}{UNFINISHED}"
+                shutil.rmtree(left, ignore_errors=True)
+            raise
 
     def _add_checksums(self) -> None:
         """Of the arrays' files, which are all there, before their folder gets its final name."""
@@ -94,7 +147,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for the last save."""
-        self.manager.wait_until_finished()
+        self._finish()
         self.manager.close()
 
 
@@ -156,3 +209,8 @@ def not_finite(state: TrainState) -> str | None:
 @jax.jit
 def _are_finite(arrays: list[Any]) -> jax.Array:
     return jnp.stack([jnp.isfinite(x).all() for x in arrays])
+
+
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    """Its threads and tasks log a traceback each of an error that is raised to us as well."""
+    return "/orbax/" not in f"{record.pathname} {record.getMessage()}"

@@ -16,8 +16,10 @@ from ragen_jax import configs
 from ragen_jax.run import help
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.run.sizes import of_environments
+from ragen_jax.whole import refusal
 
 BAD_INPUT = 2  # exit code
+DISK = 4  # exit code of a disk that is full or cannot be written
 DEFAULT_CONFIG = "sokoban"
 CONFIGS = Path(configs.__file__).parent
 RUN_CONFIG = Path(__file__).with_name("run_config.py")
@@ -177,7 +179,8 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
 
     def run(argv):
         try:
-            main(argv)
+            with full_disk():
+                main(argv)
         except KeyboardInterrupt:  # where there is nothing yet to be saved
             sys.exit(130)
         except (Exception, SystemExit) as error:
@@ -222,6 +225,19 @@ def bad_input(*further: type[Exception]) -> Generator[None]:
     except (ValueError, *further) as error:
         print(f"error: {_one_line(error)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
+
+
+@contextlib.contextmanager
+def full_disk() -> Generator[None]:
+    """Turns what a disk refuses to write into one line on stderr and exit code 4."""
+    try:
+        yield
+    except Exception as error:
+        reason = refusal(error)
+        if reason is None:
+            raise
+        print(f"error: {reason}", file=sys.stderr)
+        raise SystemExit(DISK) from None
 
 
 def _one_line(error: Exception) -> str:

@@ -319,6 +319,7 @@ DOMAINS = {
     "report.every": whole(0, EVERY),
     "checkpoint.every": whole(0, EVERY),
     "checkpoint.keep": whole(1, EVERY),
+    "checkpoint.patience": number(0, 10**6),
     "checkpoint.export": flag(),
     "log.trackers": several(one_of(TRACKERS)),
     "mesh.data": whole(-1, 2**20),

@@ -1,6 +1,7 @@
 """What a run writes: metrics.jsonl, events.jsonl, rollouts/*.jsonl and lines on the console."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from ragen_jax.run.totals import Totals
 from ragen_jax.run.trackers import Follower, end_all
 from ragen_jax.sharding import is_first
 from ragen_jax.types import Episode, Metrics, Turn
-from ragen_jax.whole import whole, write_whole
+from ragen_jax.whole import append, retried, whole, write_whole
 
 # Console columns: metric, short name, format.
 COLUMNS = (
@@ -67,7 +68,7 @@ class MetricsLog:
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
         self.totals = Totals(rows)
         write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
-        self.file = self.path.open("a")
+        self.file = self.path.open("r+b", buffering=0)
         for name in dict.fromkeys(trackers):
             self.followers.append(Follower(name, self.path, config or {}, console))
             self.followers[-1].wake()  # with the rows that it may lack
@@ -81,8 +82,7 @@ class MetricsLog:
                 row[name] = value
         self.last = row
         if self.file:
-            self.file.write(json.dumps(row, allow_nan=False) + "\n")
-            self.file.flush()
+            append(self.file, json.dumps(row, allow_nan=False) + "\n")
         for follower in self.followers:
             follower.wake()
         return row
@@ -90,7 +90,7 @@ class MetricsLog:
     def sync(self) -> None:
         """Returns when all rows are on the disk: a checkpoint behind it must not outlive them."""
         if self.file:
-            os.fsync(self.file.fileno())
+            retried(functools.partial(os.fsync, self.file.fileno()), self.path)
 
     def close(self, exit_code: int = 0) -> None:
         """Closes it and its trackers, which are told how the run has ended."""
@@ -136,7 +136,6 @@ def write_rollouts(
       kept: (seed, member) of the episodes that the step learns from.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as file:
         for episode in episodes:
             turns = [
@@ -204,7 +203,6 @@ def write_outcomes(folder: Path, step: int, episodes: Iterable[Episode]) -> None
     if not is_first():
         return
     path = Path(folder) / f"step_{step:06d}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     outcomes = [[episode.seed, int(episode.success)] for episode in episodes]
     write_whole(path, json.dumps(outcomes))
 
@@ -214,7 +212,6 @@ def write_gradients(workdir: Path, step: int, metrics: Metrics) -> None:
     if not is_first():
         return
     path = Path(workdir) / "gradients" / f"step_{step:06d}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
 
 
@@ -253,7 +250,6 @@ def write_scores(folder: Path, step: int, scores: Scores) -> None:
     if not is_first():
         return
     path = Path(folder) / f"step_{step:06d}.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path, "wb") as file:
         np.savez_compressed(file, **vars(scores_to_show(scores)))
 

@@ -357,7 +357,6 @@ def _kept_id(workdir: Path, name: str) -> str | None:
 
 def _keep_id(workdir: Path, name: str, id_: str) -> None:
     path = workdir / "trackers" / name
-    path.parent.mkdir(exist_ok=True)
     write_whole(path, f"{id_}\n")
 
 

@@ -262,16 +262,19 @@ class Run:
 
     def _save(self, step: int, state: TrainState, actions: set[str]) -> int | None:
         """Saves the state if it is due; returns the exit code of a run that ends here."""
+        failed = self.checkpoints.failed()
+        if failed:
+            console(f"warning: {failed}; saving step {step} instead")
         with jax.set_mesh(self.mesh):
-            (stopping,) = agree(self.preemption.signal)
-        last = step == self.schedule.steps or stopping or "stop" in actions
-        if due(self.schedule.checkpoint, step) or "checkpoint" in actions or last:
+            stopping, again = agree(self.preemption.signal, int(failed is not None))
+        last = bool(step == self.schedule.steps or stopping or "stop" in actions)
+        if due(self.schedule.checkpoint, step) or "checkpoint" in actions or last or again:
             broken = not_finite(state)
             if broken:  # those that are kept stay: a run can go on from them
                 console(f"warning: step {step} is not saved: {broken} holds NaN or infinity")
             else:
                 self.log.sync()
-                self.checkpoints.save(step, state)
+                self.checkpoints.save(step, state, wait=last or bool(again))
         if "stop" in actions:
             self.checkpoints.close()
             self.reports.write_last()

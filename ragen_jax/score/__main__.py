@@ -215,7 +215,6 @@ def write(
             for s, row in zip(steps, rows, strict=True)
         ],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(shown, indent=2, allow_nan=False) + "\n")
     console(f"all figures: {path}")
 

@@ -66,6 +66,7 @@ def outcome(tmp_path_factory):
         workdir, decoded, scored = tmp_path_factory.mktemp("runs") / "run", [], []
         decode, blocks, pages = play.decode, cross_scoring.blocks, []
         served, decode_chunk = [], slot_pages.decode_chunk
+        waits, patient = [], train.patient
         begin = background.subprocess.Popen
 
         def decode_seen(model, params, segment, logits, keys_B, *args, **settings):
@@ -81,6 +82,10 @@ def outcome(tmp_path_factory):
                 scored.append((M, micro_batch))
             return blocks(N, M, micro_batch, shards)
 
+        def patient_seen(seconds, say):
+            waits.append(seconds)
+            return patient(seconds, say)
+
         def begin_seen(*args, **settings):
             pages.append(args)
             return begin(*args, **settings)
@@ -88,6 +93,7 @@ def outcome(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(background.subprocess, "Popen", begin_seen)
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
+            patch.setattr(train, "patient", patient_seen)
             patch.setattr(play, "decode", decode_seen)
             patch.setattr(slot_pages, "decode_chunk", chunk_seen)
             patch.setattr(cross_scoring, "blocks", blocks_seen)
@@ -105,6 +111,7 @@ def outcome(tmp_path_factory):
             exported=(workdir / "policy").exists(),
             stored=sorted(int(p.stem[5:]) for p in (workdir / "diagnostics").glob("*.npz")),
             pages=len(pages),  # begun while it ran
+            waits=waits,  # seconds that a full disk is waited for
             decoded=decoded,  # rows of each turn
             served=set(served),  # (slots, tokens) of decode chunks
             scored=scored,  # (reasonings, rows of a device call) of each table of scores
@@ -163,7 +170,7 @@ SIZES = {
     **{"rollout.groups": 3, "rollout.group_size": 3, "rollout.save_every": 2},
     **{"eval.every": 2, "eval.episodes": 5, "eval.seed": 9, "filter.metric": "length"},
     **{"checkpoint.every": 1, "checkpoint.keep": 3, "checkpoint.export": True},
-    "report.every": 2,
+    **{"checkpoint.patience": 7.0, "report.every": 2},
 }
 BUDGETS = {
     **{"env.max_actions": 3, "env.pool": 2, "rollout.max_new_tokens": REPLY - 1},
@@ -253,6 +260,7 @@ RUNS = {
     "report.every": Entry(2, lambda _, o: o.pages == 1, along=SIZES),
     "checkpoint.every": Entry(1, lambda _, o: {2, 3} <= {*o.saved}, along=SIZES),
     "checkpoint.keep": Entry(3, lambda _, o: o.saved == [1, 2, 3], along=SIZES),
+    "checkpoint.patience": Entry(7.0, lambda _, o: o.waits == [7.0], along=SIZES),
     "checkpoint.export": Entry(True, lambda _, o: o.exported, along=SIZES),
     "env.max_actions": Entry(
         3,

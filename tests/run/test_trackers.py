@@ -199,7 +199,7 @@ def test_trackers_are_told_how_a_run_ends(tmp_path, monkeypatch, kept):
         parts.close = functools.partial(Run.close, parts)
         monkeypatch.setattr(train, "start", lambda *_: (parts, None, None))
         monkeypatch.setattr(train, "learn", end)
-        return train.train(None, tmp_path)
+        return train.train(base.get_config(), tmp_path)
 
     assert [run(lambda *_, code=code: code) for code in (0, 3, 143)] == [0, 3, 143]
     with pytest.raises(ZeroDivisionError):
