@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax.diagnose import Diagnosis, diagnose
 from ragen_jax.load import Policy, load_policy, save_policy
+from ragen_jax.progress import end_when_stalled
 from ragen_jax.report.background import Reports
 from ragen_jax.run import command
 from ragen_jax.run.ahead import Rollouts
@@ -46,11 +47,14 @@ from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, se
 from ragen_jax.whole import DiskRefused, patient, refusal, retried, write_whole
 
 
-def train(config: ConfigDict, workdir: Path, *, repair: bool = False) -> int:
+def train(
+    config: ConfigDict, workdir: Path, *, repair: bool = False, stall_timeout: float = 3600.0
+) -> int:
     """Runs or continues a training run in `workdir`; returns the exit code.
 
     Args:
       repair: whether to go on where lines of its metrics.jsonl are damaged or lost.
+      stall_timeout: seconds without progress behind which all of several processes end.
 
     Raises:
       DiskRefused: for longer than checkpoint.patience.
@@ -63,6 +67,8 @@ def train(config: ConfigDict, workdir: Path, *, repair: bool = False) -> int:
         try:
             run, learner, state = start(config, workdir, compiling, preemption, repair)
             exit_code = 1  # of what nobody foresaw
+            if jax.process_count() > 1:
+                end_when_stalled(workdir, stall_timeout)
             try:
                 exit_code = learn(config, run, learner, state)
             finally:
@@ -240,7 +246,7 @@ def main(argv: Sequence[str]) -> None:
     if line:
         console(line)
     keep_programs()
-    sys.exit(train(config, workdir, repair=REPAIR.value))
+    sys.exit(train(config, workdir, repair=REPAIR.value, stall_timeout=STALL_TIMEOUT.value))
 
 
 if __name__ == "__main__":
@@ -253,5 +259,12 @@ if __name__ == "__main__":
         False,
         "Go on where lines of the run's metrics.jsonl are damaged or lost; the damaged ones are "
         "kept beside it.",
+    )
+    STALL_TIMEOUT = flags.DEFINE_float(
+        "stall_timeout",
+        3600.0,
+        "Seconds without progress behind which all of several processes end: one hangs, and the "
+        "others wait for it.",
+        lower_bound=1.0,
     )
     command.run_command(main)
