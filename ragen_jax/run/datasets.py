@@ -9,12 +9,14 @@ import functools
 import hashlib
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from ragen_jax.checksums import damage, write_checksums
 from ragen_jax.envs.types import Environment, SolvableEnvironment, State, StyledEnvironment
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.run.log import console
@@ -41,6 +43,8 @@ def open_or_generate(
 ) -> "Stored":
     """The examples of a dataset, generated on first use; each is read when it is asked for.
 
+    One whose files are not what was written is told of, and generated anew.
+
     Args:
       name: of the dataset. settings: JSON-like; everything that decides the examples.
       features: name -> TFDS feature. generate: () -> iterator of examples.
@@ -53,11 +57,17 @@ def open_or_generate(
     folder = Path(directory) / f"{name}_{settings_hash(settings)}"
     tfds.disable_progress_bar()  # its bars and notices would break the run's own
     make = functools.partial(Generated, generate=generate, features=features, data_dir=str(folder))
+    if damage(folder) or not make().is_prepared():
+        with locked(folder):
+            if found := damage(folder):  # still: no other process has made it meanwhile
+                console(f"warning: {found}: generating it anew")
+                shutil.rmtree(folder)
+            builder = make()
+            if not builder.is_prepared():
+                with contextlib.redirect_stdout(io.StringIO()):
+                    builder.download_and_prepare()
+                write_checksums(folder)
     builder = make()
-    if not builder.is_prepared():
-        with locked(folder), contextlib.redirect_stdout(io.StringIO()):
-            builder = make()  # knows from its beginning whether another process made it meanwhile
-            builder.download_and_prepare()
     return Stored(builder.as_data_source(split="examples"))
 
 

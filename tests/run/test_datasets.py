@@ -1,5 +1,6 @@
 """datasets.py: demonstrations and held-out problems, and that neither shares a room."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from ragen_jax.checksums import damage
 from ragen_jax.configs import (
     bandit,
     countdown,
@@ -150,6 +152,45 @@ def test_what_fails_while_it_is_generated_is_generated_again(tmp_path):
         with pytest.raises(ValueError, match="^row 1 is no number$"):
             load(broken)
     assert [example["x"] for example in load(lambda: [{"x": 3}])] == [3]
+
+
+def test_a_damaged_dataset_is_told_of_and_generated_again(tmp_path, capsys):
+    calls = []
+
+    def load():
+        def generate():
+            calls.append(1)
+            yield from ({"text": f"problem {i}"} for i in range(50))
+
+        examples = load_or_generate(
+            "things", {}, features={"text": np.str_}, generate=generate, directory=tmp_path
+        )
+        assert [example["text"] for example in examples] == [f"problem {i}" for i in range(50)]
+
+    load()
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    rng = np.random.default_rng(0)
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    assert len(files) == 4  # checksums among them
+    sizes = [path.stat().st_size for path in files]
+    for _ in range(200):
+        path = files[rng.choice(len(files), p=np.array(sizes) / sum(sizes))]
+        content = path.read_bytes()
+        changed = bytearray(content)
+        changed[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(changed)
+        found = damage(folder)
+        # A bit of the checksums' own file may be one that nobody reads: white space.
+        assert found or json.loads(changed) == json.loads(content), path
+        path.write_bytes(content)
+    assert len(calls) == 1
+    for number, path in enumerate(files, start=2):
+        path.write_bytes(path.read_bytes()[:-3])
+        load()
+        assert len(calls) == number
+        assert f"warning: {path} is " in capsys.readouterr().out
+    load()
+    assert len(calls) == 5 and damage(folder) is None
 
 
 def test_settings_hash_depends_on_content_alone():
