@@ -14,7 +14,7 @@ import numpy as np
 
 from ragen_jax.lab.curves import interval
 from ragen_jax.run.heldout import paired_gain
-from ragen_jax.run.log import read_outcomes
+from ragen_jax.run.stored import read_outcomes
 
 
 def environments(workdir):

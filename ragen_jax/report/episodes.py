@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ragen_jax.report.runs import Recorded
+from ragen_jax.run.stored import Say, read_rollouts
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a token decodes to that ends inside a letter
 
@@ -33,19 +34,17 @@ class Saved:
     label: str
     step: int
     records: list[dict[str, Any]]  # lines of rollouts/step_N.jsonl
-    bytes: int  # of the file
 
 
-def read_saved(folder: Path, run: Recorded) -> list[Saved]:
-    """All episodes that a run has saved in its folder, step by step."""
-    found = []
-    for label in run.labels:
-        for path in sorted((folder / "rollouts" / label).glob("step_*.jsonl")):
-            step = int(path.stem.removeprefix("step_"))
-            if step <= run.last_step:
-                text = path.read_text()
-                records = [json.loads(line) for line in text.splitlines(True) if line[-1] == "\n"]
-                found.append(Saved(label, step, records, len(text)))
+def read_saved(folder: Path, run: Recorded, say: Say) -> list[Saved]:
+    """All episodes that a run has saved in its folder, step by step; `say` is told of what is
+    damaged."""
+    found = [
+        Saved(label, step, records)
+        for label in run.labels
+        for step, records in read_rollouts(folder / "rollouts" / label, say).items()
+        if step <= run.last_step
+    ]
     return sorted(found, key=lambda saved: saved.step)
 
 
@@ -62,12 +61,16 @@ def truncations(saved: Sequence[Saved], label: str, limit: int) -> dict[int, Tru
     return found
 
 
-def find_tokenizer(folder: Path, run: Recorded) -> Tokenizer | None:
+def find_tokenizer(folder: Path, run: Recorded, say: Say) -> Tokenizer | None:
     """The tokenizer of a run's model, from its folder or from a directory that its config names;
-    None: it is not on this machine."""
+    None: it is not on this machine. `say` is told of one that is damaged."""
     for place in (folder / "model", folder / "policy", Path(run.config["model"]["path"])):
-        if (place / "tokenizer.json").is_file():
-            return Tokenizer.from_file(str(place / "tokenizer.json"))
+        file = place / "tokenizer.json"
+        if file.is_file():
+            try:
+                return Tokenizer.from_file(str(file))
+            except Exception as error:  # of no narrower kind
+                say(f"{file} is damaged: {error}")
     return None
 
 

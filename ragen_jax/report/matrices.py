@@ -10,7 +10,7 @@ import numpy as np
 
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.report.runs import Recorded
-from ragen_jax.run.log import read_scores
+from ragen_jax.run.stored import Say, read_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Stored:
     scores: Scores
 
 
-def read_stored(folder: Path, run: Recorded) -> list[Stored]:
-    """Those that a run has stored in its folder."""
+def read_stored(folder: Path, run: Recorded, say: Say) -> list[Stored]:
+    """Those that a run has stored in its folder; `say` is told of what is damaged."""
     return [
         Stored(label, step, scores)
         for label in run.labels
-        for step, scores in read_scores(folder / "diagnostics" / label).items()
+        for step, scores in read_scores(folder / "diagnostics" / label, say).items()
         if step <= run.last_step
     ]
 

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from ragen_jax.report import episodes, matrices, sentences, timelines
 from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
 from ragen_jax.report.verdict import Verdict, judge
+from ragen_jax.run.log import console
 from ragen_jax.whole import write_whole
 
 EPISODE_BYTES = 1_100_000  # of the page, of all runs together
@@ -44,13 +45,15 @@ def read_contents(folder: Path) -> Contents:
     Raises:
       ValueError: it is no run's, or has no finished step.
     """
-    run = read_run(folder)
-    return Contents(
+    run, damaged = read_run(folder), []
+    found = Contents(
         run,
-        episodes.read_saved(folder, run),
-        matrices.read_stored(folder, run),
-        episodes.find_tokenizer(folder, run),
+        episodes.read_saved(folder, run, damaged.append),
+        matrices.read_stored(folder, run, damaged.append),
+        episodes.find_tokenizer(folder, run, damaged.append),
     )
+    run = dataclasses.replace(run, damaged=(*run.damaged, *damaged))
+    return dataclasses.replace(found, run=run)
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
@@ -63,6 +66,8 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
       ValueError: a folder is no run's, has no finished step, or `out` cannot be written.
     """
     found = [read_contents(Path(path)) for path in paths]
+    for line in sentences.damaged(contents.run for contents in found):
+        console(f"warning: {line}")
     out = out or Path(paths[0]) / "report.html"
     if not out.parent.is_dir():
         raise ValueError(f"--out is {out}, but there is no folder {out.parent}")

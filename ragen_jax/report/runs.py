@@ -9,11 +9,13 @@ from typing import Any
 from ragen_jax.configs import base
 from ragen_jax.groups import Part, metrics_of_each
 from ragen_jax.run.flat import flat
-from ragen_jax.run.log import read_events, read_outcomes
 from ragen_jax.run.rows import read_metrics
+from ragen_jax.run.stored import read_events, read_gradients, read_outcomes
+from ragen_jax.run.workdir import read_config_file
 from ragen_jax.types import Metrics
 
 ONLY = ""  # the label of a run's only environment
+SAME = 1e-6  # rows hold success in float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Recorded:
     events: list[dict[str, Any]]  # of events.jsonl: step, rule, action, reason
     labels: tuple[str, ...]  # of its environments; (ONLY,) of one
     outcomes: dict[str, dict[int, list[int]]]  # {label: {step: [solved of each held-out problem]}}
+    damaged: tuple[str, ...] = ()  # a sentence about each file that cannot be read, or is gone
 
     @property
     def last_step(self) -> int:
@@ -55,17 +58,17 @@ def read_run(path: str | Path) -> Recorded:
       ValueError: it is no run's folder, or no step of the run is written yet.
     """
     path = Path(path)
-    file = path / "config.json"
-    if not file.is_file():
-        raise ValueError(f"{path} is not the folder of a run: it has no config.json")
-    config = _with_defaults(json.loads(file.read_text()), base.get_config().to_dict())
+    config = _with_defaults(read_config_file(path), base.get_config().to_dict())
     rows = read_metrics(path / "metrics.jsonl")
     if not rows:
         raise ValueError(f"{path} has no finished step yet: its metrics.jsonl is empty or missing")
-    rows = _with_gradients(rows, path / "gradients")
+    damaged: list[str] = []
+    gradients = read_gradients(path, damaged.append)
+    rows = [gradients.get(int(row["step"]), {}) | row for row in rows]
     labels = (config["env"]["name"], *config["also"]) if config["also"] else (ONLY,)
     last = int(rows[-1]["step"])
-    return Recorded(
+    events = read_events(path / "events.jsonl", damaged.append)
+    run = Recorded(
         name=path.resolve().name,
         about=(
             f"{', '.join((config['env']['name'], *config['also']))} · "
@@ -75,13 +78,38 @@ def read_run(path: str | Path) -> Recorded:
         fields=flat(config),
         config=config,
         rows=rows,
-        events=[event for event in read_events(path / "events.jsonl") if event["step"] <= last],
+        events=[event for event in events if event["step"] <= last],
         labels=labels,
-        outcomes={
-            label: {s: o for s, o in read_outcomes(path / "eval" / label).items() if s <= last}
-            for label in labels
-        },
+        outcomes={},
     )
+    for label in labels:
+        found = read_outcomes(path / "eval" / label, damaged.append)
+        run.outcomes[label] = _as_in_rows(run, path, label, found, damaged)
+    return dataclasses.replace(run, damaged=tuple(damaged))
+
+
+def _as_in_rows(
+    run: Recorded, path: Path, label: str, found: dict[int, list[int]], damaged: list[str]
+) -> dict[int, list[int]]:
+    """The outcomes of evaluations that a run's rows have, too; of others it is told in `damaged`.
+
+    What was evaluated by other settings lies elsewhere (`workdir.set_evaluations_aside`).
+    """
+    aside = [int(folder.name.rpartition("_")[2]) for folder in path.glob("eval_until_step_*")]
+    kept = {}
+    for row in run.rows_of(label):
+        step = int(row["step"])
+        if "eval/success" not in row or step <= max(aside, default=-1):
+            continue
+        file = path / "eval" / label / f"step_{step:06d}.json"
+        if step not in found:
+            if not file.exists():
+                damaged.append(f"{file} is gone, in which step {step} was evaluated")
+        elif abs(row["eval/success"] - sum(found[step]) / len(found[step])) > SAME:
+            damaged.append(f"{file} does not have the success of metrics.jsonl")
+        else:
+            kept[step] = found[step]
+    return kept
 
 
 def _with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,15 +121,6 @@ def _with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
         elif isinstance(value, dict) and isinstance(merged[name], dict):
             merged[name] = _with_defaults(merged[name], value)
     return merged
-
-
-def _with_gradients(rows: list[Metrics], folder: Path) -> list[Metrics]:
-    """Rows with the figures of gradients/step_N.json, of checkpoints looked at afterwards."""
-    found = {
-        int(path.stem.removeprefix("step_")): json.loads(path.read_text())
-        for path in sorted(folder.glob("step_*.json"))
-    }
-    return [found.get(int(row["step"]), {}) | row for row in rows]
 
 
 def groups_by_seed(runs: list[Recorded]) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """What a page says in words: what happened, marks of the curves, settings; as escaped HTML."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -10,6 +10,7 @@ from ragen_jax.report.causes import Cause
 from ragen_jax.report.runs import Recorded
 from ragen_jax.report.verdict import Gain, Information, Move, Verdict
 
+MOST_DAMAGED = 8  # files that are told of
 MOST_FIELDS = 3  # of a group's name
 SURE = 0.05  # p-value of a retrieval below which it is told from chance
 
@@ -22,18 +23,26 @@ def title(runs: Sequence[Recorded]) -> str:
 def top(
     runs: Sequence[Recorded], verdicts: Sequence[Sequence[Verdict]], together: list[list[int]]
 ) -> str:
-    """The head of the page: of one run what happened, of several a row each."""
+    """The head of the page: of one run what happened, of several a row each; what is damaged."""
+    notes = "".join(f'<p class="rule">Damaged: {escape(line)}</p>' for line in damaged(runs))
     if len(runs) == 1:
         run, judged = runs[0], verdicts[0]
         parts = [f'<p class="of">{escape(run.about)}</p>']
-        return "".join(parts + [_verdict(verdict) for verdict in judged])
+        return "".join(parts + [_verdict(verdict) for verdict in judged]) + notes
     rows = [
         _row(run, verdict) for run, judged in zip(runs, verdicts, strict=True) for verdict in judged
     ]
     heads = ("run", "held-out success", "gain", "alarm", "first to move", "cause")
     table = _table(heads, rows, "What happened in each run")
     means = [_mean(runs, verdicts, group) for group in together if len(group) > 1]
-    return f'<p class="of">{len(runs)} runs</p>{table}' + "".join(means)
+    return f'<p class="of">{len(runs)} runs</p>{table}' + "".join(means) + notes
+
+
+def damaged(runs: Iterable[Recorded]) -> list[str]:
+    """What is damaged of the runs' folders, in sentences, of which there are not many."""
+    lines = [line for run in runs for line in run.damaged]
+    more = [f"and {len(lines) - MOST_DAMAGED} more"] if len(lines) > MOST_DAMAGED else []
+    return lines[:MOST_DAMAGED] + more
 
 
 def _verdict(v: Verdict) -> str:

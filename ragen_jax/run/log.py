@@ -20,6 +20,7 @@ from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.transcript import transcript
 from ragen_jax.run.heldout import paired_gain
 from ragen_jax.run.rows import read_metrics
+from ragen_jax.run.stored import read_events, read_outcomes
 from ragen_jax.run.totals import Totals
 from ragen_jax.run.trackers import Follower, end_all
 from ragen_jax.sharding import is_first
@@ -113,11 +114,6 @@ def write_events(path: Path, step: int, fired: Iterable[Fired]) -> None:
     if not events and not path.exists():
         return
     write_whole(path, "".join(json.dumps(event) + "\n" for event in events))
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """What `write_events` wrote; [] where there is no file."""
-    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
 
 
 def write_rollouts(
@@ -215,15 +211,6 @@ def write_gradients(workdir: Path, step: int, metrics: Metrics) -> None:
     write_whole(path, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
 
 
-def read_outcomes(folder: Path) -> dict[int, list[int]]:
-    """{step: [solved of every held-out problem]} of what `write_outcomes` wrote, in order."""
-    paths = sorted(Path(folder).glob("step_*.json"))
-    return {
-        int(path.stem.removeprefix("step_")): [solved for _, solved in json.loads(path.read_text())]
-        for path in paths
-    }
-
-
 def learning_curve(folder: Path, title: str = "held-out success") -> str:
     """Evaluations as lines with bars, and what was gained since step 0.
 
@@ -263,12 +250,3 @@ def scores_to_show(scores: Scores) -> Scores:
         length_M=scores.length_M[rows].astype(np.int32),
         prompt_M=scores.prompt_M[rows].astype(np.int32),
     )
-
-
-def read_scores(folder: Path) -> dict[int, Scores]:
-    """{step: `Scores`} of what `write_scores` wrote, in order."""
-    found = {}
-    for path in sorted(Path(folder).glob("step_*.npz")):
-        with np.load(path) as arrays:
-            found[int(path.stem.removeprefix("step_"))] = Scores(**arrays)
-    return found

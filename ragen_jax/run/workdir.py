@@ -139,6 +139,23 @@ def _content_hash(path: Path, *_: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def read_config_file(workdir: str | Path) -> dict[str, Any]:
+    """The config.json of a run's folder.
+
+    Raises:
+      ValueError: there is none, or it is damaged.
+    """
+    path = Path(workdir) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
+    try:
+        config = json.loads(path.read_bytes())
+        config["env"]["name"], config["model"]["path"]  # which all versions have
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    return config
+
+
 def read_run_config(workdir: str | Path) -> ConfigDict:
     """The config that a run wrote to its folder.
 
@@ -148,8 +165,6 @@ def read_run_config(workdir: str | Path) -> ConfigDict:
       ValueError: there is none.
     """
     path = Path(workdir) / "config.json"
-    if not path.exists():
-        raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
 
     def typed(value):
         """Of types that an override knows: tuples for lists, for null what takes any."""
@@ -159,7 +174,7 @@ def read_run_config(workdir: str | Path) -> ConfigDict:
             return config_dict.placeholder(object)
         return tuple(value) if isinstance(value, list) else value
 
-    config = ConfigDict(typed(json.loads(path.read_text())))
+    config = ConfigDict(typed(read_config_file(workdir)))
     defaults = base.get_config()
     added = _add_missing(config, defaults)
     for name, part in config.also.items():  # which has a section like env for each

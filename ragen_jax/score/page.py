@@ -44,7 +44,7 @@ def contents(
         labels=(ONLY,),
         outcomes={ONLY: {}},
     )
-    saved = [Saved(ONLY, step.number, _records(step), 0) for step in steps]
+    saved = [Saved(ONLY, step.number, _records(step)) for step in steps]
     return Contents(run, saved, list(stored), tokenizer, place="the rows scored")
 
 

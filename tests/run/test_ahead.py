@@ -16,7 +16,7 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run import ahead
 from ragen_jax.run.build import build_learner, build_meshes, build_penalties
 from ragen_jax.run.check import check
-from ragen_jax.run.log import read_metrics
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.settle import settle
 from ragen_jax.run.sizes import step_rows
 from ragen_jax.run.stages import rewarded_batch

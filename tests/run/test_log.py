@@ -17,9 +17,6 @@ from ragen_jax.run.log import (
     eval_line,
     learning_curve,
     live_figures,
-    read_events,
-    read_metrics,
-    read_scores,
     step_line,
     write_events,
     write_outcomes,
@@ -27,6 +24,8 @@ from ragen_jax.run.log import (
     write_scores,
 )
 from ragen_jax.run.memory import memory_metrics
+from ragen_jax.run.rows import read_metrics
+from ragen_jax.run.stored import read_events, read_scores
 from ragen_jax.run.training import Stages
 
 pytestmark = pytest.mark.fast

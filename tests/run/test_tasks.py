@@ -17,7 +17,6 @@ from ragen_jax.model import hf
 from ragen_jax.run.build import build_learner, build_meshes, tiny_words
 from ragen_jax.run.check import check
 from ragen_jax.run.heldout import evaluate
-from ragen_jax.run.log import read_outcomes
 from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.sizes import (
     groups_of_environments,
@@ -27,6 +26,7 @@ from ragen_jax.run.sizes import (
     step_rows,
 )
 from ragen_jax.run.stages import watch
+from ragen_jax.run.stored import read_outcomes
 from ragen_jax.sharding import make_mesh
 from ragen_jax.update.learner import Outcomes, select
 from ragen_jax.update.policy import init_state
