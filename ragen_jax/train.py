@@ -155,20 +155,20 @@ def start(
                 console(f"warning: {line}")
     checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     latest = checkpoints.latest_step()
-    other = [name for name in changed if name.startswith("eval.") and name != "eval.every"]
-    if is_first():
-        if other and latest is not None:
-            set_evaluations_aside(workdir, latest)
-        write_whole(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
     learner, state = build_learner(config, model, params, mesh, sampling_mesh)
-    if latest is not None:
-        state = checkpoints.restore(latest, state)
     with command.bad_input():
+        if latest is not None:
+            state = checkpoints.restore(latest, state)
         if broken := not_finite(state):
             raise ValueError(
                 f"{broken} holds NaN or infinity in the checkpoint of step {latest}; remove "
                 f"{checkpoints.directory / str(latest)} to go on from the one before it"
             )
+    other = [name for name in changed if name.startswith("eval.") and name != "eval.every"]
+    if is_first():
+        if other and latest is not None:
+            set_evaluations_aside(workdir, latest)
+        write_whole(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
     if latest is not None:
         console(f"continuing {workdir} behind step {latest}")
         live = [task.name for task in tasks if not resumable(task.environment)]

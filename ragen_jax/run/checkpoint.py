@@ -20,6 +20,7 @@ from ragen_jax.types import Params, TrainState
 from ragen_jax.whole import refusal, retried
 
 ITEM = "default"  # Orbax's name of the folder of a step's arrays
+MOST_NAMED = 3  # arrays of an error
 UNFINISHED = ".orbax-checkpoint-tmp"  # and the end of a step's name while it is written
 
 
@@ -126,11 +127,25 @@ class Checkpoints:
             raise ValueError(f"the checkpoint of step {step} is damaged: {found}{others}")
 
     def restore(self, step: int, like: TrainState) -> TrainState:
-        """The state of `step`, with the shapes, dtypes and shardings of `like`."""
+        """The state of `step`, with the shapes, dtypes and shardings of `like`.
+
+        Raises:
+          ValueError: it holds other arrays than `like`, which are named, or cannot be read.
+        """
         import orbax.checkpoint as ocp
 
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        state = self.manager.restore(step, args=ocp.args.StandardRestore(target))
+        try:
+            state = self.manager.restore(step, args=ocp.args.StandardRestore(target))
+        except (ValueError, KeyError, TypeError) as error:
+            there, asked = _arrays(self.manager.item_metadata(step).tree), _arrays(target)
+            words = [f"has {name}" for name in sorted(there - asked)[:MOST_NAMED]]
+            words += [f"has no {name}" for name in sorted(asked - there)[:MOST_NAMED]]
+            reason = f"it {', '.join(words)}" if words else str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"the checkpoint of step {step} holds the state of another version or of other "
+                f"settings: {reason}"
+            ) from error
         return cast(TrainState, state)  # Orbax gives back what it is asked for
 
     def restore_params(self, step: int, like: Params) -> Params:
@@ -149,6 +164,12 @@ class Checkpoints:
         """Waits for the last save."""
         self._finish()
         self.manager.close()
+
+
+def _arrays(tree: Any) -> set[str]:
+    """The names of a tree's leaves."""
+    named, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named}
 
 
 def set_damaged_aside(directory: Path) -> list[str]:

@@ -159,12 +159,23 @@ def read_config_file(workdir: str | Path) -> dict[str, Any]:
 def read_run_config(workdir: str | Path) -> ConfigDict:
     """The config that a run wrote to its folder.
 
-    Fields that came later have base.py's values, by which a run does what it did before them.
+    Fields that came later have base.py's values, by which a run does what it did before them; those
+    that there are no more are left out. A line tells of both.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, or it is damaged.
     """
+    config, added, unknown = _read_config(workdir)
     path = Path(workdir) / "config.json"
+    if added:
+        _tell_once(f"{path} has not, and gets: {_listed(added)}")
+    if unknown:
+        _tell_once(f"{path} has what nothing reads now: {_listed(unknown)}")
+    return config
+
+
+def _read_config(workdir: str | Path) -> tuple[ConfigDict, dict[str, Any], dict[str, Any]]:
+    """(config of a run, its fields that the file has not, the file's that there are no more)."""
 
     def typed(value):
         """Of types that an override knows: tuples for lists, for null what takes any."""
@@ -176,14 +187,16 @@ def read_run_config(workdir: str | Path) -> ConfigDict:
 
     config = ConfigDict(typed(read_config_file(workdir)))
     defaults = base.get_config()
-    added = _add_missing(config, defaults)
+    added, unknown = _add_missing(config, defaults), _take_unknown(config, defaults)
     for name, part in config.also.items():  # which has a section like env for each
         if isinstance(part, ConfigDict) and isinstance(part.get("env"), ConfigDict):
             added |= _add_missing(part.env, defaults.env, f"also.{name}.env.")
-    if added:
-        listed = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
-        _tell_once(f"{path} has not, and gets: {listed}")
-    return config
+            unknown |= _take_unknown(part.env, defaults.env, f"also.{name}.env.")
+    return config, added, unknown
+
+
+def _listed(fields: dict[str, Any]) -> str:
+    return ", ".join(f"config.{name}={value!r}" for name, value in fields.items())
 
 
 @functools.cache
@@ -204,6 +217,22 @@ def _add_missing(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> 
     return added
 
 
+def _take_unknown(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Takes the fields out of a config that `defaults` has not; {dotted name: value} of these.
+
+    What is empty in `defaults`, as env.options are, holds what it likes.
+    """
+    taken: dict[str, Any] = {}
+    for name, value in list(config.items()):
+        if name not in defaults:
+            taken[prefix + name] = value.to_dict() if isinstance(value, ConfigDict) else value
+            del config[name]
+        elif isinstance(value, ConfigDict) and isinstance(defaults[name], ConfigDict):
+            if defaults[name]:
+                taken |= _take_unknown(value, defaults[name], f"{prefix}{name}.")
+    return taken
+
+
 MAY_CHANGE = (
     *("steps", "eval.", "checkpoint.", "stopping.", "report.", "log."),
     *("rollout.save_every", "diagnose.scores_every"),
@@ -215,11 +244,24 @@ def same_run(config: ConfigDict, workdir: Path) -> list[str]:
 
     Raises:
       ValueError: others differ too, which would make it another run: names all of them. So is
-        another number of steps where the learning rate is stretched over them.
+        another number of steps where the learning rate is stretched over them. It has fields of
+        another version, or none though there are checkpoints.
     """
-    if not (workdir / "config.json").exists():
+    path = workdir / "config.json"
+    if not path.exists():
+        if any((workdir / "checkpoints").glob("[0-9]*")):
+            raise ValueError(
+                f"{workdir} has checkpoints but no config.json, which says of what run they are; "
+                "put it back, or give another --workdir"
+            )
         return []
-    before, now = fields_of(read_run_config(workdir)), fields_of(config)
+    run, _, unknown = _read_config(workdir)
+    if unknown:
+        raise ValueError(
+            f"{path} is of another version: it has {_listed(unknown)}, which this one does not "
+            "know; go on with that version (evaluate reads it with this one, too)"
+        )
+    before, now = fields_of(run), fields_of(config)
     changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
     stretched = config.optimizer.schedule != "constant"
     refused = [

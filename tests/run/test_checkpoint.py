@@ -1,5 +1,6 @@
 """checkpoint.py: a saved TrainState comes back bit for bit, a torn save is not seen."""
 
+import dataclasses
 import functools
 
 import jax
@@ -171,6 +172,20 @@ def test_what_is_not_finite_is_named():
     broken = {**scaled.nu, "half": scaled.nu["half"].at[1].set(jnp.inf)}
     named = not_finite(fine.replace(opt_state=(scaled._replace(nu=broken), *rest)))
     assert named.startswith("opt_state/0/") and named.endswith("nu/half")
+
+
+def test_a_state_of_other_arrays_is_refused_by_their_names(opened):
+    checkpoints = opened()
+    saved(checkpoints, 1)
+    state = state_of(1)
+    less = dataclasses.replace(state, params={"layer": state.params["layer"]})
+    with pytest.raises(
+        ValueError, match="version .*: it has params/half, has params/odd"
+    ):
+        checkpoints.restore(1, less)
+    more = dataclasses.replace(state, streak_P={"lake": jnp.zeros(3)})
+    with pytest.raises(ValueError, match="it has no streak_P/lake$"):
+        checkpoints.restore(1, more)
 
 
 def test_parameters_alone_come_back(opened):

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from ragen_jax import filter, losses
 from ragen_jax.configs import (
@@ -458,6 +459,39 @@ def test_what_an_old_run_lacks_is_told_once(tmp_path, capsys):
     assert same_run(config, tmp_path) == []
     (line,) = capsys.readouterr().out.splitlines()
     assert line == f"{tmp_path / 'config.json'} has not, and gets: config.report={{'every': 50}}"
+
+
+def test_a_run_with_fields_that_there_are_no_more_is_read_but_not_continued(tmp_path, capsys):
+    old = mixture.get_config().to_dict()
+    old["regimes"]["retrieval"] = 0.75
+    old["also"]["countdown"]["env"]["speed"] = {"a": 1}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    config = read_run_config(tmp_path)
+    check(config)
+    assert config.to_json(sort_keys=True) == mixture.get_config().to_json(sort_keys=True)
+    listed = "config.regimes.retrieval=0.75, config.also.countdown.env.speed={'a': 1}"
+    assert capsys.readouterr().out == (
+        f"{tmp_path / 'config.json'} has what nothing reads now: {listed}\n"
+    )
+    with pytest.raises(ValueError, match="is of another version: it has config.regimes.retrieval"):
+        same_run(config, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(json.dumps(old))
+
+
+def test_options_of_an_environment_are_its_own(tmp_path, capsys):
+    config = changed()
+    config.env.options = ConfigDict({"anything": 3})
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    assert read_run_config(tmp_path).env.options.anything == 3
+    assert capsys.readouterr().out == "" and same_run(config, tmp_path) == []
+
+
+def test_checkpoints_without_a_config_are_nobodys(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    assert same_run(changed(), tmp_path) == []
+    (tmp_path / "checkpoints" / "20").mkdir()
+    with pytest.raises(ValueError, match="has checkpoints but no config.json"):
+        same_run(changed(), tmp_path)
 
 
 @pytest.mark.parametrize(
