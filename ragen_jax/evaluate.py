@@ -27,6 +27,7 @@ from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.groups import combine_metrics
 from ragen_jax.load import Policy, for_sampling, load_adapted, load_policy, restore_run
 from ragen_jax.model import lora
+from ragen_jax.progress import reached
 from ragen_jax.run import command
 from ragen_jax.run.build import build_learner, build_meshes
 from ragen_jax.run.check import check
@@ -165,7 +166,9 @@ def main(argv: Sequence[str]) -> None:
             config, policy = of_model(MODEL.value or "", names)
     with jax.set_mesh(build_meshes(config)[1]):
         model, params, _, tasks = policy
+        reached("playing the held-out problems")
         metrics, episodes_E = evaluate(model, params, tasks, samples=SAMPLES.value)
+        reached("cross-scoring their reasonings")
         metrics_E = [
             collapse_metrics(
                 model,

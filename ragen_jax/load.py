@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax.model import hf, lora
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.progress import reached
 from ragen_jax.run.build import (
     build_adapters,
     build_environment,
@@ -61,8 +62,10 @@ def load_policy(config: ConfigDict, workdir: Path | None) -> Policy:
                 unfinished = path.with_name(".model")  # a killed copy must not look like a model
                 shutil.copytree(tiny_model(config), unfinished, dirs_exist_ok=True)
                 unfinished.rename(path)
+    reached(f"loading {path}")
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     model = build_model(config, model.config, mesh)
+    reached("building the environments")
     return Policy(model, params, tokenizer, build_tasks(config, tokenizer, hf.stop_ids(path)))
 
 

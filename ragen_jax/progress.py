@@ -1,29 +1,92 @@
-"""How far each process of a run has come, and the end of a run in which one does not go on.
+"""How far each process of a command has come: signs of life, and the end of one that hangs.
 
-The others would wait for it for ever: it answers the coordinator, so that JAX takes it for well.
+Where no line has been printed for long, one says what goes on. Of several processes in which one
+does not go on the others would wait for ever: it answers the coordinator, so that JAX takes it for
+well.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import jax
+from tqdm import tqdm
 
 FOLDER = ".progress"  # in the run's: how many places process N has reached, and the last, in N.json
 LOOK = 0.05  # between two looks, as a share of the limit
+EVERY = (
+    10.0  # seconds without a line after which one is printed; behind a run's first step ever more
+)
+TICK = 1.0  # seconds between two looks at the clock
 
-_count, _place = 0, "the start"
+
+@dataclasses.dataclass
+class _Progress:
+    count: int = 0  # of places that this process has reached
+    place: str = "starting"  # the last one
+    since: float = 0.0  # when
+    spoke: float = 0.0  # when the last line was printed
+    begun: bool = False  # whether a run's first step is behind it
+
+
+_now = _Progress()
 
 
 def reached(place: str) -> None:
-    """Counts one more place at which this process may have to wait for others."""
-    global _count, _place
-    _count, _place = _count + 1, place
+    """Says what this process does from now on, which may take long."""
+    _now.count, _now.place, _now.since = _now.count + 1, place, time.monotonic()
+
+
+def met() -> None:
+    """Counts a place at which this process may have to wait for others."""
+    _now.count += 1
+
+
+def spoke(*, begun: bool = False) -> None:
+    """Says that a line has been printed.
+
+    Args:
+      begun: of a step: who reads it knows how long one takes.
+    """
+    _now.spoke = time.monotonic()
+    _now.begun = _now.begun or begun
+
+
+def silence() -> float:
+    """Seconds since the last line."""
+    return time.monotonic() - _now.spoke
+
+
+@contextlib.contextmanager
+def signs_of_life() -> Generator[None]:
+    """Says on stderr what goes on, by a thread, where no line was printed for EVERY seconds."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        limit = EVERY
+        while not ended.wait(TICK):
+            if silence() >= limit:
+                seconds = round(time.monotonic() - _now.since)
+                lasting = f": {seconds} s so far" if seconds else ""
+                tqdm.write(f"{_now.place}{lasting}", file=sys.stderr)
+                _now.spoke = time.monotonic()
+                limit *= 1 + _now.begun
+
+    reached("starting")
+    spoke()
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def stalled(found: Mapping[int, tuple[int, str]]) -> str:
@@ -55,8 +118,8 @@ def end_when_stalled(workdir: Path, limit: float) -> None:
     def watch() -> None:
         told, since, last = None, time.monotonic(), {}
         while True:
-            if told != (_count, _place):
-                told = _count, _place
+            if told != (_now.count, _now.place):
+                told = _now.count, _now.place
                 aside = folder / f".{mine}"
                 aside.write_text(json.dumps(told))
                 aside.replace(folder / mine)

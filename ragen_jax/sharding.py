@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from ragen_jax.progress import reached
+from ragen_jax.progress import met
 from ragen_jax.types import Array, Params
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def read_rows(array: jax.Array) -> np.ndarray:
     """This process's rows of an array that is split over rows, in the order of its shards."""
     if jax.sharding.get_mesh().empty:
         return np.asarray(array)
-    reached("rows of a device")
+    met()
     pieces = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(pieces[start]) for start in sorted(pieces)])
 
@@ -292,7 +292,7 @@ def agree(*values: int) -> tuple[int, ...]:
     """The largest of each number over all processes."""
     if processes() == 1:
         return values
-    reached("an agreement")
+    met()
     return tuple(multihost_utils.process_allgather(np.asarray(values)).max(0).tolist())
 
 
@@ -315,7 +315,7 @@ def gather_bytes(data: bytes) -> list[bytes]:
     """[bytes of process 0, of process 1, ...]."""
     if processes() == 1:
         return [data]
-    reached("a gathering")
+    met()
     (longest,) = agree(len(data))
     padded = np.zeros(longest, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)

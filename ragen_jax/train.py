@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax.diagnose import Diagnosis, diagnose
 from ragen_jax.load import Policy, load_policy, save_policy
-from ragen_jax.progress import end_when_stalled
+from ragen_jax.progress import end_when_stalled, reached
 from ragen_jax.report.background import Reports
 from ragen_jax.run import command
 from ragen_jax.run.ahead import Rollouts
@@ -155,9 +155,11 @@ def start(
                 console(f"warning: {line}")
     checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     latest = checkpoints.latest_step()
+    reached("building the learner")
     learner, state = build_learner(config, model, params, mesh, sampling_mesh)
     with command.bad_input():
         if latest is not None:
+            reached(f"restoring step {latest}")
             state = checkpoints.restore(latest, state)
         if broken := not_finite(state):
             raise ValueError(

@@ -1,22 +1,69 @@
-"""Of several processes one hangs: all end, and a line says which it was."""
+"""Signs of life where nothing is printed; of several processes one hangs: all end, it is named."""
 
 import os
+import re
 import subprocess
 import sys
 import time
 
 import pytest
-from command_line import ROOT
+from command_line import ROOT, call
 
+from ragen_jax import progress
 from ragen_jax.progress import stalled
+from ragen_jax.run.log import console
 
 
 def test_who_is_behind_is_named():
-    assert stalled({0: (7, "an agreement"), 1: (5, "the stage rollout"), 2: (7, "x")}) == (
-        "process 1 does not go on (last seen: the stage rollout), and all others wait for it"
+    assert stalled({0: (7, "an agreement"), 1: (5, "rollout"), 2: (7, "x")}) == (
+        "process 1 does not go on (last seen: rollout), and all others wait for it"
     )
     assert stalled({0: (4, "x"), 1: (3, "y"), 2: (3, "y")}).startswith("process 1, 2 does not")
     assert stalled({0: (4, "x"), 1: (4, "x")}) == "no process goes on (last seen: x)"
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(progress, "_now", progress._Progress())
+    monkeypatch.setattr(progress, "EVERY", 0.3)
+    monkeypatch.setattr(progress, "TICK", 0.01)
+
+
+def test_where_nothing_is_printed_a_line_says_what_goes_on(hasty, capsys):
+    def lines():
+        return capsys.readouterr().err.splitlines()
+
+    with progress.signs_of_life():
+        time.sleep(0.2)
+        console("a line")
+        time.sleep(0.2)
+        assert lines() == []
+        progress.reached("building the house")
+        time.sleep(1.2)
+        found = lines()
+        assert 3 <= len(found) <= 4 and set(found) <= {
+            "building the house",
+            "building the house: 1 s so far",
+        }
+        progress.reached("painting door 7 of 9")
+        time.sleep(0.4)
+        assert "painting door 7 of 9" in lines()
+        progress.spoke(begun=True)  # who has seen a step knows how long one takes
+        time.sleep(2.5)
+        assert 2 <= len(lines()) <= 3  # behind 0.3, 0.6 and 1.2 s
+    time.sleep(0.5)
+    assert lines() == []
+
+
+def test_a_command_gives_signs_of_life(agent, tmp_path, monkeypatch, hasty):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
+    code, _, err = call(
+        *("ragen_jax.train", f"--config.model.path={agent.directory}", "--config.steps=0"),
+        *(f"--workdir={tmp_path / 'run'}", "--config.eval.episodes=8"),
+    )
+    assert code == 0
+    places = "loading|building the (environments|learner)|generating held-out problem|eval"
+    assert re.search(f"^({places})", err, re.M), err
 
 
 HANGING = '''

@@ -13,6 +13,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from ragen_jax import configs
+from ragen_jax.progress import signs_of_life
 from ragen_jax.run import help
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.run.sizes import of_environments
@@ -179,7 +180,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
 
     def run(argv):
         try:
-            with full_disk():
+            with full_disk(), signs_of_life():
                 main(argv)
         except KeyboardInterrupt:  # where there is nothing yet to be saved
             sys.exit(130)

@@ -15,11 +15,12 @@ from collections.abc import Generator, Sequence
 
 import jax
 
+from ragen_jax.progress import silence
 from ragen_jax.run.log import console
 from ragen_jax.types import Metrics
 
 EVENT = "/jax/core/compile/backend_compile_duration"  # of each program, compiled or loaded
-EVERY = 10.0  # seconds between two lines, at least
+EVERY = 9.0  # seconds between two lines, at least: before a sign of life, which says less
 LOWERED = "jax._src.interpreters.pxla"  # the logger that tells the shapes of what is compiled
 FIRST_STEPS = 2  # whose programs are expected to compile
 LATE_EVERY = 60.0  # seconds between two warnings, at least
@@ -44,7 +45,6 @@ class Compiling:
 
     def __init__(self) -> None:
         self.programs: list[Program] = []
-        self.last = time.monotonic()  # when a line was printed, or the telling began
         self.reported = 0  # of `programs`, those whose seconds are in a row
         self.steps = 0
         self.late: list[Program] = []  # not warned of yet
@@ -61,8 +61,7 @@ class Compiling:
             return
         self.programs.append(Program(name, seconds, self.shapes.new_of(name)))
         seconds = sum(program.seconds for program in self.programs)
-        if time.monotonic() - self.last >= EVERY and seconds >= EVERY:
-            self.last = time.monotonic()
+        if silence() >= EVERY and seconds >= EVERY:
             console(f"compiling: {len(self.programs)} programs so far, {seconds:.0f} s")
 
     def waited(self, seconds: float) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ragen_jax.checksums import damage, write_checksums
 from ragen_jax.envs.types import Environment, SolvableEnvironment, State, StyledEnvironment
+from ragen_jax.progress import reached
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.run.log import console
 from ragen_jax.run.workdir import locked
@@ -129,6 +130,7 @@ def heldout_problems(
         first = candidate = EVALUATION_SEEDS + (seed << 32)
         seen = set()
         while len(seen) < count:
+            reached(f"generating held-out problem {len(seen) + 1} of {count}")
             state = environment.reset(candidate)
             identity = environment.identity(state)
             if identity not in seen:
@@ -150,6 +152,7 @@ def heldout_problems(
         generate=generate,
         directory=directory,
     )
+    reached(f"building {count} held-out problems")
     seeds = [int(example["seed"]) for example in examples]
     states = [environment.reset(seed) for seed in seeds]
     for example, state in zip(examples, states, strict=True):
@@ -278,6 +281,7 @@ def demonstrations(
 
     def generate():
         for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
+            reached(f"solving problem {seed - IMITATION_SEEDS + 1} of {rooms} to be imitated")
             turns = list(play_expert(environment, [seed], **play))
             yield from turns
             if not turns:

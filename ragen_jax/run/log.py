@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
+from ragen_jax.progress import spoke
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.transcript import transcript
 from ragen_jax.run.heldout import paired_gain
@@ -162,6 +163,7 @@ def console(line: str) -> None:
     """Prints a line above any progress bar; the first process's alone."""
     if is_first():
         tqdm.write(line)
+        spoke()
         sys.stdout.flush()  # who reads it through a pipe or from a file sees it now
 
 

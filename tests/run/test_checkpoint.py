@@ -179,9 +179,7 @@ def test_a_state_of_other_arrays_is_refused_by_their_names(opened):
     saved(checkpoints, 1)
     state = state_of(1)
     less = dataclasses.replace(state, params={"layer": state.params["layer"]})
-    with pytest.raises(
-        ValueError, match="version .*: it has params/half, has params/odd"
-    ):
+    with pytest.raises(ValueError, match="version .*: it has params/half, has params/odd"):
         checkpoints.restore(1, less)
     more = dataclasses.replace(state, streak_P={"lake": jnp.zeros(3)})
     with pytest.raises(ValueError, match="it has no streak_P/lake$"):
