@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
-FOLDER = ".progress"  # in the run's: how many places process N has reached, and the last, in N.json
+FOLDER = ".progress"  # in the run's: what `stalled` is given of process N, in N.json
 LOOK = 0.05  # between two looks, as a share of the limit
 EVERY = (
     10.0  # seconds without a line after which one is printed; behind a run's first step ever more
@@ -28,9 +28,9 @@ TICK = 1.0  # seconds between two looks at the clock
 
 @dataclasses.dataclass
 class _Progress:
-    count: int = 0  # of places that this process has reached
-    place: str = "starting"  # the last one
-    since: float = 0.0  # when
+    meetings: int = 0  # that this process has come to
+    place: str = "starting"  # what it does
+    since: float = 0.0  # since when
     spoke: float = 0.0  # when the last line was printed
     begun: bool = False  # whether a run's first step is behind it
 
@@ -40,12 +40,12 @@ _now = _Progress()
 
 def reached(place: str) -> None:
     """Says what this process does from now on, which may take long."""
-    _now.count, _now.place, _now.since = _now.count + 1, place, time.monotonic()
+    _now.place, _now.since = place, time.monotonic()
 
 
 def met() -> None:
-    """Counts a place at which this process may have to wait for others."""
-    _now.count += 1
+    """Counts one more meeting: a place that all processes come to, where they may have to wait."""
+    _now.meetings += 1
 
 
 def spoke(*, begun: bool = False) -> None:
@@ -93,7 +93,7 @@ def stalled(found: Mapping[int, tuple[int, str]]) -> str:
     """Which of the processes do not go on, in words.
 
     Args:
-      found: process -> (how many places it has reached, the last one).
+      found: process -> (how many meetings it has come to, what it does).
     """
     fewest = min(count for count, _ in found.values())
     behind = [process for process, (count, _) in found.items() if count == fewest]
@@ -118,8 +118,8 @@ def end_when_stalled(workdir: Path, limit: float) -> None:
     def watch() -> None:
         told, since, last = None, time.monotonic(), {}
         while True:
-            if told != (_now.count, _now.place):
-                told = _now.count, _now.place
+            if told != (_now.meetings, _now.place):
+                told = _now.meetings, _now.place
                 aside = folder / f".{mine}"
                 aside.write_text(json.dumps(told))
                 aside.replace(folder / mine)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.groups import split_groups
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.progress import reached, spoke
+from ragen_jax.progress import met, reached, spoke
 from ragen_jax.report.background import Reports
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.play import compile_ahead
@@ -75,6 +75,7 @@ class Stages:
     def __call__(self, name: str, mesh: Mesh | None = None) -> Generator[None]:
         """Times what is done under it, with a mesh in use if one is given."""
         reached(name)
+        met()
         start, cpu = time.perf_counter(), time.process_time()
         if mesh is None:
             yield
