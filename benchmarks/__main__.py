@@ -12,6 +12,7 @@ from benchmarks import (
     ahead,
     alarm,
     caching,
+    chaos,
     continuous,
     curves,
     filtering,
@@ -53,7 +54,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
 }
 SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
 # name: module whose main reads the options behind it
-OWN_OPTIONS = {"curves": curves, "train-length": lengths}
+OWN_OPTIONS = {"chaos": chaos, "curves": curves, "train-length": lengths}
 ONE_ARENA = (
     "slots",
     "slots-equal",
@@ -78,8 +79,7 @@ def run(case, repeats=None, **sizes):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in OWN_OPTIONS:
-        OWN_OPTIONS[argv[0]].main(argv[1:])
-        return
+        sys.exit(OWN_OPTIONS[argv[0]].main(argv[1:]))
     texts = {name: case[0].__doc__ for name, case in (CASES | SIMULATIONS).items()}
     texts |= {name: module.__doc__ for name, module in OWN_OPTIONS.items()}
     cases = "\n".join(f"  {name:<15} {text.splitlines()[0]}" for name, text in texts.items())
