@@ -13,6 +13,7 @@ from chat_families import FAMILIES, Family, family
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.model import template
 from ragen_jax.model.template import plain_ids, take_apart
 from ragen_jax.model.tokenizer import SPECIAL, TAGS, build_tokenizer
 from ragen_jax.rollout.chat import CONTEXTS, make_chat, token_bytes
@@ -442,3 +443,16 @@ def test_a_prompts_control_ids_are_the_templates_whatever_it_shows(name, make_tu
                             harmless += 1
                     turns.append(make_turn(prompt, replies[number], message=message, logp=()))
     assert 0 < harmless < EPISODES * MESSAGES
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_that_fuzz_finds_what_a_tokenizer_forges_that_reads_text_as_control(
+    name, make_turn, monkeypatch
+):
+    def forging(tokenizer, control, text):
+        text = template.whole_characters(text)
+        return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+
+    monkeypatch.setattr(template, "plain_ids", forging)
+    with pytest.raises(AssertionError, match=r"^assert \("):
+        test_a_prompts_control_ids_are_the_templates_whatever_it_shows(name, make_turn)
