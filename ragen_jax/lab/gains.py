@@ -222,14 +222,19 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Success at the end: a group of points a setting, a colour a treatment, a point a seed."""
+    """Success at the end: a group of points a setting, a colour a treatment, a point a seed. Of one
+    setting alone the treatments are named where they stand."""
     import matplotlib.pyplot as plt
 
     settings, treatments, seeds = factors(runs)
-    fig, axis = plt.subplots(figsize=(max(6.0, 1.6 * len(settings)), 3.4), layout="constrained")
+    alone = len(settings) == 1
+    width = 0.5 * len(treatments) if alone else 1.6 * len(settings)
+    fig, axis = plt.subplots(figsize=(max(6.0, width), 3.4), layout="constrained")
     colors = plt.get_cmap("tab20").colors  # ty: ignore[missing-attribute] a listed colormap
     for j, treatment in enumerate(treatments):
         at = np.arange(len(settings)) + 0.7 * (j + 0.5) / len(treatments) - 0.35
+        if alone:
+            at = np.array([j])
         ends = np.array(
             [[end(runs[s, treatment, seed], SUCCESS) for s in settings] for seed in seeds]
         )
@@ -237,8 +242,11 @@ def draw(runs: Runs, path: Path) -> None:
         for values in ends:
             axis.plot(at, values, ".", color=color, alpha=0.4)
         axis.plot(at, ends.mean(0), "_", color=color, markersize=14, label=treatment)
-    axis.set_xticks(range(len(settings)), settings, fontsize=8)
+    if alone:
+        axis.set_xticks(range(len(treatments)), treatments, fontsize=8, rotation=60, ha="right")
+    else:
+        axis.set_xticks(range(len(settings)), settings, fontsize=8)
+        axis.legend(fontsize=7, ncols=2)
     axis.set_ylabel("held-out success")
-    axis.legend(fontsize=7, ncols=2)
     fig.savefig(path, dpi=110)
     plt.close(fig)
