@@ -79,7 +79,8 @@ def run(case, repeats=None, **sizes):
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in OWN_OPTIONS:
-        sys.exit(OWN_OPTIONS[argv[0]].main(argv[1:]))
+        OWN_OPTIONS[argv[0]].main(argv[1:])
+        return
     texts = {name: case[0].__doc__ for name, case in (CASES | SIMULATIONS).items()}
     texts |= {name: module.__doc__ for name, module in OWN_OPTIONS.items()}
     cases = "\n".join(f"  {name:<15} {text.splitlines()[0]}" for name, text in texts.items())

@@ -599,7 +599,7 @@ def as_table(trials: list[dict]) -> str:
     return "\n".join(["| fault | tried | survived |", "| --- | --- | --- |", *rows, total])
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=90.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -627,7 +627,6 @@ def main(argv: list[str]) -> int:
             if given.out:
                 given.out.write_text(json.dumps({"seed": given.seed, "trials": trials}, indent=1))
     print(as_table(trials))
-    failed = any(trial["wrong"] for trial in trials)
-    if not failed:
-        shutil.rmtree(root)
-    return int(failed)
+    if any(trial["wrong"] for trial in trials):
+        sys.exit(1)
+    shutil.rmtree(root)
