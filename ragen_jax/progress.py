@@ -20,9 +20,7 @@ from tqdm import tqdm
 
 FOLDER = ".progress"  # in the run's: what `stalled` is given of process N, in N.json
 LOOK = 0.05  # between two looks, as a share of the limit
-EVERY = (
-    10.0  # seconds without a line after which one is printed; behind a run's first step ever more
-)
+EVERY = 10.0  # seconds without a line until one is printed; ever more behind a run's first step
 TICK = 1.0  # seconds between two looks at the clock
 
 

@@ -89,7 +89,7 @@ def remove_left_over(folder: Path) -> None:
 # ------------------------------------------------------------------------------ disks that refuse
 
 
-class DiskRefused(Exception):
+class DiskRefused(OSError):
     """What could not be written, and why, in words."""
 
 

@@ -59,6 +59,7 @@ def open_or_generate(
     tfds.disable_progress_bar()  # its bars and notices would break the run's own
     make = functools.partial(Generated, generate=generate, features=features, data_dir=str(folder))
     if damage(folder) or not make().is_prepared():
+        reached(f"generating {folder.name}")  # or waiting for who does
         with locked(folder):
             if found := damage(folder):  # still: no other process has made it meanwhile
                 console(f"warning: {found}: generating it anew")

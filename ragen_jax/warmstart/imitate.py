@@ -22,6 +22,7 @@ from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.padding import length_bucket
+from ragen_jax.progress import reached
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.play import Sampling
@@ -170,6 +171,7 @@ def imitate(config: ConfigDict, cache: Path) -> tuple[Qwen, Params, "PreTrainedT
             directory=cache / "datasets",
             **_expert(c),
         )
+        reached("reading the demonstrations")
         episodes += _as_episodes(examples, chat)
         seen = {example["identity"] for example in examples}
         problems = _check_problems(environment, seen, c)
@@ -188,6 +190,7 @@ def imitate(config: ConfigDict, cache: Path) -> tuple[Qwen, Params, "PreTrainedT
     history = []
     with tqdm(total=1.0, desc="warm start", disable=None, bar_format=_BAR) as bar:
         for update in range(w.max_updates):
+            reached(f"imitating the solver, update {update + 1} of at most {w.max_updates}")
             epoch, place = divmod(update, len(tokens_BT) // w.batch)
             if place == 0:
                 key = stream_key(Purpose.WARMSTART_ORDER, w.seed, epoch)
