@@ -173,8 +173,13 @@ QUICK = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("freed", [True, False], ids=["freed", "not freed"])
+@pytest.mark.parametrize(
+    "freed",
+    [
+        pytest.param(True, id="freed", marks=pytest.mark.slow),
+        pytest.param(False, id="not freed", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_on_a_disk_that_fills_up(agent, disk, tmp_path, freed):
     environment = os.environ | {"XDG_CACHE_HOME": str(agent.home), "JAX_PLATFORMS": "cpu"}
 
