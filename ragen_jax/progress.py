@@ -22,6 +22,7 @@ FOLDER = ".progress"  # in the run's: what `stalled` is given of process N, in N
 LOOK = 0.05  # between two looks, as a share of the limit
 EVERY = 10.0  # seconds without a line until one is printed; ever more behind a run's first step
 TICK = 1.0  # seconds between two looks at the clock
+STALL_TIMEOUT = 3600.0  # seconds without a step forward of any process: longer than anything takes
 
 
 @dataclasses.dataclass
@@ -69,12 +70,7 @@ def signs_of_life() -> Generator[None]:
     def watch() -> None:
         limit = EVERY
         while not ended.wait(TICK):
-            if silence() >= limit:
-                seconds = round(time.monotonic() - _now.since)
-                lasting = f": {seconds} s so far" if seconds else ""
-                tqdm.write(f"{_now.place}{lasting}", file=sys.stderr)
-                _now.spoke = time.monotonic()
-                limit *= 1 + _now.begun
+            limit = _sign(limit)
 
     reached("starting")
     spoke()
@@ -85,6 +81,17 @@ def signs_of_life() -> Generator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+def _sign(limit: float) -> float:
+    """Says what goes on if nothing was said for `limit` seconds; returns the next limit."""
+    if silence() < limit:
+        return limit
+    seconds = round(time.monotonic() - _now.since)
+    lasting = f": {seconds} s so far" if seconds else ""
+    tqdm.write(f"{_now.place}{lasting}", file=sys.stderr)
+    spoke()
+    return limit * 2 if _now.begun else limit
 
 
 def stalled(found: Mapping[int, tuple[int, str]]) -> str:

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax.diagnose import Diagnosis, diagnose
 from ragen_jax.load import Policy, load_policy, save_policy
-from ragen_jax.progress import end_when_stalled, reached
+from ragen_jax.progress import STALL_TIMEOUT, end_when_stalled, reached
 from ragen_jax.report.background import Reports
 from ragen_jax.run import command
 from ragen_jax.run.ahead import Rollouts
@@ -48,7 +48,7 @@ from ragen_jax.whole import DiskRefused, patient, refusal, retried, write_whole
 
 
 def train(
-    config: ConfigDict, workdir: Path, *, repair: bool = False, stall_timeout: float = 3600.0
+    config: ConfigDict, workdir: Path, *, repair: bool = False, stall_timeout: float = STALL_TIMEOUT
 ) -> int:
     """Runs or continues a training run in `workdir`; returns the exit code.
 
@@ -127,7 +127,10 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
     run.checkpoints.close()
     if config.checkpoint.export:
         write = functools.partial(export, config, run, learner, state)
-        retried(write, run.workdir / "policy")
+        if jax.process_count() == 1:
+            retried(write, run.workdir / "policy")
+        else:  # they gather what is written: one alone must not begin again
+            write()
     run.finish()
     return 0
 
@@ -248,7 +251,7 @@ def main(argv: Sequence[str]) -> None:
     if line:
         console(line)
     keep_programs()
-    sys.exit(train(config, workdir, repair=REPAIR.value, stall_timeout=STALL_TIMEOUT.value))
+    sys.exit(train(config, workdir, repair=REPAIR.value, stall_timeout=STALL.value))
 
 
 if __name__ == "__main__":
@@ -262,9 +265,9 @@ if __name__ == "__main__":
         "Go on where lines of the run's metrics.jsonl are damaged or lost; the damaged ones are "
         "kept beside it.",
     )
-    STALL_TIMEOUT = flags.DEFINE_float(
+    STALL = flags.DEFINE_float(
         "stall_timeout",
-        3600.0,
+        STALL_TIMEOUT,
         "Seconds without progress behind which all of several processes end: one hangs, and the "
         "others wait for it.",
         lower_bound=1.0,

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from command_line import ROOT, call
@@ -29,30 +30,52 @@ def hasty(monkeypatch):
     monkeypatch.setattr(progress, "TICK", 0.01)
 
 
-def test_where_nothing_is_printed_a_line_says_what_goes_on(hasty, capsys):
+@pytest.fixture
+def passing(monkeypatch):
+    """passing(seconds): they pass on the clock, which is looked at every hundredth of one."""
+    clock, limit = types.SimpleNamespace(now=100.0), 0.3
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(progress, "_now", progress._Progress())
+
+    def go(seconds):
+        nonlocal limit
+        for _ in range(round(seconds / 0.01)):
+            clock.now += 0.01
+            limit = progress._sign(limit)
+
+    return go
+
+
+def test_where_nothing_is_printed_a_line_says_what_goes_on(passing, capsys):
     def lines():
         return capsys.readouterr().err.splitlines()
 
-    with progress.signs_of_life():
-        time.sleep(0.2)
-        console("a line")
-        time.sleep(0.2)
-        assert lines() == []
-        progress.reached("building the house")
-        time.sleep(1.2)
-        found = lines()
-        assert 3 <= len(found) <= 4 and set(found) <= {
-            "building the house",
-            "building the house: 1 s so far",
-        }
-        progress.reached("painting door 7 of 9")
-        time.sleep(0.4)
-        assert "painting door 7 of 9" in lines()
-        progress.spoke(begun=True)  # who has seen a step knows how long one takes
-        time.sleep(2.5)
-        assert 2 <= len(lines()) <= 3  # behind 0.3, 0.6 and 1.2 s
-    time.sleep(0.5)
+    progress.spoke()
+    passing(0.2)
+    console("a line")
+    passing(0.2)
     assert lines() == []
+    progress.reached("building the house")
+    passing(1.2)
+    found = lines()
+    assert 3 <= len(found) <= 4 and set(found) <= {
+        "building the house",
+        "building the house: 1 s so far",
+    }
+    progress.reached("painting door 7 of 9")
+    passing(0.4)
+    assert "painting door 7 of 9" in lines()
+    progress.spoke(begun=True)  # who has seen a step knows how long one takes
+    passing(2.5)
+    assert 2 <= len(lines()) <= 3  # behind 0.3, 0.6 and 1.2 s
+
+
+def test_signs_end_with_what_they_are_of(hasty, capsys):
+    with progress.signs_of_life():
+        time.sleep(1.0)
+    assert "starting" in capsys.readouterr().err
+    time.sleep(0.5)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_command_gives_signs_of_life(agent, tmp_path, monkeypatch, hasty):

@@ -132,7 +132,6 @@ def write_rollouts(
     Args:
       kept: (seed, member) of the episodes that the step learns from.
     """
-    path = Path(path)
     with whole(path) as file:
         for episode in episodes:
             turns = [

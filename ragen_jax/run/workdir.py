@@ -228,8 +228,8 @@ def _take_unknown(config: ConfigDict, defaults: ConfigDict, prefix: str = "") ->
             taken[prefix + name] = value.to_dict() if isinstance(value, ConfigDict) else value
             del config[name]
         elif isinstance(value, ConfigDict) and isinstance(defaults[name], ConfigDict):
-            if defaults[name]:
-                taken |= _take_unknown(value, defaults[name], f"{prefix}{name}.")
+            inner = defaults[name]
+            taken |= _take_unknown(value, inner, f"{prefix}{name}.") if inner else {}
     return taken
 
 
