@@ -5,12 +5,15 @@
 A kind is drawn, a run begins in a folder and a cache of its own, the fault strikes at a moment that
 is drawn, and the same command is given again. What survives has the rows and evaluations of a run
 that nothing happened to, number by number, or ends with the exit code and the line that
-docs/recovery.md promises, leaves every file as it was, and goes on once the fault is mended.
+docs/recovery.md promises, leaves every file as it was, and goes on once the fault is mended. Two
+trials run at a time (--at-a-time).
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -22,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -171,8 +174,13 @@ class Trial:
 
     # -------------------------------------------------------------------------- damage
 
+    def saved(self) -> list[Path]:
+        """The finished checkpoints, the newest last."""
+        found = [path for path in (self.run / "checkpoints").iterdir() if path.name.isdigit()]
+        return sorted(found, key=lambda path: int(path.name))
+
     def newest(self) -> Path:
-        return max((self.run / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+        return self.saved()[-1]
 
     def one_of(self, folder: Path, pattern: str = "*") -> Path:
         """A file, the larger the likelier."""
@@ -309,10 +317,7 @@ def newest_checkpoint_removed(trial: Trial) -> None:
 
 def all_checkpoints_damaged(trial: Trial) -> None:
     trial.killed()
-    mends = [
-        trial.flip(trial.one_of(path / "default"))
-        for path in (trial.run / "checkpoints").glob("[0-9]*")
-    ]
+    mends = [trial.flip(trial.one_of(path / "default")) for path in trial.saved()]
     trial.refused(lambda: [mend() for mend in mends], "every checkpoint in")
 
 
@@ -590,6 +595,35 @@ def attempt(kind: str, number: int, seed: int, root: Path, twins: dict[int, Path
     return ""
 
 
+def _tried(
+    kinds: Sequence[str],
+    seed: int,
+    end: float,
+    at_a_time: int,
+    root: Path,
+    twins: dict[int, Path],
+) -> Iterator[dict]:
+    """Trials as they are done: each kind once before one comes again, until `end`."""
+    order = np.random.default_rng(seed)
+    drawn = (kinds[i] for _ in itertools.count() for i in order.permutation(len(kinds)))
+
+    def one(kind: str, number: int) -> dict:
+        begin = time.monotonic()
+        wrong = attempt(kind, number, seed, root, twins)
+        seconds = round(time.monotonic() - begin, 1)
+        return {"kind": kind, "number": number, "seconds": seconds, "wrong": wrong}
+
+    with concurrent.futures.ThreadPoolExecutor(at_a_time) as threads:
+        numbers = itertools.count()
+        running = {threads.submit(one, next(drawn), next(numbers)) for _ in range(at_a_time)}
+        while running:
+            done, running = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
+            for trial in done:
+                if time.monotonic() < end:
+                    running.add(threads.submit(one, next(drawn), next(numbers)))
+                yield trial.result()
+
+
 def as_table(trials: list[dict]) -> str:
     """Kind by kind: tried, survived."""
     tried = Counter(trial["kind"] for trial in trials)
@@ -602,6 +636,7 @@ def as_table(trials: list[dict]) -> str:
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=90.0)
+    parser.add_argument("--at-a-time", type=int, default=2, help="trials side by side")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="", help="default: all, in turn")
     parser.add_argument("--out", type=Path, help="every trial as JSON")
@@ -613,19 +648,12 @@ def main(argv: list[str]) -> None:
     if OF_TWO & set(kinds):
         twins[2] = undisturbed(root / "twin_2", 2, root / "twin_1" / "cache")
     end, trials = time.monotonic() + 60 * given.minutes, []
-    order = np.random.default_rng(given.seed)
-    while time.monotonic() < end:
-        for index in order.permutation(len(kinds)):  # each kind once before one comes again
-            if time.monotonic() >= end:
-                break
-            kind, begin = kinds[index], time.monotonic()
-            wrong = attempt(kind, len(trials), given.seed, root, twins)
-            seconds = time.monotonic() - begin
-            trials.append({"kind": kind, "seconds": round(seconds, 1), "wrong": wrong})
-            told = f"WRONG: {wrong}" if wrong else "survived"
-            print(f"{len(trials)}  {kind}: {told} ({seconds:.0f} s)", flush=True)
-            if given.out:
-                given.out.write_text(json.dumps({"seed": given.seed, "trials": trials}, indent=1))
+    for trial in _tried(kinds, given.seed, end, given.at_a_time, root, twins):
+        trials.append(trial)
+        told = f"WRONG: {trial['wrong']}" if trial["wrong"] else "survived"
+        print(f"{len(trials)}  {trial['kind']}: {told} ({trial['seconds']:.0f} s)", flush=True)
+        if given.out:
+            given.out.write_text(json.dumps({"seed": given.seed, "trials": trials}, indent=1))
     print(as_table(trials))
     if any(trial["wrong"] for trial in trials):
         sys.exit(1)
