@@ -260,8 +260,13 @@ def read_rows(array: jax.Array) -> np.ndarray:
 
 
 def shard_micro_batches(arrays: Any, mesh: Mesh) -> Any:
-    """A tree of [A, micro_batch, ...] arrays, each micro-batch's rows over data and fsdp."""
-    return place(arrays, NamedSharding(mesh, PartitionSpec(None, ROWS)))
+    """A tree of [A, micro_batch, ...] arrays, laid out."""
+    return place(arrays, micro_batch_layout(mesh))
+
+
+def micro_batch_layout(mesh: Mesh) -> NamedSharding:
+    """Of [A, micro_batch, ...]: each micro-batch's rows over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(None, ROWS))
 
 
 def replicate(array: Array, mesh: Mesh) -> jax.Array:

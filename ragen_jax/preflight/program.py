@@ -11,7 +11,7 @@ from jax.stages import Lowered
 
 from ragen_jax import sharding
 from ragen_jax.preflight.roofline import Cost
-from ragen_jax.preflight.shapes import Run, Struct, struct
+from ragen_jax.preflight.shapes import Run, Struct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +59,9 @@ def split(run: Run) -> int:
 def micro_batches(run: Run, A: int, **types: str) -> dict[str, Struct]:
     """{name: [A, micro_batch, T] of a dtype}."""
     shape = (A, run.config.optimizer.micro_batch, run.row)
+    layout = sharding.micro_batch_layout(run.mesh)
     return {
-        name: struct(run.mesh, shape, jnp.dtype(dtype), None, "rows")
+        name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=layout)
         for name, dtype in types.items()
     }
 

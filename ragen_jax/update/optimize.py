@@ -330,6 +330,8 @@ def run_updates(
       (state, the metrics of each minibatch, on the host).
     """
     history: list[Metrics] = []
+    # XLA may call the same layout by another name (P() for P(None)), for which the next call would
+    # be compiled again. Nothing is copied where only the name differs.
     layout = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     start = needs_start(dealt.size // dealt.micro_batch, dealt.mesh)
     for pieces, rate in zip(dealt.minibatches(), rates, strict=False):
@@ -341,14 +343,13 @@ def run_updates(
             elif history:
                 history[-1] = jax.device_get(history[-1])
             grads, *rest = gradient(state, grads, arrays, count)
+            grads = jax.device_put(grads, layout[0])
             found.append(rest)
         values, sums, maxima = zip(*jax.device_get(found), strict=True)
         value = np.sum(values, dtype=np.float32)
         params, opt_state, metrics = apply_gradient(
             optimizer, rate, state.params, state.opt_state, value, grads
         )
-        # XLA may call the same layout by another name (P() for P(None)), for which the next call
-        # would be compiled again. Nothing is copied where only the name differs.
         params, opt_state = jax.device_put((params, opt_state), layout)
         state = dataclasses.replace(state, params=params, opt_state=opt_state)
         metrics |= {name: np.sum([one[name] for one in sums]) for name in sums[0]}
