@@ -1,39 +1,63 @@
-"""Every program that rollouts in slots can ask to be compiled, listed from the sizes alone."""
+"""Every program that rollouts in slots can ask for, listed from the sizes alone.
+
+So that all can be compiled before the first of them is called.
+"""
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.stages import Lowered, Wrapped
+from jax.typing import DTypeLike
 
-from ragen_jax.rollout.chunks import decode_chunk, empty_page, fold, read
-from ragen_jax.rollout.episode import next_prompt
-from ragen_jax.rollout.pages import cache_sizes
-from ragen_jax.rollout.slots import NOTHING, _common
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.chunks import decode_chunk, empty_page, fold, keep_rows, read
+from ragen_jax.rollout.episode import Budgets, Play, Sampling, next_prompt
+from ragen_jax.rollout.pages import Sizes
+from ragen_jax.rollout.slots import NOTHING, common
 from ragen_jax.sharding import ROWS, row_shards, spec
-from ragen_jax.types import Turn
+from ragen_jax.types import Params, Turn
 
 
-def expected_programs(
-    model, params, chat, plays, *, episodes, slots, chunk, budgets, sampling, compact
-):
-    """What `play_in_slots` will compile, on the mesh in use: `f.lower(*args, **kwargs)` each.
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A program: a jitted function with the shapes of its arguments."""
 
-    Where all observations are as long as those of `plays`, and replies as they may be.
+    name: str
+    function: Wrapped
+    args: tuple[Any, ...]
+    keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def lower(self) -> Lowered:
+        return self.function.lower(*self.args, **self.keywords)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Tokens of prompts, every reply being as long as it may."""
+
+    prompts: tuple[int, ...]  # the longest of each turn
+    news: tuple[int, ...]  # what a prompt adds to what its row holds, wherever that is something
+
+
+def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Lengths:
+    """`Lengths` of episodes whose observations are all as long as the longest of some.
 
     Args:
-      params: or their shapes.
       plays: of a few problems, that have just been started.
-      episodes: of a rollout. The others: as in `play_in_slots`.
     """
     longest = budgets.max_new_tokens
     play = max(plays, key=lambda play: len(play.observation))
     firsts = [next_prompt(play, chat)[1][:-1] for play in plays]
-    news = [len(b) - _common(a, b) for a, b in itertools.permutations(firsts, 2)]
-    turns = []
-    lengths = []
+    news = [len(b) - common(a, b) for a, b in itertools.permutations(firsts, 2)]
+    turns: list[Turn] = []
+    prompts = []
     for number in range(budgets.max_turns):
         used = min(number, budgets.max_actions - 1)
         # The last reply may have ended by itself or not, and may have been valid or not.
@@ -45,8 +69,8 @@ def expected_programs(
             message = chat.observe(play.observation, actions_used=used, last_valid=valid)
             prompt = chat.prompt_ids(turns, message)
             held = np.append(turns[-1].prompt, turns[-1].sampled[:-1]) if turns else NOTHING
-            news.append(len(prompt) - 1 - _common(held, prompt[:-1]))
-        lengths.append(len(prompt))
+            news.append(len(prompt) - 1 - common(held, prompt[:-1]))
+        prompts.append(len(prompt))
         turns.append(
             Turn(
                 prompt=prompt,
@@ -61,70 +85,77 @@ def expected_programs(
                 info={},
             )
         )
-    sizes = cache_sizes(
-        slots=slots,
-        chunk=chunk,
-        episodes=episodes,
-        prompt=lengths[0],
-        max_new_tokens=budgets.max_new_tokens,
-        compact=compact,
-    )
-    return programs(
-        model,
-        params,
-        sizes,
-        positions=max(lengths) + longest - 1,
-        news=[n for n in news if n],
-        sampling=sampling,
-        stop_ids=chat.stop_ids,
-    )
+    return Lengths(tuple(prompts), tuple(sorted({n for n in news if n})))
 
 
-def programs(model, params, sizes, *, positions, news, sampling, stop_ids):
-    """What a rollout on the mesh in use can ask to be compiled: `f.lower(*args, **kwargs)` each.
+def expected_programs(
+    model: Qwen,
+    params: Params,
+    sizes: Sizes,
+    lengths: Lengths,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    stop_ids: tuple[int, ...],
+) -> list[Expected]:
+    """What `play_in_slots` can ask to be compiled on the mesh in use, where nothing is longer than
+    expected.
 
     Args:
       params: or their shapes.
-      positions: of the longest row, its reply included.
-      news: how many new tokens rows have at a time: those of first prompts, of later turns.
+      sizes: `cache_sizes` of the rollout. The others: as in `play_in_slots`.
     """
     count, _ = row_shards()
-    lengths = []
+    R, prompts = count * sizes.at_a_time, lengths.prompts
+    pages = pages_of(sizes, max(prompts) + max_new_tokens - 1)
+    ends = list(itertools.accumulate(pages))
+
+    def reading(rows, held, piece):
+        name = f"read {R} x {piece} behind {len(held)} pages of {rows} rows"
+        return Expected(name, read, (model, params, held, _ints(R), _ints(R), _ints(R, piece)))
+
+    # Of what is read from nothing the most that a call can take, of the rest whatever is new.
+    alone = {sizes.piece(prompts[0]), sizes.piece(prompts[0] - 1)}
+    pieces = sorted(alone | {sizes.piece(n) for n in lengths.news})
+    found = [reading(0, [], piece) for piece in sorted(alone)]
+    cut = {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p")}
+    settings = {"chunk": sizes.chunk, "stop_ids": stop_ids, **cut}
+    number, heat = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
+    for rows in sizes.rows[::-1]:
+        B = count * rows
+        of = {size: _page(model, params, B, size) for size in dict.fromkeys(pages)}
+        keys = _rows((B,), jax.random.key(0).dtype)
+        for used, before in enumerate([0, *ends[:-1]], 1):
+            held = [of[size] for size in pages[:used]]
+            args = model, params, held, *[_ints(B)] * 4, keys, heat
+            name = f"decode_chunk of {B} rows behind {used} pages, {cut}"
+            found.append(Expected(name, decode_chunk, args, settings))
+            if before < max(prompts):
+                found += [reading(B, held, piece) for piece in pieces]
+        for size, page in of.items():
+            room = {"rows": B, "positions": size}
+            found.append(Expected(f"room for {B} x {size}", empty_page, (model, params), room))
+            for n, length in [*((R, piece) for piece in pieces), (B, sizes.chunk)]:
+                new = _page(model, params, n, length)
+                args = page, new, number, _ints(n), _ints(n), _ints(B)
+                found.append(Expected(f"fold {n} x {length} into {B} x {size}", fold, args))
+            for less in (count * less for less in sizes.rows if less < rows):
+                name = f"keep {less} of {B} rows of {size}"
+                found.append(Expected(name, keep_rows, (page, _ints(less))))
+    return found
+
+
+def pages_of(sizes: Sizes, positions: int) -> list[int]:
+    """Positions of each of the pages that hold so many."""
+    lengths: list[int] = []
     for size in sizes.pages():
         lengths.append(size)
         if sum(lengths) >= positions:
             break
-    pieces = sorted({sizes.piece(min(n, sizes.pieces[-1])) for n in news})
-    R = count * sizes.at_a_time
-    found = [
-        (read, (model, params, [], _ints(R), _ints(R), _ints(R, piece)), {}) for piece in pieces
-    ]
-    settings = {
-        "chunk": sizes.chunk,
-        "stop_ids": stop_ids,
-        **{name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p")},
-    }
-    for rows in sizes.rows:
-        B = count * rows
-        pages = [_page(model, params, B, size) for size in lengths]
-        keys = _rows((B,), jax.random.key(0).dtype)
-        heat = jax.ShapeDtypeStruct((), jnp.float32)
-        columns = [_ints(B) for _ in range(4)]
-        for used in range(1, len(pages) + 1):
-            held = pages[:used]
-            found.append((decode_chunk, (model, params, held, *columns, keys, heat), settings))
-            for piece in pieces:
-                found.append((read, (model, params, held, _ints(R), _ints(R), _ints(R, piece)), {}))
-        first = jax.ShapeDtypeStruct((), jnp.int32)
-        for size in dict.fromkeys(lengths):
-            page = _page(model, params, B, size)
-            for n, length in [*((R, piece) for piece in pieces), (B, sizes.chunk)]:
-                new = _page(model, params, n, length)
-                found.append((fold, (page, new, first, _ints(n), _ints(n), _ints(B)), {}))
-    return found
+    return lengths
 
 
-def _page(model, params, rows, positions):
+def _page(model: Qwen, params: Params, rows: int, positions: int) -> Any:
     shapes = jax.eval_shape(
         lambda params: empty_page(model, params, rows=rows, positions=positions), params
     )
@@ -140,11 +171,11 @@ def _page(model, params, rows, positions):
     return jax.tree.map(laid_out, shapes)
 
 
-def _ints(*shape):
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
     return _rows(shape, jnp.int32)
 
 
-def _rows(shape, dtype):
+def _rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
     """Shape of an array of rows, placed as place_rows does."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:

@@ -23,7 +23,7 @@ from ragen_jax.sharding import agree, place_rows, read_rows, row_shards
 from ragen_jax.types import Array, Params
 
 PIECE = 256  # tokens of a row that are read at a time, at most
-QUARTERS = (1, 2, 3, 4)  # of the longest piece, what is new may be read in
+QUARTERS = (1, 2, 4)  # of the longest piece, what is new may be read in
 LARGEST_PAGE = 1024  # positions of a page behind the first
 LEAST_CHUNK = 24  # tokens between two looks at the rows, where nothing is said of it
 FEWEST = 64  # rows that a smaller cache has: below it XLA's products on CPU round differently
@@ -83,7 +83,7 @@ def cache_sizes(
     Args:
       slots: of all shards; 0: as many as episodes.
       chunk: tokens of a decode chunk; 0: an eighth of a reply, at least 24.
-      prompt: tokens of the longest first prompt.
+      prompt: tokens of the longest first prompt, about; a longer one is only read in more calls.
       compact: whether few episodes may have fewer rows.
     """
     shards, _ = row_shards()

@@ -58,6 +58,7 @@ def rollout(
     compact: bool = True,
     slots: int = 0,
     chunk: int = 0,
+    first_prompt: int = 0,
     limits: Limits = NO_LIMITS,
     clock: Clock | None = None,
 ) -> list[Episode]:
@@ -74,6 +75,8 @@ def rollout(
       key: typed key of the run and purpose; draws fold in seed, member, turn and token index.
       compact: drop finished episodes from the batch (the episodes stay the same).
       slots, chunk: with one of them the episodes are played by slots.py (and stay the same).
+      first_prompt: tokens of first prompts by which slots size their cache, so that every rollout
+        of a run has the same programs; 0: of the longest one here.
       limits: of the environment's time. clock: counts what it took.
 
     Returns:
@@ -93,6 +96,7 @@ def rollout(
             plays,
             slots=slots,
             chunk=chunk,
+            first_prompt=first_prompt,
             key=key,
             budgets=budgets,
             sampling=sampling,
@@ -204,6 +208,7 @@ def compile_ahead(
     sampling: Sampling,
     slots: int = 0,
     chunk: int = 0,
+    first_prompt: int = 0,
     limits: Limits = NO_LIMITS,
 ) -> None:
     """Compiles prefill and decode for every number of rows that compaction can leave.
@@ -232,6 +237,7 @@ def compile_ahead(
             sampling=sampling,
             slots=slots,
             chunk=chunk,
+            first_prompt=first_prompt,
             limits=limits,
         )
 

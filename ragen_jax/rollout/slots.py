@@ -64,6 +64,7 @@ def play_in_slots(
     *,
     slots: int,
     chunk: int,
+    first_prompt: int,
     key: jax.Array,
     budgets: Budgets,
     sampling: Sampling,
@@ -91,7 +92,7 @@ def play_in_slots(
         slots=slots,
         chunk=chunk,
         episodes=len(plays),
-        prompt=prompt,
+        prompt=first_prompt or prompt,
         max_new_tokens=budgets.max_new_tokens,
         compact=compact,
     )
@@ -184,7 +185,7 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, budgets: Budgets) -
         play.message, play.prompt = next_prompt(play, chat)
         needed, turn = max((needed, turn), (len(play.prompt), len(play.turns)))
         before = play.prompt[:-1]
-        start = _common(slot.held, before)
+        start = common(slot.held, before)
         slot.held, slot.token, slot.left = before, int(play.prompt[-1]), budgets.max_new_tokens
         slot.sampled, slot.logp = NOTHING, np.zeros(0, np.float32)
         shard, row = divmod(index, cache.rows)
@@ -206,7 +207,7 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, budgets: Budgets) -
     return news
 
 
-def _common(a: np.ndarray, b: np.ndarray) -> int:
+def common(a: np.ndarray, b: np.ndarray) -> int:
     """How many first tokens two rows have in common."""
     size = min(len(a), len(b))
     apart = np.flatnonzero(a[:size] != b[:size])

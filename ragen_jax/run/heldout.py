@@ -38,6 +38,7 @@ def play_problems(
     compact: bool = True,
     slots: int = 0,
     chunk: int = 0,
+    first_prompt: int = 0,
     limits: Limits = NO_LIMITS,
 ) -> list[Episode]:
     """Plays every problem `samples` times: about `rows` episodes at a time, or in slots.
@@ -47,7 +48,7 @@ def play_problems(
 
     Args:
       slots, chunk: as in `rollout`; with one of them, all problems are played in `slots` (0: as
-        many as `rows`), so that a problem's end lets the next one begin.
+        many as `rows`), so that a problem's end lets the next one begin. first_prompt: as there.
 
     Returns:
       the episodes, problem by problem; `group` counts problems.
@@ -71,6 +72,7 @@ def play_problems(
             compact=compact,
             slots=slots,
             chunk=chunk,
+            first_prompt=first_prompt,
             limits=limits,
         )
         episodes += [dataclasses.replace(e, group=e.group + start) for e in played]
@@ -107,6 +109,7 @@ def play_heldout(
         compact=task.compact,
         slots=task.slots,
         chunk=task.chunk,
+        first_prompt=task.first_prompts[-1],
         limits=task.limits,
     )
 

@@ -17,29 +17,30 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from ragen_jax.compiled import compiled, struct_of
 from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.preflight.programs import training_programs
-from ragen_jax.preflight.shapes import Lengths, host, struct
+from ragen_jax.preflight.shapes import Lengths as PreflightLengths
 from ragen_jax.preflight.shapes import Run as Shapes
-from ragen_jax.rollout.acting import observe
-from ragen_jax.rollout.episode import Sampling, next_prompt, start_plays
+from ragen_jax.preflight.shapes import host, struct
+from ragen_jax.rollout.episode import Sampling
+from ragen_jax.rollout.expected import Expected, Lengths, expected_lengths, expected_programs
+from ragen_jax.rollout.pages import cache_sizes
 from ragen_jax.rollout.sample import decode, episode_keys, prefill
 from ragen_jax.run.compiling import THREAD, Compiling
 from ragen_jax.run.log import console
 from ragen_jax.run.sizes import of_environments, turns_shown
-from ragen_jax.sharding import data_shards, is_first
+from ragen_jax.sharding import data_shards, is_first, row_shards
 from ragen_jax.types import Params, TrainState
 from ragen_jax.update.learner import Learner
 
 if TYPE_CHECKING:
     from ragen_jax.run.tasks import Task
 
-MOST = 24  # programs that are compiled at the start
-PROMPTS = 16  # held-out problems whose first prompts tell how long these are
 THREADS = 8  # at most, and no more than there are cores
 WORTH_A_LINE = 1.0  # seconds that compiling them took
 
@@ -120,32 +121,40 @@ def start_programs(
     policy: Params,
     tasks: "Sequence[Task]",
 ) -> list[Planned]:
-    """What a run in one process surely needs for its first evaluation and its first update.
+    """What a run in one process surely needs for its first evaluation and its first update, and
+    with slots all that its rollouts and updates may ever need.
 
-    Of rollouts that is every first turn and, where each turn reads a prompt of its own, every
+    In lock step that is every first turn and, where each turn reads a prompt of its own, every
     number of rows that compaction can leave; of updates, where a row is one turn, the length of a
-    prompt with the longest reply. At most `MOST`, in the order in which they are needed; none in
-    several processes.
+    prompt with the longest reply. In the order in which they are needed; none in several processes.
     """
     if jax.process_count() > 1:  # which would have to compile in the same order
         return []
     shapes = describe(config, learner, state, policy)
-    planned: dict[str, Planned] = {}
-    lengths = []
+    planned: dict[Any, Planned] = {}
+    lengths: set[int] = set()  # of rows
+    known = True
     for task, c in zip(tasks, of_environments(config).values(), strict=True):
-        first = length_bucket(longest_prompt(task))
-        if not (task.slots or task.chunk):
-            for program in rollout_starts(shapes, task, first, alone=turns_shown(c.env) == 1):
-                planned.setdefault(program.name, program)
-        if turns_shown(c.env) == 1:
-            lengths.append(length_bucket(longest_prompt(task) + task.budgets.max_new_tokens))
-    jax_config: Any = jax.config  # whose attributes are there when it runs
-    kept = jax_config.jax_enable_compilation_cache and jax_config.jax_compilation_cache_dir
-    # What takes donated arguments is found again on disk alone.
-    if len(lengths) == len(tasks) and kept:
-        for program in training_programs(dataclasses.replace(shapes, at=_rows_of(max(lengths)))):
-            planned[program.name] = Planned(program.name, lambda p=program: p.lower().compile())
-    return list(planned.values())[:MOST]
+        alone, first = turns_shown(c.env) == 1, task.first_prompts
+        if task.slots or task.chunk:
+            expected = expected_lengths(task.chat, task.first_plays, task.budgets)
+            programs = slot_programs(shapes, task, expected)
+            longest = max(expected.prompts) + task.budgets.max_new_tokens
+            lengths |= {length_bucket(n) for n in range(first[0] + 1, longest + 1)}
+        else:
+            programs = rollout_starts(shapes, task, length_bucket(first[-1]), alone=alone)
+            lengths.add(length_bucket(first[-1] + task.budgets.max_new_tokens))
+            known &= alone
+        for program in programs:
+            planned.setdefault(program.name, program)
+    for length in sorted(lengths, reverse=True) if known else ():
+        at = dataclasses.replace(shapes, at=_rows_of(length))
+        for program in training_programs(at):
+            # The optimizer's step is the same for all.
+            key = program.name, *((x.shape, x.dtype) for x in program.arguments)
+            name = f"{program.name} of rows of {length}"
+            planned.setdefault(key, Planned(name, lambda p=program: p.lower().compile()))
+    return list(planned.values())
 
 
 def describe(config: ConfigDict, learner: Learner, state: TrainState, policy: Params) -> Shapes:
@@ -169,17 +178,9 @@ def describe(config: ConfigDict, learner: Learner, state: TrainState, policy: Pa
     )
 
 
-def _rows_of(length: int) -> dict[str, Lengths]:
-    """`Lengths` of rows so long, for programs that read no other."""
-    return {"": Lengths(*[length] * len(dataclasses.fields(Lengths)))}
-
-
-def longest_prompt(task: "Task") -> int:
-    """Tokens of the longest first prompt among some held-out problems of a task."""
-    seeds, states = (listed[:PROMPTS] for listed in task.heldout)
-    shown = observe(task.heldout_environment, states, task.limits)
-    plays = start_plays(seeds, states, shown, 1, task.key)
-    return max(len(next_prompt(play, task.chat)[1]) for play in plays)
+def _rows_of(length: int) -> dict[str, PreflightLengths]:
+    """Preflight's lengths of rows so long, for programs that read no other."""
+    return {"": PreflightLengths(*[length] * len(dataclasses.fields(PreflightLengths)))}
 
 
 def rollout_starts(shapes: Shapes, task: "Task", first: int, *, alone: bool) -> Iterator[Planned]:
@@ -211,6 +212,45 @@ def rollout_starts(shapes: Shapes, task: "Task", first: int, *, alone: bool) -> 
         yield from (turn(rows, rows, sampling) for sampling in samplings.values())
     if B == G * task.group_size and G % shards == 0:
         yield turn(G, B, task.sampling)
+
+
+def slot_programs(shapes: Shapes, task: "Task", lengths: Lengths) -> Iterator[Planned]:
+    """All that rollouts in slots may need, of training and of evaluation."""
+    mesh, episodes = shapes.sampling_mesh, task.groups * task.group_size
+    samplings = (task.eval_sampling, task.sampling)
+    with jax.set_mesh(mesh):
+        shards, _ = row_shards()
+        sizes = cache_sizes(
+            slots=task.slots,
+            chunk=task.chunk,
+            episodes=episodes,
+            prompt=task.first_prompts[-1],
+            max_new_tokens=task.budgets.max_new_tokens,
+            compact=task.compact,
+        )
+        listed = [
+            program
+            for sampling in {dataclasses.replace(s, temperature=1.0): s for s in samplings}
+            for program in expected_programs(
+                shapes.model,
+                shapes.policy,
+                sizes,
+                lengths,
+                max_new_tokens=task.budgets.max_new_tokens,
+                sampling=sampling,
+                stop_ids=task.chat.stop_ids,
+            )
+        ]
+    for rows in sizes.rows[::-1]:
+        compile = functools.partial(_compile_keys, shapes, task, shards * rows)
+        yield Planned(f"keys of {shards * rows} rows", compile)
+    for program in listed:
+        yield Planned(program.name, functools.partial(_compile_expected, mesh, program))
+
+
+def _compile_expected(mesh: Mesh, program: Expected) -> None:
+    with jax.set_mesh(mesh):
+        program.lower().compile()
 
 
 def _compile_keys(shapes: Shapes, task: "Task", rows: int) -> None:

@@ -125,6 +125,7 @@ def episodes_of(
             compact=task.compact,
             slots=task.slots,
             chunk=task.chunk,
+            first_prompt=task.first_prompts[-1],
             limits=task.limits,
             clock=clock,
         )

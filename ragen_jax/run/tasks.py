@@ -5,6 +5,7 @@ one update learns from all of them.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import Penalties
-from ragen_jax.rollout.acting import Limits
+from ragen_jax.rollout.acting import Limits, observe
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.collect import Collecting
+from ragen_jax.rollout.episode import Play, next_prompt, start_plays
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.build import (
@@ -38,6 +40,8 @@ from ragen_jax.sharding import first_goes_first
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+SHOWN = 16  # held-out problems that tell how long prompts are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,18 @@ class Task:
     def groups(self) -> int:
         """Groups of a step."""
         return self.collecting.groups
+
+    @functools.cached_property
+    def first_plays(self) -> list[Play]:
+        """The first `SHOWN` held-out problems, just begun."""
+        seeds, states = (listed[:SHOWN] for listed in self.heldout)
+        shown = observe(self.heldout_environment, states, self.limits)
+        return start_plays(seeds, states, shown, 1, self.key)
+
+    @functools.cached_property
+    def first_prompts(self) -> tuple[int, ...]:
+        """Tokens of their prompts, which others are about as long as; rising."""
+        return tuple(sorted(len(next_prompt(play, self.chat)[1]) for play in self.first_plays))
 
 
 def build_tasks(

@@ -157,9 +157,8 @@ class Run:
 
     def first_look(self, policy: Params) -> None:
         """Compiles what precompile.py leaves out of rollouts; evaluates before any update."""
-        for task in self.tasks:
-            in_slots = task.slots or task.chunk
-            if not task.compact or not (in_slots or jax.process_count() > 1):
+        for task in self.tasks if jax.process_count() > 1 else ():
+            if not task.compact:
                 continue
             with jax.set_mesh(self.sampling_mesh):
                 compile_ahead(
@@ -174,6 +173,7 @@ class Run:
                     sampling=task.sampling,
                     slots=task.slots,
                     chunk=task.chunk,
+                    first_prompt=task.first_prompts[-1],
                     limits=task.limits,
                 )
         if self.fresh and self.schedule.evaluate:

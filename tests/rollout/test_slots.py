@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from devices import on_devices
 from same_episodes import assert_same_episode
-from slot_programs import expected_programs
 
 from ragen_jax.envs import ENVS
 from ragen_jax.model import attention
@@ -23,6 +22,7 @@ from ragen_jax.rollout.acting import NO_LIMITS, Clock, Limits
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.rollout.collect import Collecting, collect
 from ragen_jax.rollout.episode import start_plays
+from ragen_jax.rollout.expected import expected_lengths, expected_programs
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.stages import episodes_of
@@ -70,6 +70,7 @@ def played_by(name, context, **limits):
         compact=True,
         slots=0,
         chunk=0,
+        first_prompts=(0,),
         limits=NO_LIMITS,
     )
     return Qwen(config), params, task
@@ -269,10 +270,10 @@ def test_other_episodes_need_no_other_programs():
 @pytest.mark.long
 def test_programs_are_known_before(monkeypatch):
     model, params, task = played_by("frozen_lake", "full")
-    names, met = ("read", "fold", "decode_chunk"), set()
+    met = set()
 
     def called(name, args, settings):
-        shapes = [x.shape for x in jax.tree.leaves(args[1:] if name != "fold" else args)]
+        shapes = [np.shape(x) for x in jax.tree.leaves(args)]
         return name, tuple(shapes), tuple(sorted(settings.items()))
 
     def seen(name):
@@ -282,24 +283,40 @@ def test_programs_are_known_before(monkeypatch):
             met.add(called(name, args, settings))
             return function(*args, **settings)
 
-        call.__name__ = name
         return call
 
-    served = dict(slots=8, chunk=4)
+    served = dict(slots=96, chunk=4)
     seeds = [SEED << 32 | n for n in range(4)]
     shown = [task.environment.render(task.environment.reset(seed)) for seed in seeds]
     plays = start_plays(seeds, seeds, shown, 1, task.key)
+    lengths = expected_lengths(task.chat, plays, BUDGETS)
+    cache = dict(max_new_tokens=BUDGETS.max_new_tokens, compact=True, prompt=lengths.prompts[0])
     listed = expected_programs(
-        *(model, params, task.chat, plays),
-        **dict(episodes=35, budgets=BUDGETS, sampling=task.sampling, compact=True),
-        **served,
+        *(model, params, pages.cache_sizes(episodes=140, **served, **cache), lengths),
+        max_new_tokens=BUDGETS.max_new_tokens,
+        sampling=task.sampling,
+        stop_ids=task.chat.stop_ids,
     )
-    found = {called(f.__name__, args, settings) for f, args, settings in listed}
-    assert len(found) == len(listed) <= 24
+    found = {called(x.function.__name__, x.args, x.keywords) for x in listed}
+    assert len(found) == len({x.name for x in listed}) == len(listed) <= 32
+    names = ("read", "fold", "decode_chunk", "keep_rows", "empty_page")
     for name in names:
         monkeypatch.setattr(pages, name, seen(name))
-    collected(model, params, task, **served)
+    collected(model, params, task, group_size=20, **served)
     assert {name for name, *_ in met} == set(names) and met <= found
+
+
+@pytest.mark.long
+def test_a_first_prompt_as_expected_sizes_the_cache_and_changes_no_episode(monkeypatch):
+    model, params, task = played_by("sokoban", "single_turn")
+    expected = []
+    sizes = pages.cache_sizes
+    monkeypatch.setattr(slots, "cache_sizes", lambda **x: expected.append(x) or sizes(**x))
+    theirs = collected(model, params, task, slots=8)
+    for tokens in (9, 200):  # shorter and longer than they are
+        ours = collected(model, params, task, slots=8, first_prompts=(tokens,))
+        assert_same(model, params, task, ours, theirs)
+    assert [x["prompt"] for x in expected[1:]] == [9, 200] and 9 < expected[0]["prompt"] < 200
 
 
 def sizes(slots=0, episodes=128, **changed):
@@ -319,9 +336,7 @@ def test_sizes():
     }.items():
         assert [n for n, _ in zip(sizes(prompt=prompt).pages(), lengths, strict=False)] == lengths
     assert sizes(prompt=50, max_new_tokens=4096).first == 512
-    assert [sizes(prompt=n).pieces for n in (5, 50, 830)] == [
-        *((8,), (16, 32, 48, 56), (56, 112, 192, 224))
-    ]
+    assert [sizes(prompt=n).pieces for n in (5, 50, 830)] == [*((8,), (16, 32, 56), (56, 112, 224))]
     one = sizes(prompt=830)
     assert [one.piece(n) for n in (1, 56, 57, 224, 999)] == [56, 56, 112, 224, 224]
     # Slots, episodes: rows of a cache, those that few episodes are left in among them.

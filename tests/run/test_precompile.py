@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ragen_jax import train
 from ragen_jax.compiled import compiled, struct_of
 from ragen_jax.diagnostics.cross_scoring import (
     Spoken,
@@ -114,8 +115,8 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
     policy = sampling_policy(learner, state)
     programs = start_programs(config, learner, state, policy, tasks)
     # 72 rows and, where rows are left that read prompts of their own, 64; with two samplings, and
-    # the first turn of groups. Updates are known where programs are kept on disk.
-    assert len({program.name for program in programs}) == len(programs) <= precompile.MOST
+    # the first turn of groups.
+    assert len({program.name for program in programs}) == len(programs) <= 16
     (task,) = tasks
     with compiling.told_of_compiling() as told:
         precompiler = Precompiler(told)
@@ -136,3 +137,34 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
                 sampling=task.sampling,
             )
         assert not {"prefill", "decode", "_episode_keys"} & set(names(told)), names(told)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "served", [{"env.context": "single_turn"}, {"env.context": "full", "rollout.slots": 16}]
+)
+def test_a_run_compiles_nothing_that_was_compiled_at_its_start(
+    agent, monkeypatch, tmp_path, served
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
+    config = agent.config.copy_and_resolve_references()
+    fields = {
+        **{"model.path": str(agent.directory), "env.prompt": "terse", "env.max_turns": 3},
+        **{"rollout.groups": 6, "rollout.group_size": 4, "rollout.max_new_tokens": 17},
+        **{"optimizer.micro_batch": 4, "filter.strategy": "none", "steps": 3},
+        **{"eval.episodes": 24, "diagnose.every": 0, "report.every": 0, "log.trackers": ()},
+    }
+    config.update_from_flattened_dict(fields | served)
+    compiled_late = []
+    add = compiling.Compiling.add
+
+    def seen(self, name, seconds):
+        before = len(self.programs)
+        add(self, name, seconds)
+        compiled_late.extend(program.name for program in self.programs[before:])
+
+    monkeypatch.setattr(compiling.Compiling, "add", seen)
+    assert train.train(config, tmp_path / "run") == 0
+    known = {"read", "fold", "decode_chunk", "keep_rows", "_episode_keys", "prefill", "decode"}
+    assert not (known | {"policy_gradient", "apply_gradient"}) & set(compiled_late), compiled_late
+    assert "token_advantages" in compiled_late  # which is not compiled ahead
