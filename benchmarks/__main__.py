@@ -21,6 +21,7 @@ from benchmarks import (
     lengths,
     llm,
     measure,
+    odd,
     padding,
     reading,
     scoring,
@@ -54,7 +55,7 @@ CASES = {  # name: (function, repeats, dtype of the product that limits it)
 }
 SIMULATIONS = {"alarm": (alarm, 400)}  # name: (module with report and as_table, runs)
 # name: module whose main reads the options behind it
-OWN_OPTIONS = {"chaos": chaos, "curves": curves, "train-length": lengths}
+OWN_OPTIONS = {"chaos": chaos, "curves": curves, "odd": odd, "train-length": lengths}
 ONE_ARENA = (
     "slots",
     "slots-equal",

@@ -37,7 +37,7 @@ def damage(folder: Path) -> str | None:
         return None
     try:
         written = dict(json.loads(path.read_bytes())["crc32"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"{path} is damaged"
     except OSError as error:
         return f"{path} cannot be read: {error}"

@@ -149,7 +149,7 @@ def main(paths: list[Path]) -> None:
     with command.bad_input():
         runs = [read_run(path) for path in paths]
         charts = charts_of(runs, METRIC.value)
-    draw(runs, charts, Path(OUT.value))
+        draw(runs, charts, Path(OUT.value))
     print(OUT.value)
 
 

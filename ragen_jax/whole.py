@@ -49,6 +49,10 @@ def write_whole(path: str | Path, text: str) -> None:
 
 
 def _replace(path: Path, data: memoryview) -> None:
+    path = path.resolve()  # a link stays one
+    if path.exists() and not (path.is_file() or path.is_dir()):  # such as /dev/null
+        path.write_bytes(data)
+        return
     aside = path.with_name(ASIDE.format(name=path.name, pid=os.getpid()))
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -53,8 +53,9 @@ def test_every_bit_that_flips_is_found(folder):
         (lambda folder: (folder / CHECKSUMS).write_text('{"crc'), "checksums.json is damaged"),
         (lambda folder: (folder / CHECKSUMS).write_text("[]"), "checksums.json is damaged"),
         (lambda folder: (folder / CHECKSUMS).write_bytes(b"\xff"), "checksums.json is damaged"),
+        (lambda folder: (folder / CHECKSUMS).write_text("[" * 99_999), "checksums.json is damaged"),
     ],
-    ids=["gone", "cut short", "half", "another value", "no text"],
+    ids=["gone", "cut short", "half", "another value", "no text", "too deep"],
 )
 def test_damage_is_named(folder, change, told):
     change(folder)

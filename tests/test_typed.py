@@ -24,6 +24,12 @@ WRONG = {
     "ragen_jax.train --config=sokobam": "which names no config; accepted: a file such as",
     "ragen_jax.train --config=mine.py": "which names no config; accepted: a file such as",
     "ragen_jax.train --config": "which names no config; accepted: a file such as",
+    "ragen_jax.train --config=broken.py": "invalid syntax (broken.py, line 1)",
+    "ragen_jax.train --config=other.py": "No module named 'not_there'",
+    "ragen_jax.train --config=" + 300 * "a" + ".py": "File name too long",
+    "ragen_jax.evaluate --model=" + 300 * "a": "...: File name too long",
+    "ragen_jax.report " + 300 * "a": "...: File name too long",
+    "ragen_jax.plot folder --out=curves.png/x.png": "there is no folder curves.png",
     "ragen_jax.train --config=sokoban --config=sudoku": "--config is given 2 times; give one",
     "ragen_jax.train --config=sokoban+ppo": "recipes go behind a preset: sokoban:tiny+ppo",
     "ragen_jax.train --config=sokoban:large": "has no preset 'large'; accepted: tiny, llm, qwen",
@@ -63,10 +69,13 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
+    (tmp_path / "broken.py").write_text("def\n")
+    (tmp_path / "other.py").write_text("import not_there\n")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
     left = {path.name for path in tmp_path.iterdir()}
-    assert left <= {"folder", "file", "curves.png"}, "something was left"
+    theirs = {"folder", "file", "broken.py", "other.py", "__pycache__"}
+    assert left <= theirs | {"curves.png"}, "something was left"
 
 
 @pytest.mark.parametrize("typed", RIGHT)

@@ -1,5 +1,6 @@
 """whole.py: a file is the one of before or the one of after, whoever dies in its writing."""
 
+import os
 import subprocess
 import sys
 
@@ -53,3 +54,20 @@ def test_who_is_killed_leaves_what_was_there_and_its_rest_is_removed(tmp_path):
     assert path.read_text() == "before" and len(names(path.parent)) == 2
     remove_left_over(tmp_path)
     assert path.read_text() == "before" and names(path.parent) == ["step_000002.json"]
+
+
+def test_a_link_stays_one_and_what_is_no_file_is_written_to(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    target, link, pipe = tmp_path / "elsewhere" / "a", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(target)
+    write_whole(link, "one")
+    write_whole(link, "two")
+    assert link.is_symlink() and target.read_text() == "two"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "three")
+    assert os.read(reading, 99) == b"three" and pipe.is_fifo()
+    os.close(reading)
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path / "elsewhere", "four")
+    assert names(tmp_path) == ["elsewhere", "link", "pipe"]

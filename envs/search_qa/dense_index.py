@@ -52,7 +52,7 @@ def read_settings(folder: Path) -> Settings:
     file = folder / SETTINGS
     try:
         fields = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{folder} holds no dense index ({error}); make one with python -m "
             "ragen_jax.retriever build --retriever=dense"

@@ -269,7 +269,7 @@ def read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text())
     except FileNotFoundError as error:
         raise ValueError(f"no {file}; a model directory must hold {NEEDED}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} is not a JSON object")

@@ -136,7 +136,7 @@ def open_tensors(directory: str | Path) -> Generator[dict[str, safe_open]]:
             files = sorted(
                 {directory / n for n in json.loads(index.read_text())["weight_map"].values()}
             )
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"{index} is not an index of weights: {error!r}") from error
     else:
         raise ValueError(f"{directory} has neither {WEIGHTS} nor {INDEX}")

@@ -1,6 +1,7 @@
 """The command line of every command: its config, other processes, what unusable input prints."""
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -21,6 +22,8 @@ from ragen_jax.whole import refusal
 
 BAD_INPUT = 2  # exit code
 DISK = 4  # exit code of a disk that is full or cannot be written
+UNUSABLE = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)  # of a path
+SHOWN = 200  # characters of a path in a message, at most
 DEFAULT_CONFIG = "sokoban"
 CONFIGS = Path(configs.__file__).parent
 RUN_CONFIG = Path(__file__).with_name("run_config.py")
@@ -161,7 +164,11 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
             sys.exit(0)
         # ml_collections reports an unknown field as AttributeError or KeyError, a wrong type as
         # TypeError, and a file that it cannot read as OSError when the config is first looked at.
-        with bad_input(AttributeError, KeyError, TypeError, OSError, flags.Error):
+        # A file of the user's may also be no Python, or not find what it imports or names.
+        with bad_input(
+            *(AttributeError, KeyError, TypeError, OSError, flags.Error),
+            *(SyntaxError, ImportError, NameError),
+        ):
             # No default of the flag's own: absl would read it outside of this function.
             sys.argv[:] = config_first(argv)  # where ml_collections looks for overrides
             rest = flags.FLAGS(with_config_file(sys.argv))
@@ -180,7 +187,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
 
     def run(argv):
         try:
-            with full_disk(), signs_of_life():
+            with unusable_paths(), full_disk(), signs_of_life():
                 main(argv)
         except KeyboardInterrupt:  # where there is nothing yet to be saved
             sys.exit(130)
@@ -220,9 +227,11 @@ def join_processes(environ: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def bad_input(*further: type[Exception]) -> Generator[None]:
-    """Turns a ValueError (and the exceptions named) into one line on stderr and exit code 2."""
+    """Turns a ValueError (and the exceptions named) into one line on stderr and exit code 2, and so
+    the errors of `unusable_paths`."""
     try:
-        yield
+        with unusable_paths():
+            yield
     except (ValueError, *further) as error:
         print(f"error: {_one_line(error)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
@@ -239,6 +248,21 @@ def full_disk() -> Generator[None]:
             raise
         print(f"error: {reason}", file=sys.stderr)
         raise SystemExit(DISK) from None
+
+
+@contextlib.contextmanager
+def unusable_paths() -> Generator[None]:
+    """Turns what can only be the fault of a path that was given into one line on stderr and exit
+    code 2: too long a name, a folder where a file is written, a file where a folder is read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNUSABLE:
+            raise
+        path = str(error.filename2 or error.filename)
+        path = path if len(path) <= SHOWN else f"{path[:SHOWN]}..."
+        print(f"error: {path}: {os.strerror(error.errno)}", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
 
 
 def _one_line(error: Exception) -> str:

@@ -1,0 +1,342 @@
+"""Inputs that nobody should give: what each command says, and how long it says nothing.
+
+    python -m benchmarks odd [--count=300] [--seed=0] [--out=FILE.json]
+
+Half of them are fields of the config with odd values, the rest flags with odd paths and words, and
+files of a run, a model or rollouts that are damaged. Each command runs in a process of its own,
+forked from one that has imported everything. An input that is used for what it is may run for
+`LIVES` seconds. What is wrong: a traceback, an exit code that docs/recovery.md does not have, or
+more than `SILENCE` seconds without a line.
+"""
+
+import argparse
+import json
+import os
+import selectors
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from benchmarks.curves import make_agent
+from ragen_jax.checksums import CHECKSUMS
+from ragen_jax.configs import sokoban
+
+LIVES = 30.0  # seconds
+SILENCE = 10.0  # seconds; a line that is due every 10 may come a second late, or more under load
+LATE = 2.0
+CODES = (0, 2, 3, 4)  # that are promised of commands that nobody stops
+SMALL = {
+    **{"steps": 1, "env.max_turns": 2, "rollout.groups": 2, "rollout.group_size": 2},
+    **{"rollout.max_new_tokens": 8, "eval.episodes": 8, "optimizer.micro_batch": 2},
+    **{"diagnose.trajectory_samples": 4, "log.trackers": "()", "checkpoint.every": 1},
+}
+TEXTS = ("", "nonsense", "a\nb", "\u202e\u0301", "x" * 5000, "NULL")
+ODD = {
+    bool: ("maybe", "2", "", "nan"),
+    int: ("-1", "0", "1000000000000000000", "99999999999999999999999", "1.5", "nan", "many", ""),
+    float: ("nan", "inf", "-inf", "-1", "0", "1e300", "1e-300", "much", ""),
+    str: TEXTS,
+    tuple: ("()", "(nan,)", "(1,", "((((", "('a', 3)", "-1"),
+}
+# command: flags that take a path. Behind them, other flags with odd values.
+PATHS = {
+    "train": ("--workdir", "--config", "--config.model.path"),
+    "evaluate": ("--workdir", "--model"),
+    "export": ("--workdir",),
+    "report": ("", "RUN --out"),
+    "plot": ("", "RUN --out"),
+    "score": ("--model", "--model=MODEL --rollouts"),
+    "check_data": ("--config=metamathqa --config.env.options.path",),
+    "warmstart": ("--config",),
+    "retriever": ("serve --index",),
+    "lab": ("run", "run organism --workdir"),
+}
+NUMBERS = {
+    "evaluate": ("--step", "--samples"),
+    "export": ("--step",),
+    "score": ("--micro_batch", "--seed"),
+    "plot": ("--metric",),
+    "check_data": ("--rows",),
+    "preflight": ("--topology", "--prompt_tokens"),
+}
+READERS = (
+    "train --workdir=RUN",
+    "evaluate --workdir=RUN",
+    "report RUN",
+    "export --workdir=RUN",
+    "plot RUN",
+)
+
+
+def settings(rng: np.random.Generator) -> list[tuple[str, ...]]:
+    """Command lines that set a field to an odd value."""
+    config = sokoban.get_config()
+    found = []
+    for name, value in flat(config).items():
+        kind = next((kind for kind in ODD if isinstance(value, kind)), str)
+        for odd in ODD[kind]:
+            given = {f"--config.{field}": f"{SMALL[field]}" for field in SMALL}
+            given |= {"--config.model.path": "MODEL", f"--config.{name}": odd}
+            found.append(("train", "--workdir=NEW", *(f"{k}={v}" for k, v in given.items())))
+    return shuffled(rng, found)
+
+
+def flat(config: ConfigDict, prefix: str = "") -> dict[str, object]:
+    """{dotted name: value} of all fields."""
+    found: dict[str, object] = {}
+    for name, value in config.items():
+        inner = flat(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else None
+        found |= {f"{prefix}{name}": value} if inner is None else inner
+    return found
+
+
+def words(rng: np.random.Generator) -> list[tuple[str, ...]]:
+    """Command lines with odd paths, numbers and words."""
+    paths = ("EMPTY", "FILE", "GONE", "BYTES", "MODEL", "RUN", *TEXTS)
+    found = []
+    for command, flags in PATHS.items():
+        for flag in flags:
+            *before, last = flag.split(" ")
+            for path in paths:
+                given = (f"{last}={path}",) if last.startswith("--") else (last, path)
+                found.append((command, *before, *filter(None, given)))
+    for command, flags in NUMBERS.items():
+        known = {"evaluate": "--workdir=RUN", "export": "--workdir=RUN", "plot": "RUN"}
+        for flag in flags:
+            for odd in (*ODD[int], *ODD[float]):
+                found.append((command, *filter(None, [known.get(command)]), f"{flag}={odd}"))
+        found += [(command, f"--{text}") for text in ("", "=", "nonsense", "config.", "\u202e")]
+    return shuffled(rng, found)
+
+
+def damages(rng: np.random.Generator, run: Path, model: Path, rollouts: Path):
+    """(command line, file, what becomes of it) of files that a command reads."""
+    contents = {
+        "cut": lambda b: b[: len(b) // 2],
+        "empty": lambda b: b"",
+        "null": lambda b: b"null\n",
+        "list": lambda b: b"[1, [2]]\n" * 3,
+        "brackets": lambda b: b"[" * 200_000,
+        "zeros": lambda b: b"\0" * max(len(b), 8),
+        "bytes": lambda b: rng.bytes(max(len(b), 8)),
+        "folder": None,
+        "gone": None,
+        "numbers": lambda b: b.replace(b'"', b"1"),
+        "nan": lambda b: b'{"step": NaN, "prompt": 1e999, "response": {}}\n',
+    }
+    files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".lock"]
+    found = [(line, path, how) for path in files for how in contents for line in READERS]
+    loads = (
+        "evaluate --config=sokoban:llm --model=MODEL",
+        "train --workdir=NEW --config.model.path=MODEL",
+    )
+    files = [path for path in sorted(model.iterdir()) if path.name != CHECKSUMS]
+    found += [(line, path, how) for path in files for how in contents for line in loads] * 4
+    found += [("score --model=MODEL --rollouts=ROLLOUTS", rollouts, how) for how in contents] * 8
+    return [(*one, contents[one[-1]]) for one in shuffled(rng, found)]
+
+
+def shuffled(rng: np.random.Generator, found: list) -> list:
+    return [found[i] for i in rng.permutation(len(found))]
+
+
+# ---- running ------------------------------------------------------------------------------------
+
+
+def call(command: str, *given: str, lives: float = LIVES) -> dict[str, object]:
+    """{code, output, gap, seconds} of a command; code None: it was still running."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        become(command, given, writes)
+    os.close(writes)
+    start = last = time.monotonic()
+    output, gap, ended = b"", 0.0, False
+    with selectors.DefaultSelector() as selector:
+        selector.register(reads, selectors.EVENT_READ)
+        while not ended and time.monotonic() < start + lives:
+            if selector.select(0.2):
+                piece = os.read(reads, 1 << 16)
+                ended = not piece
+                gap, last = max(gap, time.monotonic() - last), time.monotonic()
+                output += piece
+    if not ended:
+        gap = max(gap, time.monotonic() - last)
+        os.kill(child, signal.SIGKILL)
+    os.close(reads)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status) if ended else None
+    text = output.decode(errors="replace")
+    return {"code": code, "output": text, "gap": gap, "seconds": time.monotonic() - start}
+
+
+def become(command: str, given: tuple[str, ...], output: int) -> None:
+    """Runs a command in this process, which ends with it."""
+    from ragen_jax import __main__ as commands
+
+    code = 1
+    try:
+        os.setsid()
+        Path("/proc/self/oom_score_adj").write_text("1000")  # before anything else
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1) for n in (1, 2))
+        sys.argv[:] = [f"ragen_jax.{command}", *given]
+        commands.run(command)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wrong(found: dict) -> str:
+    """What was not as promised; "": nothing."""
+    if "Traceback (most recent call last)" in found["output"]:
+        return "a traceback"
+    if found["code"] not in (None, *CODES):
+        return f"exit code {found['code']}"
+    if found["code"] == 2 and not found["output"].strip():
+        return "exit code 2 without a word"
+    if found["gap"] > SILENCE + LATE:
+        return f"{found['gap']:.0f} s of silence"
+    return ""
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks odd", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="every input as JSON")
+    given = parser.parse_args(argv)
+    import_all()
+    root = Path(tempfile.mkdtemp(prefix="odd-"))
+    print(f"{given.count} inputs, seed {given.seed}, in {root}", flush=True)
+    places = prepare(root)
+    rng = np.random.default_rng(given.seed)
+    count = given.count
+    inputs = [("field", line, None) for line in settings(rng)[: count // 2]]
+    inputs += [("word or path", line, None) for line in words(rng)[: count // 4]]
+    damaged = damages(rng, places["RUN"], places["MODEL"], places["ROLLOUTS"])
+    inputs += [("file", tuple(one[0].split()), one[1:]) for one in damaged[: count - len(inputs)]]
+    trials = []
+    for kind, line, damage in inputs:
+        found = attempt(root, places, line, damage) | {"kind": kind, "line": line[:1] + line[-1:]}
+        found["wrong"] = wrong(found)
+        trials.append(found)
+        if found["wrong"]:
+            print(f"{len(trials)}  WRONG, {found['wrong']}: {' '.join(line)} "
+                  f"{damage and damage[:2]}\n{found['output'][-1500:]}", flush=True)  # fmt: skip
+        if given.out:
+            given.out.write_text(json.dumps(trials, indent=1))
+    print(as_table(trials))
+    shutil.rmtree(root)
+    if any(trial["wrong"] for trial in trials):
+        sys.exit(1)
+
+
+def import_all() -> None:
+    """What commands import, before they are forked; no device is looked for."""
+    import orbax.checkpoint  # noqa: F401
+    import tensorflow_datasets  # noqa: F401
+    import transformers  # noqa: F401
+
+    from ragen_jax import check_data, evaluate, export, plot, train  # noqa: F401
+
+
+def prepare(root: Path) -> dict[str, Path]:
+    """What stands for the capital words: an agent, a run of it, its rollouts, odd paths."""
+    os.environ |= {"XDG_CACHE_HOME": str(root / "cache"), "JAX_PLATFORMS": "cpu"}
+    os.chdir(root)
+    places = {name: root / "kept" / name.lower() for name in ("MODEL", "RUN", "ROLLOUTS")}
+    child = os.fork()
+    if child == 0:  # which looks for devices
+        make_agent(places["MODEL"], 32)
+        (places["MODEL"] / CHECKSUMS).unlink()  # as of a model that somebody else wrote
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        raise RuntimeError("the agent could not be made")
+    fields = [f"--config.{name}={value}" for name, value in SMALL.items()]
+    fields += ["--config.rollout.save_every=1", f"--config.model.path={places['MODEL']}"]
+    made = call("train", f"--workdir={places['RUN']}", *fields, lives=900.0)
+    if made["code"] != 0:
+        raise RuntimeError(f"the run failed: {made['output']}")
+    (stored,) = (places["RUN"] / "rollouts").iterdir()
+    shutil.copy(stored, places["ROLLOUTS"])
+    places |= {name: root / name.lower() for name in ("EMPTY", "FILE", "BYTES")}
+    places["EMPTY"].mkdir()
+    places["FILE"].write_text("hello\n")
+    places["BYTES"].write_bytes(bytes(range(256)))
+    return places | {"GONE": root / "gone", "NEW": root / "new", "NULL": root / "null"}
+
+
+def attempt(root: Path, places: dict[str, Path], line: tuple[str, ...], damage) -> dict:
+    """What a command line does, on a copy of what it may damage."""
+    work = root / "work"
+    work.mkdir()
+    if os.geteuid() == 0:  # a device of our own, that a command might replace by a file
+        os.mknod(places["NULL"], 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    here = dict(places)
+    for name in ("RUN", "MODEL", "ROLLOUTS"):
+        here[name] = work / name.lower()
+    shutil.copytree(root / "kept", work, symlinks=True, dirs_exist_ok=True)
+    config = here["RUN"] / "config.json"
+    config.write_text(config.read_text().replace(str(places["MODEL"]), str(here["MODEL"])))
+    if damage:
+        file, how, content = damage
+        file = work / file.relative_to(root / "kept")
+        before = file.read_bytes()
+        file.unlink()
+        if how == "folder":
+            file.mkdir()
+        elif how != "gone":
+            file.write_bytes(content(before))
+    filled = [fill(word, here) for word in line]
+    os.chdir(work)  # where what has no path of its own is written
+    try:
+        return call(*filled)
+    finally:
+        if places["NULL"].is_file():
+            raise RuntimeError(f"{filled} replaced a device by a file")
+        os.chdir(root)
+        places["NULL"].unlink(missing_ok=True)
+        shutil.rmtree(work)
+        shutil.rmtree(places["NEW"], ignore_errors=True)
+
+
+def fill(word: str, places: dict[str, Path]) -> str:
+    name, equals, value = word.partition("=")
+    if equals:
+        return f"{name}={places.get(value, value)}"
+    return str(places.get(word, word))
+
+
+def as_table(trials: list[dict]) -> str:
+    """A line a kind: how many were refused, used, still running, wrong, and the longest silence."""
+    rows = ["| input | tried | refused (2) | used | wrong | longest silence |", "| --- " * 6 + "|"]
+    for kind in [*dict.fromkeys(trial["kind"] for trial in trials), "all"]:
+        mine = [trial for trial in trials if kind in (trial["kind"], "all")]
+        codes = Counter("refused" if trial["code"] == 2 else "used" for trial in mine)
+        gap = max(trial["gap"] for trial in mine)
+        bad = sum(bool(trial["wrong"]) for trial in mine)
+        rows.append(f"| {kind} | {len(mine)} | {codes['refused']} | {codes['used']} | {bad} "
+                    f"| {gap:.1f} s |")  # fmt: skip
+    return "\n".join(rows)
