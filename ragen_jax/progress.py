@@ -20,8 +20,9 @@ from tqdm import tqdm
 
 FOLDER = ".progress"  # in the run's: what `stalled` is given of process N, in N.json
 LOOK = 0.05  # between two looks, as a share of the limit
-EVERY = 10.0  # seconds without a line until one is printed; ever more behind a run's first step
-TICK = 1.0  # seconds between two looks at the clock
+EVERY = 9.0  # seconds without a line until one is printed, give or take a TICK; ever more behind a
+# run's first step
+TICK = 0.5  # seconds between two looks at the clock
 STALL_TIMEOUT = 3600.0  # seconds without a step forward of any process: longer than anything takes
 
 

@@ -20,7 +20,7 @@ from ragen_jax.run.log import console
 from ragen_jax.types import Metrics
 
 EVENT = "/jax/core/compile/backend_compile_duration"  # of each program, compiled or loaded
-EVERY = 9.0  # seconds between two lines, at least: before a sign of life, which says less
+EVERY = 8.0  # seconds between two lines, at least: before a sign of life, which says less
 LOWERED = "jax._src.interpreters.pxla"  # the logger that tells the shapes of what is compiled
 FIRST_STEPS = 2  # whose programs are expected to compile
 LATE_EVERY = 60.0  # seconds between two warnings, at least
