@@ -196,8 +196,7 @@ class VisionBlock(nn.Module):
         h = RMSNorm(NORM_EPS, name="attention_norm")(x)
         q, k, v = rotate(project("q"), angles), rotate(project("k"), angles), project("v")
         side = c.window_size // (c.patch_size * c.spatial_merge_size)
-        tables = windows(self.grid, c.spatial_merge_size, side)
-        patch_WS, real_WS, place_P = tables
+        patch_WS, real_WS, place_P = windows(self.grid, c.spatial_merge_size, side)
         within = functools.partial(
             attend_in_windows, patch_WS=patch_WS, real_WS=real_WS, place_P=place_P
         )

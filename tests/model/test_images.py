@@ -66,7 +66,7 @@ def test_mean_and_deviation_by_hand():
         ((10, 10), PUBLISHED, (56, 56)),
         ((20, 80), PUBLISHED, (28, 112)),  # one token times 3 has too few pixels; times 1.4
         ((400, 300), SMALL, (168, 112)),  # over 2.26: 177 and 132.8
-        ((500, 10), SMALL, (840, 28)),  # times 1.58
+        ((500, 10), SMALL, (812, 28)),  # times 1.58: 792 and 15.8
     ],
 )
 def test_sizes_by_hand(size, config, want):

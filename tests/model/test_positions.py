@@ -122,7 +122,9 @@ def test_positions_match_torch():
             bos_token_id=0,
             eos_token_id=1,
         ),
-        vision_config=dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2),
+        vision_config=dict(
+            depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=8
+        ),
         image_token_id=PAD,
         vision_start_token_id=START,
         vision_end_token_id=END,
