@@ -238,7 +238,7 @@ class VisionTower(nn.Module):
         c = self.config
         check_grid(grid, c.spatial_merge_size)
         expected = (grid[1] * grid[2], c.patch_numbers)
-        if pixels_NPC.ndim != 3 or pixels_NPC.shape[1:] != expected:
+        if pixels_NPC.shape[1:] != expected:
             raise ValueError(
                 f"pixel patches have shape {pixels_NPC.shape}; grid {tuple(grid)} and "
                 f"vision_config ask for [images, {expected[0]}, {expected[1]}]"

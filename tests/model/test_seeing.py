@@ -4,12 +4,14 @@ reference/qwen2_5_vl comes from reference/make_qwen2_5_vl.py (torch, float32).
 """
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from devices import on_devices
 from seeing import arrange, embed, forward, load, picked, shown
 
 from ragen_jax.model import images, positions, qwen
@@ -265,6 +267,22 @@ def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
             at = start.length_B[b] + count_B[b] + t
             np.testing.assert_allclose(logp[b, 0], want_BTV[b, at], **CLOSE)
             np.testing.assert_array_equal(full.positions_3BT[:, b, at], at_B[b] + t)
+
+
+# ---------------------------------------------------------------- several devices
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mesh", ["1,2,2", pytest.param("4,1,1", marks=pytest.mark.slow)])
+def test_four_devices_see_what_one_sees(tmp_path, mesh):
+    command = [Path(__file__).with_name("seeing_check.py"), REFERENCE, tmp_path / "text", mesh]
+    process = on_devices(4, command)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err[-3000:]
+    found = json.loads(out.splitlines()[-1])
+    assert found["devices"] == 4
+    assert (found["split"] > 0.5) == (mesh != "4,1,1")  # of the tower's parameters
+    assert found["embeddings"] < 1e-5 and found["log-probs"] < 2e-5
 
 
 # ---------------------------------------------------------------- learning
