@@ -63,6 +63,7 @@ setup(
         "jinja2>=3.1",  # chat templates
         "ml_collections>=1.1,<2",  # config files and their command-line overrides
         "numpy>=2",
+        "pillow>=11",  # resizes what an agent is shown; it brings nothing else, so it is no extra
         "safetensors>=0.5",
         "tokenizers>=0.22",
         "tensorboardX>=2.6.2,<3",  # the event files of every run

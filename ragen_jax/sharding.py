@@ -39,6 +39,7 @@ RULES = (
     ("head", None),
     ("mlp", "tensor"),
     ("norm", None),
+    ("patch", None),
 )
 
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ragen_jax.model.attention import Layers, Segment, attend
 from ragen_jax.model.kernels import SCALED_QUERIES
+from ragen_jax.model.positions import Images, splice
 from ragen_jax.sharding import constrain
 from ragen_jax.types import Params
 
@@ -82,6 +84,8 @@ class ModelConfig:
     mlp_width: int  # intermediate_size
     rope_theta: float = 1e6
     rope_scaling: RopeScaling | None = None
+    # Frequencies that turn with time, row and column (model/positions.py); (): with one position.
+    mrope_section: tuple[int, ...] = ()
     norm_eps: float = 1e-6
     tied: bool = True  # the output head is the embedding
     family: str = "qwen2"  # a key of MODELS: whose config.json it is
@@ -93,6 +97,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.family not in MODELS:
             raise ValueError(f"model family {self.family!r}; accepted: {', '.join(MODELS)}")
+        section = self.mrope_section
+        if section and (len(section) != 3 or sum(section) * 2 != self.head_dim):
+            raise ValueError(
+                f"mrope_section {section}: expected 3 numbers of frequencies, head_dim / 2 = "
+                f"{self.head_dim // 2} in all; it is in config.json's rope_scaling"
+            )
 
     @property
     def qkv_bias(self) -> bool:
@@ -101,12 +111,18 @@ class ModelConfig:
 
 
 def rotary_angles(
-    positions_BT: jax.Array, head_dim: int, theta: float, scaling: RopeScaling | None = None
+    positions: jax.Array,
+    head_dim: int,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    section: Sequence[int] = (),
 ) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine [B, T, 1, head_dim / 2] of the rotary embedding (RoFormer), float32.
 
     Args:
-      positions_BT: int32. head_dim, theta, scaling: of `ModelConfig`.
+      positions: int32 [B, T], or [3, B, T]: the first section[0] frequencies turn with the first,
+        the next section[1] with the second, the others with the third (arXiv 2409.12191).
+      head_dim, theta, scaling, section: of `ModelConfig`.
     """
     frequency = theta ** (-jnp.arange(0, head_dim // 2, dtype=jnp.float32) / (head_dim // 2))
     if scaling is not None:
@@ -116,7 +132,11 @@ def rotary_angles(
             turns = scaling.original_max_positions * frequency / (2 * math.pi)
             kept = jnp.clip((turns - low) / (high - low), 0, 1)
         frequency = frequency * (kept + (1 - kept) / scaling.factor)
-    angle = positions_BT[..., None, None].astype(jnp.float32) * frequency
+    if positions.ndim == 3:
+        position = jnp.moveaxis(positions[np.repeat(np.arange(3), section)], 0, -1)[..., None, :]
+    else:
+        position = positions[..., None, None]
+    angle = position.astype(jnp.float32) * frequency
     return jnp.cos(angle), jnp.sin(angle)
 
 
@@ -239,34 +259,46 @@ class Qwen(nn.Module):
     def __call__(
         self,
         tokens_BT: jax.Array,
-        positions_BT: jax.Array | None = None,
+        positions: jax.Array | None = None,
         segments: Sequence[Segment] = (),
         *,
+        images: Images | None = None,
         keep_kv: bool = False,
     ) -> tuple[jax.Array, tuple[Layers, Layers] | None]:
         """Runs the layers over new tokens.
 
         Args:
           tokens_BT: int32 [B, T], right-padded with any id.
-          positions_BT: int32 [B, T]; default 0..T-1.
+          positions: int32 [B, T]; default 0..T-1. [3, B, T] where there is a mrope_section.
           segments: the memory the new tokens may read.
+          images: those among the new tokens.
           keep_kv: also return the new tokens' keys and values.
 
         Returns:
           (hidden_BTD after the final norm, (k, v) in the form of `attention.Segment` or None).
+
+        Raises:
+          ValueError: three positions a token of a model that has one.
         """
         c = self.config
         init = _named(nn.initializers.normal(0.02), ("vocab", "embed"))
         embed: jax.Array = self.param("embed", init, (c.vocab_size, c.width))
         if not c.tied:
             self.param("head", init, (c.vocab_size, c.width))  # read by `head`
-        if positions_BT is None:
-            positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
-        angles = rotary_angles(positions_BT, c.head_dim, c.rope_theta, c.rope_scaling)
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+        if positions.ndim == 3 and not c.mrope_section:
+            raise ValueError(
+                f"positions have shape {positions.shape}, but the model has no mrope_section: "
+                f"expected {tokens_BT.shape}"
+            )
+        angles = rotary_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling, c.mrope_section)
         # Looked up where the table's columns lie, then moved to the rows' devices: XLA would
         # otherwise copy the result to all of them.
         x = embed[constrain(tokens_BT, "data_rows", None)].astype(c.dtype)
         x = constrain(constrain(x, "data_rows", None, "embed"), "rows", None, None)
+        if images is not None:
+            x = splice(x, images)
         rows = tuple(
             (segment.length_N,) if segment.rows_B is None else (segment.length_N, segment.rows_B)
             for segment in segments

@@ -1,0 +1,68 @@
+"""Runs a tower and a language model with images on a mesh, and without one.
+
+    XLA_FLAGS=--xla_force_host_platform_device_count=4 NPROC=32 \
+        python tests/model/seeing_check.py MODEL_DIR SCRATCH DATA,FSDP,TENSOR
+
+Run by test_seeing.py in a process of its own, because the number of devices is fixed when JAX
+starts. Prints one JSON object: devices, how many of the tower's parameters are split, and the
+largest difference of the images' embeddings and of the log-probs.
+"""
+
+import json
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from seeing import arrange, embed, forward, load, shown
+
+from ragen_jax.sharding import make_mesh, shard_params, spec
+
+
+def main(directory, scratch, sizes):
+    data, fsdp, tensor = map(int, sizes.split(","))
+    mesh = make_mesh(data=data, fsdp=fsdp, tensor=tensor)
+    s = load(directory, scratch)
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (4, 40, 24, 3), dtype=np.uint8)
+    rows = [([*range(2, 4 + b), *shown(s, x), 7, 8], [x]) for b, x in enumerate(pictures)]
+    rows = arrange(s, rows, 32)
+    pixels_NPC, grid = np.stack([x for x, _ in rows.pixels]), rows.pixels[0][1]
+
+    def see(params, tower_params):
+        embed_NPD = embed(s.tower, tower_params, pixels_NPC, grid)
+        seen = rows.images.replace(embed_BID=embed_NPD)
+        logp, _ = forward(s.model, params, rows.tokens_BT, rows.positions_3BT, seen=seen)
+        return jax.block_until_ready(embed_NPD), jax.block_until_ready(logp)
+
+    want = see(s.params, s.tower_params)
+    boxed = jax.eval_shape(
+        lambda key: s.tower.init(key, jnp.zeros((1, *pixels_NPC.shape[1:])), grid),
+        jax.random.key(0),
+    )["params"]
+    shardings = jax.tree.map(
+        lambda x: NamedSharding(mesh, spec(x.names, x.value.shape, mesh)),
+        boxed,
+        is_leaf=lambda x: isinstance(x, nn.Partitioned),
+    )
+    tower_params = jax.device_put(s.tower_params, shardings)
+    with jax.set_mesh(mesh):
+        got = see(shard_params(s.params, s.model, mesh), tower_params)
+    apart = [float(np.abs(a - b).max()) for a, b in zip(got, want, strict=True)]
+    leaves = jax.tree.leaves(tower_params)
+    print(
+        json.dumps(
+            {
+                "devices": jax.device_count(),
+                "split": sum(not x.is_fully_replicated for x in leaves) / len(leaves),
+                "embeddings": apart[0],
+                "log-probs": apart[1],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
