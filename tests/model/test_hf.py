@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from ragen_jax.checksums import CHECKSUMS
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.model import config_json, hf, qwen, weights
+from ragen_jax.model import config_json, families, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.sharding import make_mesh
 
@@ -38,10 +38,8 @@ TINY = qwen.ModelConfig(
 )
 UNTIED = dataclasses.replace(TINY, tied=False)
 SCALED = qwen.RopeScaling("llama3", 8.0, 2.0, 5.0, original_max_positions=32)
-LLAMA = dataclasses.replace(TINY, family="llama", rope_scaling=SCALED)
-STRETCHED = dataclasses.replace(
-    UNTIED, family="llama", rope_scaling=qwen.RopeScaling("linear", 4.0)
-)
+LLAMA = dataclasses.replace(TINY, family="llama", qkv_bias=False, rope_scaling=SCALED)
+STRETCHED = dataclasses.replace(LLAMA, tied=False, rope_scaling=qwen.RopeScaling("linear", 4.0))
 CONFIGS = {"qwen2": TINY, "qwen2-untied": UNTIED, "llama": LLAMA, "llama-linear": STRETCHED}
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 # Composed and decomposed accents, symbols outside the BMP, a NUL, runs of blanks, special tokens.
@@ -127,9 +125,11 @@ def test_a_family_is_written_as_it_was_read(tmp_path, name):
     assert hf.model_config(tmp_path / "x") == large
 
 
-def test_an_unknown_family_is_refused():
+def test_an_unknown_family_is_refused(tmp_path, params):
+    model = qwen.Qwen(dataclasses.replace(TINY, family="gpt2"))
     with pytest.raises(ValueError, match="family 'gpt2'; accepted: qwen2, llama"):
-        dataclasses.replace(TINY, family="gpt2")
+        hf.save(tmp_path / "x", model, params, TOKENIZER)
+    assert not list(tmp_path.iterdir())
 
 
 def test_tokenizer_round_trip(saved):
@@ -272,7 +272,7 @@ def test_save_rejects_other_parameters(tmp_path, params):
         less = {k: v for k, v in params.items() if k != "final_norm"}
         hf.save(tmp_path / "x", model, less, TOKENIZER)
     with pytest.raises(ValueError, match="not the model's: layers/k/bias, layers/q/bias"):
-        plain = qwen.Qwen(dataclasses.replace(TINY, family="llama"))
+        plain = qwen.Qwen(dataclasses.replace(TINY, family="llama", qkv_bias=False))
         hf.save(tmp_path / "x", plain, params, TOKENIZER)
     assert not list(tmp_path.iterdir())
 
@@ -352,9 +352,9 @@ def test_llama_config_before_transformers_5(tmp_path):
     assert hf.model_config(tmp_path) == dataclasses.replace(LLAMA, rope_scaling=None, head_dim=4)
 
 
-@pytest.mark.parametrize("name", qwen.SHAPES)
+@pytest.mark.parametrize("name", families.SHAPES)
 def test_published_shapes_as_config_json(name):
-    config = qwen.SHAPES[name]
+    config = families.SHAPES[name]
     fields = json.loads(json.dumps(config_json.from_config(config, "bfloat16")))
     assert config_json.to_config(fields, "config.json") == config
     assert fields["model_type"] == ("qwen2" if name.startswith("qwen") else "llama")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax.model import hf, qwen
+from ragen_jax.model import families, hf, qwen
 from ragen_jax.model.attention import Segment, append, attend
 from ragen_jax.rollout import sample
 from ragen_jax.update.likelihood import token_logps
@@ -243,14 +243,14 @@ def test_bad_rope_scaling():
     ],
 )
 def test_published_sizes(name, count):
-    init = functools.partial(qwen.init_params, qwen.SHAPES[name])
+    init = functools.partial(qwen.init_params, families.SHAPES[name])
     shapes = jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)))
     assert sum(math.prod(x.shape) for x in shapes) == count
 
 
 def test_every_shape_has_a_published_size():
     (marker,) = (m for m in test_published_sizes.pytestmark if m.name == "parametrize")
-    assert [name for name, _ in marker.args[1]] == list(qwen.SHAPES)
+    assert [name for name, _ in marker.args[1]] == list(families.SHAPES)
 
 
 def test_right_padding_does_not_matter(name):

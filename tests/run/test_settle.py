@@ -21,7 +21,7 @@ from ragen_jax.configs import (
     sudoku,
     webshop,
 )
-from ragen_jax.model import config_json, qwen
+from ragen_jax.model import config_json, families
 from ragen_jax.run.build import build_environment, build_meshes
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import leaves
@@ -56,7 +56,7 @@ class Device:
 def model_directory(path, name):
     """A directory that holds no more than the config.json of a published shape."""
     path.mkdir()
-    fields = config_json.from_config(qwen.SHAPES[name], "bfloat16")
+    fields = config_json.from_config(families.SHAPES[name], "bfloat16")
     (path / "config.json").write_text(json.dumps(fields))
     return str(path)
 
