@@ -1,4 +1,4 @@
-"""Qwen2.5 and Llama-3 as a Flax module: RMSNorm, rotary positions, grouped queries, SwiGLU.
+"""Qwen2.5, Qwen3 and Llama-3 as a Flax module: RMSNorm, rotary positions, grouped queries, SwiGLU.
 
 Axes: B rows, T tokens, D width, H heads, K key-value heads, F MLP width, V vocabulary, L layers.
 Parameters of the L layers are stacked on a leading axis; the layers run as one scan.
@@ -63,6 +63,7 @@ class ModelConfig:
     tied: bool = True  # the output head is the embedding
     family: str = "qwen2"  # a key of families.MODELS: whose config.json it is
     qkv_bias: bool = True  # whether queries, keys and values have a bias
+    qk_norm: bool = False  # whether each head of queries and keys has an RMSNorm
     max_positions: int = 32768
     dtype: str = "float32"  # of activations and matrix products; parameters keep their own
     attention: str = "xla"  # or a key of kernels.KERNELS, where no cache is read
@@ -173,7 +174,9 @@ class Block(nn.Module):
         def project(name, heads, axis):
             axes = ("embed", axis, "head")
             y = Linear((D, heads, hd), axes, bias=c.qkv_bias, name=name)(h)
-            return constrain(y, "rows", None, axis, None)
+            y = constrain(y, "rows", None, axis, None)
+            normed = c.qk_norm and name in ("q", "k")
+            return RMSNorm(c.norm_eps, name=f"{name}_norm")(y) if normed else y
 
         h = RMSNorm(c.norm_eps, name="attention_norm")(x)
         scaled = c.attention in SCALED_QUERIES and not segment_kvs

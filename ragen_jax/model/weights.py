@@ -75,7 +75,7 @@ def plan(config: qwen.ModelConfig) -> tuple[Leaf, ...]:
         names = ", ".join("/".join(path) for path in sorted(differ))
         raise ValueError(
             f"models of family {config.family!r} have other parameters than their ModelConfig asks "
-            f"for: {names} (see its qkv_bias)"
+            f"for: {names} (see its qkv_bias and qk_norm)"
         )
     leaves = []
     for path, leaf in abstract.items():

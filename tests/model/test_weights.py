@@ -284,5 +284,12 @@ def test_parameters_that_a_family_does_not_have_are_refused():
     biases = "layers/k/bias, layers/q/bias, layers/v/bias"
     for family, qkv_bias in (("llama", True), ("qwen2", False)):
         config = dataclasses.replace(CONFIG, family=family, qkv_bias=qkv_bias)
-        with pytest.raises(ValueError, match=f"family '{family}' .*: {biases} .see its qkv_bias"):
+        with pytest.raises(
+            ValueError, match=f"family '{family}' .*: {biases} .see its qkv_bias and qk_norm"
+        ):
             weights.plan(config)
+    config = dataclasses.replace(CONFIG, qk_norm=True)
+    with pytest.raises(
+        ValueError, match="family 'qwen2' .*: layers/k_norm/scale, layers/q_norm/sc"
+    ):
+        weights.plan(config)

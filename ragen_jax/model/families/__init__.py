@@ -6,13 +6,14 @@ config_json.py and weights.py read and write files by these rows, preflight plan
 The network itself (qwen.py) knows no family, only what a shape says that it has.
 """
 
-from ragen_jax.model.families import llama, qwen2
+from ragen_jax.model.families import llama, qwen2, qwen3
 from ragen_jax.model.families.types import Family
 from ragen_jax.model.qwen import ModelConfig
 
 MODELS: dict[str, Family] = {  # by config.json's model_type, which is the family's name
     "qwen2": qwen2.FAMILY,
     "llama": llama.FAMILY,
+    "qwen3": qwen3.FAMILY,
 }
 
 # Published models, for programs that need no weights.

@@ -42,12 +42,14 @@ TENSORS: TensorNames = {
 }
 
 
-def read(c: dict[str, Any], file: Path, *, family: str, qkv_bias: bool = False) -> qwen.ModelConfig:
+def read(
+    c: dict[str, Any], file: Path, *, family: str, qkv_bias: bool = False, qk_norm: bool = False
+) -> qwen.ModelConfig:
     """The shape that the fields of a decoder describe, as transformers 4 and 5 write them.
 
     Args:
       c: the fields. file: where they are from, for messages.
-      family, qkv_bias: of `qwen.ModelConfig`; no field says them.
+      family, qkv_bias, qk_norm: of `qwen.ModelConfig`; no field says them.
 
     Raises:
       ValueError: a feature that qwen.py lacks. KeyError: a missing field.
@@ -88,6 +90,7 @@ def read(c: dict[str, Any], file: Path, *, family: str, qkv_bias: bool = False) 
         tied=bool(c.get("tie_word_embeddings", False)),
         family=family,
         qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
         max_positions=c.get("max_position_embeddings", 32768),
     )
 
