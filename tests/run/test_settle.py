@@ -70,6 +70,11 @@ def settled(path, devices, preset="llm", **fields):
     return config
 
 
+def test_the_model_of_every_preset_is_a_published_shape():
+    for name, path in presets.LLMS.items():
+        assert families.known_shape(path) == families.SHAPES[name]
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_file_has_the_preset(name, language_model):
     config = CONFIGS[name].get_config("llm")
