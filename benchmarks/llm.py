@@ -11,7 +11,8 @@ import optax
 from benchmarks.measure import Row, compare
 from benchmarks.peers import PeerMissing, need
 from ragen_jax.losses import minibatch_weights
-from ragen_jax.model.qwen import SHAPES, ModelConfig, Qwen, init_params
+from ragen_jax.model.families import SHAPES
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rollout.sample import decode, episode_keys, prefill
 from ragen_jax.sharding import make_mesh
 from ragen_jax.update.optimize import (

@@ -14,10 +14,10 @@ tiny (default)
     steps; diagnosis every fifth step; imitation ends as soon as the agent names arms, though it
     does not choose between them yet.
 llm
-    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
     micro-batch, mesh and rematerialisation follow from its size and from the devices
     (configs/presets.py).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     Group-relative advantages, a sure arm of 0.1 and a risky one that pays 1 with a probability of
     0.25, 400 new tokens a reply. Not trained here yet.
 

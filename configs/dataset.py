@@ -5,8 +5,8 @@
                               --config.env.options.reward=lengths:score
 
 llm (default)
-    Any Qwen2.5 or Llama-3 that is given by --config.model.path (configs/presets.py).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+    Any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path (configs/presets.py).
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages, one reply, 400 new tokens.
 tiny
     The 0.2 M parameter agent that first imitates the field named by `solution`: short prompts and

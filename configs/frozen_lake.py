@@ -11,10 +11,10 @@ tiny (default)
     Departs from the paper: no KL term; learning rate 1e-4 (benchmarks/NOTES.md); lakes can be
     crossed within the ten moves an episode has.
 llm
-    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
     micro-batch, mesh and rematerialisation follow from its size and from the devices
     (configs/presets.py).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages, full history, 400 new tokens a reply. Not
     trained here yet.
 """

@@ -14,10 +14,10 @@ tiny (default)
     one short turn; learning rate 2e-4, falling to 0; diagnosis every fifth step; imitation ends
     early, since learning then starts from an agent that still tries different answers.
 llm
-    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
     micro-batch, mesh and rematerialisation follow from its size and from the devices
     (configs/presets.py).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages, one attempt, 400 new tokens a reply. Time
     and score: not measured yet.
 

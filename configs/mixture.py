@@ -15,7 +15,7 @@ tiny (default)
     docs/results/mixture_tiny.md): Sokoban and FrozenLake +10, Countdown +14.
     Departs from the paper: as the three config files do; imitation ends when each environment's
     success is 0.15.
-llm, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+llm, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The settings of the three config files, with Sokoban's algorithm. Not trained here yet.
 """
 

@@ -10,6 +10,9 @@ LLMS = {
     "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
     "qwen2.5-3b": "Qwen/Qwen2.5-3B",
     "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3-4b": "Qwen/Qwen3-4B",
 }
 
 PRESETS = ("tiny", "llm", *LLMS)
@@ -25,8 +28,9 @@ SPLIT = {
     **{"sampling_mesh.data": -1, "sampling_mesh.fsdp": 1, "sampling_mesh.tensor": 1},
 }
 
-# Preset llm is for any Qwen2.5 or Llama-3 in model.path. What follows from the model's size and
-# from the devices stays open, unless the command line sets it; ragen_jax/run/settle.py fills it in.
+# Preset llm is for any Qwen2.5, Qwen3 or Llama-3 in model.path. What follows from the model's size
+# and from the devices stays open, unless the command line sets it; ragen_jax/run/settle.py fills it
+# in.
 OPEN = {
     "model.path": str,  # which has no default
     "model.dtype": str,  # float32 on CPU, where bfloat16 is slower, and bfloat16 elsewhere

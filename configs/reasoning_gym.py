@@ -20,10 +20,10 @@ tiny (default)
     Departs from the paper: as configs/metamathqa.py, but learning rate 4e-4 and 512 held-out
     problems, since a task may have few different ones.
 llm
-    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
     micro-batch, mesh and rematerialisation follow from its size and from the devices
     (configs/presets.py).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The task with its own defaults, group-relative advantages, 400 new tokens a reply.
     Time and score: not measured yet.
 

@@ -14,10 +14,10 @@ tiny (default)
     Departs from configs/base.py: as presets.py does; imitation ends early, since its check has
     cubes of five and six turns alone (of those that take less none is left that it was not shown).
 llm
-    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
     micro-batch, mesh and rematerialisation follow from its size and from the devices
     (configs/presets.py).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     Group-relative advantages, full history, 400 new tokens a reply. Time and score: not measured
     yet.
 """

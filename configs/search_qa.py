@@ -13,10 +13,10 @@ tiny (default)
     to 0; diagnosis every fifth step; imitation ends early, since learning then starts from an agent
     that still errs in different ways.
 llm
-    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
     micro-batch, mesh and rematerialisation follow from its size and from the devices
     (configs/presets.py).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The released setting (config/_9_search.yaml): 5 turns of one action, 16 prompts of 8 episodes,
     5,000 tokens of prompt and reply, 256 held-out questions, with group-relative advantages. Its
     script trains with PPO: +ppo. Time and score: not measured yet.

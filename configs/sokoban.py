@@ -11,15 +11,15 @@ tiny (default)
     moves); no KL term; learning rate 1e-4, the largest that the noise of eight prompts a step
     allowed (benchmarks/NOTES.md); rooms are solvable within the ten moves an episode has.
 llm
-    The paper's setting with group-relative advantages, for any Qwen2.5 or Llama-3 that is given by
-    --config.model.path; dtype, micro-batch, mesh and rematerialisation follow from its size and
-    from the devices (configs/presets.py).
+    The paper's setting with group-relative advantages, for any Qwen2.5, Qwen3 or Llama-3 that is
+    given by --config.model.path; dtype, micro-batch, mesh and rematerialisation follow from its
+    size and from the devices (configs/presets.py).
 qwen2.5-3b
     The paper's main setting: PPO with a critic, full history, 400 new tokens a reply, bfloat16 with
     float32 parameters. Its peaks: 12.9 without filter, 28.9 with it (table 4).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The same with group-relative advantages; behind the preset, +ppo gives PPO.
-    docs/preflight.md says on which TPUs all of them fit. Not trained here yet; expect hours on
+    docs/preflight.md says on which TPUs those of Qwen2.5 fit. Not trained here yet; expect hours on
     several accelerators.
 """
 

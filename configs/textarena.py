@@ -4,8 +4,8 @@
                               --config.env.options.id=GuessTheNumber-v0-raw
 
 llm
-    Any Qwen2.5 or Llama-3 that is given by --config.model.path (configs/presets.py).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+    Any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path (configs/presets.py).
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages.
 
 Time and score are the game's. The tiny agent has no solver to imitate here.

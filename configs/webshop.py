@@ -10,10 +10,10 @@ tiny (default)
     minutes of CPU time, of them 5 for the imitation (once). Held-out success, mean of three seeds:
     0.55 -> 0.69 (docs/results/webshop_tiny.md).
 llm
-    The same as below for any Qwen2.5 or Llama-3 that is given by --config.model.path; dtype,
+    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
     micro-batch, mesh and rematerialisation follow from its size and from the devices
     (configs/presets.py).
-qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b
+qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The released setting (config/_6_webshop.yaml, docs/experiment_webshop_release.md): 9 turns of
     one action, 16 prompts of 8 episodes, 15,000 tokens of prompt and reply, 256 held-out goals,
     with group-relative advantages; its model is Qwen2.5-3B-Instruct. Filters of its runs: linear

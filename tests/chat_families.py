@@ -52,6 +52,23 @@ DEEPSEEK = (  # opens the thought itself
     "{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
 )
 
+# With the habits of Qwen3: of replies before the last question the thought is dropped, a last reply
+# without one shows an empty one, and so does the prompt when it is asked not to think.
+QWEN3 = (
+    "{% set last = namespace(question=0) %}"
+    "{% for message in messages if message['role'] == 'user' %}"
+    "{% set last.question = messages.index(message) %}{% endfor %}"
+    "{% for message in messages %}{% set said = message['content'] %}"
+    "{% if message['role'] == 'assistant' %}{% set parts = said.split('</think>') %}"
+    "{% set said = parts[-1].lstrip('\n') %}{% if loop.index0 > last.question and loop.last %}"
+    "{% set thought = parts[0].split('<think>')[-1].strip('\n') if parts[1:] else '' %}"
+    "{% set said = '<think>\n' + thought + '\n</think>\n\n' + said %}{% endif %}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + said + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+
 # After the format of Qwen2.5: tools behind the system's text, results in a message of the user.
 TOOL_TEMPLATE = (
     "{% set told = messages[0]['content'] if messages[0]['role'] == 'system' else 'Help.' %}"

@@ -13,7 +13,9 @@ import pytest
 from ragen_jax import algorithms, diagnose, filter, objectives
 from ragen_jax.batch import make_batch, take_rows
 from ragen_jax.configs import base
-from ragen_jax.model import config_json, qwen, weights
+from ragen_jax.model import config_json, families, weights
+from ragen_jax.model.families import decoder
+from ragen_jax.model.families.types import Family
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rewards import add_rewards
 from ragen_jax.run.build import build_learner, build_meshes
@@ -130,14 +132,25 @@ def test_an_algorithm(config, learn, monkeypatch):
 
 
 def test_a_model_family(monkeypatch):
-    with pytest.raises(ValueError, match="model family 'mistral'; accepted: qwen2, llama"):
-        dataclasses.replace(SHAPE, family="mistral")
-    row = qwen.Family("MistralForCausalLM", qkv_bias=False, features_off={"sliding_window": None})
-    monkeypatch.setitem(qwen.MODELS, "mistral", row)
-    shape = dataclasses.replace(SHAPE, family="mistral")
+    def read(c, file):
+        if c.get("sliding_window"):
+            raise ValueError(f"{file}: sliding_window is not supported; accepted: null")
+        return decoder.read(c, file, family="mistral")
+
+    def write(config):
+        return decoder.write(config) | {"sliding_window": None}
+
+    shape = dataclasses.replace(SHAPE, family="mistral", qkv_bias=False)
+    for use in (weights.plan, lambda shape: config_json.from_config(shape, "float32")):
+        with pytest.raises(ValueError, match="model family 'mistral'; accepted: qwen2, llama"):
+            use(shape)
+    row = Family("MistralForCausalLM", read, write, decoder.TENSORS)
+    monkeypatch.setitem(families.MODELS, "mistral", row)
     file = config_json.from_config(shape, "float32")
     assert (file["architectures"], file["model_type"]) == (["MistralForCausalLM"], "mistral")
     assert config_json.to_config(file, "config.json") == shape
+    with pytest.raises(ValueError, match="config.json: sliding_window is not supported"):
+        config_json.to_config(file | {"sliding_window": 8}, "config.json")
     biases = [leaf.path for leaf in weights.plan(shape) if "bias" in leaf.path]
     assert not biases and any("bias" in leaf.path for leaf in weights.plan(SHAPE))
 
@@ -171,7 +184,8 @@ def test_the_page_names_what_there_is():
     for module, names in (
         (filter, ("STRATEGIES", "Strategy")),
         (objectives, ("OBJECTIVES", "Objective")),
-        (qwen, ("MODELS", "Family")),
+        (families, ("MODELS", "Family")),
+        (decoder, ("read", "write", "TENSORS", "in_layers")),
         (diagnose, ("DIAGNOSTICS", "Diagnostic", "of_each_task")),
         (algorithms, ("ALGORITHMS", "Algorithm", "_same_for_all_tokens")),
     ):

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from ragen_jax.model import qwen
 from ragen_jax.run.rows import read_metrics
-from ragen_jax.sharding import make_mesh, sampling_params, spec
+from ragen_jax.sharding import MESH_AXES, make_mesh, param_shardings, sampling_params, spec
 
 
 @pytest.mark.long
@@ -124,6 +124,16 @@ def test_mesh_sizes():
             make_mesh(
                 **dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)), devices=[device] * 6
             )
+
+
+def test_norms_of_heads_are_whole_where_heads_are_split():
+    config = qwen.ModelConfig(50, 32, 2, 4, 2, 16, 48, qkv_bias=False, qk_norm=True)
+    mesh = AbstractMesh((2, 2, 2), MESH_AXES)
+    layers = param_shardings(qwen.Qwen(config), mesh)["layers"]
+    for head in ("q", "k"):
+        split = PartitionSpec(None, ("fsdp",), ("tensor",), None)
+        assert layers[head]["kernel"].spec == split
+        assert layers[f"{head}_norm"]["scale"].spec == PartitionSpec(None, None)
 
 
 @pytest.mark.long

@@ -26,13 +26,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ragen_jax.model import hf, qwen, weights
+from ragen_jax.model.families import decoder
+from ragen_jax.model.families.types import SPLIT
 from ragen_jax.sharding import apart, param_shardings
 from ragen_jax.types import Params
 
 # Our name of a projection -> (its module in a file, layout of its kernel).
 PROJECTIONS = {
     path[1]: (name.removesuffix(".weight"), layout)
-    for path, (name, layout) in weights.TENSORS.items()
+    for path, (name, layout) in decoder.TENSORS.items()
     if path[-1] == "kernel"
 }
 TARGETS = tuple(PROJECTIONS)  # q, k, v, o, gate, up, down
@@ -207,10 +209,10 @@ def save_adapter(
                 raise ValueError(
                     f"adapter {target}/{leaf} has shape {x.shape}, rank {rank} asks for {shape}"
                 )
-            out = weights.tensor_shape(weights.SPLIT, shape[1:])
+            out = weights.tensor_shape(SPLIT, shape[1:])
             names = _names(config, target, leaf)
             for name, layer in zip(names, weights.on_host(x), strict=True):
-                tensors[name] = weights.to_tensor(layer, name, weights.SPLIT, out, "float32")
+                tensors[name] = weights.to_tensor(layer, name, SPLIT, out, "float32")
     description = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -284,7 +286,7 @@ def load_adapter(
         for leaf, shape in _leaf_shapes(target, _kernels(config)[target], rank).items()
     }
     want = {
-        name: weights.tensor_shape(weights.SPLIT, shape[1:])
+        name: weights.tensor_shape(SPLIT, shape[1:])
         for names, shape in leaves.values()
         for name in names
     }
@@ -298,8 +300,7 @@ def load_adapter(
         tensors = dict.fromkeys(opened.keys(), opened)
         _check_tensors(file, tensors, want, rank)
         for (target, leaf), (names, shape) in leaves.items():
-            everything = [(0, size) for size in shape]
-            x = weights.read_part(tensors, names, weights.SPLIT, shape, everything)
+            x = weights.read_part(tensors, names, SPLIT, shape, stacked=True)
             layers[target][leaf] = jnp.array(x, copy=True)  # an update may donate its state
     return {"layers": layers}, rank, alpha, targets
 
@@ -360,12 +361,13 @@ def _check_tensors(
 @functools.cache
 def _kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
     """{target: shape of its kernel [L, *inputs, *outputs]} of a model."""
-    return {path[1]: shape for path, _, _, shape in weights.plan(config) if path[-1] == "kernel"}
+    shapes = {leaf.path: leaf.shape for leaf in weights.plan(config)}
+    return {target: shapes["layers", target, "kernel"] for target in TARGETS}
 
 
 def _first_output(target: str, ndim: int) -> int:
     """Index of the first output axis of a kernel [L, *inputs, *outputs]."""
-    return 2 if PROJECTIONS[target][1] == weights.SPLIT else ndim - 1
+    return 2 if PROJECTIONS[target][1] == SPLIT else ndim - 1
 
 
 def _leaf_shapes(target: str, kernel: tuple[int, ...], rank: int) -> dict[str, tuple[int, ...]]:

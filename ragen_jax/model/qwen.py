@@ -1,4 +1,4 @@
-"""Qwen2.5 and Llama-3 as a Flax module: RMSNorm, rotary positions, grouped queries, SwiGLU.
+"""Qwen2.5, Qwen3 and Llama-3 as a Flax module: RMSNorm, rotary positions, grouped queries, SwiGLU.
 
 Axes: B rows, T tokens, D width, H heads, K key-value heads, F MLP width, V vocabulary, L layers.
 Parameters of the L layers are stacked on a leading axis; the layers run as one scan.
@@ -49,29 +49,6 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
-    """In what the models of a family differ from those of another."""
-
-    architecture: str  # in config.json
-    qkv_bias: bool  # whether queries, keys and values have a bias
-    # Fields of config.json that it alone has, as they are without the feature.
-    features_off: dict[str, bool]
-    # Of these, on: why it is not supported.
-    refused: dict[str, str] = dataclasses.field(default_factory=dict)
-
-
-MODELS = {  # by config.json's model_type
-    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, features_off={"use_sliding_window": False}),
-    "llama": Family(
-        "LlamaForCausalLM",
-        qkv_bias=False,
-        features_off={"attention_bias": False},
-        refused={"attention_bias": "puts a bias on o_proj, too"},
-    ),
-}
-
-
-@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Shape of a model, in the terms of a Hugging Face config.json (see model/hf.py)."""
 
@@ -88,26 +65,21 @@ class ModelConfig:
     mrope_section: tuple[int, ...] = ()
     norm_eps: float = 1e-6
     tied: bool = True  # the output head is the embedding
-    family: str = "qwen2"  # a key of MODELS: whose config.json it is
+    family: str = "qwen2"  # a key of families.MODELS: whose config.json it is
+    qkv_bias: bool = True  # whether queries, keys and values have a bias
+    qk_norm: bool = False  # whether each head of queries and keys has an RMSNorm
     max_positions: int = 32768
     dtype: str = "float32"  # of activations and matrix products; parameters keep their own
     attention: str = "xla"  # or a key of kernels.KERNELS, where no cache is read
     remat: bool = False  # recompute each layer's activations in the backward pass
 
     def __post_init__(self) -> None:
-        if self.family not in MODELS:
-            raise ValueError(f"model family {self.family!r}; accepted: {', '.join(MODELS)}")
         section = self.mrope_section
         if section and (len(section) != 3 or sum(section) * 2 != self.head_dim):
             raise ValueError(
                 f"mrope_section {section}: expected 3 numbers of frequencies, head_dim / 2 = "
                 f"{self.head_dim // 2} in all; it is in config.json's rope_scaling"
             )
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Whether queries, keys and values have a bias."""
-        return MODELS[self.family].qkv_bias
 
 
 def rotary_angles(
@@ -224,7 +196,9 @@ class Block(nn.Module):
         def project(name, heads, axis):
             axes = ("embed", axis, "head")
             y = Linear((D, heads, hd), axes, bias=c.qkv_bias, name=name)(h)
-            return constrain(y, "rows", None, axis, None)
+            y = constrain(y, "rows", None, axis, None)
+            normed = c.qk_norm and name in ("q", "k")
+            return RMSNorm(c.norm_eps, name=f"{name}_norm")(y) if normed else y
 
         h = RMSNorm(c.norm_eps, name="attention_norm")(x)
         scaled = c.attention in SCALED_QUERIES and not segment_kvs
@@ -347,61 +321,3 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
     """Fresh parameters of a model, on the default device: a plain nested dict of float32."""
     variables = Qwen(config).init(key, jnp.zeros((1, 1), jnp.int32))
     return nn.unbox(variables)["params"]
-
-
-# ---------------------------------------------------------------- published shapes
-
-
-def _qwen(
-    width: int, layers: int, heads: int, kv_heads: int, mlp_width: int, *, tied: bool = False
-) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=151936 if tied else 152064,
-        width=width,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=width // heads,
-        mlp_width=mlp_width,
-        tied=tied,
-    )
-
-
-def _llama(
-    width: int, layers: int, heads: int, mlp_width: int, *, factor: float, tied: bool
-) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=128256,
-        width=width,
-        layers=layers,
-        heads=heads,
-        kv_heads=8,
-        head_dim=width // heads,
-        mlp_width=mlp_width,
-        rope_theta=5e5,
-        rope_scaling=RopeScaling("llama3", factor),
-        norm_eps=1e-5,
-        tied=tied,
-        family="llama",
-        max_positions=131072,
-    )
-
-
-# As the config.json of each instruction-tuned model has it, for programs that need no weights.
-SHAPES = {
-    "qwen2.5-0.5b": _qwen(896, 24, 14, 2, 4864, tied=True),
-    "qwen2.5-1.5b": _qwen(1536, 28, 12, 2, 8960, tied=True),
-    "qwen2.5-3b": _qwen(2048, 36, 16, 2, 11008, tied=True),
-    "qwen2.5-7b": _qwen(3584, 28, 28, 4, 18944),
-    "qwen2.5-14b": _qwen(5120, 48, 40, 8, 13824),
-    "qwen2.5-32b": _qwen(5120, 64, 40, 8, 27648),
-    "qwen2.5-72b": _qwen(8192, 80, 64, 8, 29568),
-    "llama-3.2-1b": _llama(2048, 16, 32, 8192, factor=32.0, tied=True),
-    "llama-3.2-3b": _llama(3072, 28, 24, 8192, factor=32.0, tied=True),
-    "llama-3.1-8b": _llama(4096, 32, 32, 14336, factor=8.0, tied=False),
-}
-
-
-def known_shape(path: str) -> ModelConfig | None:
-    """The entry of SHAPES that a hub id names, with or without "-Instruct"; None: there is none."""
-    return SHAPES.get(path.rsplit("/", 1)[-1].lower().removesuffix("-instruct"))

@@ -32,6 +32,10 @@ ASKED_ROLES = ("system", "user", "assistant", "user")
 ASKED_MARKS = ("SYSTEM_TEXT", "FIRST_USER", "FIRST_REPLY", "SECOND_USER")
 CALL = "<tool_call>"  # with which a call of a tool begins in the templates that are read
 
+# Every agent here thinks. Templates of models that can also do without (Qwen3) read this flag, and
+# answer False with an empty thought in front of the reply.
+ASKED_TO_THINK: dict[str, Any] = {"enable_thinking": True}
+
 # Added tokens that the template writes and that are no words or line breaks of it.
 _MARKUP = re.compile(r"<.+>|\[.+\]|\{.+\}", re.DOTALL)
 
@@ -117,8 +121,8 @@ def take_apart(
 
     Raises:
       ValueError: no chat template, or one that refuses such a conversation, does not show its
-        messages verbatim and in their order, does not end a reply with a control token, or shows
-        no tools that are called by <tool_call>.
+        messages verbatim and in their order, ends the reasoning before the reply begins, does not
+        end a reply with a control token, or shows no tools that are called by <tool_call>.
     """
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer of model.path has no chat template (chat_template.jinja)")
@@ -134,6 +138,13 @@ def take_apart(
             )
         shown = _render(tokenizer, system=spoken, tools=tools, last="tool")
         *_, tail_of_result, behind_result = _around_marks(shown, system=spoken)
+    for text in (last, behind_result):
+        if "</think>" in text:
+            raise ValueError(
+                "the tokenizer's chat template ends the reasoning before the reply begins, even "
+                f"with enable_thinking=true: behind the last message it writes {text!r}; leave "
+                "that thought out of it (chat_template.jinja)"
+            )
     # The tags of a call, which the list of tools tells, are the agent's; those around a result are
     # the template's alone.
     written = _render(tokenizer, system=spoken) + tail_of_result + behind_result
@@ -264,7 +275,11 @@ def _render(
     try:
         # ty: ignore[invalid-explicit-return] a text, because of tokenize=False
         return tokenizer.apply_chat_template(
-            messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            messages,
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            **ASKED_TO_THINK,
         )
     except Exception as error:  # Jinja's own, and whatever a template makes it raise
         raise ValueError(

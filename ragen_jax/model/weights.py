@@ -1,9 +1,10 @@
-"""Parameters in safetensors files, in the layout of Hugging Face's Qwen2 and Llama.
+"""Parameters in safetensors files, in the layout of Hugging Face's models.
 
-One table, `TENSORS`, names every tensor for both directions. The file holds a matrix as
-[outputs, inputs] with the heads flattened and one tensor a layer; our parameters hold
-[inputs, outputs] with the heads as an axis and the layers stacked (see qwen.py). Files are read
-and converted a few megabytes at a time, and only the parts that this process's devices hold.
+One table, that of the model's family (families/), names every tensor for both directions. The
+file holds a matrix as [outputs, inputs] with the heads flattened and one tensor a layer; our
+parameters hold [inputs, outputs] with the heads as an axis and the layers stacked (see qwen.py).
+Files are read and converted a few megabytes at a time, and only the parts that this process's
+devices hold.
 
 Axes: L layers, D width, H heads.
 """
@@ -27,6 +28,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ragen_jax.model import qwen
+from ragen_jax.model.families import family_of
+from ragen_jax.model.families.types import FLAT, JOIN, SPLIT
 from ragen_jax.types import Array, Params
 
 Tensors = Mapping[str, safe_open]  # tensor name -> the open file that holds it
@@ -40,35 +43,6 @@ DISK_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64"
 SAVE_DTYPES = ("float32", "bfloat16", "float16")
 PIECE_BYTES = 4 << 20  # of one read; a transposed copy of larger pieces misses the CPU's cache
 
-# How a tensor in the file is laid out, given the shape of one layer's parameter.
-SAME = "same"  # the parameter itself
-FLAT = "flat"  # all axes in one
-SPLIT = "split"  # matrix [outputs, D] for a kernel [D, *outputs]
-JOIN = "join"  # matrix [D, inputs] for a kernel [*inputs, D]
-
-# Path of a parameter -> (tensor name, layout); "{}" is the layer's number.
-TENSORS: dict[tuple[str, ...], tuple[str, str]] = {
-    ("embed",): ("model.embed_tokens.weight", SAME),
-    ("head",): ("lm_head.weight", SAME),
-    ("final_norm", "scale"): ("model.norm.weight", SAME),
-    **{
-        ("layers", *path): (f"model.layers.{{}}.{name}", layout)
-        for path, name, layout in (
-            (("attention_norm", "scale"), "input_layernorm.weight", SAME),
-            (("q", "kernel"), "self_attn.q_proj.weight", SPLIT),
-            (("q", "bias"), "self_attn.q_proj.bias", FLAT),
-            (("k", "kernel"), "self_attn.k_proj.weight", SPLIT),
-            (("k", "bias"), "self_attn.k_proj.bias", FLAT),
-            (("v", "kernel"), "self_attn.v_proj.weight", SPLIT),
-            (("v", "bias"), "self_attn.v_proj.bias", FLAT),
-            (("o", "kernel"), "self_attn.o_proj.weight", JOIN),
-            (("mlp_norm", "scale"), "post_attention_layernorm.weight", SAME),
-            (("gate", "kernel"), "mlp.gate_proj.weight", SPLIT),
-            (("up", "kernel"), "mlp.up_proj.weight", SPLIT),
-            (("down", "kernel"), "mlp.down_proj.weight", JOIN),
-        )
-    },
-}
 IGNORED = "rotary_emb.inv_freq"  # old Llama files hold these constants, too
 
 
@@ -79,26 +53,37 @@ class Leaf(NamedTuple):
     names: tuple[str, ...]  # of its tensors, one a layer for a stacked leaf
     layout: str
     shape: Shape  # of the whole leaf
+    stacked: bool  # whether its first axis is that of the names
 
     @property
     def tensor_shape(self) -> Shape:
-        return tensor_shape(self.layout, self.shape[1:] if _stacked(self.names) else self.shape)
+        return tensor_shape(self.layout, self.shape[1:] if self.stacked else self.shape)
 
 
 @functools.cache
 def plan(config: qwen.ModelConfig) -> tuple[Leaf, ...]:
-    """Every parameter of a model."""
+    """Every parameter of a model.
+
+    Raises:
+      ValueError: a family that there is not, or whose models have other parameters.
+    """
+    tensors = family_of(config).tensors
     abstract = jax.eval_shape(functools.partial(qwen.init_params, config), jax.random.key(0))
+    abstract = flatten_dict(abstract)
+    differ = abstract.keys() ^ (tensors.keys() - ({("head",)} if config.tied else set()))
+    if differ:
+        names = ", ".join("/".join(path) for path in sorted(differ))
+        raise ValueError(
+            f"models of family {config.family!r} have other parameters than their ModelConfig asks "
+            f"for: {names} (see its qkv_bias and qk_norm)"
+        )
     leaves = []
-    for path, leaf in flatten_dict(abstract).items():
-        name, layout = TENSORS[path]
-        names = [name.format(i) for i in range(config.layers)] if path[0] == "layers" else [name]
-        leaves.append(Leaf(path, tuple(names), layout, leaf.shape))
+    for path, leaf in abstract.items():
+        name, layout = tensors[path]
+        stacked = "{}" in name
+        names = tuple(name.format(i) for i in range(leaf.shape[0])) if stacked else (name,)
+        leaves.append(Leaf(path, names, layout, leaf.shape, stacked))
     return tuple(leaves)
-
-
-def _stacked(names: Sequence[str]) -> bool:
-    return ".layers." in names[0]
 
 
 def _groups(layout: str, ndim: int) -> tuple[tuple[int, ...], ...]:
@@ -155,7 +140,7 @@ def check_tensors(directory: str | Path, config: qwen.ModelConfig, tensors: Tens
     """Raises ValueError unless the files hold exactly the model's tensors, in its shapes."""
     want = {name: leaf.tensor_shape for leaf in plan(config) for name in leaf.names}
     # Some trainers write the head although it is tied; it may stay if it says the same.
-    embed, head = (TENSORS[(name,)][0] for name in ("embed", "head"))
+    embed, head = (family_of(config).tensors[(name,)][0] for name in ("embed", "head"))
     extra = {name for name in tensors.keys() - want.keys() if not name.endswith(IGNORED)}
     if config.tied and head in extra and embed in tensors:
         if not _same(*(tensors[name].get_slice(name) for name in (embed, head))):
@@ -209,7 +194,7 @@ def read(tensors: Tensors, config: qwen.ModelConfig, shardings: Params | None = 
     params = {}
     # The largest first: what a part needs on the host then matters least at the end.
     for leaf in sorted(plan(config), key=lambda leaf: -math.prod(leaf.shape)):
-        part = functools.partial(read_part, tensors, leaf.names, leaf.layout, leaf.shape)
+        part = functools.partial(read_part, tensors, *leaf[1:])
         params[leaf.path] = _place(leaf.shape, by_path.get(leaf.path), part)
     return unflatten_dict(params)
 
@@ -240,12 +225,17 @@ def _place(
 
 
 def read_part(
-    tensors: Tensors, names: Sequence[str], layout: str, shape: Shape, bounds: Bounds | None = None
+    tensors: Tensors,
+    names: Sequence[str],
+    layout: str,
+    shape: Shape,
+    stacked: bool,
+    bounds: Bounds | None = None,
 ) -> np.ndarray:
     """A parameter, or its part `bounds`, as a new float32 array.
 
     Args:
-      tensors: of `open_tensors`. names, layout, shape: of `Leaf`.
+      tensors: of `open_tensors`. names, layout, shape, stacked: of `Leaf`.
 
     Raises:
       ValueError: a tensor holds NaN or infinity in what is read of it, or float32 cannot hold it.
@@ -253,7 +243,7 @@ def read_part(
     bounds = bounds or tuple((0, n) for n in shape)
     part = _empty([stop - start for start, stop in bounds])
     layers = part[None]
-    if _stacked(names):
+    if stacked:
         (first, last), *bounds = bounds
         layers, names, shape = part, names[first:last], shape[1:]
     for into, name in zip(layers, names, strict=True):
@@ -353,8 +343,8 @@ def _shards(
     """{file name: [(leaf, layer or None)]}: the embedding, layer after layer, norm and head."""
     order = []
     for leaf in plan(config):
-        if _stacked(leaf.names):
-            order += [(layer, leaf, layer) for layer in range(config.layers)]
+        if leaf.stacked:
+            order += [(layer, leaf, layer) for layer in range(len(leaf.names))]
         else:
             order.append((-1 if leaf.path == ("embed",) else config.layers, leaf, None))
     shards, used = [[]], 0

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax import sharding
 from ragen_jax.diagnostics import cross_scoring
-from ragen_jax.model import hf, lora, qwen
+from ragen_jax.model import families, hf, lora, qwen
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.padding import length_bucket
@@ -97,11 +97,11 @@ def model_shape(config: ConfigDict) -> qwen.ModelConfig:
         return tiny_shape(config, len(build_tokenizer(tiny_words(config))))
     if Path(path).expanduser().is_dir():
         return hf.model_config(path)
-    shape = qwen.known_shape(path)
+    shape = families.known_shape(path)
     if shape is None:
         raise ValueError(
             f"config.model.path is {path!r}: neither a model directory nor a model whose shape is "
-            f"known; known, with or without -Instruct: tiny, {', '.join(qwen.SHAPES)}"
+            f"known; known, with or without -Instruct: tiny, {', '.join(families.SHAPES)}"
         )
     return shape
 

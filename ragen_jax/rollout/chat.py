@@ -6,7 +6,8 @@ turn (a system message with full prompts) is always shown.
 
 A prompt always ends with the opening `<think>`, so that X (the prompt) ends and Z (the reasoning)
 begins at a token boundary. Sampled ids are kept as they are: a later turn's prompt repeats them,
-never their re-tokenised text.
+never their re-tokenised text, and with their reasonings, also where the template alone would leave
+those out (Qwen3's does).
 
 Text is never control (template.py): in a prompt the control ids are those that the chat template
 places. Because every control id ends a reply, an earlier reply adds at most the one it ended with.
@@ -331,7 +332,7 @@ def make_chat(
 
 @functools.lru_cache(maxsize=8)
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> tuple[bytes, ...]:
-    """The bytes of every id of a byte-level BPE tokenizer (Qwen2.5, Llama-3, our tiny one).
+    """The bytes of every id of a byte-level BPE tokenizer (Qwen2.5, Qwen3, Llama-3, our tiny one).
 
     Byte-level BPE writes each byte as one printable character (GPT-2's table): the printable
     Latin-1 bytes stand for themselves, the others are numbered from U+0100 on. Added tokens
@@ -353,6 +354,6 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> tuple[bytes, ...]:
         else:
             raise ValueError(
                 f"token {id_} ({token!r}) is not byte-level; only byte-level BPE tokenizers "
-                "(Qwen2.5, Llama-3) are supported"
+                "(Qwen2.5, Qwen3, Llama-3) are supported"
             )
     return tuple(pieces)

@@ -1,6 +1,6 @@
 """A turn as OpenAI messages, and whether these give back the ids that it was trained on.
 
-    prompt_ids  = template(messages[:-1], generation prompt) + added
+    prompt_ids  = template(messages[:-1], generation prompt, enable_thinking) + added
     sampled_ids = the last message less its lead, and the stop token
 
 A prompt is built of ids: earlier replies as they were sampled, and text in which no control string
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.model.template import Template, whole_characters
+from ragen_jax.model.template import ASKED_TO_THINK, Template, whole_characters
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.types import Turn
 
@@ -84,6 +84,7 @@ def _ask(template: Template, messages: tuple[tuple[str, str], ...], added: str) 
         tools=list(template.tools) or None,
         tokenize=False,
         add_generation_prompt=True,
+        **ASKED_TO_THINK,
     )
     return _encode(template, f"{text}{added}")
 

@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from ragen_jax.configs.presets import OPEN, ROWS, SIZES
-from ragen_jax.model import hf, qwen, weights
+from ragen_jax.model import families, hf, weights
 from ragen_jax.run.check import check_domains
 from ragen_jax.run.domains import field
 from ragen_jax.run.sizes import minibatch_rows
@@ -31,7 +31,7 @@ def need_path(config: ConfigDict) -> None:
     if config.model.path is None:
         raise ValueError(
             "config.model.path is None; preset llm needs --config.model.path=DIR_OR_HUB_ID, a "
-            "Qwen2.5 or Llama-3 model in Hugging Face format"
+            "Qwen2.5, Qwen3 or Llama-3 model in Hugging Face format"
         )
 
 
@@ -59,7 +59,7 @@ def settle(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     fill({"model.dtype": dtype, "optimizer.micro_batch": 1, **SIZES[math.inf]})
     check_domains(config)
     path = config.model.path
-    known = None if Path(path).expanduser().is_dir() else qwen.known_shape(path)
+    known = None if Path(path).expanduser().is_dir() else families.known_shape(path)
     parameters = sum(math.prod(leaf.shape) for leaf in weights.plan(known or hf.model_config(path)))
     size = next(most for most in SIZES if parameters <= most)
     fill(SIZES[size])

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax.configs import sokoban
 from ragen_jax.load import load_policy
-from ragen_jax.model.qwen import SHAPES
+from ragen_jax.model.families import SHAPES
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.run.build import build_model, tiny_words
 from ragen_jax.update.likelihood import token_logps

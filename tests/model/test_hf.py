@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from ragen_jax.checksums import CHECKSUMS
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.model import config_json, hf, qwen, weights
+from ragen_jax.model import config_json, families, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.sharding import make_mesh
 
@@ -38,11 +38,14 @@ TINY = qwen.ModelConfig(
 )
 UNTIED = dataclasses.replace(TINY, tied=False)
 SCALED = qwen.RopeScaling("llama3", 8.0, 2.0, 5.0, original_max_positions=32)
-LLAMA = dataclasses.replace(TINY, family="llama", rope_scaling=SCALED)
-STRETCHED = dataclasses.replace(
-    UNTIED, family="llama", rope_scaling=qwen.RopeScaling("linear", 4.0)
-)
-CONFIGS = {"qwen2": TINY, "qwen2-untied": UNTIED, "llama": LLAMA, "llama-linear": STRETCHED}
+LLAMA = dataclasses.replace(TINY, family="llama", qkv_bias=False, rope_scaling=SCALED)
+STRETCHED = dataclasses.replace(LLAMA, tied=False, rope_scaling=qwen.RopeScaling("linear", 4.0))
+QWEN3 = dataclasses.replace(TINY, family="qwen3", qkv_bias=False, qk_norm=True)
+DEEP = dataclasses.replace(QWEN3, layers=qwen.UNROLLED_LAYERS + 1, tied=False)  # runs as a scan
+CONFIGS = {
+    **{"qwen2": TINY, "qwen2-untied": UNTIED, "llama": LLAMA, "llama-linear": STRETCHED},
+    **{"qwen3": QWEN3, "qwen3-deep": DEEP},
+}
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 # Composed and decomposed accents, symbols outside the BMP, a NUL, runs of blanks, special tokens.
 ODD = "e\u0301é \u212b 漢字 🦊\x00\r\n\t  two  spaces <think>##_P_X√</think><|im_end|>\n Up||Up "
@@ -107,7 +110,9 @@ def test_round_trip(tmp_path, config):
     assert len({x.stat().st_mode for x in (tmp_path / "a" / "b").iterdir()}) == 1
 
 
-@pytest.mark.parametrize("name", ["qwen2_tied", "llama_scaled", "llama_linear"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_tied", "llama_scaled", "llama_linear", "qwen3_tied", "qwen3_deep"]
+)
 def test_a_family_is_written_as_it_was_read(tmp_path, name):
     """What transformers wrote, after it was loaded and saved: the same kind of model."""
     model, _ = hf.load_weights(REFERENCE / name)
@@ -123,13 +128,19 @@ def test_a_family_is_written_as_it_was_read(tmp_path, name):
     want, got = (
         json.loads((d / "config.json").read_text()) for d in (REFERENCE / name, tmp_path / "x")
     )
-    assert (got["architectures"], got["model_type"]) == (want["architectures"], want["model_type"])
+    said = want.keys() & got.keys() - {"vocab_size", *config_json.TOKEN_IDS}
+    assert {"architectures", "model_type", "rope_parameters", "tie_word_embeddings"} <= said
+    assert {name: got[name] for name in said} == {name: want[name] for name in said}
+    if name.startswith("qwen3"):
+        assert {"head_dim", "attention_bias", "use_sliding_window"} <= said
     assert hf.model_config(tmp_path / "x") == large
 
 
-def test_an_unknown_family_is_refused():
+def test_an_unknown_family_is_refused(tmp_path, params):
+    model = qwen.Qwen(dataclasses.replace(TINY, family="gpt2"))
     with pytest.raises(ValueError, match="family 'gpt2'; accepted: qwen2, llama"):
-        dataclasses.replace(TINY, family="gpt2")
+        hf.save(tmp_path / "x", model, params, TOKENIZER)
+    assert not list(tmp_path.iterdir())
 
 
 def test_tokenizer_round_trip(saved):
@@ -272,7 +283,7 @@ def test_save_rejects_other_parameters(tmp_path, params):
         less = {k: v for k, v in params.items() if k != "final_norm"}
         hf.save(tmp_path / "x", model, less, TOKENIZER)
     with pytest.raises(ValueError, match="not the model's: layers/k/bias, layers/q/bias"):
-        plain = qwen.Qwen(dataclasses.replace(TINY, family="llama"))
+        plain = qwen.Qwen(dataclasses.replace(TINY, family="llama", qkv_bias=False))
         hf.save(tmp_path / "x", plain, params, TOKENIZER)
     assert not list(tmp_path.iterdir())
 
@@ -352,12 +363,23 @@ def test_llama_config_before_transformers_5(tmp_path):
     assert hf.model_config(tmp_path) == dataclasses.replace(LLAMA, rope_scaling=None, head_dim=4)
 
 
-@pytest.mark.parametrize("name", qwen.SHAPES)
+def test_qwen3_config_before_transformers_5(tmp_path):
+    hf.save(tmp_path, qwen.Qwen(DEEP), random_params(DEEP), TOKENIZER)
+    file = tmp_path / "config.json"
+    assert hf.model_config(tmp_path) == DEEP
+    edit_json(file, rope_parameters=None, attention_bias=None, dtype=None, architectures=None)
+    assert hf.model_config(tmp_path) == DEEP
+    edit_json(file, head_dim=None)  # does not follow from the width
+    assert hf.model_config(tmp_path) == dataclasses.replace(DEEP, head_dim=128)
+
+
+@pytest.mark.parametrize("name", families.SHAPES)
 def test_published_shapes_as_config_json(name):
-    config = qwen.SHAPES[name]
+    config = families.SHAPES[name]
     fields = json.loads(json.dumps(config_json.from_config(config, "bfloat16")))
     assert config_json.to_config(fields, "config.json") == config
-    assert fields["model_type"] == ("qwen2" if name.startswith("qwen") else "llama")
+    kinds = {"qwen2.5": "qwen2", "qwen3": "qwen3", "llama": "llama"}
+    assert fields["model_type"] == next(kinds[start] for start in kinds if name.startswith(start))
 
 
 def test_old_llama_constants_are_ignored(tmp_path):
@@ -464,6 +486,13 @@ def test_hub_id_downloads(monkeypatch, saved, params):
         ({"num_key_value_heads": 2}, "3 attention heads cannot share 2 key heads"),
         ({"architectures": ["LlamaForCausalLM"], "attention_bias": True}, "bias on o_proj"),
         ({"architectures": ["LlamaForCausalLM"], "mlp_bias": True}, "mlp_bias True"),
+        ({"architectures": ["Qwen3ForCausalLM"], "attention_bias": True}, "bias on o_proj"),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True}
+            | {"sliding_window": 8, "max_window_layers": 1},
+            "layer_types 'sliding_attention' is not supported; accepted: 'full_attention'",
+        ),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3Moe.*; accepted: .*Qwen3ForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*'silu'"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         (
@@ -486,6 +515,20 @@ def test_another_architecture_is_seen_in_the_tensors(saved):
     edit_json(saved / "config.json", architectures=["LlamaForCausalLM"], attention_bias=False)
     with pytest.raises(ValueError, match="6 unexpected tensors: .*k_proj.bias"):
         hf.load(saved)
+    edit_json(saved / "config.json", architectures=["Qwen3ForCausalLM"])
+    with pytest.raises(ValueError, match="4 missing tensors: .*k_norm.weight, .*q_norm.weight"):
+        hf.load(saved)
+
+
+def test_a_norm_of_heads_that_is_missing_or_of_another_width(tmp_path):
+    hf.save(tmp_path, qwen.Qwen(QWEN3), random_params(QWEN3), TOKENIZER)
+    name = "model.layers.1.self_attn.q_norm.weight"
+    edit_weights(tmp_path, lambda t: t.update({name: np.ones(4, np.float32)}))
+    with pytest.raises(ValueError, match=rf"{name} has shape \(4,\), config.json asks for \(8,\)"):
+        hf.load(tmp_path)
+    edit_weights(tmp_path, lambda t: t.pop(name))
+    with pytest.raises(ValueError, match=f"1 missing tensors: {name}$"):
+        hf.load(tmp_path)
 
 
 def test_wrong_shape(saved):
@@ -604,9 +647,7 @@ def test_transformers_opens_it(tmp_path, config, shards):
         tmp_path / "tiny", output_loading_info=True, dtype="auto"
     )
     assert not any(info.values())
-    assert (
-        type(theirs).__name__ == {"qwen2": "Qwen2", "llama": "Llama"}[config.family] + "ForCausalLM"
-    )
+    assert type(theirs).__name__ == families.family_of(config).architecture
     assert theirs.dtype == torch.float32
     stops = GenerationConfig.from_pretrained(tmp_path / "tiny").eos_token_id
     assert stops == [5, TOKENIZER.eos_token_id]
@@ -616,6 +657,49 @@ def test_transformers_opens_it(tmp_path, config, shards):
     hidden, _ = qwen.Qwen(config).apply({"params": params}, tokens_BT)
     got = jax.nn.log_softmax(qwen.logits(params, hidden))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=5e-5)  # 40 tokens: larger angles
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_qwen3_models_of_transformers(tmp_path, seed):
+    """What transformers writes gives its log-probs here, and what we write of it the same there."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    draw = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    kv_heads, share = draw.integers(1, 4, 2).tolist()
+    fields = Qwen3Config(
+        vocab_size=len(TOKENIZER),
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=(2, qwen.UNROLLED_LAYERS + 2)[seed % 2],
+        num_attention_heads=kv_heads * share,
+        num_key_value_heads=kv_heads,
+        head_dim=int(draw.choice([10, 16])),  # of 24 / heads it is neither
+        rms_norm_eps=float(draw.choice([1e-6, 1e-3])),
+        tie_word_embeddings=seed < 2,
+        rope_parameters={"rope_type": "default", "rope_theta": float(draw.choice([1e4, 1e6]))},
+    )
+    theirs = AutoModelForCausalLM.from_config(fields).eval()
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():  # norms that are no longer 1
+            p.normal_(1.0 if "norm" in name else 0.0, 0.3 if p.ndim == 1 else 0.15)
+    theirs.save_pretrained(tmp_path / "theirs")
+    tokens_BT = draw.integers(0, fields.vocab_size, (3, 33))
+
+    def logps(model):
+        with torch.no_grad():
+            return model(torch.tensor(tokens_BT)).logits.log_softmax(-1).numpy()
+
+    want = logps(theirs)
+    model, params = hf.load_weights(tmp_path / "theirs")
+    hidden, _ = qwen.Qwen(model.config).apply({"params": params}, tokens_BT)
+    got = jax.nn.log_softmax(qwen.logits(params, hidden))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4)
+    hf.save(tmp_path / "ours", model, params, TOKENIZER)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
+    assert type(again) is type(theirs)
+    np.testing.assert_array_equal(logps(again), want)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -11,7 +11,8 @@ import pytest
 from ragen_jax.configs import base
 from ragen_jax.model import kernels
 from ragen_jax.model.attention import Segment, attend
-from ragen_jax.model.qwen import SHAPES, ModelConfig, Qwen, init_params
+from ragen_jax.model.families import SHAPES
+from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run.build import build_model
 from ragen_jax.sharding import make_mesh
 
@@ -57,13 +58,22 @@ def test_queries_in_bfloat16_are_rounded_once(kernel, monkeypatch):
     assert np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.0068
 
 
-def test_a_model_scales_its_queries_once(monkeypatch):
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_model_scales_its_queries_once(monkeypatch, qk_norm):
     """With the kernel that is given scaled queries, and with the plain form beside it."""
     monkeypatch.setitem(
         kernels.KERNELS, "splash", functools.partial(kernels.splash, interpret=True)
     )
     config = ModelConfig(
-        vocab_size=30, width=64, layers=2, heads=2, kv_heads=1, head_dim=64, mlp_width=48
+        vocab_size=30,
+        width=64,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        mlp_width=48,
+        qkv_bias=not qk_norm,
+        qk_norm=qk_norm,
     )
     params = jax.tree.map(lambda x: 3.0 * x, init_params(config, jax.random.key(0)))
     tokens = np.random.default_rng(0).integers(0, 30, (2, 9))

@@ -42,7 +42,9 @@ UNROLLED = qwen.ModelConfig(
     mlp_width=20,
 )
 SCANNED = dataclasses.replace(UNROLLED, layers=qwen.UNROLLED_LAYERS + 1, tied=False)
-REMAT = dataclasses.replace(SCANNED, remat=True, family="llama", tied=True)
+REMAT = dataclasses.replace(
+    SCANNED, remat=True, family="qwen3", qkv_bias=False, qk_norm=True, tied=True
+)
 
 merge = jax.jit(lora.merge)
 init_adapters = jax.jit(lora.init_adapters, static_argnames=("config", "rank", "targets"))

@@ -1,6 +1,7 @@
 """model/qwen.py and model/attention.py: against torch, and every cached form against the full one.
 
-The references come from tests/model/reference/make_qwen2.py and make_llama.py (torch, float32).
+The references come from tests/model/reference/make_qwen2.py, make_llama.py, make_qwen3.py (torch,
+float32).
 
 Axes: B rows, N cache rows, T tokens, S cache positions, H heads, K key-value heads, D head width,
 V vocabulary, L layers.
@@ -16,15 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax.model import hf, qwen
+from ragen_jax.model import families, hf, qwen
 from ragen_jax.model.attention import Segment, append, attend
 from ragen_jax.rollout import sample
 from ragen_jax.update.likelihood import token_logps
 
 REFERENCE = Path(__file__).parent / "reference"
-NAMES = ("qwen2_tied", "qwen2_untied")  # 4 query heads over 2; 6 over 1
+# 4 query heads over 2; 6 over 1; 3 over 1, normed, in so many layers that they run as a scan.
+NAMES = ("qwen2_tied", "qwen2_untied", "qwen3_deep")
 LLAMAS = ("llama_scaled", "llama_linear")  # 4 over 2; 3 over 1
-ALL = (*NAMES, "qwen2_full_heads", *LLAMAS)  # full heads: 4 over 4
+ALL = (*NAMES, "qwen2_full_heads", "qwen3_tied", *LLAMAS)  # full heads: 4 over 4
 CLOSE = dict(rtol=0, atol=1e-5)  # of log-probs and hidden states of order 1 to 10
 
 grow = jax.jit(append, static_argnames="capacity")
@@ -209,6 +211,21 @@ def test_scaled_angles_by_hand():
         np.testing.assert_allclose(sin[0, 0, 0], np.sin(angles), atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["qwen3_tied", "qwen3_deep"])
+def test_heads_are_normed(name):
+    """A head's queries and keys have the root mean square of their scales, whatever the weights."""
+    model, params = load(name)
+    arrays, mask_BT = reference(name)
+    scaled, wider = (jax.tree.map(jnp.asarray, params) for _ in range(2))
+    for head in ("q", "k"):  # the norm takes it back
+        scaled["layers"][head]["kernel"] = 3.0 * scaled["layers"][head]["kernel"]
+        wider["layers"][f"{head}_norm"]["scale"] = 1.5 * wider["layers"][f"{head}_norm"]["scale"]
+    logp_BT = token_logps(model, scaled, arrays["tokens_BT"])
+    np.testing.assert_allclose(logp_BT * mask_BT, arrays["logp_BT"], rtol=0, atol=1e-3)  # eps
+    logp_BT = token_logps(model, wider, arrays["tokens_BT"])
+    assert np.abs(logp_BT * mask_BT - arrays["logp_BT"]).max() > 0.01
+
+
 @pytest.mark.parametrize("name", LLAMAS)
 def test_rope_scaling_is_applied(name):
     model, params = load(name)
@@ -240,17 +257,20 @@ def test_bad_rope_scaling():
         ("llama-3.2-1b", 1_235_814_400),
         ("llama-3.2-3b", 3_212_749_824),
         ("llama-3.1-8b", 8_030_261_248),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
     ],
 )
 def test_published_sizes(name, count):
-    init = functools.partial(qwen.init_params, qwen.SHAPES[name])
+    init = functools.partial(qwen.init_params, families.SHAPES[name])
     shapes = jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)))
     assert sum(math.prod(x.shape) for x in shapes) == count
 
 
 def test_every_shape_has_a_published_size():
     (marker,) = (m for m in test_published_sizes.pytestmark if m.name == "parametrize")
-    assert [name for name, _ in marker.args[1]] == list(qwen.SHAPES)
+    assert [name for name, _ in marker.args[1]] == list(families.SHAPES)
 
 
 def test_right_padding_does_not_matter(name):

@@ -1,5 +1,6 @@
 """template.py: text is never control, and prompts stay what chat templates say."""
 
+import copy
 import dataclasses
 import importlib
 import itertools
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from chat_families import FAMILIES, Family, family
+from chat_families import FAMILIES, QWEN, QWEN3, Family, family
 from transformers import PreTrainedTokenizerFast
 
 from ragen_jax.envs.sokoban import Sokoban
@@ -17,6 +18,7 @@ from ragen_jax.model import template
 from ragen_jax.model.template import plain_ids, take_apart
 from ragen_jax.model.tokenizer import SPECIAL, TAGS, build_tokenizer
 from ragen_jax.rollout.chat import CONTEXTS, make_chat, token_bytes
+from ragen_jax.rollout.transcript import transcript
 from ragen_jax.run.build import build_chat, build_environment
 
 MARKS = ("system mark", "user mark 1", "reply mark", "user mark 2")
@@ -276,6 +278,79 @@ def test_a_control_token_that_normalising_makes_is_found():
     control = frozenset(tokenizer.convert_tokens_to_ids(["≯"]))
     with pytest.raises(ValueError, match="reads '≯' as a control token"):
         plain_ids(tokenizer, control, "a ≯ b")
+
+
+# ---- templates that know thoughts ---------------------------------------------------------------
+
+
+def thinking(template):
+    """A tokenizer with the tags of Qwen3 and a template."""
+    tokenizer = copy.deepcopy(family("qwen").tokenizer)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+EMPTY = "'<think>\n\n</think>\n\n'"
+PROMPT = "{{ '<|im_start|>assistant\n' }}{% endif %}"
+# Writes an empty thought before earlier replies, in which it finds none.
+EMPTY_BEFORE = QWEN.replace("message['content']", f"({EMPTY} if message['role'] == 'assistant' else"
+                            " '') + message['content']")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "template",
+    [QWEN3, QWEN3.replace("is defined and not enable_thinking", "is not defined"), EMPTY_BEFORE],
+    ids=["qwen3", "asked for thoughts", "empty before"],
+)
+def test_a_template_that_knows_thoughts_leaves_them_to_the_agent(template):
+    tokenizer = thinking(template)
+    found = take_apart(tokenizer, "Rules.")
+    assert found.control == of_strings(family("qwen"))
+    assert (found.lead, found.added) == ("<think>", "<think>")
+    told = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "GRID"}]
+    text = tokenizer.apply_chat_template(
+        told, tokenize=False, add_generation_prompt=True, enable_thinking=True
+    )
+    assert text.endswith("GRID<|im_end|>\n<|im_start|>assistant\n")
+    assert found.begin("GRID").tolist() == encode(tokenizer, text + "<think>")
+    behind = "<|im_end|>\n<|im_start|>user\nGRID<|im_end|>\n<|im_start|>assistant\n<think>"
+    assert found.go_on("GRID").tolist() == encode(tokenizer, behind)
+
+
+def test_a_template_that_ends_the_thought_itself_is_refused_in_a_line():
+    assert PROMPT in QWEN
+    tokenizer = thinking(QWEN.replace(PROMPT, PROMPT.replace("' }}", f"' + {EMPTY} }}}}")))
+    with pytest.raises(ValueError, match="ends the reasoning before the reply begins, even") as e:
+        take_apart(tokenizer, "Rules.")
+    assert "\n" not in str(e.value) and "chat_template.jinja" in str(e.value)
+
+
+def test_earlier_thoughts_stay_in_the_prompt(make_turn):
+    """Where the template alone would drop them: what is sampled is what is shown and trained."""
+    tokenizer = thinking(QWEN3)
+    chat = chat_of(tokenizer)
+    turns, said = [], chat.reply_ids("the box is Up</think>\n\n<answer>Up</answer>")
+    for message in ("GRID 1", "GRID 2"):
+        prompt = chat.prompt_ids(turns, message)
+        reasoning = chat.read(said).reasoning
+        turns.append(make_turn(prompt, said, message=message, reasoning=reasoning))
+    assert turns[1].prompt.tolist() == [
+        *turns[0].prompt.tolist(),
+        *said.tolist(),
+        *chat.template.go_on("GRID 2")[1:].tolist(),
+    ]
+    rows = [transcript(chat, turns[:n], turn) for n, turn in enumerate(turns)]
+    assert [(row["prompt_exact"], row["reply_exact"]) for row in rows] == [
+        (True, True),
+        (False, True),  # the template's text has no thought there
+    ]
+    # Less the thought it is what the template says.
+    bare = chat.without_reasoning(turns[:1], "GRID 2", turns[1].prompt)
+    *told, _ = rows[1]["messages"]
+    text = tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
+    assert "the box is Up" not in text
+    head, tail = text.split("<answer>Up")
+    assert chat.text(bare) == f"{head}<think></think>\n\n<answer>Up{tail}<think>"
 
 
 RULES = (

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import config_json, hf, qwen, weights
+from ragen_jax.model.families import MODELS, SHAPES
 from ragen_jax.model.tokenizer import build_tokenizer
 
 pytestmark = pytest.mark.fast
@@ -225,7 +226,7 @@ def anonymous(pid):
 @pytest.fixture(scope="module")
 def half_billion(tmp_path_factory):
     """A float32 checkpoint of the shape of Qwen2.5-0.5B, in 2 shards."""
-    config = qwen.SHAPES["qwen2.5-0.5b"]
+    config = SHAPES["qwen2.5-0.5b"]
     directory = write(tmp_path_factory.mktemp("half"), config, max_shard_bytes=1_100_000_000)
     assert len(list(directory.glob("*.safetensors"))) == 2
     yield directory
@@ -268,8 +269,27 @@ def test_memory_of_loading(half_billion, mesh):
     assert ratio <= 1.3
 
 
-def test_all_tensors_have_a_place():
-    """Every parameter of every form of the model is in the table, and the other way round."""
-    forms = [dataclasses.replace(CONFIG, tied=t, family=f) for t in (0, 1) for f in qwen.MODELS]
+@pytest.mark.parametrize("family", MODELS)
+def test_all_tensors_have_a_place(family):
+    """Every parameter of a family's models is in its table, and the other way round."""
+    shapes = MODELS[family].shapes.values()
+    forms = [dataclasses.replace(config, tied=tied) for config in shapes for tied in (0, 1)]
     paths = {leaf.path for config in forms for leaf in weights.plan(config)}
-    assert paths == set(weights.TENSORS)
+    assert paths == set(MODELS[family].tensors)
+    names = [name for leaf in weights.plan(forms[0]) for name in leaf.names]
+    assert len(set(names)) == len(names) and not any("{" in name for name in names)
+
+
+def test_parameters_that_a_family_does_not_have_are_refused():
+    biases = "layers/k/bias, layers/q/bias, layers/v/bias"
+    for family, qkv_bias in (("llama", True), ("qwen2", False)):
+        config = dataclasses.replace(CONFIG, family=family, qkv_bias=qkv_bias)
+        with pytest.raises(
+            ValueError, match=f"family '{family}' .*: {biases} .see its qkv_bias and qk_norm"
+        ):
+            weights.plan(config)
+    config = dataclasses.replace(CONFIG, qk_norm=True)
+    with pytest.raises(
+        ValueError, match="family 'qwen2' .*: layers/k_norm/scale, layers/q_norm/sc"
+    ):
+        weights.plan(config)

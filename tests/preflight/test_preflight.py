@@ -33,6 +33,8 @@ SMALL = ModelConfig(
 WIDE = ModelConfig(
     vocab_size=512, width=256, layers=1, heads=4, kv_heads=2, head_dim=64, mlp_width=1024
 )
+# As Qwen3: the heads are together twice as wide as the model.
+NORMED = dataclasses.replace(WIDE, head_dim=128, qkv_bias=False, qk_norm=True)
 CHIP = Chip(peak_flops=100.0, bandwidth=10.0, hbm_gib=16.0, topologies=("1x1",))
 
 
@@ -111,11 +113,12 @@ def flops_of(function, *args):
     return jax.jit(function).lower(*args).cost_analysis()["flops"]
 
 
-def test_one_layer_against_xla():
-    params = jax.eval_shape(Qwen(WIDE).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+@pytest.mark.parametrize("config", [WIDE, NORMED], ids=["plain", "normed"])
+def test_one_layer_against_xla(config):
+    params = jax.eval_shape(Qwen(config).init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     params = nn.unbox(params)["params"]
     tokens = jax.ShapeDtypeStruct((2, 129), jnp.int32)
-    model, work = Qwen(WIDE), Work(WIDE)
+    model, work = Qwen(config), Work(config)
 
     def forward(params, tokens):
         return model.apply({"params": params}, tokens[:, :-1])[0]
@@ -170,6 +173,8 @@ def test_shapes_of_models(tmp_path):
     assert shapes.model_shape(config).layers == 36
     config.model.path = "meta-llama/Llama-3.2-1B-Instruct"
     assert shapes.model_shape(config).width == 2048
+    config.model.path = "Qwen/Qwen3-0.6B"
+    assert shapes.model_shape(config).head_dim == 128 and shapes.model_shape(config).qk_norm
     config.model.path = "tiny"
     assert shapes.model_shape(config).width == config.warmstart.width
     config.model.path = "Qwen/Qwen9-1B"

@@ -21,7 +21,7 @@ from ragen_jax.configs import (
     sudoku,
     webshop,
 )
-from ragen_jax.model import config_json, qwen
+from ragen_jax.model import config_json, families
 from ragen_jax.run.build import build_environment, build_meshes
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import leaves
@@ -56,7 +56,7 @@ class Device:
 def model_directory(path, name):
     """A directory that holds no more than the config.json of a published shape."""
     path.mkdir()
-    fields = config_json.from_config(qwen.SHAPES[name], "bfloat16")
+    fields = config_json.from_config(families.SHAPES[name], "bfloat16")
     (path / "config.json").write_text(json.dumps(fields))
     return str(path)
 
@@ -68,6 +68,11 @@ def settled(path, devices, preset="llm", **fields):
     settle(config, devices)
     check(config)
     return config
+
+
+def test_the_model_of_every_preset_is_a_published_shape():
+    for name, path in presets.LLMS.items():
+        assert families.known_shape(path) == families.SHAPES[name]
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -20,7 +20,7 @@ LOSS = critic.ValueLoss(clip=0.3, aggregation="token-mean", norm_length=T)
 
 @pytest.fixture(scope="module")
 def policy():
-    config = ModelConfig(V, D, 2, 4, 2, 8, 48, tied=False)
+    config = ModelConfig(V, D, 2, 4, 2, 8, 48, tied=False, qk_norm=True)
     return Qwen(config), init_params(config, jax.random.key(0))
 
 

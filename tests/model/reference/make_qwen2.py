@@ -53,9 +53,8 @@ VOCAB, LAYERS, LENGTHS = 64, 2, (16, 1, 9, 13)
 
 def make(name, model_class, config_class, fields, seed):
     torch.manual_seed(seed)
-    config = config_class(
-        vocab_size=VOCAB, num_hidden_layers=LAYERS, max_position_embeddings=128, **fields
-    )
+    common = dict(vocab_size=VOCAB, num_hidden_layers=LAYERS, max_position_embeddings=128)
+    config = config_class(**common | fields)
     model = model_class(config).eval()
     with torch.no_grad():
         # transformers starts biases at 0 and norms at 1, which would hide a dropped one; larger

@@ -1,0 +1,47 @@
+"""Llama 3: no bias anywhere, and stretched rotary frequencies."""
+
+from pathlib import Path
+from typing import Any
+
+from ragen_jax.model.families import decoder
+from ragen_jax.model.families.types import Family
+from ragen_jax.model.qwen import ModelConfig, RopeScaling
+
+
+def read(c: dict[str, Any], file: Path) -> ModelConfig:
+    decoder.refuse_attention_bias(c, file)
+    return decoder.read(c, file, family="llama")
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    return decoder.write(config) | {"attention_bias": False}
+
+
+def _shape(
+    width: int, layers: int, heads: int, mlp_width: int, *, factor: float, tied: bool
+) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=128256,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=8,
+        head_dim=width // heads,
+        mlp_width=mlp_width,
+        rope_theta=5e5,
+        rope_scaling=RopeScaling("llama3", factor),
+        norm_eps=1e-5,
+        tied=tied,
+        family="llama",
+        qkv_bias=False,
+        max_positions=131072,
+    )
+
+
+SHAPES = {  # of the instruction-tuned models
+    "llama-3.2-1b": _shape(2048, 16, 32, 8192, factor=32.0, tied=True),
+    "llama-3.2-3b": _shape(3072, 28, 24, 8192, factor=32.0, tied=True),
+    "llama-3.1-8b": _shape(4096, 32, 32, 14336, factor=8.0, tied=False),
+}
+
+FAMILY = Family("LlamaForCausalLM", read, write, decoder.TENSORS, SHAPES)
