@@ -571,6 +571,7 @@ def test_command():
         "decode",
         "score_prompts",
         "score",
+        "score_flow",
         "update",
         "apply",
         "resharding",
