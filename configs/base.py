@@ -56,7 +56,8 @@ def get_config() -> ConfigDict:
                 compact=True,  # drop finished episodes from the batch
                 # Episodes played at a time, a free slot taking the next one, in training and
                 # evaluation; 0: all of a step. The cache has room for so many. What to use where
-                # replies are long and of many lengths, or where a step's cache does not fit.
+                # replies are long and of many lengths, or where a step's cache does not fit. All
+                # programs of a run are then compiled at its start.
                 slots=0,
                 # Tokens between two looks at which replies have ended, whose episodes then go on
                 # without the others; at most max_new_tokens. 0: with slots an eighth of it (24 at
