@@ -47,7 +47,7 @@ def test_shared_prompts_equal_naive_pairs(policy, micro_batch):
     naive, naive_length = cross_score_pairs(*policy, prompts, reasonings, micro_batch=16)
     assert score.shape == (7, 5)
     assert length.tolist() == naive_length.tolist() == [len(z) for z in reasonings]
-    np.testing.assert_allclose(score / length[:, None], naive / length[:, None], atol=1e-5)
+    np.testing.assert_allclose(score / length[:, None], naive / length[:, None], atol=3e-5)
     assert np.array_equal(score[:, 3], score[:, 1])
 
 
@@ -68,7 +68,7 @@ def test_a_common_start_is_read_once(policy, monkeypatch, common, shared):
     monkeypatch.setattr(cross_scoring, "read_prompts", reading)
     score, length = cross_score(*policy, prompts, reasonings, micro_batch=64)
     naive, _ = cross_score_pairs(*policy, prompts, reasonings, micro_batch=20)
-    np.testing.assert_allclose(score / length[:, None], naive / length[:, None], atol=1e-5)
+    np.testing.assert_allclose(score / length[:, None], naive / length[:, None], atol=3e-5)
     own = [len(prompt) - shared for prompt in prompts]
     assert read == ([[shared]] if shared else []) + [own + own[:1] * 3]
     # Where the model has a kernel for whole rows, prompts are read by it.
