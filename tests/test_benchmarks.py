@@ -1,6 +1,7 @@
 """The benchmark commands: figures, table, absent peers, equal work, one tiny case for real."""
 
 import dataclasses
+import itertools
 import json
 import re
 import sys
@@ -13,6 +14,7 @@ from benchmarks import __main__ as command
 from benchmarks import (
     alarm,
     caching,
+    chaos,
     continuous,
     corpus,
     gain,
@@ -20,6 +22,7 @@ from benchmarks import (
     lengths,
     llm,
     measure,
+    odd,
     peers,
     reading,
     scoring,
@@ -355,3 +358,48 @@ def test_the_alarm_command(monkeypatch, capsys):
     assert found["case"] == "alarm" and found["runs"] == 3
     (row,) = found["rows"]
     assert 0 <= row["false"] <= 1 and 0.01 < row["mi"] < 1
+
+
+def test_faults_are_tried_in_turn_each_kind_before_one_comes_again(monkeypatch, tmp_path):
+    clock, kinds = itertools.count(), list(chaos.KINDS)[:3]
+    monkeypatch.setattr(chaos.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(chaos, "attempt", lambda kind, *_: "lost" if kind == kinds[1] else "")
+    trials = list(chaos._tried(kinds, 0, 40, 1, tmp_path, {}))
+    assert len(trials) >= 6 and [one["number"] for one in trials] == list(range(len(trials)))
+    for start in (0, 3):
+        assert {trial["kind"] for trial in trials[start : start + 3]} == set(kinds)
+    assert all(bool(trial["wrong"]) == (trial["kind"] == kinds[1]) for trial in trials)
+    lost = sum(trial["kind"] == kinds[1] for trial in trials)
+    assert f"| {kinds[1]} | {lost} | 0 |" in chaos.as_table(trials)
+
+
+@pytest.mark.parametrize(
+    "found, told",
+    [
+        ({"code": 2, "output": "error: no such thing\n"}, ""),
+        ({"code": None, "output": "step 1/1\n"}, ""),  # it was still running
+        ({"code": 2, "output": ""}, "exit code 2 without a word"),
+        ({"code": 1, "output": "oh"}, "exit code 1"),
+        ({"code": -11, "output": "oh"}, "exit code -11"),
+        ({"code": 0, "output": "Traceback (most recent call last):\n"}, "a traceback"),
+        ({"code": 0, "output": "done", "gap": 15.0}, "15 s of silence"),
+    ],
+)
+def test_what_an_odd_input_may_not_lead_to(found, told):
+    assert odd.wrong({"gap": 1.0} | found) == told
+
+
+def test_odd_inputs_are_of_every_field_and_of_files_that_are_read(tmp_path):
+    rng = np.random.default_rng(0)
+    fields = odd.settings(rng)
+    named = {word.split("=")[0] for line in fields for word in line if word.startswith("--config.")}
+    assert {"--config.seed", "--config.optimizer.b1", "--config.stopping.variance.action"} <= named
+    assert {line[0] for line in odd.words(rng)} == set(odd.PATHS) | set(odd.NUMBERS)
+    run, model, rollouts = tmp_path / "run", tmp_path / "model", tmp_path / "rollouts"
+    for folder, name in ((run, "metrics.jsonl"), (model, "config.json")):
+        folder.mkdir()
+        (folder / name).write_text('{"step": 0}\n')
+    damaged = odd.damages(rng, run, model, rollouts)
+    assert {path.name for _, path, *_ in damaged} == {"metrics.jsonl", "config.json", "rollouts"}
+    cut = next(content for _, path, how, content in damaged if how == "cut")
+    assert cut(b"12345678") == b"1234"
