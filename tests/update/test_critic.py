@@ -20,7 +20,8 @@ LOSS = critic.ValueLoss(clip=0.3, aggregation="token-mean", norm_length=T)
 
 @pytest.fixture(scope="module")
 def policy():
-    config = ModelConfig(V, D, 2, 4, 2, 8, 48, tied=False, qk_norm=True)
+    kind = dict(family="qwen3", qkv_bias=False, qk_norm=True)
+    config = ModelConfig(V, D, 2, 4, 2, 8, 48, tied=False, **kind)
     return Qwen(config), init_params(config, jax.random.key(0))
 
 
