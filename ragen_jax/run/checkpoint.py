@@ -4,10 +4,14 @@ Importing Orbax takes half a second, so that it is done when a folder is opened.
 """
 
 import errno
+import functools
 import logging
 import os
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any, cast
 
 import jax
@@ -34,6 +38,8 @@ class Checkpoints:
 
         for name in ("absl", "asyncio"):
             logging.getLogger(name).addFilter(_is_not_of_orbax)
+        if getattr(sys.excepthook, "func", None) is not _show_unless_closed:
+            sys.excepthook = functools.partial(_show_unless_closed, sys.excepthook)
         self.directory = Path(directory).absolute()
         self._saving = 0  # the step that is being written; 0: none
         # Only the run itself may remove what a killed save left: to a reader it may be a save
@@ -235,3 +241,16 @@ def _are_finite(arrays: list[Any]) -> jax.Array:
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     """Its threads and tasks log a traceback each of an error that is raised to us as well."""
     return "/orbax/" not in f"{record.pathname} {record.getMessage()}"
+
+
+def _show_unless_closed(
+    show: Callable[..., None],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """TensorStore's threads have a traceback printed for each array of a save that failed, whose
+    event loop Orbax has closed: what failed is raised to us, too."""
+    began = "" if trace is None else trace.tb_frame.f_code.co_filename
+    if kind is not RuntimeError or "/asyncio/" not in began or "loop is closed" not in str(error):
+        show(kind, error, trace)

@@ -35,6 +35,10 @@ def keep_programs() -> None:
         console(f"warning: compiled programs are not kept: {error}")
         return
     config.update("jax_compilation_cache_dir", str(folder))
+    # A folder in that folder, for what XLA measures on GPUs, is part of the names of all entries: a
+    # cache that was copied or moved would not be read.
+    if jax.default_backend() != "gpu":
+        config.update("jax_persistent_cache_enable_xla_caches", "")
     # JAX keeps what took a second. Of the tiny agent's programs most take less, all together half
     # of what there is to gain (benchmarks/NOTES.md).
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:

@@ -1,7 +1,9 @@
 """checkpoint.py: a saved TrainState comes back bit for bit, a torn save is not seen."""
 
+import asyncio
 import dataclasses
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -263,3 +265,24 @@ def test_what_is_saved_is_the_state_at_the_call(opened):
     jax.block_until_ready(state)
     checkpoints.manager.wait_until_finished()
     assert_same_bits(checkpoints.restore(1, large(0)), large(1))
+
+
+def test_what_tensorstore_prints_of_a_failed_save_is_left_out(opened, capfd):
+    """A loop that was closed, called from a thread of it; all other errors are shown."""
+    opened()
+    loop = asyncio.new_event_loop()
+    loop.close()
+    own = None
+    try:
+        loop.call_soon_threadsafe(print)
+    except RuntimeError as error:
+        own = error
+    inner = own.__traceback__.tb_next  # of asyncio alone, as a call from C++ has it
+    sys.excepthook(RuntimeError, own, inner)
+    assert capfd.readouterr().err == ""
+    for error, trace in ((own, own.__traceback__), (ValueError("loop is closed"), inner)):
+        sys.excepthook(type(error), error, trace)
+        assert "loop is closed" in capfd.readouterr().err
+    once = sys.excepthook
+    opened()
+    assert sys.excepthook is once

@@ -1,6 +1,7 @@
 """Programs that one process has compiled, and the next one loads."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_a_second_process_loads_what_the_first_has_compiled_even_if_damaged(tmp_
     third = started(tmp_path, "-c", PROGRAM)
     assert third.returncode == 0 and third.stdout.splitlines()[0] == value
     assert "Error reading persistent compilation cache entry for 'jit__lambda'" in third.stderr
+
+
+def test_a_cache_that_was_copied_is_read(tmp_path):
+    first = started(tmp_path / "here", "-c", PROGRAM)
+    assert first.stdout.splitlines()[1] == "0 1"
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    assert started(tmp_path / "there", "-c", PROGRAM).stdout.splitlines()[1] == "1 0"
 
 
 def test_a_folder_of_the_users_own_is_used_and_an_unusable_one_stops_nothing(tmp_path):
