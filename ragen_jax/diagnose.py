@@ -145,13 +145,18 @@ def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainStat
 
     if flow:
         step.run.precompiler.wait()
-    elif 0 < step.number < settings.flow_every and jax.process_count() == 1:
+    elif 0 < step.number < settings.flow_every and jax.process_count() == 1 and not sees(step):
         # Reasonings differ in length from step to step, so that each knows of other programs.
         shapes = dataclasses.replace(step, policy=jax.tree.map(struct_of, step.policy))
         compile = functools.partial(compile_scoring, shapes)
         step.run.precompiler.begin(Planned("scoring", compile))
     with jax.set_mesh(step.run.sampling_mesh):
         return state, of_each_task(step, measure)
+
+
+def sees(step: Step) -> bool:
+    """Whether its episodes may show images, which are forgotten while programs still compile."""
+    return any(task.album is not None for task in step.run.tasks)
 
 
 def compile_scoring(step: Step) -> None:
@@ -180,7 +185,7 @@ def _scored(
     settings = step.run.diagnosis
     return collapse_metrics(
         step.run.model,
-        step.policy,
+        task.seen(step.policy, episodes),
         episodes,
         first_turn_samples=settings.first_turn_samples,
         trajectory_samples=settings.trajectory_samples,
@@ -232,9 +237,10 @@ def probe(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, 
             problems=slice(settings.probe_problems),
             samples=settings.probe_samples,
         )
+        seen = task.seen(policy, episodes)
         figures = collapse_metrics(
             step.run.model,
-            policy,
+            seen,
             episodes,
             first_turn_samples=len(episodes),
             trajectory_samples=1,  # none: a scope needs two
@@ -247,7 +253,7 @@ def probe(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, 
         if settings.probe_mediation:
             figures |= mediation_metrics(
                 step.run.model,
-                policy,
+                seen,
                 episodes,
                 filler=int(task.chat.template.plain(".")[0]),
                 micro_batch=settings.micro_batch,
@@ -319,7 +325,7 @@ def task_gradients(
             ids,
             mesh=learner.mesh,
             micro_batch=learner.micro_batch,
-            frozen=learner.frozen,
+            frozen=learner.beside(batch),
         )
     return odds | gradient_report(
         learner,

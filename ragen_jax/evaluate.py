@@ -104,7 +104,9 @@ def checkpoint_gradients(config: ConfigDict, workdir: Path, policy: Policy, step
       policy: with the checkpoint's parameters for sampling.
     """
     initial = load_policy(config, workdir)  # the reference of the KL
-    learner, state = build_learner(config, initial.model, initial.params, *build_meshes(config))
+    album = policy.tasks[0].album
+    meshes = build_meshes(config)
+    learner, state = build_learner(config, initial.model, initial.params, *meshes, album)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     state = checkpoints.restore(step, state)
     settings = Diagnosis(**config.diagnose)
@@ -165,14 +167,14 @@ def main(argv: Sequence[str]) -> None:
         else:
             config, policy = of_model(MODEL.value or "", names)
     with jax.set_mesh(build_meshes(config)[1]):
-        model, params, _, tasks = policy
+        model, params, tasks = policy.model, policy.params, policy.tasks
         reached("playing the held-out problems")
         metrics, episodes_E = evaluate(model, params, tasks, samples=SAMPLES.value)
         reached("cross-scoring their reasonings")
         metrics_E = [
             collapse_metrics(
                 model,
-                params,
+                tasks[index].seen(params, episodes),
                 [episode for episode in episodes if episode.group < COLLAPSE_PROBLEMS],
                 first_turn_samples=config.diagnose.first_turn_samples,
                 trajectory_samples=config.diagnose.trajectory_samples,

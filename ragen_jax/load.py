@@ -2,13 +2,15 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from ragen_jax.model import hf, lora
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.vision import Tower
 from ragen_jax.progress import reached
+from ragen_jax.rollout.album import Album
 from ragen_jax.run.build import (
     build_adapters,
     build_environment,
@@ -37,6 +39,7 @@ class Policy(NamedTuple):
     params: Params
     tokenizer: "PreTrainedTokenizerFast"
     tasks: tuple[Task, ...]
+    tower: Tower | None  # with which it sees; None: it does not
 
 
 def load_policy(config: ConfigDict, workdir: Path | None) -> Policy:
@@ -65,8 +68,14 @@ def load_policy(config: ConfigDict, workdir: Path | None) -> Policy:
     reached(f"loading {path}")
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     model = build_model(config, model.config, mesh)
+    tower = hf.load_tower(path, mesh=mesh, dtype=config.model.dtype)
+    eyes: dict[str, Any] = {}
+    if tower is not None and model.config.image_tokens is not None:
+        eyes["image_pad"] = model.config.image_tokens.pad
+        eyes["album"] = Album(tower, model.config.vocab_size)
     reached("building the environments")
-    return Policy(model, params, tokenizer, build_tasks(config, tokenizer, hf.stop_ids(path)))
+    tasks = build_tasks(config, tokenizer, hf.stop_ids(path), **eyes)
+    return Policy(model, params, tokenizer, tasks, tower)
 
 
 def check_reader(config: ConfigDict) -> None:
@@ -207,5 +216,13 @@ def save_policy(
         params = lora.merge(params, adapters, scale=c.alpha / c.rank)
     written.append(folder / "policy")
     stop_ids = policy.tasks[0].chat.end_ids
-    hf.save(written[-1], policy.model, params, policy.tokenizer, stop_ids=stop_ids, dtype=dtype)
+    hf.save(
+        written[-1],
+        policy.model,
+        params,
+        policy.tokenizer,
+        tower=policy.tower,
+        stop_ids=stop_ids,
+        dtype=dtype,
+    )
     return written

@@ -152,14 +152,15 @@ def start(
         require(config.log.trackers)
         mesh, sampling_mesh = build_meshes(config)
         changed = same_run(config, workdir)
-        model, params, tokenizer, tasks = load_policy(config, workdir)
+        model, params, tokenizer, tasks, _ = load_policy(config, workdir)
         with first_goes_first("damage"):
             for line in find_damage(workdir, repair) if is_first() else ():
                 console(f"warning: {line}")
     checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     latest = checkpoints.latest_step()
     reached("building the learner")
-    learner, state = build_learner(config, model, params, mesh, sampling_mesh)
+    album = tasks[0].album
+    learner, state = build_learner(config, model, params, mesh, sampling_mesh, album)
     with command.bad_input():
         if latest is not None:
             reached(f"restoring step {latest}")
@@ -220,7 +221,8 @@ def export(config: ConfigDict, run: Run, learner: Learner, state: TrainState) ->
         params, adapters = learner.frozen.params, state.params
         if config.model.dtype != "float32":  # held with fewer digits than are merged and written
             params = load_policy(config, run.workdir).params
-    policy = Policy(run.model, params, run.tokenizer, run.tasks)
+    tower = None if learner.album is None else learner.album.tower
+    policy = Policy(run.model, params, run.tokenizer, run.tasks, tower)
     save_policy(run.workdir, config, policy, adapters, dtype="float32")
 
 

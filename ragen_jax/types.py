@@ -45,6 +45,10 @@ class Turn:
     valid: bool  # well formed, and every action known
     reward: float  # of the environment, format penalty not included
     info: dict[str, Any]
+    # uint8 [height, width, 3] each, of the message, which has envs.types.IMAGE for each
+    images: tuple[np.ndarray, ...] = ()
+    # first and count of the numbers that stand for each image's tokens in the prompt (album.py)
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

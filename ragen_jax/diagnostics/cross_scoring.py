@@ -25,6 +25,7 @@ from jax.stages import Wrapped
 
 from ragen_jax.compiled import compiled
 from ragen_jax.model.attention import Segment
+from ragen_jax.model.positions import of_params, position_behind, token_positions
 from ragen_jax.model.qwen import Qwen, head
 from ragen_jax.padding import length_bucket, pad_rows
 from ragen_jax.sharding import constrain, row_shards
@@ -269,15 +270,18 @@ def read_prompts(
     Args:
       tokens_NP, length_N: prompts, or what follows `prefix`: of one row, all real.
     """
-    positions_NP, memory = None, ()
+    positions, memory, start_N = None, (), None
     if prefix is not None:
-        positions_NP = prefix.length_N + jnp.arange(tokens_NP.shape[1])
-        positions_NP, memory = jnp.broadcast_to(positions_NP, tokens_NP.shape), (prefix,)
-    output: Any = model.apply({"params": params}, tokens_NP, positions_NP, memory, keep_kv=True)
+        start_N = jnp.broadcast_to(prefix.next_N, length_N.shape)
+        positions, memory = token_positions(params, tokens_NP, start_N), (prefix,)
+    behind_N = None
+    if of_params(params) is not None:
+        behind_N = position_behind(params, tokens_NP, length_N, start_N)
+    output: Any = model.apply({"params": params}, tokens_NP, positions, memory, keep_kv=True)
     hidden, kv = output
     last_ND = jnp.take_along_axis(hidden, (length_N - 1)[:, None, None], 1)[:, 0]
     if prefix is None:
-        return Segment(*kv, length_N=length_N), last_ND
+        return Segment(*kv, length_N=length_N, behind_N=behind_N), last_ND
 
     # Repeated for each prompt of a call, so that what is scored reads one piece: on CPU a second
     # one costs more than reading the whole prompts.
@@ -286,7 +290,8 @@ def read_prompts(
         return jnp.concatenate([first, rest], axis=-2)
 
     k, v = jax.tree.map(behind, (prefix.k, prefix.v), kv)
-    return Segment(k=k, v=v, length_N=prefix.length_N + length_N), last_ND
+    length_N = prefix.length_N + length_N
+    return Segment(k=k, v=v, length_N=length_N, behind_N=behind_N), last_ND
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -313,7 +318,7 @@ def score_block(
     # Rows are prompt by prompt, so that rows share a segment row.
     tokens_BZ = jnp.broadcast_to(tokens_MZ, (N, M, Z)).reshape(N * M, Z)
     tokens_BZ = constrain(tokens_BZ, "rows", None)
-    position_BZ = jnp.repeat(segment.length_N, M)[:, None] + jnp.arange(Z)
+    position_BZ = jnp.repeat(segment.next_N, M)[:, None] + jnp.arange(Z)
     hidden, _ = model.apply({"params": params}, tokens_BZ, position_BZ, (segment,))
     # Token 0 is predicted by the prompt's last token, token j by token j - 1.
     before = jnp.concatenate([jnp.repeat(last_ND, M, axis=0)[:, None], hidden[:, :-1]], axis=1)

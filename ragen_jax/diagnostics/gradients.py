@@ -101,7 +101,7 @@ def part_gradients(
       ref_params, kl_scale: as in `policy.loss_parts`.
       pieces: tokens, logp, advantage, mask and weights, each [A, micro_batch, T].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
-      frozen: where params are adapters; then ref_params is not read.
+      frozen: where params are adapters, whose ref_params are not read, or rows show images.
 
     Returns:
       tree like params, of arrays [P, ...] in the order of `part_names`.
@@ -111,7 +111,7 @@ def part_gradients(
     def parts(params, piece):
         reference = ref_params
         if frozen is not None:
-            params, reference = frozen.attach(params), frozen.params
+            params, reference = frozen.attach(params), frozen.reference(ref_params)
         terms, *_ = loss_parts(model, loss, params, reference, piece, kl_scale)
         return jnp.stack([terms[name] for name in names])
 
@@ -383,7 +383,7 @@ def gradient_report(
         micro_batch=learner.micro_batch,
         group_rows=group_rows,
         kl_scale=state.kl_scale,
-        frozen=learner.frozen,
+        frozen=learner.beside(batch),
         direction=direction,
     )
     metrics = {}

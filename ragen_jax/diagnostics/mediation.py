@@ -44,6 +44,7 @@ import numpy as np
 
 from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.model.attention import Segment
+from ragen_jax.model.positions import of_params, position_behind, splice, token_positions
 from ragen_jax.model.qwen import Qwen, head
 from ragen_jax.padding import length_bucket, pad_rows
 from ragen_jax.sharding import constrain
@@ -129,9 +130,10 @@ def measure(
     at_E = jnp.arange(E)
     of_action = (at_E >= (e_B - action_B)[:, None]) & (at_E < e_B[:, None])
 
-    def read(tokens, start_B, memory, model=model, params=params):
-        """(hidden states, `Segment`) of tokens behind a memory, from position start_B on."""
-        positions = start_B[:, None] + jnp.arange(tokens.shape[1])
+    def read(tokens, start_B, memory, model=model, params=params, positions=None):
+        """(hidden states, keys and values) of tokens behind a memory, from position start_B on."""
+        if positions is None:
+            positions = token_positions(params, tokens, start_B)
         tokens = constrain(tokens, "rows", None)
         output: Any = model.apply({"params": params}, tokens, positions, memory, keep_kv=True)
         return output
@@ -147,19 +149,20 @@ def measure(
         return jnp.where(of_action, value_BE, 0.0).sum(1) / action_B
 
     zero_B = jnp.zeros_like(x_B)
+    behind_B = position_behind(params, prompt_BX, x_B)  # of what follows the prompt
     x = segment(read(prompt_BX, zero_B, ())[1], x_B)
-    z = segment(read(reasoning_BZ, x_B, (x,))[1], z_B)
-    alone = segment(read(reasoning_BZ, x_B, ())[1], z_B)
-    stops = segment(read(jnp.full_like(reasoning_BZ, filler), x_B, (x,))[1], z_B)
+    z = segment(read(reasoning_BZ, behind_B, (x,))[1], z_B)
+    alone = segment(read(reasoning_BZ, behind_B, ())[1], z_B)
+    stops = segment(read(jnp.full_like(reasoning_BZ, filler), behind_B, (x,))[1], z_B)
     states = {
         name: before(read(ending_BE, start_B, memory)[0])
         for name, start_B, memory in (
-            ("full", x_B + z_B, (x, z)),
-            ("through", x_B + z_B, (z,)),
-            ("without", x_B + z_B, (x,)),
-            ("alone", x_B + z_B, (alone,)),
-            ("empty", x_B, (x,)),
-            ("stops", x_B + z_B, (x, stops)),
+            ("full", behind_B + z_B, (x, z)),
+            ("through", behind_B + z_B, (z,)),
+            ("without", behind_B + z_B, (x,)),
+            ("alone", behind_B + z_B, (alone,)),
+            ("empty", behind_B, (x,)),
+            ("stops", behind_B + z_B, (x, stops)),
         )
     }
 
@@ -180,16 +183,22 @@ def measure(
 
     # Each token gets a row of an embedding table of its own, whose gradient is the token's.
     tokens = jnp.concatenate([prompt_BX, reasoning_BZ, ending_BE], axis=1)
-    table = params["embed"][tokens.reshape(-1)]
+    images, V = of_params(params), model.config.vocab_size
+    table = params["embed"][jnp.minimum(tokens, V - 1)]
+    if images is not None:
+        table = splice(table, tokens, images, V)
+    table = table.reshape(tokens.size, -1)
     row_BT = jnp.arange(tokens.size).reshape(tokens.shape)
     own = Qwen(dataclasses.replace(model.config, vocab_size=tokens.size, tied=True))
 
     def loss(table):
-        mine = {name: p for name, p in params.items() if name != "head"} | {"embed": table}
+        not_read = "head", "images"
+        mine = {name: p for name, p in params.items() if name not in not_read} | {"embed": table}
         here = functools.partial(read, model=own, params=mine)
-        x = segment(here(row_BT[:, :X], zero_B, ())[1], x_B)
-        z = segment(here(row_BT[:, X : X + Z], x_B, (x,))[1], z_B)
-        hidden, _ = here(row_BT[:, X + Z :], x_B + z_B, (x, z))
+        at_BX = token_positions(params, prompt_BX)
+        x = segment(here(row_BT[:, :X], zero_B, (), positions=at_BX)[1], x_B)
+        z = segment(here(row_BT[:, X : X + Z], behind_B, (x,))[1], z_B)
+        hidden, _ = here(row_BT[:, X + Z :], behind_B + z_B, (x, z))
         logp, _ = vocabulary_statistics(before(hidden), head(params), ending_BE, 1.0)
         return -mean(logp).sum()
 

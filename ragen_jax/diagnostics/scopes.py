@@ -177,7 +177,7 @@ def _ids(prompts: Sequence[np.ndarray]) -> np.ndarray:
 def _stripped(chat: Chat, sample: Sample) -> list[np.ndarray]:
     """The prompts of a trajectory sample without the reasonings of earlier replies."""
     return [
-        chat.without_reasoning(before, turn.message, turn.prompt)
+        chat.without_reasoning(before, turn.message, turn.prompt, turn.spans)
         for before, turn in zip(sample.before_N, sample.turns, strict=True)
     ]
 

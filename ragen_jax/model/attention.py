@@ -55,6 +55,14 @@ class Segment:
     # [B] int32: the row that each row of new tokens reads, whose lengths are then [B], too. None:
     # row b reads row b // m.
     rows_B: jax.Array | None = None
+    # [N] int32: the position of the token behind the last, where images make it less than their
+    # number (positions.py); None: it is `length_N`.
+    behind_N: jax.Array | None = None
+
+    @property
+    def next_N(self) -> jax.Array:
+        """int32 [N]: the position of the token behind the last."""
+        return self.length_N if self.behind_N is None else self.behind_N
 
 
 def attend(

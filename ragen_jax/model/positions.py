@@ -1,14 +1,16 @@
-"""Where the images of a row stand: rotary position ids and which embedding belongs to which token.
+"""Images in rows of tokens: what the tokens of an image show, and at which positions they stand.
 
-In a row of tokens an image is one `<|vision_start|>`, an `<|image_pad|>` for each of its tokens,
-and an end. A token has three position ids (multimodal rotary positions, arXiv 2409.12191, section
-2.1): for text all three count on; the tokens of an image share the first, the second counts their
-rows and the third their columns, from where the text stopped; text goes on behind the largest.
+In a row an image is one `<|vision_start|>`, a token for each merged square of the image, and an
+end. The tokens of an image are numbers past the vocabulary, every image's its own
+(rollout/album.py): rows that show other images are other rows, wherever rows are compared, and what
+a policy samples is never an image. What these numbers stand for is a table, `Images`, which goes
+with the parameters, as `params["images"]`.
 
-What the policy sampled is text whatever its id, as it was when it was sampled: a policy that says
-`<|image_pad|>` shows nothing and moves no image.
+A token has three position ids (multimodal rotary positions, arXiv 2409.12191, section 2.1): for
+text all three count on; the tokens of an image share the first, the second counts their rows and
+the third their columns, from where the text stopped; text goes on behind the largest.
 
-Axes: B rows, T tokens, I image embeddings of a row, D width; 3: time, row, column.
+Axes: B rows, T tokens, I tokens of images, D width; 3: time, row, column.
 """
 
 from collections.abc import Sequence
@@ -18,100 +20,100 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.model.images import Grid
 from ragen_jax.sharding import constrain
-from ragen_jax.types import Array
+from ragen_jax.types import Array, Params
+
+NO_TOKEN = np.iinfo(np.int32).max  # behind the last row of a table that has room for more
 
 
 @flax.struct.dataclass
 class Images:
-    """The images of rows of tokens, as `Qwen` takes them."""
+    """What tokens past the vocabulary stand for, by rising number."""
 
-    embed_BID: Array  # of `VisionTower`, a row's one behind the other, padded with anything
-    index_BT: Array  # int32: which of the row's embeddings stands at the token; -1: its own
+    token_I: Array  # int32, NO_TOKEN behind the last
+    embed_ID: Array  # of `VisionTower`
+    place_I2: Array  # int32, row and column within the image
+    step_I: Array  # int32, how far positions go on behind it: 0, at an image's end its longer side
 
 
-def image_index(tokens_BT: Array, image_pad: int, sampled_BT: Array | None = None) -> jax.Array:
-    """`Images.index_BT`: image tokens take the row's embeddings in order. Traceable.
+def table(shown: Sequence[tuple[int, int, int]], embed_ID: Array, room: int) -> Images:
+    """The `Images` of some images.
 
     Args:
-      tokens_BT: int32. image_pad: the id of image tokens.
-      sampled_BT: 1 where the policy sampled the token: these are text. None: nowhere.
+      shown: the number of its first token, and rows and columns of its tokens, of each image, by
+        rising number.
+      embed_ID: what their tokens show, image after image.
+      room: rows of the table, at least those of embed_ID.
     """
-    image_BT = jnp.asarray(tokens_BT) == image_pad
-    if sampled_BT is not None:
-        image_BT &= jnp.asarray(sampled_BT) == 0
-    return jnp.where(image_BT, jnp.cumsum(image_BT, 1, dtype=jnp.int32) - 1, -1)
+    token_I = np.full(room, NO_TOKEN, np.int32)
+    place_I2 = np.zeros((room, 2), np.int32)
+    step_I = np.zeros(room, np.int32)
+    end = 0
+    for first, rows, columns in shown:
+        start, end = end, end + rows * columns
+        token_I[start:end] = first + np.arange(rows * columns)
+        place_I2[start:end] = np.indices((rows, columns)).reshape(2, -1).T
+        step_I[end - 1] = max(rows, columns)
+    if isinstance(embed_ID, np.ndarray):
+        embed_ID = np.pad(embed_ID, ((0, room - len(embed_ID)), (0, 0)))
+    else:
+        embed_ID = jnp.pad(embed_ID, ((0, room - len(embed_ID)), (0, 0)))
+    return Images(token_I, embed_ID, place_I2, step_I)
 
 
-def splice(x_BTD: jax.Array, images: Images) -> jax.Array:
+def of_params(params: Params) -> Images | None:
+    """The table among the parameters; None: nothing is shown."""
+    return params.get("images")
+
+
+def _find(tokens: Array, images: Images) -> tuple[jax.Array, jax.Array]:
+    """(row of the table, whether it is the token's), of each token."""
+    token_I = jnp.asarray(images.token_I)
+    index = jnp.minimum(jnp.searchsorted(token_I, tokens), len(token_I) - 1)
+    return index, token_I[index] == tokens
+
+
+def splice(x_BTD: jax.Array, tokens_BT: Array, images: Images, vocab_size: int) -> jax.Array:
     """The embeddings of tokens, those of images in their places, in the dtype of `x_BTD`.
 
-    An index beyond the row's embeddings gives NaN. Gradients flow to both.
+    A token past the vocabulary that the table has not is NaN. Gradients flow to both.
     """
-    index_BT1 = jnp.asarray(images.index_BT)[..., None]
-    embed_BID = constrain(jnp.asarray(images.embed_BID), "rows", None, None)
-    embed_BTD = jnp.take_along_axis(embed_BID, jnp.maximum(index_BT1, 0), 1)
-    return jnp.where(index_BT1 < 0, x_BTD, embed_BTD.astype(x_BTD.dtype))
+    index_BT, shown_BT = _find(tokens_BT, images)
+    embed_ID = constrain(jnp.asarray(images.embed_ID), None, None)
+    unknown = jnp.where(tokens_BT >= vocab_size, jnp.nan, 0.0)[..., None].astype(x_BTD.dtype)
+    return jnp.where(shown_BT[..., None], embed_ID[index_BT].astype(x_BTD.dtype), x_BTD + unknown)
 
 
-def row_positions(
-    tokens_T: np.ndarray,
-    grids: Sequence[Grid],
-    *,
-    merge: int,
-    vision_start: int,
-    image_pad: int,
-    sampled_T: np.ndarray | None = None,
-    start: int = 0,
-) -> np.ndarray:
-    """The position ids of one row, or of what one turn adds to it.
+def token_positions(params: Params, tokens_BT: Array, start_B: Array | None = None) -> jax.Array:
+    """The position ids of new tokens: int32 [B, T], or [3, B, T] where a table is there.
 
     Args:
-      tokens_T: int, without padding.
-      grids: (1, h, w) in patches of each image, in order.
-      merge: patches along a side of what one token shows (spatial_merge_size).
-      vision_start, image_pad: the ids of these tokens.
-      sampled_T: 1 where the policy sampled the token: these are text. None: nowhere.
-      start: the position of the first token: 0, or what earlier turns ended with, plus 1, which
-        is `positions.max() + 1` of them all.
-
-    Returns:
-      int32 [3, T].
-
-    Raises:
-      ValueError: images and their tokens do not fit each other.
+      params: with the table of the images that the tokens show.
+      start_B: the position of the first token of each row; None: 0.
     """
-    tokens_T = np.asarray(tokens_T)
-    image_T = tokens_T == image_pad
-    if sampled_T is not None:
-        image_T &= np.asarray(sampled_T) == 0
-    edge = np.flatnonzero(np.diff(image_T, prepend=False, append=False))
-    spans = edge.reshape(-1, 2).tolist()  # start and end of each image
-    if len(spans) != len(grids):
-        raise ValueError(
-            f"{len(spans)} runs of image token {image_pad} in a row of {len(tokens_T)} tokens, but "
-            f"{len(grids)} image grids; give one grid for each, in order"
-        )
-    position_3T = np.ones((3, len(tokens_T)), np.int32)
-    position_3T = np.cumsum(position_3T, 1, dtype=np.int32) + (start - 1)
-    for (begin, end), (t, h, w) in zip(spans, grids, strict=True):
-        rows, columns = h // merge, w // merge
-        if t != 1 or h % merge or w % merge or end - begin != rows * columns:
-            raise ValueError(
-                f"an image of grid {(t, h, w)} takes 1 x {h} x {w} / {merge}^2 tokens; tokens "
-                f"{begin} to {end} of the row are {end - begin} of id {image_pad}"
-            )
-        if begin == 0 or tokens_T[begin - 1] != vision_start:
-            before = tokens_T[begin - 1] if begin else "nothing"
-            raise ValueError(
-                f"the image at token {begin} of the row stands behind {before}, expected "
-                f"<|vision_start|>, {vision_start}"
-            )
-        first = position_3T[0, begin]
-        place_2P = np.indices((rows, columns), np.int32).reshape(2, -1)
-        position_3T[:, begin:end] = first
-        position_3T[1:, begin:end] += place_2P
-        # Text behind it goes on where the longer side ended.
-        position_3T[:, end:] += max(rows, columns) - (end - begin)
-    return position_3T
+    B, T = tokens_BT.shape
+    first_B1 = (jnp.zeros(B, jnp.int32) if start_B is None else jnp.asarray(start_B))[:, None]
+    images = of_params(params)
+    if images is None:
+        return first_B1 + jnp.arange(T)
+    index_BT, shown_BT = _find(tokens_BT, images)
+    step_BT = jnp.where(shown_BT, jnp.asarray(images.step_I)[index_BT], 1)
+    base_BT = first_B1 + jnp.cumsum(step_BT, axis=1, dtype=jnp.int32) - step_BT
+    place_BT2 = jnp.where(shown_BT[..., None], jnp.asarray(images.place_I2)[index_BT], 0)
+    return base_BT + jnp.stack([jnp.zeros_like(base_BT), *jnp.moveaxis(place_BT2, -1, 0)])
+
+
+def position_behind(
+    params: Params, tokens_BT: Array, count_B: Array, start_B: Array | None = None
+) -> jax.Array:
+    """int32 [B]: the position behind each row's first `count_B` tokens.
+
+    Args: as in `token_positions`.
+    """
+    images, start_B = of_params(params), 0 if start_B is None else start_B
+    if images is None:
+        return start_B + count_B
+    index_BT, shown_BT = _find(tokens_BT, images)
+    step_BT = jnp.where(shown_BT, jnp.asarray(images.step_I)[index_BT], 1)
+    real_BT = jnp.arange(tokens_BT.shape[1]) < count_B[:, None]
+    return start_B + jnp.where(real_BT, step_BT, 0).sum(1, dtype=jnp.int32)

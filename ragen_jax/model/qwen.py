@@ -16,7 +16,7 @@ import numpy as np
 
 from ragen_jax.model.attention import Layers, Segment, attend
 from ragen_jax.model.kernels import SCALED_QUERIES
-from ragen_jax.model.positions import Images, splice
+from ragen_jax.model.positions import splice, token_positions
 from ragen_jax.sharding import constrain
 from ragen_jax.types import Params
 
@@ -236,16 +236,18 @@ class Qwen(nn.Module):
         positions: jax.Array | None = None,
         segments: Sequence[Segment] = (),
         *,
-        images: Images | None = None,
         keep_kv: bool = False,
     ) -> tuple[jax.Array, tuple[Layers, Layers] | None]:
         """Runs the layers over new tokens.
 
+        What tokens past the vocabulary show is read from the table `images` beside the module's
+        own parameters (positions.py), as lora.attach's adapters are.
+
         Args:
           tokens_BT: int32 [B, T], right-padded with any id.
-          positions: int32 [B, T]; default 0..T-1. [3, B, T] where there is a mrope_section.
+          positions: int32 [B, T], [3, B, T] where there is a mrope_section; default: those of
+            `token_positions`, from 0.
           segments: the memory the new tokens may read.
-          images: those among the new tokens.
           keep_kv: also return the new tokens' keys and values.
 
         Returns:
@@ -259,7 +261,10 @@ class Qwen(nn.Module):
         embed: jax.Array = self.param("embed", init, (c.vocab_size, c.width))
         if not c.tied:
             self.param("head", init, (c.vocab_size, c.width))  # read by `head`
-        if positions is None:
+        images = self.get_variable("params", "images")
+        if positions is None and images is not None:
+            positions = token_positions({"images": images}, tokens_BT)
+        elif positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
         if positions.ndim == 3 and not c.mrope_section:
             raise ValueError(
@@ -269,10 +274,11 @@ class Qwen(nn.Module):
         angles = rotary_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling, c.mrope_section)
         # Looked up where the table's columns lie, then moved to the rows' devices: XLA would
         # otherwise copy the result to all of them.
-        x = embed[constrain(tokens_BT, "data_rows", None)].astype(c.dtype)
+        text_BT = tokens_BT if images is None else jnp.minimum(tokens_BT, c.vocab_size - 1)
+        x = embed[constrain(text_BT, "data_rows", None)].astype(c.dtype)
         x = constrain(constrain(x, "data_rows", None, "embed"), "rows", None, None)
         if images is not None:
-            x = splice(x, images)
+            x = splice(x, tokens_BT, images, c.vocab_size)
         rows = tuple(
             (segment.length_N,) if segment.rows_B is None else (segment.length_N, segment.rows_B)
             for segment in segments

@@ -9,6 +9,9 @@ speak as the user or the agent.
 A control token ends the tokenizer's reading of the text before it, so that putting its id between
 texts encoded by themselves gives the ids of the whole. Within such a stretch the template's own
 text and a message are encoded together, because the tokenizer may join them (line breaks, say).
+
+An image in a message is what the template writes around its `<|image_pad|>`, with the numbers of
+the image's own tokens (model/positions.py) in the place of that one.
 """
 
 import dataclasses
@@ -30,6 +33,7 @@ NOTICE = "Your last reply had no valid action."  # of a prompt; no control eithe
 # The conversation that a template is asked for, to see what it writes around each message.
 ASKED_ROLES = ("system", "user", "assistant", "user")
 ASKED_MARKS = ("SYSTEM_TEXT", "FIRST_USER", "FIRST_REPLY", "SECOND_USER")
+BEHIND_IMAGE = "BEHIND_IMAGE"  # a further mark
 CALL = "<tool_call>"  # with which a call of a tool begins in the templates that are read
 
 # Every agent here thinks. Templates of models that can also do without (Qwen3) read this flag, and
@@ -54,6 +58,8 @@ class Control:
 
 
 Part = Control | str  # of a template: a control token, or the text between two
+Span = tuple[int, int]  # first and count of the numbers of an image's tokens
+Message = str | tuple[str | Span, ...]  # text, or texts and images in turn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,12 +87,15 @@ class Template:
     # Where there are tools, what is written on both sides of what a call led to.
     result_between: Side | None = None
     result_middle: Side | None = None
+    # Of a model that sees: the id that stands for an image, and what is written on both sides.
+    image_pad: int | None = None
+    image_sides: tuple[np.ndarray, np.ndarray] | None = None
 
-    def begin(self, message: str) -> np.ndarray:
+    def begin(self, message: Message) -> np.ndarray:
         """int32 ids of a prompt with one user message."""
         return _around(self, self.opening, message, self.middle)
 
-    def go_on(self, message: str, *, result: bool = False) -> np.ndarray:
+    def go_on(self, message: Message, *, result: bool = False) -> np.ndarray:
         """int32 ids from the end of a reply, `close_id` first, to the start of the next.
 
         result: whether the message is what a call of a tool led to, in the template's role for it
@@ -102,15 +111,39 @@ class Template:
 
 
 @functools.lru_cache(maxsize=4096)  # early turns of a group show the same text again and again
-def _around(template: Template, before: Side, message: str, after: Side) -> np.ndarray:
-    text = _stripped(before.text + message + after.text, before.strip, after.strip)
-    return np.concatenate([before.ids, template.plain(text), after.ids])
+def _around(template: Template, before: Side, message: Message, after: Side) -> np.ndarray:
+    texts: list[str] = [before.text]  # those that touch are encoded together
+    spans: list[Span] = []
+    for part in (message,) if isinstance(message, str) else message:
+        if isinstance(part, str):
+            texts[-1] += part
+        else:
+            spans.append(part)
+            texts.append("")
+    texts[-1] += after.text
+    ids = [before.ids]
+    for number, text in enumerate(texts):
+        last = number == len(spans)
+        text = _stripped(text, before.strip and number == 0, after.strip and last)
+        ids.append(template.plain(text))
+        if not last:
+            ids += _image(template, spans[number])
+    return np.concatenate([*ids, after.ids])
+
+
+def _image(template: Template, span: Span) -> list[np.ndarray]:
+    if template.image_sides is None:
+        raise ValueError("the message shows an image, but the template is of a model without eyes")
+    first, count = span
+    before, behind = template.image_sides
+    return [before, first + np.arange(count, dtype=np.int32), behind]
 
 
 def take_apart(
     tokenizer: "PreTrainedTokenizerFast",
     system: str | None = None,
     tools: Sequence[dict[str, Any]] = (),
+    image_pad: int | None = None,
 ) -> Template:
     """The tokenizer's chat template as a `Template`, found by rendering it around marks.
 
@@ -118,11 +151,14 @@ def take_apart(
       tokenizer: with a chat template.
       system: text of the system message; None: no such message.
       tools: JSON schemas of functions that the template shows.
+      image_pad: the id that stands for an image in what the template writes; None: the model does
+        not see.
 
     Raises:
       ValueError: no chat template, or one that refuses such a conversation, does not show its
         messages verbatim and in their order, ends the reasoning before the reply begins, does not
-        end a reply with a control token, or shows no tools that are called by <tool_call>.
+        end a reply with a control token, shows no tools that are called by <tool_call>, or writes
+        no image_pad between control tokens where a message has an image.
     """
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer of model.path has no chat template (chat_template.jinja)")
@@ -148,6 +184,8 @@ def take_apart(
     # The tags of a call, which the list of tools tells, are the agent's; those around a result are
     # the template's alone.
     written = _render(tokenizer, system=spoken) + tail_of_result + behind_result
+    shown = "" if image_pad is None else _around_image(tokenizer)
+    written += shown
     control = _control_ids(tokenizer, written)
     think = "" if last.rstrip().endswith("<think>") else "<think>"
     opening, between, middle = (
@@ -171,6 +209,7 @@ def take_apart(
         result_middle = _behind(
             tokenizer, control, _apart(tokenizer, control, behind_result + think)
         )
+    sides = None if image_pad is None else _image_sides(tokenizer, control, shown, image_pad)
     if system is not None:
         opening = [p.replace(ASKED_MARKS[0], system) if isinstance(p, str) else p for p in opening]
     return Template(
@@ -185,7 +224,41 @@ def take_apart(
         tools=tuple(tools),
         result_between=result_between,
         result_middle=result_middle,
+        image_pad=image_pad,
+        image_sides=sides,
     )
+
+
+def _around_image(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """What the template writes for an image in a message."""
+    content = [
+        {"type": "text", "text": ASKED_MARKS[-1]},
+        {"type": "image"},
+        {"type": "text", "text": BEHIND_IMAGE},
+    ]
+    text = _render(tokenizer, system=False, content=content)
+    found = re.search(f"{ASKED_MARKS[-1]}(.*?){BEHIND_IMAGE}", text, re.DOTALL)
+    if found is None:
+        raise ValueError(
+            "the tokenizer's chat template does not show a message of texts and an image in their "
+            "order (chat_template.jinja): the model sees, its template does not"
+        )
+    return found[1]
+
+
+def _image_sides(
+    tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], shown: str, image_pad: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids that the template writes before and behind the one of an image."""
+    parts = _apart(tokenizer, control, shown)
+    ids = [part.id if isinstance(part, Control) else None for part in parts]
+    if ids.count(image_pad) != 1 or None in (ids[0], ids[-1]) or len(ids) < 3:
+        raise ValueError(
+            f"the tokenizer's chat template writes {shown!r} for an image; expected token "
+            f"{image_pad} (image_token_id in config.json) once, between control tokens"
+        )
+    at = ids.index(image_pad)
+    return _ids(tokenizer, control, parts[:at]), _ids(tokenizer, control, parts[at + 1 :])
 
 
 def _around_marks(rendered: str, *, system: bool) -> list[str]:
@@ -261,17 +334,21 @@ def _render(
     system: bool,
     tools: Sequence[dict[str, Any]] = (),
     last: str = "user",
+    content: Sequence[dict[str, str]] = (),
 ) -> str:
     """The text of a conversation of marks, up to where its second reply begins.
 
     last: the role of its last message
+    content: of its last message, in parts; (): its mark
     """
     first = 0 if system else 1
     roles = (*ASKED_ROLES[first:-1], last)
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": role, "content": mark}
         for role, mark in zip(roles, ASKED_MARKS[first:], strict=True)
     ]
+    if content:
+        messages[-1]["content"] = list(content)
     try:
         # ty: ignore[invalid-explicit-return] a text, because of tokenize=False
         return tokenizer.apply_chat_template(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+OF_IMAGES = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 ROLES = ("system", "user", "assistant")
 
 CHAT_TEMPLATE = (
@@ -24,12 +25,26 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# The same, of messages that may be texts and images in turn.
+SEEING_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}"
+    "{{ '" + "".join(OF_IMAGES) + "' }}{% endif %}"
+    "{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
-def build_tokenizer(words: Iterable[str]) -> "PreTrainedTokenizerFast":
+def build_tokenizer(words: Iterable[str], *, sees: bool = False) -> "PreTrainedTokenizerFast":
     """The tokenizer; `save_pretrained` writes files that AutoTokenizer opens.
 
     words: texts that are one token each, in the order of their ids (the environment's `words`).
+    sees: whether messages may have images, whose tokens then come behind all others.
     """
     from transformers import PreTrainedTokenizerFast  # which takes a second
 
@@ -40,10 +55,12 @@ def build_tokenizer(words: Iterable[str]) -> "PreTrainedTokenizerFast":
     tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in SPECIAL])
     words = (*TAGS, *ROLES, NOTICE, *words)
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+    if sees:
+        tokenizer.add_special_tokens([AddedToken(word, normalized=False) for word in OF_IMAGES])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        chat_template=CHAT_TEMPLATE,
+        chat_template=SEEING_TEMPLATE if sees else CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ragen_jax.envs.types import ToolEnvironment
-from ragen_jax.model.template import NOTICE, Template, take_apart
+from ragen_jax.envs.types import IMAGE, Observation, ToolEnvironment
+from ragen_jax.model.template import NOTICE, Message, Span, Template, take_apart
 from ragen_jax.types import Turn
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ CONTEXTS = {
     "single_turn": lambda turns, window: 1,
 }
 PROMPTS = ("full", "terse")
+
+Spans = tuple[Span, ...]
 
 _CLOSE = b"</think>"
 
@@ -86,10 +88,12 @@ class Chat:
     system: str | None = None  # text of the system message; None: there is none
     opening: tuple[int, ...] = ()  # ids that every prompt ends with: the reply goes on from them
 
-    def observe(self, observation: str, *, actions_used: int, last_valid: bool) -> str:
-        """The user message of a turn."""
+    def observe(
+        self, observation: str | Observation, *, actions_used: int, last_valid: bool
+    ) -> str:
+        """The user message of a turn, with envs.types.IMAGE where the observation has an image."""
         parts = [] if last_valid else [NOTICE]
-        parts.append(observation)
+        parts.append(observation.text if isinstance(observation, Observation) else observation)
         left = self.max_actions - actions_used
         if self.prompt == "full" and self.actions:
             limit = min(left, self.actions_per_turn)
@@ -99,17 +103,20 @@ class Chat:
             parts.append(f"You have {left} {what} left.")
         return "\n".join(parts)
 
-    def prompt_ids(self, turns: Sequence[Turn], message: str) -> np.ndarray:
+    def prompt_ids(self, turns: Sequence[Turn], message: str, spans: Spans = ()) -> np.ndarray:
         """int32 ids of the prompt that shows `message` after the episode's earlier `turns`.
 
         Shows the turns that the context mode allows, less the oldest where they are more than
         max_prompt tokens. A turn is shown whole, with the message it had then.
 
+        Args:
+          spans: of the images in the message, as in `Turn`.
+
         Raises:
           ValueError: `message` alone is too long.
         """
         for first in range(self._oldest(turns), len(turns) + 1):
-            prompt = self._show(turns, first, message)
+            prompt = self._show(turns, first, in_parts(message, spans))
             if not self.max_prompt or len(prompt) <= self.max_prompt:
                 return prompt
         raise ValueError(
@@ -122,13 +129,15 @@ class Chat:
         """The index of the oldest of the earlier turns that the context mode allows."""
         return len(turns) + 1 - CONTEXTS[self.context](len(turns) + 1, self.window)
 
-    def _show(self, turns: Sequence[Turn], first: int, message: str) -> np.ndarray:
+    def _show(self, turns: Sequence[Turn], first: int, message: Message) -> np.ndarray:
         """The prompt that shows turns[first:] and `message`."""
         if first == len(turns):
             return np.append(self.template.begin(message), np.array(self.opening, np.int32))
         last = turns[-1]
         # A prompt from which nothing is dropped goes on from the last one, which dropped nothing.
-        shown = self._show(turns[:-1], first, last.message) if first else last.prompt
+        shown = last.prompt
+        if first:
+            shown = self._show(turns[:-1], first, in_parts(last.message, last.spans))
         # The template closes a reply; where the policy did so itself that token is not repeated.
         closed = len(last.sampled) > 0 and last.sampled[-1] == self.close_id
         close = self.template.go_on(message, result=self.calls(last))
@@ -140,7 +149,7 @@ class Chat:
         return np.append(self.template.plain(text), np.int32(self.close_id))
 
     def without_reasoning(
-        self, turns: Sequence[Turn], message: str, prompt: np.ndarray
+        self, turns: Sequence[Turn], message: str, prompt: np.ndarray, spans: Spans = ()
     ) -> np.ndarray:
         """`prompt` less the reasonings of the replies that it shows, int32 ids.
 
@@ -149,38 +158,40 @@ class Chat:
 
         Args:
           turns: the episode's turns before the prompt's.
-          message, prompt: of the prompt's own turn.
+          message, prompt, spans: of the prompt's own turn.
 
         Raises:
           ValueError: `prompt` shows something else than the last of these turns.
         """
 
         bare = []
-        for turn in turns[self.first_shown(turns, message, prompt) :]:
+        for turn in turns[self.first_shown(turns, message, prompt, spans) :]:
             closed = _CLOSE in self._bytes(turn.sampled)[0]
             start = turn.reasoning[1] if closed else len(turn.sampled)
             bare.append(dataclasses.replace(turn, sampled=turn.sampled[start:]))
-        return self._show_all(bare, message)
+        return self._show_all(bare, in_parts(message, spans))
 
-    def first_shown(self, turns: Sequence[Turn], message: str, prompt: np.ndarray) -> int:
+    def first_shown(
+        self, turns: Sequence[Turn], message: str, prompt: np.ndarray, spans: Spans = ()
+    ) -> int:
         """The index of the oldest of the earlier `turns` that `prompt` shows; len(turns): none.
 
         Args:
-          message, prompt: of the prompt's own turn.
+          message, prompt, spans: of the prompt's own turn.
 
         Raises:
           ValueError: `prompt` shows something else than the last of these turns.
         """
         for first in range(self._oldest(turns), len(turns) + 1):
-            if np.array_equal(self._show_all(turns[first:], message), prompt):
+            if np.array_equal(self._show_all(turns[first:], in_parts(message, spans)), prompt):
                 return first
         raise ValueError(f"a prompt of {len(prompt)} tokens does not show its {len(turns)} turns")
 
-    def _show_all(self, turns: Sequence[Turn], message: str) -> np.ndarray:
+    def _show_all(self, turns: Sequence[Turn], message: Message) -> np.ndarray:
         """The prompt that shows all of `turns` and `message`."""
         chain: list[Turn] = []
         for turn in turns:
-            before = self._show(chain, 0, turn.message)
+            before = self._show(chain, 0, in_parts(turn.message, turn.spans))
             chain.append(dataclasses.replace(turn, prompt=before))
         return self._show(chain, 0, message)
 
@@ -243,6 +254,15 @@ class Chat:
         return letters[at].tobytes(), ends_T
 
 
+def in_parts(message: str, spans: Spans) -> Message:
+    """A message as texts and images in turn; a text alone where it has no image."""
+    if not spans:
+        return message
+    texts = message.split(IMAGE)
+    behind = zip(spans, texts[1:], strict=True)
+    return (texts[0], *(part for pair in behind for part in pair))
+
+
 def enclosed(text: bytes, start: int, tag: bytes) -> tuple[int, int] | None:
     """The span between <tag> and </tag> where text[start:] is these alone, else None.
 
@@ -273,6 +293,7 @@ def make_chat(
     actions_per_turn: int,
     max_actions: int,
     extra_stop_ids: Iterable[int] = (),
+    image_pad: int | None = None,
 ) -> Chat:
     """The `Chat` of an environment and a tokenizer.
 
@@ -286,6 +307,7 @@ def make_chat(
         or "terse" (the bare observation: for an agent that has learnt the rest by imitation).
       actions_per_turn, max_actions: the rollout's budgets, told to a policy with full prompts.
       extra_stop_ids: further ids that end a reply (those of a model's generation_config).
+      image_pad: of `take_apart`.
 
     Raises:
       ValueError: unknown context or prompt, a window below 1, a tokenizer that is not byte-level,
@@ -309,7 +331,7 @@ def make_chat(
                 example=" || ".join(environment.actions[:actions_per_turn]),
             )
         system = environment.instructions + "\n\n" + rules
-    template = take_apart(tokenizer, system, tools)
+    template = take_apart(tokenizer, system, tools, image_pad)
     ends = {template.close_id, *extra_stop_ids}
     if tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.model.attention import Layers, Segment, write
+from ragen_jax.model.positions import token_positions
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.rollout.sample import (
@@ -71,6 +72,7 @@ def read(
     rows_R: jax.Array,
     start_R: jax.Array,
     tokens_RE: jax.Array,
+    shift_R: jax.Array | None = None,
 ) -> Page:
     """Keys and values of new tokens behind what some rows hold.
 
@@ -79,8 +81,11 @@ def read(
       rows_R: int32, of the cache: whose tokens the new ones follow.
       start_R: int32, how many of these tokens count; the others are forgotten.
       tokens_RE: int32, right-padded.
+      shift_R: int32, where there are images: what the position of the first new token is more than
+        start_R (`Album.shift`).
     """
-    position_RE = start_R[:, None] + jnp.arange(tokens_RE.shape[1])
+    position_R = start_R if shift_R is None else start_R + shift_R
+    position_RE = token_positions(params, tokens_RE, position_R)
     memory = _memory(pages, start_R, rows_R)
     return _lay_out(hidden_and_kv(model, params, tokens_RE, position_RE, memory)[1])
 
@@ -129,6 +134,7 @@ def decode_chunk(
     budget_B: jax.Array,
     keys_B: jax.Array,
     temperature: jax.Array,
+    shift_B: jax.Array | None = None,
     *,
     chunk: int,
     stop_ids: tuple[int, ...],
@@ -143,7 +149,7 @@ def decode_chunk(
       token_B: int32, the last token of each row. length_B: int32, how many are before it.
       drawn_B: int32, tokens that its reply has already.
       budget_B: int32, how many it may still have; 0: nothing is sampled.
-      keys_B: `episode_keys`. The others: as in sample.decode.
+      keys_B: `episode_keys`. shift_B: as in `read`. The others: as in sample.decode.
 
     Returns:
       (keys and values of what was read, to be folded behind length_B; tokens_BC, logp_BC, count_B,
@@ -152,11 +158,12 @@ def decode_chunk(
     B, V, C = token_B.shape[0], model.config.vocab_size, chunk
     stop_V = jnp.asarray(np.isin(np.arange(V), stop_ids))
     memory = _memory(pages, length_B)
+    position_B = length_B if shift_B is None else length_B + shift_B
 
     def body(carry):
         index, token_B, done_B, reply_k, reply_v, tokens_BC, logp_BC, count_B = carry
         reply = Segment(k=reply_k, v=reply_v, length_N=jnp.full((B,), index, jnp.int32))
-        position_B1 = (length_B + index)[:, None]
+        position_B1 = (position_B + index)[:, None]
         new = hidden_and_kv(model, params, token_B[:, None], position_B1, (*memory, reply))
         hidden, (k, v) = new
         reply_k, reply_v = put(reply_k, k, index), put(reply_v, v, index)

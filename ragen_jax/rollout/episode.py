@@ -10,11 +10,18 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from ragen_jax.envs.types import Environment, State
+from ragen_jax.envs.types import Environment, Observation, State
+from ragen_jax.model.template import Span
 from ragen_jax.randomness import Purpose, generator, key_word
 from ragen_jax.rollout.acting import Acted, Asked, Broken, Clock, Limits, act
+from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.types import Episode, Turn
+
+NO_EYES = (
+    "the environment shows images, but the model at config.model.path does not see: give a model "
+    "that does (preset qwen2.5-vl-3b or tiny-vl), or another config.env.options.observation"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +52,11 @@ class Play:
     member: int
     state: State
     rng: np.random.Generator
-    observation: str  # what is shown of the state
+    observation: str | Observation  # what is shown of the state
     error: str = ""  # why its environment broke; "": it did not
     turns: list[Turn] = dataclasses.field(default_factory=list)
-    message: str = ""  # this and the next: of the turn under way
+    message: str = ""  # this and the next two: of the turn under way
+    spans: tuple[Span, ...] = ()
     prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     actions_used: int = 0
     success: bool = False
@@ -58,7 +66,7 @@ class Play:
 def start_plays(
     seeds_G: Sequence[int],
     states_G: Sequence[State | Broken],
-    observation_G: Sequence[str | Broken],
+    observation_G: Sequence[str | Observation | Broken],
     group_size: int,
     key: jax.Array,
 ) -> list[Play]:
@@ -102,14 +110,32 @@ def check_positions(needed: int, turn: int, most: int) -> None:
         )
 
 
-def next_prompt(play: Play, chat: Chat) -> tuple[str, np.ndarray]:
-    """(user message, token ids) that an episode's next reply answers."""
-    message = chat.observe(
-        play.observation,
-        actions_used=play.actions_used,
-        last_valid=not play.turns or play.turns[-1].valid,
-    )
-    return message, chat.prompt_ids(play.turns, message)
+def begin_turns(plays: Sequence[Play], chat: Chat, album: Album | None) -> None:
+    """Gives each play the message and the prompt that its next reply answers.
+
+    Where several processes sample, all call this together, each with its own plays.
+
+    Raises:
+      ValueError: an image where there is no album, or that the model cannot be shown.
+    """
+    if album is not None:
+        album.meet(image for play in plays for image in images_of(play.observation))
+    for play in plays:
+        images = images_of(play.observation)
+        if images and album is None:
+            raise ValueError(NO_EYES)
+        play.spans = tuple(album.span(image) for image in images) if album else ()
+        play.message = chat.observe(
+            play.observation,
+            actions_used=play.actions_used,
+            last_valid=not play.turns or play.turns[-1].valid,
+        )
+        play.prompt = chat.prompt_ids(play.turns, play.message, play.spans)
+
+
+def images_of(observation: str | Observation) -> tuple[np.ndarray, ...]:
+    """The images of an observation."""
+    return observation.images if isinstance(observation, Observation) else ()
 
 
 def act_on(
@@ -138,6 +164,7 @@ def act_on(
         if not isinstance(result, Acted):
             line = play.error.strip().splitlines()[-1]
             result = Acted(play.state, (), 0.0, {"error": line}, True, "")
+        images = images_of(play.observation)
         play.state, play.observation = result.state, result.observation
         play.actions_used += len(result.actions)
         play.success |= bool(result.info.get("success", False))
@@ -154,5 +181,7 @@ def act_on(
                 valid=reply.valid,
                 reward=result.reward,
                 info=result.info,
+                images=images,
+                spans=play.spans,
             )
         )

@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.chunks import decode_chunk, empty_page, fold, keep_rows, read
-from ragen_jax.rollout.episode import Budgets, Play, Sampling, next_prompt
+from ragen_jax.rollout.episode import Budgets, Play, Sampling
 from ragen_jax.rollout.pages import Sizes
 from ragen_jax.rollout.slots import NOTHING, common
 from ragen_jax.sharding import ROWS, row_shards, spec
@@ -50,11 +50,11 @@ def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Len
     """`Lengths` of episodes whose observations are all as long as the longest of some.
 
     Args:
-      plays: of a few problems, that have just been started.
+      plays: of a few problems, whose first turns have begun.
     """
     longest = budgets.max_new_tokens
-    play = max(plays, key=lambda play: len(play.observation))
-    firsts = [next_prompt(play, chat)[1][:-1] for play in plays]
+    play = max(plays, key=lambda play: len(play.prompt))
+    firsts = [play.prompt[:-1] for play in plays]
     news = [len(b) - common(a, b) for a, b in itertools.permutations(firsts, 2)]
     turns: list[Turn] = []
     prompts = []
@@ -67,7 +67,7 @@ def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Len
                 reply[-1] = end
                 turns[-1] = dataclasses.replace(turns[-1], sampled=reply)
             message = chat.observe(play.observation, actions_used=used, last_valid=valid)
-            prompt = chat.prompt_ids(turns, message)
+            prompt = chat.prompt_ids(turns, message, play.spans)
             held = np.append(turns[-1].prompt, turns[-1].sampled[:-1]) if turns else NOTHING
             news.append(len(prompt) - 1 - common(held, prompt[:-1]))
         prompts.append(len(prompt))
@@ -83,6 +83,7 @@ def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Len
                 valid=True,
                 reward=0.0,
                 info={},
+                spans=play.spans,
             )
         )
     return Lengths(tuple(prompts), tuple(sorted({n for n in news if n})))

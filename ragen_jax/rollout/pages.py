@@ -17,6 +17,7 @@ import numpy as np
 
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.padding import length_bucket
+from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chunks import Page, decode_chunk, empty_page, fold, keep_rows, read
 from ragen_jax.rollout.episode import Sampling
 from ragen_jax.sharding import agree, place_rows, read_rows, row_shards
@@ -63,6 +64,7 @@ class News:
     rows: list[int]
     start: int
     tokens: np.ndarray
+    shift: int = 0  # of `Album.shift`, of the first `start` ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Replying:
     before: list[int]  # how many tokens are before it
     drawn: list[int]  # how many its reply has
     left: list[int]  # how many it may still have; 0: none is under way
+    shift: list[int]  # of `Album.shift`, of the tokens before
 
 
 def cache_sizes(
@@ -108,14 +111,24 @@ def row_sizes(rows: int) -> tuple[int, ...]:
 class Cache:
     """The pages of all slots' rows, shard by shard, and the programs that use them."""
 
-    def __init__(self, model: Qwen, params: Params, sizes: Sizes) -> None:
-        self.model, self.params, self.sizes = model, params, sizes
+    def __init__(
+        self, model: Qwen, params: Params, sizes: Sizes, album: Album | None = None
+    ) -> None:
+        self.model, self.params, self.sizes, self.album = model, params, sizes, album
         self.count, mine = row_shards()  # of all processes
         self.shards = len(mine)  # of this one
         self.rows = sizes.rows[-1]  # of a shard
         self.pages: list[Page] = []
         self.lengths: list[int] = []  # positions of each
         self.to_come = sizes.pages()
+
+    def shift(self, tokens: np.ndarray) -> int:
+        """`Album.shift` of a row's first tokens."""
+        return 0 if self.album is None else self.album.shift(tokens)
+
+    def _places(self, *shift: list[int]) -> list[Array]:
+        """Shifts as the programs take them: not at all where there are no images."""
+        return [] if self.album is None else [place_rows(np.array(s, np.int32)) for s in shift]
 
     def compact(self, live: list[list[int]], most: int) -> list[list[int]] | None:
         """Drops rows, if a smaller size holds those that are kept.
@@ -155,22 +168,31 @@ class Cache:
             )
             if not waiting:
                 return
-            rows_R, start_R, count_R = (np.zeros(self.shards * R, np.int32) for _ in range(3))
+            rows_R, start_R, count_R, shift_R = (
+                np.zeros(self.shards * R, np.int32) for _ in range(4)
+            )
             tokens_RE = np.zeros((self.shards * R, E), np.int32)
             reader_B = np.full(B, R, np.int32)
             for shard, part in enumerate(queues):
                 for row, n in enumerate(part[:R]):
                     at, size = shard * R + row, count[id(n)]
                     rows_R[at], start_R[at], count_R[at] = n.rows[0], n.start, size
+                    shift_R[at] = n.shift
+                    n.shift += self.shift(n.tokens[:size])
                     tokens_RE[at, :size] = n.tokens[:size]
                     reader_B[shard * self.rows + np.array(n.rows)] = row
                     n.start, n.tokens = n.start + size, n.tokens[size:]
             self._grow(end)
+            tokens = tokens_RE
             rows_R, start_R, tokens_RE, count_R, reader_B = map(
                 place_rows, (rows_R, start_R, tokens_RE, count_R, reader_B)
             )
             history = self.pages[: self._needed(start)]
-            new = read(self.model, self.params, history, rows_R, start_R, tokens_RE)
+            shown = self.params
+            if self.album is not None:
+                shown = self.album.attach(shown, tokens)
+            args = rows_R, start_R, tokens_RE, *self._places(shift_R)
+            new = read(self.model, shown, history, *args)
             self._fold(new, start_R, count_R, reader_B, -least, end)
             queues = [[n for n in part if len(n.tokens)] for part in queues]
             for part in queues:
@@ -201,6 +223,7 @@ class Cache:
             *others,
             keys_B,
             np.float32(sampling.temperature),
+            *self._places(rows.shift),
             chunk=chunk,
             stop_ids=stop_ids,
             top_k=sampling.top_k,

@@ -20,6 +20,7 @@ from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.rollout.acting import NO_LIMITS, Broken, Clock, Limits, begin, observe
+from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.episode import (
     Budgets,
@@ -27,8 +28,8 @@ from ragen_jax.rollout.episode import (
     Sampling,
     act_on,
     as_episode,
+    begin_turns,
     check_positions,
-    next_prompt,
     start_plays,
 )
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
@@ -61,6 +62,7 @@ def rollout(
     first_prompt: int = 0,
     limits: Limits = NO_LIMITS,
     clock: Clock | None = None,
+    album: Album | None = None,
 ) -> list[Episode]:
     """Plays `group_size` episodes of each initial state.
 
@@ -78,12 +80,14 @@ def rollout(
       first_prompt: tokens of first prompts by which slots size their cache, so that every rollout
         of a run has the same programs; 0: of the longest one here.
       limits: of the environment's time. clock: counts what it took.
+      album: of the images that environments show; None: the model does not see.
 
     Returns:
       The episodes, group by group, member by member.
 
     Raises:
-      ValueError: a prompt and its reply do not fit the model's positions.
+      ValueError: a prompt and its reply do not fit the model's positions, or an image that it
+        cannot be shown.
     """
     observation_G = observe(environment, states_G, limits, clock)
     plays = start_plays(seeds_G, states_G, observation_G, group_size, key)
@@ -103,6 +107,7 @@ def rollout(
             compact=compact,
             limits=limits,
             clock=clock,
+            album=album,
         )
         return _everyone([as_episode(play) for play in plays if play.turns])
     count, mine = row_shards()
@@ -112,8 +117,8 @@ def rollout(
     for turn in range(budgets.max_turns):
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
-        for play in live:
-            play.message, play.prompt = next_prompt(play, chat)
+        begun = live if turn else plays  # a process reads first prompts of others, too
+        begin_turns(begun, chat, album)
         new = [len(_news(play)) for play in live]
         most, longest, new, fresh = agree(
             max(map(len, shards)),
@@ -126,13 +131,13 @@ def rollout(
         check_positions(longest + budgets.max_new_tokens, turn, model.config.max_positions)
         rows = row_bucket(most, per_shard) if compact and turn else per_shard
         placed: Rows = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
+        seen = params if album is None else album.attach(params, *(p.prompt for p in begun))
         if turn == 0 and len(plays) % count == 0:
-            firsts = plays[::group_size]
-            segment, logits = _read_groups(model, params, firsts, group_size, chat)
+            segment, logits = _read_groups(model, seen, plays[::group_size], group_size)
         elif fresh or cache is None:
-            segment, logits = _read(model, params, placed, longest)
+            segment, logits = _read(model, seen, placed, longest)
         else:
-            segment, logits = _continue(model, params, cache, placed, longest, new)
+            segment, logits = _continue(model, seen, cache, placed, longest, new)
 
         tokens_BT, logp_BT, count_B, reply = _sample_replies(
             model, params, segment, logits, placed, turn, key, budgets, sampling, chat.stop_ids
@@ -210,6 +215,7 @@ def compile_ahead(
     chunk: int = 0,
     first_prompt: int = 0,
     limits: Limits = NO_LIMITS,
+    album: Album | None = None,
 ) -> None:
     """Compiles prefill and decode for every number of rows that compaction can leave.
 
@@ -239,6 +245,7 @@ def compile_ahead(
             chunk=chunk,
             first_prompt=first_prompt,
             limits=limits,
+            album=album,
         )
 
 
@@ -279,14 +286,16 @@ def _read_groups(
     params: Params,
     firsts: Sequence[Play],
     members: int,
-    chat: Chat,
 ) -> tuple[Segment, jax.Array]:
     """Prefill of the first turn, one prompt a group.
 
     Where the groups do not split evenly over the row shards, every device reads all of them and
     the result is repeated for the members.
+
+    Args:
+      firsts: of each group of all processes one that has begun.
     """
-    prompts = [next_prompt(play, chat)[1] for play in firsts]
+    prompts = [play.prompt for play in firsts]
     tokens_NP, length_N = _pad(prompts, max(map(len, prompts)))
     count, mine = row_shards()
     if len(prompts) % count:

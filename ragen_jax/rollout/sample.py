@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.model.attention import Layers, Segment, append
+from ragen_jax.model.positions import of_params, position_behind, token_positions
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
 from ragen_jax.sharding import by_shard, constrain, place_rows
@@ -132,18 +133,22 @@ def prefill(
     layers are not a scan; a scanned model pays one decode step).
     """
     _, (k, v) = hidden_and_kv(model, params, tokens_NP)
-    position_N1 = (length_N - 1)[:, None]
-    last_N1 = jnp.take_along_axis(tokens_NP, position_N1, 1)
+    last_N1 = jnp.take_along_axis(tokens_NP, (length_N - 1)[:, None], 1)
     before = Segment(k=k, v=v, length_N=length_N - 1)
-    hidden, _ = model.apply({"params": params}, last_N1, position_N1, (before,))
-    segment = dataclasses.replace(before, length_N=length_N)
+    behind_N = position_behind(params, tokens_NP, length_N)
+    hidden, _ = model.apply({"params": params}, last_N1, (behind_N - 1)[:, None], (before,))
+    segment = _behind(params, before, length_N, behind_N)
     logits_NV = output_logits(params, hidden[:, 0])
     if members > 1:
         repeat = functools.partial(jnp.repeat, repeats=members, axis=-4)
-        segment = Segment(
-            k=jax.tree.map(repeat, segment.k),
-            v=jax.tree.map(repeat, segment.v),
-            length_N=jnp.repeat(length_N, members),
+        segment = _behind(
+            params,
+            Segment(
+                k=jax.tree.map(repeat, segment.k),
+                v=jax.tree.map(repeat, segment.v),
+                length_N=length_N,
+            ),
+            *(jnp.repeat(x, members) for x in (length_N, behind_N)),
         )
         logits_NV = jnp.repeat(logits_NV, members, axis=0)
     return lay_out(segment), constrain(logits_NV, "rows", "vocab")
@@ -157,16 +162,24 @@ def hidden_and_kv(
     return output
 
 
+def _behind(params: Params, segment: Segment, length_N: jax.Array, behind_N: jax.Array) -> Segment:
+    """A cache of so many tokens, with the position behind them if it is another number."""
+    behind = None if of_params(params) is None else behind_N
+    return dataclasses.replace(segment, length_N=length_N, behind_N=behind)
+
+
 def lay_out(segment: Segment) -> Segment:
     """A cache, its rows and heads laid out over the mesh in use."""
 
     def cache(x):
         return constrain(x, *(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
 
+    behind = segment.behind_N
     return Segment(
         k=jax.tree.map(cache, segment.k),
         v=jax.tree.map(cache, segment.v),
         length_N=constrain(segment.length_N, "rows"),
+        behind_N=None if behind is None else constrain(behind, "rows"),
     )
 
 
@@ -197,15 +210,18 @@ def extend(
     """
     grow = functools.partial(append, capacity=capacity)
     history, k, v, count_reply_B = by_shard(_take_rows, segment, reply, rows_B)
+    start_B = history.next_N + count_reply_B
     history = by_shard(grow, history, k, v, count_reply_B)
-    position_BE = history.length_N[:, None] + jnp.arange(tokens_BE.shape[1])
+    position_BE = token_positions(params, tokens_BE, start_B)
     _, (k, v) = hidden_and_kv(model, params, tokens_BE, position_BE, (history,))
     history = by_shard(grow, history, k, v, count_B)
     # As in prefill, the last token is run on its own.
     last_B1 = jnp.take_along_axis(tokens_BE, (count_B - 1)[:, None], 1)
     before = dataclasses.replace(history, length_N=history.length_N - 1)
-    hidden, _ = model.apply({"params": params}, last_B1, history.length_N[:, None] - 1, (before,))
+    behind_B = position_behind(params, tokens_BE, count_B, start_B)
+    hidden, _ = model.apply({"params": params}, last_B1, behind_B[:, None] - 1, (before,))
     logits_BV = output_logits(params, hidden[:, 0])
+    history = _behind(params, history, history.length_N, behind_B)
     return lay_out(history), constrain(logits_BV, "rows", "vocab")
 
 
@@ -219,6 +235,7 @@ def _take_rows(
         k=jax.tree.map(lambda x: jnp.take(x, shared_B, axis=-4), segment.k),
         v=jax.tree.map(lambda x: jnp.take(x, shared_B, axis=-4), segment.v),
         length_N=jnp.take(segment.length_N, shared_B),
+        behind_N=None if segment.behind_N is None else jnp.take(segment.behind_N, shared_B),
     )
     return history, k, v, jnp.take(reply.length_N, rows_B)
 
@@ -254,7 +271,7 @@ def decode(
       A row without a stop token was truncated by its budget.
     """
     B, (N, V), T = keys_B.shape[0], logits_NV.shape, max_new_tokens
-    start_B = jnp.repeat(segment.length_N, B // N, total_repeat_length=B)
+    start_B = jnp.repeat(segment.next_N, B // N, total_repeat_length=B)
     # A table, because some tokenizers have hundreds of stop ids, too many to compare with each.
     stop_V = jnp.asarray(np.isin(np.arange(V), stop_ids))
 

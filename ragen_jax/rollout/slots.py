@@ -25,14 +25,15 @@ import numpy as np
 from ragen_jax.envs.types import Environment
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.acting import Clock, Limits
+from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.episode import (
     Budgets,
     Play,
     Sampling,
     act_on,
+    begin_turns,
     check_positions,
-    next_prompt,
 )
 from ragen_jax.rollout.pages import Cache, News, Replying, cache_sizes
 from ragen_jax.rollout.sample import episode_keys
@@ -50,6 +51,7 @@ class _Slot:
     waits: bool = False  # for its environment
     held: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)  # tokens in the cache
     token: int = 0  # the one behind them
+    shift: int = 0  # of `Album.shift`, of the tokens in the cache
     left: int = 0  # tokens that its reply may still have; 0: none is under way
     sampled: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
     logp: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING.astype(np.float32))
@@ -71,6 +73,7 @@ def play_in_slots(
     compact: bool,
     limits: Limits,
     clock: Clock | None,
+    album: Album | None,
 ) -> None:
     """Plays every episode to its end.
 
@@ -86,7 +89,8 @@ def play_in_slots(
       ValueError: a prompt does not fit (check_positions).
     """
     firsts = {play.group: play for play in reversed(plays)}
-    prompt = max(len(next_prompt(play, chat)[1]) for play in firsts.values())
+    begin_turns(list(firsts.values()), chat, album)
+    prompt = max(len(play.prompt) for play in firsts.values())
     check_positions(prompt + budgets.max_new_tokens, 0, model.config.max_positions)
     sizes = cache_sizes(
         slots=slots,
@@ -96,7 +100,7 @@ def play_in_slots(
         max_new_tokens=budgets.max_new_tokens,
         compact=compact,
     )
-    cache = Cache(model, params, sizes)
+    cache = Cache(model, params, sizes, album)
     table = [_Slot() for _ in range(cache.shards * cache.rows)]
     count, mine = row_shards()
     share = -(-len(plays) // count)
@@ -178,16 +182,19 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, budgets: Budgets) -
     news: list[list[News]] = [[] for _ in range(cache.shards)]
     same: dict[tuple[int, bytes], News] = {}  # the first prompt of a group's members
     needed, turn = 0, 0  # positions of the longest row, and its turn
-    for index, slot in enumerate(table):
-        play = slot.play
-        if play is None or slot.waits or slot.left:
-            continue
-        play.message, play.prompt = next_prompt(play, chat)
+    begun = [
+        (index, slot, slot.play)
+        for index, slot in enumerate(table)
+        if slot.play is not None and not slot.waits and not slot.left
+    ]
+    begin_turns([play for *_, play in begun], chat, cache.album)
+    for index, slot, play in begun:
         needed, turn = max((needed, turn), (len(play.prompt), len(play.turns)))
         before = play.prompt[:-1]
         start = common(slot.held, before)
         slot.held, slot.token, slot.left = before, int(play.prompt[-1]), budgets.max_new_tokens
         slot.sampled, slot.logp = NOTHING, np.zeros(0, np.float32)
+        slot.shift = cache.shift(before)
         shard, row = divmod(index, cache.rows)
         if start == len(before):
             continue
@@ -198,7 +205,7 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, budgets: Budgets) -
         if start == 0 and (shard, before.tobytes()) in same:
             same[shard, before.tobytes()].rows.append(row)
             continue
-        found = News([row], start, before[start:])
+        found = News([row], start, before[start:], cache.shift(before[:start]))
         news[shard].append(found)
         if start == 0:
             same[shard, before.tobytes()] = found
@@ -230,6 +237,7 @@ def _decode(
         before=[len(slot.held) for slot in table],
         drawn=[len(slot.sampled) for slot in table],
         left=[slot.left for slot in table],
+        shift=[slot.shift for slot in table],
     )
     found = cache.decode(replying, keys_B, sampling, chat.stop_ids)
     if found is None:

@@ -34,6 +34,7 @@ from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import Penalties
 from ragen_jax.rollout import chat
 from ragen_jax.rollout.acting import Limits
+from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.collect import Collecting
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.rollout.pool import init_streaks
@@ -169,8 +170,9 @@ def build_chat(
     tokenizer: "PreTrainedTokenizerFast",
     environment: Environment,
     extra_stop_ids: Sequence[int] = (),
+    image_pad: int | None = None,
 ) -> chat.Chat:
-    """The config's `Chat`."""
+    """The config's `Chat`; the others: of `make_chat`."""
     limit = config.env.max_context
     return chat.make_chat(
         tokenizer,
@@ -182,6 +184,7 @@ def build_chat(
         actions_per_turn=config.env.actions_per_turn,
         max_actions=config.env.max_actions,
         extra_stop_ids=extra_stop_ids,
+        image_pad=image_pad,
     )
 
 
@@ -415,13 +418,19 @@ def needs_statistics(config: ConfigDict) -> bool:
 
 
 def build_learner(
-    config: ConfigDict, model: Qwen, params: Params, mesh: Mesh, sampling_mesh: Mesh | None = None
+    config: ConfigDict,
+    model: Qwen,
+    params: Params,
+    mesh: Mesh,
+    sampling_mesh: Mesh | None = None,
+    album: Album | None = None,
 ) -> tuple[Learner, TrainState]:
     """(`Learner`, `TrainState` at step 0) of a config.
 
     Args:
       params: the initial policy on the mesh; the state takes them over (updates donate them).
       sampling_mesh: None: the mesh of training.
+      album: of the run's images, if the model sees.
     """
     c, a, o = config, config.algorithm, config.optimizer
     frozen = reference = critic_state = None
@@ -474,6 +483,7 @@ def build_learner(
         minibatch_rows=minibatch_rows(c),
         reference=reference,
         frozen=frozen,
+        album=album,
     )
     scopes = [f"{label}/{scope}" for label in labels if label for scope in SCOPES]
     state = init_state(

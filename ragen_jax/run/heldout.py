@@ -14,6 +14,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.acting import NO_LIMITS, Limits
+from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
 from ragen_jax.types import Episode, Metrics, Params
@@ -40,6 +41,7 @@ def play_problems(
     chunk: int = 0,
     first_prompt: int = 0,
     limits: Limits = NO_LIMITS,
+    album: Album | None = None,
 ) -> list[Episode]:
     """Plays every problem `samples` times: about `rows` episodes at a time, or in slots.
 
@@ -48,7 +50,8 @@ def play_problems(
 
     Args:
       slots, chunk: as in `rollout`; with one of them, all problems are played in `slots` (0: as
-        many as `rows`), so that a problem's end lets the next one begin. first_prompt: as there.
+        many as `rows`), so that a problem's end lets the next one begin. first_prompt, album: as
+        there.
 
     Returns:
       the episodes, problem by problem; `group` counts problems.
@@ -74,6 +77,7 @@ def play_problems(
             chunk=chunk,
             first_prompt=first_prompt,
             limits=limits,
+            album=album,
         )
         episodes += [dataclasses.replace(e, group=e.group + start) for e in played]
     return episodes
@@ -111,6 +115,7 @@ def play_heldout(
         chunk=task.chunk,
         first_prompt=task.first_prompts[-1],
         limits=task.limits,
+        album=task.album,
     )
 
 

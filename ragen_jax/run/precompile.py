@@ -126,9 +126,11 @@ def start_programs(
 
     In lock step that is every first turn and, where each turn reads a prompt of its own, every
     number of rows that compaction can leave; of updates, where a row is one turn, the length of a
-    prompt with the longest reply. In the order in which they are needed; none in several processes.
+    prompt with the longest reply. In the order in which they are needed; none in several processes,
+    and none of a model that sees.
     """
-    if jax.process_count() > 1:  # which would have to compile in the same order
+    # Several would have to compile in the same order; how large tables of images are is not known.
+    if jax.process_count() > 1 or any(task.album is not None for task in tasks):
         return []
     shapes = describe(config, learner, state, policy)
     planned: dict[Any, Planned] = {}

@@ -69,6 +69,9 @@ def play(
       (TrainState that knows what was played, `Played`, rollout/* and collect/* metrics).
     """
     clock = Clock()
+    album = run.tasks[0].album  # the run's
+    if album is not None:
+        album.begin_page()
     play_task = episodes_of(run, policy, clock)
     collected = [collect(task, play_task, state, step) for task in run.tasks]
     selected = concatenate_episodes(part.episodes for part in collected)
@@ -128,6 +131,7 @@ def episodes_of(
             first_prompt=task.first_prompts[-1],
             limits=task.limits,
             clock=clock,
+            album=task.album,
         )
 
     return play_task
@@ -199,8 +203,9 @@ def inform(
             continue
         reasonings = [turn.sampled[slice(*turn.reasoning)] for *_, turn in scored]
         prompts = [first_G[group] for group in groups]
+        seen = policy if task.album is None else task.album.attach(policy, *prompts)
         score_MN, _ = cross_score(
-            run.model, policy, prompts, reasonings, micro_batch=run.diagnosis.micro_batch
+            run.model, seen, prompts, reasonings, micro_batch=run.diagnosis.micro_batch
         )
         own_M = np.array([turn.logp[slice(*turn.reasoning)].sum() for *_, turn in scored])
         group_M = np.array([episodes[e].group for e, *_ in scored]) - groups[0]

@@ -16,10 +16,11 @@ from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import Penalties
-from ragen_jax.rollout.acting import Limits, observe
+from ragen_jax.rollout.acting import Broken, Limits, observe
+from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.collect import Collecting
-from ragen_jax.rollout.episode import Play, next_prompt, start_plays
+from ragen_jax.rollout.episode import NO_EYES, Play, begin_turns, images_of, start_plays
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.build import (
@@ -37,6 +38,7 @@ from ragen_jax.run.build import (
 from ragen_jax.run.sizes import of_environments, step_rows
 from ragen_jax.run.workdir import cache_directory
 from ragen_jax.sharding import first_goes_first
+from ragen_jax.types import Episode, Params
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -69,36 +71,56 @@ class Task:
     chunk: int
     penalties: Penalties
     styles: Mapping[str, Style]  # that its agent was taught to think in; {}: one alone
+    album: Album | None  # of the images that it shows, the run's; None: the model does not see
 
     @property
     def groups(self) -> int:
         """Groups of a step."""
         return self.collecting.groups
 
+    def seen(self, params: Params, episodes: Sequence[Episode]) -> Params:
+        """Parameters with the images that its episodes show, on the mesh in use."""
+        if self.album is None:
+            return params
+        return self.album.attach(params, *(turn.prompt for e in episodes for turn in e.turns))
+
     @functools.cached_property
     def first_plays(self) -> list[Play]:
-        """The first `SHOWN` held-out problems, just begun."""
+        """The first `SHOWN` held-out problems, their first turns begun."""
         seeds, states = (listed[:SHOWN] for listed in self.heldout)
         shown = observe(self.heldout_environment, states, self.limits)
-        return start_plays(seeds, states, shown, 1, self.key)
+        plays = start_plays(seeds, states, shown, 1, self.key)
+        begin_turns(plays, self.chat, self.album)
+        return plays
 
     @functools.cached_property
     def first_prompts(self) -> tuple[int, ...]:
         """Tokens of their prompts, which others are about as long as; rising."""
-        return tuple(sorted(len(next_prompt(play, self.chat)[1]) for play in self.first_plays))
+        return tuple(sorted(len(play.prompt) for play in self.first_plays))
 
 
 def build_tasks(
-    config: ConfigDict, tokenizer: "PreTrainedTokenizerFast", stop_ids: Sequence[int]
+    config: ConfigDict,
+    tokenizer: "PreTrainedTokenizerFast",
+    stop_ids: Sequence[int],
+    *,
+    image_pad: int | None = None,
+    album: Album | None = None,
 ) -> tuple[Task, ...]:
     """The `Task`s of a config, in the order of sizes.of_environments.
 
     Args:
       stop_ids: token ids at which the model's replies end.
+      image_pad, album: of a model that sees: of `make_chat`, and the run's album.
+
+    Raises:
+      ValueError: an environment that cannot be built, or shows images that the model cannot see.
     """
     alone = of_environments(config)
     return tuple(
-        _build(name, name if len(alone) > 1 else "", index, c, tokenizer, stop_ids)
+        _build(
+            name, name if len(alone) > 1 else "", index, c, tokenizer, stop_ids, image_pad, album
+        )
         for index, (name, c) in enumerate(alone.items())
     )
 
@@ -110,6 +132,8 @@ def _build(
     config: ConfigDict,
     tokenizer: "PreTrainedTokenizerFast",
     stop_ids: Sequence[int],
+    image_pad: int | None,
+    album: Album | None,
 ) -> Task:
     environment = build_environment(config, "train")
     heldout_environment = build_environment(config, "eval")
@@ -121,10 +145,17 @@ def _build(
             settings=environment_settings(config),
             directory=cache_directory() / "datasets",
         )
+    limits = build_limits(config)
+    for shown in observe(heldout_environment, heldout[1][:1], limits):
+        images = () if isinstance(shown, Broken) else images_of(shown)
+        if images and album is None:
+            raise ValueError(NO_EYES)
+        if album is not None:
+            album.meet(images)  # which refuses what it cannot be shown
     return Task(
         name=name,
         label=label,
-        chat=build_chat(config, tokenizer, environment, stop_ids),
+        chat=build_chat(config, tokenizer, environment, stop_ids, image_pad),
         environment=environment,
         heldout_environment=heldout_environment,
         heldout=heldout,
@@ -135,7 +166,7 @@ def _build(
         group_size=config.rollout.group_size,
         group_rows=step_rows(config) // config.rollout.groups,
         budgets=build_budgets(config),
-        limits=build_limits(config),
+        limits=limits,
         max_error_share=config.env.max_error_share,
         sampling=build_sampling(config),
         eval_sampling=build_eval_sampling(config),
@@ -144,4 +175,5 @@ def _build(
         chunk=config.rollout.chunk,
         penalties=build_penalties(config),
         styles=build_styles(config, environment),
+        album=album,
     )

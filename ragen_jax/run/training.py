@@ -175,6 +175,7 @@ class Run:
                     chunk=task.chunk,
                     first_prompt=task.first_prompts[-1],
                     limits=task.limits,
+                    album=task.album,
                 )
         if self.fresh and self.schedule.evaluate:
             metrics = self.evaluate(policy, 0) | self._behind_row(0)

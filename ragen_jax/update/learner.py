@@ -28,6 +28,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.objectives import mismatch_kl, mismatch_weights
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef
+from ragen_jax.rollout.album import Album
 from ragen_jax.sharding import in_memory, rests_on_host, sampling_params
 from ragen_jax.types import AheadState, Batch, Metrics, Params, Sampler, TrainState
 from ragen_jax.update.critic import ValueLoss, update_critic
@@ -71,6 +72,7 @@ class Learner:
     # Parameters of the KL reference, where they are held apart; maybe in the host's memory.
     reference: Params | None
     frozen: Frozen | None  # the base model of LoRA training
+    album: Album | None = None  # of the images that rows show; None: the model does not see
 
     @property
     def kl_reference(self) -> Params | None:
@@ -86,6 +88,13 @@ class Learner:
             return None
         params = sampling_params(self.frozen.params, self.model, self.sampling_mesh)
         return Frozen(params, self.frozen.scale)
+
+    def beside(self, batch: Batch) -> Frozen | None:
+        """What the model runs with besides what is trained, where it reads the rows of a batch."""
+        if self.album is None:
+            return self.frozen
+        images = self.album.table(batch.tokens_BT)
+        return dataclasses.replace(self.frozen or Frozen(None, None), images=images)
 
     @property
     def environment_G(self) -> np.ndarray:
@@ -147,7 +156,8 @@ def select(
     logp_BT = entropy_BT = entropy_GK = None
     if learner.reads_policy:
         rows_B = np.flatnonzero(batch.weight_B > 0)
-        params = state.params if learner.frozen is None else learner.frozen.attach(state.params)
+        beside = learner.beside(batch)
+        params = state.params if beside is None else beside.attach(state.params)
         logp_BT, entropy_BT = _pass(
             learner, statistics, params, batch, rows_B, np.float32(learner.loss.temperature)
         )
@@ -213,15 +223,16 @@ def assign_credit(
     keep_GK, return_GK = selection.keep_GK, outcomes.return_GK
     kept_B = _rows_of(keep_GK, batch)
     metrics = {}
+    beside = learner.beside(batch)
     value_BT = kl_BT = None
     kl_coef = 0.0
     if state.critic is not None:
-        (value_BT,) = _pass(learner, values, state.critic.params, batch, kept_B, learner.frozen)
+        (value_BT,) = _pass(learner, values, state.critic.params, batch, kept_B, beside)
     if learner.kl_in_reward:
         coef, kind = learner.kl_in_reward
         kl_coef = coef * float(state.kl_scale)
-        frozen = learner.frozen
-        reference = _needed(learner.kl_reference) if frozen is None else frozen.params
+        reference = learner.kl_reference
+        reference = _needed(reference if beside is None else beside.reference(reference))
         # A group is compared with all its members: what is kept of it with what is not.
         compared_GK = np.broadcast_to(keep_GK.any(1, keepdims=True), keep_GK.shape)
         rows_B = _rows_of(compared_GK, batch)
@@ -302,7 +313,7 @@ def update(
         micro_batch=learner.micro_batch,
         minibatch_rows=learner.minibatch_rows,
         loss_scale=credit.loss_scale,
-        frozen=learner.frozen,
+        frozen=learner.beside(batch),
     )
     policy_rates, critic_rates = learner.rates(step)
     metrics: Metrics = {"update/count": 0}

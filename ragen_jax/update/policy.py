@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from ragen_jax import losses
 from ragen_jax.model import lora
+from ragen_jax.model.positions import Images
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.objectives import OBJECTIVES
 from ragen_jax.sharding import replicate
@@ -46,14 +47,26 @@ class Loss:
 
 @flax.struct.dataclass
 class Frozen:
-    """The base model of LoRA training: not trained, and the KL reference by itself."""
+    """What the model runs with besides what is trained."""
 
-    params: Params
-    scale: np.float32 | jax.Array  # of the adapters, alpha / rank
+    params: Params | None  # the base model of LoRA training; None: the model itself is trained
+    scale: np.float32 | jax.Array | None  # of the adapters, alpha / rank
+    images: Images | None = None  # that the rows show
 
-    def attach(self, adapters: Params) -> Params:
+    def attach(self, trained: Params) -> Params:
         """What the model runs with."""
-        return lora.attach(self.params, adapters, scale=self.scale)
+        whole = trained
+        if self.params is not None:
+            whole = lora.attach(self.params, trained, scale=self.scale)
+        return self.shown(whole)
+
+    def reference(self, params: Params | None) -> Params | None:
+        """The KL reference: `params`, if the base model of LoRA training is not it by itself."""
+        return self.shown(params if self.params is None else self.params)
+
+    def shown(self, params: Params | None) -> Params | None:
+        """The parameters with the images."""
+        return params if self.images is None or not params else {**params, "images": self.images}
 
 
 EXACT = "exact"  # the kl_kind that is no estimate: over the whole vocabulary
@@ -148,13 +161,13 @@ def policy_gradient(
         perhaps bonus, each [A, micro_batch, L].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
       loss_scale: scalar, multiplies the whole loss.
-      frozen: where params are adapters; then ref_params is not read.
+      frozen: where params are adapters, whose ref_params are not read, or rows show images.
     """
 
     def objective(params, piece):
         reference = ref_params
         if frozen is not None:
-            params, reference = frozen.attach(params), frozen.params
+            params, reference = frozen.attach(params), frozen.reference(ref_params)
         parts, metrics, gap = loss_parts(model, loss, params, reference, piece, kl_scale)
         return loss_scale * sum(parts.values()), (metrics, {"logp_gap": gap})
 
@@ -224,7 +237,7 @@ def update_policy(
       state: its params and opt_state are donated.
       rng, minibatches, minibatch_rows: see `optimize.deal`.
       rates: float32, the learning rate of each minibatch (optimize.learning_rates).
-      frozen: where the state's parameters are LoRA adapters.
+      frozen: where the state's parameters are LoRA adapters, or rows show images.
       bonus_BT: of `bonus.entropy_weights`; None: the entropy bonus lies on every token.
 
     Returns:

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from ragen_jax.model import hf, images, positions, qwen, vision, vision_tensors
+from ragen_jax.rollout import album
 
 NOT_OF_QWEN2 = ("model_type", "rope_parameters", "layer_types", "sliding_window")
 
@@ -78,57 +79,65 @@ def embed(tower, tower_params, pixels_NPC, grid):
 
 
 class Rows(NamedTuple):
-    """Rows of tokens, ready for the language model."""
+    """Rows of tokens, ready for the language model, and as transformers has them."""
 
-    tokens_BT: np.ndarray
+    tokens_BT: np.ndarray  # images as their numbers
     length_B: np.ndarray
     positions_3BT: np.ndarray
     images: positions.Images
     pixels: list  # of all pictures in order: (patches, grid)
+    ids_BT: np.ndarray  # images as image_pad
 
 
-def arrange(seeing, rows, width):
-    """`Rows` of (tokens, pictures) pairs, right-padded to `width` tokens with zeros."""
-    tokens_BT = np.zeros((len(rows), width), np.int32)
-    positions_3BT = np.zeros((3, len(rows), width), np.int32)
-    embeds, pixels = [], []
-    for b, (tokens, pictures) in enumerate(rows):
-        processed = [images.preprocess(x, seeing.image_config) for x in pictures]
-        tokens_BT[b, : len(tokens)] = tokens
-        positions_3BT[:, b, : len(tokens)] = positions.row_positions(
-            tokens,
-            [grid for _, grid in processed],
-            merge=seeing.image_config.merge_size,
-            vision_start=seeing.vision_start,
-            image_pad=seeing.image_pad,
-        )
-        embeds.append(
-            [embed(seeing.tower, seeing.tower_params, x[None], grid)[0] for x, grid in processed]
-        )
-        pixels += processed
-    most = max(sum(len(x) for x in row) for row in embeds)
-    embed_BID = np.zeros((len(rows), most, seeing.model.config.width), np.float32)
-    for into, row in zip(embed_BID, embeds, strict=True):
-        if row:
-            into[: sum(len(x) for x in row)] = np.concatenate(row)
-    index_BT = positions.image_index(tokens_BT, seeing.image_pad)
+def album_of(seeing):
+    """An empty album of the model."""
+    tower = vision.Tower(seeing.tower, seeing.tower_params, seeing.image_config)
+    return album.Album(tower, seeing.model.config.vocab_size)
+
+
+def arrange(seeing, rows, width, book=None):
+    """`Rows` of (tokens, pictures) pairs, right-padded to `width` tokens with zeros.
+
+    book: an album that goes on; None: a new one.
+    """
+    book = book or album_of(seeing)
+    book.meet(picture for _, pictures in rows for picture in pictures)
+    ids_BT = np.zeros((len(rows), width), np.int32)
+    for row, (tokens, _) in zip(ids_BT, rows, strict=True):
+        row[: len(tokens)] = tokens
+    numbers = [
+        first + np.arange(count)
+        for _, pictures in rows
+        for first, count in map(book.span, pictures)
+    ]
+    tokens_BT = ids_BT.copy()
+    if numbers:
+        tokens_BT[ids_BT == seeing.image_pad] = np.concatenate(numbers)
+    table = book.table(tokens_BT)
+    at = positions.token_positions({"images": table}, tokens_BT)
     return Rows(
         tokens_BT,
         np.array([len(tokens) for tokens, _ in rows], np.int32),
-        positions_3BT,
-        positions.Images(embed_BID, index_BT),
-        pixels,
+        np.asarray(at),
+        table,
+        [images.preprocess(x, seeing.image_config) for _, pictures in rows for x in pictures],
+        ids_BT,
     )
 
 
+def seen_by(params, table):
+    """The parameters with a table of images; None: without."""
+    return params if table is None else params | {"images": table}
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def forward(model, params, tokens_BT, at=None, segments=(), seen=None):
+def forward(model, params, tokens_BT, at=None, segments=()):
     """(log-probs [B, T, V] of the next token, keys and values)."""
-    hidden, kv = model.apply({"params": params}, tokens_BT, at, segments, images=seen, keep_kv=True)
+    hidden, kv = model.apply({"params": params}, tokens_BT, at, segments, keep_kv=True)
     return jax.nn.log_softmax(qwen.logits(params, hidden)), kv
 
 
 def picked(logp_BTV, tokens_BT):
-    """[B, T]: entry t is the log-prob of token t, entry 0 is 0."""
+    """[B, T]: entry t is the log-prob of token t, as transformers numbers it; entry 0 is 0."""
     of_next = np.take_along_axis(np.asarray(logp_BTV)[:, :-1], tokens_BT[:, 1:, None], -1)[..., 0]
     return np.pad(of_next, ((0, 0), (1, 0)))

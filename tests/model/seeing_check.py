@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from seeing import arrange, embed, forward, load, shown
+from seeing import arrange, embed, forward, load, seen_by, shown
 
 from ragen_jax.sharding import make_mesh, shard_params, spec
 
@@ -33,8 +33,10 @@ def main(directory, scratch, sizes):
 
     def see(params, tower_params):
         embed_NPD = embed(s.tower, tower_params, pixels_NPC, grid)
-        seen = rows.images.replace(embed_BID=embed_NPD)
-        logp, _ = forward(s.model, params, rows.tokens_BT, rows.positions_3BT, seen=seen)
+        found = np.zeros_like(rows.images.embed_ID)
+        found[: embed_NPD.shape[0] * embed_NPD.shape[1]] = np.concatenate(embed_NPD)
+        seen = seen_by(params, rows.images.replace(embed_ID=found))
+        logp, _ = forward(s.model, seen, rows.tokens_BT)
         return jax.block_until_ready(embed_NPD), jax.block_until_ready(logp)
 
     want = see(s.params, s.tower_params)

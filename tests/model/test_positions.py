@@ -6,47 +6,87 @@ import numpy as np
 import pytest
 
 from ragen_jax.model import qwen
-from ragen_jax.model.positions import Images, image_index, row_positions, splice
+from ragen_jax.model.positions import (
+    NO_TOKEN,
+    position_behind,
+    splice,
+    table,
+    token_positions,
+)
 
 pytestmark = pytest.mark.fast
 
 START, END, PAD = 50, 51, 52
-IDS = dict(merge=2, vision_start=START, image_pad=PAD)
+V = 64  # of the vocabulary
+ROOM = 64
 
 
 def show(grid):
     return [START, *[PAD] * (grid[1] * grid[2] // 4), END]
 
 
+def numbered(tokens, grids):
+    """(int32 row with numbers past the vocabulary, `Images`): of an image that is shown twice the
+    same ones, as an album gives them."""
+    row, sides, first = np.array(tokens, np.int32), {}, V
+    for _, h, w in grids:
+        if (h, w) not in sides:
+            sides[h, w] = first, h // 2, w // 2
+            first += h * w // 4
+    numbers = [sides[h, w][0] + np.arange(h * w // 4) for _, h, w in grids]
+    if numbers:
+        row[row == PAD] = np.concatenate(numbers)
+    return row, table(list(sides.values()), np.zeros((first - V, 2), np.float32), ROOM)
+
+
+def positions_of(row, images, start=0):
+    """[3, T]."""
+    return np.asarray(token_positions({"images": images}, row[None], np.array([start])))[:, 0]
+
+
+def behind(row, images, start=0):
+    found = position_behind({"images": images}, row[None], np.array([len(row)]), np.array([start]))
+    return int(found[0])
+
+
 # ---------------------------------------------------------------- position ids by hand
 
 
 def test_text_counts_on():
-    np.testing.assert_array_equal(row_positions(np.arange(5), [], **IDS), [[0, 1, 2, 3, 4]] * 3)
-    at = row_positions(np.arange(3), [], **IDS, start=7)
-    np.testing.assert_array_equal(at, [[7, 8, 9]] * 3)
-    assert at.dtype == np.int32
-    assert row_positions(np.zeros(0, int), [], **IDS).shape == (3, 0)
+    row, images = numbered(range(5), [])
+    np.testing.assert_array_equal(positions_of(row, images), [[0, 1, 2, 3, 4]] * 3)
+    np.testing.assert_array_equal(positions_of(row, images, 7), [[7, 8, 9, 10, 11]] * 3)
+    assert positions_of(row, images).dtype == np.int32
+
+
+def test_without_a_table_there_is_one_position():
+    tokens_BT, start_B = np.ones((2, 3), np.int32), np.array([0, 7])
+    np.testing.assert_array_equal(token_positions({}, tokens_BT), [[0, 1, 2]] * 2)
+    np.testing.assert_array_equal(token_positions({}, tokens_BT, start_B), [[0, 1, 2], [7, 8, 9]])
+    count_B = np.array([3, 1])
+    np.testing.assert_array_equal(position_behind({}, tokens_BT, count_B, start_B), [3, 8])
 
 
 def test_an_image_by_hand():
     """Two rows of three tokens behind two others: they are 2 x 3 places, text goes on at 2 + 3."""
-    tokens_T = np.array([9, *show((1, 4, 6)), 8, 7])
+    row, images = numbered([9, *show((1, 4, 6)), 8, 7], [(1, 4, 6)])
     np.testing.assert_array_equal(
-        row_positions(tokens_T, [(1, 4, 6)], **IDS),
+        positions_of(row, images),
         [
             [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 7],
             [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7],
             [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7],
         ],
     )
+    assert behind(row, images) == 8 and behind(row, images, 5) == 13
 
 
 def test_two_images_by_hand():
     """One upright, of three rows, and a square one; one behind the other."""
-    tokens_T = np.array([*show((1, 6, 2)), *show((1, 4, 4))])
+    grids = [(1, 6, 2), (1, 4, 4)]
+    row, images = numbered([*show(grids[0]), *show(grids[1])], grids)
     np.testing.assert_array_equal(
-        row_positions(tokens_T, [(1, 6, 2), (1, 4, 4)], **IDS),
+        positions_of(row, images),
         [
             [0, 1, 1, 1, 4, 5, 6, 6, 6, 6, 8],
             [0, 1, 2, 3, 4, 5, 6, 6, 7, 7, 8],
@@ -55,52 +95,38 @@ def test_two_images_by_hand():
     )
 
 
-def test_a_later_turn_goes_on():
-    """A row in pieces, each begun behind the largest position of those before, is the row."""
-    grids = [(1, 4, 8), (1, 2, 2), (1, 8, 4)]
-    pieces = [[1, 2, *show(grids[0]), 3], [4, 5], show(grids[1]), [6], [7, *show(grids[2])]]
-    whole = row_positions(np.concatenate(pieces), grids, **IDS)
-    start, found, left = 0, [], list(grids)
-    for piece in pieces:
-        mine = [left.pop(0)] if PAD in piece else []
-        found.append(row_positions(np.array(piece), mine, **IDS, start=start))
-        start = max(start, found[-1].max() + 1)
-    np.testing.assert_array_equal(np.concatenate(found, 1), whole)
-
-
-def test_sampled_tokens_are_text():
-    """A policy that says the words of an image shows nothing."""
-    tokens_T = np.array([*show((1, 4, 4)), START, PAD, PAD, END, *show((1, 2, 2))])
-    sampled_T = np.zeros(len(tokens_T))
-    sampled_T[6:10] = 1
-    grids = [(1, 4, 4), (1, 2, 2)]
-    same = np.where(sampled_T, 9, tokens_T)
+def test_an_image_shown_again_stands_at_another_place():
+    row, images = numbered([*show((1, 4, 4)), 3, *show((1, 4, 4))], [(1, 4, 4)] * 2)
+    np.testing.assert_array_equal(row[1:5], row[8:12])
     np.testing.assert_array_equal(
-        row_positions(tokens_T, grids, **IDS, sampled_T=sampled_T),
-        row_positions(same, grids, **IDS),
+        positions_of(row, images)[1], [0, 1, 1, 2, 2, 3, 4, 5, 6, 6, 7, 7, 8]
     )
-    index_BT = image_index(tokens_T[None], PAD, sampled_T[None])
-    np.testing.assert_array_equal(index_BT[0], [-1, 0, 1, 2, 3, -1, -1, -1, -1, -1, -1, 4, -1])
-    with pytest.raises(ValueError, match="3 runs of image token 52 .* 2 image grids"):
-        row_positions(tokens_T, grids, **IDS)
+    assert behind(row, images) == 9
 
 
-@pytest.mark.parametrize(
-    "tokens, grids, message",
-    [
-        ([1, *show((1, 4, 4))], [], "1 runs of image token 52 in a row of 7 tokens, but 0 image"),
-        ([1, 2], [(1, 4, 4)], "0 runs .* but 1 image grids"),
-        (show((1, 4, 4)), [(1, 4, 6)], r"\(1, 4, 6\) takes .* tokens 1 to 5 .* are 4 of id 52"),
-        (show((1, 4, 4)), [(2, 4, 2)], r"\(2, 4, 2\) takes 1 x 4 x 2"),
-        (show((1, 4, 4)), [(1, 5, 4)], r"\(1, 5, 4\) takes"),
-        ([7, PAD, END], [(1, 2, 2)], r"token 1 .* behind 7, expected <\|vision_start\|>, 50"),
-        ([PAD, END], [(1, 2, 2)], "token 0 .* behind nothing"),
-    ],
-)
-def test_images_that_do_not_fit_are_named(tokens, grids, message):
-    with pytest.raises(ValueError, match=message) as raised:
-        row_positions(np.array(tokens), grids, **IDS)
-    assert "\n" not in str(raised.value)
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_a_row_in_pieces_is_the_row(size):
+    """Each begun behind those before, wherever it is cut: within an image, too."""
+    grids = [(1, 4, 8), (1, 2, 2), (1, 8, 4)]
+    row, images = numbered(
+        [1, 2, *show(grids[0]), 3, 4, *show(grids[1]), 7, *show(grids[2]), 5], grids
+    )
+    start, found = 0, []
+    for first in range(0, len(row), size):
+        piece = row[first : first + size]
+        found.append(positions_of(piece, images, start))
+        start = behind(piece, images, start)
+    np.testing.assert_array_equal(np.concatenate(found, 1), positions_of(row, images))
+    assert start == behind(row, images)
+
+
+def test_what_a_policy_says_is_text():
+    """The words of an image, said by a policy, are below the vocabulary's size."""
+    said = [*show((1, 4, 4)), START, PAD, PAD, END]
+    row, images = numbered(said[:6], [(1, 4, 4)])
+    row = np.concatenate([row, np.array(said[6:], np.int32)])
+    plain = np.where(row == PAD, 9, row)
+    np.testing.assert_array_equal(positions_of(row, images), positions_of(plain, images))
 
 
 # ---------------------------------------------------------------- beside torch
@@ -143,10 +169,12 @@ def test_positions_match_torch():
     ]
     T = max(len(tokens) for tokens, _ in rows) + 3
     tokens_BT, mask_BT = np.zeros((2, len(rows), T), np.int64)
-    got_3BT = np.zeros((3, len(rows), T), np.int64)
+    got_3BT, behind_B = np.zeros((3, len(rows), T), np.int64), []
     for b, (tokens, grids) in enumerate(rows):
         tokens_BT[b, : len(tokens)], mask_BT[b, : len(tokens)] = tokens, 1
-        got_3BT[:, b, : len(tokens)] = row_positions(np.array(tokens), grids, **IDS)
+        row, images = numbered(tokens, grids)
+        got_3BT[:, b, : len(tokens)] = positions_of(row, images)
+        behind_B.append(behind(row, images))
     want_3BT, delta_B1 = Qwen2_5_VLModel(config).get_rope_index(
         torch.tensor(tokens_BT),
         mm_token_type_ids=torch.tensor(tokens_BT == PAD).int(),
@@ -155,7 +183,7 @@ def test_positions_match_torch():
     )
     np.testing.assert_array_equal(got_3BT, want_3BT.numpy())
     # What comes next, too.
-    np.testing.assert_array_equal(got_3BT.max((0, 2)) + 1, mask_BT.sum(1) + delta_B1[:, 0].numpy())
+    np.testing.assert_array_equal(behind_B, mask_BT.sum(1) + delta_B1[:, 0].numpy())
 
 
 # ---------------------------------------------------------------- angles
@@ -185,19 +213,23 @@ def test_three_equal_positions_are_one(scaling):
 
 
 def test_splice_by_hand():
+    """Two images, of one and of two tokens; the table has room for more."""
     x_BTD = np.arange(2 * 5 * 2, dtype=np.float32).reshape(2, 5, 2)
-    embed_BID = 100 + np.arange(2 * 3 * 2, dtype=np.float32).reshape(2, 3, 2)
-    tokens_BT = np.array([[1, PAD, PAD, 2, PAD], [PAD, 3, 4, 5, 6]])
-    index_BT = jax.jit(image_index, static_argnums=1)(tokens_BT, PAD)
-    np.testing.assert_array_equal(index_BT, [[-1, 0, 1, -1, 2], [0, -1, -1, -1, -1]])
-    got = jax.jit(splice)(x_BTD, Images(embed_BID, index_BT))
+    embed_ID = 100 + np.arange(3 * 2, dtype=np.float32).reshape(3, 2)
+    images = table([(V + 4, 1, 1), (V + 9, 1, 2)], embed_ID, 8)
+    np.testing.assert_array_equal(images.token_I, [V + 4, V + 9, V + 10, *[NO_TOKEN] * 5])
+    np.testing.assert_array_equal(images.step_I, [1, 0, 2, *[0] * 5])
+    tokens_BT = np.array([[1, V + 9, V + 10, 2, V + 4], [V + 4, 3, 4, 5, 63]], np.int32)
+    got = jax.jit(splice, static_argnums=3)(x_BTD, tokens_BT, images, V)
     want = x_BTD.copy()
-    want[0, [1, 2, 4]], want[1, 0] = embed_BID[0], embed_BID[1, 0]
+    want[0, [1, 2, 4]], want[1, 0] = embed_ID[[1, 2, 0]], embed_ID[0]
     np.testing.assert_array_equal(got, want)
-    assert splice(jnp.asarray(x_BTD, jnp.bfloat16), Images(embed_BID, index_BT)).dtype == "bfloat16"
+    assert splice(jnp.asarray(x_BTD, jnp.bfloat16), tokens_BT, images, V).dtype == "bfloat16"
 
 
-def test_more_image_tokens_than_embeddings_are_seen():
-    """Not clipped to the last one: NaN goes through every layer behind it."""
-    got = splice(jnp.ones((1, 3, 2)), Images(jnp.ones((1, 1, 2)), jnp.array([[-1, 0, 1]])))
-    np.testing.assert_array_equal(np.isnan(got)[0, :, 0], [False, False, True])
+def test_numbers_that_stand_for_nothing_are_seen():
+    """Below, between and behind those of the table: not the nearest one, but NaN."""
+    images = table([(V + 4, 1, 1), (V + 9, 1, 2)], np.ones((3, 2), np.float32), 4)
+    tokens_BT = np.array([[V + 3, V + 4, V + 5, V + 8, V + 11, 5]], np.int32)
+    got = splice(jnp.ones((1, 6, 2)), tokens_BT, images, V)
+    np.testing.assert_array_equal(np.isnan(got)[0, :, 0], [True, False, True, True, True, False])

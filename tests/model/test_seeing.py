@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from devices import on_devices
-from seeing import arrange, embed, forward, load, picked, shown
+from seeing import album_of, arrange, forward, load, picked, seen_by, shown
 
 from ragen_jax.model import images, positions, qwen
 from ragen_jax.model.attention import Segment, append
+from ragen_jax.rollout.sample import empty_reply, extend, prefill
+from ragen_jax.update.likelihood import token_logps
 
 pytestmark = pytest.mark.fast
 
@@ -46,7 +48,7 @@ def rows_of(stored):
 
 def run(s, rows):
     """Log-probs [B, T, V] of `Rows` in one forward pass."""
-    logp_BTV, _ = forward(s.model, s.params, rows.tokens_BT, rows.positions_3BT, seen=rows.images)
+    logp_BTV, _ = forward(s.model, seen_by(s.params, rows.images), rows.tokens_BT)
     return np.asarray(logp_BTV)
 
 
@@ -62,23 +64,45 @@ def test_everything_matches_torch(model, stored):
         np.testing.assert_allclose(pixels, stored[f"pixels_{k}"], rtol=0, atol=1e-5)
     real_BT = np.arange(rows.tokens_BT.shape[1]) < stored["length_B"][:, None]
     np.testing.assert_array_equal(rows.positions_3BT * real_BT, stored["positions_3BT"] * real_BT)
-    got_BT = picked(run(model, rows), rows.tokens_BT) * real_BT
+    got_BT = picked(run(model, rows), rows.ids_BT) * real_BT
     np.testing.assert_allclose(got_BT, stored["logp_BT"], **CLOSE)
+
+
+def test_log_probs_of_training_match_torch(model, stored):
+    """By likelihood.token_logps, for all that is text: what an image's token is, nobody learns."""
+    rows = arrange(model, rows_of(stored), stored["tokens_BT"].shape[1])
+    got_BT = token_logps(model.model, seen_by(model.params, rows.images), rows.tokens_BT)
+    text_BT = rows.ids_BT != model.image_pad
+    text_BT &= np.arange(rows.tokens_BT.shape[1]) < stored["length_B"][:, None]
+    np.testing.assert_allclose(got_BT * text_BT, stored["logp_BT"] * text_BT, **CLOSE)
+    assert np.isfinite(got_BT).all()
 
 
 def test_what_is_shown_and_where_matters(model, stored):
     """The comparison above would notice pictures left out, exchanged, or plain positions."""
     T = stored["tokens_BT"].shape[1]
     rows = arrange(model, rows_of(stored), T)
-    want_BT = picked(run(model, rows), rows.tokens_BT)
-    embed_BID = rows.images.embed_BID
+    want_BT = picked(run(model, rows), rows.ids_BT)
+    table = rows.images
+    real = table.token_I < positions.NO_TOKEN
+    turned = table.embed_ID.copy()
+    turned[real] = turned[real][::-1]
     for spoilt in (
-        rows._replace(images=rows.images.replace(embed_BID=0 * embed_BID)),
-        rows._replace(images=rows.images.replace(embed_BID=embed_BID[:, ::-1])),
-        rows._replace(positions_3BT=np.broadcast_to(np.arange(T), rows.positions_3BT.shape)),
+        table.replace(embed_ID=0 * table.embed_ID),
+        table.replace(embed_ID=turned),
+        table.replace(place_I2=0 * table.place_I2, step_I=np.ones_like(table.step_I)),
     ):
-        off_B = np.abs(picked(run(model, spoilt), rows.tokens_BT) - want_BT).max(1)
-        assert off_B[[0, 1, 3]].min() > 0.01
+        off_B = np.abs(picked(run(model, rows._replace(images=spoilt)), rows.ids_BT) - want_BT)
+        assert off_B.max(1)[[0, 1, 3]].min() > 0.01
+
+
+def test_a_number_that_stands_for_nothing_is_seen(model, stored):
+    """NaN goes through every layer: the whole row has it."""
+    rows = arrange(model, rows_of(stored), stored["tokens_BT"].shape[1])
+    tokens_BT = rows.tokens_BT.copy()
+    tokens_BT[2, 4] = 10**9
+    bad_BT = np.isnan(run(model, rows._replace(tokens_BT=tokens_BT))).any(-1)
+    assert not bad_BT[[0, 1, 3]].any() and bad_BT[2].all()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -149,7 +173,7 @@ def test_random_models_match_torch(tmp_path, seed):
         ],
         WIDTH,
     )
-    ids = torch.tensor(rows.tokens_BT).long()
+    ids = torch.tensor(rows.ids_BT).long()
     mask = torch.arange(WIDTH) < torch.tensor(rows.length_B)[:, None]
     with torch.no_grad():
         want = theirs(
@@ -195,10 +219,6 @@ def test_sections_must_fill_a_head(model, section):
 # ---------------------------------------------------------------- from the cache
 
 
-def segment(kv, length_B):
-    return Segment(k=kv[0], v=kv[1], length_N=jnp.asarray(length_B))
-
-
 @pytest.mark.parametrize("later", ["text", "image"])
 def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
     """Prefill with images, extend with what `later` says, decode token by token: rows of their own
@@ -221,50 +241,50 @@ def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
         ([*t1, *t2, *r], [*p1, *p2])
         for (t1, p1), (t2, p2), r in zip(first, second, reply, strict=True)
     ]
-    full = arrange(s, whole, WIDTH)
+    book = album_of(s)
+    full = arrange(s, whole, WIDTH, book)
     want_BTV = run(s, full)
+    n_B = np.array([len(tokens) for tokens, _ in first])
+    m_B = np.array([len(tokens) for tokens, _ in second])
 
-    start = arrange(s, first, 32)
-    logp, kv = forward(s.model, s.params, start.tokens_BT, start.positions_3BT, seen=start.images)
-    history = segment(kv, start.length_B)
-    for b in range(2):
-        n = start.length_B[b]
-        np.testing.assert_allclose(logp[b, :n], want_BTV[b, :n], **CLOSE)
+    def cut(start_B, count_B, width):
+        """The same numbers as in the whole rows."""
+        tokens_BT = np.zeros((2, width), np.int32)
+        for row, whole, start, count in zip(
+            tokens_BT, full.tokens_BT, start_B, count_B, strict=True
+        ):
+            row[:count] = whole[start : start + count]
+        return tokens_BT
 
-    # The second turn: its own images, counted from its own first; positions go on.
-    tokens_BT, at_3BT = np.zeros((2, 32), np.int32), np.zeros((3, 2, 32), np.int32)
-    embed_BID = np.zeros((2, 32, s.model.config.width), np.float32)
-    count_B = np.array([len(tokens) for tokens, _ in second])
-    for b, (tokens, pictures) in enumerate(second):
-        made = [images.preprocess(x, s.image_config) for x in pictures]
-        tokens_BT[b, : len(tokens)] = tokens
-        at_3BT[:, b, : len(tokens)] = positions.row_positions(
-            np.array(tokens),
-            [grid for _, grid in made],
-            merge=2,
-            vision_start=s.vision_start,
-            image_pad=s.image_pad,
-            start=start.positions_3BT[:, b].max() + 1,
-        )
-        for x, grid in made:
-            found = embed(s.tower, s.tower_params, x[None], grid)[0]
-            embed_BID[b, : len(found)] = found
-    seen = positions.Images(embed_BID, positions.image_index(tokens_BT, s.image_pad))
-    logp, kv = forward(s.model, s.params, tokens_BT, at_3BT, (history,), seen=seen)
-    history = append(history, *kv, jnp.asarray(count_B), capacity=WIDTH)
+    # Each call has the table of its own images alone.
+    tokens_BT = cut([0, 0], n_B, 32)
+    segment, logits_BV = prefill(s.model, seen_by(s.params, book.table(tokens_BT)), tokens_BT, n_B)
     for b in range(2):
-        n, m = start.length_B[b], count_B[b]
-        np.testing.assert_allclose(logp[b, :m], want_BTV[b, n : n + m], **CLOSE)
+        got = jax.nn.log_softmax(logits_BV[b])
+        np.testing.assert_allclose(got, want_BTV[b, n_B[b] - 1], **CLOSE)
+        assert segment.behind_N[b] == full.positions_3BT[:, b, : n_B[b]].max() + 1 < n_B[b]
+
+    # The second turn behind a reply of no token: the first of it is the last one sampled.
+    nothing = Segment(
+        k=empty_reply(segment.k, 2, 1), v=empty_reply(segment.v, 2, 1), length_N=jnp.zeros(2, int)
+    )
+    tokens_BE = cut(n_B, m_B, 32)
+    seen = seen_by(s.params, book.table(tokens_BE))
+    segment, logits_BV = extend(
+        s.model, seen, segment, nothing, np.arange(2), tokens_BE, m_B, capacity=WIDTH
+    )
+    for b in range(2):
+        got = jax.nn.log_softmax(logits_BV[b])
+        np.testing.assert_allclose(got, want_BTV[b, n_B[b] + m_B[b] - 1], **CLOSE)
 
     # Decoding: text, whose three positions are one.
-    at_B = at_3BT.max((0, 2)) + 1
+    at_B = np.asarray(segment.behind_N)
     for t in range(3):
         token_B1 = np.array([[r[t]] for r in reply], np.int32)
-        at_31B = np.broadcast_to((at_B + t)[:, None], (3, 2, 1))
-        logp, kv = forward(s.model, s.params, token_B1, at_31B, (history,))
-        history = append(history, *kv, jnp.ones(2, jnp.int32), capacity=WIDTH)
+        logp, kv = forward(s.model, s.params, token_B1, (at_B + t)[:, None], (segment,))
+        segment = append(segment, *kv, jnp.ones(2, jnp.int32), capacity=WIDTH)
         for b in range(2):
-            at = start.length_B[b] + count_B[b] + t
+            at = n_B[b] + m_B[b] + t
             np.testing.assert_allclose(logp[b, 0], want_BTV[b, at], **CLOSE)
             np.testing.assert_array_equal(full.positions_3BT[:, b, at], at_B[b] + t)
 
@@ -292,14 +312,14 @@ def test_gradients_reach_the_language_model_and_not_a_frozen_tower(model, stored
     s = model
     rows = arrange(s, rows_of(stored)[:1], 24)
     pixels, grid = rows.pixels[0]
+    room = len(rows.images.embed_ID)
 
     def loss(params, tower_params, frozen):
-        found = s.tower.apply({"params": tower_params}, pixels[None], grid)
+        found = s.tower.apply({"params": tower_params}, pixels[None], grid)[0]
         found = jax.lax.stop_gradient(found) if frozen else found
-        seen = positions.Images(found, rows.images.index_BT)
-        hidden, _ = s.model.apply(
-            {"params": params}, rows.tokens_BT, rows.positions_3BT, images=seen
-        )
+        found = jnp.pad(found, ((0, room - len(found)), (0, 0)))
+        seen = seen_by(params, rows.images.replace(embed_ID=found))
+        hidden, _ = s.model.apply({"params": seen}, rows.tokens_BT)
         return jax.nn.log_softmax(qwen.logits(params, hidden))[0, 15, 3]
 
     grad = jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=2)
@@ -308,7 +328,7 @@ def test_gradients_reach_the_language_model_and_not_a_frozen_tower(model, stored
         text, tower = grad(s.params, s.tower_params, frozen)
         assert min(np.abs(x).max() for x in jax.tree.leaves(text["layers"])) > 0
         largest[frozen] = np.array([np.abs(x).max() for x in jax.tree.leaves(tower)])
-        # The embedding of the image token itself is not read.
-        assert np.abs(text["embed"][s.image_pad]).max() == 0
+        # No embedding of the vocabulary is read in an image's place, nor that behind its end.
+        assert np.abs(text["embed"][s.image_pad]).max() == np.abs(text["embed"][-1]).max() == 0
         assert np.abs(text["embed"][s.vision_start]).max() > 0
     assert largest[False].min() > 0 and largest[True].max() == 0

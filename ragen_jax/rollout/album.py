@@ -1,0 +1,221 @@
+"""The images that a run shows, and the numbers that stand for their tokens.
+
+    meet     images -> numbers, for those that have none
+    span     image -> its numbers, which its prompt holds in its place
+    attach   parameters and rows of tokens -> parameters with the table of what the rows show
+
+An image's tokens have numbers of their own, past the vocabulary, so that rows that show other
+images are other rows wherever rows are compared, kept or dropped (model/positions.py). The tower,
+which is not trained, looks at every image once.
+
+Numbers are never given twice, and are forgotten two pages after they were given: a step begins a
+page, and rollouts ahead are of the step behind it.
+
+Where several processes sample, they give the same numbers and hold the same tables: what one has
+to meet or to show is told to the others, and all call what is here together.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ragen_jax.model.images import Grid, image_grid, preprocess
+from ragen_jax.model.positions import NO_TOKEN, Images, table
+from ragen_jax.model.vision import Tower, VisionTower
+from ragen_jax.sharding import agree, constrain, gather_bytes, place, processes
+from ragen_jax.types import Array, Params
+
+LEAST_ROOM = 64  # rows of a table
+# Images of one size that the tower looks at in a call. Always as many: on CPU the last digits
+# depend on their number, and an image must look the same whoever is beside it.
+AT_A_TIME = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Met:
+    """An image that has its numbers."""
+
+    first: int  # of its tokens' numbers, which follow one another
+    grid: Grid  # in patches
+    tokens: int
+    pixels: np.ndarray  # uint8 [height, width, 3]
+
+
+class Album:
+    """Images by their content, with their numbers and what the tower sees in them."""
+
+    def __init__(self, tower: Tower, vocab_size: int) -> None:
+        """vocab_size: of the language model; numbers begin there."""
+        self.tower, self.vocab_size = tower, vocab_size
+        self.next = vocab_size  # the number that is given next
+        self.pages: list[dict[bytes, Met]] = [{}]  # the last one, and the one before it
+        self.seen: dict[int, np.ndarray] = {}  # first number -> [tokens, D], as the tower sees it
+        self.room = LEAST_ROOM  # rows of a table: it never shrinks, so that programs stay few
+        self.lock = threading.Lock()  # rollouts ahead have images looked at while updates do
+        self.towers: dict[Mesh, Params] = {}  # the tower's parameters on the meshes in use
+
+    def begin_page(self) -> None:
+        """A new page; what was met before the last one is forgotten."""
+        with self.lock:
+            self.pages = [*self.pages[-1:], {}]
+            kept = {met.first for page in self.pages for met in page.values()}
+            self.seen = {first: x for first, x in self.seen.items() if first in kept}
+
+    def meet(self, images: Iterable[np.ndarray]) -> None:
+        """Gives numbers to the images that have none on this page, on all processes alike.
+
+        Raises:
+          ValueError: an image that the model cannot be shown (images.resized).
+        """
+        new = {}
+        for image in images:
+            key = _content(image)
+            if key not in self.pages[-1]:
+                new[key] = image
+        (most,) = agree(len(new))
+        if not most:
+            return
+        with self.lock:
+            for data in gather_bytes(_to_bytes(new.values())):
+                for image in _from_bytes(data):
+                    key = _content(image)
+                    if key not in self.pages[-1]:
+                        self.pages[-1][key] = self._number(image)
+
+    def _number(self, image: np.ndarray) -> Met:
+        grid = image_grid(*image.shape[:2], self.tower.images)
+        tokens = grid[1] * grid[2] // self.tower.images.merge_size**2
+        met = Met(self.next, grid, tokens, image)
+        self.next += tokens
+        if self.next >= NO_TOKEN:
+            raise RuntimeError("the run has shown more images than there are numbers for")
+        return met
+
+    def span(self, image: np.ndarray) -> tuple[int, int]:
+        """(first, count) of the numbers of an image that was met on this page or the one before.
+
+        Raises:
+          ValueError: it was not.
+        """
+        key = _content(image)
+        for page in reversed(self.pages):
+            if key in page:
+                return page[key].first, page[key].tokens
+        raise ValueError(f"an image of shape {image.shape} has not been met, or was forgotten")
+
+    def shift(self, tokens_T: np.ndarray) -> int:
+        """What the position behind so many tokens is more than their number: at most 0."""
+        past = tokens_T[tokens_T >= self.vocab_size]
+        shown = self.shown(past)
+        end_N = np.array([met.first + met.tokens - 1 for met in shown])
+        side_N = np.array([max(self.sides(met)) for met in shown])
+        return int(((past[:, None] == end_N) @ side_N).sum()) - len(past) if len(past) else 0
+
+    def attach(self, params: Params, *rows: Array) -> Params:
+        """The parameters with the table of what rows of tokens show, on the mesh in use."""
+        return {**params, "images": self.table(*rows)}
+
+    def table(self, *rows: Array) -> Images:
+        """`Images` of all that rows of tokens show, whole on every device of the mesh in use.
+
+        Raises:
+          ValueError: a number that stands for no image, or for one that was forgotten.
+        """
+        with self.lock:
+            shown = self.shown(*rows)
+            if processes() > 1:
+                told = gather_bytes(np.array([met.first for met in shown], np.int32).tobytes())
+                shown = self.shown(*(np.frombuffer(data, np.int32) for data in told))
+            self._look([met for met in shown if met.first not in self.seen])
+            size = sum(met.tokens for met in shown)
+            while self.room < size:
+                self.room *= 2
+            width = self.tower.model.config.out_hidden_size
+            embeds = [np.zeros((0, width), jnp.dtype(self.tower.model.config.dtype))]
+            embeds += [self.seen[met.first] for met in shown]
+            sides = [(met.first, *self.sides(met)) for met in shown]
+            images = table(sides, np.concatenate(embeds), self.room)
+        mesh = jax.sharding.get_mesh()
+        return images if mesh.empty else place(images, NamedSharding(mesh, PartitionSpec()))
+
+    def sides(self, met: Met) -> tuple[int, int]:
+        """Tokens down and across an image."""
+        merge = self.tower.images.merge_size
+        return met.grid[1] // merge, met.grid[2] // merge
+
+    def shown(self, *rows: Array) -> list[Met]:
+        """The images that rows of tokens show, each once, by rising number."""
+        past = [np.asarray(row).reshape(-1) for row in rows]
+        past = [np.zeros(0, np.int32), *(row[row >= self.vocab_size] for row in past)]
+        numbers = np.unique(np.concatenate(past))
+        known = [met for page in self.pages for met in page.values()]  # by rising number
+        first = np.array([met.first for met in known], np.int64)
+        at = np.unique(np.searchsorted(first, numbers, side="right") - 1)
+        shown = [known[i] for i in at if i >= 0]
+        held = sum(np.isin(numbers, met.first + np.arange(met.tokens)).sum() for met in shown)
+        if held < len(numbers):
+            raise ValueError(
+                f"{len(numbers) - held} of the numbers from {self.vocab_size} on, past the "
+                f"vocabulary, stand for no image that is remembered; the largest is {numbers[-1]}"
+            )
+        return shown
+
+    def _look(self, images: list[Met]) -> None:
+        """Has the tower look at images."""
+        by_grid: dict[Grid, list[Met]] = {}
+        for met in images:
+            by_grid.setdefault(met.grid, []).append(met)
+        for grid, same in by_grid.items():
+            for start in range(0, len(same), AT_A_TIME):
+                some = same[start : start + AT_A_TIME]
+                patches = [preprocess(met.pixels, self.tower.images)[0] for met in some]
+                padded = np.zeros((AT_A_TIME, *patches[0].shape), np.float32)
+                padded[: len(some)] = patches
+                found = look(self.tower.model, self._params(), padded, grid)
+                for met, embed in zip(some, np.asarray(found), strict=False):
+                    self.seen[met.first] = embed
+
+    def _params(self) -> Params:
+        """The tower's parameters on the mesh in use."""
+        mesh, params = jax.sharding.get_mesh(), self.tower.params
+        if mesh.empty:
+            return params
+        if mesh not in self.towers:
+
+            def layout(x):
+                own = getattr(x.sharding, "spec", PartitionSpec())
+                return NamedSharding(mesh, own)
+
+            self.towers[mesh] = jax.device_put(params, jax.tree.map(layout, params))
+        return self.towers[mesh]
+
+
+@functools.partial(jax.jit, static_argnames=("model", "grid"))
+def look(model: VisionTower, params: Params, pixels_NPC: jax.Array, grid: Grid) -> jax.Array:
+    """What the tower sees in images of one size, whole on every device: [N, tokens, D]."""
+    embed_NID: Any = model.apply({"params": params}, jnp.asarray(pixels_NPC), grid)
+    return constrain(embed_NID, None, None, None)
+
+
+def _content(image: np.ndarray) -> bytes:
+    return hashlib.sha256(repr(image.shape).encode() + image.tobytes()).digest()
+
+
+def _to_bytes(images: Iterable[np.ndarray]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **{str(i): x for i, x in enumerate(images)})
+    return file.getvalue()
+
+
+def _from_bytes(data: bytes) -> list[np.ndarray]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        return [file[str(i)] for i in range(len(file.files))]
