@@ -21,6 +21,9 @@ A language model trains on whatever has the members of `Environment` and is buil
 
 How a model is told to answer (think and answer tags), how many actions a turn may hold and how
 many turns an episode may last belong to the chat format and the rollout, never to an environment.
+
+What is shown is a text, or an `Observation`: a text with images in their places. Where an
+environment shows images, a model that cannot see is refused before anything compiles.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +36,22 @@ from ragen_jax.envs.styles import Style
 
 # An environment's own frozen and hashable type: nobody else looks inside.
 State = Any
+
+
+IMAGE = "\ufffc"  # in the text of an Observation, where its next image stands
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Observation:
+    """What is shown, with images in it.
+
+    text: holds IMAGE once for each image, in order
+    images: uint8 [height, width, 3] each, red, green and blue from 0 to 255; at most MAX_IMAGES of
+        MAX_PIXELS (ragen_jax/rollout/acting.py)
+    """
+
+    text: str
+    images: tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +97,8 @@ class Environment(Protocol):
         alone, none with "||" in it; empty where an action is any text (the whole of an answer is
         then one action)
     instructions: the rules of the game in plain prose for a language model, with the meaning of
-        every symbol that `render` uses under the configured options
+        every symbol that `render` uses, and the look of all that it draws, under the configured
+        options
     """
 
     actions: tuple[str, ...]
@@ -88,8 +108,11 @@ class Environment(Protocol):
         """The initial state of problem `seed`, an int in [0, 2**63). Pure in seed and options."""
         ...
 
-    def render(self, state: State) -> str:
-        """The observation shown to the agent in `state`."""
+    def render(self, state: State) -> str | Observation:
+        """The observation shown to the agent in `state`.
+
+        One of text alone is a plain str, in which U+FFFC means nothing.
+        """
         ...
 
     def identity(self, state: State) -> str:
@@ -237,6 +260,7 @@ class GroundedEnvironment(Environment, Protocol):
         Only facts that are checked without reading between the lines, such as positions; a plan
         states none. Never raises, whatever `thought` holds.
 
-        observation: the message shown, which holds what `render` wrote, perhaps among other lines
+        observation: the message shown, which holds what `render` wrote, perhaps among other lines;
+            of an image it holds IMAGE alone, so that there is nothing to check by: (0, 0)
         """
         ...

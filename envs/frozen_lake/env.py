@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ragen_jax.envs.frozen_lake import lake, maps, solver
+from ragen_jax.envs.drawing import TILE, tile_size
+from ragen_jax.envs.frozen_lake import lake, maps, solver, sprites
 from ragen_jax.envs.frozen_lake.lake import State
 from ragen_jax.envs.frozen_lake.rules import MOVES, Outcomes, intended, outcomes
 from ragen_jax.envs.grounding import Claim, count_true, grid_lines, stated_positions
 from ragen_jax.envs.options import grid_size, one_of, probability, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, MAX_SOLUTION, SPLITS, Draws, canonical_grid
 from ragen_jax.envs.styles import Style, with_grounded
-from ragen_jax.envs.types import Step
+from ragen_jax.envs.types import IMAGE, Observation, Step
 
-OBSERVATIONS = ("grid", "coordinate", "both")
+OBSERVATIONS = ("grid", "coordinate", "both", "image")
 
 _RULES = """\
 You are crossing a frozen lake. Walk to the goal without falling into a hole.
@@ -37,6 +38,11 @@ the goal.""",
     "coordinate": """\
 The lake is described by positions, written (row, column); rows count from 0 at the top and \
 columns from 0 at the left. Cells that are not listed are frozen.""",
+    "image": """\
+The lake is drawn from above as a picture of square cells, its first row at the top and its first \
+column on the left: plain pale blue is frozen, a dark disc is a hole, a golden diamond is the \
+goal, someone in a red coat is you, a red cross on dark water is you in a hole, and the red coat \
+on gold is you on the goal.""",
 }
 
 # Names of things in a text -> what they name.
@@ -50,11 +56,13 @@ class FrozenLake:
     frozen: probability that a cell is ice rather than a hole, before unsolvable maps are dropped
     slip: probability of an unintended move; either side of the intended one gets half of it. The
         paper's 0.02; 2/3 is Gymnasium's classic lake, 0 leaves nothing to chance
-    observation: "grid" (symbols), "coordinate" (positions in words) or "both"
+    observation: "grid" (symbols), "coordinate" (positions in words), "both", or "image" (a picture
+        alone, for a model that sees: `sprites`)
     min_solution, max_solution: bounds on the shortest safe path of a generated map, in moves
         (None: no bound; 200 at most)
     split: "imitation", "train" or "eval": three sets of maps that share none, even rotated or
         mirrored; None draws from all
+    tile: pixels along a side of a cell of the picture, from 8 to 64; read with "image" alone
     """
 
     actions = tuple(MOVES)
@@ -69,6 +77,7 @@ class FrozenLake:
         min_solution: int | None = None,
         max_solution: int | None = None,
         split: str | None = "train",
+        tile: int = TILE,
     ) -> None:
         self.size = grid_size(size, least=2)
         rows, columns = self.size
@@ -89,6 +98,7 @@ class FrozenLake:
                 "max_solution", max_solution, least=self.min_solution, most=MAX_SOLUTION
             )
         self.observation = one_of("observation", observation, OBSERVATIONS)
+        self.tile = tile_size(tile, self.observation)
         self.split = one_of("split", split, (*SPLITS, None))
         rules = _RULES.format(slippery=_SLIPPERY.format(slip=self.slip) if self.slip else "")
         modes = ("grid", "coordinate") if observation == "both" else (observation,)
@@ -118,8 +128,11 @@ class FrozenLake:
             "solution, raise frozen or enlarge the lake"
         )
 
-    def render(self, state: State) -> str:
-        """The observation: the grid, the positions in words, or the one above the other."""
+    def render(self, state: State) -> str | Observation:
+        """The observation: the grid, the positions in words, the one above the other, or a picture
+        and no word."""
+        if self.observation == "image":
+            return Observation(IMAGE, (sprites.draw(state, self.tile),))
         if self.observation == "grid":
             return lake.grid_text(state)
         if self.observation == "coordinate":
@@ -184,7 +197,12 @@ class FrozenLake:
         return with_grounded(self.explain, thought, "player")
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(positions of player, holes and goal in `thought` that are so, positions stated)."""
+        """(positions of player, holes and goal in `thought` that are so, positions stated).
+
+        (0, 0) of pictures, of which no text tells what is so.
+        """
+        if self.observation == "image":
+            return 0, 0
         return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
 
     def parse(self, grid_text: str) -> State:

@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ragen_jax.envs.drawing import TILE, tile_size
 from ragen_jax.envs.grounding import Claim, count_true, grid_lines, stated_positions
 from ragen_jax.envs.options import grid_size, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_SOLUTION, SPLITS, canonical_grid
-from ragen_jax.envs.sokoban import board, rooms, solver
+from ragen_jax.envs.sokoban import board, rooms, solver, sprites
 from ragen_jax.envs.sokoban.board import MOVES, State
 from ragen_jax.envs.styles import Style, with_grounded
-from ragen_jax.envs.types import Step
+from ragen_jax.envs.types import IMAGE, Observation, Step
 
-OBSERVATIONS = ("grid", "coordinate", "both")
+OBSERVATIONS = ("grid", "coordinate", "both", "image")
 
 MAX_BOXES = 8
 # The search for plans longer than DEEP takes at most a second where there are DEEP_BOXES boxes.
@@ -43,6 +44,11 @@ P you, S you on a target.""",
 The room is described by positions, written (row, column); rows count from 0 at the top and \
 columns from 0 at the left. A wall runs all around the room and is not listed. A box whose \
 position is also that of a target is on that target.""",
+    "image": """\
+The room is drawn from above as a picture of square cells, its first row at the top and its first \
+column on the left: grey bricks are wall, plain sand is empty floor, a red ring around a red dot \
+is a target, a brown crate is a box, a green crate is a box on a target, a blue disc with a white \
+middle is you, and the same disc on red is you on a target.""",
 }
 
 # Names of things in a text -> what they name.
@@ -57,11 +63,13 @@ class Sokoban:
 
     size: (rows, columns) with the border of wall, from 3 to 20 each
     num_boxes: boxes, and targets; at most 8, and more than 5 with plans of at most 30 moves
-    observation: "grid" (symbols), "coordinate" (positions in words) or "both"
+    observation: "grid" (symbols), "coordinate" (positions in words), "both", or "image" (a picture
+        alone, for a model that sees: `sprites`)
     min_solution, max_solution: bounds on the shortest plan of a generated room, in moves
         (None: no bound; 200 at most)
     split: "imitation", "train" or "eval": three sets of rooms that share none, even rotated or
         mirrored; None draws from all
+    tile: pixels along a side of a cell of the picture, from 8 to 64; read with "image" alone
     """
 
     actions = tuple(MOVES)
@@ -79,6 +87,7 @@ class Sokoban:
         min_solution: int | None = 3,
         max_solution: int | None = None,
         split: str | None = "train",
+        tile: int = TILE,
     ) -> None:
         self.size = grid_size(size, least=3)
         self.num_boxes = whole("num_boxes", num_boxes, least=1, most=MAX_BOXES)
@@ -106,6 +115,7 @@ class Sokoban:
                 f"{DEEP_BOXES} boxes, whose rooms take seconds to search deeper; got {depth}"
             )
         self.observation = one_of("observation", observation, OBSERVATIONS)
+        self.tile = tile_size(tile, self.observation)
         self.split = one_of("split", split, (*SPLITS, None))
         modes = ("grid", "coordinate") if observation == "both" else (observation,)
         self.instructions = "\n".join([_RULES, *(_OBSERVATION_RULES[mode] for mode in modes)])
@@ -121,8 +131,11 @@ class Sokoban:
             split=self.split,
         )
 
-    def render(self, state: State) -> str:
-        """The observation: the grid, the positions in words, or the one above the other."""
+    def render(self, state: State) -> str | Observation:
+        """The observation: the grid, the positions in words, the one above the other, or a picture
+        and no word."""
+        if self.observation == "image":
+            return Observation(IMAGE, (sprites.draw(state, self.tile),))
         if self.observation == "grid":
             return board.grid_text(state)
         if self.observation == "coordinate":
@@ -191,7 +204,12 @@ class Sokoban:
         return with_grounded(self.explain, thought, "player ")
 
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
-        """(positions of player, boxes and targets in `thought` that are so, positions stated)."""
+        """(positions of player, boxes and targets in `thought` that are so, positions stated).
+
+        (0, 0) of pictures, of which no text tells what is so.
+        """
+        if self.observation == "image":
+            return 0, 0
         return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
 
     def parse(self, grid_text: str) -> State:

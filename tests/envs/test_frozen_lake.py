@@ -119,7 +119,10 @@ def test_contract_and_registry():
         ({"min_solution": 9}, "min_solution must be .*at most 8, got 9"),
         ({"min_solution": 0}, "min_solution must be .*at least 1, got 0"),
         ({"min_solution": 5, "max_solution": 4}, "max_solution must be .*at least 5, got 4"),
-        ({"observation": "image"}, "observation must be one of 'grid', 'coordinate', 'both'"),
+        (
+            {"observation": "pixels"},
+            "observation must be one of 'grid', 'coordinate', 'both', 'image'",
+        ),
         ({"split": "test"}, "split must be one of 'imitation', 'train', 'eval', None, got 'test'"),
     ],
 )

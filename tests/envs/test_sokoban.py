@@ -132,7 +132,10 @@ def test_contract_and_registry():
         ({"min_solution": 25}, "min_solution must be .*at most 24, got 25"),
         ({"max_solution": 10**9}, "max_solution must be .*at most 200, got 1000000000"),
         ({"min_solution": float("nan")}, "min_solution must be .*got nan"),
-        ({"observation": "image"}, "observation must be one of 'grid', 'coordinate', 'both'"),
+        (
+            {"observation": "pixels"},
+            "observation must be one of 'grid', 'coordinate', 'both', 'image'",
+        ),
         ({"split": "test"}, "split must be one of 'imitation', 'train', 'eval', None, got 'test'"),
     ],
 )
