@@ -136,9 +136,14 @@ def by_shard(function: Callable[..., Any], *args: Any) -> Any:
 def param_shardings(model: "Qwen", mesh: Mesh) -> Params:
     """A NamedSharding for every parameter of `model`, by RULES."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    return boxed_shardings(shapes["params"], mesh)
+
+
+def boxed_shardings(boxed: Params, mesh: Mesh) -> Params:
+    """A NamedSharding for every parameter that names its axes, by RULES."""
     return jax.tree.map(
         lambda x: NamedSharding(mesh, spec(x.names, x.value.shape, mesh)),
-        shapes["params"],
+        boxed,
         is_leaf=lambda x: isinstance(x, nn.Partitioned),
     )
 

@@ -1,6 +1,8 @@
 """Model directories in Hugging Face format: config.json, safetensors weights, tokenizer files.
 
-weights.py reads and writes the tensors, config_json.py config.json.
+weights.py reads and writes the tensors, config_json.py config.json. Of a model that sees,
+vision_tensors.py those of its tower, which is loaded beside the language model and never trained,
+and images.py preprocessor_config.json.
 """
 
 import contextlib
@@ -18,7 +20,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from ragen_jax.checksums import CHECKSUMS, damage, write_checksums
-from ragen_jax.model import config_json, qwen, weights
+from ragen_jax.model import config_json, images, qwen, vision, vision_tensors, weights
 from ragen_jax.model.weights import INDEX, WEIGHTS
 from ragen_jax.sharding import is_first, param_shardings
 from ragen_jax.types import Params
@@ -44,7 +46,8 @@ def load(
       dtype: of activations and matrix products; None: float32.
 
     Returns:
-      (model, float32 parameters, tokenizer).
+      (model, float32 parameters, tokenizer). Of a model that sees, the language model: `load_tower`
+      gives what sees for it.
 
     Raises:
       ValueError: the model is not there, not what was written (checksums.json), not of an accepted
@@ -74,6 +77,7 @@ def save(
     params: Params,
     tokenizer: "PreTrainedTokenizerFast",
     *,
+    tower: vision.Tower | None = None,
     stop_ids: Sequence[int] = (),
     dtype: str = "float32",
     max_shard_bytes: int = 5_000_000_000,
@@ -87,14 +91,15 @@ def save(
       path: directory to write; its parents are made.
       params: the model's, on any devices. If they are spread over several processes, every
         process calls this; process 0 alone writes.
+      tower: what sees for the model, of one that sees.
       stop_ids: ids that end a reply beside the tokenizer's own, as the function `stop_ids` gives
         them for the directory that the model came from.
       dtype: of the weights on disk: "float32", "bfloat16" or "float16".
       max_shard_bytes: largest file of weights (one tensor may be larger).
 
     Raises:
-      ValueError: the parameters are not the model's, float16 cannot hold them, an argument is out
-        of range, or `path` holds files that a replacement would lose.
+      ValueError: the parameters or the tower are not the model's, float16 cannot hold them, an
+        argument is out of range, or `path` holds files that a replacement would lose.
     """
     if dtype not in weights.SAVE_DTYPES:
         raise ValueError(f"dtype {dtype!r}; accepted: {', '.join(weights.SAVE_DTYPES)}")
@@ -104,9 +109,11 @@ def save(
     outside = [int(i) for i in stop_ids if not 0 <= i < model.config.vocab_size]
     if outside:
         raise ValueError(f"stop ids {outside}: the model has only {model.config.vocab_size} ids")
-    weights.check_params(model.config, params)
+    tensors = weights.stored(model.config, params)
+    if tower is not None or model.config.vision is not None:
+        tensors += _stored(model.config, tower)
 
-    writer = weights.is_writer(params)
+    writer = weights.is_writer((params, tower and tower.params))
     with replacement(path, writer=writer) as fresh:
         if writer:
             write_json(fresh / "config.json", fields)
@@ -115,7 +122,9 @@ def save(
                 {k: fields[k] for k in config_json.TOKEN_IDS if k in fields},
             )
             tokenizer.save_pretrained(fresh)
-        weights.write(fresh, model.config, params, dtype=dtype, max_shard_bytes=max_shard_bytes)
+            if tower is not None:
+                write_json(fresh / images.FILE, images.to_fields(tower.images))
+        weights.write(fresh, tensors, dtype=dtype, max_shard_bytes=max_shard_bytes, writer=writer)
         if writer:
             write_checksums(fresh)
 
@@ -195,19 +204,76 @@ def load_weights(
 ) -> tuple[qwen.Qwen, Params]:
     """(model, params) of a model directory; see `load`. Shapes are checked before data is read."""
     directory = Path(directory)
-    config = model_config(directory)
-    try:
-        compute = "float32" if dtype is None else jnp.dtype(dtype).name
-    except TypeError:
-        compute = str(dtype)
-    if compute not in COMPUTE_DTYPES:
-        raise ValueError(f"dtype {compute!r}; accepted: {', '.join(COMPUTE_DTYPES)}")
-    model = qwen.Qwen(dataclasses.replace(config, dtype=compute))
-
+    config = dataclasses.replace(model_config(directory), dtype=_compute_dtype(dtype))
+    model = qwen.Qwen(config)
     shardings = None if mesh is None else param_shardings(model, mesh)
-    with weights.open_tensors(directory) as tensors:
+    with weights.open_tensors(directory) as found:
+        tensors = weights.by_published_names(found, config)
         weights.check_tensors(directory, config, tensors)
         return model, weights.read(tensors, config, shardings)
+
+
+def load_tower(
+    path: str | Path, *, mesh: Mesh | None = None, dtype: DTypeLike | None = None
+) -> vision.Tower | None:
+    """What sees for the model of a directory or hub id that `load` opens; None: it does not see.
+
+    Args:
+      mesh: to put the parameters on, each process reads only what its devices hold. None: the
+        default device.
+      dtype: of activations and matrix products, and of all parameters but the scales of norms,
+        since none of them is trained. None: float32.
+
+    Raises:
+      ValueError: the tower's tensors are not the ones that config.json promises or not finite, or
+        the directory does not say what images are made into, or patches of another size.
+    """
+    directory = resolve(path)
+    config = model_config(directory)
+    if config.vision is None:
+        return None
+    pictures = images.read_config(directory)
+    seen = dataclasses.replace(config.vision, dtype=_compute_dtype(dtype))
+    shardings = None if mesh is None else vision.param_shardings(seen, mesh)
+    with weights.open_tensors(directory) as found:
+        tensors = weights.by_published_names(found, config)
+        vision_tensors.check_tensors(directory, seen, tensors)
+        params = vision_tensors.read(tensors, seen, shardings)
+    return vision.Tower(vision.VisionTower(seen), params, pictures)
+
+
+def _compute_dtype(dtype: DTypeLike | None) -> str:
+    """Its name.
+
+    Raises:
+      ValueError: it is none of COMPUTE_DTYPES.
+    """
+    try:
+        name = "float32" if dtype is None else jnp.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
+    if name not in COMPUTE_DTYPES:
+        raise ValueError(f"dtype {name!r}; accepted: {', '.join(COMPUTE_DTYPES)}")
+    return name
+
+
+def _stored(config: qwen.ModelConfig, tower: vision.Tower | None) -> list[weights.Stored]:
+    """The tensors of a model's tower.
+
+    Raises:
+      ValueError: it is not the model's.
+    """
+    if config.vision is None:
+        raise ValueError(f"a tower was passed, but models of family {config.family!r} do not see")
+    if tower is None:
+        raise ValueError(
+            f"a model of family {config.family!r} is saved with what sees for it: pass tower=, as "
+            "load_tower gives it for the directory that the model came from"
+        )
+    seen = dataclasses.replace(tower.model.config, dtype=config.vision.dtype)
+    if seen != config.vision:
+        raise ValueError(f"the tower passed is of {seen}, the model's is of {config.vision}")
+    return vision_tensors.stored(seen, tower.params)
 
 
 def _token_ids(tokenizer: "PreTrainedTokenizerFast", stop_ids: Sequence[int]) -> dict[str, Any]:

@@ -19,8 +19,16 @@ from PIL import Image
 Grid = tuple[int, int, int]  # patches of an image along time (1), height and width
 
 FILE = "preprocessor_config.json"
+WHOLE = "processor_config.json"  # of transformers 5, which holds FILE's fields among others
 MAX_ASPECT = 200  # of the longer side to the shorter
 BICUBIC = 3  # Pillow's number of this filter, in FILE
+DONE = {  # field of FILE -> the one value that is done here
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "resample": BICUBIC,
+    "rescale_factor": 1 / 255,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +73,28 @@ class ImageConfig:
 def read_config(directory: str | Path) -> ImageConfig:
     """The settings in a model directory's preprocessor_config.json.
 
+    Where there is none, those in processor_config.json, as processors of transformers 5 are saved.
+
     Raises:
-      ValueError: there is no such file, it is damaged, or asks for what is not done here.
+      ValueError: there is no such file, it is damaged, says nothing of images, or asks for what is
+        not done here.
     """
-    file = Path(directory) / FILE
+    file, whole = Path(directory) / FILE, Path(directory) / WHOLE
+    if whole.exists() and not file.exists():
+        file, fields = whole, _read(whole).get("image_processor")
+    else:
+        fields = _read(file)
+    ours = (field.name for field in dataclasses.fields(ImageConfig))
+    known = {"image_processor_type", "size", *ours, *DONE}
+    if not isinstance(fields, dict) or not known & fields.keys():
+        raise ValueError(
+            f"{file} says nothing of images, as that of a model that reads them does; copy {FILE} "
+            "from the model that this one was made of"
+        )
+    return config_from(fields, str(file))
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -77,7 +103,7 @@ def read_config(directory: str | Path) -> ImageConfig:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{file} is not a JSON object")
-    return config_from(fields, str(file))
+    return fields
 
 
 def config_from(fields: dict[str, Any], file: str = FILE) -> ImageConfig:
@@ -89,13 +115,7 @@ def config_from(fields: dict[str, Any], file: str = FILE) -> ImageConfig:
     Raises:
       ValueError: fields that ask for what is not done here, named with `file`.
     """
-    for name, known in (
-        ("do_resize", True),
-        ("do_rescale", True),
-        ("do_normalize", True),
-        ("resample", BICUBIC),
-        ("rescale_factor", 1 / 255),
-    ):
+    for name, known in DONE.items():
         value = fields.get(name)
         if value is not None and value != known:
             raise ValueError(f"{file}: {name} {value!r} is not supported; accepted: {known!r}")
@@ -109,6 +129,18 @@ def config_from(fields: dict[str, Any], file: str = FILE) -> ImageConfig:
             value = fields[field.name]
             found[field.name] = tuple(value) if isinstance(value, list) else value
     return ImageConfig(**{name: value for name, value in found.items() if value is not None})
+
+
+def to_fields(config: ImageConfig) -> dict[str, Any]:
+    """A preprocessor_config.json of the settings, for every version of transformers."""
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+        "do_convert_rgb": True,
+        **DONE,
+        **dataclasses.asdict(config),
+        "size": {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels},
+    }
 
 
 def resized(height: int, width: int, config: ImageConfig) -> tuple[int, int]:

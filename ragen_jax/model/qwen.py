@@ -17,6 +17,7 @@ import numpy as np
 from ragen_jax.model.attention import Layers, Segment, attend
 from ragen_jax.model.kernels import SCALED_QUERIES
 from ragen_jax.model.positions import splice, token_positions
+from ragen_jax.model.vision_config import ImageTokens, VisionConfig
 from ragen_jax.sharding import constrain
 from ragen_jax.types import Params
 
@@ -63,6 +64,8 @@ class ModelConfig:
     rope_scaling: RopeScaling | None = None
     # Frequencies that turn with time, row and column (model/positions.py); (): with one position.
     mrope_section: tuple[int, ...] = ()
+    vision: VisionConfig | None = None  # of the tower beside it; None: it reads text alone
+    image_tokens: ImageTokens | None = None  # of a model with a tower
     norm_eps: float = 1e-6
     tied: bool = True  # the output head is the embedding
     family: str = "qwen2"  # a key of families.MODELS: whose config.json it is
@@ -79,6 +82,19 @@ class ModelConfig:
             raise ValueError(
                 f"mrope_section {section}: expected 3 numbers of frequencies, head_dim / 2 = "
                 f"{self.head_dim // 2} in all; it is in config.json's rope_scaling"
+            )
+        if (self.vision is None) != (self.image_tokens is None):
+            raise ValueError("of vision and image_tokens a model has both or neither")
+        if self.vision is not None and self.vision.out_hidden_size != self.width:
+            raise ValueError(
+                f"vision_config: out_hidden_size {self.vision.out_hidden_size} must be the "
+                f"language model's hidden_size, {self.width}"
+            )
+        ids = self.image_tokens
+        if ids is not None and max(ids.start, ids.pad, ids.end) >= self.vocab_size:
+            raise ValueError(
+                f"vision_start_token_id {ids.start}, image_token_id {ids.pad} and "
+                f"vision_end_token_id {ids.end} must be below vocab_size {self.vocab_size}"
             )
 
 

@@ -18,60 +18,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from ragen_jax.model.images import Grid
+from ragen_jax.model.images import FILE, Grid, ImageConfig
 from ragen_jax.model.qwen import Linear, RMSNorm, rotate
-from ragen_jax.sharding import constrain
+from ragen_jax.model.vision_config import VisionConfig
+from ragen_jax.sharding import boxed_shardings, constrain
 from ragen_jax.types import Params
 
 ROPE_THETA = 1e4
 NORM_EPS = 1e-6
 QUERIES = 1024  # of an image that are scored at a time where all patches are read
-
-
-@dataclasses.dataclass(frozen=True)
-class VisionConfig:
-    """Shape of a tower, in the terms of `vision_config` in a config.json.
-
-    Raises:
-      ValueError: fields that do not fit each other.
-    """
-
-    depth: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    out_hidden_size: int  # the language model's width
-    fullatt_block_indexes: tuple[int, ...]  # layers that attend to the whole image
-    window_size: int = 112  # pixels along a side of a window
-    patch_size: int = 14  # pixels
-    temporal_patch_size: int = 2  # frames of a patch
-    spatial_merge_size: int = 2  # patches along a side of what one token shows
-    in_channels: int = 3
-    dtype: str = "float32"  # of activations and matrix products; parameters keep their own
-
-    def __post_init__(self) -> None:
-        if self.hidden_size % (4 * self.num_heads):
-            raise ValueError(
-                f"vision_config: hidden_size {self.hidden_size} over num_heads {self.num_heads} "
-                "must be a multiple of 4: half of a head turns with the row, half with the column"
-            )
-        token = self.patch_size * self.spatial_merge_size
-        if self.window_size < token:
-            raise ValueError(
-                f"vision_config: window_size {self.window_size} must be at least "
-                f"patch_size * spatial_merge_size = {token}, the side of one token"
-            )
-        if not set(self.fullatt_block_indexes) <= set(range(self.depth)):
-            raise ValueError(
-                f"vision_config: fullatt_block_indexes {self.fullatt_block_indexes} must be layers "
-                f"from 0 to depth - 1 = {self.depth - 1}"
-            )
-
-    @property
-    def patch_numbers(self) -> int:
-        """C: the numbers of a patch."""
-        return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
 
 # ---------------------------------------------------------------- from the grid, on the host
@@ -275,9 +232,57 @@ class VisionTower(nn.Module):
         return constrain(x, "rows", None, None)
 
 
-def init_params(config: VisionConfig, key: jax.Array) -> Params:
-    """Fresh parameters of a tower, on the default device: a plain nested dict of float32."""
+def _init(config: VisionConfig, key: jax.Array) -> Params:
+    """Fresh parameters, which name their axes."""
     merge = config.spatial_merge_size
     pixels = jnp.zeros((1, merge**2, config.patch_numbers))
-    variables = VisionTower(config).init(key, pixels, (1, merge, merge))
-    return nn.unbox(variables)["params"]
+    return VisionTower(config).init(key, pixels, (1, merge, merge))["params"]
+
+
+def init_params(config: VisionConfig, key: jax.Array) -> Params:
+    """Fresh parameters of a tower, on the default device: a plain nested dict of float32."""
+    return nn.unbox(_init(config, key))
+
+
+def param_shardings(config: VisionConfig, mesh: Mesh) -> Params:
+    """A NamedSharding for every parameter of a tower, by the rules of sharding.py."""
+    return boxed_shardings(
+        jax.eval_shape(functools.partial(_init, config), jax.random.key(0)), mesh
+    )
+
+
+# ---------------------------------------------------------------- beside a language model
+
+
+@dataclasses.dataclass(frozen=True)
+class Tower:
+    """A tower that stands beside a language model, frozen, and what images are made into for it.
+
+    Raises:
+      ValueError: patches of another size than the tower's.
+    """
+
+    model: VisionTower
+    params: Params
+    images: ImageConfig
+
+    def __post_init__(self) -> None:
+        c, i = self.model.config, self.images
+        for ours, theirs in (
+            ("patch_size", "patch_size"),
+            ("temporal_patch_size", "temporal_patch_size"),
+            ("merge_size", "spatial_merge_size"),
+        ):
+            if getattr(i, ours) != getattr(c, theirs):
+                raise ValueError(
+                    f"{FILE}: {ours} {getattr(i, ours)}, but config.json's vision_config has "
+                    f"{theirs} {getattr(c, theirs)}: expected the same, the files of one model"
+                )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def see(model: VisionTower, params: Params, pixels_NPC: jax.Array, grid: Grid) -> jax.Array:
+    """The embeddings [N, tokens, out_hidden_size] of images, whole on every device; see
+    `VisionTower.__call__`."""
+    embed_NID: Any = model.apply({"params": params}, jnp.asarray(pixels_NPC), grid)
+    return constrain(embed_NID, None, None, None)

@@ -1,23 +1,30 @@
 """The vision tower's parameters as tensors of a checkpoint of Qwen2.5-VL, for both directions.
 
-A checkpoint holds matrices as [outputs, inputs], the kernel of the patch embedding as that of a
-convolution, [outputs, channels, frames, height, width], queries, keys and values as one matrix,
-and one tensor a layer; our parameters hold [inputs, outputs] with the heads as an axis and the
-layers stacked (see vision.py). Published files begin names with `visual.`; what transformers 5
-calls `model.visual.` is the same.
+Read and written as weights.py does it, with two differences: a checkpoint holds queries, keys and
+values as one matrix, of which each is a third of the rows, and the kernel of the patch embedding as
+that of a convolution, [outputs, channels, frames, height, width]. Our parameters hold the layers
+stacked and the heads as an axis (see vision.py). Names are those of published files.
 """
 
+import dataclasses
 import functools
-import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ragen_jax.model.vision import VisionConfig, init_params
+from ragen_jax.model import weights
+from ragen_jax.model.families.types import FLAT, JOIN, SAME, SPLIT
+from ragen_jax.model.vision import init_params
+from ragen_jax.model.vision_config import VisionConfig
+from ragen_jax.model.weights import Bounds, Part, Shape, Slice, Stored, Tensors
 from ragen_jax.types import Params
+
+PREFIX = "visual."
 
 
 class Source(NamedTuple):
@@ -25,6 +32,7 @@ class Source(NamedTuple):
 
     name: str  # of the tensors, before `.weight` and `.bias`; "{}" is the layer's number
     third: int | None = None  # which third of the tensor's rows; None: all of them
+    layout: str = SPLIT  # of the kernel
 
 
 class Leaf(NamedTuple):
@@ -32,104 +40,137 @@ class Leaf(NamedTuple):
 
     path: tuple[str, ...]
     names: tuple[str, ...]  # of its tensors, one a layer for a stacked leaf
+    layout: str
+    shape: Shape  # of the whole leaf
+    stacked: bool
     third: int | None  # of `Source`
-    shape: tuple[int, ...]  # of the parameter, of one layer where it is stacked
-    tensor_shape: tuple[int, ...]  # of the whole tensor
+    tensor_shape: Shape  # of the whole tensor
 
 
-# Path of a module -> its tensors. Kernels are transposed weights, scales weights, biases biases.
+# Path of a module -> its tensors.
 MODULES: dict[tuple[str, ...], Source] = {
     ("patch",): Source("visual.patch_embed.proj"),
-    ("merge_norm",): Source("visual.merger.ln_q"),
-    ("merge_hidden",): Source("visual.merger.mlp.0"),
-    ("merge_out",): Source("visual.merger.mlp.2"),
     ("layers", "attention_norm"): Source("visual.blocks.{}.norm1"),
     ("layers", "q"): Source("visual.blocks.{}.attn.qkv", 0),
     ("layers", "k"): Source("visual.blocks.{}.attn.qkv", 1),
     ("layers", "v"): Source("visual.blocks.{}.attn.qkv", 2),
-    ("layers", "o"): Source("visual.blocks.{}.attn.proj"),
+    ("layers", "o"): Source("visual.blocks.{}.attn.proj", layout=JOIN),
     ("layers", "mlp_norm"): Source("visual.blocks.{}.norm2"),
     ("layers", "gate"): Source("visual.blocks.{}.mlp.gate_proj"),
     ("layers", "up"): Source("visual.blocks.{}.mlp.up_proj"),
     ("layers", "down"): Source("visual.blocks.{}.mlp.down_proj"),
+    ("merge_norm",): Source("visual.merger.ln_q"),
+    ("merge_hidden",): Source("visual.merger.mlp.0"),
+    ("merge_out",): Source("visual.merger.mlp.2"),
 }
 
 
 @functools.cache
 def plan(config: VisionConfig) -> tuple[Leaf, ...]:
-    """Every parameter of a tower."""
+    """Every parameter of a tower, in the order of MODULES."""
     abstract = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
-    leaves = []
-    for path, leaf in flatten_dict(abstract).items():
+    leaves, order = [], list(MODULES)
+    for path, leaf in sorted(
+        flatten_dict(abstract).items(), key=lambda item: order.index(item[0][:-1])
+    ):
         source, stacked = MODULES[path[:-1]], path[0] == "layers"
+        layout = {"kernel": source.layout, "bias": FLAT, "scale": SAME}[path[-1]]
         name = source.name + (".bias" if path[-1] == "bias" else ".weight")
         names = tuple(name.format(i) for i in range(config.depth if stacked else 1))
-        shape = leaf.shape[1:] if stacked else leaf.shape
-        rows, *columns = _tensor_shape(path, shape, config)
+        rows, *columns = weights.tensor_shape(layout, leaf.shape[1:] if stacked else leaf.shape)
         rows *= 1 if source.third is None else 3
-        leaves.append(Leaf(path, names, source.third, shape, (rows, *columns)))
+        if path == ("patch", "kernel"):
+            columns = config.in_channels, config.temporal_patch_size, *[config.patch_size] * 2
+        shape = (rows, *columns)
+        leaves.append(Leaf(path, names, layout, leaf.shape, stacked, source.third, shape))
     return tuple(leaves)
 
 
-def _tensor_shape(
-    path: tuple[str, ...], shape: tuple[int, ...], config: VisionConfig
-) -> tuple[int, ...]:
-    """In the file, of one layer's parameter."""
-    if path[-1] != "kernel":
-        return (math.prod(shape),)
-    if path[0] == "patch":
-        c = config
-        return shape[1], c.in_channels, c.temporal_patch_size, c.patch_size, c.patch_size
-    inputs = 2 if path[-2] == "o" else 1  # axes of the kernel; the others are outputs
-    return math.prod(shape[inputs:]), math.prod(shape[:inputs])
+# ---------------------------------------------------------------- reading
 
 
-def to_params(tensors: Mapping[str, np.ndarray], config: VisionConfig) -> Params:
-    """The tower's parameters, float32 NumPy arrays.
+def check_tensors(directory: str | Path, config: VisionConfig, tensors: Tensors) -> None:
+    """Raises ValueError unless the tensors of published names are the tower's, in its shapes."""
+    want = {name: leaf.tensor_shape for leaf in plan(config) for name in leaf.names}
+    there = {name for name in tensors if name.startswith(PREFIX)}
+    weights.check_stored(directory, want, there - want.keys(), tensors)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """An open file, of whose tensor a parameter is some rows, all other axes as one."""
+
+    file: Any
+    first: int  # of the rows
+
+    def get_slice(self, name: str) -> "_Cut":
+        return _Cut(self.file.get_slice(name), self.first)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """What `_Rows` opens, for weights.py to cut."""
+
+    tensor: Slice
+    first: int
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        rows, *columns = index
+        rows = slice(rows.start + self.first, rows.stop + self.first)
+        if len(self.tensor.get_shape()) == len(index):
+            return self.tensor[(rows, *columns)]
+        piece = self.tensor[rows]  # of a convolution
+        return piece.reshape(len(piece), -1)[:, *columns]
+
+
+def read(tensors: Tensors, config: VisionConfig, shardings: Params | None = None) -> Params:
+    """The tower's parameters, each read once and put on the devices that hold it.
 
     Args:
-      tensors: name -> array of any float dtype; those that do not begin with `visual.` are left.
+      tensors: by published names, after `check_tensors`.
+      shardings: a `Sharding` for every parameter; None: the default device.
+
+    Returns:
+      arrays of config.dtype, in which the tower multiplies them; scales of norms in float32.
 
     Raises:
-      ValueError: a tensor is missing, not one of the tower's, or of another shape.
+      ValueError: a tensor is not finite.
+    """
+    by_path = {} if shardings is None else flatten_dict(shardings)
+    params = {}
+    for leaf in plan(config):
+        part = _reader(tensors, leaf, config.dtype)
+        params[leaf.path] = weights.place(leaf.shape, by_path.get(leaf.path), part)
+    return unflatten_dict(params)
+
+
+def _reader(tensors: Tensors, leaf: Leaf, dtype: str) -> Callable[[Bounds | None], np.ndarray]:
+    """What reads a parameter, or a part of it."""
+    first = leaf.tensor_shape[0] // 3 * (leaf.third or 0)
+    files = {name: _Rows(tensors[name], first) for name in leaf.names}
+
+    def part(bounds):
+        found = weights.read_part(files, leaf.names, leaf.layout, leaf.shape, leaf.stacked, bounds)
+        return found if leaf.layout == SAME else found.astype(jnp.dtype(dtype), copy=False)
+
+    return part
+
+
+# ---------------------------------------------------------------- writing
+
+
+def stored(config: VisionConfig, params: Params) -> list[Stored]:
+    """The tensors of a tower's parameters.
+
+    Raises:
+      ValueError: the parameters are not the tower's.
     """
     leaves = plan(config)
-    want = {name for leaf in leaves for name in leaf.names}
-    have = {name for name in tensors if name.startswith("visual.")}
-    for problem, names in (("missing", want - have), ("unexpected", have - want)):
-        if names:
-            some = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
-            raise ValueError(f"vision tower: {len(names)} {problem} tensors: {some}")
-    return unflatten_dict({leaf.path: _read(tensors, leaf) for leaf in leaves})
-
-
-def _read(tensors: Mapping[str, np.ndarray], leaf: Leaf) -> np.ndarray:
-    layers = []
-    for name in leaf.names:
-        tensor = tensors[name]
-        if tensor.shape != leaf.tensor_shape:
-            raise ValueError(
-                f"tensor {name} has shape {tensor.shape}, "
-                f"vision_config asks for {leaf.tensor_shape}"
-            )
-        if leaf.third is not None:
-            tensor = np.split(tensor, 3)[leaf.third]
-        if leaf.path[-1] == "kernel":
-            tensor = tensor.reshape(len(tensor), -1).T
-        layers.append(tensor.reshape(leaf.shape).astype(np.float32))
-    return np.stack(layers) if leaf.path[0] == "layers" else layers[0]
-
-
-def to_tensors(params: Params, config: VisionConfig) -> dict[str, np.ndarray]:
-    """The inverse of `to_params`, in the parameters' dtype."""
-    flat, parts = flatten_dict(params), {}  # tensor name -> its thirds, or all of it
-    for leaf in plan(config):
-        value = np.asarray(flat[leaf.path])
-        layers = value if leaf.path[0] == "layers" else value[None]
-        rows = leaf.tensor_shape[0] // (1 if leaf.third is None else 3)
-        for name, layer in zip(leaf.names, layers, strict=True):
-            if leaf.path[-1] == "kernel":
-                layer = layer.reshape(-1, rows).T
-            part = layer.reshape(rows, *leaf.tensor_shape[1:])
-            parts.setdefault(name, {})[leaf.third] = part
-    return {name: np.concatenate([x[i] for i in sorted(x)]) for name, x in parts.items()}
+    weights.check_shapes({leaf.path: leaf.shape for leaf in leaves}, params, "the tower's")
+    params, found = flatten_dict(params), {}
+    for leaf in leaves:
+        for i, name in enumerate(leaf.names):
+            part = Part(params[leaf.path], i if leaf.stacked else None, leaf.layout)
+            tensor = found.get(name, Stored(name, leaf.tensor_shape, ()))
+            found[name] = tensor._replace(parts=(*tensor.parts, part))  # q, k and v in turn
+    return list(found.values())

@@ -14,7 +14,7 @@ import functools
 import json
 import math
 import mmap
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from ragen_jax.model.families import family_of
 from ragen_jax.model.families.types import FLAT, JOIN, SPLIT
 from ragen_jax.types import Array, Params
 
-Tensors = Mapping[str, safe_open]  # tensor name -> the open file that holds it
+Tensors = Mapping[str, Any]  # tensor name -> the open file that holds it: get_slice(name)
 Slice = Any  # a tensor in a file, to be cut: safetensors has no type for it
 Shape = tuple[int, ...]
 Bounds = Sequence[tuple[int, int]]  # of a part of a parameter: start and stop of every axis
@@ -44,6 +44,32 @@ SAVE_DTYPES = ("float32", "bfloat16", "float16")
 PIECE_BYTES = 4 << 20  # of one read; a transposed copy of larger pieces misses the CPU's cache
 
 IGNORED = "rotary_emb.inv_freq"  # old Llama files hold these constants, too
+
+
+class Renamed(NamedTuple):
+    """An open file that holds a tensor under another name."""
+
+    file: safe_open
+    name: str
+
+    def get_slice(self, _: str) -> Slice:
+        return self.file.get_slice(self.name)
+
+
+class Part(NamedTuple):
+    """What a tensor, or some of its rows, is made of."""
+
+    x: Array
+    layer: int | None  # of `x`; None: all of it
+    layout: str
+
+
+class Stored(NamedTuple):
+    """A tensor that is to be written."""
+
+    name: str
+    shape: Shape
+    parts: tuple[Part, ...]  # as many rows of it each, one behind the other
 
 
 class Leaf(NamedTuple):
@@ -136,16 +162,50 @@ def open_tensors(directory: str | Path) -> Generator[dict[str, safe_open]]:
         yield tensors
 
 
+def by_published_names(tensors: Tensors, config: qwen.ModelConfig) -> Tensors:
+    """The tensors by the names that published files of the model's family have.
+
+    Raises:
+      ValueError: two of one name.
+    """
+    found = {}
+    for name, file in tensors.items():
+        published = name
+        for beginning, instead in family_of(config).renamed.items():
+            if name.startswith(beginning):
+                published, file = instead + name.removeprefix(beginning), Renamed(file, name)
+        if published in found:
+            raise ValueError(f"tensor {published} is there under two names; keep one of them")
+        found[published] = file
+    return found
+
+
 def check_tensors(directory: str | Path, config: qwen.ModelConfig, tensors: Tensors) -> None:
-    """Raises ValueError unless the files hold exactly the model's tensors, in its shapes."""
+    """Raises ValueError unless the files hold exactly the model's tensors, in its shapes.
+
+    What its family has beside the parameters is left to whoever reads it.
+    """
     want = {name: leaf.tensor_shape for leaf in plan(config) for name in leaf.names}
+    family = family_of(config)
     # Some trainers write the head although it is tied; it may stay if it says the same.
-    embed, head = (family_of(config).tensors[(name,)][0] for name in ("embed", "head"))
+    embed, head = (family.tensors[(name,)][0] for name in ("embed", "head"))
     extra = {name for name in tensors.keys() - want.keys() if not name.endswith(IGNORED)}
+    extra = {name for name in extra if not name.startswith(family.beside)}
     if config.tied and head in extra and embed in tensors:
         if not _same(*(tensors[name].get_slice(name) for name in (embed, head))):
             raise ValueError(f"{directory}: {head} differs from {embed}, to which it is tied")
         extra.remove(head)
+    check_stored(directory, want, extra, tensors)
+
+
+def check_stored(
+    directory: str | Path, want: Mapping[str, Shape], extra: Collection[str], tensors: Tensors
+) -> None:
+    """Raises ValueError where tensors are missing or of a shape or dtype that is not accepted.
+
+    Args:
+      want: name -> shape. extra: names of tensors that have no business there.
+    """
     for problem, names in (("missing", want.keys() - tensors.keys()), ("unexpected", extra)):
         if names:
             some = ", ".join(sorted(names)[:4]) + (", ..." if len(names) > 4 else "")
@@ -195,11 +255,11 @@ def read(tensors: Tensors, config: qwen.ModelConfig, shardings: Params | None = 
     # The largest first: what a part needs on the host then matters least at the end.
     for leaf in sorted(plan(config), key=lambda leaf: -math.prod(leaf.shape)):
         part = functools.partial(read_part, tensors, *leaf[1:])
-        params[leaf.path] = _place(leaf.shape, by_path.get(leaf.path), part)
+        params[leaf.path] = place(leaf.shape, by_path.get(leaf.path), part)
     return unflatten_dict(params)
 
 
-def _place(
+def place(
     shape: Shape, sharding: Sharding | None, part: Callable[[Bounds | None], np.ndarray]
 ) -> jax.Array:
     """An array on the devices of a sharding (None: the default device) from its parts.
@@ -303,81 +363,97 @@ def _read_tensor(
 # ---------------------------------------------------------------- writing
 
 
-def write(
-    directory: Path, config: qwen.ModelConfig, params: Params, *, dtype: str, max_shard_bytes: int
-) -> None:
-    """Writes the parameters into one file, or into several and their index.
-
-    Args:
-      params: the config's; over several processes every process calls this and process 0 writes.
-      dtype: of SAVE_DTYPES. max_shard_bytes: of a file; one tensor may be larger.
+def stored(config: qwen.ModelConfig, params: Params) -> list[Stored]:
+    """The tensors of a model's parameters: the embedding, layer after layer, norm and head.
 
     Raises:
-      ValueError: the parameters are not the model's, or float16 cannot hold one of them.
+      ValueError: the parameters are not the model's.
     """
-    check_params(config, params)
-    params = flatten_dict(params)
-    shards = _shards(config, jnp.dtype(dtype).itemsize, max_shard_bytes)
-    writer = is_writer(params)
+    leaves = plan(config)
+    check_shapes({leaf.path: leaf.shape for leaf in leaves}, params, "the model's")
+    params, order = flatten_dict(params), []
+    for leaf in leaves:
+        for i, name in enumerate(leaf.names):
+            part = Part(params[leaf.path], i if leaf.stacked else None, leaf.layout)
+            at = i if leaf.stacked else -1 if leaf.path == ("embed",) else config.layers
+            order.append((at, Stored(name, leaf.tensor_shape, (part,))))
+    return [tensor for _, tensor in sorted(order, key=lambda entry: entry[0])]
+
+
+def write(
+    directory: Path, tensors: Sequence[Stored], *, dtype: str, max_shard_bytes: int, writer: bool
+) -> None:
+    """Writes tensors into one file, or into several and their index.
+
+    Args:
+      tensors: of `stored`, in the order in which they are written; if their parameters are spread
+        over several processes, every process calls this.
+      dtype: of SAVE_DTYPES. max_shard_bytes: of a file; one tensor may be larger.
+      writer: whether this process writes.
+
+    Raises:
+      ValueError: float16 cannot hold one of them.
+    """
+    shards = _shards(tensors, jnp.dtype(dtype).itemsize, max_shard_bytes)
     for file, entries in shards.items():
-        tensors = {}
-        for leaf, layer in entries:
-            x = on_host(params[leaf.path] if layer is None else params[leaf.path][layer])
+        made = {}
+        for tensor in entries:
+            parts = [on_host(x if i is None else x[i]) for x, i, _ in tensor.parts]
             if writer:
-                name = leaf.names[layer or 0]
-                tensors[name] = to_tensor(x, name, leaf.layout, leaf.tensor_shape, dtype)
+                made[tensor.name] = _joined(tensor, parts, dtype)
         if writer:
-            save_file(tensors, directory / file, metadata={"format": "pt"})
+            save_file(made, directory / file, metadata={"format": "pt"})
             # safetensors keeps its files to their owner; a model is as public as its folder.
             (directory / file).chmod(directory.stat().st_mode & 0o666)
     if writer and len(shards) > 1:
-        names = {leaf.names[i or 0]: file for file in shards for leaf, i in shards[file]}
-        size = sum(math.prod(leaf.shape) for leaf in plan(config)) * jnp.dtype(dtype).itemsize
+        names = {tensor.name: file for file in shards for tensor in shards[file]}
+        size = sum(math.prod(tensor.shape) for tensor in tensors) * jnp.dtype(dtype).itemsize
         index = {"metadata": {"total_size": size}, "weight_map": names}
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _shards(
-    config: qwen.ModelConfig, itemsize: int, max_bytes: int
-) -> dict[str, list[tuple[Leaf, int | None]]]:
-    """{file name: [(leaf, layer or None)]}: the embedding, layer after layer, norm and head."""
-    order = []
-    for leaf in plan(config):
-        if leaf.stacked:
-            order += [(layer, leaf, layer) for layer in range(len(leaf.names))]
-        else:
-            order.append((-1 if leaf.path == ("embed",) else config.layers, leaf, None))
+def _joined(tensor: Stored, parts: Sequence[np.ndarray], dtype: str) -> np.ndarray:
+    """A tensor as the file holds it."""
+    rows = (tensor.shape[0] // len(parts), *tensor.shape[1:])
+    made = [
+        to_tensor(x, tensor.name, part.layout, rows, dtype)
+        for x, part in zip(parts, tensor.parts, strict=True)
+    ]
+    return made[0] if len(made) == 1 else np.concatenate(made)
+
+
+def _shards(tensors: Sequence[Stored], itemsize: int, max_bytes: int) -> dict[str, list[Stored]]:
+    """{file name: its tensors}, in their order."""
     shards, used = [[]], 0
-    for _, leaf, layer in sorted(order, key=lambda entry: entry[0]):
-        size = itemsize * math.prod(leaf.tensor_shape)
+    for tensor in tensors:
+        size = itemsize * math.prod(tensor.shape)
         if shards[-1] and used + size > max_bytes:
             shards.append([])
             used = 0
-        shards[-1].append((leaf, layer))
+        shards[-1].append(tensor)
         used += size
     if len(shards) == 1:
         return {WEIGHTS: shards[0]}
     return {SHARD.format(i + 1, len(shards)): shard for i, shard in enumerate(shards)}
 
 
-def is_writer(params: Mapping[Any, Any]) -> bool:
-    """Whether this process is to write: it holds all of the parameters, or is process 0."""
+def is_writer(params: Any) -> bool:
+    """Whether this process is to write a tree's arrays: it holds all of them, or is process 0."""
     whole = all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(params))
     return whole or jax.process_index() == 0
 
 
-def check_params(config: qwen.ModelConfig, params: Params) -> None:
-    """Raises ValueError unless `params` has the model's parameters, in their shapes."""
+def check_shapes(shapes: Mapping[tuple[str, ...], Shape], params: Params, whose: str) -> None:
+    """Raises ValueError unless `params` has the parameters of `shapes`; whose: for messages."""
     params = flatten_dict(params)
-    shapes = {leaf.path: leaf.shape for leaf in plan(config)}
     differ = params.keys() ^ shapes.keys()
     if differ:
         names = ", ".join("/".join(path) for path in sorted(differ))
-        raise ValueError(f"parameters missing or not the model's: {names}")
+        raise ValueError(f"parameters missing or not {whose}: {names}")
     for path, shape in shapes.items():
         if params[path].shape != shape:
             raise ValueError(
-                f"parameter {'/'.join(path)} has shape {params[path].shape}, the model's is {shape}"
+                f"parameter {'/'.join(path)} has shape {params[path].shape}, {whose} is {shape}"
             )
 
 

@@ -16,12 +16,10 @@ to meet or to show is told to the others, and all call what is here together.
 """
 
 import dataclasses
-import functools
 import hashlib
 import io
 import threading
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +28,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ragen_jax.model.images import Grid, image_grid, preprocess
 from ragen_jax.model.positions import NO_TOKEN, Images, table
-from ragen_jax.model.vision import Tower, VisionTower
-from ragen_jax.sharding import agree, constrain, gather_bytes, place, processes
+from ragen_jax.model.vision import Tower, see
+from ragen_jax.sharding import agree, gather_bytes, place, processes
 from ragen_jax.types import Array, Params
 
 LEAST_ROOM = 64  # rows of a table
@@ -180,7 +178,7 @@ class Album:
                 patches = [preprocess(met.pixels, self.tower.images)[0] for met in some]
                 padded = np.zeros((AT_A_TIME, *patches[0].shape), np.float32)
                 padded[: len(some)] = patches
-                found = look(self.tower.model, self._params(), padded, grid)
+                found = see(self.tower.model, self._params(), padded, grid)
                 for met, embed in zip(some, np.asarray(found), strict=False):
                     self.seen[met.first] = embed
 
@@ -197,13 +195,6 @@ class Album:
 
             self.towers[mesh] = jax.device_put(params, jax.tree.map(layout, params))
         return self.towers[mesh]
-
-
-@functools.partial(jax.jit, static_argnames=("model", "grid"))
-def look(model: VisionTower, params: Params, pixels_NPC: jax.Array, grid: Grid) -> jax.Array:
-    """What the tower sees in images of one size, whole on every device: [N, tokens, D]."""
-    embed_NID: Any = model.apply({"params": params}, jnp.asarray(pixels_NPC), grid)
-    return constrain(embed_NID, None, None, None)
 
 
 def _content(image: np.ndarray) -> bytes:

@@ -1,22 +1,14 @@
-"""A small Qwen2.5-VL in a directory as transformers writes it, and rows of tokens with images.
+"""A Qwen2.5-VL of a directory, and rows of tokens with images."""
 
-The language model's tensors are those of a Qwen2 under other names, and are opened as one.
-"""
-
-import dataclasses
 import functools
-import json
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
-from ragen_jax.model import hf, images, positions, qwen, vision, vision_tensors
+from ragen_jax.model import hf, images, positions, qwen, vision, vision_tensors, weights
 from ragen_jax.rollout import album
-
-NOT_OF_QWEN2 = ("model_type", "rope_parameters", "layer_types", "sliding_window")
 
 
 class Seeing(NamedTuple):
@@ -32,38 +24,23 @@ class Seeing(NamedTuple):
     image_pad: int
 
 
-def load(directory, scratch):
-    """`Seeing` of a directory; scratch: a folder for the language model alone."""
-    directory, scratch = Path(directory), Path(scratch)
-    fields = json.loads((directory / "config.json").read_text())
-    tensors = load_file(directory / "model.safetensors")
-    text, rope = fields["text_config"], fields["text_config"]["rope_parameters"]
-    scratch.mkdir(exist_ok=True)
-    save_file(
-        {name: x for name, x in tensors.items() if not name.startswith("visual.")},
-        scratch / "model.safetensors",
-    )
-    qwen2 = {name: value for name, value in text.items() if name not in NOT_OF_QWEN2}
-    qwen2 |= {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
-    qwen2["rope_parameters"] = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    qwen2["tie_word_embeddings"] = fields["tie_word_embeddings"]
-    (scratch / "config.json").write_text(json.dumps(qwen2))
-    model, params = hf.load_weights(scratch)
-    config = dataclasses.replace(model.config, mrope_section=tuple(rope["mrope_section"]))
-    names = {field.name for field in dataclasses.fields(vision.VisionConfig)}
-    given = {name: value for name, value in fields["vision_config"].items() if name in names}
-    given["fullatt_block_indexes"] = tuple(given["fullatt_block_indexes"])
-    vision_config = vision.VisionConfig(**given)
+def load(directory):
+    """`Seeing` of a directory."""
+    model, params = hf.load_weights(directory)
+    tower, tokens = hf.load_tower(directory), model.config.image_tokens
     return Seeing(
-        qwen.Qwen(config),
-        params,
-        vision.VisionTower(vision_config),
-        vision_tensors.to_params(tensors, vision_config),
-        images.read_config(directory),
-        fields["vision_start_token_id"],
-        fields["vision_end_token_id"],
-        fields["image_token_id"],
+        *(model, params),
+        *(tower.model, tower.params, tower.images),
+        *(tokens.start, tokens.end, tokens.pad),
     )
+
+
+def read_tower(folder, tensors, config):
+    """A tower's parameters of tensors (NumPy, by published names), through a file in `folder`."""
+    save_file(tensors, folder / weights.WEIGHTS)
+    with weights.open_tensors(folder) as found:
+        vision_tensors.check_tensors(folder, config, found)
+        return vision_tensors.read(found, config)
 
 
 def shown(seeing, picture_HW3):
@@ -141,3 +118,21 @@ def picked(logp_BTV, tokens_BT):
     """[B, T]: entry t is the log-prob of token t, as transformers numbers it; entry 0 is 0."""
     of_next = np.take_along_axis(np.asarray(logp_BTV)[:, :-1], tokens_BT[:, 1:, None], -1)[..., 0]
     return np.pad(of_next, ((0, 0), (1, 0)))
+
+
+def torch_logps(theirs, rows, image_pad):
+    """Log-probs [B, T, V] of `Rows` by transformers' model."""
+    import torch
+
+    ids = torch.tensor(rows.ids_BT).long()
+    mask = torch.arange(ids.shape[1]) < torch.tensor(rows.length_B)[:, None]
+    pixels, grids = zip(*rows.pixels, strict=True)
+    with torch.no_grad():
+        found = theirs(
+            ids,
+            pixel_values=torch.tensor(np.concatenate(pixels)),
+            image_grid_thw=torch.tensor(grids),
+            mm_token_type_ids=(ids == image_pad).int(),
+            attention_mask=mask.long(),
+        )
+    return found.logits.log_softmax(-1).numpy()

@@ -1,7 +1,7 @@
 """Runs a tower and a language model with images on a mesh, and without one.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=4 NPROC=32 \
-        python tests/model/seeing_check.py MODEL_DIR SCRATCH DATA,FSDP,TENSOR
+        python tests/model/seeing_check.py MODEL_DIR DATA,FSDP,TENSOR
 
 Run by test_seeing.py in a process of its own, because the number of devices is fixed when JAX
 starts. Prints one JSON object: devices, how many of the tower's parameters are split, and the
@@ -11,20 +11,18 @@ largest difference of the images' embeddings and of the log-probs.
 import json
 import sys
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from seeing import arrange, embed, forward, load, seen_by, shown
 
-from ragen_jax.sharding import make_mesh, shard_params, spec
+from ragen_jax.model import hf
+from ragen_jax.sharding import make_mesh, shard_params
 
 
-def main(directory, scratch, sizes):
+def main(directory, sizes):
     data, fsdp, tensor = map(int, sizes.split(","))
     mesh = make_mesh(data=data, fsdp=fsdp, tensor=tensor)
-    s = load(directory, scratch)
+    s = load(directory)
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (4, 40, 24, 3), dtype=np.uint8)
     rows = [([*range(2, 4 + b), *shown(s, x), 7, 8], [x]) for b, x in enumerate(pictures)]
@@ -40,16 +38,7 @@ def main(directory, scratch, sizes):
         return jax.block_until_ready(embed_NPD), jax.block_until_ready(logp)
 
     want = see(s.params, s.tower_params)
-    boxed = jax.eval_shape(
-        lambda key: s.tower.init(key, jnp.zeros((1, *pixels_NPC.shape[1:])), grid),
-        jax.random.key(0),
-    )["params"]
-    shardings = jax.tree.map(
-        lambda x: NamedSharding(mesh, spec(x.names, x.value.shape, mesh)),
-        boxed,
-        is_leaf=lambda x: isinstance(x, nn.Partitioned),
-    )
-    tower_params = jax.device_put(s.tower_params, shardings)
+    tower_params = hf.load_tower(directory, mesh=mesh).params
     with jax.set_mesh(mesh):
         got = see(shard_params(s.params, s.model, mesh), tower_params)
     apart = [float(np.abs(a - b).max()) for a, b in zip(got, want, strict=True)]

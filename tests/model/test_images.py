@@ -146,7 +146,7 @@ def write(folder, fields):
 @pytest.mark.parametrize(
     "fields, want",
     [
-        ({}, PUBLISHED),
+        ({"image_processor_type": "Qwen2VLImageProcessor"}, PUBLISHED),
         ({"min_pixels": 12544, "max_pixels": 23520}, SMALL),
         ({"size": {"shortest_edge": 12544, "longest_edge": 23520}}, SMALL),
         ({"size": {"min_pixels": 12544, "max_pixels": 23520}, "min_pixels": None}, SMALL),
@@ -200,6 +200,41 @@ def test_bad_settings_are_named(tmp_path, fields, message):
     with pytest.raises(ValueError, match=message) as raised:
         read_config(write(tmp_path, fields))
     assert images.FILE in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("fields", [{}, {"processor_class": "Qwen2Processor"}])
+def test_settings_of_a_model_that_reads_text_alone(tmp_path, fields):
+    with pytest.raises(ValueError, match=f"{images.FILE} says nothing of images.*copy"):
+        read_config(write(tmp_path, fields))
+    (tmp_path / images.FILE).rename(tmp_path / images.WHOLE)
+    with pytest.raises(ValueError, match=f"{images.WHOLE} says nothing of images") as raised:
+        read_config(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_settings_among_those_of_a_whole_processor(tmp_path):
+    """As processors of transformers 5 are saved; a file of their own comes first."""
+    whole = {"image_processor": images.to_fields(SMALL), "processor_class": "Qwen2_5_VLProcessor"}
+    (tmp_path / images.WHOLE).write_text(json.dumps(whole))
+    assert read_config(tmp_path) == SMALL
+    assert read_config(write(tmp_path, images.to_fields(PUBLISHED))) == PUBLISHED
+
+
+@pytest.mark.parametrize("config", [PUBLISHED, SMALL], ids=["published", "small"])
+def test_settings_are_written_as_transformers_writes_them(tmp_path, theirs, config):
+    assert read_config(write(tmp_path, images.to_fields(config))) == config
+    opened = theirs.Qwen2VLImageProcessorPil.from_pretrained(tmp_path)
+    plain = theirs.Qwen2VLImageProcessorPil(
+        min_pixels=config.min_pixels, max_pixels=config.max_pixels
+    )
+    opened.save_pretrained(tmp_path / "opened")
+    plain.save_pretrained(tmp_path / "plain")
+    fields, want = (
+        json.loads((tmp_path / name / images.FILE).read_text()) for name in ("opened", "plain")
+    )
+    assert {name: fields[name] for name in want} == want
+    ours = json.loads((tmp_path / images.FILE).read_text())
+    assert {name: ours[name] for name in want} == want
 
 
 def test_no_settings(tmp_path):

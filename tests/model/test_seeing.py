@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from devices import on_devices
-from seeing import album_of, arrange, forward, load, picked, seen_by, shown
+from seeing import album_of, arrange, forward, load, picked, seen_by, shown, torch_logps
 
 from ragen_jax.model import images, positions, qwen
 from ragen_jax.model.attention import Segment, append
@@ -27,8 +27,8 @@ WIDTH = 64
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return load(REFERENCE, tmp_path_factory.mktemp("text"))
+def model():
+    return load(REFERENCE)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_random_models_match_torch(tmp_path, seed):
     side = config.vision_config.patch_size * 2
     fields = {"patch_size": side // 2, "min_pixels": 4 * side**2, "max_pixels": 24 * side**2}
     (tmp_path / images.FILE).write_text(str(fields).replace("'", '"'))
-    ours = load(tmp_path, tmp_path / "text")
+    ours = load(tmp_path)
 
     def picture(rows, columns):
         size = round(rows * side), round(columns * side), 3
@@ -173,19 +173,9 @@ def test_random_models_match_torch(tmp_path, seed):
         ],
         WIDTH,
     )
-    ids = torch.tensor(rows.ids_BT).long()
-    mask = torch.arange(WIDTH) < torch.tensor(rows.length_B)[:, None]
-    with torch.no_grad():
-        want = theirs(
-            ids,
-            pixel_values=torch.tensor(np.concatenate([x for x, _ in rows.pixels])),
-            image_grid_thw=torch.tensor([grid for _, grid in rows.pixels]),
-            mm_token_type_ids=(ids == 70).int(),
-            attention_mask=mask.long(),
-        )
-    want = want.logits.log_softmax(-1).numpy()
+    want = torch_logps(theirs, rows, 70)
     got = run(ours, rows)
-    real_BT1 = mask.numpy()[..., None]
+    real_BT1 = (np.arange(WIDTH) < rows.length_B[:, None])[..., None]
     np.testing.assert_allclose(got * real_BT1, want * real_BT1, rtol=0, atol=1e-4)
 
 
@@ -294,8 +284,8 @@ def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
 
 @pytest.mark.long
 @pytest.mark.parametrize("mesh", ["1,2,2", pytest.param("4,1,1", marks=pytest.mark.slow)])
-def test_four_devices_see_what_one_sees(tmp_path, mesh):
-    command = [Path(__file__).with_name("seeing_check.py"), REFERENCE, tmp_path / "text", mesh]
+def test_four_devices_see_what_one_sees(mesh):
+    command = [Path(__file__).with_name("seeing_check.py"), REFERENCE, mesh]
     process = on_devices(4, command)
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err[-3000:]

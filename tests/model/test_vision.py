@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from seeing import read_tower
 
-from ragen_jax.model import vision
-from ragen_jax.model.vision import VisionConfig, VisionTower, patch_positions, windows
+from ragen_jax.model import images, vision
+from ragen_jax.model.vision import VisionTower, patch_positions, windows
+from ragen_jax.model.vision_config import VisionConfig
 
 pytestmark = pytest.mark.fast
 
@@ -198,6 +200,15 @@ def test_every_parameter_says_how_it_is_split():
     assert len(leaves) == 22
 
 
+@pytest.mark.parametrize("name", ["patch_size", "temporal_patch_size", "merge_size"])
+def test_a_tower_stands_beside_images_of_its_own_patches(name):
+    fields = dict(patch_size=4, temporal_patch_size=2, merge_size=2)
+    tower = VisionTower(CONFIG), {}
+    vision.Tower(*tower, images.ImageConfig(**fields))
+    with pytest.raises(ValueError, match=f"{name} 3, but .*{name} [24]: expected the same"):
+        vision.Tower(*tower, images.ImageConfig(**fields | {name: 3}))
+
+
 # ---------------------------------------------------------------- beside torch
 
 
@@ -212,12 +223,10 @@ def test_every_parameter_says_how_it_is_split():
     ],
     ids=["plain", "windows of 3", "no whole", "merge 1", "merge 3"],
 )
-def test_tower_matches_torch(fields):
+def test_tower_matches_torch(tmp_path, fields):
     """Several grids at once, some of which windows do not divide, two images of each."""
     torch = pytest.importorskip("torch")
     from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as theirs
-
-    from ragen_jax.model.vision_tensors import to_params
 
     config = dataclasses.replace(CONFIG, **fields)
     given = dataclasses.asdict(config)
@@ -230,7 +239,7 @@ def test_tower_matches_torch(fields):
         for p in reference.parameters():
             p.normal_(0, 0.3)
     tensors = {f"visual.{k}": x.numpy() for k, x in reference.state_dict().items()}
-    params = to_params(tensors, config)
+    params = read_tower(tmp_path, tensors, config)
     m = config.spatial_merge_size
     grids = [(1, m, m), (1, 3 * m, 5 * m), (1, 7 * m, 4 * m)]
     x = [pixels(config, grid, 2, seed) for seed, grid in enumerate(grids)]

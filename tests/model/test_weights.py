@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 from load_check import counted
 from safetensors.numpy import save_file
 
@@ -46,15 +47,13 @@ def write(directory, config, *, seed=0, max_shard_bytes=10**10):
     fields = config_json.from_config(config, "float32")
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(fields))
-    shards = weights._shards(config, 4, max_shard_bytes)
+    zeros = {leaf.path: np.broadcast_to(0, leaf.shape) for leaf in weights.plan(config)}
+    shards = weights._shards(weights.stored(config, unflatten_dict(zeros)), 4, max_shard_bytes)
     for file, entries in shards.items():
-        tensors = {
-            leaf.names[layer or 0]: rng.standard_normal(leaf.tensor_shape, np.float32)
-            for leaf, layer in entries
-        }
-        save_file(tensors, directory / file)
+        made = {tensor.name: rng.standard_normal(tensor.shape, np.float32) for tensor in entries}
+        save_file(made, directory / file)
     if len(shards) > 1:
-        weight_map = {leaf.names[i or 0]: file for file in shards for leaf, i in shards[file]}
+        weight_map = {tensor.name: file for file in shards for tensor in shards[file]}
         (directory / weights.INDEX).write_text(json.dumps({"weight_map": weight_map}))
     return directory
 

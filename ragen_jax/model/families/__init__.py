@@ -6,7 +6,7 @@ config_json.py and weights.py read and write files by these rows, preflight plan
 The network itself (qwen.py) knows no family, only what a shape says that it has.
 """
 
-from ragen_jax.model.families import llama, qwen2, qwen3
+from ragen_jax.model.families import llama, qwen2, qwen2_5_vl, qwen3
 from ragen_jax.model.families.types import Family
 from ragen_jax.model.qwen import ModelConfig
 
@@ -14,6 +14,7 @@ MODELS: dict[str, Family] = {  # by config.json's model_type, which is the famil
     "qwen2": qwen2.FAMILY,
     "llama": llama.FAMILY,
     "qwen3": qwen3.FAMILY,
+    "qwen2_5_vl": qwen2_5_vl.FAMILY,
 }
 
 # Published models, for programs that need no weights.

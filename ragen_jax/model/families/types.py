@@ -32,3 +32,6 @@ class Family:
     # Published models: the last part of the hub id, in small letters and without "-Instruct" ->
     # shape, as the config.json has it.
     shapes: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)
+    # Beginnings of tensor names as some writers have them -> as published files have them.
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    beside: tuple[str, ...] = ()  # beginnings of names of tensors that are no parameter's

@@ -1,0 +1,188 @@
+"""Qwen2.5-VL: a Qwen2.5 whose tokens have three positions each, and a vision tower beside it.
+
+config.json has the language model's fields at the top, as published, which every version of
+transformers reads, or in a `text_config`, as those from 4.52 write them. Parameters are the
+language model's alone; vision_tensors.py names the tower's tensors. Films are not read: what
+config.json says of them is kept for whoever opens the model elsewhere.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ragen_jax.model.families import decoder, qwen2
+from ragen_jax.model.families.types import Family
+from ragen_jax.model.qwen import ModelConfig
+from ragen_jax.model.vision import ROPE_THETA
+from ragen_jax.model.vision_config import ImageTokens, VisionConfig
+
+# What transformers takes for a field that is not there. Its version 4 leaves out, of nested
+# objects, every field that has this value.
+TEXT: dict[str, Any] = {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 80,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "sliding_window": 4096,
+}
+SECTION = (16, 24, 24)
+VISION: dict[str, Any] = {
+    "depth": 32,
+    "hidden_size": 3584,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "out_hidden_size": 3584,
+    "fullatt_block_indexes": (7, 15, 23, 31),
+    "window_size": 112,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "in_channels": 3,
+    "tokens_per_second": 4,
+}
+TOKENS = {  # field of config.json -> of `ImageTokens`, and its value where it is not there
+    "vision_start_token_id": ("start", 151652),
+    "image_token_id": ("pad", 151655),
+    "vision_end_token_id": ("end", 151653),
+    "video_token_id": ("video", 151656),
+}
+
+
+def read(c: dict[str, Any], file: Path) -> ModelConfig:
+    text = TEXT | (c.get("text_config") or c)
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ("default", "mrope"):
+        raise ValueError(
+            f"{file}: rope_type {kind!r} is not supported; accepted: 'default', 'mrope'"
+        )
+    fields = text | {
+        "rope_scaling": None,
+        "rope_parameters": {**rope, "rope_type": "default"},
+        "tie_word_embeddings": c.get("tie_word_embeddings") or text.get("tie_word_embeddings"),
+        "quantization_config": c.get("quantization_config"),
+    }
+    config = decoder.read(fields, file, family="qwen2_5_vl", qkv_bias=True)
+    ids = {
+        field: default if c.get(name) is None else c[name]
+        for name, (field, default) in TOKENS.items()
+    }
+    try:
+        _check_heads(config)
+        return dataclasses.replace(
+            config,
+            mrope_section=tuple(rope.get("mrope_section") or SECTION),
+            vision=_vision(c["vision_config"]),
+            image_tokens=ImageTokens(**ids),
+        )
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _vision(given: Any) -> VisionConfig:
+    """The tower of a `vision_config`.
+
+    Raises:
+      ValueError: a feature that vision.py lacks, or what is no whole number.
+    """
+    if not isinstance(given, dict):
+        raise ValueError(f"vision_config {given!r} must be an object")
+    fields = VISION | given
+    rope = fields.get("rope_parameters") or {}
+    for name, value, known in (
+        ("hidden_act", fields.get("hidden_act", "silu"), "silu"),
+        ("in_channels", fields["in_channels"], 3),  # images.py has three colours
+        ("rope_theta", rope.get("rope_theta", ROPE_THETA), ROPE_THETA),
+    ):
+        if value != known:
+            raise ValueError(
+                f"vision_config: {name} {value!r} is not supported; accepted: {known!r}"
+            )
+    found = {name: fields[name] for name in VISION}
+    whole_image = found.pop("fullatt_block_indexes")
+    if not isinstance(whole_image, list | tuple):
+        raise ValueError(f"vision_config: fullatt_block_indexes {whole_image!r} must be a list")
+    for name, value in [*found.items(), *(("fullatt_block_indexes", x) for x in whole_image)]:
+        if not isinstance(value, int):
+            raise ValueError(f"vision_config: {name} {value!r} must be a whole number")
+    return VisionConfig(**found, fullatt_block_indexes=tuple(whole_image))
+
+
+def _check_heads(config: ModelConfig) -> None:
+    """Raises ValueError where heads are not together as wide as the model: there is no field."""
+    if config.heads * config.head_dim != config.width:
+        raise ValueError(
+            f"head_dim {config.head_dim} of {config.heads} attention heads must be hidden_size / "
+            f"num_attention_heads = {config.width / config.heads:g}"
+        )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    if config.vision is None or not config.mrope_section or config.rope_scaling is not None:
+        raise ValueError(
+            "a model of family 'qwen2_5_vl' has vision, image_tokens and mrope_section, and no "
+            "rope_scaling"
+        )
+    _check_heads(config)
+    vision = {name: getattr(config.vision, name) for name in VISION}
+    vision["fullatt_block_indexes"] = list(vision["fullatt_block_indexes"])
+    fields = decoder.write(config)
+    # rope_theta and rope_scaling are what transformers 4 and 5 read; a head's width follows.
+    del fields["rope_parameters"], fields["head_dim"]
+    return fields | {
+        "rope_scaling": {"type": "mrope", "mrope_section": list(config.mrope_section)},
+        "use_sliding_window": False,
+        "vision_config": vision | {"hidden_act": "silu"},
+        **{name: getattr(config.image_tokens, field) for name, (field, _) in TOKENS.items()},
+    }
+
+
+def _shape(
+    width: int, layers: int, heads: int, kv_heads: int, mlp_width: int, *, tied: bool = False
+) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=151936 if tied else 152064,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=width // heads,
+        mlp_width=mlp_width,
+        mrope_section=SECTION,
+        vision=VisionConfig(
+            depth=32,
+            hidden_size=1280,
+            intermediate_size=3420,
+            num_heads=16,
+            out_hidden_size=width,
+            fullatt_block_indexes=(7, 15, 23, 31),
+            tokens_per_second=2,
+        ),
+        image_tokens=ImageTokens(start=151652, pad=151655, end=151653, video=151656),
+        tied=tied,
+        family="qwen2_5_vl",
+        max_positions=128000,
+    )
+
+
+SHAPES = {  # of the instruction-tuned models
+    "qwen2.5-vl-3b": _shape(2048, 36, 16, 2, 11008, tied=True),
+    "qwen2.5-vl-7b": _shape(3584, 28, 28, 4, 18944),
+}
+
+FAMILY = Family(
+    "Qwen2_5_VLForConditionalGeneration",
+    read,
+    write,
+    qwen2.TENSORS,
+    SHAPES,
+    # As transformers has them in memory from 4.52 on, and whoever writes its state_dict in files.
+    renamed={"model.language_model.": "model.", "model.visual.": "visual."},
+    beside=("visual.",),
+)
