@@ -158,7 +158,7 @@ def tiny_setting(*, context, turns, members=16, new_tokens=24, seed=0, shape=Non
     config.env.options.size = ROOM
     environment = build_environment(config, "train")
     tokenizer = build_tokenizer(environment.words)
-    model = Qwen(shape or tiny_shape(config, len(tokenizer)))
+    model = Qwen(shape or tiny_shape(config, tokenizer))
     params = init_params(model.config, jax.random.key(seed))
     chat = build_chat(config, tokenizer, environment)
     with tempfile.TemporaryDirectory() as directory:

@@ -274,6 +274,8 @@ def get_config() -> ConfigDict:
                 heads=4,
                 kv_heads=1,
                 mlp_width=256,
+                tower_layers=0,  # of a vision tower, with which it sees images; 0: it does not see
+                tower_width=64,
                 rooms=8192,  # solved for imitation
                 plan_moves=4,  # moves of the solver's plan that the reasoning spells out
                 # style of envs/styles.py -> its share of the demonstrations; nothing given: what

@@ -23,9 +23,14 @@ from ragen_jax import sharding
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.model import families, hf, lora, qwen
 from ragen_jax.model.attention import Segment
-from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.padding import length_bucket
-from ragen_jax.run.build import build_meshes, build_model, build_optimizer, tiny_shape, tiny_words
+from ragen_jax.run.build import (
+    build_meshes,
+    build_model,
+    build_optimizer,
+    tiny_shape,
+    tiny_tokenizer,
+)
 from ragen_jax.run.sizes import has_critic, of_environments, turns_shown
 from ragen_jax.types import Params, TrainState
 from ragen_jax.update.critic import CriticState
@@ -94,7 +99,7 @@ def model_shape(config: ConfigDict) -> qwen.ModelConfig:
     """
     path = config.model.path
     if path == "tiny":
-        return tiny_shape(config, len(build_tokenizer(tiny_words(config))))
+        return tiny_shape(config, tiny_tokenizer(config))
     if Path(path).expanduser().is_dir():
         return hf.model_config(path)
     shape = families.known_shape(path)

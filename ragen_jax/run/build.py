@@ -28,8 +28,11 @@ from ragen_jax.envs.types import (
 from ragen_jax.filter import Filter
 from ragen_jax.groups import Part
 from ragen_jax.model import lora
+from ragen_jax.model.images import ImageConfig
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import ModelConfig, Qwen
+from ragen_jax.model.tokenizer import OF_IMAGES, build_tokenizer
+from ragen_jax.model.vision_config import ImageTokens, VisionConfig
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import Penalties
 from ragen_jax.rollout import chat
@@ -111,6 +114,15 @@ def tiny_words(config: ConfigDict) -> tuple[str, ...]:
         for style in build_styles(c, environment).values():
             words |= dict.fromkeys(style.words)
     return tuple(words)
+
+
+def tiny_tokenizer(config: ConfigDict) -> "PreTrainedTokenizerFast":
+    """The tiny agent's tokenizer.
+
+    Raises:
+      ValueError: see `tiny_words`.
+    """
+    return build_tokenizer(tiny_words(config), sees=bool(config.warmstart.tower_layers))
 
 
 def build_styles(config: ConfigDict, environment: Environment) -> dict[str, Style]:
@@ -249,17 +261,57 @@ def build_meshes(
     return mesh, sampling
 
 
-def tiny_shape(config: ConfigDict, vocab_size: int) -> ModelConfig:
-    """`ModelConfig` of the agent that warmstart/ trains."""
+TOWER_HEADS = 4  # this and the next two: of the tiny agent's tower
+PATCH = 4  # pixels along a side of a patch, of which 2 x 2 are a token
+LARGEST_IMAGE = 1024  # tokens
+
+
+def tiny_images() -> ImageConfig:
+    """What images are made into for the tiny agent: a token for 8 x 8 pixels."""
+    side = 2 * PATCH
+    return ImageConfig(patch_size=PATCH, min_pixels=side**2, max_pixels=LARGEST_IMAGE * side**2)
+
+
+def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> ModelConfig:
+    """`ModelConfig` of the agent that warmstart/ trains.
+
+    Raises:
+      ValueError: a tower whose heads could not turn.
+    """
     w = config.warmstart
+    eyes: dict[str, Any] = {}
+    if w.tower_layers:
+        if w.tower_width % (4 * TOWER_HEADS):
+            raise ValueError(
+                f"config.warmstart.tower_width is {w.tower_width}; it must be a multiple of "
+                f"{4 * TOWER_HEADS}, for {TOWER_HEADS} heads"
+            )
+        turning = w.width // w.heads // 2  # frequencies of a head
+        third = turning // 3
+        start, pad, end = tokenizer.convert_tokens_to_ids(list(OF_IMAGES))
+        eyes = {
+            "family": "qwen2_5_vl",
+            "mrope_section": (turning - 2 * third, third, third),
+            "vision": VisionConfig(
+                depth=w.tower_layers,
+                hidden_size=w.tower_width,
+                intermediate_size=2 * w.tower_width,
+                num_heads=TOWER_HEADS,
+                out_hidden_size=w.width,
+                fullatt_block_indexes=(w.tower_layers - 1,),
+                patch_size=PATCH,
+            ),
+            "image_tokens": ImageTokens(start=start, pad=pad, end=end, video=pad),
+        }
     return ModelConfig(
-        vocab_size=vocab_size,
+        vocab_size=len(tokenizer),
         width=w.width,
         layers=w.layers,
         heads=w.heads,
         kv_heads=w.kv_heads,
         head_dim=w.width // w.heads,
         mlp_width=w.mlp_width,
+        **eyes,
     )
 
 

@@ -17,7 +17,13 @@ from typing import Any, cast
 import numpy as np
 
 from ragen_jax.checksums import damage, write_checksums
-from ragen_jax.envs.types import Environment, SolvableEnvironment, State, StyledEnvironment
+from ragen_jax.envs.types import (
+    Environment,
+    Observation,
+    SolvableEnvironment,
+    State,
+    StyledEnvironment,
+)
 from ragen_jax.progress import reached
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.run.log import console
@@ -249,7 +255,19 @@ def fingerprint(environment: SolvableEnvironment, **settings: Any) -> str:
       environment, settings: as in `play_expert`.
     """
     seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + SAMPLE)
-    return settings_hash(list(play_expert(environment, seeds, **settings)))
+    played = [
+        example | {"observation": _told(example["observation"])}
+        for example in play_expert(environment, seeds, **settings)
+    ]
+    return settings_hash(played)
+
+
+def _told(observation: str | Observation) -> Any:
+    """What is shown, JSON-like: of images their hashes."""
+    if isinstance(observation, str):
+        return observation
+    digests = [hashlib.sha256(x.tobytes()).hexdigest() for x in observation.images]
+    return [observation.text, *digests]
 
 
 def demonstrations(
@@ -262,7 +280,8 @@ def demonstrations(
 ) -> list[dict[str, Any]]:
     """The examples of `play_expert` on so many problems, kept in a data set.
 
-    A line tells, when they are played, how many of the problems have no solution.
+    A line tells, when they are played, how many of the problems have no solution. Those of an
+    environment that draws are not kept: drawing them again takes less time than reading them.
 
     Args:
       environment: as in `play_expert`. rooms: how many seeds are played.
@@ -290,14 +309,17 @@ def demonstrations(
         if len(unsolved) == rooms:
             raise ValueError(f"`solve` finds no solution of any of {rooms} imitation problems")
 
-    examples = load_or_generate(
-        "demonstrations",
-        {"rooms": rooms, "sample": fingerprint(environment, **play), **play, **settings},
-        features=dict.fromkeys(("observation", "reply", "identity"), tfds.features.Text())
-        | {"turn": np.int64},
-        generate=generate,
-        directory=directory,
-    )
+    if isinstance(environment.render(environment.reset(IMITATION_SEEDS)), Observation):
+        examples = list(generate())
+    else:
+        examples = load_or_generate(
+            "demonstrations",
+            {"rooms": rooms, "sample": fingerprint(environment, **play), **play, **settings},
+            features=dict.fromkeys(("observation", "reply", "identity"), tfds.features.Text())
+            | {"turn": np.int64},
+            generate=generate,
+            directory=directory,
+        )
     if unsolved:  # nothing is printed while TFDS generates
         console(f"{len(unsolved)} of {rooms} problems have no solution and are not imitated")
     return examples

@@ -124,6 +124,7 @@ def shares(*read: When) -> Domain:
 
 TIMED = When(("env.time_limit",), bool)
 TINY = When(("model.path",), lambda path: path == "tiny")
+SEEING = When(("warmstart.tower_layers",), bool)
 LORA = When(("model.lora.rank",), lambda rank: rank > 0)
 NOT_LORA = When(("model.lora.rank",), lambda rank: rank == 0)
 CRITIC = When(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
@@ -335,6 +336,8 @@ DOMAINS = {
     "warmstart.heads": whole(1, 64, TINY),
     "warmstart.kv_heads": whole(1, 64, TINY),
     "warmstart.mlp_width": whole(1, 2**14, TINY),
+    "warmstart.tower_layers": whole(0, 64, TINY),
+    "warmstart.tower_width": whole(16, 4096, TINY, SEEING),
     "warmstart.rooms": whole(1, 2**17, TINY),
     "warmstart.plan_moves": whole(0, 1000, TINY),
     "warmstart.thoughts": shares(),

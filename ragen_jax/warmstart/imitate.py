@@ -1,6 +1,9 @@
 """A small Qwen2.5-shaped model that imitates the environment's solver.
 
-The result is a Hugging Face directory in the cache, named by a hash of its settings.
+The result is a Hugging Face directory in the cache, named by a hash of its settings. Where
+`warmstart.tower_layers` gives it a vision tower, the tower learns with it, from what the expert saw.
+
+Axes: B rows, T tokens, N images, P patches, C numbers of a patch.
 """
 
 import functools
@@ -9,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,13 +22,17 @@ from tqdm import tqdm
 
 from ragen_jax.batch import make_batch
 from ragen_jax.envs.types import Environment, SolvableEnvironment, State
-from ragen_jax.model import hf
+from ragen_jax.model import hf, vision
+from ragen_jax.model.images import Grid, preprocess
+from ragen_jax.model.positions import Images, table
 from ragen_jax.model.qwen import Qwen, init_params
-from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.model.vision import Tower, VisionTower
 from ragen_jax.padding import length_bucket
 from ragen_jax.progress import reached
 from ragen_jax.randomness import Purpose, stream_key
+from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.episode import NO_EYES, images_of
 from ragen_jax.rollout.play import Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.build import (
@@ -33,14 +41,16 @@ from ragen_jax.run.build import (
     build_environment,
     build_limits,
     environment_settings,
+    tiny_images,
     tiny_shape,
+    tiny_tokenizer,
     tiny_words,
 )
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.log import console
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.workdir import cache_directory, locked
-from ragen_jax.types import Episode, Params, Turn
+from ragen_jax.types import Array, Episode, Params, Turn
 from ragen_jax.update.likelihood import token_logps
 
 if TYPE_CHECKING:
@@ -52,7 +62,8 @@ RECIPE = 2  # raise it when a change of this file changes the result
 NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid reply
 
 
-_BY_ITSELF = ("thoughts", "options")  # of config.warmstart: told as what they make
+# Of config.warmstart: told as what they make, or where they make something.
+_BY_ITSELF = ("thoughts", "options", "tower_layers", "tower_width")
 
 
 def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
@@ -67,7 +78,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     """
     config = taught(config)
     cache = cache_directory() if cache is None else Path(cache)
-    alone = of_environments(config)
+    alone, w = of_environments(config), config.warmstart
     settings = {
         "recipe": RECIPE,
         **_what_is_imitated(config),
@@ -75,6 +86,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
             f"warmstart.{name}": x for name, x in config.warmstart.items() if name not in _BY_ITSELF
         },
         **({"warmstart.thoughts": _thoughts(config)} if _thoughts(config) else {}),
+        **({"tower": [w.tower_layers, w.tower_width]} if w.tower_layers else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
         **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
     }
@@ -84,8 +96,8 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     with locked(directory):
         if not directory.exists():  # nobody made it meanwhile
             console(f"warm start: imitating the solver (once; kept in {directory})")
-            model, params, tokenizer = imitate(config, cache)
-            hf.save(directory, model, params, tokenizer)
+            model, params, tokenizer, tower = imitate(config, cache)
+            hf.save(directory, model, params, tokenizer, tower=tower)
     return directory
 
 
@@ -149,21 +161,39 @@ def _environment(config: ConfigDict) -> SolvableEnvironment:
     return cast(SolvableEnvironment, build_environment(config, "imitation"))
 
 
-def imitate(config: ConfigDict, cache: Path) -> tuple[Qwen, Params, "PreTrainedTokenizerFast"]:
+def imitate(
+    config: ConfigDict, cache: Path
+) -> tuple[Qwen, Params, "PreTrainedTokenizerFast", Tower | None]:
     """Trains the tiny agent until it solves `warmstart.success` of fresh imitation problems.
 
     Where several environments train together, of each.
+
+    Returns:
+      (model, parameters, tokenizer, what it sees with; None: it does not).
 
     Raises:
       ValueError: an environment is unusable, or `warmstart.max_updates` updates did not get there.
     """
     w = config.warmstart
-    tokenizer = build_tokenizer(tiny_words(config))
+    tokenizer = tiny_tokenizer(config)
+    shape = tiny_shape(config, tokenizer)
+    model, params = (
+        Qwen(shape),
+        init_params(shape, stream_key(Purpose.WARMSTART_PARAMETERS, w.seed)),
+    )
+    trained: dict[str, Params] = {"model": params}
+    eyes, album, image_pad = None, None, None
+    if shape.vision is not None and shape.image_tokens is not None:
+        eyes, image_pad = VisionTower(shape.vision), shape.image_tokens.pad
+        trained["tower"] = vision.init_params(
+            shape.vision, stream_key(Purpose.WARMSTART_PARAMETERS, w.seed, 1)
+        )
+        album = _album(eyes, trained, shape.vocab_size)
     episodes: list[Episode] = []
-    checks: dict[str, Callable[[Qwen, Params], float]] = {}
+    checks: dict[str, Callable[[Qwen, Params, Album | None], float]] = {}
     for name, c in of_environments(config).items():
         environment = _environment(c)
-        chat = build_chat(c, tokenizer, environment)
+        chat = build_chat(c, tokenizer, environment, image_pad=image_pad)
         examples = datasets.demonstrations(
             environment,
             rooms=w.rooms,
@@ -172,7 +202,7 @@ def imitate(config: ConfigDict, cache: Path) -> tuple[Qwen, Params, "PreTrainedT
             **_expert(c),
         )
         reached("reading the demonstrations")
-        episodes += _as_episodes(examples, chat)
+        episodes += _as_episodes(examples, chat, album)
         seen = {example["identity"] for example in examples}
         problems = _check_problems(environment, seen, c)
         checks[name] = functools.partial(_success, c, chat, environment, *problems)
@@ -181,10 +211,9 @@ def imitate(config: ConfigDict, cache: Path) -> tuple[Qwen, Params, "PreTrainedT
     tokens_BT = np.pad(batch.tokens_BT, ((0, 0), (0, length - batch.tokens_BT.shape[1])))
     mask_BT = np.pad(batch.mask_BT, ((0, 0), (0, length - batch.mask_BT.shape[1])))
 
-    model = Qwen(tiny_shape(config, len(tokenizer)))
-    params = init_params(model.config, stream_key(Purpose.WARMSTART_PARAMETERS, w.seed))
+    look = None if album is None else _pictures(album, tokens_BT, w.batch)
     optimizer = optax.adam(optax.linear_schedule(0.0, w.learning_rate, 50), b2=0.99)
-    opt_state = optimizer.init(params)
+    opt_state = optimizer.init(trained)
 
     start = time.perf_counter()
     history = []
@@ -196,11 +225,15 @@ def imitate(config: ConfigDict, cache: Path) -> tuple[Qwen, Params, "PreTrainedT
                 key = stream_key(Purpose.WARMSTART_ORDER, w.seed, epoch)
                 order = np.asarray(jax.random.permutation(key, len(tokens_BT)))
             rows = order[place * w.batch : (place + 1) * w.batch]
-            params, opt_state, loss = _imitation_step(
-                model, optimizer, params, opt_state, tokens_BT[rows], mask_BT[rows]
+            seen = None if look is None else look(rows)
+            trained, opt_state, loss = _imitation_step(
+                model, eyes, optimizer, trained, opt_state, tokens_BT[rows], mask_BT[rows], seen
             )
             if (update + 1) % w.check_every == 0:
-                successes = {name: solved(model, params) for name, solved in checks.items()}
+                now = None if eyes is None else _album(eyes, trained, shape.vocab_size)
+                successes = {
+                    name: solved(model, trained["model"], now) for name, solved in checks.items()
+                }
                 success = min(successes.values())
                 history.append(success)
                 bar.n = 1.0 if success >= w.success else success / w.success
@@ -211,7 +244,8 @@ def imitate(config: ConfigDict, cache: Path) -> tuple[Qwen, Params, "PreTrainedT
                         f"warm start: success {_listed(successes)} (temperature 1) after "
                         f"{update + 1} updates, {seconds:.0f} s, loss {float(loss):.3f}"
                     )
-                    return model, params, tokenizer
+                    tower = None if now is None else now.tower
+                    return model, trained["model"], tokenizer, tower
     raise ValueError(
         f"imitation reached success {max(history, default=0):.2f} in {w.max_updates} updates, not "
         f"warmstart.success={w.success}; raise warmstart.max_updates or lower the target"
@@ -226,6 +260,7 @@ def _success(
     states: Sequence[State],
     model: Qwen,
     params: Params,
+    album: Album | None,
 ) -> float:
     """Share of the problems that are solved at temperature 1."""
     episodes = play_problems(
@@ -241,6 +276,7 @@ def _success(
         budgets=build_budgets(config),
         sampling=Sampling(temperature=1.0),
         limits=build_limits(config),
+        album=album,
     )
     return float(np.mean([episode.success for episode in episodes]))
 
@@ -255,28 +291,90 @@ def _listed(successes: dict[str, float]) -> str:
 _BAR = "{desc} {bar} {elapsed} {postfix}"
 
 
-@functools.partial(jax.jit, static_argnames=("model", "optimizer"), donate_argnums=(2, 3))
+@flax.struct.dataclass
+class Pictures:
+    """The images that rows show, for a tower that learns."""
+
+    pixels_NPC: Array  # float32, by rising number, padded
+    images: Images  # without what the tower sees in them
+    grid: Grid = flax.struct.field(pytree_node=False)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("model", "eyes", "optimizer"),
+    donate_argnames=("trained", "opt_state"),
+)
 def _imitation_step(
     model: Qwen,
+    eyes: VisionTower | None,
     optimizer: optax.GradientTransformation,
-    params: Params,
+    trained: dict[str, Params],
     opt_state: Any,
     tokens_BT: jax.Array,
     mask_BT: jax.Array,
-) -> tuple[Params, Any, jax.Array]:
-    """One Adam step on the mean negative log-likelihood of the expert's tokens."""
+    seen: Pictures | None,
+) -> tuple[dict[str, Params], Any, jax.Array]:
+    """One Adam step on the mean negative log-likelihood of the expert's tokens.
 
-    def objective(params):
+    Args:
+      trained: parameters of the model and, with `eyes`, of its tower.
+    """
+
+    def objective(trained):
+        params = trained["model"]
+        if eyes is not None and seen is not None:
+            pixels_NPC = jnp.asarray(seen.pixels_NPC)
+            embed: Any = eyes.apply({"params": trained["tower"]}, pixels_NPC, seen.grid)
+            embed_ID = embed.reshape(-1, embed.shape[-1])
+            params = {**params, "images": seen.images.replace(embed_ID=embed_ID)}
         logp_BT = token_logps(model, params, tokens_BT)
         return -(mask_BT * logp_BT).sum() / jnp.maximum(mask_BT.sum(), 1.0)
 
-    loss, grads = jax.value_and_grad(objective)(params)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    moved: Any = optax.apply_updates(params, updates)
+    loss, grads = jax.value_and_grad(objective)(trained)
+    updates, opt_state = optimizer.update(grads, opt_state, trained)
+    moved: Any = optax.apply_updates(trained, updates)
     return moved, opt_state, loss
 
 
-def _as_episodes(examples: Iterable[dict[str, Any]], chat: Chat) -> Iterator[Episode]:
+def _album(eyes: VisionTower, trained: dict[str, Params], vocab_size: int) -> Album:
+    """An empty album, of a copy of the tower as it is now: the next update donates it."""
+    now = jax.tree.map(jnp.copy, trained["tower"])
+    return Album(Tower(eyes, now, tiny_images()), vocab_size)
+
+
+def _pictures(album: Album, tokens_BT: np.ndarray, rows: int) -> Callable[[np.ndarray], Pictures]:
+    """A function of `rows` indices of rows -> the images that these show.
+
+    Raises:
+      ValueError: images of several sizes.
+    """
+    shown = album.shown(tokens_BT)
+    grids = {met.grid for met in shown}
+    if len(grids) != 1:
+        raise ValueError(
+            f"the images that are imitated come in {len(grids)} sizes; the tiny agent learns from "
+            "those of one: give its environments one config.env.options.size and tile"
+        )
+    (grid,), tokens = grids, shown[0].tokens
+    most = max(len(np.unique(row[row >= album.vocab_size])) for row in tokens_BT) // tokens
+    room = rows * most
+
+    def look(rows: np.ndarray) -> Pictures:
+        mets = album.shown(tokens_BT[rows])
+        patches = [preprocess(met.pixels, album.tower.images)[0] for met in mets]
+        pixels_NPC = np.zeros((room, *patches[0].shape), np.float32)
+        pixels_NPC[: len(mets)] = patches
+        sides = [(met.first, *album.sides(met)) for met in mets]
+        images = table(sides, np.zeros((0, 1), np.float32), room * tokens)
+        return Pictures(pixels_NPC, images, grid)
+
+    return look
+
+
+def _as_episodes(
+    examples: Iterable[dict[str, Any]], chat: Chat, album: Album | None
+) -> Iterator[Episode]:
     """Demonstrations as the episodes that an agent would have played, so that rows, masks and
     context modes are those of RL."""
     turns: list[Turn] = []
@@ -284,6 +382,12 @@ def _as_episodes(examples: Iterable[dict[str, Any]], chat: Chat) -> Iterator[Epi
         if example["turn"] == 0 and turns:
             yield _episode(turns)
             turns = []
+        images = images_of(example["observation"])
+        if images and album is None:
+            raise ValueError(NO_EYES)
+        if album is not None:
+            album.meet(images)
+        spans = tuple(album.span(image) for image in images) if album else ()
         message = chat.observe(
             example["observation"],
             actions_used=chat.actions_per_turn * example["turn"],
@@ -292,7 +396,7 @@ def _as_episodes(examples: Iterable[dict[str, Any]], chat: Chat) -> Iterator[Epi
         sampled = chat.reply_ids(example["reply"])
         turns.append(
             Turn(
-                prompt=chat.prompt_ids(turns, message),
+                prompt=chat.prompt_ids(turns, message, spans),
                 message=message,
                 sampled=sampled,
                 logp=np.zeros(len(sampled), np.float32),
@@ -302,6 +406,7 @@ def _as_episodes(examples: Iterable[dict[str, Any]], chat: Chat) -> Iterator[Epi
                 valid=True,
                 reward=0.0,
                 info={},
+                spans=spans,
             )
         )
     yield _episode(turns)
