@@ -15,7 +15,11 @@ LLMS = {
     "qwen3-4b": "Qwen/Qwen3-4B",
 }
 
-PRESETS = ("tiny", "llm", *LLMS)
+# Models that see, in the environments that draw what they show.
+SEEING = {"qwen2.5-vl-3b": "Qwen/Qwen2.5-VL-3B-Instruct"}
+DRAWN = ("sokoban", "frozen_lake")
+
+PRESETS = ("tiny", "llm", *LLMS)  # of every environment
 
 # Which devices hold what: everything whole, rows split; or parameters split over all devices to be
 # trained, and whole to be sampled with (docs/preflight.md).
@@ -52,8 +56,13 @@ def split(preset: str) -> tuple[str, list[str]]:
     return model, names
 
 
+def accepted(environment: str) -> tuple[str, ...]:
+    """The models that an environment's config has a preset for."""
+    return (*PRESETS, *(SEEING if environment in DRAWN else ()))
+
+
 def apply(config: ConfigDict, model: str) -> None:
-    """Sets what `model`, one of PRESETS, changes in any environment's config.
+    """Sets what `model`, one that the environment accepts, changes in its config.
 
     Raises:
       ValueError: any other model.
@@ -76,13 +85,15 @@ def apply(config: ConfigDict, model: str) -> None:
     elif model == "llm":
         for name, kind in OPEN.items():
             config.update_from_flattened_dict({name: placeholder(kind)})
-    elif model in LLMS:
-        config.model.path = LLMS[model]
+    elif model in accepted(config.env.name):
+        config.model.path = (LLMS | SEEING)[model]
         config.model.dtype = "bfloat16"
         config.model.remat = True
         config.update_from_flattened_dict(SPLIT)
         config.optimizer.micro_batch = 16  # over 16 devices; a multiple of however many there are
+        if model in SEEING:
+            config.env.options.observation = "image"
     else:
-        accepted = ", ".join(PRESETS)
         name = config.env.name
-        raise ValueError(f"configs/{name}.py has no preset {model!r}; accepted: {accepted}")
+        listed = ", ".join(accepted(name))
+        raise ValueError(f"configs/{name}.py has no preset {model!r}; accepted: {listed}")

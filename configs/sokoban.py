@@ -19,8 +19,10 @@ qwen2.5-3b
     float32 parameters. Its peaks: 12.9 without filter, 28.9 with it (table 4).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The same with group-relative advantages; behind the preset, +ppo gives PPO.
-    docs/preflight.md says on which TPUs those of Qwen2.5 fit. Not trained here yet; expect hours on
-    several accelerators.
+    docs/preflight.md says on which TPUs they fit. Not trained here yet; expect hours on several
+    accelerators.
+qwen2.5-vl-3b
+    As those, but the model sees the room: every observation is a picture. Not trained here yet.
 """
 
 from ml_collections import ConfigDict

@@ -44,7 +44,9 @@ def test_every_command_explains_itself(command, asked):
     reads_config = command not in ("retriever", "report", "plot", "score")
     assert ("config" in flags) == reads_config
     if reads_config:
-        assert all(name in out for name in (*presets.PRESETS, *recipes.RECIPES, "webshop"))
+        assert all(
+            name in out for name in (*presets.PRESETS, *presets.SEEING, *recipes.RECIPES, "webshop")
+        )
         assert out.strip().endswith(base.__file__)
     assert max(map(len, out.splitlines())) <= 100
 

@@ -138,6 +138,7 @@ def to_fields(config: ImageConfig) -> dict[str, Any]:
         "processor_class": "Qwen2_5_VLProcessor",
         "do_convert_rgb": True,
         **DONE,
+        # The limits by both names: versions of transformers 4 forget those in `size`.
         **dataclasses.asdict(config),
         "size": {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels},
     }

@@ -1,7 +1,8 @@
 """The programs of a training run: what it compiles, at its largest, and what they cost.
 
 Follows train.py, rollout/ and update/: the same jitted functions, with the shapes of shapes.py in
-place of arrays. Those of its diagnostics are in diagnosing.py, of environments in residing.py.
+place of arrays. Those of its diagnostics are in diagnosing.py, of environments in residing.py, of
+a model that sees in seeing.py.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ from ragen_jax.preflight.program import (
 )
 from ragen_jax.preflight.residing import beside_residents, resident_programs, residents
 from ragen_jax.preflight.roofline import Cost, Work
+from ragen_jax.preflight.seeing import with_tower
 from ragen_jax.preflight.shapes import Lengths, Run, cache_struct, describe, host, struct
 from ragen_jax.rollout.chunks import decode_chunk, fold, read
 from ragen_jax.rollout.pages import cache_sizes
@@ -69,7 +71,7 @@ def programs(
         plan += [dataclasses.replace(p, name=p.name + suffix) for p in played]
     kept = residents(run)
     plan = beside_residents([*plan, *training_programs(run)], kept)
-    return [*plan, *resident_programs(run, kept)]
+    return with_tower(run, [*plan, *resident_programs(run, kept)])
 
 
 def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:

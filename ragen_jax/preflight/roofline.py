@@ -11,7 +11,10 @@ Axes: N rows of a chip, T new tokens, S positions read before them, V vocabulary
 
 import dataclasses
 
+from ragen_jax.model.images import Grid
 from ragen_jax.model.qwen import ModelConfig
+from ragen_jax.model.vision import windows
+from ragen_jax.model.vision_config import VisionConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,3 +245,34 @@ class Work:
         """Matrix entries of the model, embedding and head included."""
         c = self.config
         return c.layers * self.layer_weights + (1 if c.tied else 2) * self.head_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerWork:
+    """What a vision tower costs on one of `tensor` x (row shards) chips.
+
+    Matrix products of one layer and patch, with D width and F MLP: 2 (4 D^2 + 3 D F) operations;
+    attention 4 D for each patch attended to, as tables of windows run it, padding included; 2 C D
+    for a patch of C numbers; and of a token, which is m patches, 2 ((m D)^2 + m D out).
+    """
+
+    config: VisionConfig
+    tensor: int = 1
+
+    def see(self, N: int, grid: Grid) -> Cost:
+        """vision.see of N images of a grid."""
+        c = self.config
+        P, D, merged = grid[1] * grid[2], c.hidden_size, c.spatial_merge_size**2
+        side = c.window_size // (c.patch_size * c.spatial_merge_size)
+        patch_WS, _, _ = windows(grid, c.spatial_merge_size, side)
+        whole = len(c.fullatt_block_indexes)
+        keys = whole * P * P + (c.depth - whole) * patch_WS.size * patch_WS.shape[1]
+        layers = c.depth * (4 * D * D + 3 * D * c.intermediate_size)
+        ends = merged * D * (merged * D + c.out_hidden_size)
+        patch = c.patch_numbers * D
+        products = P * (patch + layers / self.tensor) + P // merged * ends / self.tensor
+        item = 4 if c.dtype == "float32" else 2
+        return Cost(
+            N * (2 * products + 4 * D * keys / self.tensor),
+            item * (patch + (layers + ends) / self.tensor),
+        )

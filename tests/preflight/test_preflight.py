@@ -19,11 +19,14 @@ from ragen_jax.diagnose import DIAGNOSTICS
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.search_qa import dense
 from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.model import config_json, images
 from ragen_jax.model.qwen import ModelConfig, Qwen
+from ragen_jax.model.vision_config import ImageTokens, VisionConfig
 from ragen_jax.preflight import compile as compiling
 from ragen_jax.preflight import programs, residing, shapes
+from ragen_jax.preflight import seeing as seeing_programs
 from ragen_jax.preflight.report import complaints, report, table
-from ragen_jax.preflight.roofline import CHIPS, Chip, Cost, Work
+from ragen_jax.preflight.roofline import CHIPS, Chip, Cost, TowerWork, Work
 from ragen_jax.update.likelihood import token_logps
 
 SMALL = ModelConfig(
@@ -104,6 +107,23 @@ def test_tensor_axis_splits_heads_that_divide():
     assert work.layers(3, 9) * 2 == Work(work.config).layers(3, 9)
 
 
+def test_a_tower_by_hand():
+    """A picture of 8 x 12 patches: windows of 4 x 4 side by side, the third as wide as the others,
+    in one of three layers the whole."""
+    c = VisionConfig(3, 8, 5, 2, 6, (1,), window_size=16, patch_size=4)
+    cost = TowerWork(c).see(2, (1, 8, 12))
+    layer = 4 * 8 * 8 + 3 * 8 * 5
+    merger = 32 * 32 + 32 * 6
+    products = 96 * (96 * 8 + 3 * layer) + 24 * merger  # a patch has 3 * 2 * 4 * 4 numbers
+    keys = 96 * 96 + 2 * 96 * 16
+    assert cost.flops == 2 * (2 * products + 4 * 8 * keys)
+    assert cost.bytes == 4 * (96 * 8 + 3 * layer + merger)
+    # One of 2 x 10 patches: of the last of three windows a half is padding.
+    assert TowerWork(c).see(1, (1, 2, 10)).flops - 4 * 8 * (20 * 20 + 2 * 24 * 8) == 2 * (
+        20 * (96 * 8 + 3 * layer) + 5 * merger
+    )
+
+
 def test_a_program_takes_the_longer_of_the_two():
     assert Cost(flops=500.0, bytes=10.0).seconds(CHIP) == 5.0
     assert Cost(flops=500.0, bytes=100.0).seconds(CHIP) == 10.0
@@ -175,6 +195,8 @@ def test_shapes_of_models(tmp_path):
     assert shapes.model_shape(config).width == 2048
     config.model.path = "Qwen/Qwen3-0.6B"
     assert shapes.model_shape(config).head_dim == 128 and shapes.model_shape(config).qk_norm
+    config.model.path = "Qwen/Qwen2.5-VL-3B-Instruct"
+    assert shapes.model_shape(config).vision.out_hidden_size == 2048
     config.model.path = "tiny"
     assert shapes.model_shape(config).width == config.warmstart.width
     config.model.path = "Qwen/Qwen9-1B"
@@ -430,6 +452,52 @@ def test_what_an_environment_keeps_is_beside_every_program(monkeypatch):
     assert held > shapes.bytes_per_chip(plain["decode"].held)  # the parameters, a turn's cache
     monkeypatch.setattr(Shelf, "resident", lambda mesh, **options: None)
     assert set(plan()) == set(plain)
+
+
+@pytest.fixture
+def seeing(tmp_path):
+    """A directory that says the shape of a small model that sees, and no more."""
+    config = dataclasses.replace(
+        SMALL,
+        head_dim=2,
+        vision=VisionConfig(2, 8, 5, 2, 4, (1,)),
+        image_tokens=ImageTokens(start=6, pad=7, end=8, video=9),
+        mrope_section=(1, 0, 0),
+        max_positions=4096,
+        family="qwen2_5_vl",
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config_json.from_config(config, "bfloat16")))
+    (tmp_path / images.FILE).write_text(json.dumps(images.to_fields(images.ImageConfig())))
+    return tmp_path
+
+
+def sokoban_seeing(path):
+    config = sokoban.get_config("qwen2.5-vl-3b")
+    config.model.path = str(path)
+    return config
+
+
+def test_what_sees_is_beside_every_program(seeing):
+    sees = plan(sokoban_seeing(seeing))
+    blind = plan(sokoban_seeing(seeing), **{"env.options.observation": "grid"})
+    assert set(sees) == {*blind, "tower"}
+    # A room of 6 x 6 cells is a picture of 168 x 168 pixels: 12 x 12 patches, 36 tokens.
+    one = sees["tower"]
+    assert one.lower().out_info.shape == (8 * 16, 36, 4) and one.calls == 5
+    assert one.cost == TowerWork(VisionConfig(2, 8, 5, 2, 4, (1,), dtype="bfloat16")).see(
+        8 * 16, (1, 12, 12)
+    )
+    bytes_of = shapes.bytes_per_chip
+    table = 128 * 5 * 36 * (4 * 2 + 4 * 4)  # embeddings in bfloat16, four numbers of 32 bits
+    for name, blind_one in blind.items():
+        assert bytes_of(sees[name].held) - bytes_of(blind_one.held) == table
+    run = shapes.describe(sokoban_seeing(seeing), jax.devices()[:1], 40, 8)
+    # Matrices and biases in bfloat16: the patches', two layers', the merger's; scales in float32.
+    layer = 4 * (64 + 8) + 2 * (40 + 5) + 40 + 8
+    params = 1176 * 8 + 2 * layer + 32 * 32 + 32 + 32 * 4 + 4
+    for dtype, item in (("float32", 4), ("bfloat16", 2)):
+        config = dataclasses.replace(run.model.config.vision, dtype=dtype)
+        assert bytes_of(seeing_programs.tower_struct(config, run)) == item * params + 4 * 5 * 8
 
 
 def test_only_a_dense_index_is_kept_on_the_devices():

@@ -46,7 +46,6 @@ from ragen_jax.run.workdir import (
 from ragen_jax.sharding import MESH_AXES, data_shards, make_mesh
 
 ROOT = Path(__file__).parents[2]
-PRESETS = presets.PRESETS
 NAMED = ("tiny", *presets.LLMS)  # those that leave nothing open
 CONFIGS = {
     "bandit": bandit,
@@ -85,6 +84,24 @@ def test_every_preset_passes(name, preset):
     # Every problem can be solved within the budgets.
     assert config.env.max_actions == config.env.max_turns * config.env.actions_per_turn
     assert len(environment.solve(environment.reset(0))) <= config.env.max_actions
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("preset", presets.SEEING)
+def test_presets_of_models_that_see_are_of_environments_that_draw(name, preset):
+    if name not in presets.DRAWN:
+        with pytest.raises(ValueError, match=f"{name}.py has no preset '{preset}'; acc") as error:
+            CONFIGS[name].get_config(preset)
+        assert "\n" not in str(error.value)
+        return
+    config = CONFIGS[name].get_config(preset)
+    check(config)
+    assert config.model.path == presets.SEEING[preset]
+    assert config.env.options.observation == "image"
+    # In all else it is what a model of its size that reads has.
+    plain = CONFIGS[name].get_config("qwen3-4b")
+    config.model.path, config.env.options.observation = plain.model.path, "grid"
+    assert config.to_dict() == plain.to_dict()
 
 
 def test_base_passes():
@@ -226,7 +243,7 @@ def test_configs_are_not_shared():
 def test_an_unknown_preset_lists_the_known_ones(name):
     with pytest.raises(ValueError) as error:
         CONFIGS[name].get_config("huge")
-    accepted = ", ".join(PRESETS)
+    accepted = ", ".join(presets.accepted(name))
     assert str(error.value) == f"configs/{name}.py has no preset 'huge'; accepted: {accepted}"
 
 
