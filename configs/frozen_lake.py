@@ -38,7 +38,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.env.options.min_solution = 1
     config.env.options.max_solution = 10  # the budget of actions
     presets.apply(config, model)
-    if model == "tiny":
+    if model in ("tiny", presets.TINY_VL):
         config.rollout.max_new_tokens = 32
         config.steps = 120
     recipes.apply(config, names)

@@ -18,6 +18,7 @@ LLMS = {
 # Models that see, in the environments that draw what they show.
 SEEING = {"qwen2.5-vl-3b": "Qwen/Qwen2.5-VL-3B-Instruct"}
 DRAWN = ("sokoban", "frozen_lake")
+TINY_VL = "tiny-vl"  # the tiny agent with a vision tower, in these environments
 
 PRESETS = ("tiny", "llm", *LLMS)  # of every environment
 
@@ -58,7 +59,7 @@ def split(preset: str) -> tuple[str, list[str]]:
 
 def accepted(environment: str) -> tuple[str, ...]:
     """The models that an environment's config has a preset for."""
-    return (*PRESETS, *(SEEING if environment in DRAWN else ()))
+    return (*PRESETS, *((TINY_VL, *SEEING) if environment in DRAWN else ()))
 
 
 def apply(config: ConfigDict, model: str) -> None:
@@ -67,7 +68,13 @@ def apply(config: ConfigDict, model: str) -> None:
     Raises:
       ValueError: any other model.
     """
-    if model == "tiny":
+    listed = accepted(config.env.name)
+    if model not in listed:
+        name = config.env.name
+        raise ValueError(
+            f"configs/{name}.py has no preset {model!r}; accepted: {', '.join(listed)}"
+        )
+    if model in ("tiny", TINY_VL):
         config.env.context = "single_turn"
         config.env.prompt = "terse"
         config.algorithm.kl_coef = 0.0
@@ -85,15 +92,14 @@ def apply(config: ConfigDict, model: str) -> None:
     elif model == "llm":
         for name, kind in OPEN.items():
             config.update_from_flattened_dict({name: placeholder(kind)})
-    elif model in accepted(config.env.name):
+    else:
         config.model.path = (LLMS | SEEING)[model]
         config.model.dtype = "bfloat16"
         config.model.remat = True
         config.update_from_flattened_dict(SPLIT)
         config.optimizer.micro_batch = 16  # over 16 devices; a multiple of however many there are
-        if model in SEEING:
-            config.env.options.observation = "image"
-    else:
-        name = config.env.name
-        listed = ", ".join(accepted(name))
-        raise ValueError(f"configs/{name}.py has no preset {model!r}; accepted: {listed}")
+    if model == TINY_VL:
+        config.warmstart.tower_layers = 2
+        config.env.options.tile = 8  # pixels, which its tower shows it with one token
+    if model == TINY_VL or model in SEEING:
+        config.env.options.observation = "image"

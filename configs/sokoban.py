@@ -41,7 +41,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.env.options.min_solution = 3
     config.env.options.max_solution = 10  # the budget of actions
     presets.apply(config, model)
-    if model == "tiny":
+    if model in ("tiny", presets.TINY_VL):
         config.env.format_penalty = -1.0
         config.rollout.max_new_tokens = 22
     if model == "qwen2.5-3b":

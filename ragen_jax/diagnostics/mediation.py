@@ -189,7 +189,8 @@ def measure(
         table = splice(table, tokens, images, V)
     table = table.reshape(tokens.size, -1)
     row_BT = jnp.arange(tokens.size).reshape(tokens.shape)
-    own = Qwen(dataclasses.replace(model.config, vocab_size=tokens.size, tied=True))
+    plain = {"vision": None, "image_tokens": None}  # no token of it is one of an image
+    own = Qwen(dataclasses.replace(model.config, vocab_size=tokens.size, tied=True, **plain))
 
     def loss(table):
         not_read = "head", "images"

@@ -125,10 +125,15 @@ def _around(template: Template, before: Side, message: Message, after: Side) -> 
     for number, text in enumerate(texts):
         last = number == len(spans)
         text = _stripped(text, before.strip and number == 0, after.strip and last)
-        ids.append(template.plain(text))
+        ids.append(_plain(template, text))
         if not last:
             ids += _image(template, spans[number])
     return np.concatenate([*ids, after.ids])
+
+
+@functools.lru_cache(maxsize=256)  # what stands around images is the same in every message
+def _plain(template: Template, text: str) -> np.ndarray:
+    return template.plain(text)
 
 
 def _image(template: Template, span: Span) -> list[np.ndarray]:

@@ -82,12 +82,13 @@ class Album:
         (most,) = agree(len(new))
         if not most:
             return
+        if processes() > 1:
+            told = gather_bytes(_to_bytes(new.values()))
+            new = {_content(image): image for data in told for image in _from_bytes(data)}
         with self.lock:
-            for data in gather_bytes(_to_bytes(new.values())):
-                for image in _from_bytes(data):
-                    key = _content(image)
-                    if key not in self.pages[-1]:
-                        self.pages[-1][key] = self._number(image)
+            for key, image in new.items():
+                if key not in self.pages[-1]:
+                    self.pages[-1][key] = self._number(image)
 
     def _number(self, image: np.ndarray) -> Met:
         grid = image_grid(*image.shape[:2], self.tower.images)
@@ -156,16 +157,16 @@ class Album:
         past = [np.zeros(0, np.int32), *(row[row >= self.vocab_size] for row in past)]
         numbers = np.unique(np.concatenate(past))
         known = [met for page in self.pages for met in page.values()]  # by rising number
-        first = np.array([met.first for met in known], np.int64)
-        at = np.unique(np.searchsorted(first, numbers, side="right") - 1)
-        shown = [known[i] for i in at if i >= 0]
-        held = sum(np.isin(numbers, met.first + np.arange(met.tokens)).sum() for met in shown)
-        if held < len(numbers):
+        end_N = np.array([0, *(met.first + met.tokens for met in known)])
+        first_N = np.array([met.first for met in known], np.int64)
+        at = np.searchsorted(first_N, numbers, side="right")  # behind the image that it may be of
+        lost = numbers[numbers >= end_N[at]]
+        if len(lost):
             raise ValueError(
-                f"{len(numbers) - held} of the numbers from {self.vocab_size} on, past the "
-                f"vocabulary, stand for no image that is remembered; the largest is {numbers[-1]}"
+                f"{len(lost)} numbers from {lost[0]} on, past the vocabulary of "
+                f"{self.vocab_size}, stand for no image that is remembered"
             )
-        return shown
+        return [known[i - 1] for i in np.unique(at)]
 
     def _look(self, images: list[Met]) -> None:
         """Has the tower look at images."""

@@ -1,7 +1,7 @@
 """A small Qwen2.5-shaped model that imitates the environment's solver.
 
-The result is a Hugging Face directory in the cache, named by a hash of its settings. Where
-`warmstart.tower_layers` gives it a vision tower, the tower learns with it, from what the expert saw.
+The result is a Hugging Face directory in the cache, named by a hash of its settings. With
+`warmstart.tower_layers` it has a vision tower, which learns with it from what the expert saw.
 
 Axes: B rows, T tokens, N images, P patches, C numbers of a patch.
 """

@@ -71,6 +71,7 @@ def played_by(name, context, **limits):
         slots=0,
         chunk=0,
         first_prompts=(0,),
+        album=None,
         limits=NO_LIMITS,
     )
     return Qwen(config), params, task

@@ -1,0 +1,54 @@
+"""Plays episodes with pictures on so many devices, and reads them as training does.
+
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
+        python tests/rollout/album_check.py 8
+
+Run by test_album.py in a process of its own, because the number of devices is fixed when JAX
+starts. Prints one JSON object.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import jax
+import numpy as np
+from test_album import play, seeing
+
+from ragen_jax.batch import make_batch
+from ragen_jax.rollout.album import Album
+from ragen_jax.sharding import make_mesh, shard_params
+from ragen_jax.update.likelihood import token_logps
+
+
+def main(count):
+    s = seeing()
+    data = min(int(count), 4)
+    mesh = make_mesh(data=data, fsdp=int(count) // data, tensor=1)
+    s.params = shard_params(s.params, s.model, mesh)
+    with jax.set_mesh(mesh):
+        album = Album(s.tower, s.model.config.vocab_size)
+        episodes = play(s, album)
+        batch = make_batch(episodes)
+        size = -(-len(batch.tokens_BT) // 8) * 8
+        tokens_BT = np.zeros((size, batch.tokens_BT.shape[1]), np.int32)
+        tokens_BT[: len(batch.tokens_BT)] = batch.tokens_BT
+        params = album.attach(s.params, tokens_BT)
+        logp_BT = np.asarray(token_logps(s.model, params, tokens_BT))[: len(batch.tokens_BT)]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    print(
+        json.dumps(
+            {
+                "devices": jax.device_count(),
+                "sampled": [turn.sampled.tolist() for turn in turns],
+                "logp": [float(turn.logp.sum()) for turn in turns],
+                "trained": (logp_BT * batch.mask_BT).sum(1).tolist(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
