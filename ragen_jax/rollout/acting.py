@@ -22,9 +22,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ragen_jax.envs.types import Environment, State, Step
+from ragen_jax.envs.types import IMAGE, Environment, Observation, State, Step
 
 MAX_TEXT = 100_000  # characters of an observation; more is no text to be read
+MAX_IMAGES = 16  # of an observation
+MAX_PIXELS = 4096 * 4096  # of an image
 MAX_REWARD = 1e6  # of a step: the squares of larger ones are too much for a variance in float32
 KEPT = (bool, int, float, str)  # of an info, what is handed on; a text of up to MAX_TEXT
 
@@ -77,7 +79,7 @@ class Acted:
     reward: float
     info: dict[str, Any]  # of the last one
     done: bool
-    observation: str  # "" where the episode is over
+    observation: str | Observation  # "" where the episode is over
 
 
 def begin(
@@ -95,11 +97,11 @@ def observe(
     states: Sequence[State | Broken],
     limits: Limits,
     clock: Clock | None = None,
-) -> list[str | Broken]:
+) -> list[str | Observation | Broken]:
     """What is shown of each state; of one that is broken, why."""
 
     def show(state, tick):
-        return state if isinstance(state, Broken) else _text(environment.render(state))
+        return state if isinstance(state, Broken) else _shown(environment.render(state))
 
     return _each(show, states, limits, clock)
 
@@ -121,7 +123,7 @@ def act(
                 break
         over = done or len(ran) == job.actions_left
         tick()
-        observation = "" if over else _text(environment.render(state))
+        observation = "" if over else _shown(environment.render(state))
         return Acted(state, tuple(ran), reward, info, done, observation)
 
     return _each(run, asked, limits, clock)
@@ -130,20 +132,48 @@ def act(
 # ------------------------------------------------------------------------------ what is accepted
 
 
-def _text(observation: object) -> str:
-    """An observation that can be shown.
+def _shown(observation: object) -> str | Observation:
+    """An observation that can be shown, with images of its own: an environment may draw the next
+    ones into the same arrays.
 
     Raises:
-      TypeError, ValueError: no text, too long, or with half a character.
+      TypeError, ValueError: another thing, too long a text or one with half a character, images
+        that are none or too large, or not as many as the text has places for.
     """
-    if not isinstance(observation, str):
-        raise TypeError(f"render must return a str, got {type(observation).__name__}")
-    if len(observation) > MAX_TEXT:
+    if not isinstance(observation, Observation):
+        return _text("render must return a str or an Observation", observation)
+    text, images = _text("Observation.text must be a str", observation.text), observation.images
+    if not isinstance(images, tuple):
+        raise TypeError(f"Observation.images must be a tuple, got {type(images).__name__}")
+    if len(images) > MAX_IMAGES:
+        raise ValueError(f"Observation.images must be at most {MAX_IMAGES}, got {len(images)}")
+    if text.count(IMAGE) != len(images):
         raise ValueError(
-            f"render must return at most {MAX_TEXT} characters, got {len(observation)}"
+            f"Observation.text must hold IMAGE ({IMAGE!a}) once for each image, got "
+            f"{text.count(IMAGE)} of it and {len(images)} image(s)"
         )
-    observation.encode()  # UnicodeEncodeError, a ValueError, of lone surrogates
-    return observation
+    return Observation(text, tuple(_image(number, image) for number, image in enumerate(images)))
+
+
+def _text(what: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{what}, got {type(text).__name__}")
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"render must return at most {MAX_TEXT} characters, got {len(text)}")
+    text.encode()  # UnicodeEncodeError, a ValueError, of lone surrogates
+    return text
+
+
+def _image(number: int, image: object) -> np.ndarray:
+    what = f"Observation.images[{number}] must be a uint8 array [height, width, 3]"
+    if not isinstance(image, np.ndarray):
+        raise TypeError(f"{what}, got {type(image).__name__}")
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"{what}, got {image.dtype} {list(image.shape)}")
+    pixels = image.shape[0] * image.shape[1]
+    if not 1 <= pixels <= MAX_PIXELS:
+        raise ValueError(f"{what} of 1 to {MAX_PIXELS} pixels, got {list(image.shape)}")
+    return np.array(image, order="C")
 
 
 def _checked(step: object) -> Step:
