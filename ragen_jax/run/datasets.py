@@ -17,7 +17,13 @@ from typing import Any, cast
 import numpy as np
 
 from ragen_jax.checksums import damage, write_checksums
-from ragen_jax.envs.types import Environment, SolvableEnvironment, State, StyledEnvironment
+from ragen_jax.envs.types import (
+    Environment,
+    Observation,
+    SolvableEnvironment,
+    State,
+    StyledEnvironment,
+)
 from ragen_jax.progress import reached
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.run.log import console
@@ -196,6 +202,10 @@ def play_expert(
     Yields:
       dicts, problem by problem, with `turn`, `observation`, `reply` (behind "<think>", without the
       stop token) and `identity` of the problem.
+
+    Raises:
+      ValueError: the environment shows images, which the tiny agent that imitates cannot see and
+        the data set of its demonstrations does not keep.
     """
     for seed in seeds:
         rng = generator(Purpose.DEMONSTRATION, seed)
@@ -217,8 +227,15 @@ def play_expert(
                     state, done = step.state, step.done
         for explain in _ways_to_think(environment, thoughts or {}, seed):
             for turn, (state, plan, now) in enumerate(turns):
+                observation = environment.render(state)
+                if isinstance(observation, Observation):
+                    raise ValueError(
+                        "what is imitated is text, but the environment shows images; set "
+                        "config.env.options so that it shows text (observation='grid', say), or "
+                        "train a model that sees (config.model.path)"
+                    )
                 yield {
-                    "observation": environment.render(state),
+                    "observation": observation,
                     "reply": f"{explain(state, plan)}</think><answer>{'||'.join(now)}</answer>",
                     "identity": identity,
                     "turn": turn,

@@ -516,3 +516,10 @@ def test_several_processes_begin_with_the_same_data_set(tmp_path):
     for process in running:
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0 and out.splitlines()[-1] == "[7]", err
+
+
+@pytest.mark.parametrize("name", ["sokoban", "frozen_lake"])
+def test_pictures_are_not_imitated(name):
+    environment = make_env(name, observation="image", split="imitation")
+    with pytest.raises(ValueError, match="what is imitated is text, but the environment shows ima"):
+        list(play_expert(environment, [IMITATION_SEEDS], plan_moves=PLAN_MOVES, **BUDGETS))
