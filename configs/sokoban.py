@@ -21,6 +21,8 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The same with group-relative advantages; behind the preset, +ppo gives PPO.
     docs/preflight.md says on which TPUs those of Qwen2.5 fit. Not trained here yet; expect hours on
     several accelerators.
+
+--config.env.options.observation=image shows pictures, to models that see (docs/environments.md).
 """
 
 from ml_collections import ConfigDict
