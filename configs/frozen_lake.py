@@ -19,6 +19,8 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen
     trained here yet.
 qwen2.5-vl-3b
     As those, but the model sees the lake: every observation is a picture. Not trained here yet.
+
+--config.env.options.observation=image shows pictures, to models that see (docs/environments.md).
 """
 
 from ml_collections import ConfigDict

@@ -23,6 +23,8 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     accelerators.
 qwen2.5-vl-3b
     As those, but the model sees the room: every observation is a picture. Not trained here yet.
+
+--config.env.options.observation=image shows pictures, to models that see (docs/environments.md).
 """
 
 from ml_collections import ConfigDict

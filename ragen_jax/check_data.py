@@ -16,7 +16,14 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from ragen_jax.envs.problems import SPLITS
-from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment, State
+from ragen_jax.envs.types import (
+    IMAGE,
+    Environment,
+    FileEnvironment,
+    Observation,
+    SolvableEnvironment,
+    State,
+)
 from ragen_jax.run import command
 from ragen_jax.run.build import build_environment
 from ragen_jax.run.sizes import of_environments
@@ -65,11 +72,22 @@ def describe(config: ConfigDict, rows: int) -> Iterator[str]:
 def _problem(environment: Environment, name: str, state: State) -> list[str]:
     """A problem as it is shown, and its solution where there is one to tell."""
     lines = [f"  {name}"]
-    lines += [f"    {line}" for line in environment.render(state)[:CUT].splitlines()]
+    lines += [f"    {line}" for line in _in_words(environment.render(state))[:CUT].splitlines()]
     if isinstance(environment, SolvableEnvironment):
         plan = environment.solve(state)
         lines.append(f"    -> {'no solution' if plan is None else ' || '.join(plan)[:CUT]}")
     return lines
+
+
+def _in_words(observation: str | Observation) -> str:
+    """What is shown as text; of an image its size."""
+    if isinstance(observation, str):
+        return observation
+    text = observation.text
+    for image in observation.images:
+        height, width = image.shape[:2]
+        text = text.replace(IMAGE, f"[image of {height} x {width} pixels]", 1)
+    return text
 
 
 def main(argv: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ class Turn:
     """
 
     prompt: np.ndarray  # int32 [P], everything the policy read, earlier turns included
-    message: str  # the user message with which the prompt ends
+    message: str  # the user message with which the prompt ends; IMAGE where it shows an image
     sampled: np.ndarray  # int32 [n], with the stop token if one was sampled
     logp: np.ndarray  # float32 [n], of the distribution actually sampled from
     reasoning: tuple[int, int]  # token span of `sampled` before </think>; (0, 0): unclosed or empty

@@ -151,3 +151,13 @@ def test_generated_problems_are_shown_of_every_environment():
     heads = [line for line in lines if not line.startswith(" ")]
     assert heads == [f"{name}: generated" for name in ("sokoban", "countdown", "frozen_lake")]
     assert lines.count("  seed 0") == 3 and sum(line.startswith("    -> ") for line in lines) == 3
+
+
+def test_of_pictures_the_size_is_told():
+    words = ["--config.env.options.observation=image", "--rows=1"]
+    for name, side in (("sokoban", 6 * 28), ("frozen_lake", 4 * 28)):
+        code, out, err = call("ragen_jax.check_data", f"--config={name}", *words)
+        assert code == 0, err
+        head, seed, shown, plan = out.splitlines()
+        assert (head, seed) == (f"{name}: generated", "  seed 0")
+        assert shown == f"    [image of {side} x {side} pixels]" and plan.startswith("    -> ")

@@ -4,6 +4,7 @@ All of a run would be too many: from each saved step as many as fit into the pag
 groups first, and so on.
 """
 
+import base64
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ragen_jax.report.runs import Recorded
-from ragen_jax.run.stored import Say, read_rollouts
+from ragen_jax.run.stored import Say, read_rollouts, text_of
 
+PNG = b"\x89PNG\r\n\x1a\n"  # with which such a file begins
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a token decodes to that ends inside a letter
 
 
@@ -34,15 +36,17 @@ class Saved:
     label: str
     step: int
     records: list[dict[str, Any]]  # lines of rollouts/step_N.jsonl
+    folder: Path | None = None  # that the files of their images lie in; None: they show none
 
 
 def read_saved(folder: Path, run: Recorded, say: Say) -> list[Saved]:
     """All episodes that a run has saved in its folder, step by step; `say` is told of what is
     damaged."""
     found = [
-        Saved(label, step, records)
+        Saved(label, step, records, place)
         for label in run.labels
-        for step, records in read_rollouts(folder / "rollouts" / label, say).items()
+        for place in [folder / "rollouts" / label]
+        for step, records in read_rollouts(place, say).items()
         if step <= run.last_step
     ]
     return sorted(found, key=lambda saved: saved.step)
@@ -118,7 +122,7 @@ def _episode(part: Saved, record: dict[str, Any], tokenizer: Tokenizer | None) -
         **{name: record[name] for name in ("seed", "group", "member", "success")},
         "kept": record.get("kept"),  # runs of before have not noted it
         "return": _return(record),
-        "turns": [_turn(turn, tokenizer) for turn in record["turns"]],
+        "turns": [_turn(turn, tokenizer, part.folder) for turn in record["turns"]],
     }
 
 
@@ -129,12 +133,14 @@ def _return(record: dict[str, Any]) -> float | None:
     return sum(turn["reward"] for turn in record["turns"])
 
 
-def _turn(turn: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _turn(turn: dict[str, Any], tokenizer: Tokenizer | None, folder: Path | None) -> dict[str, Any]:
     found = {name: turn[name] for name in ("actions", "valid", "reward")}
+    if folder and turn.get("images"):
+        found["images"] = [_image(folder / name) for name in turn["images"]]
     if tokenizer is None:
         *asked, reply = turn["messages"]
-        prompt = "\n".join(message["content"] for message in asked)
-        return {"prompt": prompt, "reply": [reply["content"]], **found}
+        prompt = "\n".join(text_of(message["content"]) for message in asked)
+        return {"prompt": prompt, "reply": [text_of(reply["content"])], **found}
     found["prompt"] = tokenizer.decode(turn["prompt_ids"], skip_special_tokens=False)
     found["reply"] = pieces(tokenizer, turn["sampled_ids"])
     if "logps" in turn:
@@ -142,3 +148,14 @@ def _turn(turn: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
     if "tags" in turn:  # (token behind the reasoning, first of the answer); -1: there is none
         found["tags"] = turn["tags"]
     return found
+
+
+def _image(file: Path) -> str | None:
+    """A PNG file as the address of an image on a page; None: it is gone, or something else."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    if not content.startswith(PNG):
+        return None
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"

@@ -1,6 +1,7 @@
 """Episodes as bytes, as they go from one process to another: text and numbers, nothing that is run.
 
-Their arrays lie one behind the other in three arrays of an npz, all else is JSON.
+Their arrays lie one behind the other in three arrays of an npz, all else is JSON. So lie the pixels
+of images, each of which is there once, however many turns show it.
 """
 
 import dataclasses
@@ -23,12 +24,16 @@ def to_bytes(episodes: Sequence[Episode]) -> bytes:
         name: np.concatenate([np.zeros(0, dtype), *(getattr(turn, name) for turn in turns)])
         for name, dtype in ARRAYS.items()
     }
+    # (shape, pixels) -> its number; members of a group have seen much that is the same.
+    images: dict[tuple[tuple[int, ...], bytes], int] = {}
     told = [
-        _fields(episode, "turns") | {"turns": [_told(turn) for turn in episode.turns]}
+        _fields(episode, "turns") | {"turns": [_told(turn, images) for turn in episode.turns]}
         for episode in episodes
     ]
     file = io.BytesIO()
     text = np.frombuffer(json.dumps(told).encode(), np.uint8)
+    arrays["sizes"] = np.array([shape[:2] for shape, _ in images], np.int32).reshape(-1, 2)
+    arrays["pixels"] = np.frombuffer(b"".join(pixels for _, pixels in images), np.uint8)
     np.savez(file, allow_pickle=False, text=text, **arrays)
     return file.getvalue()
 
@@ -38,6 +43,11 @@ def from_bytes(data: bytes) -> list[Episode]:
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         told = json.loads(file["text"].tobytes())
         arrays = {name: file[name] for name in ARRAYS}
+        sizes, pixels = file["sizes"], file["pixels"]
+    images, end = [], 0
+    for height, width in sizes.tolist():
+        start, end = end, end + 3 * height * width
+        images.append(pixels[start:end].reshape(height, width, 3))
     ends = dict.fromkeys(ARRAYS, 0)
     for episode in told:
         for turn in episode["turns"]:
@@ -45,13 +55,18 @@ def from_bytes(data: bytes) -> list[Episode]:
                 start, ends[name] = ends[name], ends[name] + turn[name]
                 turn[name] = arrays[name][start : ends[name]].copy()
             turn |= {name: tuple(turn[name]) for name in ("reasoning", "answer", "actions")}
+            turn["spans"] = tuple(map(tuple, turn["spans"]))
+            turn["images"] = tuple(images[number] for number in turn["images"])
         episode["turns"] = tuple(Turn(**turn) for turn in episode["turns"])
     return [Episode(**episode) for episode in told]
 
 
-def _told(turn: Turn) -> dict[str, Any]:
-    """A turn with the lengths of its arrays in their places."""
-    return _fields(turn, *ARRAYS) | {name: len(getattr(turn, name)) for name in ARRAYS}
+def _told(turn: Turn, images: dict[tuple[tuple[int, ...], bytes], int]) -> dict[str, Any]:
+    """A turn with the lengths of its arrays in their places, and the numbers of its images, which
+    are added to `images`."""
+    numbers = [images.setdefault((x.shape, x.tobytes()), len(images)) for x in turn.images]
+    lengths = {name: len(getattr(turn, name)) for name in ARRAYS}
+    return _fields(turn, *ARRAYS, "images") | lengths | {"images": numbers}
 
 
 def _fields(of: Episode | Turn, *without: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What a run writes: metrics.jsonl, events.jsonl, rollouts/*.jsonl and lines on the console."""
+"""What a run writes: metrics.jsonl, events.jsonl, rollouts/*.jsonl with the images that their
+messages show, and lines on the console."""
 
 import dataclasses
 import functools
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from tqdm import tqdm
 
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.progress import spoke
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.transcript import transcript
+from ragen_jax.rollout.transcript import image_files, transcript
 from ragen_jax.run.heldout import paired_gain
 from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.stored import read_events, read_outcomes
@@ -127,16 +129,30 @@ def write_rollouts(
     """Episodes as JSON lines: OpenAI messages, token ids, log-probs, rewards, success.
 
     Each turn is shown as the policy saw it: the messages of its own prompt, then its reply
-    (rollout/transcript.py says which of these give the ids back).
+    (rollout/transcript.py says which of these give the ids back). The images that turns show are
+    PNG files in a folder beside it (step_N_images of step_N.jsonl), each once, under the names that
+    lines have; those of an earlier pass over the step that no line names are removed.
 
     Args:
       kept: (seed, member) of the episodes that the step learns from.
     """
+    path, episodes = Path(path), list(episodes)
+    folder = path.with_name(f"{path.stem}_images")
+    images = {
+        name: image
+        for episode in episodes
+        for turn in episode.turns
+        for name, image in zip(image_files(turn), turn.images, strict=True)
+    }
+    for name, image in images.items():
+        if not (folder / name).exists():
+            with whole(folder / name, "wb") as file:
+                Image.fromarray(image).save(file, format="PNG")
     with whole(path) as file:
         for episode in episodes:
             turns = [
                 {
-                    **transcript(chat, episode.turns[:number], turn),
+                    **transcript(chat, episode.turns[:number], turn, folder=f"{folder.name}/"),
                     "prompt_ids": turn.prompt.tolist(),
                     "sampled_ids": turn.sampled.tolist(),
                     "logps": [round(logp, 4) for logp in turn.logp.tolist()],
@@ -156,6 +172,9 @@ def write_rollouts(
                 "turns": turns,
             }
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    for left in folder.glob("*.png"):
+        if left.name not in images:
+            left.unlink()
 
 
 def console(line: str) -> None:

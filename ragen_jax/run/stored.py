@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,6 +23,10 @@ DAMAGED = (
     *(ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError),
     *(OSError, EOFError, zipfile.BadZipFile, zlib.error),
 )
+
+
+# As `log.write_rollouts` names it: a page shows what is there, so it may lie nowhere else.
+IMAGE_FILE = re.compile(r"step_\d+_images/[0-9a-f]{16}\.png", re.ASCII)
 
 
 def warn(line: str) -> None:
@@ -97,10 +102,21 @@ def read_rollouts(folder: Path, say: Say = warn) -> dict[int, list[dict[str, Any
                 if not isinstance(turn["valid"], bool):
                     raise ValueError("a reply is valid, true, or not, false")
                 ", ".join(turn["actions"])
-                ", ".join(message["content"] for message in turn["messages"])
+                for message in turn["messages"]:
+                    text_of(message["content"])
+                for name in turn.get("images", ()):
+                    if not IMAGE_FILE.fullmatch(name):
+                        raise ValueError("an image is a file beside this one")
         return records
 
     return _of_steps(folder, "jsonl", read, say)
+
+
+def text_of(content: str | list[dict[str, Any]]) -> str:
+    """The text of a message, [image] where it shows one."""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part["text"]) if "text" in part else "[image]" for part in content)
 
 
 def _of_steps(folder: Path, ending: str, read: Callable[[Path], T], say: Say) -> dict[int, T]:

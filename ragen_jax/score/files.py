@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.score.formats import Row, read_row
+from ragen_jax.score.formats import Row, read_row, shows_images
 
 ENDINGS = (".jsonl", ".parquet")
 # The number of a step in the name of a file (step_000010.jsonl, 10.jsonl,
@@ -42,13 +42,19 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
       rewards: as `formats.read_row`.
 
     Raises:
-      ValueError: a file is not there or of another kind, or pyarrow is missing for one.
+      ValueError: a file is not there or of another kind, pyarrow is missing for one, or a row is of
+        an agent that was shown images.
     """
     rows, broken, unread = [], [], {}
     for order, path in enumerate(_paths(names), start=1):
         step = _step_of(path)
         for number, record in _records(path):
             place = f"{path}:{number}"
+            if shows_images(record):
+                raise ValueError(
+                    f"{place} is of an agent that was shown images, which score does not read; "
+                    "give files of text alone"
+                )
             try:
                 if isinstance(record, ValueError):
                     raise record

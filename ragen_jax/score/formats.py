@@ -114,6 +114,15 @@ def read_row(record: Any, place: str, rewards: Sequence[str] = ()) -> tuple[Row,
     return row, set(record) - known
 
 
+def shows_images(record: Any) -> bool:
+    """Whether a record is of ours and one of its turns shows images, which only its own model with
+    its tower could read."""
+    turns = record.get("turns") if isinstance(record, dict) else None
+    if not isinstance(turns, list):
+        return False
+    return any(isinstance(turn, dict) and turn.get("images") for turn in turns)
+
+
 # ------------------------------------------------------------------------------ formats
 
 

@@ -1,10 +1,13 @@
 """Files of a run that are damaged or gone: the page is written of the others, and says which."""
 
+import base64
+import json
 import shutil
 
 import numpy as np
 import pytest
 from command_line import call
+from PIL import Image
 from simulated_runs import episode, write_run
 
 from ragen_jax.diagnostics.scopes import Scores
@@ -126,3 +129,30 @@ def test_flipped_bits_of_evaluations_change_no_outcome_unnoticed(run):
             assert "does not have the success" in reported(run)[1]
             noticed += 1
     assert noticed > 100  # the others are of problems' numbers, which nothing is made of
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_images_are_on_the_page_and_those_that_are_gone_are_not(run, known):
+    """With a tokenizer and without, which is when the prompt is the messages' text."""
+    if not known:
+        shutil.rmtree(run / "model")
+    path = run / "rollouts" / "step_000010.jsonl"
+    names = [f"step_000010_images/{digit * 16}.png" for digit in "0ab"]
+    (path.parent / "step_000010_images").mkdir()
+    Image.new("RGB", (28, 28), "red").save(path.parent / names[0])
+    (path.parent / names[1]).write_bytes(b"secret")
+    record = json.loads(path.read_text())
+    (turn,) = record["turns"]
+    parts = [{"type": "text", "text": "a < b "}]
+    parts += [{"type": "image_url", "image_url": {"url": name}} for name in names]
+    turn["messages"][0]["content"] = parts
+    turn["images"] = names
+    path.write_text(json.dumps(record) + "\n")
+    code, out, _, page = reported(run)
+    assert code == 0 and "warning" not in out
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    (shown,) = data["episodes"]
+    png = base64.b64encode((path.parent / names[0]).read_bytes()).decode()
+    assert shown["turns"][0]["images"] == [f"data:image/png;base64,{png}", None, None]
+    if not known:
+        assert shown["turns"][0]["prompt"] == "a < b " + 3 * "[image]"

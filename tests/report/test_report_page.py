@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from command_line import call
+from PIL import Image
 from simulated_runs import LEVELS, episode, write_run
 
 from ragen_jax.configs import base
@@ -205,6 +206,23 @@ def test_hostile_replies_are_shown_as_they_are(opened, run):
     assert page.locator("#episode pre span.p3").count() > 0  # shaded by log-probability
     title = page.locator("#episode pre span[title]").nth(2).get_attribute("title")
     assert "log-probability -0.2" in title
+
+
+def test_images_are_shown_beside_the_prompt(opened, run, tmp_path, tokenizer):
+    record = episode(tokenizer, ["so up</think><answer>Up</answer>"])
+    names = [f"step_000010_images/{digit * 16}.png" for digit in "01"]
+    record["turns"][0]["images"] = names
+    folder = write_run(tmp_path / "sees", steps=20, episodes=[(10, [record])])
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "rollouts" / "step_000010_images").mkdir()
+    Image.new("RGB", (56, 28), "red").save(folder / "rollouts" / names[0])
+    page, messages, requests = opened(write_report([folder]))
+    assert messages == [] and all(url.startswith(("file:", "data:")) for url in requests)
+    (image,) = page.locator("#episode img").all()
+    assert image.evaluate("x => [x.naturalWidth, x.naturalHeight, x.alt]") == [
+        *(56, 28, "image 1 of the prompt")
+    ]
+    assert "image 2 of the prompt cannot be read" in page.locator("#episode").inner_text()
 
 
 def test_an_injected_script_would_not_run(opened):

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from test_play import BUDGETS, KEY, chat_of
 
-from ragen_jax.envs.types import Step
+from ragen_jax.envs.types import IMAGE, Observation, Step
 from ragen_jax.rewards import broken_episodes, sum_turns
 from ragen_jax.rollout.acting import (
+    MAX_IMAGES,
+    MAX_PIXELS,
     MAX_REWARD,
     MAX_TEXT,
     Acted,
@@ -95,9 +97,43 @@ NONSENSE = {
     "nothing": (lambda: None, "got NoneType"),
     "bytes": (lambda: b"room", "got bytes"),
 }
+PICTURE = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
+TOO_LARGE = np.broadcast_to(np.uint8(0), (4097, 4096, 3))  # takes no memory
+OF_IMAGES = {  # text, images, what is said
+    "number": (3, (), "TypeError: Observation.text must be a str, got int"),
+    "much": ("x" * (MAX_TEXT + 1), (), f"at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
+    "half": ("\ud800", (), "UnicodeEncodeError"),
+    "list": (IMAGE, [PICTURE], "TypeError: Observation.images must be a tuple, got list"),
+    "array": (IMAGE, PICTURE[None], "Observation.images must be a tuple, got ndarray"),
+    "no place": ("", (PICTURE,), "once for each image, got 0 of it and 1 image(s)"),
+    "no image": (
+        IMAGE + IMAGE,
+        (PICTURE,),
+        "('\\ufffc') once for each image, got 2 of it and 1 im",
+    ),
+    "none": (IMAGE, (), "got 1 of it and 0 image(s)"),
+    "many": (
+        IMAGE * 17,
+        (PICTURE,) * 17,
+        f"Observation.images must be at most {MAX_IMAGES}, got 17",
+    ),
+    "bytes": (IMAGE, (b"PNG",), "images[0] must be a uint8 array [height, width, 3], got bytes"),
+    "floats": (IMAGE, (PICTURE / 255,), "got float64 [2, 3, 3]"),
+    "grey": (IMAGE, (PICTURE[..., 0],), "got uint8 [2, 3]"),
+    "alpha": (IMAGE, (np.zeros((2, 3, 4), np.uint8),), "got uint8 [2, 3, 4]"),
+    "planes": (IMAGE, (np.zeros((3, 2, 5), np.uint8),), "got uint8 [3, 2, 5]"),
+    "low": (IMAGE, (PICTURE[:0],), f"of 1 to {MAX_PIXELS} pixels, got [0, 3, 3]"),
+    "thin": (IMAGE, (PICTURE[:, :0],), "got [2, 0, 3]"),
+    "huge": (IMAGE, (TOO_LARGE,), "pixels, got [4097, 4096, 3]"),
+    "second": (IMAGE * 2, (PICTURE, None), "Observation.images[1] must be a uint8 array"),
+}
 OF_RENDER = NONSENSE | {
     "much": (lambda: "x" * 10_000_000, f"at most {MAX_TEXT} characters, got 10000000"),
     "half": (lambda: "\ud800", "UnicodeEncodeError"),
+    **{
+        f"image: {name}": (lambda shown=shown: Observation(*shown), said)
+        for name, (*shown, said) in OF_IMAGES.items()
+    },
 }
 OF_STEP = NONSENSE | {
     "nan": (steps(reward=float("nan")), "Step.reward must be a number within +-1e+06, got nan"),
@@ -170,6 +206,40 @@ def test_the_largest_reward_and_text_are_accepted():
     assert acted.reward == -MAX_REWARD and type(acted.reward) is float
     environment = Evil(Count(), "render", lambda: "x" * MAX_TEXT, lambda seed: True)
     assert observe(environment, [(0, True)], SERIAL) == ["x" * MAX_TEXT]
+
+
+@pytest.mark.fast
+def test_images_are_shown_and_stay_what_they_were():
+    """An environment may draw into one array, of any layout, again and again."""
+    canvas = np.zeros((3, 2, 3), np.uint8).transpose(1, 0, 2)
+    mine = []
+
+    def render():
+        canvas[:] = len(mine)
+        mine.append(canvas)
+        return Observation(f"now {IMAGE}, {IMAGE}", (canvas, PICTURE))
+
+    environment = Evil(Count(), "render", render, lambda seed: True)
+    first, second = observe(environment, [(0, True), (1, True)], SERIAL)
+    (acted,) = act(environment, [asked((0, True), "1")], SERIAL)
+    for number, shown in enumerate((first, second, acted.observation)):
+        assert isinstance(shown, Observation) and shown.text == f"now {IMAGE}, {IMAGE}"
+        assert [type(image) for image in shown.images] == [np.ndarray] * 2
+        np.testing.assert_array_equal(shown.images[0], np.full((2, 3, 3), number))
+        np.testing.assert_array_equal(shown.images[1], PICTURE)
+    (over,) = act(environment, [asked((0, True), "1", left=1)], SERIAL)
+    assert over.observation == "" and len(mine) == 3
+    most = Evil(
+        Count(),
+        "render",
+        lambda: Observation(IMAGE * MAX_IMAGES, (PICTURE[:1, :1],) * MAX_IMAGES),
+        lambda seed: True,
+    )
+    (shown,) = observe(most, [(0, True)], SERIAL)
+    assert len(shown.images) == MAX_IMAGES
+    # A mark in a text alone is a letter like any other.
+    text = Evil(Count(), "render", lambda: f"{IMAGE} is U+FFFC", lambda seed: True)
+    assert observe(text, [(0, True)], SERIAL) == [f"{IMAGE} is U+FFFC"]
 
 
 @pytest.mark.fast

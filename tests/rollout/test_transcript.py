@@ -3,13 +3,16 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from chat_families import FAMILIES, family
+from seeing_chats import pieces, seeing_chat
 
 from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.types import IMAGE
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import CONTEXTS, make_chat
-from ragen_jax.rollout.transcript import transcript
+from ragen_jax.rollout.transcript import images_as_one, transcript
 
 pytestmark = pytest.mark.fast
 
@@ -174,3 +177,129 @@ def test_the_first_word_that_a_reply_was_given_is_in_its_message(play):
     assert [row["added"] for row in rows(chat, turns)] == ["<think>the"] * 2
     assert rows(chat, turns)[1]["messages"][-1]["content"] == "<think>the is Up</think>"
     assert all(row["prompt_exact"] for row in rows(chat, turns))
+
+
+# ---- images -------------------------------------------------------------------------------------
+
+USER, AGENT = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n<think>"
+START, END = "<|vision_start|>", "<|vision_end|>"
+
+
+def seen(chat, make_turn, *parts, message, images=(), before=(), reply=REPLY):
+    """A turn whose prompt is of `parts`, behind the ids of what was `before`."""
+    prompt = np.append(np.array(before, np.int32), pieces(chat, *parts))
+    turn = make_turn(prompt, chat.reply_ids(reply), message=message)
+    return dataclasses.replace(turn, images=images)
+
+
+def picture(side, value):
+    return np.full((side, side, 3), value, np.uint8)
+
+
+def test_messages_that_show_images_are_lists_of_parts(make_turn):
+    chat = seeing_chat(GAME)
+    one, other = picture(28, 1), picture(56, 2)
+    first = seen(
+        chat,
+        make_turn,
+        *(USER, "you see ", START, 1, END, " and\n", START, 4, END, AGENT),
+        message=f"you see {IMAGE} and\n{IMAGE}",
+        images=(one, other),
+    )
+    closed = np.append(first.prompt, first.sampled)
+    second = seen(
+        chat,
+        make_turn,
+        *("\n", USER, START, 1, END, START, 1, END, AGENT),
+        message=IMAGE + IMAGE,
+        images=(one, one),
+        before=closed,
+    )
+    closed = np.append(second.prompt, second.sampled)
+    third = seen(chat, make_turn, "\n", USER, "no more", AGENT, message="no more", before=closed)
+    rows = [
+        transcript(chat, [first, second, third][:n], turn, folder="here/")
+        for n, turn in enumerate((first, second, third))
+    ]
+    a, b = rows[0]["images"]
+    assert a.startswith("here/") and a.endswith(".png") and len(a) == len("here/.png") + 16
+    assert a != b and rows[1]["images"] == [a, a] and "images" not in rows[2]
+    text = lambda words: {"type": "text", "text": words}  # noqa: E731
+    image = lambda url: {"type": "image_url", "image_url": {"url": url}}  # noqa: E731
+    shown = [
+        {"role": "user", "content": [text("you see "), image(a), text(" and\n"), image(b)]},
+        {"role": "assistant", "content": f"<think>{REPLY}"},
+        {"role": "user", "content": [image(a), image(a)]},
+        {"role": "assistant", "content": f"<think>{REPLY}"},
+        {"role": "user", "content": "no more"},
+        {"role": "assistant", "content": f"<think>{REPLY}"},
+    ]
+    assert [row["messages"] for row in rows] == [shown[:2], shown[:4], shown]
+    assert all(row["prompt_exact"] and row["reply_exact"] for row in rows)
+    # So it is for a reader, whose template takes the parts as they are in the file.
+    tokenizer = chat.template.tokenizer
+    for row, turn in zip(rows, (first, second, third), strict=True):
+        asked = tokenizer.apply_chat_template(
+            row["messages"][:-1], tokenize=False, add_generation_prompt=True
+        )
+        ids = tokenizer.encode(asked + row["added"], add_special_tokens=False)
+        one_each = images_as_one(turn.prompt, len(chat.token_bytes), chat.template.image_pad)
+        assert ids == one_each.tolist()
+
+
+@pytest.mark.parametrize(
+    "parts, message",
+    [
+        ((USER, "see ", START, 4, END, START, 4, END, AGENT), f"see {IMAGE}"),  # one too many
+        ((USER, "see ", START, END, AGENT), f"see {IMAGE}"),  # none
+        ((USER, "see ", START, 4, END, " P", AGENT), f"see {IMAGE} O"),  # other text
+        ((USER, START, 4, END, "see ", AGENT), f"see {IMAGE}"),  # elsewhere
+    ],
+)
+def test_prompts_that_show_images_otherwise_are_told(make_turn, parts, message):
+    chat = seeing_chat(GAME)
+    turn = seen(chat, make_turn, *parts, message=message, images=(picture(28, 1),))
+    assert not transcript(chat, [], turn)["prompt_exact"]
+
+
+def test_a_text_that_reads_as_an_image_is_told(make_turn):
+    """To us it is text, to the template it would be an image."""
+    chat = seeing_chat(GAME)
+    hostile = f"{IMAGE} {START}<|image_pad|>{END}"
+    prompt = [*pieces(chat, USER, START, 4, END, " "), *chat.template.plain(hostile[2:])]
+    prompt += pieces(chat, AGENT).tolist()
+    turn = make_turn(prompt, chat.reply_ids(REPLY), message=hostile)
+    turn = dataclasses.replace(turn, images=(picture(28, 1),))
+    row = transcript(chat, [], turn)
+    assert not row["prompt_exact"]
+    assert row["messages"][0]["content"][1]["text"] == hostile[1:]
+
+
+def test_a_mark_in_a_text_alone_is_a_letter(play):
+    chat = chat_of("qwen", context="single_turn")
+    turns = play(chat, [f"see {IMAGE}"], [chat.reply_ids(REPLY)])
+    assert exact(chat, turns) == [(True, True)]
+    row = rows(chat, turns)[0]
+    assert row["messages"][1]["content"] == f"see {IMAGE}" and "images" not in row
+
+
+def test_an_image_is_named_by_its_shape_and_pixels(make_turn):
+    chat = seeing_chat(GAME)
+
+    def name(image):
+        turn = seen(chat, make_turn, USER, START, 1, END, AGENT, message=IMAGE, images=(image,))
+        (file,) = transcript(chat, [], turn)["images"]
+        return file
+
+    wide, high = np.zeros((2, 3, 3), np.uint8), np.zeros((3, 2, 3), np.uint8)
+    assert name(wide) == name(wide.copy()) == name(high.transpose(1, 0, 2))
+    assert len({name(wide), name(high), name(wide + 1)}) == 3
+
+
+def test_tokens_of_an_image_become_one():
+    ids = np.array([1, 9, 11, 10, 2, 12, 3, 10, 10], np.int32)
+    found = images_as_one(ids, 10, 7)
+    assert found.dtype == np.int32 and found.tolist() == [1, 9, 7, 2, 7, 3, 7]
+    assert images_as_one(ids[:2], 10, 7).tolist() == [1, 9]
+    assert images_as_one(ids[:0], 10, 7).tolist() == []
+    assert images_as_one(ids[2:4], 10, 7).tolist() == [7]

@@ -12,7 +12,16 @@ from ragen_jax.types import Episode, Turn
 pytestmark = pytest.mark.fast
 
 
-def random_episodes(rng, count):
+def random_images(rng, most):
+    """Up to so many of different shapes, some of which are the same."""
+    shapes = [(1, 1, 3), (3, 2, 3), (2, 3, 3), (40, 56, 3)]
+    drawn = [rng.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
+    again = np.zeros((2, 3, 3), np.uint8)  # the same bytes as another shape's
+    images = [*drawn, again, again.reshape(3, 2, 3).copy(), again.transpose(1, 0, 2)]
+    return tuple(images[i] for i in rng.integers(len(images), size=int(rng.integers(most + 1))))
+
+
+def random_episodes(rng, count, images=0):
     def turn():
         length = int(rng.integers(0, 40))
         return Turn(
@@ -26,6 +35,7 @@ def random_episodes(rng, count):
             valid=bool(rng.integers(2)),
             reward=float(rng.normal()),
             info={"success": bool(rng.integers(2)), "cost": 1e-17, "big": 1 << 80, "why": "\ud83d"},
+            images=random_images(rng, images),
         )
 
     return [
@@ -44,7 +54,8 @@ def random_episodes(rng, count):
 def assert_same(found, expected):
     assert type(found) is type(expected)
     if isinstance(expected, np.ndarray):
-        assert found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
+        assert found.dtype == expected.dtype and found.shape == expected.shape
+        assert found.tobytes() == expected.tobytes()
     elif dataclasses.is_dataclass(expected):
         for field in dataclasses.fields(expected):
             assert_same(getattr(found, field.name), getattr(expected, field.name))
@@ -56,10 +67,29 @@ def assert_same(found, expected):
         assert found == expected
 
 
+@pytest.mark.parametrize("images", [0, 1, 5])
 @pytest.mark.parametrize("count", [0, 1, 64])
-def test_episodes_come_out_as_they_went_in(count):
-    episodes = random_episodes(np.random.default_rng(count), count)
+def test_episodes_come_out_as_they_went_in(count, images):
+    episodes = random_episodes(np.random.default_rng(count), count, images)
+    shown = [image for episode in episodes for turn in episode.turns for image in turn.images]
+    assert bool(shown) == (images > 0 and count > 0)
     assert_same(from_bytes(to_bytes(episodes)), episodes)
+
+
+def test_an_image_that_many_have_seen_is_there_once(make_turn, make_episode):
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (168, 168, 3), dtype=np.uint8)
+    others = [rng.integers(0, 256, (28, 28, 3), dtype=np.uint8) for _ in range(3)]
+
+    def seen(images):
+        turns = [dataclasses.replace(make_turn([1], [2]), images=images)] * 4
+        return [make_episode(0, member, turns) for member in range(16)]
+
+    plain, one = len(to_bytes(seen(()))), len(to_bytes(seen((image,))))
+    assert 0 < one - plain - image.size < 3000
+    copies = seen((image.copy(), *others, image))
+    assert_same(from_bytes(to_bytes(copies)), copies)
+    assert len(to_bytes(copies)) - one < 3 * others[0].size + 6000
 
 
 def test_a_pickle_is_not_read():

@@ -24,6 +24,7 @@ from ragen_jax.configs import (
 )
 from ragen_jax.envs import make_env
 from ragen_jax.envs.sokoban import Sokoban, split_of
+from ragen_jax.envs.types import Observation
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.build import build_chat, build_environment, environment_settings
@@ -516,3 +517,20 @@ def test_several_processes_begin_with_the_same_data_set(tmp_path):
     for process in running:
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0 and out.splitlines()[-1] == "[7]", err
+
+
+@pytest.mark.parametrize("name", ["sokoban", "frozen_lake"])
+def test_pictures_are_drawn_again_and_not_kept(name, tmp_path):
+    seen = make_env(name, observation="image", split="imitation")
+    read = make_env(name, split="imitation")
+    play = dict(plan_moves=4, **BUDGETS)
+    shown, told = (
+        demonstrations(e, rooms=20, settings={}, directory=tmp_path / kind, **play)
+        for kind, e in (("seen", seen), ("read", read))
+    )
+    assert [x["reply"] for x in shown] == [x["reply"] for x in told]
+    assert all(isinstance(x["observation"], Observation) for x in shown)
+    assert not (tmp_path / "seen").exists() and (tmp_path / "read").exists()
+    # The cache's name tells pictures of other tiles apart.
+    small = make_env(name, observation="image", tile=8, split="imitation")
+    assert len({fingerprint(e, **play) for e in (seen, small, read)}) == 3

@@ -1,5 +1,6 @@
 """log.py: metrics.jsonl, rollouts/*.jsonl and the lines on the console."""
 
+import dataclasses
 import gc
 import json
 from types import SimpleNamespace
@@ -8,9 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
+from seeing_chats import pieces, seeing_chat
 
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
+from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.types import IMAGE
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.log import (
     MetricsLog,
@@ -25,7 +30,7 @@ from ragen_jax.run.log import (
 )
 from ragen_jax.run.memory import memory_metrics
 from ragen_jax.run.rows import read_metrics
-from ragen_jax.run.stored import read_events, read_scores
+from ragen_jax.run.stored import read_events, read_rollouts, read_scores
 from ragen_jax.run.training import Stages
 
 pytestmark = pytest.mark.fast
@@ -190,6 +195,108 @@ def test_rollouts_by_hand(tmp_path, tokenizer, make_turn, make_episode):
         **{"seed": 102, "group": 2, "member": 0, "success": False, "kept": True},
         "turns": played[:1],
     }
+
+
+@pytest.fixture
+def seen(make_turn):
+    """seen(image, ...): a chat, and an episode's turns, each of which shows one more."""
+
+    def make(*images):
+        chat = seeing_chat(SimpleNamespace(actions=("Up", "Down"), instructions=""))
+        turns, before = [], []
+        for image in images:
+            parts = ("<|im_start|>user\n<|vision_start|>", 36, "<|vision_end|><|im_end|>\n")
+            asked = pieces(chat, *before, *parts, "<|im_start|>assistant\n<think>")
+            turn = make_turn(asked, chat.reply_ids("so</think><answer>Up</answer>"), message=IMAGE)
+            turns.append(dataclasses.replace(turn, images=(image,)))
+            before += [*parts, "<|im_start|>assistant\n<think>"]
+            before += ["so</think><answer>Up</answer><|im_end|>\n"]
+        return chat, turns
+
+    return make
+
+
+def rooms_seen(count):
+    game = Sokoban(observation="image")
+    return [game.render(game.reset(seed)).images[0] for seed in range(count)]
+
+
+def test_images_of_rollouts_are_files_beside_them(tmp_path, seen, make_turn, make_episode):
+    one, other = rooms_seen(2)
+    chat, turns = seen(one, other, one)
+    plain = make_turn(
+        pieces(chat, "<|im_start|>user\nO<|im_end|>\n<|im_start|>assistant\n<think>"),
+        chat.reply_ids("so</think>"),
+        message="O",
+    )
+    path = tmp_path / "rollouts" / "step_000007.jsonl"
+    episodes = [
+        make_episode(0, 0, turns),
+        make_episode(1, 0, turns[1:2]),
+        make_episode(2, 0, [plain]),
+    ]
+    write_rollouts(path, iter(episodes), chat, lambda turn: turn.reward, set())
+    records = [strict(line) for line in path.read_text().splitlines()]
+    named = [[turn.get("images") for turn in record["turns"]] for record in records]
+    (a,), (b,), (again,) = named[0]
+    assert again == a != b and named[1:] == [[[b]], [None]]
+    files = sorted(tmp_path.rglob("*"))
+    assert [file for file in files if file.is_file()] == sorted(
+        [path, path.parent / a, path.parent / b]
+    )
+    assert {file.parent for file in (path.parent / a, path.parent / b)} == {
+        path.parent / "step_000007_images"
+    }
+    for name, image in ((a, one), (b, other)):
+        with Image.open(path.parent / name) as file:
+            assert file.format == "PNG" and file.mode == "RGB"
+            np.testing.assert_array_equal(np.asarray(file), image)
+    # Every message that shows one does so, of earlier turns too; all others are texts.
+    for number, turn in enumerate(records[0]["turns"]):
+        users = [m["content"] for m in turn["messages"] if m["role"] == "user"]
+        shown = [{"type": "image_url", "image_url": {"url": name}} for name in (a, b, a)]
+        assert users == [[part] for part in shown[: number + 1]]
+        assert turn["prompt_exact"] and turn["reply_exact"]
+    assert set(records[0]["turns"][0]) - set(records[2]["turns"][0]) == {"images"}
+    assert records[2]["turns"][0]["messages"][0] == {"role": "user", "content": "O"}
+    told = []
+    assert read_rollouts(path.parent, told.append) == {7: records} and told == []
+
+
+def test_a_further_pass_over_a_step_leaves_its_own_images_alone(tmp_path, seen, make_episode):
+    images = rooms_seen(3)
+    path = tmp_path / "step_000001.jsonl"
+    chat, turns = seen(*images[:2])
+    write_rollouts(path, [make_episode(0, 0, turns)], chat, lambda turn: 0.0, set())
+    before = {file.name: file.stat().st_mtime_ns for file in path.parent.glob("*_images/*")}
+    chat, turns = seen(*images[1:])
+    write_rollouts(path, [make_episode(0, 0, turns)], chat, lambda turn: 0.0, set())
+    after = {file.name: file.stat().st_mtime_ns for file in path.parent.glob("*_images/*")}
+    (record,) = (strict(line) for line in path.read_text().splitlines())
+    assert {f"step_000001_images/{name}" for name in after} == {
+        name for turn in record["turns"] for name in turn["images"]
+    }
+    (same,) = before.keys() & after.keys()
+    assert before[same] == after[same] and len(after) == 2  # written once
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        *(["../../secret.png"], ["/etc/hosts"], ["step_000001_images/../x.png"], [7], "x.png", 3),
+        ["step_000001_images/0123456789abcdef.png\n"],
+        ["step_000001_images/0123456789ABCDEF.png"],
+    ],
+)
+def test_images_that_lie_elsewhere_are_not_read(tmp_path, seen, make_episode, images):
+    path = tmp_path / "step_000001.jsonl"
+    chat, turns = seen(*rooms_seen(1))
+    write_rollouts(path, [make_episode(0, 0, turns)], chat, lambda turn: 0.0, set())
+    record = json.loads(path.read_text())
+    record["turns"][0]["images"] = images
+    path.write_text(json.dumps(record) + "\n")
+    told = []
+    assert read_rollouts(tmp_path, told.append) == {} and told == [f"{path} is damaged"]
 
 
 def test_events_of_a_step_replace_those_of_an_earlier_pass(tmp_path):

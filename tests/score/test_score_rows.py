@@ -159,6 +159,11 @@ def test_steps_and_groups(encoder, tmp_path):
         (["--model={model}", "--rollouts={torn}"], "can be used; the first: "),
         (["--model={model}", "--rollouts={bare}", "--think=<a>"], "the opening and the closing"),
         (["--model=/nowhere", "--rollouts={bare}"], "no model directory /nowhere"),
+        (
+            ["--model={model}", "--rollouts={bare}", "--rollouts={seen}"],
+            "seen.jsonl:2 is of an agent that was shown images, which score does not read; give "
+            "files of text alone",
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_said_in_a_line(language_model, tmp_path, words, said):
@@ -167,6 +172,7 @@ def test_what_cannot_be_scored_is_said_in_a_line(language_model, tmp_path, words
         ("empty", ""),
         ("torn", '{"prompt"'),
         ("bare", '{"prompt": "a", "response": "b"}'),
+        ("seen", '{"turns": [{}]}\n{"turns": [{}, {"images": ["a.png"]}]}\n'),
     ):
         files[name] = tmp_path / f"{name}.jsonl"
         files[name].write_text(content)

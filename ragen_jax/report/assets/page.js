@@ -388,7 +388,10 @@
     return make("div", { className: "turn" },
       make("h4", {}, ...said.flatMap((word, n) => (n ? [" · ", word] : [word]))),
       make("div", { className: "two" },
-        make("div", {}, make("p", { className: "part", textContent: "prompt" }), make("pre", { textContent: turn.prompt, tabIndex: 0 })), make("div", {}, ...reply)));
+        make("div", {}, make("p", { className: "part", textContent: "prompt" }), ...images(turn), make("pre", { textContent: turn.prompt, tabIndex: 0 })), make("div", {}, ...reply)));
+  }
+  function images(turn) { // of the turn's own message; null: the file is gone or damaged
+    return (turn.images || []).map((src, i) => (src ? make("img", { src, alt: `image ${i + 1} of the prompt` }) : make("p", { className: "hint", textContent: `image ${i + 1} of the prompt cannot be read` })));
   }
   function tokens(turn, from, to) {
     const pre = make("pre", { tabIndex: 0 });

@@ -1,0 +1,64 @@
+"""A tokenizer and a chat of a model that sees, for tests of what is kept of its turns.
+
+Its template shows images as Qwen2.5-VL's does. What is checked with it is written by hand: prompts
+are put together piece by piece here, and a prompt shows all turns of its episode.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+from chat_families import family
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from ragen_jax.rollout.chat import Chat, make_chat
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' or 'image_url' in part %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@functools.cache
+def seeing_tokenizer():
+    """The tokenizer of family "qwen" with the tokens around and of an image."""
+    tokenizer = Tokenizer.from_str(family("qwen").tokenizer.backend_tokenizer.to_str())
+    tokenizer.add_special_tokens(
+        [AddedToken(word, normalized=False) for word in ("<|vision_end|>", "<|image_pad|>")]
+    )
+    named = dict(eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, **named)
+
+
+class ShowsAll(Chat):
+    """A chat whose prompts show all turns, whoever has put them together."""
+
+    def first_shown(self, *_):
+        return 0
+
+
+def seeing_chat(game):
+    """A chat with terse prompts of a model that sees."""
+    tokenizer = seeing_tokenizer()
+    settings = dict(context="full", prompt="terse", actions_per_turn=1, max_actions=5)
+    pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    chat = make_chat(tokenizer, game, **settings, image_pad=pad)
+    return ShowsAll(**{f.name: getattr(chat, f.name) for f in dataclasses.fields(chat)})
+
+
+def pieces(chat, *parts):
+    """int32 ids of texts, control strings in them control, and images: numbers of their tokens."""
+    ids, beyond = [], len(chat.token_bytes)
+    for part in parts:
+        if isinstance(part, int):
+            ids += range(beyond, beyond + part)
+        else:
+            ids += chat.template.tokenizer.encode(part, add_special_tokens=False)
+    return np.array(ids, np.int32)
