@@ -32,6 +32,7 @@ from ragen_jax.run.datasets import (
     EVALUATION_SEEDS,
     IMITATION_SEEDS,
     demonstrations,
+    fingerprint,
     heldout_problems,
     load_or_generate,
     open_or_generate,
