@@ -15,10 +15,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from ragen_jax import sharding
 from ragen_jax.model import images, vision
 from ragen_jax.model.images import Grid
+from ragen_jax.model.positions import Images
 from ragen_jax.model.vision_config import VisionConfig
 from ragen_jax.preflight.program import Program, on_chip, program
 from ragen_jax.preflight.roofline import TowerWork
-from ragen_jax.preflight.shapes import Run, Struct, cache_struct, laid_out, struct
+from ragen_jax.preflight.shapes import Run, cache_struct, laid_out, struct
+from ragen_jax.rollout.album import AT_A_TIME
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.types import Params
 
@@ -72,17 +74,17 @@ def tower_struct(config: VisionConfig, run: Run) -> Params:
     return laid_out(unflatten_dict(held), vision.param_shardings(config, run.sampling_mesh))
 
 
-def table_struct(run: Run, name: str, *, tokens: int) -> dict[str, Struct]:
-    """The embeddings of all pictures of a step, on every chip; tokens: of a picture, one a turn."""
+def table_struct(run: Run, name: str, *, tokens: int) -> Images:
+    """What all pictures of a step show, on every chip; tokens: of a picture, one a turn."""
     c, mesh = of_environments(run.config)[name], run.sampling_mesh
     count = c.rollout.groups * c.rollout.group_size * c.env.max_turns * tokens
     dtype = jnp.dtype(run.config.model.dtype)
-    return {
-        "embed": struct(mesh, (count, run.model.config.width), dtype),
-        "ids": struct(mesh, (count,), jnp.int32),
-        "place": struct(mesh, (count, 2), jnp.int32),
-        "step": struct(mesh, (count,), jnp.int32),
-    }
+    return Images(
+        token_I=struct(mesh, (count,), jnp.int32),
+        embed_ID=struct(mesh, (count, run.model.config.width), dtype),
+        place_I2=struct(mesh, (count, 2), jnp.int32),
+        step_I=struct(mesh, (count,), jnp.int32),
+    )
 
 
 def _tower_programs(
@@ -90,16 +92,16 @@ def _tower_programs(
     tower: vision.VisionTower,
     params: Params,
     grids: dict[str, Grid],
-    tables: dict[str, dict[str, Struct]],
+    tables: dict[str, Images],
 ) -> Iterator[Program]:
-    """The program that sees a turn's pictures, one a row, beside the last turn's cache."""
+    """The program that sees some of a step's pictures, one a turn, beside the last turn's cache."""
     several = len(of_environments(run.config)) > 1
     mesh = run.sampling_mesh
     shards = sharding.data_shards(mesh)
     for name, grid in grids.items():
         c = of_environments(run.config)[name]
         rows = -(-c.rollout.groups * c.rollout.group_size // shards) * shards
-        pixels = (rows, grid[1] * grid[2], tower.config.patch_numbers)
+        pixels = (AT_A_TIME, grid[1] * grid[2], tower.config.patch_numbers)
         yield program(
             f"tower:{name}" if several else "tower",
             mesh,
@@ -114,7 +116,7 @@ def _tower_programs(
                 cache_struct(run.model, run.policy, mesh, rows, run.at[name].prompt),
                 tables,
             ),
-            cost=TowerWork(tower.config, mesh.shape["tensor"]).see(on_chip(rows, mesh), grid),
-            calls=c.env.max_turns,
+            cost=TowerWork(tower.config, mesh.shape["tensor"]).see(on_chip(AT_A_TIME, mesh), grid),
+            calls=-(-rows // AT_A_TIME) * c.env.max_turns,
             helps=("rollout.groups", *run.helps),
         )

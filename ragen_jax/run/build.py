@@ -261,15 +261,20 @@ def build_meshes(
     return mesh, sampling
 
 
-TOWER_HEADS = 4  # this and the next two: of the tiny agent's tower
-PATCH = 4  # pixels along a side of a patch, of which 2 x 2 are a token
+TOWER_HEADS = 4  # this and the next three: of the tiny agent's tower
+PATCH = 8  # pixels along a side of a patch, which is a token: a cell of a board
+WINDOW = 24  # pixels along a side of a window: 3 x 3 tokens, which divide boards of 6 x 6
 LARGEST_IMAGE = 1024  # tokens
 
 
 def tiny_images() -> ImageConfig:
-    """What images are made into for the tiny agent: a token for 8 x 8 pixels."""
-    side = 2 * PATCH
-    return ImageConfig(patch_size=PATCH, min_pixels=side**2, max_pixels=LARGEST_IMAGE * side**2)
+    """What images are made into for the tiny agent."""
+    return ImageConfig(
+        patch_size=PATCH,
+        merge_size=1,
+        min_pixels=PATCH**2,
+        max_pixels=LARGEST_IMAGE * PATCH**2,
+    )
 
 
 def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> ModelConfig:
@@ -299,7 +304,9 @@ def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> Mode
                 num_heads=TOWER_HEADS,
                 out_hidden_size=w.width,
                 fullatt_block_indexes=(w.tower_layers - 1,),
+                window_size=WINDOW,
                 patch_size=PATCH,
+                spatial_merge_size=1,
             ),
             "image_tokens": ImageTokens(start=start, pad=pad, end=end, video=pad),
         }
