@@ -103,6 +103,7 @@ def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     assert again["eval/return"] == rows[3]["eval/return"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_adapters_a_critic_and_a_reference_see(config, tmp_path, ahead):
     config.steps = 2
@@ -116,6 +117,7 @@ def test_adapters_a_critic_and_a_reference_see(config, tmp_path, ahead):
         assert np.isfinite(row["update/kl"]) and np.isfinite(row["critic/explained_variance"])
 
 
+@pytest.mark.slow
 def test_slots_and_the_lock_step_learn_the_same(config, tmp_path):
     config.steps = 2
     found = []
