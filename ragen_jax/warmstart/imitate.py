@@ -347,9 +347,14 @@ def _pictures(album: Album, tokens_BT: np.ndarray, rows: int) -> Callable[[np.nd
     """A function of `rows` indices of rows -> the images that these show.
 
     Raises:
-      ValueError: images of several sizes.
+      ValueError: no image, or images of several sizes.
     """
     shown = album.shown(tokens_BT)
+    if not shown:
+        raise ValueError(
+            "config.warmstart.tower_layers gives the agent a vision tower, but no environment "
+            "shows images: set it to 0, or config.env.options.observation='image'"
+        )
     grids = {met.grid for met in shown}
     if len(grids) != 1:
         raise ValueError(

@@ -83,7 +83,7 @@ def loaded(agent, tmp_path_factory):
     def stage(config, given):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
-            model, params, _, tasks = load_policy(config, None)
+            model, params, _, tasks, _ = load_policy(config, None)
         tokens_BT = np.arange(16, dtype=np.int32)[None]
         hidden, _ = model.apply({"params": params}, tokens_BT)
 
@@ -189,11 +189,11 @@ def imitated(tmp_path_factory):
             episodes.extend(found)
             return make_batch(episodes)
 
-        def step_seen(model, optimizer, params, opt_state, tokens_BT, mask_BT):
+        def step_seen(model, eyes, optimizer, trained, opt_state, tokens_BT, *others):
             shapes.append(model.config)
-            held.append(jax.device_get(params))
+            held.append(jax.device_get(trained["model"]))
             batches.append(tokens_BT)
-            return step(model, optimizer, params, opt_state, tokens_BT, mask_BT)
+            return step(model, eyes, optimizer, trained, opt_state, tokens_BT, *others)
 
         def play_seen(model, params, chat, environment, seeds, states, **settings):
             checked.append(len(seeds))
@@ -248,6 +248,9 @@ CLAIMS |= {
     "check_episodes": lambda _, o: o.checked == [5],
 }
 
+EYES = {"warmstart.tower_layers": 1, "warmstart.tower_width": 16}
+EYES |= {"env.options.observation": "image", "env.options.tile": 8}
+
 WARMSTART = {
     f"warmstart.{name}": Entry(SHAPE[name], claim, along=OTHER) for name, claim in CLAIMS.items()
 }
@@ -258,6 +261,12 @@ WARMSTART |= {
             not np.array_equal(a.first, b.first) and not np.array_equal(a.batches[0], b.batches[0])
         ),
         along=LONGER,
+    ),
+    "warmstart.tower_layers": Entry(
+        2, lambda _, o: o.shape.vision is not None and o.shape.vision.depth == 2, along=EYES
+    ),
+    "warmstart.tower_width": Entry(
+        32, lambda _, o: o.shape.vision is not None and o.shape.vision.hidden_size == 32, along=EYES
     ),
     "warmstart.learning_rate": Entry(
         9e-3, lambda a, b: abs(b.moved / a.moved - 3) < 1e-3 and np.array_equal(a.first, b.first)

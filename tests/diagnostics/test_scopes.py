@@ -192,7 +192,7 @@ def random_scores(model, params, prompts, reasonings, *, micro_batch):
 class BareChat:
     """Takes the last id out of a prompt that shows an earlier turn."""
 
-    def without_reasoning(self, turns, message, prompt):
+    def without_reasoning(self, turns, message, prompt, spans):
         assert all(len(reasoning_ids(turn)) for turn in turns)
         return prompt[:-1] if turns else prompt
 
@@ -267,7 +267,7 @@ def test_which_forms_there_are(episodes, monkeypatch):
     assert forms(episodes, chat=BareChat()) == (plain | stripped, 3)
 
     class NoHistory:  # of single turns, whose prompts show no earlier reply
-        def without_reasoning(self, turns, message, prompt):
+        def without_reasoning(self, turns, message, prompt, spans):
             return prompt
 
     assert forms(episodes, chat=NoHistory()) == (plain, 2)

@@ -260,6 +260,8 @@ def test_bad_rope_scaling():
         ("qwen3-0.6b", 596_049_920),
         ("qwen3-1.7b", 1_720_574_976),
         ("qwen3-4b", 4_022_468_096),
+        ("qwen2.5-vl-3b", 3_085_938_688),  # of the language models, which are those of Qwen2.5
+        ("qwen2.5-vl-7b", 7_615_616_512),
     ],
 )
 def test_published_sizes(name, count):

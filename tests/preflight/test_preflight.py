@@ -483,9 +483,9 @@ def test_what_sees_is_beside_every_program(seeing):
     assert set(sees) == {*blind, "tower"}
     # A room of 6 x 6 cells is a picture of 168 x 168 pixels: 12 x 12 patches, 36 tokens.
     one = sees["tower"]
-    assert one.lower().out_info.shape == (8 * 16, 36, 4) and one.calls == 5
+    assert one.lower().out_info.shape == (16, 36, 4) and one.calls == 8 * 5
     assert one.cost == TowerWork(VisionConfig(2, 8, 5, 2, 4, (1,), dtype="bfloat16")).see(
-        8 * 16, (1, 12, 12)
+        16, (1, 12, 12)
     )
     bytes_of = shapes.bytes_per_chip
     table = 128 * 5 * 36 * (4 * 2 + 4 * 4)  # embeddings in bfloat16, four numbers of 32 bits

@@ -64,7 +64,7 @@ class Chat:
     def observe(self, observation, **_):
         return observation
 
-    def prompt_ids(self, turns, message):
+    def prompt_ids(self, turns, message, spans=()):
         if not turns:
             return np.zeros(int(message), np.int32)
         news = np.zeros(self.rng.integers(*OBSERVATION), np.int32)

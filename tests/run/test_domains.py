@@ -284,7 +284,8 @@ def test_what_is_read_depends_on_the_config():
     assert {"filter.value", "filter.keep", "filter.mode", "filter.eps"} <= names_unread(
         sokoban.get_config("tiny+no_filter")
     )
-    assert not any(name.startswith("warmstart.") for name in tiny)
+    assert {name for name in tiny if name.startswith("warmstart.")} == {"warmstart.tower_width"}
+    assert "warmstart.tower_width" not in names_unread(sokoban.get_config("tiny-vl"))
     paper = names_unread(sokoban.get_config("qwen2.5-3b"))
     warmstart = {name for name in DOMAINS if name.startswith("warmstart.")}
     # The styles of a model that was taught several are told apart whatever its path is.

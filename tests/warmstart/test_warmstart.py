@@ -45,8 +45,8 @@ CONFIGS = {
 
 def name_of(config, cache, monkeypatch):
     """The name of a config's agent, which is not trained."""
-    monkeypatch.setattr(imitate, "imitate", lambda config, cache: (None, None, None))
-    monkeypatch.setattr(imitate.hf, "save", lambda directory, *_: None)
+    monkeypatch.setattr(imitate, "imitate", lambda config, cache: (None, None, None, None))
+    monkeypatch.setattr(imitate.hf, "save", lambda directory, *_, **__: None)
     return imitate.tiny_model(config, cache).name
 
 
