@@ -217,7 +217,7 @@ def start(
 def export(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> None:
     """Writes what was trained: policy/, and adapter/ of a LoRA run."""
     params, adapters = state.params, None
-    if learner.frozen is not None:
+    if learner.frozen is not None and learner.frozen.params is not None:
         params, adapters = learner.frozen.params, state.params
         if config.model.dtype != "float32":  # held with fewer digits than are merged and written
             params = load_policy(config, run.workdir).params

@@ -110,7 +110,8 @@ def position_behind(
 
     Args: as in `token_positions`.
     """
-    images, start_B = of_params(params), 0 if start_B is None else start_B
+    images = of_params(params)
+    start_B = jnp.zeros_like(count_B) if start_B is None else jnp.asarray(start_B)
     if images is None:
         return start_B + count_B
     index_BT, shown_BT = _find(tokens_BT, images)

@@ -170,13 +170,13 @@ def by_published_names(tensors: Tensors, config: qwen.ModelConfig) -> Tensors:
     """
     found = {}
     for name, file in tensors.items():
-        published = name
+        published, opened = name, file
         for beginning, instead in family_of(config).renamed.items():
             if name.startswith(beginning):
-                published, file = instead + name.removeprefix(beginning), Renamed(file, name)
+                published, opened = instead + name.removeprefix(beginning), Renamed(file, name)
         if published in found:
             raise ValueError(f"tensor {published} is there under two names; keep one of them")
-        found[published] = file
+        found[published] = opened
     return found
 
 

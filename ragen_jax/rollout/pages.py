@@ -126,7 +126,7 @@ class Cache:
         """`Album.shift` of a row's first tokens."""
         return 0 if self.album is None else self.album.shift(tokens)
 
-    def _places(self, *shift: list[int]) -> list[Array]:
+    def _places(self, *shift: Sequence[int] | np.ndarray) -> list[Array]:
         """Shifts as the programs take them: not at all where there are no images."""
         return [] if self.album is None else [place_rows(np.array(s, np.int32)) for s in shift]
 

@@ -140,7 +140,9 @@ def _said(chat: Chat, turn: Turn) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4096)  # members of a group are shown the same first prompt
 def _ask(template: Template, messages: tuple[tuple[str, Content], ...], added: str) -> np.ndarray:
-    conversation = [{"role": role, "content": _parts(content)} for role, content in messages]
+    conversation: list[Any] = [
+        {"role": role, "content": _parts(content)} for role, content in messages
+    ]
     text = template.tokenizer.apply_chat_template(
         conversation,
         tools=list(template.tools) or None,

@@ -293,7 +293,8 @@ def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> Mode
             )
         turning = w.width // w.heads // 2  # frequencies of a head
         third = turning // 3
-        start, pad, end = tokenizer.convert_tokens_to_ids(list(OF_IMAGES))
+        ids = tokenizer.get_vocab()
+        start, pad, end = (ids[word] for word in OF_IMAGES)
         eyes = {
             "family": "qwen2_5_vl",
             "mrope_section": (turning - 2 * third, third, third),

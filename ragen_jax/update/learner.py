@@ -86,7 +86,7 @@ class Learner:
         """The base model of LoRA training as sampling reads it: placed once, never changed."""
         if self.frozen is None:
             return None
-        params = sampling_params(self.frozen.params, self.model, self.sampling_mesh)
+        params = sampling_params(_needed(self.frozen.params), self.model, self.sampling_mesh)
         return Frozen(params, self.frozen.scale)
 
     def beside(self, batch: Batch) -> Frozen | None:
@@ -94,7 +94,7 @@ class Learner:
         if self.album is None:
             return self.frozen
         images = self.album.table(batch.tokens_BT)
-        return dataclasses.replace(self.frozen or Frozen(None, None), images=images)
+        return dataclasses.replace(self.frozen or Frozen(None), images=images)
 
     @property
     def environment_G(self) -> np.ndarray:

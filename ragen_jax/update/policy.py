@@ -50,7 +50,7 @@ class Frozen:
     """What the model runs with besides what is trained."""
 
     params: Params | None  # the base model of LoRA training; None: the model itself is trained
-    scale: np.float32 | jax.Array | None  # of the adapters, alpha / rank
+    scale: np.float32 | jax.Array = np.float32(1.0)  # of the adapters, alpha / rank
     images: Images | None = None  # that the rows show
 
     def attach(self, trained: Params) -> Params:
@@ -62,11 +62,12 @@ class Frozen:
 
     def reference(self, params: Params | None) -> Params | None:
         """The KL reference: `params`, if the base model of LoRA training is not it by itself."""
-        return self.shown(params if self.params is None else self.params)
+        whole = params if self.params is None else self.params
+        return None if whole is None else self.shown(whole)
 
-    def shown(self, params: Params | None) -> Params | None:
+    def shown(self, params: Params) -> Params:
         """The parameters with the images."""
-        return params if self.images is None or not params else {**params, "images": self.images}
+        return params if self.images is None else {**params, "images": self.images}
 
 
 EXACT = "exact"  # the kl_kind that is no estimate: over the whole vocabulary

@@ -6,6 +6,7 @@ The result is a Hugging Face directory in the cache, named by a hash of its sett
 Axes: B rows, T tokens, N images, P patches, C numbers of a patch.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -327,7 +328,7 @@ def _imitation_step(
             pixels_NPC = jnp.asarray(seen.pixels_NPC)
             embed: Any = eyes.apply({"params": trained["tower"]}, pixels_NPC, seen.grid)
             embed_ID = embed.reshape(-1, embed.shape[-1])
-            params = {**params, "images": seen.images.replace(embed_ID=embed_ID)}
+            params = {**params, "images": dataclasses.replace(seen.images, embed_ID=embed_ID)}
         logp_BT = token_logps(model, params, tokens_BT)
         return -(mask_BT * logp_BT).sum() / jnp.maximum(mask_BT.sum(), 1.0)
 
