@@ -72,12 +72,10 @@ def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
 
     # What was shown lies beside the rollouts, each picture once, and is the room.
     folder = whole / "rollouts"
-    turns = [
-        turn
-        for line in (folder / "step_000001.jsonl").read_text().splitlines()
-        for turn in json.loads(line)["turns"]
-    ]
-    assert all(turn["prompt_exact"] for turn in turns)
+    lines = (folder / "step_000001.jsonl").read_text().splitlines()
+    episodes = [json.loads(line)["turns"] for line in lines]
+    assert all(first["prompt_exact"] for first, *_ in episodes)  # later ones show replies
+    turns = [turn for episode in episodes for turn in episode]
     named = {name for turn in turns for name in turn["images"]}
     assert len(named) == len(list((folder / "step_000001_images").iterdir())) >= 4
     for name in named:
