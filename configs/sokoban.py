@@ -26,7 +26,8 @@ tiny-vl
     Hardware and time: 2 CPU cores; three minutes of warm start (once).
     Expected: held-out success 0.47 -> 0.59 in 100 steps (one seed; benchmarks/NOTES.md).
 qwen2.5-vl-3b
-    As those of Qwen2.5, but the model sees the room: every observation is a picture. Not trained here yet.
+    As those of Qwen2.5, but the model sees the room: every observation is a picture. Not trained
+    here yet.
 
 --config.env.options.observation=image shows pictures, to models that see (docs/environments.md).
 """
