@@ -8,7 +8,6 @@ from ml_collections import ConfigDict
 
 from ragen_jax.model import hf, lora
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.model.vision import Tower
 from ragen_jax.progress import reached
 from ragen_jax.rollout.album import Album
 from ragen_jax.run.build import (
@@ -39,7 +38,6 @@ class Policy(NamedTuple):
     params: Params
     tokenizer: "PreTrainedTokenizerFast"
     tasks: tuple[Task, ...]
-    tower: Tower | None  # with which it sees; None: it does not
 
 
 def load_policy(config: ConfigDict, workdir: Path | None) -> Policy:
@@ -75,7 +73,7 @@ def load_policy(config: ConfigDict, workdir: Path | None) -> Policy:
         eyes["album"] = Album(tower, model.config.vocab_size)
     reached("building the environments")
     tasks = build_tasks(config, tokenizer, hf.stop_ids(path), **eyes)
-    return Policy(model, params, tokenizer, tasks, tower)
+    return Policy(model, params, tokenizer, tasks)
 
 
 def check_reader(config: ConfigDict) -> None:
@@ -215,14 +213,14 @@ def save_policy(
         )
         params = lora.merge(params, adapters, scale=c.alpha / c.rank)
     written.append(folder / "policy")
-    stop_ids = policy.tasks[0].chat.end_ids
+    first = policy.tasks[0]
     hf.save(
         written[-1],
         policy.model,
         params,
         policy.tokenizer,
-        tower=policy.tower,
-        stop_ids=stop_ids,
+        tower=None if first.album is None else first.album.tower,
+        stop_ids=first.chat.end_ids,
         dtype=dtype,
     )
     return written

@@ -152,7 +152,7 @@ def start(
         require(config.log.trackers)
         mesh, sampling_mesh = build_meshes(config)
         changed = same_run(config, workdir)
-        model, params, tokenizer, tasks, _ = load_policy(config, workdir)
+        model, params, tokenizer, tasks = load_policy(config, workdir)
         with first_goes_first("damage"):
             for line in find_damage(workdir, repair) if is_first() else ():
                 console(f"warning: {line}")
@@ -221,8 +221,7 @@ def export(config: ConfigDict, run: Run, learner: Learner, state: TrainState) ->
         params, adapters = learner.frozen.params, state.params
         if config.model.dtype != "float32":  # held with fewer digits than are merged and written
             params = load_policy(config, run.workdir).params
-    tower = None if learner.album is None else learner.album.tower
-    policy = Policy(run.model, params, run.tokenizer, run.tasks, tower)
+    policy = Policy(run.model, params, run.tokenizer, run.tasks)
     save_policy(run.workdir, config, policy, adapters, dtype="float32")
 
 

@@ -73,6 +73,11 @@ def _find(tokens: Array, images: Images) -> tuple[jax.Array, jax.Array]:
     return index, token_I[index] == tokens
 
 
+def _steps(images: Images, index: jax.Array, shown: jax.Array) -> jax.Array:
+    """int32: how far positions go on behind each token; index, shown: of `_find`."""
+    return jnp.where(shown, jnp.asarray(images.step_I)[index], 1)
+
+
 def splice(x_BTD: jax.Array, tokens_BT: Array, images: Images, vocab_size: int) -> jax.Array:
     """The embeddings of tokens, those of images in their places, in the dtype of `x_BTD`.
 
@@ -97,7 +102,7 @@ def token_positions(params: Params, tokens_BT: Array, start_B: Array | None = No
     if images is None:
         return first_B1 + jnp.arange(T)
     index_BT, shown_BT = _find(tokens_BT, images)
-    step_BT = jnp.where(shown_BT, jnp.asarray(images.step_I)[index_BT], 1)
+    step_BT = _steps(images, index_BT, shown_BT)
     base_BT = first_B1 + jnp.cumsum(step_BT, axis=1, dtype=jnp.int32) - step_BT
     place_BT2 = jnp.where(shown_BT[..., None], jnp.asarray(images.place_I2)[index_BT], 0)
     return base_BT + jnp.stack([jnp.zeros_like(base_BT), *jnp.moveaxis(place_BT2, -1, 0)])
@@ -114,7 +119,6 @@ def position_behind(
     start_B = jnp.zeros_like(count_B) if start_B is None else jnp.asarray(start_B)
     if images is None:
         return start_B + count_B
-    index_BT, shown_BT = _find(tokens_BT, images)
-    step_BT = jnp.where(shown_BT, jnp.asarray(images.step_I)[index_BT], 1)
+    step_BT = _steps(images, *_find(tokens_BT, images))
     real_BT = jnp.arange(tokens_BT.shape[1]) < count_B[:, None]
     return start_B + jnp.where(real_BT, step_BT, 0).sum(1, dtype=jnp.int32)

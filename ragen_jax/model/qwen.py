@@ -278,10 +278,8 @@ class Qwen(nn.Module):
         if not c.tied:
             self.param("head", init, (c.vocab_size, c.width))  # read by `head`
         images = self.get_variable("params", "images")
-        if positions is None and images is not None:
+        if positions is None:
             positions = token_positions({"images": images}, tokens_BT)
-        elif positions is None:
-            positions = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
         if positions.ndim == 3 and not c.mrope_section:
             raise ValueError(
                 f"positions have shape {positions.shape}, but the model has no mrope_section: "

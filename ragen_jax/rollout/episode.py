@@ -121,16 +121,27 @@ def begin_turns(plays: Sequence[Play], chat: Chat, album: Album | None) -> None:
     if album is not None:
         album.meet(image for play in plays for image in images_of(play.observation))
     for play in plays:
-        images = images_of(play.observation)
-        if images and album is None:
-            raise ValueError(NO_EYES)
-        play.spans = tuple(album.span(image) for image in images) if album else ()
+        play.spans = spans_of(play.observation, album)
         play.message = chat.observe(
             play.observation,
             actions_used=play.actions_used,
             last_valid=not play.turns or play.turns[-1].valid,
         )
         play.prompt = chat.prompt_ids(play.turns, play.message, play.spans)
+
+
+def spans_of(observation: str | Observation, album: Album | None) -> tuple[Span, ...]:
+    """The numbers that stand for an observation's images, which the album has met.
+
+    Raises:
+      ValueError: an image where there is no album.
+    """
+    images = images_of(observation)
+    if album is not None:
+        return tuple(album.span(image) for image in images)
+    if images:
+        raise ValueError(NO_EYES)
+    return ()
 
 
 def images_of(observation: str | Observation) -> tuple[np.ndarray, ...]:

@@ -281,7 +281,7 @@ def demonstrations(
     """The examples of `play_expert` on so many problems, kept in a data set.
 
     A line tells, when they are played, how many of the problems have no solution. Those of an
-    environment that draws are not kept: drawing them again takes less time than reading them.
+    environment that draws are played anew each time: a data set keeps text alone.
 
     Args:
       environment: as in `play_expert`. rooms: how many seeds are played.

@@ -20,7 +20,7 @@ from ragen_jax.rollout.acting import Broken, Limits, observe
 from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.collect import Collecting
-from ragen_jax.rollout.episode import NO_EYES, Play, begin_turns, images_of, start_plays
+from ragen_jax.rollout.episode import Play, begin_turns, images_of, spans_of, start_plays
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.build import (
@@ -147,11 +147,11 @@ def _build(
         )
     limits = build_limits(config)
     for shown in observe(heldout_environment, heldout[1][:1], limits):
-        images = () if isinstance(shown, Broken) else images_of(shown)
-        if images and album is None:
-            raise ValueError(NO_EYES)
+        if isinstance(shown, Broken):
+            continue
         if album is not None:
-            album.meet(images)  # which refuses what it cannot be shown
+            album.meet(images_of(shown))  # which refuses what it cannot be shown
+        spans_of(shown, album)
     return Task(
         name=name,
         label=label,

@@ -33,7 +33,7 @@ from ragen_jax.progress import reached
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.episode import NO_EYES, images_of
+from ragen_jax.rollout.episode import images_of, spans_of
 from ragen_jax.rollout.play import Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.build import (
@@ -178,10 +178,8 @@ def imitate(
     w = config.warmstart
     tokenizer = tiny_tokenizer(config)
     shape = tiny_shape(config, tokenizer)
-    model, params = (
-        Qwen(shape),
-        init_params(shape, stream_key(Purpose.WARMSTART_PARAMETERS, w.seed)),
-    )
+    model = Qwen(shape)
+    params = init_params(shape, stream_key(Purpose.WARMSTART_PARAMETERS, w.seed))
     trained: dict[str, Params] = {"model": params}
     eyes, album, image_pad = None, None, None
     if shape.vision is not None and shape.image_tokens is not None:
@@ -388,14 +386,12 @@ def _as_episodes(
         if example["turn"] == 0 and turns:
             yield _episode(turns)
             turns = []
-        images = images_of(example["observation"])
-        if images and album is None:
-            raise ValueError(NO_EYES)
+        observation = example["observation"]
         if album is not None:
-            album.meet(images)
-        spans = tuple(album.span(image) for image in images) if album else ()
+            album.meet(images_of(observation))
+        spans = spans_of(observation, album)
         message = chat.observe(
-            example["observation"],
+            observation,
             actions_used=chat.actions_per_turn * example["turn"],
             last_valid=index % NOTICE_EVERY != 0,
         )

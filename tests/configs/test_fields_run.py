@@ -414,7 +414,7 @@ def evaluated(tmp_path_factory):
     def stage(config, given):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
-            model, params, _, tasks, _ = load_policy(config, None)
+            model, params, _, tasks = load_policy(config, None)
         _, (played,) = evaluate(model, params, tasks)
         return np.concatenate([turn.logp for episode in played for turn in episode.turns])
 

@@ -83,7 +83,7 @@ def loaded(agent, tmp_path_factory):
     def stage(config, given):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
-            model, params, _, tasks, _ = load_policy(config, None)
+            model, params, _, tasks = load_policy(config, None)
         tokens_BT = np.arange(16, dtype=np.int32)[None]
         hidden, _ = model.apply({"params": params}, tokens_BT)
 

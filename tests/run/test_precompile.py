@@ -110,7 +110,7 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
     config.eval.update(episodes=144, top_k=7)
     config.diagnose.every = 0
     mesh, sampling_mesh = build_meshes(config)
-    model, params, _, tasks, _ = load_policy(config, tmp_path)
+    model, params, _, tasks = load_policy(config, tmp_path)
     learner, state = build_learner(config, model, params, mesh, sampling_mesh)
     policy = sampling_policy(learner, state)
     programs = start_programs(config, learner, state, policy, tasks)

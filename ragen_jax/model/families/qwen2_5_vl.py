@@ -143,37 +143,29 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _shape(
-    width: int, layers: int, heads: int, kv_heads: int, mlp_width: int, *, tied: bool = False
-) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=151936 if tied else 152064,
-        width=width,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=width // heads,
-        mlp_width=mlp_width,
+def _shape(text: ModelConfig) -> ModelConfig:
+    """The published model that sees with the tower of all sizes."""
+    return dataclasses.replace(
+        text,
         mrope_section=SECTION,
         vision=VisionConfig(
             depth=32,
             hidden_size=1280,
             intermediate_size=3420,
             num_heads=16,
-            out_hidden_size=width,
+            out_hidden_size=text.width,
             fullatt_block_indexes=(7, 15, 23, 31),
             tokens_per_second=2,
         ),
         image_tokens=ImageTokens(start=151652, pad=151655, end=151653, video=151656),
-        tied=tied,
         family="qwen2_5_vl",
         max_positions=128000,
     )
 
 
-SHAPES = {  # of the instruction-tuned models
-    "qwen2.5-vl-3b": _shape(2048, 36, 16, 2, 11008, tied=True),
-    "qwen2.5-vl-7b": _shape(3584, 28, 28, 4, 18944),
+SHAPES = {  # of the instruction-tuned models, whose language models are those of Qwen2.5
+    "qwen2.5-vl-3b": _shape(qwen2.SHAPES["qwen2.5-3b"]),
+    "qwen2.5-vl-7b": _shape(qwen2.SHAPES["qwen2.5-7b"]),
 }
 
 FAMILY = Family(
