@@ -39,8 +39,8 @@ class FixedChat(Chat):
 class ReadAgainChat(FixedChat):
     """Changes every prompt's first token each turn, so that no prompt continues a cached row."""
 
-    def prompt_ids(self, turns, message):
-        ids = super().prompt_ids(turns, message).copy()
+    def prompt_ids(self, turns, message, spans=()):
+        ids = super().prompt_ids(turns, message, spans).copy()
         ids[0] = len(turns)
         return ids
 
