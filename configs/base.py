@@ -25,6 +25,7 @@ def get_config() -> ConfigDict:
                     rank=0,  # 0: train the model itself
                     alpha=32.0,  # the adapters are scaled by alpha / rank
                     targets=("q", "k", "v", "o", "gate", "up", "down"),
+                    tower=False,  # those of the vision tower, too, where the model sees
                 ),
             ),
             env=dict(

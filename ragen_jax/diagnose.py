@@ -325,7 +325,7 @@ def task_gradients(
             ids,
             mesh=learner.mesh,
             micro_batch=learner.micro_batch,
-            frozen=learner.beside(batch),
+            frozen=learner.beside(state.params, batch.tokens_BT),
         )
     return odds | gradient_report(
         learner,

@@ -1,5 +1,6 @@
 """The policy that a config, or a run's folder, starts from: its model, and the tasks it plays."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,6 +69,11 @@ def load_policy(config: ConfigDict, workdir: Path | None) -> Policy:
     model = build_model(config, model.config, mesh)
     tower = hf.load_tower(path, mesh=mesh, dtype=config.model.dtype)
     eyes: dict[str, Any] = {}
+    if tower is None and config.model.lora.rank and config.model.lora.tower:
+        raise ValueError(
+            f"config.model.lora.tower is True, but the model at {path} has no vision tower: give "
+            "model.lora.tower=False, or the directory of a model that sees"
+        )
     if tower is not None and model.config.image_tokens is not None:
         eyes["image_pad"] = model.config.image_tokens.pad
         eyes["album"] = Album(tower, model.config.vocab_size)
@@ -193,6 +199,8 @@ def save_policy(
 ) -> list[Path]:
     """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's.
 
+    adapter/ is not written where the vision tower has adapters, which that format cannot hold.
+
     Args: as `Trained` says; dtype: of the weights on disk.
 
     Returns:
@@ -201,25 +209,33 @@ def save_policy(
     params, written = policy.params, []
     if adapters is not None:
         c = config.model.lora
-        written.append(folder / "adapter")
-        lora.save_adapter(
-            written[-1],
-            adapters,
-            config=policy.model.config,
-            rank=c.rank,
-            alpha=c.alpha,
-            targets=c.targets,
-            base_model=config.model.path,
-        )
+        if "tower" in adapters:
+            console("no adapter/: PEFT's format cannot hold a vision tower's; policy/ has them all")
+        else:
+            written.append(folder / "adapter")
+            lora.save_adapter(
+                written[-1],
+                adapters,
+                config=policy.model.config,
+                rank=c.rank,
+                alpha=c.alpha,
+                targets=c.targets,
+                base_model=config.model.path,
+            )
         params = lora.merge(params, adapters, scale=c.alpha / c.rank)
     written.append(folder / "policy")
     first = policy.tasks[0]
+    tower = None if first.album is None else first.album.tower
+    if tower is not None and adapters is not None and "tower" in adapters:
+        c = config.model.lora
+        merged = lora.merge(tower.params, adapters["tower"], scale=c.alpha / c.rank)
+        tower = dataclasses.replace(tower, params=merged)
     hf.save(
         written[-1],
         policy.model,
         params,
         policy.tokenizer,
-        tower=None if first.album is None else first.album.tower,
+        tower=tower,
         stop_ids=first.chat.end_ids,
         dtype=dtype,
     )

@@ -101,11 +101,43 @@ def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     assert again["eval/return"] == rows[3]["eval/return"]
 
 
+def test_a_tower_learns_by_adapters_resumes_and_is_exported(config, directory, tmp_path):
+    config.model.lora.update(rank=2, tower=True)
+    config.algorithm.kl_coef = 0.1
+    config.diagnose.update(flow_every=0, probe_every=0, gradients_every=2, gradients_groups=2)
+    config.steps = 2
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train.train(config, whole) == 0
+    for steps in (1, 2):
+        config.steps = steps
+        assert train.train(config, parts) == 0
+    rows = timeless(whole)
+    assert timeless(parts)[-1] == rows[2]
+    # The sampler sees with what the tower has become, the reference as it began.
+    assert all(row["rollout/logp_gap"] < 1e-4 for row in rows[1:])
+    assert rows[2]["update/kl"] > 1e-6
+    trained = restore_run(whole)
+    moved = trained.adapters["tower"]["layers"]
+    assert all(np.abs(pair["lora_b"]).max() > 1e-4 for pair in moved.values())
+
+    assert not (whole / "adapter").exists()
+    tower, before = hf.load_tower(whole / "policy"), hf.load_tower(directory)
+    for name in ("q", "down"):
+        kernels = (x.params["layers"][name]["kernel"] for x in (tower, before))
+        assert np.abs(np.subtract(*kernels)).max() > 1e-4
+    config.model.path, config.model.lora.rank = str(whole / "policy"), 0
+    policy = load_policy(config, None)
+    merged, _ = evaluate(policy.model, policy.params, policy.tasks)
+    policy = for_sampling(trained)
+    again, _ = evaluate(policy.model, policy.params, policy.tasks)
+    assert merged["eval/return"] == pytest.approx(again["eval/return"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_adapters_a_critic_and_a_reference_see(config, tmp_path, ahead):
     config.steps = 2
-    config.model.lora.rank = 2
+    config.model.lora.update(rank=2, tower=bool(ahead))
     config.algorithm.update(name="ppo", kl_coef=0.1, kl_in="reward" if ahead else "loss")
     config.rollout.update(ahead=ahead, slots=6)
     config.critic.warmup_steps = 0
@@ -146,6 +178,12 @@ def refused(config, workdir, capsys):
 def test_a_model_without_eyes_is_refused(config, agent, tmp_path, capsys):
     config.model.path = str(agent.directory)
     assert "does not see" in refused(config, tmp_path / "run", capsys)
+
+
+def test_adapters_of_a_tower_that_is_not_there_are_refused(config, agent, tmp_path, capsys):
+    config.model.path = str(agent.directory)
+    config.model.lora.update(rank=2, tower=True)
+    assert "config.model.lora.tower" in refused(config, tmp_path / "run", capsys)
 
 
 def test_a_model_without_a_file_of_its_images_is_refused(config, directory, tmp_path, capsys):

@@ -383,7 +383,7 @@ def gradient_report(
         micro_batch=learner.micro_batch,
         group_rows=group_rows,
         kl_scale=state.kl_scale,
-        frozen=learner.beside(batch),
+        frozen=learner.beside(state.params, batch.tokens_BT),
         direction=direction,
     )
     metrics = {}

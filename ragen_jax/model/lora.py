@@ -10,6 +10,9 @@ own, shaped like the model's parameters:
 kernels. The base parameters are never copied by `attach`, and a gradient with respect to the
 adapters never forms a matrix of a kernel's size.
 
+Adapters of the vision tower of a model that sees are a tree of the same form in the place "tower",
+beside "layers". `attach` and `merge` take it, with the tower's parameters, as that of a model.
+
 Axes: L layers, I inputs of a projection (its input axes in one), r rank.
 """
 
@@ -25,8 +28,8 @@ from jax.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ragen_jax.model import hf, qwen, weights
-from ragen_jax.model.families import decoder
+from ragen_jax.model import hf, qwen, vision_tensors, weights
+from ragen_jax.model.families import decoder, name_in_memory
 from ragen_jax.model.families.types import SPLIT
 from ragen_jax.sharding import apart, param_shardings
 from ragen_jax.types import Params
@@ -41,6 +44,7 @@ TARGETS = tuple(PROJECTIONS)  # q, k, v, o, gate, up, down
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT wraps the model twice
+TOWER_MODULES = r".*visual\..*"  # a pattern of their names
 LEAVES = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
 
 # Fields of PEFT's LoraConfig that are read below, or cannot change what given tensors compute.
@@ -56,7 +60,12 @@ INITIALISED = (True, False, "gaussian", "eva", "orthogonal")
 
 
 def init_adapters(
-    config: qwen.ModelConfig, key: jax.Array, *, rank: int, targets: Iterable[str]
+    config: qwen.ModelConfig,
+    key: jax.Array,
+    *,
+    rank: int,
+    targets: Iterable[str],
+    tower: bool = False,
 ) -> Params:
     """Fresh adapters, which change nothing: lora_b is 0.
 
@@ -65,24 +74,33 @@ def init_adapters(
 
     Args:
       rank: at least 1. targets: names among `TARGETS`.
+      tower: whether those of the model's vision tower are there, too, of the same targets.
 
     Returns:
       Adapters (see the module), float32.
 
     Raises:
-      ValueError: an unknown target, none at all, or a rank below 1.
+      ValueError: an unknown target, none at all, a rank below 1, or a tower that is not there.
     """
     _check_rank(rank)
-    layers = {}
-    for target in check_targets(targets):
-        shape = _leaf_shapes(target, _kernels(config)[target], rank)
-        target_key = jax.random.fold_in(key, TARGETS.index(target))
-        deviation = (3 * shape["lora_a"][1]) ** -0.5
-        layers[target] = {
-            "lora_a": deviation * jax.random.normal(target_key, shape["lora_a"], jnp.float32),
-            "lora_b": jnp.zeros(shape["lora_b"], jnp.float32),
-        }
-    return {"layers": layers}
+    targets = check_targets(targets)
+
+    def draw(kernels, first):
+        layers = {}
+        for target in targets:
+            shape = _leaf_shapes(target, kernels[target], rank)
+            target_key = jax.random.fold_in(key, first + TARGETS.index(target))
+            deviation = (3 * shape["lora_a"][1]) ** -0.5
+            layers[target] = {
+                "lora_a": deviation * jax.random.normal(target_key, shape["lora_a"], jnp.float32),
+                "lora_b": jnp.zeros(shape["lora_b"], jnp.float32),
+            }
+        return {"layers": layers}
+
+    adapters = draw(_kernels(config), 0)
+    if tower:
+        adapters["tower"] = draw(_tower_kernels(config), len(TARGETS))
+    return adapters
 
 
 def attach(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
@@ -96,6 +114,10 @@ def attach(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
       adapters: see the module.
       scale: scalar, alpha / rank; lora_b is multiplied by it.
 
+    Returns:
+      the parameters. Adapters of a tower are in the place "tower", with their scale: for whoever
+      has the tower's parameters (album.py).
+
     Raises:
       ValueError: an unknown target, shapes that do not fit, or params that have adapters.
     """
@@ -106,13 +128,15 @@ def attach(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
             "lora_a": pair["lora_a"],
             "lora_b": scale * pair["lora_b"],
         }
-    return {**params, "layers": layers}
+    tower = {"tower": {**adapters["tower"], "scale": scale}} if "tower" in adapters else {}
+    return {**params, **tower, "layers": layers}
 
 
 def merge(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
     """Plain parameters with kernels W + scale A B, in the kernels' dtype.
 
-    Args, errors: as `attach`. Outside jit the other leaves are those of `params`.
+    Args, errors: as `attach`; adapters of a tower are merged apart. Outside jit the other leaves
+    are those of `params`.
     """
     layers = dict(params["layers"])
     for target, pair in _pairs(params, adapters):
@@ -130,7 +154,7 @@ def adapter_shardings(config: qwen.ModelConfig, adapters: Params, mesh: Mesh) ->
     """A NamedSharding for every adapter, by its kernel's (sharding.py).
 
     lora_a is split along its inputs and lora_b along its outputs as the kernel is; the rank is
-    not split.
+    not split. Those of a tower are whole on every device.
 
     Args:
       adapters: see the module; only its keys are read.
@@ -150,7 +174,11 @@ def adapter_shardings(config: qwen.ModelConfig, adapters: Params, mesh: Mesh) ->
             "lora_a": NamedSharding(mesh, lora_a),
             "lora_b": NamedSharding(mesh, lora_b),
         }
-    return {"layers": layers}
+    if "tower" not in adapters:
+        return {"layers": layers}
+    every = NamedSharding(mesh, PartitionSpec())
+    pairs = {target: dict.fromkeys(LEAVES, every) for target in adapters["tower"]["layers"]}
+    return {"layers": layers, "tower": {"layers": pairs}}
 
 
 def place_adapters(adapters: Params, model: qwen.Qwen, mesh: Mesh) -> Params:
@@ -158,12 +186,18 @@ def place_adapters(adapters: Params, model: qwen.Qwen, mesh: Mesh) -> Params:
     here = getattr(jax.tree.leaves(adapters)[0].sharding, "mesh", mesh)
     if apart(here, mesh):
         return jax.device_put(adapters, adapter_shardings(model.config, adapters, mesh))
-    return _placing(model, tuple(adapters["layers"]), mesh)(adapters)
+    targets = tuple(adapters["layers"]), tuple(adapters.get("tower", {"layers": {}})["layers"])
+    return _placing(model, *targets, mesh)(adapters)
 
 
 @functools.cache
-def _placing(model: qwen.Qwen, targets: tuple[str, ...], mesh: Mesh) -> Callable[[Params], Params]:
-    shardings = adapter_shardings(model.config, {"layers": dict.fromkeys(targets)}, mesh)
+def _placing(
+    model: qwen.Qwen, targets: tuple[str, ...], of_tower: tuple[str, ...], mesh: Mesh
+) -> Callable[[Params], Params]:
+    keys: Params = {"layers": dict.fromkeys(targets)}
+    if of_tower:
+        keys["tower"] = {"layers": dict.fromkeys(of_tower)}
+    shardings = adapter_shardings(model.config, keys, mesh)
     return jax.jit(lambda adapters: adapters, out_shardings=shardings)
 
 
@@ -190,10 +224,15 @@ def save_adapter(
       base_model: directory or hub id of the base model, for whoever opens the adapter.
 
     Raises:
-      ValueError: the adapters are not of this config, rank and targets, or `path` holds files
-        that a replacement would lose.
+      ValueError: the adapters are not of this config, rank and targets, some are a tower's, or
+        `path` holds files that a replacement would lose.
     """
     _check_rank(rank)
+    if "tower" in adapters:
+        raise ValueError(
+            "adapters of a vision tower cannot be written in PEFT's format, in which its queries, "
+            "keys and values have one adapter: merge them and save the model"
+        )
     targets = check_targets(targets)
     if set(targets) != set(adapters["layers"]):
         raise ValueError(
@@ -212,6 +251,7 @@ def save_adapter(
             out = weights.tensor_shape(SPLIT, shape[1:])
             names = _names(config, target, leaf)
             for name, layer in zip(names, weights.on_host(x), strict=True):
+                name = PREFIX + name_in_memory(name.removeprefix(PREFIX), config)
                 tensors[name] = weights.to_tensor(layer, name, SPLIT, out, "float32")
     description = {
         "peft_type": "LORA",
@@ -220,6 +260,8 @@ def save_adapter(
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else float(alpha),
         "target_modules": [_module(target) for target in targets],
+        # Modules of its vision tower have some of these names, too.
+        **({} if config.vision is None else {"exclude_modules": TOWER_MODULES}),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -297,7 +339,15 @@ def load_adapter(
         raise ValueError(f"cannot read {file}: {error}") from error
     layers = {target: {} for target in targets}
     with opened:
-        tensors = dict.fromkeys(opened.keys(), opened)
+        names = list(opened.keys())
+        bare = {
+            name.removeprefix(PREFIX): weights.Renamed(opened, name)
+            for name in names
+            if name.startswith(PREFIX)
+        }
+        bare = weights.by_published_names(bare, config)
+        tensors = {PREFIX + name: found for name, found in bare.items()}
+        tensors |= {name: opened for name in names if not name.startswith(PREFIX)}
         _check_tensors(file, tensors, want, rank)
         for (target, leaf), (names, shape) in leaves.items():
             x = weights.read_part(tensors, names, SPLIT, shape, stacked=True)
@@ -365,6 +415,19 @@ def _kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
     return {target: shapes["layers", target, "kernel"] for target in TARGETS}
 
 
+@functools.cache
+def _tower_kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The same of its vision tower.
+
+    Raises:
+      ValueError: it has none.
+    """
+    if config.vision is None:
+        raise ValueError(f"a model of family {config.family!r} has no vision tower to adapt")
+    shapes = {leaf.path: leaf.shape for leaf in vision_tensors.plan(config.vision)}
+    return {target: shapes["layers", target, "kernel"] for target in TARGETS}
+
+
 def _first_output(target: str, ndim: int) -> int:
     """Index of the first output axis of a kernel [L, *inputs, *outputs]."""
     return 2 if PROJECTIONS[target][1] == SPLIT else ndim - 1
@@ -398,7 +461,7 @@ def _pairs(params: Params, adapters: Params) -> list[tuple[str, dict[str, jax.Ar
 
 
 def _names(config: qwen.ModelConfig, target: str, leaf: str) -> list[str]:
-    """Names in the file of a leaf's layers."""
+    """Names in the file of a leaf's layers, as those of published files begin."""
     name = f"{PREFIX}{PROJECTIONS[target][0]}.{LEAVES[leaf]}"
     return [name.format(layer) for layer in range(config.layers)]
 

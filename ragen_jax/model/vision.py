@@ -173,6 +173,7 @@ class VisionTower(nn.Module):
     """Pixel patches of images of one grid -> the embeddings of their tokens."""
 
     config: VisionConfig
+    remat: bool = False  # recompute each layer's activations in the backward pass
 
     if TYPE_CHECKING:  # Linen gives a module the hash of its fields, which checkers do not see
 
@@ -211,8 +212,9 @@ class VisionTower(nn.Module):
         angle = patch_positions(grid, c.spatial_merge_size)[:, :, None] * frequency
         angle_P1F = jnp.asarray(angle.reshape(P, 1, 2 * quarter), jnp.float32)
         whole_L = jnp.zeros(c.depth, bool).at[jnp.array(c.fullatt_block_indexes, int)].set(True)
+        block = nn.remat(VisionBlock, prevent_cse=False) if self.remat else VisionBlock
         layers: Any = nn.scan(  # typed as VisionBlock, whose flag it takes stacked
-            VisionBlock,
+            block,
             variable_axes={"params": 0},
             split_rngs={"params": True},
             in_axes=(nn.broadcast, 0),

@@ -311,7 +311,11 @@ def adapters(config: ConfigDict, model: qwen.Qwen, mesh: Mesh) -> Params:
     settings = config.model.lora
     shapes = jax.eval_shape(
         lambda key: lora.init_adapters(
-            model.config, key, rank=settings.rank, targets=settings.targets
+            model.config,
+            key,
+            rank=settings.rank,
+            targets=settings.targets,
+            tower=settings.tower,
         ),
         jax.random.key(0),
     )

@@ -421,7 +421,9 @@ def build_adapters(config: ConfigDict, model: Qwen, mesh: Mesh) -> Params:
     """The config's fresh LoRA adapters on the mesh."""
     settings = config.model.lora
     key = stream_key(Purpose.ADAPTERS, config.seed)
-    adapters = lora.init_adapters(model.config, key, rank=settings.rank, targets=settings.targets)
+    adapters = lora.init_adapters(
+        model.config, key, rank=settings.rank, targets=settings.targets, tower=settings.tower
+    )
     return lora.place_adapters(adapters, model, mesh)
 
 

@@ -186,6 +186,7 @@ DOMAINS = {
     "model.lora.rank": whole(0, 1024),
     "model.lora.alpha": above(0, 10**6, LORA),
     "model.lora.targets": several_of(lora.TARGETS, LORA),
+    "model.lora.tower": flag(LORA),
     "env.name": Domain(f"one of {', '.join(ENVS)}, or MODULE:CLASS of your own", known, ()),
     "env.options": section(),
     "env.context": one_of(chat.CONTEXTS),

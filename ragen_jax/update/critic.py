@@ -56,8 +56,10 @@ def init_critic(
 
 
 def backbone_of(params: Params) -> Params:
-    """A copy of a policy's parameters without the output head, where that is an array apart."""
-    return jax.tree.map(jnp.copy, {name: x for name, x in params.items() if name != "head"})
+    """A copy of a policy's parameters without the output head, where that is an array apart, and
+    without adapters of a tower: the critic sees what the policy sees."""
+    left = ("head", "tower")
+    return jax.tree.map(jnp.copy, {name: x for name, x in params.items() if name not in left})
 
 
 def token_values(

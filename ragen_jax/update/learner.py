@@ -32,8 +32,9 @@ from ragen_jax.rollout.album import Album
 from ragen_jax.sharding import in_memory, rests_on_host, sampling_params
 from ragen_jax.types import AheadState, Batch, Metrics, Params, Sampler, TrainState
 from ragen_jax.update.critic import ValueLoss, update_critic
+from ragen_jax.update.optimize import Through
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
-from ragen_jax.update.policy import Frozen, Loss, update_policy
+from ragen_jax.update.policy import Frozen, Loss, update_policy, with_embeds
 from ragen_jax.zero_variance import zero_variance_advantage, zero_variance_signs
 
 Needed = TypeVar("Needed")
@@ -89,17 +90,45 @@ class Learner:
         params = sampling_params(_needed(self.frozen.params), self.model, self.sampling_mesh)
         return Frozen(params, self.frozen.scale)
 
-    def beside(self, batch: Batch) -> Frozen | None:
-        """What the model runs with besides what is trained, where it reads the rows of a batch."""
+    def beside(self, params: Params, tokens_BT: np.ndarray) -> Frozen | None:
+        """What the model runs with besides what is trained, where it reads rows.
+
+        Args:
+          params: of the state, whose adapters the vision tower may see with.
+        """
         if self.album is None:
             return self.frozen
-        images = self.album.table(batch.tokens_BT)
-        return dataclasses.replace(self.frozen or Frozen(None), images=images)
+        frozen, base_images = self.frozen or Frozen(None), None
+        tower = tower_adapters(params, frozen)
+        if tower is not None and self.kl_coef:
+            base_images = self.album.table(tokens_BT)
+        images = self.album.table(tokens_BT, adapters=tower)
+        return dataclasses.replace(frozen, images=images, base_images=base_images)
 
     @property
     def environment_G(self) -> np.ndarray:
         """The environment of each group of a step, int."""
         return np.repeat(np.arange(len(self.parts)), [part.groups for part in self.parts])
+
+
+def tower_adapters(params: Params, frozen: Frozen) -> Params | None:
+    """The adapters of a vision tower with their scale, as lora.attach leaves them, if there are."""
+    return {**params["tower"], "scale": frozen.scale} if "tower" in params else None
+
+
+def through_tower(album: Album, frozen: Frozen, tokens_BT: np.ndarray) -> Through:
+    """How an update reaches the adapters of the vision tower, which sees what rows show."""
+
+    def forward(params):
+        images = album.table(tokens_BT, adapters=tower_adapters(params, frozen))
+        return with_embeds(params, images)
+
+    def backward(params, grads):
+        language = {name: x for name, x in grads.items() if name != "embeds"}
+        tower = _needed(tower_adapters(params, frozen))
+        return language | {"tower": album.gradient(tower, grads["embeds"], tokens_BT)}
+
+    return Through(forward, backward)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +185,7 @@ def select(
     logp_BT = entropy_BT = entropy_GK = None
     if learner.reads_policy:
         rows_B = np.flatnonzero(batch.weight_B > 0)
-        beside = learner.beside(batch)
+        beside = learner.beside(state.params, batch.tokens_BT)
         params = state.params if beside is None else beside.attach(state.params)
         logp_BT, entropy_BT = _pass(
             learner, statistics, params, batch, rows_B, np.float32(learner.loss.temperature)
@@ -223,7 +252,7 @@ def assign_credit(
     keep_GK, return_GK = selection.keep_GK, outcomes.return_GK
     kept_B = _rows_of(keep_GK, batch)
     metrics = {}
-    beside = learner.beside(batch)
+    beside = learner.beside(state.params, batch.tokens_BT)
     value_BT = kl_BT = None
     kl_coef = 0.0
     if state.critic is not None:
@@ -307,13 +336,17 @@ def update(
     """
     step = int(state.step) + 1
     rows_B = _rows_of(selection.keep_GK, batch)
+    read_BT = batch.tokens_BT[rows_B]
+    through = None
+    if "tower" in state.params:
+        through = through_tower(_needed(learner.album), _needed(learner.frozen), read_BT)
     settings: dict[str, Any] = dict(
         mesh=learner.mesh,
         minibatches=learner.minibatches,
         micro_batch=learner.micro_batch,
         minibatch_rows=learner.minibatch_rows,
         loss_scale=credit.loss_scale,
-        frozen=learner.beside(batch),
+        frozen=learner.beside(state.params, read_BT),
     )
     policy_rates, critic_rates = learner.rates(step)
     metrics: Metrics = {"update/count": 0}
@@ -348,6 +381,7 @@ def update(
             bonus_BT=entropy_weights(
                 learner.entropy_on, batch, selection.score_G, learner.parts, credit.gate_E
             ),
+            through=through,
             **settings,
         )
     metrics |= critic_metrics | credit.metrics

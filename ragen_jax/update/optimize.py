@@ -311,12 +311,23 @@ def deal(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Through:
+    """Between what is trained and what the pieces of a minibatch are differentiated by: once a
+    minibatch, however many pieces read it."""
+
+    forward: Callable[[Params], Params]  # what is trained -> what is read
+    # (what is trained, gradient of what is read) -> gradient of what is trained
+    backward: Callable[[Params, Params], Params]
+
+
 def run_updates(
     gradient: Callable[[State, Params | None, dict[str, Any], np.int32], Added],
     optimizer: optax.GradientTransformation,
     state: State,
     dealt: Dealt,
     rates: np.ndarray,
+    through: Through | None = None,
 ) -> tuple[State, list[Metrics]]:
     """An optimizer step on each minibatch, one after the other.
 
@@ -325,6 +336,7 @@ def run_updates(
         `Added`; its second argument is donated.
       state: its params and opt_state are donated.
       rates: float32, the learning rate of each minibatch; there may be more of them.
+      through: `gradient` gets the state with what it leads to; None: with its own parameters.
 
     Returns:
       (state, the metrics of each minibatch, on the host).
@@ -335,16 +347,22 @@ def run_updates(
     layout = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     start = needs_start(dealt.size // dealt.micro_batch, dealt.mesh)
     for pieces, rate in zip(dealt.minibatches(), rates, strict=False):
-        grads, found = no_gradient(state.params) if start else None, []
+        read, found = state, []
+        if through is not None:
+            read = dataclasses.replace(state, params=through.forward(state.params))
+        read_layout = jax.tree.map(lambda x: x.sharding, read.params)
+        grads = no_gradient(read.params) if start else None
         for arrays, count in pieces:
             # XLA's CPU backend allots a call's temporaries at once, though it must wait.
             if found:
                 found[-1] = jax.device_get(found[-1])
             elif history:
                 history[-1] = jax.device_get(history[-1])
-            grads, *rest = gradient(state, grads, arrays, count)
-            grads = jax.device_put(grads, layout[0])
+            grads, *rest = gradient(read, grads, arrays, count)
+            grads = jax.device_put(grads, read_layout)
             found.append(rest)
+        if through is not None:
+            grads = jax.device_put(through.backward(state.params, grads), layout[0])
         values, sums, maxima = zip(*jax.device_get(found), strict=True)
         value = np.sum(values, dtype=np.float32)
         params, opt_state, metrics = apply_gradient(

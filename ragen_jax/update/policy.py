@@ -52,22 +52,38 @@ class Frozen:
     params: Params | None  # the base model of LoRA training; None: the model itself is trained
     scale: np.float32 | jax.Array = np.float32(1.0)  # of the adapters, alpha / rank
     images: Images | None = None  # that the rows show
+    # The same as the base model of LoRA training sees them; None: just as the policy does.
+    base_images: Images | None = None
 
     def attach(self, trained: Params) -> Params:
-        """What the model runs with."""
+        """What the model runs with; `trained` may have the embeddings of images (`with_embeds`)."""
+        trained, images = {**trained}, self.images
+        if "embeds" in trained and images is not None:
+            images = dataclasses.replace(images, embed_ID=trained.pop("embeds"))
         whole = trained
         if self.params is not None:
             whole = lora.attach(self.params, trained, scale=self.scale)
-        return self.shown(whole)
+        return _showing(whole, images)
 
     def reference(self, params: Params | None) -> Params | None:
         """The KL reference: `params`, if the base model of LoRA training is not it by itself."""
         whole = params if self.params is None else self.params
-        return None if whole is None else self.shown(whole)
+        images = self.images if self.base_images is None else self.base_images
+        return None if whole is None else _showing(whole, images)
 
-    def shown(self, params: Params) -> Params:
-        """The parameters with the images."""
-        return params if self.images is None else {**params, "images": self.images}
+
+def _showing(params: Params, images: Images | None) -> Params:
+    """The parameters with images, and no longer with what they were seen by."""
+    if images is None:
+        return params
+    return {name: x for name, x in params.items() if name != "tower"} | {"images": images}
+
+
+def with_embeds(adapters: Params, images: Images) -> Params:
+    """What a minibatch's pieces are differentiated by where a tower has adapters: those of the
+    language model, and the embeddings, float32, through which album.py goes back to the tower's."""
+    language = {name: x for name, x in adapters.items() if name != "tower"}
+    return language | {"embeds": jnp.asarray(images.embed_ID, jnp.float32)}
 
 
 EXACT = "exact"  # the kl_kind that is no estimate: over the whole vocabulary
@@ -229,6 +245,7 @@ def update_policy(
     rates: np.ndarray,
     frozen: Frozen | None = None,
     bonus_BT: np.ndarray | None = None,
+    through: optimize.Through | None = None,
 ) -> tuple[TrainState, Metrics]:
     """An iteration's updates of the policy on the kept rows of a batch.
 
@@ -240,6 +257,7 @@ def update_policy(
       rates: float32, the learning rate of each minibatch (optimize.learning_rates).
       frozen: where the state's parameters are LoRA adapters, or rows show images.
       bonus_BT: of `bonus.entropy_weights`; None: the entropy bonus lies on every token.
+      through: as in `optimize.run_updates`.
 
     Returns:
       (TrainState, update/* metrics: means over the minibatches; update/logp_gap of the first;
@@ -280,7 +298,7 @@ def update_policy(
             frozen,
         )
 
-    state, history = optimize.run_updates(gradient, optimizer, state, dealt, rates)
+    state, history = optimize.run_updates(gradient, optimizer, state, dealt, rates, through)
     metrics = optimize.averaged(history, prefix="update")
     if history:
         metrics["update/real_share"] = dealt.real_share

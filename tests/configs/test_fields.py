@@ -31,6 +31,8 @@ ELSEWHERE = {
     "model.path": "configs/test_fields_start.py: test_model_path",
     "warmstart.options": "warmstart/test_warmstart.py: "
     "test_an_agent_may_be_taught_in_another_world_than_it_is_trained_in",
+    "model.lora.tower": "test_train_seeing.py: "
+    "test_a_tower_learns_by_adapters_resumes_and_is_exported",
     "optimizer.micro_batch": "configs/test_fields_learn.py: test_micro_batch",
 }
 

@@ -559,3 +559,67 @@ def test_peft_opens_it(tmp_path, name):
         want = theirs(torch.tensor(tokens_BT, dtype=torch.long)).logits.numpy()
     hidden, _ = forward(model, lora.attach(params, adapters, scale=SCALE), tokens_BT)
     np.testing.assert_allclose(qwen.logits(params, hidden), want, rtol=0, atol=1e-4)
+
+
+# ---------------------------------------------------------------- a model that sees
+
+SEES = "qwen2_5_vl"
+
+
+def test_modules_of_a_model_that_sees_are_named_as_peft_finds_them(tmp_path):
+    model, _ = hf.load_weights(REFERENCE / SEES)
+    settings = dict(rank=2, targets=("q",))
+    adapters = random_like(init_adapters(model.config, jax.random.key(0), **settings), 5)
+    save(tmp_path / "adapter", model.config, adapters, **settings)
+    tensors = load_file(tmp_path / "adapter" / lora.WEIGHTS)
+    first = "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert first in tensors and len(tensors) == 2 * model.config.layers
+    description = json.loads((tmp_path / "adapter" / lora.CONFIG).read_text())
+    assert description["exclude_modules"] == lora.TOWER_MODULES
+
+    def published(tensors):  # as older versions of transformers name them
+        for name in list(tensors):
+            tensors[name.replace("language_model.", "")] = tensors.pop(name)
+
+    for change in (lambda _: None, published):
+        edit_weights(tmp_path / "adapter", change)
+        found, rank, _, targets = lora.load_adapter(tmp_path / "adapter", model.config)
+        assert (rank, targets) == (2, ("q",))
+        jax.tree.map(np.testing.assert_array_equal, found, adapters)
+
+
+def test_a_tower_s_adapters_are_of_its_shapes_and_refused_where_they_cannot_be(tmp_path):
+    model, _ = hf.load_weights(REFERENCE / SEES)
+    key, settings = jax.random.key(0), dict(rank=2, targets=lora.TARGETS)
+    adapters = lora.init_adapters(model.config, key, **settings, tower=True)
+    language = lora.init_adapters(model.config, key, **settings)
+    jax.tree.map(np.testing.assert_array_equal, adapters["layers"], language["layers"])
+    tower = hf.load_tower(REFERENCE / SEES)
+    merged = lora.merge(tower.params, random_like(adapters["tower"], 3), scale=SCALE)
+    for target in lora.TARGETS:
+        moved = merged["layers"][target]["kernel"] - tower.params["layers"][target]["kernel"]
+        assert np.all(np.abs(moved).max(axis=tuple(range(1, moved.ndim))) > 1e-3)
+    with pytest.raises(ValueError, match="vision tower cannot be written in PEFT's format"):
+        save(tmp_path / "adapter", model.config, adapters, rank=2)
+    with pytest.raises(ValueError, match="family 'qwen2' has no vision tower"):
+        lora.init_adapters(UNROLLED, key, **settings, tower=True)
+
+
+def test_peft_opens_that_of_a_model_that_sees(tmp_path):
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForImageTextToText
+
+    model, params = hf.load_weights(REFERENCE / SEES)
+    adapters = random_like(
+        init_adapters(model.config, jax.random.key(0), rank=RANK, targets=lora.TARGETS), seed=5
+    )
+    path = tmp_path / "adapter"
+    save(path, model.config, adapters, alpha=SCALE * RANK, base_model=SEES)
+    base = AutoModelForImageTextToText.from_pretrained(REFERENCE / SEES)
+    theirs = peft.PeftModel.from_pretrained(base, path).eval()
+    tokens_BT = make_tokens(model.config) % 20
+    with torch.no_grad():
+        want = theirs(torch.tensor(tokens_BT, dtype=torch.long)).logits.numpy()
+    hidden, _ = forward(model, lora.attach(params, adapters, scale=SCALE), tokens_BT)
+    np.testing.assert_allclose(qwen.logits(params, hidden), want, rtol=0, atol=1e-4)

@@ -17,15 +17,19 @@ from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
 from ragen_jax.diagnostics.mediation import MEASURES, mediation_metrics
 from ragen_jax.envs import make_env
 from ragen_jax.envs.types import IMAGE, Observation, Step
-from ragen_jax.model import vision
-from ragen_jax.model.positions import NO_TOKEN, position_behind
+from ragen_jax.model import lora, vision
+from ragen_jax.model.images import preprocess
+from ragen_jax.model.positions import NO_TOKEN, position_behind, table
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.vision import Tower, VisionTower
+from ragen_jax.rollout import album as album_module
 from ragen_jax.rollout.album import LEAST_ROOM, Album
 from ragen_jax.rollout.episode import NO_EYES
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
 from ragen_jax.run.build import build_chat, tiny_images, tiny_shape, tiny_tokenizer
+from ragen_jax.update.learner import through_tower
 from ragen_jax.update.likelihood import token_logps
+from ragen_jax.update.policy import Frozen
 
 SEEDS = [2**62 + 7, 3, 2**63 - 1, 12]
 BUDGETS = Budgets(max_turns=3, max_actions=6, max_new_tokens=7)
@@ -72,14 +76,14 @@ class Drawing:
         return self.environment.step(state, self.actions[int(rng.integers(4))], rng)
 
 
-def play(s, album, **settings):
+def play(s, album, params=None, **settings):
     """Three members of each of SEEDS, whose every reply is taken as two random moves."""
     environment = Drawing(s.environment)
     chat = dataclasses.replace(s.chat, actions=())  # any text is an action: replies are not read
     chat = _Moving(**{f.name: getattr(chat, f.name) for f in dataclasses.fields(chat)})
     return rollout(
         s.model,
-        s.params,
+        s.params if params is None else params,
         chat,
         environment,
         SEEDS,
@@ -161,7 +165,7 @@ def test_an_image_is_remembered_for_two_pages():
     album.begin_page()
     with pytest.raises(ValueError, match=r"shape \(16, 24, 3\) has not been met"):
         album.span(picture(1))
-    assert len(album.seen) == 0
+    assert len(album.without.seen) == 0
 
 
 def test_a_table_has_what_the_rows_show():
@@ -320,6 +324,84 @@ def test_several_pictures_of_several_sizes():
     params = album.attach(s.params, batch.tokens_BT)
     logp_BT = np.asarray(token_logps(s.model, params, batch.tokens_BT))
     np.testing.assert_allclose(logp_BT * batch.mask_BT, batch.logp_BT, rtol=0, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------ adapters
+
+
+def random_adapters(s, seed):
+    """Adapters of both, of which no number is 0."""
+    targets = ("q", "v", "o", "up", "down")
+    adapters = lora.init_adapters(
+        s.model.config, jax.random.key(0), rank=2, targets=targets, tower=True
+    )
+    leaves, tree = jax.tree.flatten(adapters)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    return tree.unflatten(
+        0.3 * jax.random.normal(key, x.shape) for key, x in zip(keys, leaves, strict=True)
+    )
+
+
+@pytest.mark.parametrize("slots", [0, 5])
+def test_sampler_and_trainer_see_with_the_adapters_of_the_tower(slots):
+    s, album = seeing(), empty_album()
+    first, other = (lora.attach(s.params, random_adapters(s, n), scale=1.5) for n in (1, 2))
+    episodes = play(s, album, first, slots=slots, chunk=4)
+    batch = make_batch(episodes)
+
+    def logps(params):
+        seen = album.attach(params, batch.tokens_BT)
+        assert "tower" not in seen
+        return batch.mask_BT * np.asarray(token_logps(s.model, seen, batch.tokens_BT))
+
+    np.testing.assert_allclose(logps(first), batch.logp_BT, rtol=0, atol=1e-4)
+    # What was seen with others, or without, is not taken for it, in whatever order they come.
+    blind = {name: x for name, x in first.items() if name != "tower"}
+    for params in (other, blind, blind | {"tower": other["tower"]}):
+        assert abs(logps(params) - batch.logp_BT).max() > 1e-2
+    np.testing.assert_allclose(logps(first), batch.logp_BT, rtol=0, atol=1e-4)
+
+
+def test_the_tower_s_adapters_get_the_gradient_of_the_whole(monkeypatch):
+    """Through embeddings, some images at a time, as in one function of both trees."""
+    monkeypatch.setattr(album_module, "AT_A_TIME", 5)
+    s, album = seeing(), empty_album()
+    adapters, scale = random_adapters(s, 3), np.float32(1.5)
+    batch = make_batch(play(s, album))
+    tokens_BT = batch.tokens_BT
+    weight_BT = np.random.default_rng(0).normal(size=tokens_BT.shape) * batch.mask_BT
+    shown = album.shown(tokens_BT)
+    assert len(shown) > 10 and len(shown) % 5  # several lots, the last of them padded
+    patches = np.stack([preprocess(met.pixels, s.tower.images)[0] for met in shown])
+    room = len(album.table(tokens_BT).token_I)
+
+    @jax.jit
+    def whole(adapters):
+        tower = lora.attach(s.tower.params, adapters["tower"], scale=scale)
+        embed = s.tower.model.apply({"params": tower}, patches, shown[0].grid)
+        sides = [(met.first, *album.sides(met)) for met in shown]
+        images = table(sides, embed.reshape(-1, embed.shape[-1]), room)
+        language = lora.attach(s.params, {"layers": adapters["layers"]}, scale=scale)
+        logp_BT = token_logps(s.model, language | {"images": images}, tokens_BT)
+        return (weight_BT * logp_BT).sum()
+
+    want = jax.grad(whole)(adapters)
+    frozen = Frozen(s.params, scale)
+    through = through_tower(album, frozen, tokens_BT)
+    with_images = dataclasses.replace(frozen, images=album.table(tokens_BT))
+
+    @jax.jit
+    def through_embeds(read):
+        params = with_images.attach(read)
+        return (weight_BT * token_logps(s.model, params, tokens_BT)).sum()
+
+    read = through.forward(adapters)
+    np.testing.assert_allclose(through_embeds(read), whole(adapters), rtol=1e-5)
+    got = through.backward(adapters, jax.grad(through_embeds)(read))
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        assert abs(b).max() > 0
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-3 * abs(b).max())
 
 
 # ------------------------------------------------------------------------------ diagnostics

@@ -32,6 +32,18 @@ def family_of(config: ModelConfig) -> Family:
     return MODELS[config.family]
 
 
+def name_in_memory(name: str, config: ModelConfig) -> str:
+    """The name that transformers has in memory for a tensor of a published file.
+
+    Raises:
+      ValueError: as `family_of`.
+    """
+    for memory, published in family_of(config).renamed.items():
+        if name.startswith(published):
+            return memory + name.removeprefix(published)
+    return name
+
+
 def known_shape(path: str) -> ModelConfig | None:
     """The entry of SHAPES that a hub id names, with or without "-Instruct"; None: there is none."""
     return SHAPES.get(path.rsplit("/", 1)[-1].lower().removesuffix("-instruct"))
