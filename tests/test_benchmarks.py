@@ -25,6 +25,7 @@ from benchmarks import (
     odd,
     peers,
     reading,
+    saving,
     scoring,
     searching,
     slots,
@@ -201,6 +202,20 @@ def test_a_case_runs():
 def test_replies_are_read_as_one_by_one():
     (row,) = reading.reading(1, replies=3, tokens=40)
     assert row.work == 120 and row.ours > 0 and row.ratio > 0
+
+
+def test_saves_with_and_without_checksums(monkeypatch):
+    written = []
+    real = saving.checkpoint.write_checksums
+
+    def write(folder):
+        written.append(folder)
+        real(folder)
+
+    monkeypatch.setattr(saving.checkpoint, "write_checksums", write)
+    rows = saving.saving(1, side=8, products=1)
+    assert len(rows) == 3 and all(row.ours > 0 and row.ratio > 0 for row in rows)
+    assert len(written) == 5  # of 3 pairs of whole saves and 2 of others, each one
 
 
 def test_searches_in_process():

@@ -1,11 +1,15 @@
 """The whole command on an agent that sees: pictures of boards, from warm start to export."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
+from devices import ROOT, on_devices
 from PIL import Image
 
 from ragen_jax import train
@@ -160,6 +164,44 @@ def test_slots_and_the_lock_step_learn_the_same(config, tmp_path):
             assert a.get(name) == pytest.approx(b.get(name), nan_ok=True)
         if "update/loss" in a:
             assert a["update/loss"] == pytest.approx(b["update/loss"], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("served", [(), ("--config.rollout.slots=6", "--config.rollout.chunk=4")])
+def test_two_processes_show_what_one_does(directory, tmp_path, served):
+    """What one has to meet or to show is told to the other, and both go back through the tower."""
+
+    def command(name):
+        return [
+            *("-m", "ragen_jax.train", f"--workdir={tmp_path / name}", "--config.steps=2"),
+            *("--config=configs/sokoban.py:tiny-vl", f"--config.model.path={directory}"),
+            *("--config.model.lora.rank=2", "--config.model.lora.tower=True"),
+            *("--config.optimizer.learning_rate=1e-3", "--config.optimizer.warmup_updates=0"),
+            *("--config.eval.episodes=16", "--config.eval.every=2", "--config.env.max_turns=2"),
+            *("--config.rollout.groups=4", "--config.rollout.compact=False"),
+        ]
+
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    one = on_devices(1, command("one"), **cache)
+    _, err = one.communicate(timeout=900)
+    assert one.returncode == 0, err[-3000:]
+    two = subprocess.run(
+        ["launch/local_multiprocess.sh", *command("two")[2:], *served],
+        cwd=ROOT,
+        env=os.environ
+        | {"NUM_PROCESSES": "2", "DEVICES_PER_PROCESS": "1", "LOG_DIR": str(tmp_path / "logs")}
+        | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        | cache,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert two.returncode == 0, two.stderr[-3000:]
+    for a, b in zip(*(timeless(tmp_path / name) for name in ("one", "two")), strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - {"rollout/logp_gap"}:
+            assert np.isclose(a[name], b[name], rtol=1e-4, atol=1e-4), (name, a[name], b[name])
+        assert b.get("rollout/logp_gap", 0) < 1e-4
 
 
 # ------------------------------------------------------------------------------ bad input

@@ -30,7 +30,8 @@ TILE = 28  # pixels along a side of a cell where env.options does not say: one t
 def with_tower(run: Run, plan: Sequence[Program]) -> list[Program]:
     """The programs, with what sees for the model beside each, and those that see.
 
-    Not planned: that prompts and rows look up embeddings, and their second and third positions.
+    Not planned: that prompts and rows look up embeddings, their second and third positions, and the
+    way back to adapters of the tower (model.lora.tower).
     """
     if run.model.config.vision is None:
         return [*plan]
