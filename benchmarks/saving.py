@@ -13,7 +13,7 @@ from ragen_jax.run import checkpoint
 from ragen_jax.types import TrainState
 
 ARRAYS, SIDE = 20, 2500  # of float32: 500 MB
-PRODUCTS = 60  # of matrices of that side, which run beside a save and some time behind it
+PRODUCTS = 10  # of matrices of that side, which run beside a save
 
 
 def saving(repeats, *, side=SIDE, products=PRODUCTS):

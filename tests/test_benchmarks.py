@@ -283,6 +283,11 @@ def test_command_line(monkeypatch, capsys):
         assert error.value.code == 2
     assert "qwen2.5-3b" in capsys.readouterr().err
 
+
+@pytest.mark.slow
+def test_the_gpu_s_cases_at_toy_size(monkeypatch, capsys):
+    monkeypatch.setattr(measure, "limits", lambda dtype: dataclasses.replace(BEFORE, dtype=dtype))
+    monkeypatch.setattr(command, "keep_freed_memory", lambda one_arena: None)
     command.main(["gpu", "--shape=tiny", "--repeats=1", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["case"] == "gpu" and found["product_dtype"] == "bfloat16"

@@ -109,10 +109,8 @@ class Hanging(Sokoban):
 '''
 
 
-@pytest.mark.parametrize(
-    "process",
-    [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [0, 1])
 def test_a_process_that_hangs_ends_all(agent, tmp_path, process):
     (tmp_path / "hanging.py").write_text(HANGING.replace("{process}", str(process)))
     fields = {

@@ -59,6 +59,7 @@ def test_two_devices_of_a_tensor_mesh_do_what_one_does(agent):
         pytest.param(
             ("--config.rollout.slots=24", "--config.rollout.chunk=7", "--config.env.time_limit=60"),
             id="slots",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -105,6 +105,7 @@ def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     assert again["eval/return"] == rows[3]["eval/return"]
 
 
+@pytest.mark.slow
 def test_a_tower_learns_by_adapters_resumes_and_is_exported(config, directory, tmp_path):
     config.model.lora.update(rank=2, tower=True)
     config.algorithm.kl_coef = 0.1

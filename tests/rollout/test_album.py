@@ -261,7 +261,7 @@ def test_slots_play_the_same_episodes(context):
                 assert [i.tobytes() for i in x.images] == [i.tobytes() for i in y.images]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_eight_devices_play_the_same_episodes(tmp_path):
     found = []
     for count in (1, 8):

@@ -422,7 +422,7 @@ def test_no_second_cache_and_no_scores_of_all_positions(optimised, layers):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_on_1_2_4_and_8_devices():
     process = on_devices(8, ["tests/slots_mesh_check.py"])
     out, err = process.communicate(timeout=900)

@@ -346,8 +346,8 @@ def test_the_last_devices_sample():
 HALF = {"model.lora.rank": 4, "model.dtype": "bfloat16"}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("fields", [{}, pytest.param(HALF, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, HALF], ids=str)
 def test_two_devices_train_and_two_sample(fields, agent, tmp_path):
     """The same as one device that does both, up to rounding."""
     settings = {

@@ -177,7 +177,7 @@ QUICK = {
     "freed",
     [
         pytest.param(True, id="freed", marks=pytest.mark.slow),
-        pytest.param(False, id="not freed", marks=pytest.mark.long),
+        pytest.param(False, id="not freed", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_on_a_disk_that_fills_up(agent, disk, tmp_path, freed):

@@ -88,7 +88,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_of_loaded_programs_gives_the_same_numbers(agent, tmp_path):
     words = ["--config.steps=2", "--config.eval.every=2", "--config.eval.episodes=8"]
     words += ["--config.rollout.groups=4", "--config.rollout.group_size=4"]

@@ -141,7 +141,11 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "served", [{"env.context": "single_turn"}, {"env.context": "full", "rollout.slots": 16}]
+    "served",
+    [
+        {"env.context": "single_turn"},
+        pytest.param({"env.context": "full", "rollout.slots": 16}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_compiles_nothing_that_was_compiled_at_its_start(
     agent, monkeypatch, tmp_path, served

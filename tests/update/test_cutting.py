@@ -157,7 +157,7 @@ def test_nor_does_it_with_other_aggregations(policy, monkeypatch, who, aggregati
     assert gradients_apart(policy, one_device(), monkeypatch, who, loss) < 1e-6
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_nor_on_several_devices():
     here = ROOT / "tests" / "update"
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", here)))

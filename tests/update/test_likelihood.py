@@ -94,7 +94,7 @@ def test_exact_kl_and_its_gradient(policy, monkeypatch, chunk):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_device_gathers_the_head():
     """Under tensor parallelism each reads its own part of the vocabulary (compiled HLO)."""
     process = on_devices(4, [ROOT / "tests" / "update" / "head_check.py"])
