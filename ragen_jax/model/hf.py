@@ -184,19 +184,23 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of a model directory.
 
     Raises:
-      ValueError: the directory has no tokenizer files.
+      ValueError: the directory has no tokenizer files, or they are damaged.
     """
     directory = Path(directory)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     # AutoTokenizer builds Qwen's own pipeline for every qwen2 directory, whatever its
     # tokenizer.json says: a tokenizer without NFC normalisation would come back with it.
-    if (directory / "tokenizer.json").exists():
-        return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
-    if (directory / "vocab.json").exists() and (directory / "merges.txt").exists():
+    two = (directory / "vocab.json").exists() and (directory / "merges.txt").exists()
+    if not (directory / "tokenizer.json").exists() and not two:
+        raise ValueError(f"{directory} has neither tokenizer.json nor vocab.json and merges.txt")
+    try:
+        if (directory / "tokenizer.json").exists():
+            return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
         # ty: ignore[invalid-explicit-return] of these two files it makes a fast one
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    raise ValueError(f"{directory} has neither tokenizer.json nor vocab.json and merges.txt")
+    except Exception as error:  # of any kind: the library behind it raises bare ones
+        raise ValueError(f"the tokenizer of {directory} cannot be read: {error!r}") from error
 
 
 def load_weights(

@@ -52,22 +52,34 @@ class ImageConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{FILE}: {name} {value!r} must be a whole number from 1")
-        if not self.token_side**2 <= self.max_pixels or not 0 <= self.min_pixels <= self.max_pixels:
+        limits = self.min_pixels, self.max_pixels
+        if not all(isinstance(value, int) for value in limits) or not (
+            self.token_side**2 <= self.max_pixels and 0 <= self.min_pixels <= self.max_pixels
+        ):
             raise ValueError(
-                f"{FILE}: min_pixels {self.min_pixels}, max_pixels {self.max_pixels}: expected "
-                f"0 <= min_pixels <= max_pixels, and max_pixels at least one token, "
+                f"{FILE}: min_pixels {self.min_pixels!r}, max_pixels {self.max_pixels!r}: expected "
+                f"whole numbers, 0 <= min_pixels <= max_pixels, and max_pixels at least one token, "
                 f"{self.token_side}^2 = {self.token_side**2}"
             )
-        if len(self.image_mean) != 3 or len(self.image_std) != 3 or min(self.image_std) <= 0:
+        if not _three(self.image_mean) or not _three(self.image_std) or min(self.image_std) <= 0:
             raise ValueError(
-                f"{FILE}: image_mean {self.image_mean}, image_std {self.image_std}: expected three "
-                "numbers each, those of image_std positive"
+                f"{FILE}: image_mean {self.image_mean!r}, image_std {self.image_std!r}: expected "
+                "three numbers each, those of image_std positive"
             )
 
     @property
     def token_side(self) -> int:
         """Pixels along a side of what one token shows."""
         return self.patch_size * self.merge_size
+
+
+def _three(colours: object) -> bool:
+    """Whether it is three finite numbers."""
+    return (
+        isinstance(colours, tuple)
+        and len(colours) == 3
+        and all(isinstance(x, int | float) and math.isfinite(x) for x in colours)
+    )
 
 
 def read_config(directory: str | Path) -> ImageConfig:
@@ -99,7 +111,7 @@ def _read(file: Path) -> dict[str, Any]:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"no {file}: a model that reads images has one") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{file} is not a JSON object")
@@ -120,6 +132,8 @@ def config_from(fields: dict[str, Any], file: str = FILE) -> ImageConfig:
         if value is not None and value != known:
             raise ValueError(f"{file}: {name} {value!r} is not supported; accepted: {known!r}")
     size = fields.get("size") or {}
+    if not isinstance(size, dict):
+        raise ValueError(f"{file}: size {size!r} must hold shortest_edge and longest_edge")
     found: dict[str, Any] = {
         "min_pixels": size.get("min_pixels") or size.get("shortest_edge"),
         "max_pixels": size.get("max_pixels") or size.get("longest_edge"),

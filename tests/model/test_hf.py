@@ -592,6 +592,13 @@ def test_missing_file(saved, file, message):
         hf.load(saved)
 
 
+@pytest.mark.parametrize("content", ["", "null", "[1]", "[" * 200_000, '{"model": 5}', "\0" * 9])
+def test_a_damaged_tokenizer_is_named(saved, content):
+    (saved / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match="the tokenizer of .* cannot be read"):
+        hf.load_tokenizer(saved)
+
+
 @pytest.mark.parametrize("file", ["config.json", hf.WEIGHTS])
 def test_torn_file(saved, file):
     content = (saved / file).read_bytes()
