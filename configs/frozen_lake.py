@@ -17,6 +17,8 @@ llm
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages, full history, 400 new tokens a reply. Not
     trained here yet.
+tiny-vl
+    The tiny agent with a vision tower, which is shown pictures of 32 x 32 pixels.
 qwen2.5-vl-3b
     As those, but the model sees the lake: every observation is a picture. Not trained here yet.
 

@@ -21,6 +21,7 @@ DRAWN = ("sokoban", "frozen_lake")
 TINY_VL = "tiny-vl"  # the tiny agent with a vision tower, in these environments
 
 PRESETS = ("tiny", "llm", *LLMS)  # of every environment
+DRAWING = (TINY_VL, *SEEING)  # of those that draw
 
 # Which devices hold what: everything whole, rows split; or parameters split over all devices to be
 # trained, and whole to be sampled with (docs/preflight.md).
@@ -59,7 +60,7 @@ def split(preset: str) -> tuple[str, list[str]]:
 
 def accepted(environment: str) -> tuple[str, ...]:
     """The models that an environment's config has a preset for."""
-    return (*PRESETS, *((TINY_VL, *SEEING) if environment in DRAWN else ()))
+    return (*PRESETS, *(DRAWING if environment in DRAWN else ()))
 
 
 def apply(config: ConfigDict, model: str) -> None:
@@ -101,5 +102,5 @@ def apply(config: ConfigDict, model: str) -> None:
     if model == TINY_VL:
         config.warmstart.tower_layers = 2
         config.env.options.tile = 8  # pixels, which its tower shows it with one token
-    if model == TINY_VL or model in SEEING:
+    if model in DRAWING:
         config.env.options.observation = "image"

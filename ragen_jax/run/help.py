@@ -34,7 +34,7 @@ def help_text(configs: Sequence[str]) -> str:
                     "config:",
                     *_filled("  --config=NAME or FILE.py; names: ", configs),
                     *_filled("  presets, behind a colon: ", presets.PRESETS),
-                    *_filled(f"  presets of {' and '.join(presets.DRAWN)}: ", list(presets.SEEING)),
+                    *_filled(f"  presets of {' and '.join(presets.DRAWN)}: ", presets.DRAWING),
                     *_filled("  recipes, behind a +: ", list(recipes.RECIPES)),
                     f"  {len(_fields())} fields, each --config.FIELD=VALUE, for instance",
                     "    --config.steps=100 --config.filter.value=0.9 --config.seed=1",
