@@ -156,7 +156,7 @@ def start(
         with first_goes_first("damage"):
             for line in find_damage(workdir, repair) if is_first() else ():
                 console(f"warning: {line}")
-    checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+        checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     latest = checkpoints.latest_step()
     reached("building the learner")
     album = tasks[0].album

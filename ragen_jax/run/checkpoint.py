@@ -24,12 +24,17 @@ from ragen_jax.types import Params, TrainState
 from ragen_jax.whole import refusal, retried
 
 ITEM = "default"  # Orbax's name of the folder of a step's arrays
+METADATA = "_CHECKPOINT_METADATA"  # Orbax's file about a step
 MOST_NAMED = 3  # arrays of an error
 UNFINISHED = ".orbax-checkpoint-tmp"  # and the end of a step's name while it is written
 
 
 class Checkpoints:
-    """The checkpoints/ folder of a run."""
+    """The checkpoints/ folder of a run.
+
+    Raises:
+      ValueError: what Orbax says of one of them is damaged, in another way than it puts up with.
+    """
 
     def __init__(
         self, directory: str | Path, *, keep: int | None = None, read_only: bool = False
@@ -50,7 +55,14 @@ class Checkpoints:
             read_only=read_only,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._add_checksums),
         )
-        self.manager = ocp.CheckpointManager(self.directory, options=options)
+        try:
+            self.manager = ocp.CheckpointManager(self.directory, options=options)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"a checkpoint in {self.directory} cannot be opened: {error}; look at the files "
+                f"{METADATA} there, which only say when and how it was written: a damaged one may "
+                "be deleted"
+            ) from error
 
     def latest_step(self) -> int | None:
         """The newest checkpoint's step, or None. A save killed half way is not seen."""

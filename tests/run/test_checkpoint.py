@@ -13,7 +13,13 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ragen_jax.run.checkpoint import ITEM, Checkpoints, not_finite, set_damaged_aside
+from ragen_jax.run.checkpoint import (
+    ITEM,
+    METADATA,
+    Checkpoints,
+    not_finite,
+    set_damaged_aside,
+)
 from ragen_jax.sharding import make_mesh
 from ragen_jax.types import TrainState
 
@@ -99,6 +105,18 @@ def test_a_damaged_checkpoint_is_refused_by_who_reads_it(opened, tmp_path):
     with pytest.raises(ValueError, match=r"step 2 is damaged: .* not what was written; .* it: 1$"):
         checkpoints.check(2)
     checkpoints.check(1)
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "[1]", '{"init_timestamp_nsecs": "x"}'])
+def test_what_orbax_says_of_a_step_may_be_damaged_and_deleted(opened, tmp_path, content):
+    saved(opened(keep=3), 1, 2)
+    about = tmp_path / "checkpoints" / "2" / METADATA
+    about.write_text(content)
+    for read_only in (True, False):
+        with pytest.raises(ValueError, match=f"cannot be opened.*{METADATA}.* may be deleted"):
+            Checkpoints(tmp_path / "checkpoints", read_only=read_only)
+    about.unlink()
+    assert_same_bits(opened(keep=3).restore(2, state_of(7)), state_of(2))
 
 
 def test_damaged_ones_are_set_aside_up_to_a_good_one(opened, tmp_path):
