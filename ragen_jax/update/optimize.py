@@ -11,7 +11,7 @@ Axes: B rows, T tokens, L tokens of a piece, A micro-batches.
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -362,7 +362,8 @@ def run_updates(
             grads = jax.device_put(grads, read_layout)
             found.append(rest)
         if through is not None:
-            grads = jax.device_put(through.backward(state.params, grads), layout[0])
+            whole = through.backward(state.params, cast(Params, grads))  # of one piece at least
+            grads = jax.device_put(whole, layout[0])
         values, sums, maxima = zip(*jax.device_get(found), strict=True)
         value = np.sum(values, dtype=np.float32)
         params, opt_state, metrics = apply_gradient(
