@@ -55,8 +55,12 @@ class Checkpoints:
             read_only=read_only,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._add_checksums),
         )
+        # Compressed, numbers as random as these are 8 % smaller, and cost three times the time.
+        handler = ocp.PyTreeCheckpointHandler(use_compression=False)
         try:
-            self.manager = ocp.CheckpointManager(self.directory, options=options)
+            self.manager = ocp.CheckpointManager(
+                self.directory, options=options, item_handlers=handler
+            )
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"a checkpoint in {self.directory} cannot be opened: {error}; look at the files "
@@ -104,7 +108,7 @@ class Checkpoints:
         if is_first():  # what a failed attempt has left
             shutil.rmtree(self.directory / f"{step}{UNFINISHED}", ignore_errors=True)
         self._saving = step
-        if not self.manager.save(step, args=ocp.args.StandardSave(state)):
+        if not self.manager.save(step, args=ocp.args.PyTreeSave(state)):
             raise RuntimeError(f"checkpoint of step {step} was not saved: does it exist already?")
         if wait:
             self._finish()
@@ -153,8 +157,11 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        arguments = ocp.checkpoint_utils.construct_restore_args(target)
         try:
-            state = self.manager.restore(step, args=ocp.args.StandardRestore(target))
+            state = self.manager.restore(
+                step, args=ocp.args.PyTreeRestore(target, restore_args=arguments)
+            )
         except (ValueError, KeyError, TypeError) as error:
             there, asked = _arrays(self.manager.item_metadata(step).tree), _arrays(target)
             words = [f"has {name}" for name in sorted(there - asked)[:MOST_NAMED]]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -179,6 +180,15 @@ def test_a_checkpoint_of_an_older_version_is_read_unchecked(opened, tmp_path):
     (tmp_path / "checkpoints" / "3" / ITEM / "checksums.json").unlink()
     checkpoints.check(3)
     assert_same_bits(opened().restore(3, state_of(0)), state_of(3))
+
+
+def test_versions_that_compressed_are_read(opened, tmp_path):
+    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
+        manager.save(3, args=ocp.args.StandardSave(state_of(3)))
+    checkpoints = opened()
+    assert_same_bits(checkpoints.restore(3, state_of(7)), state_of(3))
+    saved(checkpoints, 4)
+    assert_same_bits(opened().restore(4, state_of(7)), state_of(4))
 
 
 def test_what_is_not_finite_is_named():
