@@ -206,11 +206,15 @@ def save_policy(
     Returns:
       the directories that were written.
     """
-    params, written = policy.params, []
+    params, written, first = policy.params, [], policy.tasks[0]
+    tower = None if first.album is None else first.album.tower
     if adapters is not None:
         c = config.model.lora
-        if "tower" in adapters:
+        scale = c.alpha / c.rank
+        if tower is not None and "tower" in adapters:
             console("no adapter/: PEFT's format cannot hold a vision tower's; policy/ has them all")
+            merged = lora.merge(tower.params, adapters["tower"], scale=scale)
+            tower = dataclasses.replace(tower, params=merged)
         else:
             written.append(folder / "adapter")
             lora.save_adapter(
@@ -222,14 +226,8 @@ def save_policy(
                 targets=c.targets,
                 base_model=config.model.path,
             )
-        params = lora.merge(params, adapters, scale=c.alpha / c.rank)
+        params = lora.merge(params, adapters, scale=scale)
     written.append(folder / "policy")
-    first = policy.tasks[0]
-    tower = None if first.album is None else first.album.tower
-    if tower is not None and adapters is not None and "tower" in adapters:
-        c = config.model.lora
-        merged = lora.merge(tower.params, adapters["tower"], scale=c.alpha / c.rank)
-        tower = dataclasses.replace(tower, params=merged)
     hf.save(
         written[-1],
         policy.model,

@@ -173,13 +173,8 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize(
-    "freed",
-    [
-        pytest.param(True, id="freed", marks=pytest.mark.slow),
-        pytest.param(False, id="not freed", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("freed", [True, False], ids=["freed", "not freed"])
 def test_a_run_on_a_disk_that_fills_up(agent, disk, tmp_path, freed):
     environment = os.environ | {"XDG_CACHE_HOME": str(agent.home), "JAX_PLATFORMS": "cpu"}
 
