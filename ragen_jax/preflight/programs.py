@@ -102,7 +102,7 @@ def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
             mesh,
             prefill,
             run.model,
-            run.policy,
+            run.showing,
             *tokens,
             keywords={"members": 1 if even else members},
             held=run.held,
@@ -129,7 +129,7 @@ def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
             mesh,
             extend,
             run.model,
-            run.policy,
+            run.showing,
             before,
             reply,
             rows(B),
@@ -223,7 +223,7 @@ def slot_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program
         mesh,
         read,
         run.model,
-        run.policy,
+        run.showing,
         held,
         ints(R),
         ints(R),
@@ -264,7 +264,7 @@ def training_programs(run: Run) -> Iterator[Program]:
         yield _read(
             run, "statistics", passes.statistics, run.whole, temperature, held=held, head=True
         )
-    reference = run.frozen.params if run.frozen else run.reference
+    reference = run.reference if run.beside is None else run.beside.reference(run.reference)
     if reference is not None and c.algorithm.kl_coef and c.algorithm.kl_in == "reward":
         yield _read(
             run, "reference", passes.statistics, reference, temperature, held=state, head=True
@@ -273,7 +273,7 @@ def training_programs(run: Run) -> Iterator[Program]:
         rest = dataclasses.replace(state, critic=None), run.resting
         critic = state.critic
         held = rest, critic.opt_state
-        yield _read(run, "values", passes.values, critic.params, run.frozen, held=held, head=False)
+        yield _read(run, "values", passes.values, critic.params, run.beside, held=held, head=False)
         yield _gradient(
             run,
             "critic",
@@ -293,8 +293,8 @@ def training_programs(run: Run) -> Iterator[Program]:
         run,
         "update",
         policy_gradient,
-        *(build_loss(c), state.params, run.reference if in_loss else None),
-        state.params if start else None,
+        *(build_loss(c), run.learning, run.reference if in_loss else None),
+        run.learning if start else None,
         _pieces(
             run,
             A,
@@ -302,7 +302,7 @@ def training_programs(run: Run) -> Iterator[Program]:
             **({"bonus": "f4"} if weighs_entropy(c.algorithm) else {}),
         ),
         *(host(()), host((), jnp.float32), state.kl_scale),
-        held=(rest, state.opt_state),
+        held=(rest, state.opt_state, state.params.get("tower")),
         trained=state,
         reference=in_loss,
     )
@@ -359,7 +359,7 @@ def _gradient(
         function,
         run.model,
         *args,
-        run.frozen,
+        run.beside,
         held=(held, _beside(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).update(
             on_chip(o.micro_batch, run.mesh),
@@ -382,7 +382,7 @@ def _apply(run: Run, name: str, trained: TrainState | CriticState, *, held: Any)
         run.mesh,
         apply_gradient,
         *(run.optimizer, number, trained.params, trained.opt_state, number, trained.params),
-        held=(held, run.frozen, _beside(run)),
+        held=(held, run.frozen and run.frozen.params, _beside(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).apply(_on_chip(run, trained)),
         calls=run.config.optimizer.minibatches,
         helps=training_helps(run),

@@ -261,6 +261,17 @@ class TowerWork:
 
     def see(self, N: int, grid: Grid) -> Cost:
         """vision.see of N images of a grid."""
+        products, attention, weights = self._once(N, grid)
+        return Cost(products + attention, weights)
+
+    def back(self, N: int, grid: Grid) -> Cost:
+        """album.tower_gradient of N images of a grid: it sees them twice, a backward pass is as
+        many products where no gradient of a matrix is formed, and twice as many of attention."""
+        products, attention, weights = self._once(N, grid)
+        return Cost(3 * products + 4 * attention, 3 * weights)
+
+    def _once(self, N: int, grid: Grid) -> tuple[float, float, float]:
+        """(operations of matrix products, of attention, bytes of weights)."""
         c = self.config
         P, D, merged = grid[1] * grid[2], c.hidden_size, c.spatial_merge_size**2
         side = c.window_size // (c.patch_size * c.spatial_merge_size)
@@ -272,7 +283,8 @@ class TowerWork:
         patch = c.patch_numbers * D
         products = P * (patch + layers / self.tensor) + P // merged * ends / self.tensor
         item = 4 if c.dtype == "float32" else 2
-        return Cost(
-            N * (2 * products + 4 * D * keys / self.tensor),
+        return (
+            N * 2 * products,
+            N * 4 * D * keys / self.tensor,
             item * (patch + (layers + ends) / self.tensor),
         )

@@ -21,9 +21,12 @@ from ml_collections import ConfigDict
 
 from ragen_jax import sharding
 from ragen_jax.diagnostics import cross_scoring
-from ragen_jax.model import families, hf, lora, qwen
+from ragen_jax.model import families, hf, images, lora, qwen
 from ragen_jax.model.attention import Segment
+from ragen_jax.model.images import Grid
+from ragen_jax.model.positions import Images
 from ragen_jax.padding import length_bucket
+from ragen_jax.rollout.album import LEAST_ROOM
 from ragen_jax.run.build import (
     build_meshes,
     build_model,
@@ -34,7 +37,9 @@ from ragen_jax.run.build import (
 from ragen_jax.run.sizes import has_critic, of_environments, turns_shown
 from ragen_jax.types import Params, TrainState
 from ragen_jax.update.critic import CriticState
-from ragen_jax.update.policy import Frozen
+from ragen_jax.update.policy import Frozen, showing
+
+TILE = 28  # pixels along a side of a cell where env.options does not say: one token
 
 # A jax.ShapeDtypeStruct, which stands where the types ask for an array.
 Struct = Any
@@ -157,7 +162,49 @@ def cache_struct(
         return struct(mesh, x.shape, x.dtype, *axes)
 
     k, v = jax.tree.map(lay_out, shapes)
-    return Segment(k=k, v=v, length_N=struct(mesh, (rows,), jnp.int32, "rows"))
+    length_N = struct(mesh, (rows,), jnp.int32, "rows")
+    return Segment(k, v, length_N, behind_N=length_N if model.config.vision else None)
+
+
+def picture_grids(config: ConfigDict) -> dict[str, Grid]:
+    """Environment -> the patches of one of its pictures, of those that show pictures.
+
+    These have `size` cells, of `tile` pixels along a side.
+    """
+    path = Path(config.model.path).expanduser()
+    settings = images.read_config(path) if path.is_dir() else images.ImageConfig()
+    found = {}
+    for name, c in of_environments(config).items():
+        options = c.env.options
+        if options.get("observation") == "image":
+            height, width = (cells * options.get("tile", TILE) for cells in options.size)
+            found[name] = images.image_grid(height, width, settings)
+    return found
+
+
+def pictures(config: ConfigDict) -> int:
+    """Of a step of one environment's config: one a turn of every episode."""
+    return config.rollout.groups * config.rollout.group_size * config.env.max_turns
+
+
+def table_struct(config: ConfigDict, shape: qwen.ModelConfig, mesh: Mesh) -> Images:
+    """What all pictures of a step show, on every chip, with the room that `Album.table` has."""
+    vision = shape.vision
+    assert vision is not None
+    of = of_environments(config)
+    tokens = sum(
+        pictures(of[name]) * (grid[1] * grid[2] // vision.spatial_merge_size**2)
+        for name, grid in picture_grids(config).items()
+    )
+    room = LEAST_ROOM
+    while room < tokens:
+        room *= 2
+    return Images(
+        token_I=struct(mesh, (room,), jnp.int32),
+        embed_ID=struct(mesh, (room, shape.width), jnp.dtype(config.model.dtype)),
+        place_I2=struct(mesh, (room, 2), jnp.int32),
+        step_I=struct(mesh, (room,), jnp.int32),
+    )
 
 
 # ------------------------------------------------------------------------------ the run
@@ -181,6 +228,7 @@ class Run:
     cast: bool  # whether what does not train has another dtype than what does
     copied: bool  # whether it copies, or hands on what it is given
     held: Any  # tree of what training keeps while sampling and scoring
+    images: dict[Mesh, Images]  # the table of pictures on a mesh; empty: the model does not see
 
     @property
     def resting(self) -> Params | None:
@@ -188,11 +236,41 @@ class Run:
         return None if self.config.algorithm.kl_memory == "host" else self.reference
 
     @property
+    def showing(self) -> Params:
+        """The policy with the pictures that prompts show."""
+        return showing(self.policy, self.images.get(self.sampling_mesh))
+
+    @property
+    def beside(self) -> Frozen | None:
+        """What the model runs with besides what is trained: as `Learner.beside`."""
+        images = self.images.get(self.mesh)
+        if images is None:
+            return self.frozen
+        also = images if self.tower_trains and self.config.algorithm.kl_coef else None
+        frozen = self.frozen or Frozen(None, host((), jnp.float32))
+        return dataclasses.replace(frozen, images=images, base_images=also)
+
+    @property
     def whole(self) -> Params:
         """What the model runs with in training: as `Frozen.attach`, which multiplies arrays."""
-        if self.frozen is None:
+        params = self.state.params
+        if self.frozen is not None:
+            params = unflatten_dict(flatten_dict(self.frozen.params) | flatten_dict(params))
+        return showing(params, self.images.get(self.mesh))
+
+    @property
+    def learning(self) -> Params:
+        """What the pieces of a minibatch are differentiated by: as `with_embeds`."""
+        if not self.tower_trains:
             return self.state.params
-        return unflatten_dict(flatten_dict(self.frozen.params) | flatten_dict(self.state.params))
+        embed_ID = self.images[self.mesh].embed_ID
+        embeds = struct(self.mesh, embed_ID.shape, jnp.float32)
+        return {"layers": self.state.params["layers"], "embeds": embeds}
+
+    @property
+    def tower_trains(self) -> bool:
+        """Whether adapters of the vision tower do."""
+        return "tower" in self.state.params
 
     @property
     def row(self) -> int:
@@ -291,6 +369,7 @@ def describe(
         cast=cast,
         copied=copied,
         held=held,
+        images={on: table_struct(c, shape, on) for on in (mesh, sampling_mesh) if shape.vision},
     )
 
 

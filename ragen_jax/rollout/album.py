@@ -200,7 +200,7 @@ class Album:
                 width = grad_ID.shape[1]
                 grad_NID = np.zeros((AT_A_TIME, some[0].tokens, width), np.float32)
                 grad_NID[: len(some)] = [grads[met.first] for met in some]
-                more = _through_tower(
+                more = tower_gradient(
                     self.tower.model, self._params(), pairs, scale, patches, grid, grad_NID
                 )
                 total = jax.tree.map(jnp.add, total, more)
@@ -288,7 +288,7 @@ class Album:
 
 
 @functools.partial(jax.jit, static_argnames=("tower", "grid"))
-def _through_tower(
+def tower_gradient(
     tower: VisionTower,
     params: Params,
     adapters: Params,

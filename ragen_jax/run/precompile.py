@@ -177,6 +177,7 @@ def describe(config: ConfigDict, learner: Learner, state: TrainState, policy: Pa
         cast=False,
         copied=False,
         held=None,
+        images={},
     )
 
 

@@ -63,16 +63,16 @@ class Frozen:
         whole = trained
         if self.params is not None:
             whole = lora.attach(self.params, trained, scale=self.scale)
-        return _showing(whole, images)
+        return showing(whole, images)
 
     def reference(self, params: Params | None) -> Params | None:
         """The KL reference: `params`, if the base model of LoRA training is not it by itself."""
         whole = params if self.params is None else self.params
         images = self.images if self.base_images is None else self.base_images
-        return None if whole is None else _showing(whole, images)
+        return None if whole is None else showing(whole, images)
 
 
-def _showing(params: Params, images: Images | None) -> Params:
+def showing(params: Params, images: Images | None) -> Params:
     """The parameters with images, and no longer with what they were seen by."""
     if images is None:
         return params

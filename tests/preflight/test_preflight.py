@@ -118,6 +118,9 @@ def test_a_tower_by_hand():
     keys = 96 * 96 + 2 * 96 * 16
     assert cost.flops == 2 * (2 * products + 4 * 8 * keys)
     assert cost.bytes == 4 * (96 * 8 + 3 * layer + merger)
+    # Back: the same again, and of every product as many, of attention's twice as many.
+    back = TowerWork(c).back(2, (1, 8, 12))
+    assert back.flops == 2 * (3 * 2 * products + 4 * 4 * 8 * keys) and back.bytes == 3 * cost.bytes
     # One of 2 x 10 patches: of the last of three windows a half is padding.
     assert TowerWork(c).see(1, (1, 2, 10)).flops - 4 * 8 * (20 * 20 + 2 * 24 * 8) == 2 * (
         20 * (96 * 8 + 3 * layer) + 5 * merger
@@ -488,16 +491,60 @@ def test_what_sees_is_beside_every_program(seeing):
         16, (1, 12, 12)
     )
     bytes_of = shapes.bytes_per_chip
-    table = 128 * 5 * 36 * (4 * 2 + 4 * 4)  # embeddings in bfloat16, four numbers of 32 bits
+    # 128 * 5 * 36 tokens: 23,040. Embeddings in bfloat16, four numbers of 32 bits.
+    table, empty = (room * (4 * 2 + 4 * 4) for room in (32768, 64))
     for name, blind_one in blind.items():
-        assert bytes_of(sees[name].held) - bytes_of(blind_one.held) == table
+        read = name not in ("decode", "apply", "resharding")
+        held, arguments = (
+            bytes_of(getattr(sees[name], which)) - bytes_of(getattr(blind_one, which))
+            for which in ("held", "arguments")
+        )
+        assert (held, arguments) == ((0, table - empty) if read else (table - empty, 0)), name
+        assert sees[name].lower().out_info is not None
     run = shapes.describe(sokoban_seeing(seeing), jax.devices()[:1], 40, 8)
     # Matrices and biases in bfloat16: the patches', two layers', the merger's; scales in float32.
     layer = 4 * (64 + 8) + 2 * (40 + 5) + 40 + 8
     params = 1176 * 8 + 2 * layer + 32 * 32 + 32 + 32 * 4 + 4
     for dtype, item in (("float32", 4), ("bfloat16", 2)):
-        config = dataclasses.replace(run.model.config.vision, dtype=dtype)
-        assert bytes_of(seeing_programs.tower_struct(config, run)) == item * params + 4 * 5 * 8
+        run.config.model.dtype = dtype
+        held = seeing_programs.tower_struct(run, run.sampling_mesh)
+        assert bytes_of(held) == item * params + 4 * 5 * 8
+
+
+def test_adapters_of_the_tower_are_planned(seeing):
+    lora = {"model.lora.rank": 2, "algorithm.kl_coef": 0.1}
+    language, both = (
+        plan(sokoban_seeing(seeing), **lora, **{"model.lora.tower": tower})
+        for tower in (False, True)
+    )
+    assert set(both) == {*language, "tower_update", "tower_gradient"}
+    # 128 episodes of 5 turns, 16 at a time; each of 4 minibatches sees all, goes through its own.
+    assert {name: one.calls for name, one in both.items() if "tower" in name} == {
+        "tower": 40, "tower_update": 160, "tower_gradient": 40,
+    }  # fmt: skip
+    bytes_of = shapes.bytes_per_chip
+    pairs = 2 * (4 * (8 + 8) + 3 * (8 + 5)) * 2  # of two layers: four of 8 x 8, three of 8 x 5
+    assert bytes_of(both["tower_gradient"].arguments) - bytes_of(language["tower"].arguments) == (
+        4 * pairs
+    )
+    table, embeds = 32768 * (4 * 2 + 4 * 4), 32768 * 4 * 4
+    # Three more tables are remembered, and two moments of the adapters and they themselves held.
+    more = bytes_of(both["update"].held) - bytes_of(language["update"].held)
+    assert more == 3 * table + 3 * 4 * pairs
+    more = bytes_of(both["update"].arguments) - bytes_of(language["update"].arguments)
+    # As the base model sees, too; and the embeddings that are learnt through, with their gradient.
+    assert more == table + 2 * embeds
+    for one in both.values():
+        assert one.lower().out_info is not None
+
+
+def test_an_adapted_run_holds_its_base_model_throughout():
+    config = sokoban_with({"model.lora.rank": 2, "model.dtype": "bfloat16"})
+    base = 2 * Work(shapes.model_shape(config)).parameters
+    for name, one in plan(config).items():
+        # The cast at the start is before it, and makes it.
+        both = shapes.bytes_per_chip(one.held) + shapes.bytes_per_chip(one.arguments)
+        assert both > base or name == "resharding", name
 
 
 def test_only_a_dense_index_is_kept_on_the_devices():
