@@ -215,7 +215,7 @@ def test_the_laboratory_names_what_its_experiment_sets_itself(planned):
     assert len(plan) == 30 and {arm.config.warmstart.rooms for arm in plan} == {99}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_laboratory_runs_and_goes_on(agent, tmp_path, monkeypatch):
     """Real arms, each in a process of its own, of a few replies."""
     whole = EXPERIMENTS["organism"]

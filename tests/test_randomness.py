@@ -219,7 +219,7 @@ def assert_slips(watched, slip):
     assert len(set(states)) == len(states)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_episode_slips_by_itself_at_the_rate_asked_for(changed):
     slip = dict(env__options__slip=0.1, eval__episodes=32)
     seeds = (0, 1, 2**29 - 1)

@@ -129,7 +129,7 @@ def test_resuming_gives_the_numbers_of_an_uninterrupted_run(config, finished, tm
     assert {row["update/learning_rate"] for row in resumed[1:]} == {np.float32(1e-3)}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_resuming_over_slots_gives_the_numbers_of_an_uninterrupted_run(config, tmp_path):
     config.rollout.update(slots=6, chunk=9)
     config.eval.update(episodes=10, every=2)
@@ -352,7 +352,7 @@ def test_figures_are_of_all_that_dynamic_sampling_played(config, tmp_path):
     assert row["collect/return"] == pytest.approx(selected.mean(), rel=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_stripped_form_is_scored_where_flow_is_and_the_history_is_shown(config, tmp_path):
     config.steps = 2
     config.eval.every = 0

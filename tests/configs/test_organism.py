@@ -61,7 +61,7 @@ def test_unusable_thoughts_and_probes_are_refused():
         check(config)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_reply_that_is_begun_goes_on_as_if_the_agent_had_begun_it(agent):
     """Cold, the agent of the tests begins every reply with what is the grounded style's opening."""
     config = agent.config.copy_and_resolve_references()

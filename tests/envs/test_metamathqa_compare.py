@@ -218,7 +218,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_hostile_answers_end_within_the_limit_and_cost_nothing_else(real):
     judge_answer("1/2", "0.5", "math_verify")  # to start it
     hung = []

@@ -73,7 +73,7 @@ def test_the_example_is_short_and_keeps_the_contract(own):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("preset", ["tiny", "llm"])
+@pytest.mark.parametrize("preset", ["tiny", pytest.param("llm", marks=pytest.mark.slow)])
 def test_the_example_trains(own, preset, language_model):
     words = [f"--config=larger.py:{preset}", *SHORT]
     words += TINY if preset == "tiny" else [f"--config.model.path={language_model}"]

@@ -54,7 +54,7 @@ def assert_same(agent, a, b):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("context", ["single_turn", "full"])
+@pytest.mark.parametrize("context", ["single_turn", pytest.param("full", marks=pytest.mark.slow)])
 def test_layout_and_compaction_do_not_change_episodes(agent, context):
     seeds = list(range(100, 132))
     wide = play(agent, seeds[:8], group_size=16, context=context)
@@ -187,14 +187,9 @@ class Speaking:
         return self.SAID + self.game.render(state) + self.SAID
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "context, prompt",
-    [
-        ("window", "full"),
-        pytest.param("full", "terse", marks=pytest.mark.slow),
-        pytest.param("single_turn", "full", marks=pytest.mark.slow),
-    ],
+    "context, prompt", [("window", "full"), ("full", "terse"), ("single_turn", "full")]
 )
 def test_nobody_but_the_template_opens_a_role(agent, context, prompt):
     # Uniform over the vocabulary, so that some hundred control tokens are sampled.
@@ -228,7 +223,7 @@ def test_nobody_but_the_template_opens_a_role(agent, context, prompt):
     assert set(ended) == {end, start, close}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_few_programs_are_compiled(agent, monkeypatch):
     """Three steps of the default batch, with fewer and fewer live rows, and an evaluation."""
     limits = {"prefill": 4, "decode": 4, "extend": 0}

@@ -385,7 +385,7 @@ SETTINGS = {
 @pytest.mark.long
 @pytest.mark.parametrize(
     "setting",
-    ["default", "bare", *(pytest.param(s, marks=pytest.mark.slow) for s in ("ppo", "pool"))],
+    ["bare", *(pytest.param(s, marks=pytest.mark.slow) for s in ("default", "ppo", "pool"))],
 )
 def test_what_is_called_unread_changes_nothing(agent, tmp_path, monkeypatch, setting):
     """Two runs that differ in every field that is not read write the same figures and weights."""

@@ -105,7 +105,7 @@ def test_lost_steps():
     assert lost_steps(rows[1:2], 1) == []  # without an evaluation at step 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_goes_on_with_damaged_rows_only_where_it_is_told_to(agent, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
     config = agent.config.copy_and_resolve_references()
