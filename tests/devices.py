@@ -21,3 +21,24 @@ def on_devices(count, command, **environ):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def in_two_processes(words, *, devices, logs, timeout, **environ):
+    """Runs train in two processes of so many virtual devices each; returns when it has ended well.
+
+    Args:
+      words: those behind the module's name. logs: folder for what the second process prints.
+    """
+    done = subprocess.run(
+        ["launch/local_multiprocess.sh", *words],
+        cwd=ROOT,
+        env=os.environ
+        | {"NUM_PROCESSES": "2", "DEVICES_PER_PROCESS": str(devices), "LOG_DIR": str(logs)}
+        | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+        | environ,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done

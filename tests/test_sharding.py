@@ -1,14 +1,11 @@
 """Meshes: layouts by the table, and the same numbers on many devices and processes as on one."""
 
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
-from devices import ROOT, on_devices
+from devices import in_two_processes, on_devices
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from ragen_jax.model import qwen
@@ -76,18 +73,8 @@ def test_two_processes_do_what_one_does(agent, tmp_path, served):
     one = on_devices(1, command("one"), **cache)
     out, err = one.communicate(timeout=600)
     assert one.returncode == 0, err[-3000:]
-    two = subprocess.run(
-        ["launch/local_multiprocess.sh", *command("two")[2:], *served],
-        cwd=ROOT,
-        env=os.environ
-        | {"NUM_PROCESSES": "2", "DEVICES_PER_PROCESS": "2", "LOG_DIR": str(tmp_path / "logs")}
-        | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-        | cache,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert two.returncode == 0, two.stderr[-3000:]
+    words = [*command("two")[2:], *served]
+    two = in_two_processes(words, devices=2, logs=tmp_path / "logs", timeout=600, **cache)
     assert "eval at step 2" in two.stdout  # the first process speaks, the other does not
     assert "eval at step" not in (tmp_path / "logs" / "process_1.log").read_text()
     expected, found = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))

@@ -1,15 +1,12 @@
 """The whole command on an agent that sees: pictures of boards, from warm start to export."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
-from devices import ROOT, on_devices
+from devices import in_two_processes, on_devices
 from PIL import Image
 
 from ragen_jax import train
@@ -186,18 +183,8 @@ def test_two_processes_show_what_one_does(directory, tmp_path, served):
     one = on_devices(1, command("one"), **cache)
     _, err = one.communicate(timeout=900)
     assert one.returncode == 0, err[-3000:]
-    two = subprocess.run(
-        ["launch/local_multiprocess.sh", *command("two")[2:], *served],
-        cwd=ROOT,
-        env=os.environ
-        | {"NUM_PROCESSES": "2", "DEVICES_PER_PROCESS": "1", "LOG_DIR": str(tmp_path / "logs")}
-        | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-        | cache,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert two.returncode == 0, two.stderr[-3000:]
+    words = [*command("two")[2:], *served]
+    in_two_processes(words, devices=1, logs=tmp_path / "logs", timeout=900, **cache)
     for a, b in zip(*(timeless(tmp_path / name) for name in ("one", "two")), strict=True):
         assert a.keys() == b.keys()
         for name in a.keys() - {"rollout/logp_gap"}:

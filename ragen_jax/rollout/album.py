@@ -57,7 +57,7 @@ class Met:
 class _Sight:
     """What the tower sees, with the adapters that it has now."""
 
-    adapters: Params | None  # as lora.attach leaves them; None: without
+    adapters: Params  # as lora.attach leaves them; empty: without
     seen: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # first number -> [I, D]
     # What was asked for last, and it: a step's passes and updates read the same table.
     last: tuple[tuple[Mesh, int, tuple[int, ...]], Images] | None = None
@@ -71,7 +71,7 @@ class Album:
         self.tower, self.vocab_size = tower, vocab_size
         self.next = vocab_size  # the number that is given next
         self.pages: list[dict[bytes, Met]] = [{}]  # the last one, and the one before it
-        self.without = _Sight(None)
+        self.without = _Sight({})
         self.sights: list[_Sight] = []  # with adapters, the latest ones
         self.room = LEAST_ROOM  # rows of a table: it never shrinks, so that programs stay few
         self.lock = threading.Lock()  # rollouts ahead have images looked at while updates do
@@ -212,7 +212,7 @@ class Album:
             return self.without
         leaves = jax.tree.leaves(adapters["layers"])
         for sight in self.sights:
-            known = jax.tree.leaves((sight.adapters or {})["layers"])
+            known = jax.tree.leaves(sight.adapters["layers"])
             if len(known) == len(leaves) and all(map(operator.is_, known, leaves)):
                 return sight
         self.sights = [*self.sights, _Sight(adapters)][-SIGHTS:]
@@ -251,7 +251,7 @@ class Album:
     def _look(self, images: list[Met], sight: _Sight) -> None:
         """Has the tower look at images."""
         params = self._params()
-        if images and sight.adapters is not None:
+        if images and sight.adapters:
             a = sight.adapters
             params = lora.attach(params, {"layers": a["layers"]}, scale=a["scale"])
         for grid, some, patches_NPC in self._lots(images):

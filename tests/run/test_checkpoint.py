@@ -191,6 +191,15 @@ def test_versions_that_compressed_are_read(opened, tmp_path):
     assert_same_bits(opened().restore(4, state_of(7)), state_of(4))
 
 
+def test_nothing_is_compressed(opened, tmp_path):
+    even = dataclasses.replace(state_of(4), params={"even": jnp.zeros(2**18)})
+    checkpoints = opened()
+    checkpoints.save(4, even)
+    checkpoints.manager.wait_until_finished()
+    files = (tmp_path / "checkpoints" / "4").rglob("*")
+    assert sum(file.stat().st_size for file in files if file.is_file()) > 4 * 2**18
+
+
 def test_what_is_not_finite_is_named():
     plain = state_of(2)
     params = plain.params | {"odd": jnp.zeros(3)}
