@@ -21,6 +21,7 @@ GIB = 2**30
 
 
 # As XLA says it: "the total memory required for HLO temporaries (16.74G) exceeds available HBM".
+# These are all that the program needs, its arguments among them.
 OUT_OF_MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED.*?\(([\d.]+)([KMGT]?)\) exceeds available HBM", re.S
 )
@@ -81,7 +82,7 @@ def compile_program(program: Program, chip: Chip) -> Result:
             match = OUT_OF_MEMORY.search(str(error))
             if not match:
                 raise
-            own_bytes = float(match[1]) * UNITS[match[2]] + bytes_per_chip(program.arguments)
+            own_bytes = float(match[1]) * UNITS[match[2]]
     seconds = time.perf_counter() - start
     peak = (own_bytes + held) / GIB
     return Result(

@@ -642,6 +642,18 @@ def test_out_of_memory_is_a_result(monkeypatch):
         compiling.compile_program(program, CHIPS["v5e"])
 
 
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
+def test_what_the_compiler_refuses_is_as_large_as_it_is():
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "preflight" / "refused_check.py"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["19.0", "2.0", "False"]
+
+
 def test_topologies(monkeypatch):
     for name in ("v5litepod-16", "v9:2x2", "v5e:big", "v5e"):
         with pytest.raises(ValueError, match="v5e:.1x1,2x2.*tpu7x"):
