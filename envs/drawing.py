@@ -8,7 +8,7 @@ A sprite is a function tile -> uint8 [tile, tile, 3], tile being the pixels of a
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -42,6 +42,24 @@ def draw_grid(rows: Sequence[Sequence[Sprite]], tile: int) -> np.ndarray:
     picture = cells.transpose(0, 2, 1, 3, 4).reshape(height, width, 3)
     picture.flags.writeable = False  # states and observations are shared by a group
     return picture
+
+
+def read_grid(picture: np.ndarray, sprites: Mapping[str, Sprite], tile: int) -> str:
+    """The rows of symbols, joined by newlines, whose sprites `draw_grid` drew.
+
+    Raises:
+      ValueError: a cell that is none of the sprites, or a side that is no number of cells.
+    """
+    height, width, _ = picture.shape
+    if height % tile or width % tile:
+        raise ValueError(f"a picture of {width} x {height} pixels has no cells of {tile} pixels")
+    looks = {_drawn(sprite, tile).tobytes(): symbol for symbol, sprite in sprites.items()}
+    cells = picture.reshape(height // tile, tile, width // tile, tile, 3).transpose(0, 2, 1, 3, 4)
+    found = [[looks.get(cell.tobytes()) for cell in row] for row in cells]
+    for r, row in enumerate(found):
+        if None in row:
+            raise ValueError(f"row {r}, column {row.index(None)} of a picture is no known sprite")
+    return "\n".join("".join(filter(None, row)) for row in found)
 
 
 @functools.cache  # of a dozen sprites, in one size each as a rule

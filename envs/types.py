@@ -14,6 +14,7 @@ A language model trains on whatever has the members of `Environment` and is buil
     StyledEnvironment      styles                                      for warmstart.thoughts
     ReversibleEnvironment  opposites                                   for action/* figures
     GroundedEnvironment    grounded                                    for reasoning/* figures
+    DrawingEnvironment     transcribe                                  for the same, of images
     LiveEnvironment        resumable                                   where it may be False
     ToolEnvironment        tools                                       for calls of functions
     FileEnvironment        fields, given                               for check_data
@@ -261,6 +262,20 @@ class GroundedEnvironment(Environment, Protocol):
         states none. Never raises, whatever `thought` holds.
 
         observation: the message shown, which holds what `render` wrote, perhaps among other lines;
-            of an image it holds IMAGE alone, so that there is nothing to check by: (0, 0)
+            for an image what `transcribe` says of it, or else IMAGE, so that there is nothing to
+            check by: (0, 0)
+        """
+        ...
+
+
+@runtime_checkable
+class DrawingEnvironment(Environment, Protocol):
+    """An environment that can tell in words what an image of its own shows: optional, for
+    diagnostics. No agent reads it."""
+
+    def transcribe(self, image: np.ndarray) -> str:
+        """What `render` would have written in the image's place, as `grounded` reads it.
+
+        image: uint8 [height, width, 3], of an `Observation` of this environment
         """
         ...

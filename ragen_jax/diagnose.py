@@ -26,7 +26,7 @@ from ragen_jax.diagnostics.gradients import gradient_report
 from ragen_jax.diagnostics.mediation import mediation_metrics
 from ragen_jax.diagnostics.scopes import Scores, collapse_metrics
 from ragen_jax.diagnostics.zscores import update_zscores
-from ragen_jax.envs.types import GroundedEnvironment, ReversibleEnvironment
+from ragen_jax.envs.types import DrawingEnvironment, GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.groups import combine_metrics
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.preflight.diagnosing import gradient_programs, mediation_programs, scoring_programs
@@ -210,7 +210,13 @@ def behaviour(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainSta
             episodes, len(return_GK), opposites=environment.opposites if reversible else None
         )
         if isinstance(environment, GroundedEnvironment):
-            figures |= reasoning_metrics(episodes, environment.grounded, task.chat.text)
+            draws = isinstance(environment, DrawingEnvironment)
+            figures |= reasoning_metrics(
+                episodes,
+                environment.grounded,
+                task.chat.text,
+                transcribe=environment.transcribe if draws else None,
+            )
         if task.styles:
             figures |= style_metrics(episodes, task.styles, task.chat.text)
         return figures

@@ -68,6 +68,8 @@ def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     for row in rows[1:]:
         assert row["rollout/logp_gap"] < 1e-4 and row["update/update_norm"] > 0
         assert np.isfinite(row["collapse/first_turn/mi"])
+        # What it says of a picture is checked by what the picture shows.
+        assert row["reasoning/stated"] > 0 and 0 < row["reasoning/grounded_rate"] < 1
     assert any(name.startswith("flow/first_turn/") for name in rows[2])
     assert any(name.startswith("probe/mediation/") for name in rows[3])
 

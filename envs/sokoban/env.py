@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ragen_jax.envs.drawing import TILE, tile_size
+from ragen_jax.envs.drawing import TILE, read_grid, tile_size
 from ragen_jax.envs.grounding import Claim, count_true, grid_lines, stated_positions
 from ragen_jax.envs.options import grid_size, one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_SOLUTION, SPLITS, canonical_grid
@@ -206,11 +206,15 @@ class Sokoban:
     def grounded(self, observation: str, thought: str) -> tuple[int, int]:
         """(positions of player, boxes and targets in `thought` that are so, positions stated).
 
-        (0, 0) of pictures, of which no text tells what is so.
+        (0, 0) where IMAGE stands for what is so: see `transcribe`.
         """
-        if self.observation == "image":
+        if IMAGE in observation:
             return 0, 0
         return count_true(stated_positions(thought, _THINGS), _positions_shown(observation))
+
+    def transcribe(self, image: np.ndarray) -> str:
+        """`grid_text` of the state that `render` drew, with observation="image"."""
+        return read_grid(image, sprites.SPRITES, self.tile)
 
     def parse(self, grid_text: str) -> State:
         """The state a grid text shows, of any size and number of boxes; strict (ValueError)."""

@@ -13,6 +13,7 @@ All of this is NumPy on the host, about finished episodes.
 """
 
 import collections
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,8 +23,9 @@ import numpy as np
 from ragen_jax.advantage import sample_variance
 from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.envs.styles import Style
+from ragen_jax.envs.types import IMAGE
 from ragen_jax.filter import ZERO_SCORE
-from ragen_jax.types import Episode, Metrics
+from ragen_jax.types import Episode, Metrics, Turn
 
 CLASSES = ("mixed", "solved", "failed", "tied")
 
@@ -93,12 +95,14 @@ def reasoning_metrics(
     episodes: Sequence[Episode],
     grounded: Callable[[str, str], tuple[int, int]],
     text: Callable[[np.ndarray], str],
+    transcribe: Callable[[np.ndarray], str] | None = None,
 ) -> Metrics:
     """Whether what the reasoning says of the state is so.
 
     Args:
       grounded: an environment's check (`ragen_jax.envs.types.GroundedEnvironment`).
       text: token ids -> text (`chat.Chat.text`).
+      transcribe: what an image shows, in words (`DrawingEnvironment`); None: images are not read.
 
     Returns:
       reasoning/stated, facts stated a turn; reasoning/grounded_rate, the share of all facts
@@ -108,7 +112,7 @@ def reasoning_metrics(
     turns = [(episode.group, turn) for episode in episodes for turn in episode.turns]
     # Members of a group say much that is the same: each text is checked once for a state.
     said = collections.Counter(
-        (group, turn.message, text(turn.sampled[slice(*turn.reasoning)]))
+        (group, _in_words(turn, transcribe), text(turn.sampled[slice(*turn.reasoning)]))
         for group, turn in turns
         if turn.reasoning[1] > turn.reasoning[0]
     )
@@ -119,6 +123,15 @@ def reasoning_metrics(
         stated_G[group] += times * stated
     metrics = {"reasoning/stated": stated_G.sum() / len(turns)}
     return metrics | rate_with_interval("reasoning/grounded_rate", right_G, stated_G)
+
+
+def _in_words(turn: Turn, transcribe: Callable[[np.ndarray], str] | None) -> str:
+    """The message of a turn, with what its images show in their places."""
+    if transcribe is None:
+        return turn.message
+    for image in turn.images:
+        turn = dataclasses.replace(turn, message=turn.message.replace(IMAGE, transcribe(image), 1))
+    return turn.message
 
 
 def style_metrics(

@@ -1,5 +1,6 @@
 """diagnostics/anatomy.py: classes of groups, strategies, moves undone and facts, by hand."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -14,7 +15,7 @@ from ragen_jax.diagnostics.anatomy import (
 )
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.envs.types import GroundedEnvironment, ReversibleEnvironment
+from ragen_jax.envs.types import IMAGE, GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import make_chat
 
@@ -154,6 +155,20 @@ def test_grounded_rate_by_hand(make_turn, make_episode):
     half_width = 4.302653 * np.sqrt(2 / 3 * ((deleted - deleted.mean()) ** 2).sum())
     assert found["reasoning/grounded_rate"] == 5 / 8
     assert found["reasoning/grounded_rate_ci95"] == pytest.approx(half_width)
+    # What an image shows stands in its place.
+    pictures = [np.full((1, 1, 3), n, np.uint8) for n in (7, 8)]
+    turn = make_turn([1], [0, 9], message=f"{IMAGE} and {IMAGE}", reasoning=(0, 1))
+    turns = [dataclasses.replace(turn, images=tuple(pictures))]
+    seen = []
+
+    def grounded_in_words(observation, thought):
+        seen.append(observation)
+        return 1, 1
+
+    reasoning_metrics([make_episode(0, 0, turns)], grounded_in_words, text)
+    words = lambda image: f"picture {image[0, 0, 0]}"  # noqa: E731
+    reasoning_metrics([make_episode(0, 0, turns)], grounded_in_words, text, transcribe=words)
+    assert seen == [f"{IMAGE} and {IMAGE}", "picture 7 and picture 8"]
     # Nothing said, nothing to judge.
     turns = [make_turn([1], [2, 9], message="shown")] * 3
     silent = reasoning_metrics([make_episode(0, 0, turns[1:3])], grounded, text)

@@ -11,7 +11,7 @@ from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.frozen_lake import sprites as lake_sprites
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.sokoban import sprites as room_sprites
-from ragen_jax.envs.types import IMAGE, Environment, Observation
+from ragen_jax.envs.types import IMAGE, DrawingEnvironment, Environment, Observation
 
 pytestmark = pytest.mark.fast
 
@@ -52,7 +52,9 @@ def read(name, picture, tile):
     looks = {sprite(tile).tobytes(): symbol for symbol, sprite in SPRITES[name].items()}
     assert len(looks) == len(SPRITES[name])
     rows = cells_of(picture, tile)
-    return "\n".join("".join(looks[cell.tobytes()] for cell in row) for row in rows)
+    found = "\n".join("".join(looks[cell.tobytes()] for cell in row) for row in rows)
+    assert make_env(name, observation="image", tile=tile).transcribe(picture) == found
+    return found
 
 
 @pytest.mark.parametrize("tile", SIZES)
@@ -155,7 +157,35 @@ def test_the_size_that_nothing_reads_may_be_the_one_that_is_left_out(build):
 
 
 @pytest.mark.parametrize("build", [Sokoban, FrozenLake])
-def test_of_a_picture_no_fact_is_checked(build):
+def test_what_is_said_of_a_picture_is_checked_by_what_it_shows(build):
+    seeing, reading = build(observation="image", tile=8), build()
+    assert isinstance(seeing, DrawingEnvironment)
+    rng = np.random.default_rng(0)
+    for seed in (0, 1, 2**31, 2**63 - 1):
+        state = seeing.reset(seed)
+        for _ in range(4):
+            (picture,) = seeing.render(state).images
+            assert seeing.transcribe(picture) == seeing.grid_text(state)
+            message = f"Your last reply had no valid action.\n{seeing.transcribe(picture)}\nYou"
+            for thought in (seeing.explain(state, ["Up"]), "player 22 box 33 hole 11 goal 33"):
+                found = seeing.grounded(message, thought)
+                assert found == reading.grounded(reading.render(state), thought) and found[1] > 0
+            state = seeing.step(state, str(rng.choice(["Up", "Down", "Left", "Right"])), rng).state
+
+
+@pytest.mark.parametrize("build", [Sokoban, FrozenLake])
+def test_a_picture_of_another_kind_is_not_transcribed(build):
+    environment = build(observation="image", tile=8)
+    picture = environment.render(environment.reset(0)).images[0].copy()
+    with pytest.raises(ValueError, match="no cells of 8 pixels"):
+        environment.transcribe(picture[:-1])
+    picture[9, 17] ^= 1
+    with pytest.raises(ValueError, match="row 1, column 2 of a picture is no known sprite"):
+        environment.transcribe(picture)
+
+
+@pytest.mark.parametrize("build", [Sokoban, FrozenLake])
+def test_of_a_picture_without_a_transcript_no_fact_is_checked(build):
     environment = build(observation="image")
     for message in (IMAGE, f"Your last reply had no valid action.\n{IMAGE}\nYou have 3 action(s)."):
         assert environment.grounded(message, "player 22 box 33 hole 11 goal 33") == (0, 0)
