@@ -20,7 +20,7 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen
 tiny-vl
     The tiny agent with a vision tower, which is shown pictures of 32 x 32 pixels. It imitates until
     it reads them (0.98 of what it says is so), 145 s on two cores; held-out success 0.71 -> 0.73,
-    one seed: no gain that can be told from noise (docs/results/sokoban_seeing.md).
+    three seeds: no gain that can be told from noise (docs/results/sokoban_seeing.md).
 qwen2.5-vl-3b
     As those, but the model sees the lake: every observation is a picture. Not trained here yet.
 
