@@ -100,7 +100,15 @@ def _tower_programs(
 
 
 def _see(
-    run: Run, name: str, grid: Grid, towers: dict[Mesh, Params], mesh: Mesh, *, held: Any, **rest
+    run: Run,
+    name: str,
+    grid: Grid,
+    towers: dict[Mesh, Params],
+    mesh: Mesh,
+    *,
+    held: Any,
+    calls: float,
+    helps: tuple[str, ...],
 ) -> Program:
     """The `Program` that sees AT_A_TIME pictures, with adapters where they are trained."""
     tower, params = _tower(run), towers[mesh]
@@ -118,7 +126,8 @@ def _see(
         grid,
         held=(held, [params for other, params in towers.items() if other != mesh]),
         cost=TowerWork(tower.config, mesh.shape["tensor"]).see(on_chip(AT_A_TIME, mesh), grid),
-        **rest,
+        calls=calls,
+        helps=helps,
     )
 
 
