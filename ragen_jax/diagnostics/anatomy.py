@@ -13,7 +13,6 @@ All of this is NumPy on the host, about finished episodes.
 """
 
 import collections
-import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -127,11 +126,12 @@ def reasoning_metrics(
 
 def _in_words(turn: Turn, transcribe: Callable[[np.ndarray], str] | None) -> str:
     """The message of a turn, with what its images show in their places."""
+    message = turn.message
     if transcribe is None:
-        return turn.message
+        return message
     for image in turn.images:
-        turn = dataclasses.replace(turn, message=turn.message.replace(IMAGE, transcribe(image), 1))
-    return turn.message
+        message = message.replace(IMAGE, transcribe(image), 1)
+    return message
 
 
 def style_metrics(

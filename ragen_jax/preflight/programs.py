@@ -331,7 +331,7 @@ def _resharding(run: Run, mesh: Mesh, *, held: Any, calls: int) -> Program:
     )
 
 
-def _beside(run: Run) -> Params | None:
+def _copy_beside(run: Run) -> Params | None:
     """The sampler's copy, which train.py drops while it learns unless its base is LoRA's."""
     return run.policy if run.frozen and run.copied else None
 
@@ -360,7 +360,7 @@ def _gradient(
         run.model,
         *args,
         run.beside,
-        held=(held, _beside(run)),
+        held=(held, _copy_beside(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).update(
             on_chip(o.micro_batch, run.mesh),
             run.row,
@@ -382,7 +382,7 @@ def _apply(run: Run, name: str, trained: TrainState | CriticState, *, held: Any)
         run.mesh,
         apply_gradient,
         *(run.optimizer, number, trained.params, trained.opt_state, number, trained.params),
-        held=(held, run.frozen and run.frozen.params, _beside(run)),
+        held=(held, run.frozen and run.frozen.params, _copy_beside(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).apply(_on_chip(run, trained)),
         calls=run.config.optimizer.minibatches,
         helps=training_helps(run),
@@ -417,7 +417,7 @@ def _read(
         micro_batches(run, count, tokens="int32")["tokens"],
         host(()),
         extra,
-        held=(held, _beside(run)),
+        held=(held, _copy_beside(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).read_rows(
             on_chip(micro, run.mesh), run.row, micro_batches=count, head=head
         ),
