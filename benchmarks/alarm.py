@@ -2,23 +2,28 @@
 
     python -m benchmarks alarm [--repeats=RUNS] [--json]
 
-A simulated reasoning is 8 to 19 tokens out of 12. Every prompt has a distribution of its own,
-softmax(c + s * theta): c is shared, theta its own, s the strength of the dependence. Turns of one
-room share half of theta's variance. Where rooms `differ`, each has a strength of its own,
-log-normal with that standard deviation. A step draws rooms, prompts and reasonings anew; its
-figures are those of a run: `information_metrics` and `confidence_intervals` of the true scores.
-They are read by `update_regimes` with the settings of configs/base.py. Steps are alike and
-independent, so that the many runs draw theirs from a bank of scored ones.
+A simulated reasoning is 8 to 19 tokens out of 12, and neutral ones that are as likely under every
+prompt. Every prompt has a distribution of its own, softmax(c + s * theta): c is shared, theta its
+own, s the strength of the dependence. Turns of one room share half of theta's variance, and both
+scopes show the same rooms. Where rooms `differ`, each has a strength of its own, log-normal with
+that standard deviation. A step draws rooms, prompts and reasonings anew; its figures are those of a
+run: `information_metrics` and `confidence_intervals` of the true scores. They are read by
+`update_regimes` with the settings of configs/base.py, next to validity, truth, length and entropy.
+Steps are drawn from banks of scored ones, at a grid of strengths.
 
-*False alarms*: the share of stationary runs of 200 steps in which the alarm was ever on.
-*Seen*: of the runs that were quiet after 100 steps, the share whose alarm is on within 15 steps
-after the dependence falls to the strength that halves the mean of `mi_released`.
+*False alarms*: the share of runs of 400 steps, none of which loses information, in which the alarm
+is ever on. The processes of HEALTHY wander slowly, have heavy tails, change the length of their
+replies or the number of their prompts.
+*Seen*: of the runs that were quiet for 100 steps, the share whose alarm is on within 15 steps
+(30 with a diagnosis every 5 steps) after information falls to half: half of `mi_seq`, which is
+near its ceiling in the scenes of high retrieval, or half of `own_margin`, which has none.
 
-Axes: G rooms, N prompts, M reasonings, V tokens, R runs, T steps.
+Axes: G rooms, N prompts, M reasonings, V tokens, R runs, T steps, L levels of the grid.
 """
 
 import dataclasses
 import sys
+from collections.abc import Callable
 
 import numpy as np
 from scipy.special import log_softmax
@@ -26,157 +31,295 @@ from scipy.special import log_softmax
 from ragen_jax.configs import base
 from ragen_jax.diagnostics.information import information_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals
-from ragen_jax.diagnostics.regimes import init_regimes, update_regimes
+from ragen_jax.diagnostics.regimes import SCOPES, init_regimes, update_regimes
 
-KEY = {
-    "first_turn": "collapse/first_turn/mi_released",
-    "trajectory": "collapse/trajectory/mi_released",
-}
-STEPS, FALL_AT, WITHIN = 200, 100, 15
-RETRIEVALS = (0.2, 0.4, 0.55, 0.75, 0.9)
+STEPS, FALL_AT, WITHIN, WITHIN_OF_FIVE = 400, 100, 15, 30
+RETRIEVALS = (0.3, 0.4, 0.55, 0.75, 0.9, 0.97)
 MOST_FALSE, LEAST_SEEN, SEEN_FROM = 0.05, 0.90, 0.55
 VOCABULARY = 12
-CALIBRATION = 300  # batches behind each mean that a strength is sought for
-BANK = 1000  # steps that are scored; those of a run are drawn from them
+CALIBRATION = 150  # steps behind each mean that a strength is sought for
+BANK = 250  # steps that are scored at each level of the grid
+GRID_L = np.exp(np.linspace(np.log(0.2), np.log(2.2), 16))  # of own_margin, over the scene's
+NEUTRAL = 4.0  # neutral tokens for each other one: replies can get five times shorter
+# level, standard deviation from step to step, half-width: the tiny Sokoban agent's
+OTHERS = {
+    "rollout/valid_think_rate": (0.985, 0.005, 0.01),
+    "rollout/valid_rate": (0.97, 0.01, 0.015),
+    "reasoning/grounded_rate": (0.93, 0.02, 0.04),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
     """What a step scores."""
 
-    scope: str
     rooms: int
-    turns: int  # reasonings of a room: of its first prompt, or each under a prompt of its own
+    members: int  # reasonings of a room in either scope
     differ: float  # standard deviation of the logarithms of the rooms' strengths
 
 
 SCENES = (
-    Scene("first_turn", 8, 8, 0.0),
-    Scene("first_turn", 8, 8, 0.7),
-    Scene("first_turn", 8, 2, 0.0),
-    Scene("first_turn", 32, 2, 0.0),
-    Scene("first_turn", 32, 2, 0.7),
-    Scene("trajectory", 8, 8, 0.0),
-    Scene("trajectory", 8, 8, 0.7),
-    Scene("trajectory", 8, 2, 0.0),
-    Scene("trajectory", 32, 2, 0.0),
-    Scene("trajectory", 32, 2, 0.7),
+    Scene(8, 8, 0.0),
+    Scene(8, 8, 0.7),
+    Scene(8, 2, 0.0),
+    Scene(32, 2, 0.0),
+    Scene(32, 2, 0.7),
 )
 
 
-def draw(rng, scene, strength):
-    """(score_MN, length_M, own_M, room_N) of one step."""
-    G, M = scene.rooms, scene.rooms * scene.turns
-    room_M = np.repeat(np.arange(G), scene.turns)
-    theta_NV = rng.normal(size=(G, VOCABULARY))
-    if scene.scope == "trajectory":
-        theta_NV = np.sqrt(0.5) * (theta_NV[room_M] + rng.normal(size=(M, VOCABULARY)))
-    room_N, own_M = (np.arange(G), room_M) if len(theta_NV) == G else (room_M, np.arange(M))
-    strength_G = strength * np.exp(scene.differ * rng.normal(size=G))
-    logits_NV = rng.normal(size=VOCABULARY) + strength_G[room_N, None] * theta_NV
-    logp_NV = log_softmax(logits_NV, axis=1)
-    length_M = rng.integers(8, 20, M)
-    # A row's probabilities may sum to more than 1 by a rounding, which multinomial refuses.
+def _scores(rng, logits_NV, own_M):
+    """(score_MN, length_M) of reasonings drawn from their own prompts, neutral tokens included."""
+    logp_NV, M = log_softmax(logits_NV, axis=1), len(own_M)
     p_MV = np.exp(logp_NV[own_M])
-    count_MV = rng.multinomial(length_M, p_MV / p_MV.sum(axis=1, keepdims=True))
-    return count_MV @ logp_NV.T, length_M, own_M, room_N
+    # A row's probabilities may sum to more than 1 by a rounding, which multinomial refuses.
+    tokens_M = rng.integers(8, 20, M)
+    count_MV = rng.multinomial(tokens_M, p_MV / p_MV.sum(axis=1, keepdims=True))
+    neutral_M = rng.poisson(NEUTRAL * tokens_M)
+    neutral_logp_M = -rng.gamma(np.maximum(neutral_M, 1e-9))  # a nat each, on average
+    return count_MV @ logp_NV.T + neutral_logp_M[:, None], tokens_M + neutral_M
 
 
-def solve(excess, low, high):
-    """The strength at which `excess` of it goes from below 0 to above, by bisection."""
-    for _ in range(14):
+def draw_step(rng, scene, strength):
+    """The collapse/ figures of one step, both scopes."""
+    G, room_M = scene.rooms, np.repeat(np.arange(scene.rooms), scene.members)
+    M = len(room_M)
+    strength_G = strength * np.exp(scene.differ * rng.normal(size=G))
+    shared_V, theta_GV = rng.normal(size=VOCABULARY), rng.normal(size=(G, VOCABULARY))
+    own_MV = np.sqrt(0.5) * (theta_GV[room_M] + rng.normal(size=(M, VOCABULARY)))
+    prompts = {
+        SCOPES[0]: (theta_GV, np.arange(G), room_M),
+        SCOPES[1]: (own_MV, room_M, np.arange(M)),
+    }
+    row = {}
+    for scope, (theta_NV, room_N, own_M) in prompts.items():
+        logits_NV = shared_V + strength_G[room_N, None] * theta_NV
+        scores = *_scores(rng, logits_NV, own_M), own_M
+        metrics = information_metrics(*scores) | confidence_intervals(*scores, group_N=room_N)
+        names = ("own_margin", "own_margin_ci95", "mi_seq", "mi_upper_bound", "retrieval_acc")
+        row |= {f"{scope}/{name}": metrics[name] for name in names}
+    return row
+
+
+def draw_steps(seed, scene, strength, count):
+    """{figure: float64 [count]} of independent steps."""
+    rng = np.random.default_rng(seed)
+    rows = [draw_step(rng, scene, strength) for _ in range(count)]
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bank:
+    """Scored steps of a scene, at multiples of the information that it has."""
+
+    strength: float
+    steps_L: list[dict[str, np.ndarray]]  # at GRID_L times its own_margin
+    half_mi: float  # multiple of own_margin at which mi_seq is half
+    retrieval: float
+
+
+def strength_of(scene, retrieval):
+    """The strength at which first-turn retrieval is that high, or the highest there is."""
+    low, high = 0.01, 10.0
+    for _ in range(12):
         middle = np.sqrt(low * high)
-        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+        found = draw_steps(0, scene, middle, CALIBRATION)[f"{SCOPES[0]}/retrieval_acc"].mean()
+        low, high = (middle, high) if found < retrieval else (low, middle)
     return np.sqrt(low * high)
 
 
-def mean_figures(scene, strength):
-    """(mean mi_released, mean retrieval_acc), the same draws for every strength."""
-    rng = np.random.default_rng(0)
-    found = [information_metrics(*draw(rng, scene, strength)[:3]) for _ in range(CALIBRATION)]
-    return np.mean([[x["mi_released"], x["retrieval_acc"]] for x in found], axis=0)
+def make_bank(scene, strength, size):
+    """The `Bank` of a scene at a strength, `size` steps at each level."""
+    strength_C = strength * np.exp(np.linspace(-2.2, 0.9, 16))
+    curve_C = [draw_steps(1, scene, x, CALIBRATION) for x in strength_C]
+    margin_C, mi_C = (
+        np.maximum.accumulate([steps[f"{SCOPES[0]}/{name}"].mean() for steps in curve_C])
+        for name in ("own_margin", "mi_seq")
+    )
+    log_C = np.log(strength_C)
+    margin, mi = (np.interp(np.log(strength), log_C, x_C) for x_C in (margin_C, mi_C))
+    strength_L = np.exp(np.interp(GRID_L * margin, margin_C, log_C))
+    steps_L = [draw_steps(2 + i, scene, x, size) for i, x in enumerate(strength_L)]
+    here = draw_steps(1, scene, strength, CALIBRATION)
+    return Bank(
+        strength=strength,
+        steps_L=steps_L,
+        half_mi=float(np.interp(mi / 2, mi_C, margin_C) / margin),
+        retrieval=float(here[f"{SCOPES[0]}/retrieval_acc"].mean()),
+    )
 
 
-def strengths(scene, retrieval):
-    """(strength with that retrieval, strength with half of its mi_released, its mi_released, its
-    retrieval_acc: less where no strength has as much)."""
-    strong = solve(lambda s: mean_figures(scene, s)[1] - retrieval, 0.01, 10.0)
-    mi, reached = mean_figures(scene, strong)
-    weak = solve(lambda s: mean_figures(scene, s)[0] - mi / 2, 0.001, strong)
-    return strong, weak, mi, reached
+# ------------------------------------------------------------------------------ processes
 
 
-def bank(seed, scene, strength, size):
-    """(mi_released, its half-width) of so many steps, float64 [size, 2]."""
-    rng, found = np.random.default_rng(seed), []
-    for _ in range(size):
-        *scores, room_N = draw(rng, scene, strength)
-        half = confidence_intervals(*scores, group_N=room_N)["mi_released_ci95"]
-        found.append((information_metrics(*scores)["mi_released"], half))
-    return np.array(found)
+def wander(rng, runs, deviation, persistence=0.9):
+    """Multiples of information that wander as AR(1) in logarithms, [R, T]."""
+    noise_RT = deviation * rng.normal(size=(runs, STEPS))
+    for t in range(1, STEPS):
+        noise_RT[:, t] *= np.sqrt(1 - persistence**2)
+        noise_RT[:, t] += persistence * noise_RT[:, t - 1]
+    return np.exp(noise_RT)
 
 
-def alarms(scene, figure_RT2):
-    """Whether the alarm is on, bool [R, T], in runs with these (figure, half-width)."""
-    key, settings = KEY[scene.scope], base.get_config().regimes.to_dict()
-    runs, steps, _ = figure_RT2.shape
-    labels = [str(run) for run in range(runs)]
-    state, on = init_regimes(runs), []
-    for t in range(steps):
-        rows = [{key: value, f"{key}_ci95": half} for value, half in figure_RT2[:, t]]
-        # Environments of one state are watched apart, as runs are.
+def steady(rng, runs):
+    return np.ones((runs, STEPS))
+
+
+def heavy(rng, runs):
+    """Every step's information times 1 + 0.2 t, with Student's t of 3 degrees of freedom."""
+    return np.clip(1 + 0.2 * rng.standard_t(3, size=(runs, STEPS)) / np.sqrt(3), 0.05, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """How a run that keeps its information goes on."""
+
+    multiples: Callable[..., np.ndarray] = steady
+    length: float = 1.0  # what the replies' length has become at the end, by neutral tokens
+
+
+HEALTHY = {
+    "steady": Process(),
+    "wanders by 10 %": Process(lambda rng, runs: wander(rng, runs, 0.10)),
+    "wanders by 15 %": Process(lambda rng, runs: wander(rng, runs, 0.15)),
+    "t(3)": Process(heavy),
+    "5 times longer": Process(length=5.0),
+    "5 times shorter": Process(length=0.2),
+}
+
+
+def alarms(rng, bank_of, multiple_RT, length_RT, every=1):
+    """Whether the alarm is on, bool [R, T].
+
+    Args:
+      bank_of: step -> the `Bank` that it is drawn from.
+      multiple_RT: information, over the scene's. length_RT: of replies, over that at the start.
+      every: steps between diagnoses.
+    """
+    settings = base.get_config().regimes.to_dict()
+    R, T = multiple_RT.shape
+    place_RT = np.interp(np.log(multiple_RT), np.log(GRID_L), np.arange(len(GRID_L)))
+    level_RT = np.minimum((place_RT + rng.random((R, T))).astype(int), len(GRID_L) - 1)
+    state, on, labels = init_regimes(R), [], [str(run) for run in range(R)]
+    for t in range(T):
+        rows = [{"step": t + 1, **_others(rng, length_RT[r, t])} for r in range(R)]
+        if (t + 1) % every == 0:
+            for r in range(R):
+                steps = bank_of(t).steps_L[level_RT[r, t]]
+                at = rng.integers(len(next(iter(steps.values()))))
+                rows[r] |= {name: x[at] for name, x in steps.items()}
+        # Environments of one state are watched separately, as runs are.
         state, found, _ = update_regimes(state, settings, rows, labels)
         on.append([metrics["regime/alarm"] for metrics in found])
     return np.array(on, bool).T
 
 
-def error_rates(runs, scenes, retrievals):
-    """One dict for each scene and retrieval: its sizes, `false` and `seen`, and whether met."""
-    rows = []
-    for scene in scenes:
-        for i, retrieval in enumerate(retrievals):
-            strong, weak, mi, reached = strengths(scene, retrieval)
-            rng = np.random.default_rng(i)
-            same, after = bank(2 * i, scene, strong, BANK), bank(2 * i + 1, scene, weak, BANK // 2)
-            still_RT = alarms(scene, rng.choice(same, (runs, STEPS)))
-            falls = rng.choice(same, (runs, FALL_AT)), rng.choice(after, (runs, WITHIN))
-            fall_RT = alarms(scene, np.concatenate(falls, axis=1))
-            quiet_R = ~fall_RT[:, FALL_AT - 1]
-            seen_R = fall_RT[quiet_R, FALL_AT:].any(axis=1)
-            false, seen = still_RT.any(axis=1).mean(), seen_R.mean()
-            met = false <= MOST_FALSE and (retrieval < SEEN_FROM or seen >= LEAST_SEEN)
-            found = dict(retrieval=reached, mi=mi, false=false, seen=seen)
-            found = {name: round(float(x), 4) for name, x in found.items()}
-            rows.append(dataclasses.asdict(scene) | found | {"met": bool(met)})
-            print(line(rows[-1]), file=sys.stderr)  # it takes an hour
-    return rows
+def _others(rng, length):
+    """The figures of a healthy step besides information."""
+    row = {}
+    for name, (level, deviation, half) in OTHERS.items():
+        row |= {name: level + deviation * rng.normal(), f"{name}_ci95": half}
+    row["rollout/response_length"] = 70 * length * (1 + 0.01 * rng.normal())
+    # A nat a neutral token, half of one each other: what replies lose or gain is neutral.
+    share = 1 / (1 + NEUTRAL)
+    row["collapse/first_turn/h_cond"] = 1 - 0.5 * share / max(length, share) + 0.01 * rng.normal()
+    return row
+
+
+def _lengths(runs, steps, end):
+    """float64 [R, T]: from 1 to `end` along the run, in logarithms."""
+    return np.broadcast_to(np.exp(np.linspace(0, np.log(end), steps)), (runs, steps))
+
+
+def healthy_rates(runs, bank, processes=HEALTHY):
+    """{process: share of runs with an alarm}."""
+    found = {}
+    for i, (name, process) in enumerate(processes.items()):
+        rng = np.random.default_rng(i)
+        length_RT = _lengths(runs, STEPS, process.length)
+        on_RT = alarms(rng, lambda t: bank, process.multiples(rng, runs), length_RT)
+        found[name] = float(on_RT.any(axis=1).mean())
+    return found
+
+
+def seen_rates(runs, bank, *, lengths=(1.0, 0.25, 4.0)):
+    """{fall: share of the quiet runs that are seen}, of falls to half at which the replies' length
+    changes by the factors, and with a diagnosis every 5 steps."""
+    found = {}
+    falls = {"mi_seq": bank.half_mi, "own_margin": 0.5}
+    cases = [(name, length, 1) for name in falls for length in lengths]
+    cases += [(name, 1.0, 5) for name in falls]
+    for i, (name, length, every) in enumerate(cases):
+        rng, within = np.random.default_rng(i), WITHIN if every == 1 else WITHIN_OF_FIVE
+        multiple_RT = np.ones((runs, FALL_AT + within))
+        length_RT = multiple_RT.copy()
+        multiple_RT[:, FALL_AT:], length_RT[:, FALL_AT:] = falls[name], length
+        on_RT = alarms(rng, lambda t: bank, multiple_RT, length_RT, every)
+        quiet_R = ~on_RT[:, :FALL_AT].any(axis=1)
+        case = f"half of {name}" + (f", length x {length:g}" if length != 1 else "")
+        case += ", every 5" if every > 1 else ""
+        found[case] = float(on_RT[quiet_R][:, FALL_AT:].any(axis=1).mean())
+    return found
+
+
+def prompt_rates(runs, strength, size):
+    """{how the number of prompts a step changes: share of runs with an alarm}: 24 rooms, then 8; 8,
+    then 24; and one of 8, 16 and 24 at each step, at one strength of dependence."""
+    steps = {
+        rooms: draw_steps(rooms, Scene(rooms, 4, 0.0), strength, size) for rooms in (8, 16, 24)
+    }
+    banks = {rooms: Bank(strength, [x] * len(GRID_L), 0.5, 0.0) for rooms, x in steps.items()}
+    drawn_T = np.random.default_rng(0).choice([8, 16, 24], STEPS)
+    changes = {
+        "24 prompts, then 8": lambda t: banks[24 if t < STEPS // 2 else 8],
+        "8 prompts, then 24": lambda t: banks[8 if t < STEPS // 2 else 24],
+        "8, 16 or 24 prompts": lambda t: banks[drawn_T[t]],
+    }
+    found = {}
+    for i, (name, bank_of) in enumerate(changes.items()):
+        ones_RT = np.ones((runs, STEPS))
+        on_RT = alarms(np.random.default_rng(i), bank_of, ones_RT, ones_RT)
+        found[name] = float(on_RT.any(axis=1).mean())
+    return found
 
 
 def report(runs):
     """The JSON object of the case."""
+    rows = []
+    for scene in SCENES:
+        for retrieval in RETRIEVALS:
+            bank = make_bank(scene, strength_of(scene, retrieval), BANK)
+            row = dataclasses.asdict(scene) | {"retrieval": round(bank.retrieval, 3)}
+            row |= {"false": healthy_rates(runs, bank), "seen": seen_rates(runs, bank)}
+            rows.append(row)
+            print(line(row), file=sys.stderr)  # it takes hours
+    for strength in (0.5, 1.3, 4.0):
+        row = {"strength": strength, "false": prompt_rates(runs, strength, BANK)}
+        rows.append(row)
+        print(line(row), file=sys.stderr)
     return {
         "case": "alarm",
         "runs": runs,
         "targets": {"false at most": MOST_FALSE, f"seen from {SEEN_FROM}": LEAST_SEEN},
-        "rows": error_rates(runs, SCENES, RETRIEVALS),
+        "rows": rows,
     }
 
 
 def line(row):
     """A row for people."""
-    return (
-        f"{row['scope']:<11} {row['rooms']:>5} {row['turns']:>5} {row['differ']:>6} "
-        f"{row['retrieval']:>9.2f} {row['mi']:>6.3f} {row['false']:>6.3f} {row['seen']:>5.3f}"
-        f"  {'met' if row['met'] else 'missed'}"
-    )
+    head = "  ".join(f"{name} {x}" for name, x in row.items() if name not in ("false", "seen"))
+    parts = []
+    for kind in ("false", "seen"):
+        rates = [f"{name} {rate:.3f}" for name, rate in row.get(kind, {}).items()]
+        parts += [f"    {kind}: " + "; ".join(rates)] if rates else []
+    return "\n".join([head, *parts])
 
 
 def as_table(found):
     """A report for people."""
-    runs, lines = found["runs"], ["scope       rooms turns differ retrieval     MI  false  seen"]
-    lines += [line(row) for row in found["rows"]]
+    lines = [line(row) for row in found["rows"]]
     lines.append(
-        f"{runs} runs each: false of {STEPS} stationary steps, target at most {MOST_FALSE}; seen "
-        f"within {WITHIN} steps, target at least {LEAST_SEEN} from retrieval {SEEN_FROM} on"
+        f"{found['runs']} runs each: false of {STEPS} steps without a loss, target at most "
+        f"{MOST_FALSE}; seen within {WITHIN} steps ({WITHIN_OF_FIVE} with a diagnosis every 5), "
+        f"target at least {LEAST_SEEN} from retrieval {SEEN_FROM} on"
     )
     return "\n".join(lines)

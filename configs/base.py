@@ -219,15 +219,14 @@ def get_config() -> ConfigDict:
             regimes=dict(
                 # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
                 action="warn",
-                baseline=5,  # values before a figure has a level
-                recent=5,  # values of the running mean that is judged
-                long=20,  # values of the running mean that its level follows upwards
-                margin=0.7,  # of the 95 % half-widths that a fall must be beyond
-                clear_patience=5,  # values in a row inside the way back that end a sign
+                baseline=5,  # values, the fewest that a level is a mean of
+                recent=15,  # steps of the mean that is judged, at least its last 4 values
+                long=100,  # values, the most that a level is a mean of
+                clear_patience=5,  # steps nearer to the level that end a sign
                 recover=0.5,  # the way back: this share of it, in logarithms, towards the level
-                low=0.5,  # below which H(Z|X) or MI counts as low for regime/index
-                mi=0.75,  # below: an alarm by itself
-                mi_sign=0.87,  # below: a sign, an alarm with another one
+                low=0.5,  # below which H(Z|X) or information counts as low for regime/index
+                mi=0.65,  # below: an alarm on its own
+                mi_sign=0.8,  # below: a sign, an alarm with another one
                 valid_think=0.9,  # below: a sign
                 valid_action=0.92,
                 grounded=0.85,  # share of the facts stated that are so

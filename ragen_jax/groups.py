@@ -91,7 +91,8 @@ def combine_metrics(parts: Sequence[Share], metrics_E: Sequence[Metrics]) -> Met
     """The metrics of each part under its label, and their mean over the parts that have them.
 
     The mean of E independent figures has the interval sqrt(sum of their squared half-widths) / E
-    (names ending in _ci95); p-values (in _p) have no mean.
+    (names ending in _ci95), and none where a part has the figure without an interval; p-values (in
+    _p) have no mean.
 
     Args:
       metrics_E: of each part.
@@ -100,7 +101,9 @@ def combine_metrics(parts: Sequence[Share], metrics_E: Sequence[Metrics]) -> Met
     for name in dict.fromkeys(name for metrics in metrics_E for name in metrics):
         values = [metrics[name] for metrics in metrics_E if name in metrics]
         if name.endswith("_ci95"):
-            combined[name] = math.hypot(*values) / len(values)
+            figure = name.removesuffix("_ci95")
+            if len(values) == sum(figure in metrics for metrics in metrics_E):
+                combined[name] = math.hypot(*values) / len(values)
         elif len(parts) == 1 or not name.endswith("_p"):
             combined[name] = np.mean(values)
     return combined | label_metrics(parts, metrics_E)

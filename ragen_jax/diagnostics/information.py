@@ -45,9 +45,16 @@ def information_metrics(
     | h_marginal_released | -mean released |
     | marginal_std_released | std(released) |
     | mi_zscore_released | mi_released / (marginal_std_released + std_eps) |
+    | own_margin | mean over m of L[m, own] - mean of L[m, n] over the n of other prompts |
     | retrieval_acc | mean over m of P(own answer ranks first) |
     | recall_at_2, _4, _8 | mean over m of P(own answer ranks among the first min(k, N)) |
     | retrieval_chance, recall_chance_at_2, _4, _8 | the same, had all scores been equal |
+
+    **The figure without a ceiling.** own_margin is in nats a reasoning. Its mean over prompts and
+    reasonings drawn anew is E_{x,x'} KL(p(z|x) || p(z|x')) = I(X;Z) + L(X;Z), the mutual and the
+    lautum information (Palomar and Verdu 2008), whatever N. It adds up over independent parts of a
+    reasoning, is not bounded by log N, and tokens that are as likely under every prompt change
+    nothing of it: it does not move with the length alone. 0 where all prompts are one.
 
     The released code averages length-normalised scores inside the logarithm; its numbers are kept
     under names of their own so that a run can be laid beside a RAGEN log.
@@ -160,11 +167,25 @@ def _of_reasonings(
         "matched_seq": matched_seq_M,
         "marginal": marginal_seq_M / length_M,
         "marginal_seq": marginal_seq_M,
+        "margin": own_margins(score_MN, own_M, prompt_id_N),
         "marginal_released": np.logaddexp.reduce(score_MN / length_M[:, None], axis=1) - np.log(N),
         "bound": np.full(M, np.log(N)),
         "hit": hit_MR,
         "chance": chance_MR,
     }
+
+
+def own_margins(score_MN: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray) -> np.ndarray:
+    """Each reasoning's log-likelihood under its own prompt less the mean over the columns of other
+    prompts, float64 [M], in nats; 0 where there are no others.
+
+    Arguments as `checked_scores` returns them.
+    """
+    other_MN = prompt_id_N[None, :] != prompt_id_N[own_M][:, None]
+    others_M = other_MN.sum(axis=1)
+    total_M = np.where(other_MN, score_MN, 0.0).sum(axis=1)
+    own_score_M = score_MN[np.arange(len(own_M)), own_M]
+    return np.where(others_M > 0, own_score_M - total_M / np.maximum(others_M, 1), 0.0)
 
 
 def _means(of_parts: Sequence[dict[str, np.ndarray]], std_eps: float) -> Metrics:
@@ -174,6 +195,7 @@ def _means(of_parts: Sequence[dict[str, np.ndarray]], std_eps: float) -> Metrics
         "h_cond": -np.mean(of["matched"]),
         "h_cond_seq": -np.mean(of["matched_seq"]),
         "mi_upper_bound": np.mean(of["bound"]),
+        "own_margin": np.mean(of["margin"]),
     }
     for suffix in ("", "_seq", "_released"):
         matched_M = of["matched_seq" if suffix == "_seq" else "matched"]

@@ -62,7 +62,7 @@ import chex
 import numpy as np
 from scipy.special import stdtrit
 
-from ragen_jax.diagnostics.information import checked_scores, first_ranks, parts
+from ragen_jax.diagnostics.information import checked_scores, first_ranks, own_margins, parts
 from ragen_jax.types import Array, Metrics
 
 # Below three groups, deleting one leaves a single one, which may be all alike.
@@ -89,9 +89,9 @@ def confidence_intervals(
       part_N: the parts of `within_metrics`, whose figures the intervals are then of; None: one.
 
     Returns:
-      Python floats mi_ci95, mi_seq_ci95, mi_released_ci95, h_cond_ci95, h_cond_seq_ci95,
-      h_marginal_ci95, h_marginal_seq_ci95, retrieval_acc_ci95. Empty where nothing can be said:
-      fewer than three groups, or nothing to tell apart when one of them is gone.
+      Python floats mi_ci95, mi_seq_ci95, mi_released_ci95, own_margin_ci95, h_cond_ci95,
+      h_cond_seq_ci95, h_marginal_ci95, h_marginal_seq_ci95, retrieval_acc_ci95. Empty where nothing
+      can be said: fewer than three groups, or nothing to tell apart when one of them is gone.
 
     Raises:
       ValueError, AssertionError: as `information_metrics` does.
@@ -113,11 +113,15 @@ def confidence_intervals(
             marginal = np.logaddexp.reduce(score, axis=1) - np.log(len(columns))
             by_token = score / length_M[rows, None]
             released = np.logaddexp.reduce(by_token, axis=1) - np.log(len(columns))
-            of_parts.append((matched, marginal, released, length_M[rows]))
+            margin = own_margins(score, own_columns, prompt_id_N[columns])
+            of_parts.append((matched, marginal, released, margin, length_M[rows]))
         if not of_parts:
             return {}
-        matched_M, marginal_M, released_M, tokens_M = np.concatenate(of_parts, axis=1)
-        means = {"mi_released": np.mean(matched_M / tokens_M - released_M)}
+        matched_M, marginal_M, released_M, margin_M, tokens_M = np.concatenate(of_parts, axis=1)
+        means = {
+            "mi_released": np.mean(matched_M / tokens_M - released_M),
+            "own_margin": np.mean(margin_M),
+        }
         for suffix, unit_M in (("", tokens_M), ("_seq", 1.0)):
             means["mi" + suffix] = np.mean((matched_M - marginal_M) / unit_M)
             means["h_cond" + suffix] = -np.mean(matched_M / unit_M)
@@ -138,12 +142,13 @@ def confidence_intervals(
     half = {}
     full = left(np.ones(N, bool))
     for name, value in full.items():
-        matched = full["h_cond_seq" if name.endswith("_seq") else "h_cond"]
+        sums = name.endswith("_seq") or name == "own_margin"
+        matched = full["h_cond_seq" if sums else "h_cond"]
         floor = abs(value) / (2 * D) if name.startswith("mi") else 0.0
         rounding = np.finfo(np.float32).eps * abs(matched)
         half[name] = jackknife([means[name] for means in deleted], floor) + rounding
     hit_M, group_M = np.concatenate(hits), np.concatenate(of_groups)
-    n, t = np.sqrt(len(hit_M) * asked), _quantile(len(np.unique(group_M)))
+    n, t = np.sqrt(len(hit_M) * asked), t_quantile(len(np.unique(group_M)))
     half["retrieval_acc"] = grouped(hit_M, group_M, floor=t / (2 * (n + t**2)))
     return {name + "_ci95": float(value) for name, value in half.items()}
 
@@ -157,7 +162,7 @@ def jackknife(deleted_G: Sequence[float] | np.ndarray, floor: float = 0.0) -> fl
     deleted_G = np.asarray(deleted_G)
     G = len(deleted_G)
     se = np.sqrt((G - 1) / G * np.sum((deleted_G - np.mean(deleted_G)) ** 2))
-    return _quantile(G) * np.hypot(se, floor)
+    return t_quantile(G) * np.hypot(se, floor)
 
 
 def rate_with_interval(name: str, part_G: np.ndarray, whole_G: np.ndarray) -> Metrics:
@@ -196,9 +201,9 @@ def grouped(x_M: np.ndarray, group_M: np.ndarray, floor: float = 0.0) -> float:
     if G < 2:
         return np.nan
     se = np.sqrt(G / (G - 1) * np.sum(from_mean_G**2)) / len(group_M)
-    return _quantile(G) * np.hypot(se, floor)
+    return t_quantile(G) * np.hypot(se, floor)
 
 
-def _quantile(G: int) -> float:
+def t_quantile(G: float) -> float:
     """0.975 quantile of Student's t with G - 1 degrees of freedom."""
     return stdtrit(G - 1, 0.975)

@@ -1,58 +1,44 @@
 """Where a run stands between reasoning and collapse, and an alarm before success shows it.
 
 Two axes (RAGEN-2, section 2): the conditional entropy H(Z|X) of the reasoning, that is diversity
-within an input, and its mutual information I(Z;X) with the input. Each is read relative to its own
+within an input, and the information that it has of the input. Each is read relative to its own
 level; low is below `low` of that.
 
-    index  H(Z|X)  I(Z;X)
-    0      high    high    diverse reasoning
-    1      low     high    compressed: nearly deterministic, but still about the input
-    2      high    low     template collapse: diverse, but about no input in particular
-    3      low     low     low-entropy collapse
+    index  H(Z|X)  information
+    0      high    high         diverse reasoning
+    1      low     high         compressed: nearly deterministic, but still about the input
+    2      high    low          template collapse: diverse, but about no input in particular
+    3      low     low          low-entropy collapse
 
-**The alarm** watches figures of each environment by itself:
+**The alarm** watches figures of each environment separately:
 
     kind          figures                                               a sign where it has
-    mi            collapse/first_turn/ and trajectory/mi_released       fallen; an alarm by itself
-    mi_sign       the same, with a share of its own: a smaller fall     fallen
+    mi            collapse/first_turn/ and trajectory/own_margin        fallen; an alarm on its own
+    mi_sign       the same, with a smaller fall                         fallen
     valid_think   rollout/valid_think_rate                              fallen
     valid_action  rollout/valid_rate                                    fallen
     grounded      reasoning/grounded_rate                               fallen
     length        rollout/response_length                               fallen or risen
     entropy       collapse/first_turn/h_cond                            fallen or risen
 
-It is on where the information has fallen, or two kinds are signs and one of them is not length or
-entropy: healthy runs shorten and sharpen too, and a template reads as fluently as ever. All that
-one matrix of cross scores says is one piece of evidence: retrieval does not count beside MI, and
-`mi` and `mi_sign` count once. Beside another kind a smaller fall is enough, as each confirms the
-other.
+It is on where the information has fallen, or where two kinds are signs and one of them is neither
+length nor entropy: healthy runs shorten and sharpen too, and a template reads as fluently as ever.
+What "fallen" and "risen" mean, and how often they are said of a run that has not changed, is in
+levels.py.
 
-**Beyond its interval.** A step has few prompts, so single values say little. Of each figure two
-running means are kept, one over about `recent` steps and one over about `long` steps (weights 1 /
-steps, plain means at first), each with a half-width from those of its values. A value's half-width
-is its own 95 % interval (<figure>_ci95, where the row has it) or 1.96 standard deviations of the
-figure from step to step (root of half the mean squared difference of neighbours), whichever is
-larger. With m = `margin`, which makes intervals of 84 % of those of 95 % (two of which, just not
-overlapping, differ at the level of 5 %):
+**Information** is `own_margin` (information.py), in nats a reasoning: how much likelier a reasoning
+is under its own prompt than under the others. It estimates I(X;Z) plus the lautum information, is
+not bounded by log N, and does not change with tokens that are as likely under every prompt: replies
+may grow or shrink. `mi_seq` and retrieval are at their ceilings in healthy runs and stay there
+while the dependence fades; `mi` and `mi_released`, per token, move with the length.
 
-    fallen   recent + m * its half-width < share * (level - m * its half-width)
-    risen    recent - m * its half-width > share * (level + m * its half-width)
+**Both scopes are one piece of evidence**: the mean of the margins of first turns and trajectories,
+of which a step may have one. Its square root is compared, with the sign kept: margins vary with
+their size, and prompts whose dependence is strong count for less. A value weighs as many prompts as
+were scored (exp(mi_upper_bound)).
 
-**A level that rises.** The level is the long mean after the first `baseline` values. Of kinds that
-only fall it becomes the long mean whenever the lower end of that one's interval (margin m) is above
-its own: what was surely reached only ever rises, so that an information that first rises and then
-crashes is compared with what it rose to. Of length and entropy the level stays.
-
-A sign ends when the recent mean has been for `clear_patience` values in a row nearer to the level
-(`recover` of the way, in logarithms). Steps without a figure leave all of it as it is.
-
-**A level worth watching.** A figure is judged only while its level is above SURE * m half-widths of
-its long mean: nearer to 0, a fall would be told from noise in hardly any run, and noise taken for a
-fall in many. `python -m benchmarks alarm` simulates both error rates.
-
-MI is the form of the released code (information.py), because the paper's is at most log N a
-reasoning: a reasoning that names its prompt among N stands at that ceiling, and stays there
-while its dependence on the prompt fades. Per token it also moves with the length.
+A sign ends when the recent mean has for `clear_patience` steps been nearer to the level (`recover`
+of the way, in logarithms). Steps without a figure leave it as it is.
 
 Axes: E environments, F figures.
 """
@@ -65,19 +51,22 @@ from typing import Any
 import flax.struct
 import numpy as np
 
+from ragen_jax.diagnostics.intervals import t_quantile
+from ragen_jax.diagnostics.levels import Comparison, Levels, bound, init_levels, update_levels
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.types import Array, Metrics
 
 ACTIONS = ("warn", "stop", "checkpoint", "tighten", "off")
-ALONE = ("mi",)  # kinds that are an alarm by themselves
-CONFIRMED = "mi_sign"  # what counts beside other kinds in their place
+ALONE = ("mi",)  # kinds that are an alarm on their own
+CONFIRMED = "mi_sign"  # what counts next to other kinds in their place
 # Kinds that are a sign where fallen.
 FALLING = (*ALONE, CONFIRMED, "valid_think", "valid_action", "grounded")
-EITHER = ("length", "entropy")  # a sign where fallen or risen, never an alarm by themselves
+EITHER = ("length", "entropy")  # a sign where fallen or risen, never an alarm on their own
 SIGNS = 2  # kinds that make an alarm
 NAMES = ("diverse reasoning", "compressed", "template collapse", "low-entropy collapse")
-SURE = 8  # times `margin` half-widths of its long mean: what a level must be above to be watched
-NOISE_STEPS = 20  # values over which the differences of neighbours are averaged
+SCOPES = ("collapse/first_turn", "collapse/trajectory")
+MARGINS = tuple(f"{scope}/own_margin" for scope in SCOPES)
+Z95 = 1.96  # standard errors in a 95 % half-width, where the number of groups is not known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,40 +74,37 @@ class Figure:
     """A number of each step that is compared with its level."""
 
     kind: str
-    key: str  # in the row, of a run's only environment
+    keys: tuple[str, ...]  # in the row of a run's only environment; the mean of those it has
     words: str  # for reasons
+    wander: float  # share of its level by which it wanders slowly in a healthy run
+
+    @property
+    def rooted(self) -> bool:
+        """Whether the signed square root is compared."""
+        return self.keys == MARGINS
 
 
 FIGURES = (
-    Figure("mi", "collapse/first_turn/mi_released", "first-turn MI"),
-    Figure("mi", "collapse/trajectory/mi_released", "trajectory MI"),
-    Figure("mi_sign", "collapse/first_turn/mi_released", "first-turn MI"),
-    Figure("mi_sign", "collapse/trajectory/mi_released", "trajectory MI"),
-    Figure("valid_think", "rollout/valid_think_rate", "valid thinking"),
-    Figure("valid_action", "rollout/valid_rate", "valid actions"),
-    Figure("grounded", "reasoning/grounded_rate", "grounded facts"),
-    Figure("length", "rollout/response_length", "length"),
-    Figure("entropy", "collapse/first_turn/h_cond", "first-turn H(Z|X)"),
+    Figure("mi", MARGINS, "margin of the own prompt", 0.05),
+    Figure("mi_sign", MARGINS, "margin of the own prompt", 0.05),
+    Figure("valid_think", ("rollout/valid_think_rate",), "valid thinking", 0.01),
+    Figure("valid_action", ("rollout/valid_rate",), "valid actions", 0.01),
+    Figure("grounded", ("reasoning/grounded_rate",), "grounded facts", 0.01),
+    Figure("length", ("rollout/response_length",), "length", 0.05),
+    Figure("entropy", ("collapse/first_turn/h_cond",), "first-turn H(Z|X)", 0.05),
 )
 MI, H = 0, len(FIGURES) - 1  # the two axes
 RISES_F = np.array([figure.kind in FALLING for figure in FIGURES])  # levels that may rise
+ROOTED_F = np.array([figure.rooted for figure in FIGURES])
 
 
 @flax.struct.dataclass
 class RegimeState:
-    """What the alarm remembers, part of `types.TrainState`; float32 where not said otherwise."""
+    """What the alarm remembers, part of `types.TrainState`; float32 where not stated otherwise."""
 
-    count_EF: Array  # int32, values so far
-    last_EF: Array  # the last of them
-    noise_EF: Array  # running mean of half the squared differences of neighbours
-    recent_EF: Array  # running mean over about `recent` values
-    recent_variance_EF: Array  # of it, in squared half-widths
-    long_EF: Array  # running mean over about `long` values
-    long_variance_EF: Array
-    level_EF: Array  # 0 before there are `baseline` values
-    level_variance_EF: Array
+    levels: Levels
     sign_EF: Array  # int32, 1 while the figure is a sign
-    streak_EF: Array  # int32, values in a row that speak for ending the sign
+    back_EF: Array  # int32, since which step its mean has been nearer to the level; 0: it is not
     alarm_E: Array  # int32, steps that the alarm has been on; 0: it is off
     filter_scale_E: Array  # multiplies filter.value; falls where action is "tighten"
 
@@ -126,22 +112,28 @@ class RegimeState:
 def init_regimes(environments: int = 1) -> RegimeState:
     """The `RegimeState` of a run that has not begun."""
     shape = (environments, len(FIGURES))
-    whole = {"count_EF", "sign_EF", "streak_EF", "alarm_E"}
-    arrays = {
-        field.name: np.zeros(
-            shape if field.name.endswith("_EF") else shape[:1],
-            np.int32 if field.name in whole else np.float32,
-        )
-        for field in dataclasses.fields(RegimeState)
-    }
-    return RegimeState(**arrays | {"filter_scale_E": np.ones(environments, np.float32)})
+    return RegimeState(
+        levels=init_levels(*shape),
+        sign_EF=np.zeros(shape, np.int32),
+        back_EF=np.zeros(shape, np.int32),
+        alarm_E=np.zeros(environments, np.int32),
+        filter_scale_E=np.ones(environments, np.float32),
+    )
+
+
+def relative(state: RegimeState) -> np.ndarray:
+    """float64 [E, F]: the recent mean of each figure over its level; NaN before there is one."""
+    level_EF = np.asarray(state.levels.level_EF, np.float64)
+    recent_EF = np.asarray(state.levels.recent_EF, np.float64)
+    share_EF = np.divide(
+        recent_EF, level_EF, out=np.full(level_EF.shape, np.nan), where=level_EF > 0
+    )
+    return np.where(ROOTED_F, np.sign(share_EF) * share_EF**2, share_EF)
 
 
 def information_share(state: RegimeState) -> np.ndarray:
-    """float64 [E]: first-turn MI over its level, as regime/mi_relative; NaN before there is one."""
-    level_E = np.asarray(state.level_EF, np.float64)[:, MI]
-    recent_E = np.asarray(state.recent_EF, np.float64)[:, MI]
-    return np.divide(recent_E, level_E, out=np.full(len(level_E), np.nan), where=level_E > 0)
+    """float64 [E]: information over its level, as regime/mi_relative; NaN before there is one."""
+    return relative(state)[:, MI]
 
 
 def update_regimes(
@@ -156,20 +148,19 @@ def update_regimes(
       state: arrays of any kind, as a checkpoint restores them.
       settings: the config's regimes section.
       rows: each environment's metrics of the iteration. A figure that is missing or not finite says
-        nothing.
+        nothing. "step", where a row has it, is the number of the step; otherwise it is the next.
       labels: of the environments, for the reasons; "" of a run's only one.
 
     Returns:
       (RegimeState, the metrics of each environment, list of `Fired`, at most one an environment).
-      Metrics: regime/h_relative and regime/mi_relative (first turns, recent means over their
-      levels) and regime/index (the table above), once there are levels; regime/signs (kinds that
-      are signs); regime/alarm (0 or 1); regime/filter_scale where action is "tighten".
+      Metrics: regime/h_relative and regime/mi_relative (recent means over their levels) and
+      regime/index (the table above), once there are levels; regime/signs (kinds that are signs);
+      regime/alarm (0 or 1); regime/filter_scale where action is "tighten".
       Fired: "warn" and "checkpoint" when an alarm goes on; "stop" at every step that it is on;
       "tighten" when it goes on and after every further `tighten.every` steps.
     """
-    state = _take_in(state, settings, *_read(rows))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share_EF = np.where(state.level_EF > 0, state.recent_EF / state.level_EF, np.nan)
+    state = _judge(state, settings, rows)
+    share_EF = relative(state)
     action, metrics_E, fired = settings["action"], [], []
     alarm_E, filter_scale_E = np.array(state.alarm_E), np.array(state.filter_scale_E)
     for e, label in enumerate(labels):
@@ -206,103 +197,87 @@ def update_regimes(
     return state, metrics_E, fired
 
 
-def _read(rows: Sequence[Metrics]) -> tuple[np.ndarray, np.ndarray]:
-    """(values, their half-widths or 0) of each row's figures, float32 [E, F]; NaN: no value."""
+def _read(rows: Sequence[Metrics]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(values, their standard errors or 0, their weights) of each row's figures, float64 [E, F];
+    NaN: no value."""
+    shape = (len(rows), len(FIGURES))
+    value_EF, error_EF, weight_EF = np.full(shape, np.nan), np.zeros(shape), np.ones(shape)
+    for e, row in enumerate(rows):
+        for f, figure in enumerate(FIGURES):
+            found = [(row[key], row.get(f"{key}_ci95", 0.0)) for key in figure.keys if key in row]
+            found = [(x, half) for x, half in found if math.isfinite(x)]
+            if not found:
+                continue
+            value_EF[e, f] = np.mean([x for x, _ in found])
+            # Scopes share their rooms: as if their errors were one.
+            halves = [half if math.isfinite(half) else 0.0 for _, half in found]
+            quantile = Z95
+            if figure.rooted:
+                weight_EF[e, f] = prompts = _prompts(row)
+                quantile = t_quantile(prompts) if prompts > 1 else Z95
+            error_EF[e, f] = np.sqrt(np.mean(np.square(halves))) / quantile
+    size_EF = np.maximum(np.abs(value_EF), np.maximum(error_EF, np.finfo(np.float32).tiny))
+    error_EF = np.where(ROOTED_F, error_EF / (2 * np.sqrt(size_EF)), error_EF)
+    value_EF = np.where(ROOTED_F, np.sign(value_EF) * np.sqrt(np.abs(value_EF)), value_EF)
+    return value_EF, error_EF, weight_EF
 
-    def read(suffix, missing):
-        table = [[row.get(figure.key + suffix, missing) for figure in FIGURES] for row in rows]
-        return np.array(table, np.float32)
 
-    half_EF = read("_ci95", 0.0)
-    return read("", np.nan), np.where(np.isfinite(half_EF), half_EF, np.float32(0))
+def _prompts(row: Metrics) -> float:
+    """How many prompts a row's information is of; 1 where it does not say."""
+    bounds = [row.get(f"{scope}/mi_upper_bound", math.nan) for scope in SCOPES]
+    return next((math.exp(x) for x in bounds if math.isfinite(x)), 1.0)
 
 
-def _take_in(
-    state: RegimeState, settings: Mapping[str, Any], value_EF: np.ndarray, half_EF: np.ndarray
-) -> RegimeState:
-    """The state behind a step's values: its means, levels and signs."""
-    # float32 throughout, so that a run and its resumed twin add the same numbers.
-    s = RegimeState(**{name: np.array(x) for name, x in vars(state).items()})
-    unit, here_EF = np.float32(1), np.isfinite(value_EF)
-    count_EF = s.count_EF + here_EF
-
-    def put(old_EF, new_EF, where_EF=here_EF):
-        return np.where(where_EF, new_EF, old_EF).astype(old_EF.dtype)
-
-    def weight(values_EF, steps):
-        """Of a new value in a running mean: a plain mean's at first."""
-        return unit / np.clip(values_EF, 1, steps).astype(np.float32)
-
-    change_EF = np.where(s.count_EF > 0, value_EF - s.last_EF, np.float32(0))
-    w_EF = weight(s.count_EF, NOISE_STEPS)
-    noise_EF = (unit - w_EF) * s.noise_EF + w_EF * change_EF**2 / np.float32(2)
-    variance_EF = np.maximum(half_EF**2, np.float32(1.96**2) * noise_EF)
-    s = dataclasses.replace(
-        s,
-        count_EF=count_EF.astype(np.int32),
-        last_EF=put(s.last_EF, value_EF),
-        noise_EF=put(s.noise_EF, noise_EF),
+def _judge(state: RegimeState, settings: Mapping[str, Any], rows: Sequence[Metrics]) -> RegimeState:
+    """The state after a step's values: its levels and signs."""
+    test = Comparison(
+        baseline=settings["baseline"],
+        recent=settings["recent"],
+        long=settings["long"],
+        prior_F=np.array([figure.wander for figure in FIGURES]),
+        rises_F=RISES_F,
     )
-    for name in ("recent", "long"):
-        w_EF = weight(count_EF, settings[name])
-        mean_EF, of_mean_EF = getattr(s, f"{name}_EF"), getattr(s, f"{name}_variance_EF")
-        new_EF = (unit - w_EF) * mean_EF + w_EF * value_EF
-        of_new_EF = (unit - w_EF) ** 2 * of_mean_EF + w_EF**2 * variance_EF
-        s = dataclasses.replace(
-            s,
-            **{
-                f"{name}_EF": put(mean_EF, new_EF),
-                f"{name}_variance_EF": put(of_mean_EF, of_new_EF),
-            },
-        )
-    s = _judge(s, settings, here_EF & (count_EF > settings["baseline"]))
-
-    margin = np.float32(settings["margin"])
-    surer_EF = s.long_EF - margin * np.sqrt(s.long_variance_EF) > (
-        s.level_EF - margin * np.sqrt(s.level_variance_EF)
+    value_EF, error_EF, weight_EF = _read(rows)
+    before_E = np.asarray(state.levels.step_E)
+    step_E = np.array(
+        [row.get("step", before + 1) for row, before in zip(rows, before_E, strict=True)], int
     )
-    first_EF = here_EF & (count_EF == settings["baseline"])
-    later_EF = here_EF & (count_EF > settings["baseline"]) & RISES_F & surer_EF
-    return dataclasses.replace(
-        s,
-        level_EF=put(s.level_EF, s.long_EF, first_EF | later_EF),
-        level_variance_EF=put(s.level_variance_EF, s.long_variance_EF, first_EF | later_EF),
+    on_EF = np.asarray(state.sign_EF) > 0
+    fixed_EF = on_EF.copy()
+    fixed_EF[:, ROOTED_F] = on_EF[:, ROOTED_F].any(axis=1, keepdims=True)
+    levels, z_EF = update_levels(
+        state.levels, test, step_E, value_EF, error_EF, weight_EF, fixed_EF
     )
+    state = dataclasses.replace(state, levels=levels)
+    share_EF = relative(state)
 
-
-def _judge(state: RegimeState, settings: Mapping[str, Any], judged_EF: np.ndarray) -> RegimeState:
-    """The state with the signs of the figures to be judged."""
-    shares = [settings[figure.kind] for figure in FIGURES]
-    shares = [x if isinstance(x, dict) else {"fall": x, "rise": math.inf} for x in shares]
-    fall_F, rise_F = (np.array([x[way] for x in shares], np.float32) for way in ("fall", "rise"))
-    margin, back = np.float32(settings["margin"]), np.float32(1 - settings["recover"])
-    recent_EF, level_EF = state.recent_EF, state.level_EF
-    half_EF, level_half_EF = (
-        margin * np.sqrt(x) for x in (state.recent_variance_EF, state.level_variance_EF)
-    )
-    with np.errstate(invalid="ignore"):  # an endless share of a level that is not there
-        beyond_EF = recent_EF + half_EF < fall_F * (level_EF - level_half_EF)
-        beyond_EF |= recent_EF - half_EF > rise_F * (level_EF + level_half_EF)
-        # The way back is longer: a share of it, in logarithms.
-        inside_EF = (recent_EF >= fall_F**back * level_EF) & (recent_EF <= rise_F**back * level_EF)
-    least_EF = np.float32(SURE) * margin * np.sqrt(state.long_variance_EF)
-    judged_EF = judged_EF & (level_EF > least_EF)
-    on_EF = state.sign_EF > 0
-    streak_EF = np.where(on_EF & inside_EF, state.streak_EF + 1, 0)
-    ends_EF = streak_EF >= settings["clear_patience"]
-    sign_EF = np.where(on_EF, ~ends_EF, beyond_EF)
+    ranges = [settings[figure.kind] for figure in FIGURES]
+    ranges = [x if isinstance(x, dict) else {"fall": x, "rise": math.inf} for x in ranges]
+    fall_F, rise_F = (np.array([x[way] for x in ranges], float) for way in ("fall", "rise"))
+    surely_EF = np.abs(z_EF) > bound(levels.count_EF)
+    back = 1 - settings["recover"]
+    with np.errstate(invalid="ignore"):  # before there is a level
+        left_EF = surely_EF & ((share_EF < fall_F) | (share_EF > rise_F))
+        near_EF = (share_EF >= fall_F**back) & (share_EF <= rise_F**back)
+    here_EF = np.isfinite(value_EF)
+    back_EF = np.asarray(state.back_EF)
+    since_EF = np.where(back_EF > 0, back_EF, step_E[:, None])
+    since_EF = np.where(here_EF, np.where(on_EF & near_EF, since_EF, 0), back_EF)
+    ends_EF = (since_EF > 0) & (step_E[:, None] - since_EF + 1 >= settings["clear_patience"])
+    sign_EF = np.where(here_EF, np.where(on_EF, ~ends_EF, left_EF), on_EF)
     return dataclasses.replace(
         state,
-        sign_EF=np.where(judged_EF, sign_EF, state.sign_EF).astype(np.int32),
-        streak_EF=np.where(judged_EF, streak_EF, state.streak_EF).astype(np.int32),
+        sign_EF=sign_EF.astype(np.int32),
+        back_EF=np.where(sign_EF, since_EF, 0).astype(np.int32),
     )
 
 
 def _reason(state: RegimeState, share_EF: np.ndarray, e: int, label: str, index: int | None) -> str:
     """A sentence with the numbers of an environment's signs."""
+    power_F = np.where(ROOTED_F, 2, 1)
+    recent_F, level_F = state.levels.recent_EF[e] ** power_F, state.levels.level_EF[e] ** power_F
     words = [
-        f"{figure.words} {state.recent_EF[e, f]:.3g}, {share_EF[e, f]:.2f} of its level "
-        f"{state.level_EF[e, f]:.3g}"
+        f"{figure.words} {recent_F[f]:.3g}, {share_EF[e, f]:.2f} of its level {level_F[f]:.3g}"
         for f, figure in enumerate(FIGURES)
         if state.sign_EF[e, f]
     ]

@@ -42,17 +42,18 @@ CHARTS = (
         share=True,
     ),
     Chart(
-        "Mutual information of input and reasoning",
-        "Nats a token, in the released form, which the alarm reads. It falls first where reasoning "
-        "turns into a template.",
+        "Information of the reasoning about its input",
+        "How much likelier a reasoning is under its own prompt than under the others "
+        "(own_margin), nats a reasoning. It has no ceiling and does not move with the length "
+        "alone; the alarm reads the first two. It falls where reasoning turns into a template.",
         (
-            f"{FIRST_TURN}/mi_released",
-            "collapse/trajectory/mi_released",
-            "probe/mi_released",
+            f"{FIRST_TURN}/own_margin",
+            "collapse/trajectory/own_margin",
+            "probe/own_margin",
         ),
-        band=f"{FIRST_TURN}/mi_released",
+        band=f"{FIRST_TURN}/own_margin",
         names=("first turn", "trajectory", "probe"),
-        overlay=(f"{FIRST_TURN}/mi_released",),
+        overlay=(f"{FIRST_TURN}/own_margin",),
     ),
     Chart(
         "Retrieval against chance",

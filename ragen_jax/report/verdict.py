@@ -14,6 +14,7 @@ from ragen_jax.diagnostics.regimes import (
     CONFIRMED,
     FIGURES,
     init_regimes,
+    relative,
     update_regimes,
 )
 from ragen_jax.report.causes import Cause, Evidence, find_causes
@@ -100,7 +101,7 @@ def judge(run: Recorded, label: str, truncated: dict[int, Truncation]) -> Verdic
     Args:
       truncated: of the episodes saved at some steps.
     """
-    watched = {figure.key for figure in FIGURES}
+    watched = {key for figure in FIGURES for key in figure.keys}
     rows = [row for row in run.rows_of(label) if watched & row.keys()]  # step 0 may have none
     figures_F, evidence = replay(rows, run.config["regimes"], truncated)
     steps = [e.step for e in evidence]
@@ -152,11 +153,9 @@ def replay(
     for row in rows:
         state, (metrics,), _ = update_regimes(state, settings, [row])
         step = int(row["step"])
-        sign_F, recent_F, level_F = (
-            np.asarray(x)[0] for x in (state.sign_EF, state.recent_EF, state.level_EF)
-        )
+        sign_F, share_F = state.sign_EF[0], relative(state)[0]
         for f in np.flatnonzero(sign_F):
-            figures_F[f].append((step, float(recent_F[f] / level_F[f])))
+            figures_F[f].append((step, float(share_F[f])))
         evidence.append(
             Evidence(
                 step=step,
@@ -182,7 +181,7 @@ def _moves(
         for step, end in _spans(list(shares), steps):
             if alarm is not None and end < alarm:
                 continue  # it had come back
-            move = Move(WORDS[figure.kind], figure.key, step, shares[step])
+            move = Move(WORDS[figure.kind], figure.keys[0], step, shares[step])
             if move.what not in found or step < found[move.what].step:
                 found[move.what] = move
             break

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax import algorithms, filter, losses, objectives, rewards
 from ragen_jax.bonus import ENTROPY_ON
-from ragen_jax.diagnostics import regimes, stopping
+from ragen_jax.diagnostics import levels, regimes, stopping
 from ragen_jax.envs import ENVS, known
 from ragen_jax.model import hf, kernels, lora
 from ragen_jax.rollout import chat
@@ -299,10 +299,9 @@ DOMAINS = {
     "stopping.nonfinite.action": one_of(stopping.ACTIONS),
     "stopping.nonfinite.patience": whole(1, EVERY, _rule("nonfinite")),
     "regimes.action": one_of(regimes.ACTIONS),
-    "regimes.baseline": whole(1, EVERY),
-    "regimes.recent": whole(1, EVERY),
-    "regimes.long": whole(1, EVERY),
-    "regimes.margin": number(0, 10),
+    "regimes.baseline": whole(2, levels.FIRST),
+    "regimes.recent": whole(1, levels.LAST),
+    "regimes.long": whole(2, levels.FIRST),
     "regimes.clear_patience": whole(1, EVERY),
     "regimes.recover": above(0, 1),
     "regimes.low": above(0, 1, DIAGNOSED),

@@ -49,7 +49,7 @@ SETTINGS = (  # flags that the page shows
 NAMED = 5  # broken rows that are named one by one
 # Of a timeline: figure, short name, format.
 COLUMNS = (
-    ("collapse/first_turn/mi_released", "MI released", "{:.3f}"),
+    ("collapse/first_turn/own_margin", "own margin", "{:.2f}"),
     ("collapse/first_turn/mi_seq", "MI", "{:.2f}"),
     ("collapse/first_turn/mi_upper_bound", "of", "{:.2f}"),
     ("collapse/first_turn/retrieval_acc", "retrieval", "{:.2f}"),

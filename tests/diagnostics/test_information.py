@@ -19,6 +19,7 @@ KEYS = {
     *("retrieval_chance", "recall_chance_at_2", "recall_chance_at_4", "recall_chance_at_8"),
     *("mi_zscore", "mi_zscore_seq", "marginal_std", "marginal_std_seq", "mi_upper_bound"),
     *("mi_released", "h_marginal_released", "mi_zscore_released", "marginal_std_released"),
+    "own_margin",
 }
 
 
@@ -77,6 +78,12 @@ def reference(score_MN, length_M, prompt_M, std_eps=1e-3):
         "marginal_std": std(marginal),
         "marginal_std_seq": std(marginal_seq),
         "mi_upper_bound": math.log(N),
+        "own_margin": mean(
+            [
+                scores[own] - mean([s for n, s in enumerate(scores) if n != own])
+                for scores, own in zip(score_MN, prompt_M, strict=True)
+            ]
+        ),
         "mi_released": mean([a - b for a, b in zip(matched, released, strict=True)]),
         "h_marginal_released": -mean(released),
         "mi_zscore_released": zscore(matched, released),
@@ -119,6 +126,8 @@ def test_by_hand():
         "mi_released": (-0.255413 + 0.492813 - 2.302585 + 1.203973) / 2,
         "marginal_std_released": 0.355580,
         "mi_zscore_released": -0.430606 / 0.356580,
+        # log(0.6 / 0.2) = 1.098612 and log(0.1 / 0.5) = -1.609438
+        "own_margin": -0.255413,
     }
     for key, value in want.items():
         np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
@@ -330,6 +339,8 @@ def test_within_parts_by_hand():
     log = math.log
     want = {
         "mi_seq": (log(0.4 / 0.3) + log(0.1 / 0.3) + log(0.6 / 0.4) + 0.0) / 4,
+        # Columns 0 and 3 are one prompt: z0 has one other, and z1 two columns of another.
+        "own_margin": (log(0.4 / 0.1) + log(0.1 / 0.4) + log(0.6 / 0.2) + 0.0) / 4,
         "mi": (log(0.4 / 0.3) / 2 + log(0.1 / 0.3) + log(0.6 / 0.4) + 0.0) / 4,
         "h_cond": -(log(0.4) / 2 + log(0.1) + log(0.6) + log(0.5) / 4) / 4,
         "h_marginal_seq": -(2 * log(0.3) + log(0.4) + log(0.5)) / 4,
@@ -408,3 +419,73 @@ def test_first_ranks_are_the_first_of_all_ranks():
         found = information_metrics(score_MN, np.ones(6), own_M, prompt_id_N=ids)
         first_M = first_ranks(score_MN, own_M, ids)
         assert first_M.mean() == pytest.approx(found["retrieval_acc"], rel=1e-12)
+
+
+# ---- the figure without a ceiling ---------------------------------------------------------------
+
+
+def channel(rng, prompts, outcomes):
+    """p(z | x) of each prompt, float64 [prompts, outcomes]."""
+    return 0.9 * rng.dirichlet(np.ones(outcomes), size=prompts) + 0.1 / outcomes
+
+
+def exact_margin(p_NZ):
+    """own_margin of reasonings that occur as often as they are likely: of each outcome under each
+    prompt a row, weighted by repetition."""
+    N, Z = p_NZ.shape
+    count_NZ = np.round(p_NZ * 2000).astype(int)
+    p_NZ = count_NZ / count_NZ.sum(axis=1, keepdims=True)
+    own_M = np.repeat(np.repeat(np.arange(N), Z), count_NZ.ravel())
+    z_M = np.repeat(np.tile(np.arange(Z), N), count_NZ.ravel())
+    with np.errstate(divide="ignore"):
+        score_MN = np.maximum(np.log(p_NZ.T[z_M]), -1e3)
+    margins = [
+        information_metrics(score_MN[own_M == n], np.ones(sum(own_M == n)), own_M[own_M == n])
+        for n in range(N)
+    ]
+    return np.mean([found["own_margin"] for found in margins]), p_NZ
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_own_margin_is_mutual_plus_lautum_information(seed):
+    margin, p_NZ = exact_margin(channel(np.random.default_rng(seed), 5, 4))
+    # By their definitions, of a prompt drawn from the five: I = KL(joint || product), L the other
+    # way round. Pairs of a prompt with itself have no divergence, and are no columns of others.
+    mean_Z, N = p_NZ.mean(axis=0), len(p_NZ)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mutual = np.nansum(p_NZ * np.log(p_NZ / mean_Z)) / N
+        lautum = np.nansum(mean_Z * np.log(mean_Z / p_NZ)) / N
+    assert margin * (N - 1) / N == pytest.approx(mutual + lautum, rel=1e-9)
+
+
+def test_tokens_that_carry_nothing_change_no_margin():
+    score_MN, length_M, prompt_M = random_case(0, M=40, strength=3.0)
+    rng = np.random.default_rng(1)
+    before = information_metrics(score_MN, length_M, prompt_M)
+    for factor in (1.5, 5):
+        more_M = np.round(factor * length_M).astype(int)
+        longer = score_MN - rng.exponential(more_M)[:, None]
+        after = information_metrics(longer, more_M, prompt_M)
+        for name in ("own_margin", "mi_seq", "retrieval_acc"):
+            assert after[name] == pytest.approx(before[name], abs=1e-9)
+        assert after["mi_released"] < 0.9 * before["mi_released"]  # and the figures per token do
+
+
+def test_own_margin_has_no_ceiling_and_adds_up():
+    # Reasonings that name their prompt, more and more surely, among 8: all other figures stand.
+    for gap in (20.0, 40.0, 80.0):
+        score_MN = np.where(np.eye(8), 0.0, -gap)
+        got = information_metrics(score_MN, np.full(8, 5), np.arange(8))
+        assert got["own_margin"] == pytest.approx(gap)
+        assert got["mi_seq"] == pytest.approx(math.log(8)) and got["retrieval_acc"] == 1.0
+    one, two = (random_case(seed, M=30)[0] for seed in (0, 1))
+    _, length_M, prompt_M = random_case(0, M=30)
+    parts = [information_metrics(x, length_M, prompt_M)["own_margin"] for x in (one, two)]
+    both = information_metrics(one + two, length_M, prompt_M)["own_margin"]
+    assert both == pytest.approx(sum(parts))
+
+
+def test_prompts_that_are_all_one_leave_no_margin():
+    score_MN, length_M, prompt_M = random_case(0)
+    got = information_metrics(score_MN, length_M, prompt_M, prompt_id_N=[7] * 5)
+    assert got["own_margin"] == 0.0

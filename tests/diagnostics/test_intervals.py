@@ -21,7 +21,7 @@ pytestmark = pytest.mark.fast
 
 INFORMATION = ("mi", "mi_seq", "mi_released")
 ENTROPIES = ("h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq")
-FIGURES = (*INFORMATION, *ENTROPIES, "retrieval_acc")
+FIGURES = (*INFORMATION, *ENTROPIES, "own_margin", "retrieval_acc")
 T975 = {2: 4.302653, 3: 3.182446, 4: 2.776445, 5: 2.570582, 7: 2.364624}  # tables of Student's t
 
 
@@ -63,7 +63,8 @@ def deleted_one_by_one(score_MN, length_M, prompt_M, ids, group_N, part_N=None):
         se = math.sqrt((G - 1) / G * sum((v - center) ** 2 for v in values))
         if name in INFORMATION:
             se = math.sqrt(se**2 + (full[name] / D / 2) ** 2)
-        unit_M = np.ones(len(rows)) if name.endswith("_seq") else length_M[rows]
+        whole = name.endswith("_seq") or name == "own_margin"
+        unit_M = np.ones(len(rows)) if whole else length_M[rows]
         matched_M = score_MN[rows, prompt_M[rows]]
         half[name + "_ci95"] = T975[G - 1] * se + 2.0**-23 * abs(np.mean(matched_M / unit_M))
     # Retrieval: one reasoning at a time, its first rank among the columns of its part.

@@ -1,0 +1,348 @@
+"""Has a figure left its level? A sequential test with a stated error over a whole run.
+
+A figure is a noisy number of each step. Compared are its *level*, from the start of the run, and
+its *recent* mean:
+
+    level   mean of the first third of the values: at least `baseline`, at most `long` of them
+    recent  mean of the last third of the values: at least FEWEST, at most those of the last
+            `recent` steps
+
+The highest value of the first and the lowest of the second are left out (the other way round where
+a rise is looked for), so that no single step decides. The test statistic is
+
+    z = (level - recent) / sqrt(v / W_recent + v / W_level + w^2 level^2 (c_recent + c_level))
+
+where W sums the weights of the values, v / weight is the variance of a value, w the share of its
+level by which a healthy figure wanders slowly, and c = 1 / (1 + steps / WANDER_STEPS) how much of
+that is left in a mean over so many steps. A figure has *fallen* where z is above `bound` and
+recent is below a share of the level that depends on its kind; *risen* likewise.
+
+**Nothing is assumed of the noise that the run does not show.** v is the larger of half the mean
+squared difference of neighbouring values and the mean of the variances that come with them
+(<figure>_ci95). w^2 is estimated from the differences of the means of neighbouring blocks of BLOCK
+values, in excess of their noise, and shrunk to the square of the figure's prior with the weight of
+WANDER_WEIGHT blocks. Both are learnt from values at least LAG old, and not while the figure
+is a sign: a fall does not widen the bound that it is tested against. Weights are the numbers of
+prompts where these are known, so that a step with 8 prompts counts for a third of one with 24.
+
+**The bound grows** with the number n of values, bound = 2.2 + 0.4 log(n / 25), at most 3.3: the
+chance of a false alarm is spent about evenly over the logarithm of the run's length, early falls
+are seen early, and the error of a whole run stays bounded (`python -m benchmarks alarm` measures
+it). This is a window-limited generalised likelihood-ratio test (Lai 1995, section 3; Siegmund and
+Venkatraman 1995) of a change with unknown level and unknown time, for one window that grows.
+
+**A level does not fall.** While a figure is a sign, its level stays a mean of the values that it
+was of. **It may rise.** A mean of RISE values whose lower end, RISE_BOUND standard errors below it
+and with a wander of at least RISE_WANDER, is above the level becomes the level, at that lower end:
+information that rises and then crashes is compared with what was surely reached.
+
+Axes: E environments, F figures, A first values, Q last values. All state is float32 unless stated
+otherwise, and all of it is replaced as one, so that a run and its resumed twin compute the same.
+"""
+
+import dataclasses
+
+import flax.struct
+import numpy as np
+
+from ragen_jax.types import Array
+
+FIRST = 100  # values kept from the start: the most that a level is a mean of
+LAST = 32  # values kept from the end
+FEWEST = 4  # values of a recent mean
+LAG = 8  # values between the newest and the newest that noise is learnt from
+NOISE_VALUES = 40  # values over which noise is averaged
+NOISE_DOUBT = 2.0  # v is raised by this over the number of values that it is learnt from
+BLOCK = 8  # values whose mean shows slow wandering
+BLOCKS = 30  # blocks over which wandering is averaged
+WANDER_WEIGHT = 4.0  # blocks that the prior of wandering counts as
+WANDER_DIFFERENCES = 2.0  # neighbouring blocks of a slow wander differ by about half its variance
+WANDER_STEPS = 20.0  # steps after which half of the wandering is averaged out
+RISE, RISE_BOUND, RISE_WANDER = 20, 4.0, 0.1
+SURE = 4.0  # standard errors that a level must be above 0 to be watched
+
+
+@flax.struct.dataclass
+class Levels:
+    """What the test remembers of each figure."""
+
+    count_EF: Array  # int32, values so far
+    step_E: Array  # int32, the last step
+    first_step_EF: Array  # int32, the step of the first value
+    first_count_EF: Array  # int32, the values below, of steps at which the figure was no sign
+    first_EFA: Array  # the first values, and their weights
+    first_weight_EFA: Array
+    last_EFQ: Array  # the last values, newest last, with weights, squared errors and steps
+    last_weight_EFQ: Array
+    last_error_EFQ: Array
+    last_step_EFQ: Array  # int32
+    noise_EF: Array  # v from neighbouring values, and v from their errors
+    error_EF: Array
+    block_EF: Array  # the mean of the last full block, and its weight; 0: none
+    block_weight_EF: Array
+    blocks_EF: Array  # int32, differences of blocks so far
+    wander_EF: Array  # their mean square in excess of noise, of the squared level
+    raised_EF: Array  # a level that was raised, its weight and its values; 0: none
+    raised_weight_EF: Array
+    raised_values_EF: Array
+    level_values_EF: Array  # int32, how many of the first values the level is a mean of
+    level_EF: Array  # what recent is compared with; 0 before there is one
+    recent_EF: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How figures are compared with their levels."""
+
+    baseline: int  # values that a level is at least a mean of
+    recent: int  # steps of the recent mean
+    long: int  # values that a level is at most a mean of
+    prior_F: np.ndarray  # share of the level by which a healthy figure wanders, before it is seen
+    rises_F: np.ndarray  # bool, figures whose level may rise
+
+
+def init_levels(environments: int, figures: int) -> Levels:
+    """The `Levels` of a run that has not begun."""
+    E, F = environments, figures
+    shapes = {"E": (E,), "EF": (E, F), "EFA": (E, F, FIRST), "EFQ": (E, F, LAST)}
+    whole = {"count_EF", "step_E", "first_step_EF", "last_step_EFQ", "blocks_EF"}
+    whole |= {"first_count_EF", "level_values_EF"}
+    return Levels(
+        **{
+            field.name: np.zeros(
+                shapes[field.name.rsplit("_", 1)[1]], np.int32 if field.name in whole else "f4"
+            )
+            for field in dataclasses.fields(Levels)
+        }
+    )
+
+
+def update_levels(
+    levels: Levels,
+    test: Comparison,
+    step_E: np.ndarray,
+    value_EF: np.ndarray,
+    error_EF: np.ndarray,
+    weight_EF: np.ndarray,
+    fixed_EF: np.ndarray,
+) -> tuple[Levels, np.ndarray]:
+    """Takes in the values of a step.
+
+    Args:
+      step_E: int, number of the step, above that of the update before.
+      value_EF: NaN: no value, which changes nothing of the figure.
+      error_EF: standard error of a value; 0: unknown.
+      weight_EF: above 0; the variance of a value is v / weight.
+      fixed_EF: bool, figures that have left their level: neither it nor their noise takes in more.
+
+    Returns:
+      (Levels, z_EF float64: above 0 where recent is below the level; 0 where there is no value, no
+      level yet, or a level that is not SURE standard errors above 0).
+    """
+    here_EF = np.isfinite(value_EF)
+    s = _append(levels, step_E, value_EF, error_EF, weight_EF, fixed_EF)
+    s = _learn(s, test, here_EF, fixed_EF)
+    count_EF = s.count_EF.astype(int)
+    judged_EF = here_EF & (count_EF >= test.baseline + FEWEST)
+    gap_EF = np.maximum(s.step_E[:, None] - s.first_step_EF, 0) / np.maximum(count_EF - 1, 1)
+
+    within_EF = (s.step_E[:, None, None] - s.last_step_EFQ < test.recent) & (
+        np.arange(LAST) >= LAST - np.minimum(count_EF, LAST)[..., None]
+    )
+    third_EF = count_EF // 3
+    recent_n_EF = np.clip(
+        np.minimum(np.maximum(third_EF, test.baseline), within_EF.sum(axis=-1)), FEWEST, LAST
+    )
+    level_n_EF = np.clip(third_EF, test.baseline, test.long)
+    level_n_EF = np.minimum(level_n_EF, np.maximum(count_EF - recent_n_EF, 1))
+    level_n_EF = np.minimum(level_n_EF, s.first_count_EF)
+    level_n_EF = np.where(fixed_EF & (s.level_values_EF > 0), s.level_values_EF, level_n_EF)
+    raised_EF = s.raised_weight_EF > 0
+
+    v_EF = _noise(s, test)
+    wander_EF = _wander(s, test)
+    z_EF, found = np.zeros(value_EF.shape), {}
+    for sign in (1, -1):  # a fall, a rise
+        recent_EF, recent_w_EF = _mean(
+            s.last_EFQ, s.last_weight_EFQ, LAST - recent_n_EF, LAST, drop=sign
+        )
+        level_EF, level_w_EF = _mean(s.first_EFA, s.first_weight_EFA, 0, level_n_EF, drop=-sign)
+        level_EF = np.where(raised_EF, s.raised_EF, level_EF)
+        level_w_EF = np.where(raised_EF, s.raised_weight_EF, level_w_EF)
+        level_steps_EF = np.where(raised_EF, s.raised_values_EF, level_n_EF) * gap_EF
+        left_EF = 1 / (1 + recent_n_EF * gap_EF / WANDER_STEPS)
+        left_EF = left_EF + 1 / (1 + level_steps_EF / WANDER_STEPS)
+        variance_EF = v_EF / recent_w_EF + v_EF / level_w_EF + wander_EF * level_EF**2 * left_EF
+        with np.errstate(invalid="ignore", divide="ignore"):
+            z = (level_EF - recent_EF) / np.sqrt(variance_EF)
+        sure_EF = level_EF > SURE * np.sqrt(v_EF / level_w_EF)
+        z = np.where(judged_EF & sure_EF & np.isfinite(z), z, 0.0)
+        towards_EF = sign * z > 0
+        z_EF = np.where(towards_EF, z, z_EF)
+        found[sign] = level_EF, recent_EF
+    fallen_EF = found[1][1] <= found[1][0]
+    level_EF = np.where(fallen_EF, found[1][0], found[-1][0])
+    recent_EF = np.where(fallen_EF, found[1][1], found[-1][1])
+    s = dataclasses.replace(
+        s,
+        level_values_EF=np.where(judged_EF, level_n_EF, s.level_values_EF).astype(np.int32),
+        level_EF=np.where(judged_EF, level_EF, s.level_EF).astype("f4"),
+        recent_EF=np.where(judged_EF, recent_EF, s.recent_EF).astype("f4"),
+    )
+    return _raise(s, test, judged_EF, v_EF, wander_EF), z_EF
+
+
+def bound(count: np.ndarray) -> np.ndarray:
+    """What z must be above to tell a change from noise, of figures with so many values."""
+    return np.minimum(2.2 + 0.4 * np.log(np.maximum(count, 10) / 25), 3.3)
+
+
+def _append(
+    s: Levels,
+    step_E: np.ndarray,
+    value_EF: np.ndarray,
+    error_EF: np.ndarray,
+    weight_EF: np.ndarray,
+    fixed_EF: np.ndarray,
+) -> Levels:
+    """The values joined to those before."""
+    here_EF = np.isfinite(value_EF)
+    s = Levels(**{name: np.array(x) for name, x in vars(s).items()})
+    step_EF = np.broadcast_to(step_E[:, None], value_EF.shape)
+
+    def shifted(old_EFQ, new_EF):
+        new_EFQ = np.concatenate([old_EFQ[..., 1:], new_EF[..., None]], axis=-1)
+        return np.where(here_EF[..., None], new_EFQ, old_EFQ).astype(old_EFQ.dtype)
+
+    early_EF = here_EF & ~fixed_EF & (s.first_count_EF < FIRST)
+    at_EFA = early_EF[..., None] & (np.arange(FIRST) == s.first_count_EF[..., None])
+    return dataclasses.replace(
+        s,
+        step_E=step_E.astype(np.int32),
+        first_step_EF=np.where(here_EF & (s.count_EF == 0), step_EF, s.first_step_EF).astype("i4"),
+        first_EFA=np.where(at_EFA, value_EF[..., None], s.first_EFA).astype("f4"),
+        first_weight_EFA=np.where(at_EFA, weight_EF[..., None], s.first_weight_EFA).astype("f4"),
+        last_EFQ=shifted(s.last_EFQ, value_EF),
+        last_weight_EFQ=shifted(s.last_weight_EFQ, weight_EF),
+        last_error_EFQ=shifted(s.last_error_EFQ, error_EF**2),
+        last_step_EFQ=shifted(s.last_step_EFQ, step_EF),
+        first_count_EF=(s.first_count_EF + early_EF).astype(np.int32),
+        count_EF=(s.count_EF + here_EF).astype(np.int32),
+    )
+
+
+def _learnt(s: Levels, test: Comparison) -> np.ndarray:
+    """int [E, F]: how many values noise is learnt from."""
+    count_EF = s.count_EF.astype(int)
+    return np.where(count_EF <= test.baseline, count_EF, np.maximum(test.baseline, count_EF - LAG))
+
+
+def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarray) -> Levels:
+    """Noise and wandering, of the value that has become old enough."""
+    learnt_EF = _learnt(s, test)
+    before_EF = _learnt(dataclasses.replace(s, count_EF=s.count_EF - here_EF), test)
+    new_EF = (learnt_EF > before_EF) & ~fixed_EF
+    place_EF = LAST - (s.count_EF - learnt_EF) - 1  # of that value among the last
+
+    def at(x_EFQ, back=0):
+        index_EF1 = np.clip(place_EF - back, 0, LAST - 1)[..., None]
+        return np.take_along_axis(x_EFQ.astype(float), index_EF1, axis=-1)[..., 0]
+
+    weight_EF, weight_before_EF = at(s.last_weight_EFQ), at(s.last_weight_EFQ, 1)
+    has_before_EF = new_EF & (learnt_EF > 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        change_EF = (at(s.last_EFQ) - at(s.last_EFQ, 1)) ** 2
+        change_EF = change_EF / (1 / weight_EF + 1 / weight_before_EF)
+
+    def running(old_EF, new_values_EF, number_EF, most, where_EF):
+        rate_EF = 1 / np.clip(number_EF, 1, most)
+        return np.where(where_EF, old_EF + rate_EF * (new_values_EF - old_EF), old_EF)
+
+    noise_EF = running(s.noise_EF, change_EF, learnt_EF - 1, NOISE_VALUES, has_before_EF)
+    error_EF = running(
+        s.error_EF, at(s.last_error_EFQ) * weight_EF, learnt_EF, NOISE_VALUES, new_EF
+    )
+
+    full_EF = new_EF & (learnt_EF % BLOCK == 0)
+    total_EF, sum_EF = np.zeros(full_EF.shape), np.zeros(full_EF.shape)
+    for back in range(BLOCK):
+        total_EF += at(s.last_weight_EFQ, back)
+        sum_EF += at(s.last_weight_EFQ, back) * at(s.last_EFQ, back)
+    compared_EF = full_EF & (s.block_weight_EF > 0)
+    # Of all values so far, not of the level: there may be none yet.
+    size_EF = np.abs(
+        _mean(s.first_EFA, s.first_weight_EFA, 0, np.minimum(learnt_EF, s.first_count_EF))[0]
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean_EF = sum_EF / total_EF
+        excess_EF = (mean_EF - s.block_EF) ** 2
+        excess_EF -= np.maximum(noise_EF, error_EF) * (1 / total_EF + 1 / s.block_weight_EF)
+        excess_EF *= WANDER_DIFFERENCES / size_EF**2
+    blocks_EF = s.blocks_EF + compared_EF
+    wander_EF = running(s.wander_EF, excess_EF, blocks_EF, BLOCKS, compared_EF)
+    return dataclasses.replace(
+        s,
+        noise_EF=noise_EF.astype("f4"),
+        error_EF=error_EF.astype("f4"),
+        block_EF=np.where(full_EF, mean_EF, s.block_EF).astype("f4"),
+        block_weight_EF=np.where(full_EF, total_EF, s.block_weight_EF).astype("f4"),
+        blocks_EF=blocks_EF.astype(np.int32),
+        wander_EF=wander_EF.astype("f4"),
+    )
+
+
+def _noise(s: Levels, test: Comparison) -> np.ndarray:
+    """v, float64 [E, F]: the variance of a value of weight 1."""
+    doubt_EF = 1 + NOISE_DOUBT / np.maximum(_learnt(s, test), test.baseline)
+    return np.maximum(s.noise_EF, s.error_EF).astype(float) * doubt_EF
+
+
+def _wander(s: Levels, test: Comparison) -> np.ndarray:
+    """w^2, float64 [E, F]: the slow variance of a healthy figure, of its squared level."""
+    blocks_EF = s.blocks_EF.astype(float)
+    known_EF = WANDER_WEIGHT * test.prior_F**2 + blocks_EF * s.wander_EF
+    return np.maximum(known_EF / (WANDER_WEIGHT + blocks_EF), 0)
+
+
+def _mean(
+    x_EFN: np.ndarray,
+    weight_EFN: np.ndarray,
+    first: np.ndarray | int,
+    end: np.ndarray | int,
+    drop: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(weighted mean, sum of the weights) of the values from `first` to before `end`, float64
+    [E, F]; without their lowest where drop is 1, their highest where it is -1. The sum counts the
+    value that is left out: it was looked at, too."""
+    x_EFN, weight_EFN = np.asarray(x_EFN, float), np.asarray(weight_EFN, float)
+    place = np.arange(x_EFN.shape[-1])
+    inside_EFN = (place >= np.asarray(first)[..., None]) & (place < np.asarray(end)[..., None])
+    w_EFN = np.where(inside_EFN, weight_EFN, 0.0)
+    total_EF = np.maximum(w_EFN.sum(axis=-1), np.finfo(np.float32).tiny)
+    if drop:
+        order_EFN = np.where(inside_EFN, drop * x_EFN, np.inf)
+        worst_EF1 = order_EFN.argmin(axis=-1)[..., None]
+        several_EF1 = inside_EFN.sum(axis=-1, keepdims=True) > 2
+        lowered = np.where(several_EF1, 0.0, np.take_along_axis(w_EFN, worst_EF1, axis=-1))
+        w_EFN = w_EFN.copy()
+        np.put_along_axis(w_EFN, worst_EF1, lowered, axis=-1)
+    kept_EF = np.maximum(w_EFN.sum(axis=-1), np.finfo(np.float32).tiny)
+    return (w_EFN * x_EFN).sum(axis=-1) / kept_EF, total_EF
+
+
+def _raise(
+    s: Levels, test: Comparison, judged_EF: np.ndarray, v_EF: np.ndarray, wander_EF: np.ndarray
+) -> Levels:
+    """The levels raised to what was surely reached."""
+    count_EF = s.count_EF.astype(int)
+    mean_EF, weight_EF = _mean(s.last_EFQ, s.last_weight_EFQ, LAST - RISE, LAST)
+    spread_EF = v_EF / weight_EF + np.maximum(wander_EF, RISE_WANDER**2) * mean_EF**2
+    lower_EF = mean_EF - RISE_BOUND * np.sqrt(spread_EF)
+    up_EF = judged_EF & test.rises_F & (count_EF > test.baseline + RISE) & (lower_EF > s.level_EF)
+    return dataclasses.replace(
+        s,
+        raised_EF=np.where(up_EF, lower_EF, s.raised_EF).astype("f4"),
+        raised_weight_EF=np.where(up_EF, weight_EF, s.raised_weight_EF).astype("f4"),
+        raised_values_EF=np.where(up_EF, RISE, s.raised_values_EF).astype("f4"),
+        level_EF=np.where(up_EF, lower_EF, s.level_EF).astype("f4"),
+    )
