@@ -8,8 +8,9 @@ from ragen_jax.configs import sokoban
 
 # figure -> (level, standard deviation from step to step, 95 % half-width that is logged or None)
 LEVELS = {
-    "collapse/first_turn/mi_released": (1.6, 0.08, 0.15),
-    "collapse/trajectory/mi_released": (1.5, 0.1, 0.2),
+    "collapse/first_turn/own_margin": (33.0, 3.0, 6.0),
+    "collapse/trajectory/own_margin": (30.0, 3.0, 6.0),
+    "collapse/first_turn/mi_upper_bound": (np.log(8), 0.0, None),
     "collapse/first_turn/h_cond": (0.25, 0.02, 0.04),
     "collapse/first_turn/retrieval_acc": (0.95, 0.02, 0.05),
     "collapse/first_turn/retrieval_chance": (0.125, 0.0, None),

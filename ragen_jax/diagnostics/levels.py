@@ -19,11 +19,12 @@ recent is below a share of the level that depends on its kind; *risen* likewise.
 
 **Nothing is assumed of the noise that the run does not show.** v is the larger of half the mean
 squared difference of neighbouring values and the mean of the variances that come with them
-(<figure>_ci95). w^2 is estimated from the differences of the means of neighbouring blocks of BLOCK
-values, in excess of their noise, and shrunk to the square of the figure's prior with the weight of
-WANDER_WEIGHT blocks. Both are learnt from values at least LAG old, and not while the figure
-is a sign: a fall does not widen the bound that it is tested against. Weights are the numbers of
-prompts where these are known, so that a step with 8 prompts counts for a third of one with 24.
+(<figure>_ci95). w^2 is estimated from the second differences of the means of blocks of BLOCK values
+(a steady rise or fall is no wandering), in excess of their noise, and shrunk to the square of the
+figure's prior with the weight of WANDER_WEIGHT blocks. Both are learnt from values at least LAG
+old, and not while the figure is a sign: a fall does not widen the bound that it is tested against.
+Weights are the numbers of prompts where these are known, so that a step with 8 prompts counts for a
+third of one with 24.
 
 **The bound grows** with the number n of values, bound = 2.2 + 0.4 log(n / 25), at most 3.3: the
 chance of a false alarm is spent about evenly over the logarithm of the run's length, early falls
@@ -56,9 +57,11 @@ NOISE_DOUBT = 2.0  # v is raised by this over the number of values that it is le
 BLOCK = 8  # values whose mean shows slow wandering
 BLOCKS = 30  # blocks over which wandering is averaged
 WANDER_WEIGHT = 4.0  # blocks that the prior of wandering counts as
-WANDER_DIFFERENCES = 2.0  # neighbouring blocks of a slow wander differ by about half its variance
+# Mean square of the second differences of blocks, over the variance of what wanders: 1.2 for AR(1)
+# with a coefficient of 0.9.
+WANDER_DIFFERENCES = 1.2
 WANDER_STEPS = 20.0  # steps after which half of the wandering is averaged out
-RISE, RISE_BOUND, RISE_WANDER = 20, 4.0, 0.1
+RISE, RISE_BOUND, RISE_WANDER = 20, 3.0, 0.05
 SURE = 4.0  # standard errors that a level must be above 0 to be watched
 
 
@@ -78,10 +81,12 @@ class Levels:
     last_step_EFQ: Array  # int32
     noise_EF: Array  # v from neighbouring values, and v from their errors
     error_EF: Array
-    block_EF: Array  # the mean of the last full block, and its weight; 0: none
-    block_weight_EF: Array
-    blocks_EF: Array  # int32, differences of blocks so far
-    wander_EF: Array  # their mean square in excess of noise, of the squared level
+    block_EF2: (
+        Array  # the means of the last two full blocks, newest last, and their weights; 0: none
+    )
+    block_weight_EF2: Array
+    blocks_EF: Array  # int32, second differences of blocks so far
+    wander_EF: Array  # w^2 from their mean square in excess of noise
     raised_EF: Array  # a level that was raised, its weight and its values; 0: none
     raised_weight_EF: Array
     raised_values_EF: Array
@@ -104,7 +109,8 @@ class Comparison:
 def init_levels(environments: int, figures: int) -> Levels:
     """The `Levels` of a run that has not begun."""
     E, F = environments, figures
-    shapes = {"E": (E,), "EF": (E, F), "EFA": (E, F, FIRST), "EFQ": (E, F, LAST)}
+    shapes = {"E": (E,), "EF": (E, F), "EF2": (E, F, 2)}
+    shapes |= {"EFA": (E, F, FIRST), "EFQ": (E, F, LAST)}
     whole = {"count_EF", "step_E", "first_step_EF", "last_step_EFQ", "blocks_EF"}
     whole |= {"first_count_EF", "level_values_EF"}
     return Levels(
@@ -150,9 +156,8 @@ def update_levels(
         np.arange(LAST) >= LAST - np.minimum(count_EF, LAST)[..., None]
     )
     third_EF = count_EF // 3
-    recent_n_EF = np.clip(
-        np.minimum(np.maximum(third_EF, test.baseline), within_EF.sum(axis=-1)), FEWEST, LAST
-    )
+    recent_n_EF = np.minimum(np.maximum(third_EF, test.baseline), within_EF.sum(axis=-1))
+    recent_n_EF = np.clip(np.minimum(recent_n_EF, count_EF - test.baseline), FEWEST, LAST)
     level_n_EF = np.clip(third_EF, test.baseline, test.long)
     level_n_EF = np.minimum(level_n_EF, np.maximum(count_EF - recent_n_EF, 1))
     level_n_EF = np.minimum(level_n_EF, s.first_count_EF)
@@ -268,24 +273,32 @@ def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarra
     for back in range(BLOCK):
         total_EF += at(s.last_weight_EFQ, back)
         sum_EF += at(s.last_weight_EFQ, back) * at(s.last_EFQ, back)
-    compared_EF = full_EF & (s.block_weight_EF > 0)
+    first_EF, second_EF = np.moveaxis(s.block_EF2.astype(float), -1, 0)
+    first_w_EF, second_w_EF = np.moveaxis(s.block_weight_EF2.astype(float), -1, 0)
+    compared_EF = full_EF & (first_w_EF > 0)
     # Of all values so far, not of the level: there may be none yet.
     size_EF = np.abs(
         _mean(s.first_EFA, s.first_weight_EFA, 0, np.minimum(learnt_EF, s.first_count_EF))[0]
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_EF = sum_EF / total_EF
-        excess_EF = (mean_EF - s.block_EF) ** 2
-        excess_EF -= np.maximum(noise_EF, error_EF) * (1 / total_EF + 1 / s.block_weight_EF)
-        excess_EF *= WANDER_DIFFERENCES / size_EF**2
+        excess_EF = (mean_EF - 2 * second_EF + first_EF) ** 2
+        weight_EF = 1 / total_EF + 4 / second_w_EF + 1 / first_w_EF
+        excess_EF -= np.maximum(noise_EF, error_EF) * weight_EF
+        excess_EF /= WANDER_DIFFERENCES * size_EF**2
+
+    def pushed(old_EF2, new_EF):
+        new_EF2 = np.stack([old_EF2[..., 1], new_EF], axis=-1)
+        return np.where(full_EF[..., None], new_EF2, old_EF2).astype("f4")
+
     blocks_EF = s.blocks_EF + compared_EF
     wander_EF = running(s.wander_EF, excess_EF, blocks_EF, BLOCKS, compared_EF)
     return dataclasses.replace(
         s,
         noise_EF=noise_EF.astype("f4"),
         error_EF=error_EF.astype("f4"),
-        block_EF=np.where(full_EF, mean_EF, s.block_EF).astype("f4"),
-        block_weight_EF=np.where(full_EF, total_EF, s.block_weight_EF).astype("f4"),
+        block_EF2=pushed(s.block_EF2, mean_EF),
+        block_weight_EF2=pushed(s.block_weight_EF2, total_EF),
         blocks_EF=blocks_EF.astype(np.int32),
         wander_EF=wander_EF.astype("f4"),
     )

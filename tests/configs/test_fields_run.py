@@ -199,10 +199,10 @@ PROBED = {
     **{"diagnose.probe_every": 2, "diagnose.probe_problems": 3, "diagnose.probe_samples": 5},
     "diagnose.probe_mediation": True,
 }
-# Every fall of the information is a sign, from the second step on.
+# Steps that grow until the agent writes nothing that is valid: an alarm, whatever its level.
 NERVOUS = {
-    **{"regimes.baseline": 1, "regimes.recent": 1, "regimes.long": 1, "regimes.margin": 0.0},
-    **{"regimes.mi": 1.0, "diagnose.every": 1, "diagnose.flow_every": 0, "steps": 4},
+    **{"regimes.baseline": 2, "optimizer.learning_rate": 0.1, "optimizer.warmup_updates": 60},
+    **{"diagnose.every": 0, "steps": 20},
     **{"filter.strategy": "top_k", "filter.value": 1.0, "filter.include_zero": True},
     **{"regimes.tighten.factor": 0.5, "regimes.tighten.least": 0.5, "env.max_turns": 1},
 }
@@ -218,10 +218,10 @@ def continues(_, o):
 
 
 def tightened(_, o):
-    """All groups are kept until the step of the alarm, half of them behind it."""
+    """All groups are kept until the step of the alarm, half of them after it."""
     alarm = next(row["step"] for row in o.rows if row["regime/alarm"])
     expected = [1.0 if row["step"] <= alarm else 0.5 for row in o.rows]
-    return alarm < 4 and [row["filter/kept_ratio"] for row in o.rows] == expected
+    return alarm < 20 and [row["filter/kept_ratio"] for row in o.rows] == expected
 
 
 RUNS = {

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.fast
 
 # An iteration of a healthy run; what is a sign of collapse needs levels, which are these.
 FIGURES = {
-    "collapse/first_turn/mi_released": 2.0,
-    "collapse/trajectory/mi_released": 2.0,
+    "collapse/first_turn/own_margin": 20.0,
+    "collapse/trajectory/own_margin": 20.0,
     "collapse/first_turn/h_cond": 1.0,
     "rollout/valid_think_rate": 1.0,
     "rollout/valid_rate": 1.0,
@@ -26,7 +26,8 @@ FIGURES = {
     "rollout/response_length": 20.0,
     "filter/kept_ratio": 0.5,
 }
-MI, H = "collapse/first_turn/mi_released", "collapse/first_turn/h_cond"
+MI = "collapse/first_turn/own_margin", "collapse/trajectory/own_margin"
+H = "collapse/first_turn/h_cond"
 THINK, ACTION, GROUNDED = (
     "rollout/valid_think_rate",
     "rollout/valid_rate",
@@ -113,23 +114,13 @@ STOPPING = {
 
 
 def plain():
-    """Numbers that are easy to count with: the last value is the mean, intervals do not matter, and
-    nothing but MI is a sign unless a test says so."""
-    return configured(
-        {
-            **{"regimes.baseline": 4, "regimes.recent": 1, "regimes.long": 4},
-            **{"regimes.margin": 0.0, "regimes.clear_patience": 2},
-        }
-    )
+    """The defaults, but for a shorter way back."""
+    return configured({"regimes.clear_patience": 2})
 
 
 def alarms(o):
     """Iterations at which the alarm is on."""
     return [step for step, row in enumerate(o.rows, 1) if row["regime/alarm"]]
-
-
-def alarmed(*steps):
-    return lambda _, o: alarms(o) == [*steps]
 
 
 def last(name):
@@ -140,51 +131,78 @@ def never(a, b):
     return not alarms(b) and bool(alarms(a))
 
 
+def later(a, b):
+    return alarms(b)[0] > alarms(a)[0] > 0
+
+
+def ends_later(a, b):
+    """The first alarm does, of one that ends in both."""
+    return max(alarms(b)) > max(alarms(a)) and max(alarms(b)) < len(b.rows)
+
+
+def margin(value):
+    return dict.fromkeys(MI, value)
+
+
 def mi(*values):
-    return series(*((count, {MI: value}) for count, value in values))
+    return series(*((count, margin(value)) for count, value in values))
 
 
-COLLAPSED = mi((5, 2.0), (9, 0.1))
-# From step to step it changes by 0.8, and falls by as much.
-NOISY = mi(*((1, 2.0 + 0.4 * (-1) ** t) for t in range(6)), (2, 1.3))
+COLLAPSED = mi((15, 20.0), (14, 0.2))
+RECOVERED = mi((15, 20.0), (10, 0.2), (40, 20.0))
 
 
 def fallen_with(key, value):
-    """A fall of one kind beside a sign of another: together they are an alarm."""
+    """A fall of one kind with a sign of another: together they are an alarm."""
     other = ACTION if key != ACTION else THINK
-    return series((5, {}), (3, {key: value, other: 0.01}))
+    return series((15, {}), (12, {key: value, other: 0.01}))
 
 
 def scale(o):
-    return [round(row["regime/filter_scale"], 4) for row in o.rows[5:]]
+    """The filter's scale at the first nine iterations of the alarm."""
+    return [round(row["regime/filter_scale"], 4) for row in o.rows[alarms(o)[0] - 1 :][:9]]
+
+
+def tightened(o, every):
+    """Whether the filter was tightened so often, from the alarm's first iteration on."""
+    first, last_step = alarms(o)[0], len(o.rows)
+    return at("regimes", o) == {"tighten": [*range(first, last_step + 1, every)]}
 
 
 TIGHT = {"regimes.action": "tighten"}
 
 REGIMES = {
     "regimes.action": Entry(
-        "stop", lambda _, o: at("regimes", o) == {"stop": [*range(6, 15)]}, given=COLLAPSED
+        "stop",
+        lambda _, o: at("regimes", o) == {"stop": alarms(o)} and 16 < alarms(o)[0] < 21,
+        given=COLLAPSED,
     ),
-    # With one value there is a level.
-    "regimes.baseline": Entry(1, alarmed(2, 3), given=mi((1, 2.0), (2, 0.5))),
-    # Means of half the new value and half of what was: 1.7, 1.3, 1.1, 1.65, 1.9 and 2.1. Below 1.5
-    # is a sign, and two above 1.73 end it.
-    "regimes.recent": Entry(
-        2, alarmed(7, 8, 9, 10), given=mi((5, 2.0), (1, 1.4), (2, 0.9), (3, 2.2))
+    # With more values in the level it is there later.
+    "regimes.baseline": Entry(9, later, given=mi((7, 20.0), (20, 0.2))),
+    # A shorter mean falls earlier.
+    "regimes.recent": Entry(4, lambda a, b: later(b, a), given=mi((60, 20.0), (20, 6.0))),
+    # A level of 50 values takes in 20 of the later ones, and one of 20 values none.
+    "regimes.long": Entry(
+        20,
+        lambda a, b: last("h_relative")(b) > last("h_relative")(a) + 0.05,
+        given=series((30, {}), (120, {H: 1.3})),
     ),
-    # Behind eight steps of 4.0 the level is 3.8, or 3.2.
-    "regimes.long": Entry(100, never, given=mi((5, 2.0), (8, 4.0), (3, 2.6))),
-    "regimes.margin": Entry(3.0, never, given=NOISY),
-    "regimes.clear_patience": Entry(4, alarmed(6, 7, 8, 9), given=mi((5, 2.0), (1, 0.1), (5, 2.0))),
-    # 0.8 of the level is not half of the way back from 0.75, but a tenth of it.
-    "regimes.recover": Entry(0.1, alarmed(6, 7), given=mi((5, 2.0), (1, 0.1), (5, 1.6))),
+    "regimes.clear_patience": Entry(9, ends_later, given=RECOVERED),
+    # Back to 0.7 of the level: not half of the way from 0.65, but a tenth of it.
+    "regimes.recover": Entry(
+        0.1,
+        lambda a, b: alarms(b)[-1] < len(b.rows) == alarms(a)[-1],
+        given=mi((15, 20.0), (10, 0.2), (60, 14.0)),
+    ),
     "regimes.low": Entry(
         0.05,
         lambda a, b: last("index")(a) == 3 and last("index")(b) == 0,
-        given=series((5, {}), (1, {MI: 0.2, H: 0.1})),
+        given=series((15, {}), (9, margin(2.0) | {H: 0.1})),
     ),
-    "regimes.mi": Entry(0.5, never, given=mi((5, 2.0), (3, 1.2))),
-    "regimes.mi_sign": Entry(0.5, never, given=series((5, {}), (3, {MI: 1.6, ACTION: 0.01}))),
+    "regimes.mi": Entry(0.5, never, given=mi((15, 20.0), (12, 12.0))),
+    "regimes.mi_sign": Entry(
+        0.5, never, given=series((15, {}), (12, margin(14.0) | {ACTION: 0.01}))
+    ),
     "regimes.valid_think": Entry(0.5, never, given=fallen_with(THINK, 0.6)),
     "regimes.valid_action": Entry(0.5, never, given=fallen_with(ACTION, 0.6)),
     "regimes.grounded": Entry(0.5, never, given=fallen_with(GROUNDED, 0.6)),
@@ -192,12 +210,7 @@ REGIMES = {
     "regimes.length.rise": Entry(3.0, never, given=fallen_with(LENGTH, 40.0)),
     "regimes.entropy.fall": Entry(0.1, never, given=fallen_with(H, 0.2)),
     "regimes.entropy.rise": Entry(3.0, never, given=fallen_with(H, 2.5)),
-    "regimes.tighten.every": Entry(
-        2,
-        lambda _, o: at("regimes", o) == {"tighten": [6, 8, 10, 12, 14]},
-        TIGHT,
-        given=COLLAPSED,
-    ),
+    "regimes.tighten.every": Entry(2, lambda _, o: tightened(o, 2), TIGHT, given=COLLAPSED),
     "regimes.tighten.factor": Entry(
         0.9,
         lambda _, o: scale(o) == [0.9] * 3 + [0.81] * 3 + [0.8] * 3,

@@ -25,7 +25,16 @@ from ragen_jax.rollout.play import Budgets, Sampling, rollout
 from ragen_jax.run.build import build_chat
 
 G, K, TURNS = 5, 4, 3
-FIGURES = ("mi", "mi_seq", "mi_released", "h_cond", "h_cond_seq", "h_marginal", "h_marginal_seq")
+FIGURES = (
+    "mi",
+    "mi_seq",
+    "mi_released",
+    "own_margin",
+    "h_cond",
+    "h_cond_seq",
+    "h_marginal",
+    "h_marginal_seq",
+)
 FIGURES = (*FIGURES, "retrieval_acc")
 
 

@@ -30,9 +30,9 @@ FACTS = [  # ten, of all parts of the curves
     ("eval/success", 0),
     ("eval/success", 240),
     ("rollout/success", 17),
-    ("collapse/first_turn/mi_released", 1),
-    ("collapse/first_turn/mi_released", 120),
-    ("collapse/trajectory/mi_released", 250),
+    ("collapse/first_turn/own_margin", 1),
+    ("collapse/first_turn/own_margin", 120),
+    ("collapse/trajectory/own_margin", 250),
     ("collapse/first_turn/h_cond", 33),
     ("reasoning/grounded_rate", 199),
     ("filter/kept_ratio", 250),
@@ -75,7 +75,7 @@ def run(tmp_path_factory, tokenizer):
         tmp_path_factory.mktemp("runs") / "<b>run&amp;",
         steps=250,
         changes={
-            "collapse/first_turn/mi_released": (100, 0.2, 30),
+            "collapse/first_turn/own_margin": (100, 0.2, 30),
             "collapse/first_turn/h_cond": (110, 2.5, 30),
         },
         success=(0.4, 0.42),
@@ -147,7 +147,7 @@ def test_ten_facts_are_those_of_metrics_jsonl(opened, run):
         assert value == pytest.approx(rows[step][name], rel=1e-6), (name, step)
         assert float(cell.inner_text().split(" ± ")[0]) == pytest.approx(rows[step][name], rel=1e-3)
     # The curves have the values of all steps, as the tables.
-    count = page.locator('td[data-figure="collapse/first_turn/mi_released"]').count()
+    count = page.locator('td[data-figure="collapse/first_turn/own_margin"]').count()
     assert count == 250
 
 
@@ -265,7 +265,7 @@ def test_runs_that_differ_in_seed_are_averaged(opened, tmp_path):
     page, messages, _ = opened(write_report(paths, tmp_path / "all.html"))
     assert messages == []
     open_tables(page)
-    name = "collapse/first_turn/mi_released"
+    name = "collapse/first_turn/own_margin"
     cell = page.locator(f'td[data-figure="{name}"][data-step="7"]').first
     values = [read_metrics(path / "metrics.jsonl")[7][name] for path in paths[:3]]
     half = 4.302653 * np.std(values, ddof=1) / np.sqrt(3)  # t of 2 degrees of freedom

@@ -17,8 +17,8 @@ from ragen_jax.run.rows import read_metrics
 
 pytestmark = pytest.mark.fast
 MI = {
-    "collapse/first_turn/mi_released": (30, 0.2, 15),
-    "collapse/trajectory/mi_released": (30, 0.2, 15),
+    "collapse/first_turn/own_margin": (30, 0.2, 15),
+    "collapse/trajectory/own_margin": (30, 0.2, 15),
 }
 
 
@@ -179,5 +179,5 @@ def test_each_environment_is_judged_by_itself(tmp_path):
     assert "<h3>sokoban</h3>" in html and "<h3>countdown</h3>" in html
     data = html.split('id="data">')[1].split("</script>")[0]
     (shown,) = json.loads(data)["runs"]
-    assert "collapse/countdown/first_turn/mi_released" in shown["bands"]
+    assert "collapse/countdown/first_turn/own_margin" in shown["bands"]
     assert shown["alarm"] == {"sokoban": [], "countdown": [list(x) for x in other.alarm]}

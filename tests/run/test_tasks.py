@@ -69,6 +69,9 @@ def test_the_plain_name_is_the_mean_over_the_tasks_that_have_it():
         "a/second/x": 4.0,
         "a/second/y": 2.0,
     }
+    # A part whose figure has no interval leaves none for the mean of both.
+    without = combine_metrics(parts(1, 1), [{"a/x": 1.0, "a/x_ci95": 3.0}, {"a/x": 4.0}])
+    assert without == {"a/x": 2.5, "a/first/x": 1.0, "a/second/x": 4.0, "a/first/x_ci95": 3.0}
     assert combine_metrics(parts(2), [{"a/x": 3.0, "a/p_p": 0.5}]) == {"a/x": 3.0, "a/p_p": 0.5}
     assert "a/p_p" not in combine_metrics(parts(1, 1), [{"a/p_p": 0.5}, {"a/p_p": 0.1}])
 
@@ -93,15 +96,17 @@ def test_the_collapse_of_one_environment_of_three_is_seen():
     for step in range(60):
         mi = {"first": 1.0, "second": 40.0, "third": 0.5 if step < 30 else 0.2}
         mean = np.mean(list(mi.values()))
-        row = {"filter/kept_ratio": 1.0, "collapse/first_turn/mi_released": mean}
+        row = {"filter/kept_ratio": 1.0, "collapse/first_turn/own_margin": mean}
         for label, value in mi.items():
-            row[f"collapse/{label}/first_turn/mi_released"] = value * (1 + 0.1 * rng.normal())
-            row[f"collapse/{label}/first_turn/mi_released_ci95"] = 0.2 * value
+            row[f"collapse/{label}/first_turn/own_margin"] = value * (1 + 0.1 * rng.normal())
+            row[f"collapse/{label}/first_turn/own_margin_ci95"] = 0.2 * value
         returns = [np.array([[0.0, 1.0]])] * 3
         state, alarms, found = watch(run, state, row, returns)
         fired += [(step, alarm.reason) for alarm in alarms]
     ((step, reason),) = fired
-    assert step in range(31, 42) and reason.startswith("third: signs of collapse: first-turn MI")
+    assert step in range(31, 46) and reason.startswith(
+        "third: signs of collapse: margin of the own"
+    )
     assert found["regime/alarm"] == found["regime/third/alarm"] == 1
     assert found["regime/first/alarm"] == found["regime/second/alarm"] == 0
 

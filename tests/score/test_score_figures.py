@@ -217,13 +217,13 @@ def test_groups_of_different_sizes(written, model, agent, tmp_path):
 
 
 def test_an_alarm_where_information_falls():
-    key = "collapse/first_turn/mi_released"
-    rows = [{key: 1.4 if step <= 12 else 0.2, f"{key}_ci95": 0.05} for step in range(1, 25)]
+    key = "collapse/first_turn/own_margin"
+    rows = [{key: 14.0 if step <= 12 else 2.0, f"{key}_ci95": 0.5} for step in range(1, 25)]
     found, fired = add_alarm(rows, base.get_config().regimes.to_dict())
     alarms = [step for step, row in enumerate(found, start=1) if row["regime/alarm"]]
-    assert alarms and 12 < alarms[0] <= 16
+    assert alarms and 12 < alarms[0] <= 17
     ((index, first),) = fired  # "warn" says it once
-    assert index + 1 == alarms[0] and "first-turn MI" in first.reason
+    assert index + 1 == alarms[0] and "margin of the own prompt" in first.reason
 
 
 @pytest.mark.long
