@@ -61,7 +61,7 @@ WANDER_WEIGHT = 4.0  # blocks that the prior of wandering counts as
 # with a coefficient of 0.9.
 WANDER_DIFFERENCES = 1.2
 WANDER_STEPS = 20.0  # steps after which half of the wandering is averaged out
-RISE, RISE_BOUND, RISE_WANDER = 20, 3.0, 0.05
+RISE, RISE_BOUND, RISE_WANDER = 20, 3.0, 0.08
 SURE = 4.0  # standard errors that a level must be above 0 to be watched
 
 
