@@ -329,55 +329,94 @@ def test_what_cannot_be_planned_is_refused_in_a_line(words, capsys):
 # ---- the alarm's error rates --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scene", alarm.SCENES)
-def test_simulated_scores_are_those_of_the_drawn_reasonings(scene):
-    score_MN, length_M, own_M, room_N = alarm.draw(np.random.default_rng(0), scene, 50.0)
-    M = scene.rooms * scene.turns
-    assert score_MN.shape == (M, M if scene.scope == "trajectory" else scene.rooms)
-    assert sorted(np.bincount(room_N[own_M])) == [scene.turns] * scene.rooms
-    # So strong a dependence leaves one token a prompt: likely under the own one, hardly elsewhere.
-    own_M = score_MN[np.arange(M), own_M] / length_M
-    assert np.median(own_M) > -1 and np.median(score_MN / length_M[:, None]) < -5
+@pytest.mark.parametrize("scene", alarm.SCENES[:2])
+def test_simulated_steps_have_the_figures_of_a_run_in_both_scopes(scene):
+    row = alarm.draw_step(np.random.default_rng(0), scene, 8.0)
+    weak = alarm.draw_step(np.random.default_rng(0), scene, 0.5)
+    for scope, prompts in zip(
+        alarm.SCOPES, (scene.rooms, scene.rooms * scene.members), strict=True
+    ):
+        assert row[f"{scope}/mi_upper_bound"] == pytest.approx(np.log(prompts))
+        assert row[f"{scope}/own_margin"] > 5 * weak[f"{scope}/own_margin"] > 0
+        assert row[f"{scope}/own_margin_ci95"] > 0 and row[f"{scope}/retrieval_acc"] > 0.3
 
 
-def test_strengths_have_the_retrieval_and_half_of_the_information(monkeypatch):
+def test_neutral_tokens_are_as_likely_under_every_prompt(monkeypatch):
+    scene, found = alarm.SCENES[0], []
+    for neutral in (0.0, 4.0):
+        monkeypatch.setattr(alarm, "NEUTRAL", neutral)
+        rng = np.random.default_rng(0)
+        logits_NV = np.random.default_rng(1).normal(size=(scene.rooms, alarm.VOCABULARY))
+        score_MN, length_M = alarm._scores(rng, logits_NV, np.arange(scene.rooms))
+        found.append((score_MN - score_MN[:, :1], length_M))
+    assert np.allclose(found[0][0], found[1][0])
+    assert found[1][1].mean() == pytest.approx(5 * found[0][1].mean(), rel=0.2)
+
+
+def test_a_bank_has_the_scenes_information_at_multiples_of_it(monkeypatch):
     monkeypatch.setattr(alarm, "CALIBRATION", 40)
     scene = alarm.SCENES[0]
-    strong, weak, mi, reached = alarm.strengths(scene, 0.55)
-    assert reached == pytest.approx(0.55, abs=0.01)
-    assert alarm.mean_figures(scene, strong) == pytest.approx([mi, 0.55], abs=0.01)
-    assert alarm.mean_figures(scene, weak)[0] == pytest.approx(mi / 2, rel=0.02)
+    strength = alarm.strength_of(scene, 0.55)
+    bank = alarm.make_bank(scene, strength, 40)
+    assert bank.retrieval == pytest.approx(0.55, abs=0.02)
+    margin_L = [steps[f"{alarm.SCOPES[0]}/own_margin"].mean() for steps in bank.steps_L]
+    here = np.interp(0.0, np.log(alarm.GRID_L), margin_L)
+    assert np.array(margin_L[2:]) == pytest.approx(alarm.GRID_L[2:] * here, rel=0.3)
+    # Where it is half, mi_seq is, at less than half of the margin: near its ceiling it lags.
+    assert 0.25 < bank.half_mi < 0.5
 
 
-def test_runs_are_watched_apart_and_rates_are_of_them(monkeypatch):
-    steady = np.tile([1.0, 0.1], (40, 1))
-    fallen = np.where(np.arange(40)[:, None] < 30, steady, steady / 4)
-    on_RT = alarm.alarms(alarm.SCENES[0], np.stack([steady, fallen, steady]))
-    assert not on_RT[[0, 2]].any() and not on_RT[1, :30].any() and on_RT[1, 39]
+def test_wandering_and_heavy_tails_are_of_the_size_that_is_said():
+    rng = np.random.default_rng(0)
+    wander_RT = np.log(alarm.wander(rng, 400, 0.15))
+    assert wander_RT.std() == pytest.approx(0.15, rel=0.05)
+    neighbours = np.corrcoef(wander_RT[:, :-1].ravel(), wander_RT[:, 1:].ravel())[0, 1]
+    assert neighbours == pytest.approx(0.9, abs=0.02)
+    assert np.median(alarm.heavy(rng, 400)) == pytest.approx(1, abs=0.01)
 
-    found = {1.0: [[1.0, 0.1]], 0.5: [[0.2, 0.1]]}  # strength -> the only step of its bank
-    monkeypatch.setattr(alarm, "bank", lambda seed, scene, s, size: np.array(found[s]))
-    monkeypatch.setattr(alarm, "strengths", lambda scene, retrieval: (1.0, 0.5, 1.0, retrieval))
-    (row,) = alarm.error_rates(3, alarm.SCENES[:1], (0.55,))
-    assert (row["false"], row["seen"], row["met"]) == (0.0, 1.0, True)
-    found[0.5] = found[1.0]
-    (row,) = alarm.error_rates(3, alarm.SCENES[:1], (0.55,))
-    assert (row["false"], row["seen"], row["met"]) == (0.0, 0.0, False)
-    (row,) = alarm.error_rates(3, alarm.SCENES[:1], (0.2,))
-    assert row["met"]  # nobody asks that so weak a dependence's fall is seen
-    text = alarm.as_table({"rows": [row], "runs": 3})
-    assert text.splitlines()[1].split() == "first_turn 8 8 0.0 0.20 1.000 0.000 0.000 met".split()
+
+def steady_bank(scale=1.0):
+    """A `Bank` of one step a level, whose margins are the levels."""
+    steps_L = []
+    for level in alarm.GRID_L:
+        row = {}
+        for scope in alarm.SCOPES:
+            row |= {f"{scope}/own_margin": scale * level, f"{scope}/own_margin_ci95": 0.01 * scale}
+            row |= {f"{scope}/mi_upper_bound": np.log(8)}
+        steps_L.append({name: np.array([x]) for name, x in row.items()})
+    return alarm.Bank(1.0, steps_L, 0.3, 0.9)
+
+
+def test_runs_are_watched_separately_and_rates_are_of_them(monkeypatch):
+    bank, rng = steady_bank(20.0), np.random.default_rng(0)
+    multiple_RT = np.ones((3, 60))
+    multiple_RT[1, 40:] = 0.25
+    on_RT = alarm.alarms(rng, lambda t: bank, multiple_RT, np.ones((3, 60)))
+    assert not on_RT[[0, 2]].any() and not on_RT[1, :40].any() and on_RT[1, 59]
+    seen = alarm.seen_rates(3, bank, lengths=(1.0, 0.25))
+    assert set(seen.values()) == {1.0} and len(seen) == 6
+    monkeypatch.setattr(alarm, "STEPS", 60)
+    quiet = alarm.healthy_rates(
+        3, bank, {"steady": alarm.Process(), "5 times": alarm.Process(length=5.0)}
+    )
+    assert quiet == {"steady": 0.0, "5 times": 0.0}
+    halved = alarm.Process(lambda rng, runs: np.repeat([[1.0] * 30 + [0.3] * 30], runs, axis=0))
+    assert alarm.healthy_rates(3, bank, {"falls": halved}) == {"falls": 1.0}
 
 
 def test_the_alarm_command(monkeypatch, capsys):
-    small = dict(CALIBRATION=20, BANK=20, SCENES=alarm.SCENES[:1], RETRIEVALS=(0.55,))
+    small = dict(CALIBRATION=10, BANK=10, SCENES=alarm.SCENES[:1], RETRIEVALS=(0.55,))
+    small |= dict(STEPS=30, FALL_AT=20, GRID_L=alarm.GRID_L[::5])
     for name, value in small.items():
         monkeypatch.setattr(alarm, name, value)
     command.main(["alarm", "--repeats=3", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["case"] == "alarm" and found["runs"] == 3
-    (row,) = found["rows"]
-    assert 0 <= row["false"] <= 1 and 0.01 < row["mi"] < 1
+    first, *changes = found["rows"]
+    assert set(first["false"]) == set(alarm.HEALTHY) and len(changes) == 3
+    assert all(0 <= x <= 1 for row in found["rows"] for x in row["false"].values())
+    text = alarm.as_table(found)
+    assert "half of mi_seq, every 5" in text and "24 prompts, then 8" in text
 
 
 def test_faults_are_tried_in_turn_each_kind_before_one_comes_again(monkeypatch, tmp_path):

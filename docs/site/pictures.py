@@ -294,8 +294,7 @@ def alarm() -> Picture:
     p.text(
         14,
         278,
-        "Of each figure's first value. The alarm watches mi_released of the step's own prompts, "
-        "not the probe.",
+        "Of each figure's first value. The alarm watched the step's own prompts, not the probe.",
         colour="pale",
         small=True,
     )

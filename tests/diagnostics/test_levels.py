@@ -244,7 +244,7 @@ def test_falls_to_half_are_seen(every):
     fallen_RT = fallen(values[:, steps - 1], steps=steps)
     quiet_R = ~fallen_RT[:, steps <= 100].any(axis=1)
     assert quiet_R.mean() >= 0.95
-    assert fallen_RT[quiet_R][:, steps > 100].any(axis=1).mean() >= (0.97 if every == 1 else 0.88)
+    assert fallen_RT[quiet_R][:, steps > 100].any(axis=1).mean() >= (0.97 if every == 1 else 0.85)
 
 
 def test_a_change_of_weights_is_no_change():
