@@ -104,7 +104,6 @@ BEYOND = {
     "regimes.baseline": (0,),
     "regimes.recent": (0,),
     "regimes.long": (0,),
-    "regimes.margin": (-0.1, 11.0),
     "regimes.tighten.every": (0,),
     "regimes.clear_patience": (0,),
     **{
