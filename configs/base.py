@@ -105,7 +105,7 @@ def get_config() -> ConfigDict:
                 # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
                 # reinforce_plus_plus_baseline
                 name="grpo",
-                gamma=1.0,  # ppo, reinforce_plus_plus: discount a sampled token
+                gamma=1.0,  # ppo, reinforce_plus_plus: discount a sampled token of an episode
                 lam=1.0,  # ppo: lambda of GAE
                 bi_level=False,  # ppo: GAE over turns, then over the tokens of each
                 turn_gamma=1.0,  # its discount a turn
