@@ -51,8 +51,8 @@ def deviations(x_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
     if sound_GK is None:
         shifted_GK = x_GK - x_GK[:, :1]
         return shifted_GK - jnp.mean(shifted_GK, axis=1, keepdims=True)
-    chex.assert_equal_shape([x_GK, sound_GK])
     sound_GK = jnp.asarray(sound_GK, bool)
+    chex.assert_equal_shape([x_GK, sound_GK])
     first_G1 = jnp.argmax(sound_GK, axis=1, keepdims=True)
     shifted_GK = x_GK - jnp.take_along_axis(x_GK, first_G1, axis=1)
     shifted_GK = jnp.where(sound_GK, shifted_GK, 0.0)
@@ -144,8 +144,9 @@ def _sound_or_zero(x_GK: jax.Array, sound_GK: Array | None) -> jax.Array:
     """x, with 0 where sound_GK is False."""
     if sound_GK is None:
         return x_GK
+    sound_GK = jnp.asarray(sound_GK, bool)
     chex.assert_equal_shape([x_GK, sound_GK])
-    return jnp.where(jnp.asarray(sound_GK, bool), x_GK, 0.0)
+    return jnp.where(sound_GK, x_GK, 0.0)
 
 
 def whiten(x_BT: Array, mask_BT: Array) -> jax.Array:

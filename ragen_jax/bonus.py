@@ -79,8 +79,10 @@ def _where(on: str, batch: Batch, score_G: np.ndarray, parts: Sequence[Part]) ->
         return None
     halves = []
     for _, score_P in split_groups(parts, score_G):
+        # Groups without a score (NaN) are sorted last. They are never kept, so that their half does
+        # not matter.
         rank_P = np.argsort(np.argsort(score_P, kind="stable"))
-        halves.append(rank_P >= len(score_P) // 2)
+        halves.append(rank_P >= np.sum(~np.isnan(score_P)) // 2)
     return where(batch, np.concatenate(halves)).astype(np.float32)
 
 

@@ -291,6 +291,32 @@ def test_a_group_is_compared_with_the_kl_of_all_its_members(
     assert metrics["update/kl"] == pytest.approx(kl_BT[inside].mean(), abs=1e-5)
 
 
+@pytest.mark.long
+def test_a_broken_member_leaves_its_group_as_the_sound_ones_alone(config, policy, episodes):
+    """Of group 0 one member broke, of group 1 all but one, which then has nothing to be compared
+    with, however the groups are selected."""
+    config.filter.strategy = "none"
+    learner, state = build_learner(config, *policy, build_meshes(config)[0])
+    batch, outcomes = outcomes_of(config, episodes)
+    broken_GK = np.zeros((G, K), bool)
+    broken_GK[0, 2] = broken_GK[1, :3] = True
+    outcomes = dataclasses.replace(outcomes, broken_GK=broken_GK)
+    with jax.set_mesh(learner.mesh):
+        selection, metrics = select(learner, state, batch, outcomes)
+        credit = assign_credit(learner, state, batch, selection, outcomes)
+    want_GK = np.ones((G, K), bool)
+    want_GK[0, 2] = False
+    want_GK[1] = False
+    np.testing.assert_array_equal(selection.keep_GK, want_GK)
+    assert metrics["filter/kept_ratio"] == 1 == credit.loss_scale  # nothing was filtered
+    sound_K = np.delete(outcomes.return_GK[0].astype(float), 2)
+    want = dict(zip([0, 1, 3], (sound_K - sound_K.mean()) / sound_K.std(ddof=1), strict=True))
+    for b, episode in enumerate(batch.episode_B):
+        if batch.weight_B[b] and episode < 2 * K:
+            found = credit.advantage_BT[b, batch.mask_BT[b] > 0]
+            np.testing.assert_allclose(found, want.get(int(episode), 0.0), rtol=1e-4)
+
+
 def test_the_control_keeps_as_many_groups_of_each_environment_whichever_they_are():
     parts, N = [Part("a", 5), Part("b", 3)], 4000
     members = np.array([[True, False], [True, True]])
