@@ -441,8 +441,12 @@ def test_a_rate_by_hand():
     variance = 8.5 / 7.5 * 32 / 136**2
     want = 0.25 / variance * 8 / 8.5
     assert effective_trials(np.full(8, 8), np.full(8, 16)) == pytest.approx(want) == 120
-    # Groups of 30, 1 and 1 that each agree: (32)^2 / (30^2 + 1 + 1) trials at least.
-    assert effective_trials(np.array([30, 0, 0]), np.array([30, 1, 1])) == 32**2 / 902
+    # From a trial a group, where groups are of one size, to all trials.
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        whole_G = rng.integers(1, 20, rng.integers(1, 9))
+        n = effective_trials(rng.integers(0, whole_G + 1), whole_G)
+        assert whole_G.sum() ** 2 / (whole_G**2).sum() <= n <= whole_G.sum()
 
 
 def test_rates_with_too_few_groups_and_what_is_no_rate():
