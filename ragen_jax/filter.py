@@ -301,22 +301,37 @@ LOSS_SCALES = {
 }
 
 
-def loss_scales(kept: float, mode: str) -> tuple[float, float]:
+# The same for a loss that is a sum over the rows, which falls with the keep rate as it is.
+SUMMED_LOSS_SCALES = {
+    "none": lambda kept: (1.0, 1.0),
+    "linear": lambda kept: (1.0, 1.0),
+    "sqrt": lambda kept: (kept**-0.5, 1.0),
+    "advantage": lambda kept: (1.0 / kept, kept),
+}
+
+
+def loss_scales(kept: float, mode: str, *, summed: bool = False) -> tuple[float, float]:
     """How much less a step should weigh of which only a part of the groups was kept.
 
     linear: the loss times the keep rate (RAGEN-2, section 3.3), sqrt: times its square root,
     none: unscaled. advantage: the policy term alone times the keep rate, KL and entropy at full
     weight, as the released code does.
 
+    A loss that is a sum over the rows and not a mean (losses.SUMMED) has fallen with the keep rate
+    already: for it the factors are those that are left to the same weights, and none leaves it as
+    it is.
+
     Args:
-      kept: share of the groups that was kept, from 0 to 1.
+      kept: share of the groups that was kept, from 0 to 1; above 0 if summed.
       mode: a key of LOSS_SCALES.
+      summed: whether the loss is a sum over the kept rows.
     Returns:
       (factor of the whole loss, factor of the advantages).
     Raises:
       ValueError: unknown mode.
     """
-    return look_up(LOSS_SCALES, "loss_scale", mode)(kept)
+    scales = SUMMED_LOSS_SCALES if summed else LOSS_SCALES
+    return look_up(scales, "loss_scale", mode)(kept)
 
 
 # keep -> sign that makes an ascending sort put the wanted scores first

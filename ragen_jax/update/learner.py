@@ -350,7 +350,11 @@ def assign_credit(
         advantage_BT = advantage_BT.copy()
         advantage_BT[kept_B] += outcomes.bonus_BT[kept_B]
     kept = kept_ratio(keep_GK, outcomes.sound_GK)
-    loss_scale, advantage_scale = loss_scales(kept, learner.filter.loss_scale)
+    loss_scale, advantage_scale = loss_scales(
+        kept or 1.0,  # nothing is updated where nothing is kept
+        learner.filter.loss_scale,
+        summed=learner.loss.aggregation in losses.SUMMED,
+    )
     advantage_BT = advantage_scale * advantage_BT
     old_logp_BT = batch.logp_BT
     if learner.mismatch:
