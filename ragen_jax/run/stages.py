@@ -38,8 +38,8 @@ from ragen_jax.rollout.acting import Clock, begin
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.play import rollout
 from ragen_jax.sharding import place
-from ragen_jax.types import Batch, Episode, Metrics, Params, TrainState
-from ragen_jax.update.learner import Learner, Outcomes
+from ragen_jax.types import AheadState, Batch, Episode, Metrics, Params, TrainState
+from ragen_jax.update.learner import Learner, Outcomes, sampled_entropy
 
 if TYPE_CHECKING:
     from ragen_jax.run.tasks import Task
@@ -176,14 +176,19 @@ def inform(
     outcomes: Outcomes,
 ) -> tuple[Outcomes, Metrics]:
     """What is paid for reasonings that tell of their prompts, and what is left of the entropy bonus
-    where they tell less than they did; run under the mesh of sampling.
+    where they tell less than they did; of rollouts ahead also the entropy that RL-ZVP's advantages
+    need, of the policy that sampled. Run under the mesh of sampling.
 
     Of first turns, and of later ones where a prompt shows no earlier reply (which would tell of
     itself). The alarm's MI is that of the steps before.
 
     Returns:
-      (`Outcomes` with bonus_BT and gate_E, bonus/mi: mean nats a reasoning); {}: nothing is paid.
+      (`Outcomes` with bonus_BT, gate_E and sampled_entropy_BT, bonus/mi: mean nats a reasoning);
+      {}: nothing is paid.
     """
+    if learner.zvp_coef and isinstance(state, AheadState):
+        entropy_BT = sampled_entropy(learner, policy, batch, outcomes)
+        outcomes = dataclasses.replace(outcomes, sampled_entropy_BT=entropy_BT)
     if learner.entropy_gate and state.regimes is not None:
         share_E = information_share(jax.device_get(state.regimes))
         outcomes = dataclasses.replace(outcomes, gate_E=gates(share_E, learner.entropy_gate))

@@ -30,7 +30,7 @@ from ragen_jax.objectives import mismatch_kl, mismatch_weights
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef
 from ragen_jax.rollout.album import Album
-from ragen_jax.sharding import in_memory, rests_on_host, sampling_params
+from ragen_jax.sharding import data_shards, in_memory, rests_on_host, sampling_params
 from ragen_jax.types import AheadState, Batch, Metrics, Params, Sampler, TrainState
 from ragen_jax.update.critic import ValueLoss, update_critic
 from ragen_jax.update.optimize import Through
@@ -142,6 +142,9 @@ class Outcomes:
     broken_GK: np.ndarray | None = None  # bool, whose environment broke: never kept; None: none
     bonus_BT: np.ndarray | None = None  # float32, advantages besides the algorithm's
     gate_E: np.ndarray | None = None  # what is left of the entropy bonus (bonus.py); None: all
+    # float32, entropy of the policy that sampled, on rows that RL-ZVP reads; None: that policy is
+    # the one that is about to be updated (`Selection.entropy_BT`)
+    sampled_entropy_BT: np.ndarray | None = None
 
     @property
     def sound_GK(self) -> np.ndarray | None:
@@ -335,10 +338,13 @@ def assign_credit(
         )
     )
     if learner.zvp_coef:
+        entropy_BT = outcomes.sampled_entropy_BT
+        if entropy_BT is None:
+            entropy_BT = _needed(selection.entropy_BT)
         sign_G = zero_variance_signs(return_GK, outcomes.success_GK, sound_GK=outcomes.sound_GK)
         shaped_BT = np.asarray(
             zero_variance_advantage(
-                _needed(selection.entropy_BT),
+                entropy_BT,
                 batch.mask_BT,
                 np.asarray(sign_G)[batch.group_B],
                 coef=learner.zvp_coef,
@@ -372,6 +378,39 @@ def assign_credit(
     return StepCredit(
         *(advantage_BT, target_BT, value_BT, old_logp_BT, loss_scale, metrics), outcomes.gate_E
     )
+
+
+def sampled_entropy(
+    learner: Learner, policy: Params, batch: Batch, outcomes: Outcomes
+) -> np.ndarray:
+    """Entropy of the policy that sampled, float32 [B, T], on the rows that RL-ZVP reads, else 0.
+
+    For rollouts ahead, whose policy is not the one that is about to be updated; run under the mesh
+    of sampling.
+
+    Args:
+      policy: parameters that sampled. batch, outcomes: of the step.
+    """
+    sign_G = np.asarray(
+        zero_variance_signs(outcomes.return_GK, outcomes.success_GK, sound_GK=outcomes.sound_GK)
+    )
+    rows_B = np.flatnonzero((sign_G[batch.group_B] != 0) & (batch.weight_B > 0))
+    if learner.album is not None:
+        policy = learner.album.attach(policy, batch.tokens_BT)
+    shards = data_shards(learner.sampling_mesh)
+    micro = -(-learner.micro_batch // shards) * shards
+    _, entropy_BT = over_rows(
+        statistics,
+        learner.model,
+        policy,
+        batch,
+        rows_B,
+        np.float32(learner.loss.temperature),
+        mesh=learner.sampling_mesh,
+        micro_batch=micro,
+        size=-(-learner.step_rows // micro) * micro,
+    )
+    return entropy_BT
 
 
 # ------------------------------------------------------------------------------ update
