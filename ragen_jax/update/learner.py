@@ -148,8 +148,9 @@ class Outcomes:
 
     @property
     def sound_GK(self) -> np.ndarray | None:
-        """bool: the sound members of groups in which something can be compared; None: all."""
-        if self.broken_GK is None:
+        """bool: the sound members of groups in which something can be compared; None: all, as
+        where none broke, so that such a step runs the programs without a mask."""
+        if self.broken_GK is None or not self.broken_GK.any():
             return None
         return np.asarray(comparable_members(~self.broken_GK))
 
