@@ -38,14 +38,14 @@ def report(folders):
         first, *later = read_outcomes(folder).values()
         gain, half_width = paired_gain(first, later[-3:])
         print(
-            f"{workdir}: {np.mean(first):.3f} -> {np.mean(later[-3:]):.3f}, "
+            f"{workdir}: {np.nanmean(first):.3f} -> {np.nanmean(later[-3:]):.3f}, "
             f"{100 * gain:+.1f} points, 95 % {100 * (gain - half_width):.1f} to "
             f"{100 * (gain + half_width):.1f}"
         )
         firsts.append(first)
-        lasts.append(np.mean(later[-3:], 0))
+        lasts.append(np.nanmean(later[-3:], 0))
         gains.append(gain)
-    gain, half_width = paired_gain(np.mean(firsts, 0), [np.mean(lasts, 0)])
+    gain, half_width = paired_gain(np.nanmean(firsts, 0), [np.nanmean(lasts, 0)])
     low, high = 100 * (gain - half_width), 100 * (gain + half_width)
     print(f"mean: {100 * gain:+.1f} points, 95 % {low:.1f} to {high:.1f} over problems")
     if len(gains) > 1:

@@ -85,7 +85,8 @@ def get_config() -> ConfigDict:
                 include_zero=False,  # whether groups without variance are candidates
                 eps=0.01,  # slack of the linear threshold
                 # The loss times the keep rate ("linear") or its root ("sqrt"), or the advantages
-                # alone times it ("advantage", the released code), or "none".
+                # alone times it ("advantage", the released code), or "none". A loss that is a sum
+                # over rows (algorithm.aggregation seq-mean-token-sum-norm) is linear as it is.
                 loss_scale="linear",
                 # Keep as many groups, but drawn at random whatever they scored: the control.
                 at_random=False,
@@ -105,7 +106,7 @@ def get_config() -> ConfigDict:
                 # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
                 # reinforce_plus_plus_baseline
                 name="grpo",
-                gamma=1.0,  # ppo, reinforce_plus_plus: discount a sampled token
+                gamma=1.0,  # ppo, reinforce_plus_plus: discount a sampled token of an episode
                 lam=1.0,  # ppo: lambda of GAE
                 bi_level=False,  # ppo: GAE over turns, then over the tokens of each
                 turn_gamma=1.0,  # its discount a turn

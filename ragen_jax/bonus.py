@@ -79,8 +79,10 @@ def _where(on: str, batch: Batch, score_G: np.ndarray, parts: Sequence[Part]) ->
         return None
     halves = []
     for _, score_P in split_groups(parts, score_G):
+        # Groups without a score (NaN) are sorted last. They are never kept, so that their half does
+        # not matter.
         rank_P = np.argsort(np.argsort(score_P, kind="stable"))
-        halves.append(rank_P >= len(score_P) // 2)
+        halves.append(rank_P >= np.sum(~np.isnan(score_P)) // 2)
     return where(batch, np.concatenate(halves)).astype(np.float32)
 
 
@@ -104,6 +106,12 @@ def pointwise_information(
 
 
 def spread(value_EU: np.ndarray, batch: Batch) -> np.ndarray:
-    """float32 [B, T]: the value of each episode's turn on the tokens of its reasoning, else 0."""
+    """float32 [B, T]: the value of each episode's turn on the tokens that it depends on, else 0.
+
+    These are the reasoning and the next token, which closes it: had another one been sampled there,
+    the reasoning would have gone on. (Of a closing tag of several tokens it is the first.)
+    """
     here_BT = batch.span_BT == REASONING
+    same_turn_BT = batch.turn_BT[:, 1:] == batch.turn_BT[:, :-1]
+    here_BT[:, 1:] |= here_BT[:, :-1] & same_turn_BT
     return np.where(here_BT, value_EU[batch.episode_B[:, None], batch.turn_BT], 0).astype("f4")

@@ -31,6 +31,7 @@ from ragen_jax.groups import combine_metrics
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.preflight.diagnosing import gradient_programs, mediation_programs, scoring_programs
 from ragen_jax.randomness import Purpose
+from ragen_jax.rewards import broken_episodes
 from ragen_jax.run.heldout import play_heldout
 from ragen_jax.run.log import write_scores
 from ragen_jax.run.precompile import Planned
@@ -264,7 +265,9 @@ def probe(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, 
                 filler=int(task.chat.template.plain(".")[0]),
                 micro_batch=settings.micro_batch,
             )
-        figures["probe/valid_rate"] = np.mean([e.turns[0].valid for e in episodes])
+        valid = [e.turns[0].valid for e in episodes if not e.error]
+        if valid:
+            figures["probe/valid_rate"] = np.mean(valid)
         short = {
             "collapse/first_turn/": "probe/",
             "reasoning/style/": "probe/style/",
@@ -296,8 +299,11 @@ def gradients(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainSta
         return state, heldout_gradients(step.learner, state, policy, run.tasks, settings)
     (task,) = run.tasks  # one environment (check.py)
     with jax.set_mesh(run.mesh):
-        return_GK = step.outcomes.return_GK
-        return state, task_gradients(step.learner, state, step.batch, return_GK, task, settings)
+        found = step.outcomes
+        sound_GK = None if found.broken_GK is None else ~found.broken_GK
+        return state, task_gradients(
+            *(step.learner, state, step.batch, found.return_GK, task, settings), sound_GK=sound_GK
+        )
 
 
 DIAGNOSTICS = {
@@ -319,9 +325,18 @@ def task_gradients(
     return_GK: np.ndarray,
     task: "Task",
     settings: Diagnosis,
+    *,
+    sound_GK: np.ndarray | None = None,
 ) -> Metrics:
-    """gradient/* metrics of a batch of one task; run under the mesh of training."""
+    """gradient/* metrics of a batch of one task; run under the mesh of training.
+
+    Args:
+      sound_GK: as in `gradient_report`.
+    """
     direction, odds = None, {}
+    if sound_GK is not None:
+        inside_B = sound_GK.reshape(-1)[batch.episode_B]
+        batch = dataclasses.replace(batch, weight_B=batch.weight_B * inside_B)
     ids = openings(task.styles, task.chat) if task.styles else None
     if ids:
         direction, odds["gradient/log_odds_grounded"] = log_odds_gradient(
@@ -342,11 +357,15 @@ def task_gradients(
         buckets=settings.gradients_buckets,
         edges=settings.gradients_edges,
         direction=direction,
+        sound_GK=sound_GK,
     )
 
 
-def play_groups(model: Qwen, params: Params, task: "Task", groups: int) -> tuple[Batch, np.ndarray]:
-    """(`Batch` with rewards, return_GK) of groups on held-out problems, sampled as training does.
+def play_groups(
+    model: Qwen, params: Params, task: "Task", groups: int
+) -> tuple[Batch, np.ndarray, np.ndarray]:
+    """(`Batch` with rewards, return_GK, sound_GK bool: whose environment did not break) of groups
+    on held-out problems, sampled as training does.
 
     The first `groups` of the held-out problems, as far as there are so many, with the same noise
     every time: buckets of two policies can be compared.
@@ -363,7 +382,7 @@ def play_groups(model: Qwen, params: Params, task: "Task", groups: int) -> tuple
         problems=slice(groups),
         samples=task.group_size,
     )
-    return rewarded_batch(episodes, task.penalties)
+    return *rewarded_batch(episodes, task.penalties), ~broken_episodes(episodes)
 
 
 def heldout_gradients(
@@ -378,7 +397,9 @@ def heldout_gradients(
     for task in tasks:
         with jax.set_mesh(learner.sampling_mesh):
             groups = settings.gradients_groups or task.groups
-            batch, return_GK = play_groups(learner.model, params, task, groups)
+            batch, return_GK, sound_GK = play_groups(learner.model, params, task, groups)
         with jax.set_mesh(learner.mesh):
-            metrics_E.append(task_gradients(learner, state, batch, return_GK, task, settings))
+            metrics_E.append(
+                task_gradients(learner, state, batch, return_GK, task, settings, sound_GK=sound_GK)
+            )
     return combine_metrics(tasks, metrics_E)

@@ -17,26 +17,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, nn
 
-from ragen_jax.advantage import sample_variance
+from ragen_jax.advantage import comparable_members, sample_variance
 from ragen_jax.tables import look_up
 from ragen_jax.types import Array
 
 ZERO_SCORE = 1e-10  # a score this small counts as zero, and is the slack of min_p
 
 
-def _std(x_GK: Array) -> jax.Array:
-    return jnp.sqrt(sample_variance(x_GK))
+def _std(x_GK: Array, *, sound_GK: Array | None) -> jax.Array:
+    return jnp.sqrt(sample_variance(x_GK, sound_GK=sound_GK))
 
 
-def _sum(x_GK: Array) -> jax.Array:
-    return jnp.sum(jnp.asarray(x_GK, jnp.float32), axis=1)
+def _sum(x_GK: Array, *, sound_GK: Array | None) -> jax.Array:
+    x_GK = jnp.asarray(x_GK, jnp.float32)
+    if sound_GK is None:
+        return jnp.sum(x_GK, axis=1)
+    return _mean(x_GK, sound_GK=sound_GK) * x_GK.shape[1]
 
 
-def _mean(x_GK: Array) -> jax.Array:
-    return jnp.mean(jnp.asarray(x_GK, jnp.float32), axis=1)
+def _mean(x_GK: Array, *, sound_GK: Array | None) -> jax.Array:
+    where_GK = None if sound_GK is None else jnp.asarray(sound_GK, bool)
+    return jnp.mean(jnp.asarray(x_GK, jnp.float32), axis=1, where=where_GK)
 
 
-# metric -> (argument of group_scores it reads, its statistic over the members of a group)
+# metric -> (argument of group_scores it reads, its statistic over the sound members of a group)
 METRICS = {
     "reward_variance": ("return_GK", sample_variance),
     "reward_std": ("return_GK", _std),
@@ -54,14 +58,15 @@ def group_scores(
     *,
     entropy_GK: Array | None = None,
     length_GK: Array | None = None,
+    sound_GK: Array | None = None,
 ) -> jax.Array:
     """One number a group, by which select_groups ranks it.
 
-    | metric | formula over the K members |
+    | metric | formula over the K members, or over the sound ones |
     | --- | --- |
     | reward_variance | sum (R - mean R)^2 / (K - 1); 0 for a group of one (the paper) |
     | reward_std | its square root (the released code) |
-    | reward_sum, reward_mean | sum R, mean R |
+    | reward_sum, reward_mean | sum R (of sound members: K * their mean), mean R |
     | entropy, entropy_variance | mean, sample variance of entropy_GK |
     | length | mean of length_GK |
 
@@ -70,21 +75,26 @@ def group_scores(
       metric: a key of METRICS.
       entropy_GK: mean policy entropy of each episode; needed by the entropy metrics.
       length_GK: sampled tokens of each episode; needed by `length`.
+      sound_GK: bool, the episodes whose environment did not break; None: all.
     Returns:
-      score_G float32.
+      score_G float32; NaN for a group of two or more with fewer than two sound members, which is
+      then no candidate.
     Raises:
       ValueError: unknown metric, or the array that it reads is missing.
       AssertionError: an array is not of rank 2, or shapes differ.
     """
     inputs = {"return_GK": return_GK, "entropy_GK": entropy_GK, "length_GK": length_GK}
-    given = [x_GK for x_GK in inputs.values() if x_GK is not None]
+    given = [x_GK for x_GK in (*inputs.values(), sound_GK) if x_GK is not None]
     chex.assert_rank(given, 2)
     chex.assert_equal_shape(given)
     source, statistic = look_up(METRICS, "metric", metric)
     x_GK = inputs[source]
     if x_GK is None:
         raise ValueError(f"metric {metric!r} needs {source}")
-    return statistic(x_GK)
+    score_G = statistic(x_GK, sound_GK=sound_GK)
+    if sound_GK is None:
+        return score_G
+    return jnp.where(comparable_members(sound_GK).any(axis=1), score_G, jnp.nan)
 
 
 def select_groups(
@@ -164,19 +174,22 @@ def select_episodes(
     entropy_GK: Array | None,
     *,
     value_E: tuple[float, ...],
+    sound_GK: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Scores the groups and selects episodes, each environment's by themselves.
 
     Args:
       groups_E: groups of each environment.
-      return_GK, length_GK, entropy_GK: as in `group_scores`.
+      return_GK, length_GK, entropy_GK, sound_GK: as in `group_scores`.
       value_E: in place of settings.value, of each environment.
 
     Returns:
-      (score_G, keep_GK bool).
+      (score_G, keep_GK bool): sound members of groups that have a score.
     """
     s = settings
-    score_G = group_scores(return_GK, s.metric, entropy_GK=entropy_GK, length_GK=length_GK)
+    score_G = group_scores(
+        return_GK, s.metric, entropy_GK=entropy_GK, length_GK=length_GK, sound_GK=sound_GK
+    )
     keep_G = select_by_environment(
         score_G,
         groups_E,
@@ -187,10 +200,28 @@ def select_episodes(
         include_zero=s.include_zero,
         eps=s.eps,
     )
-    keep_GK = jnp.broadcast_to(keep_G[:, None], return_GK.shape)
-    if s.top_members + s.bottom_members:
-        keep_GK &= select_members(return_GK, top=s.top_members, bottom=s.bottom_members)
-    return score_G, keep_GK
+    return score_G, keep_G[:, None] & eligible_members(s, return_GK, sound_GK)
+
+
+def eligible_members(
+    settings: Filter, return_GK: Array, sound_GK: Array | None = None
+) -> jax.Array:
+    """bool [G, K]: the members that an update reads if their group is kept.
+
+    The sound members of groups in which something can be compared, and of these the best and the
+    worst where the settings say so.
+    """
+    member_GK = jnp.ones(jnp.shape(return_GK), bool)
+    if sound_GK is not None:
+        member_GK = comparable_members(sound_GK)
+    if settings.top_members + settings.bottom_members:
+        member_GK &= select_members(
+            return_GK,
+            top=settings.top_members,
+            bottom=settings.bottom_members,
+            sound_GK=sound_GK,
+        )
+    return member_GK
 
 
 def select_by_environment(
@@ -226,30 +257,39 @@ def select_by_environment(
     )
 
 
-def select_members(return_GK: Array, *, top: int, bottom: int) -> jax.Array:
+def select_members(
+    return_GK: Array, *, top: int, bottom: int, sound_GK: Array | None = None
+) -> jax.Array:
     """Mask of the best and the worst members of each group: filtering episodes, not prompts.
 
     Members are ranked by falling return, ties by index; the first `top` and the last `bottom` of
-    the ranking are kept, and all where that is K or more. RAGEN-2, table 7 (trajectory level).
+    the ranking are kept, and all if these are as many or more. RAGEN-2, table 7 (trajectory level).
 
     Args:
       return_GK: undiscounted episode returns, penalties included.
       top, bottom: static, at least 0, not both 0.
+      sound_GK: bool, the episodes whose environment did not break, which alone are ranked; None:
+        all.
     Returns:
-      keep_GK bool, the same number in each group.
+      keep_GK bool, the same number in each group of as many sound members.
     Raises:
       ValueError: a negative number, or nobody to be kept.
-      AssertionError: return_GK is not of rank 2.
+      AssertionError: return_GK is not of rank 2, or sound_GK of another shape.
     """
     chex.assert_rank(return_GK, 2)
     if min(top, bottom) < 0 or top + bottom == 0:
         raise ValueError(f"top and bottom must be >= 0 and not both 0, got {top} and {bottom}")
     return_GK = jnp.asarray(return_GK, jnp.float32)
     K = return_GK.shape[1]
-    order_GK = jnp.argsort(-return_GK, axis=1, stable=True)
-    rank_K = jnp.arange(K)
-    wanted_K = (rank_K < top) | (rank_K >= K - bottom)
-    return jax.vmap(_unsort, in_axes=(None, 0))(wanted_K, order_GK)
+    if sound_GK is None:
+        sound_GK = jnp.ones(return_GK.shape, bool)
+    chex.assert_equal_shape([return_GK, sound_GK])
+    sound_GK = jnp.asarray(sound_GK, bool)
+    order_GK = jax.vmap(_order, in_axes=(0, 0, None))(return_GK, sound_GK, KEEP["largest"])
+    members_G1 = sound_GK.sum(axis=1, keepdims=True)
+    rank_GK = jnp.arange(K)[None, :]
+    wanted_GK = (rank_GK < top) | (rank_GK >= members_G1 - bottom)
+    return jax.vmap(_unsort)(wanted_GK & (rank_GK < members_G1), order_GK)
 
 
 # keep rate -> (factor of the whole loss, factor of the advantages)
@@ -261,22 +301,37 @@ LOSS_SCALES = {
 }
 
 
-def loss_scales(kept: float, mode: str) -> tuple[float, float]:
+# The same for a loss that is a sum over the rows, which falls with the keep rate as it is.
+SUMMED_LOSS_SCALES = {
+    "none": lambda kept: (1.0, 1.0),
+    "linear": lambda kept: (1.0, 1.0),
+    "sqrt": lambda kept: (kept**-0.5, 1.0),
+    "advantage": lambda kept: (1.0 / kept, kept),
+}
+
+
+def loss_scales(kept: float, mode: str, *, summed: bool = False) -> tuple[float, float]:
     """How much less a step should weigh of which only a part of the groups was kept.
 
     linear: the loss times the keep rate (RAGEN-2, section 3.3), sqrt: times its square root,
     none: unscaled. advantage: the policy term alone times the keep rate, KL and entropy at full
     weight, as the released code does.
 
+    A loss that is a sum over the rows and not a mean (losses.SUMMED) has fallen with the keep rate
+    already: for it the factors are those that are left to the same weights, and none leaves it as
+    it is.
+
     Args:
-      kept: share of the groups that was kept, from 0 to 1.
+      kept: share of the groups that was kept, from 0 to 1; above 0 if summed.
       mode: a key of LOSS_SCALES.
+      summed: whether the loss is a sum over the kept rows.
     Returns:
       (factor of the whole loss, factor of the advantages).
     Raises:
       ValueError: unknown mode.
     """
-    return look_up(LOSS_SCALES, "loss_scale", mode)(kept)
+    scales = SUMMED_LOSS_SCALES if summed else LOSS_SCALES
+    return look_up(scales, "loss_scale", mode)(kept)
 
 
 # keep -> sign that makes an ascending sort put the wanted scores first

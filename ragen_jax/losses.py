@@ -341,6 +341,7 @@ AGGREGATIONS = {
     "seq-mean-token-sum": _seq_mean_token_sum,
     "seq-mean-token-sum-norm": _seq_mean_token_sum_norm,
 }
+SUMMED = ("seq-mean-token-sum-norm",)  # those whose loss grows with the number of rows
 
 
 def token_weights(mask_BT: Array, mode: str, *, norm_length: float | None = None) -> jax.Array:

@@ -180,28 +180,29 @@ def place_returns(
     return jnp.where(place_BT, jnp.asarray(return_B, jnp.float32)[:, None], 0.0)
 
 
-def carry_back(reward_BT: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array) -> jax.Array:
-    """Adds to the last turn end of each row the rewards of the episode's later rows.
+def next_rows(turn_BT: Array, episode_B: Array) -> jax.Array:
+    """The row that continues each row: the one with the next turns of its episode.
 
-    Where an episode is cut into rows (sliding contexts), no recursion along a row can see the
-    next: with this, the sum of rewards from a token to the end of its row is the episode's
-    return-to-go, undiscounted between rows. Rows that are whole episodes stay as they are. After
-    place_returns or level "episode", each row ends with the whole return, as in the released code.
+    Where an episode is cut into rows (sliding contexts), a recursion along the row alone would end
+    with the row. `advantage.gae` continues it in the next row, so that what later rows earn and
+    cost, KL included, is discounted as inside a row.
 
     Args:
-      reward_BT, turn_BT, turn_end_BT, episode_B: as in place_rewards; rows in any order.
+      turn_BT: int, the turn of a sampled token, -1 elsewhere.
+      episode_B: int, the episode of each row; rows in any order.
     Returns:
-      reward_BT float32.
+      next_row_B int32, -1 for an episode's last row and for padding rows.
     Raises:
-      AssertionError: ranks are not 2 (episode_B: 1) or shapes differ.
+      AssertionError: turn_BT is not of rank 2, episode_B not of rank 1, or the numbers of rows
+        differ.
     """
-    arrays = [reward_BT, turn_BT, turn_end_BT]
-    chex.assert_rank([*arrays, episode_B], [2, 2, 2, 1])
-    chex.assert_equal_shape(arrays)
-    reward_BT = jnp.asarray(reward_BT, jnp.float32)
+    chex.assert_rank([turn_BT, episode_B], [2, 1])
+    chex.assert_equal_shape_prefix([turn_BT, episode_B], 1)
+    turn_B = jnp.max(jnp.asarray(turn_BT), axis=1)
     later_BB = _later_rows(turn_BT, episode_B)
-    later_B = jnp.sum(jnp.where(later_BB, jnp.sum(reward_BT, axis=1)[None, :], 0.0), axis=1)
-    return reward_BT + jnp.where(_last_end(turn_end_BT), later_B[:, None], 0.0)
+    far = jnp.iinfo(turn_B.dtype).max
+    next_B = jnp.argmin(jnp.where(later_BB, turn_B[None, :], far), axis=1)
+    return jnp.where(jnp.any(later_BB, axis=1), next_B, -1).astype(jnp.int32)
 
 
 def _on_turns(
@@ -260,12 +261,13 @@ def normalize_returns(
     grouping: str = "state",
     environment_G: Array | None = None,
     keep_GK: Array | None = None,
+    sound_GK: Array | None = None,
 ) -> jax.Array:
     """Returns of episodes, compared with those of their block.
 
-    Blocks: grouping "state": all episodes of the group; "environment": the kept episodes of all
-    groups with equal environment_G; "batch": all kept episodes. With m and s the block's mean and
-    sample standard deviation:
+    Blocks: grouping "state": the sound episodes of the group; "environment": the kept episodes of
+    all groups with equal environment_G; "batch": all kept episodes. With m and s the block's mean
+    and sample standard deviation:
 
     | method | result |
     | --- | --- |
@@ -282,12 +284,14 @@ def normalize_returns(
       method: a key of METHODS. grouping: a key of GROUPINGS.
       environment_G: int, the environment of each group; needed by grouping "environment".
       keep_GK: bool, the episodes that the update reads; None: all.
+      sound_GK: bool, the episodes whose environment did not break, which are in no block; None:
+        all are sound.
     Returns:
       float32 [G, K]; of episodes that are not kept, what they are to their block.
     Raises:
       ValueError: unknown method or grouping, or environment_G is missing.
-      AssertionError: return_GK is not of rank 2, environment_G not of shape [G], or keep_GK not of
-        return_GK's shape.
+      AssertionError: return_GK is not of rank 2, environment_G not of shape [G], or keep_GK or
+        sound_GK not of return_GK's shape.
     """
     chex.assert_rank(return_GK, 2)
     normalize = look_up(METHODS, "method", method)
@@ -304,6 +308,9 @@ def normalize_returns(
     if keep_GK is not None and grouping != "state":
         chex.assert_shape(keep_GK, (G, K))
         counts_GK = jnp.asarray(keep_GK, bool)
+    if sound_GK is not None:
+        chex.assert_shape(sound_GK, (G, K))
+        counts_GK &= jnp.asarray(sound_GK, bool)
 
     def block_sum(x_GK):
         sum_G = jnp.sum(jnp.where(counts_GK, x_GK, 0.0), axis=1)

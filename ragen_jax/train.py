@@ -118,7 +118,7 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
                 policy = sampling_policy(learner, state)
 
         row |= stage.metrics() | run.evaluate_if_due(policy, step)
-        state, fired, metrics = watch(run, state, row, played.returns_E)
+        state, fired, metrics = watch(run, state, row, played.returns_E, played.sound_E)
         row |= metrics
         exit_code = run.write_and_decide(step, row, state, fired, played, batch, selection, credit)
         if exit_code is not None:

@@ -18,21 +18,26 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from ragen_jax.advantage import sample_variance
+from ragen_jax.advantage import comparable_members, sample_variance
 from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.types import Array
 
 
-def zero_variance_signs(return_GK: Array, success_GK: Array) -> jax.Array:
+def zero_variance_signs(
+    return_GK: Array, success_GK: Array, *, sound_GK: Array | None = None
+) -> jax.Array:
     """Which groups are without variance, and of what kind.
 
     Args:
       return_GK: undiscounted episode returns, penalties included.
       success_GK: bool, whether the episode solved its problem.
+      sound_GK: bool, the episodes whose environment did not break, which alone are looked at; None:
+        all.
 
     Returns:
       sign_G float32: 1 where all returns are equal and all members succeeded, -1 where all are
-      equal and none did, 0 elsewhere.
+      equal and none did, 0 elsewhere, and in a group of two or more with fewer than two sound
+      members.
 
     Raises:
       AssertionError: ranks are not 2 or shapes differ.
@@ -40,9 +45,14 @@ def zero_variance_signs(return_GK: Array, success_GK: Array) -> jax.Array:
     chex.assert_rank([return_GK, success_GK], 2)
     chex.assert_equal_shape([return_GK, success_GK])
     success_GK = jnp.asarray(success_GK, bool)
-    equal_G = sample_variance(return_GK) <= ZERO_SCORE
-    sign_G = jnp.where(success_GK.all(1), 1.0, jnp.where(success_GK.any(1), 0.0, -1.0))
-    return jnp.where(equal_G, sign_G, 0.0)
+    if sound_GK is None:
+        sound_GK = jnp.ones(success_GK.shape, bool)
+    chex.assert_equal_shape([return_GK, sound_GK])
+    member_GK = comparable_members(sound_GK)
+    judged_G = member_GK.any(1) & (sample_variance(return_GK, sound_GK=member_GK) <= ZERO_SCORE)
+    solved_G, failed_G = (success_GK | ~member_GK).all(1), ~(success_GK & member_GK).any(1)
+    sign_G = jnp.where(solved_G, 1.0, jnp.where(failed_G, -1.0, 0.0))
+    return jnp.where(judged_G, sign_G, 0.0)
 
 
 def zero_variance_advantage(

@@ -131,11 +131,13 @@ def test_ppo_bi_level_and_kl_and_levels(batch):
         PLAIN, name="ppo", gamma=0.9, lam=0.8, turn_gamma=0.7, bi_level=True
     )
     found, target = assign(batch, credit=credit, value_BT=value_BT, kl_BT=kl_BT, kl_coef=0.1)
-    reward = batch.reward_BT.copy()
-    reward[0, 2] += 1.0  # the later row's
-    reward -= 0.1 * batch.mask_BT * kl_BT
+    reward = batch.reward_BT - 0.1 * batch.mask_BT * kl_BT
     want, want_target = advantage.bi_level_gae(
-        reward, value_BT, batch.mask_BT, batch.turn_end_BT, gamma=0.9, lam=0.8, turn_gamma=0.7
+        *(reward, value_BT, batch.mask_BT, batch.turn_end_BT),
+        gamma=0.9,
+        lam=0.8,
+        turn_gamma=0.7,
+        next_row_B=np.array([1, -1, -1, -1, -1, -1]),
     )
     np.testing.assert_allclose(target, want_target, atol=1e-5)
     want = np.where(batch.mask_BT > 0, advantage.whiten(want, batch.mask_BT), 0)
@@ -163,7 +165,7 @@ def test_reinforce_plus_plus(batch):
     found, target = assign(batch, credit=credit)
     assert target is None
     to_go = np.zeros_like(batch.mask_BT)
-    to_go[0, 1:3] = 0.75, 1.5
+    to_go[0, 1:3] = 0.375, 0.75  # 0.5 + 0.5 * 0.5 at the end of the first row
     to_go[1, 2:4] = 0.5, 1.0
     to_go[2, [1, 3, 4]] = -0.5 + 0.25, 0.5, 1.0
     to_go[3, 1:4] = 0.5, 1.0, 2.0
@@ -171,6 +173,91 @@ def test_reinforce_plus_plus(batch):
     inside = batch.mask_BT > 0
     raw = to_go[inside]
     np.testing.assert_allclose(found[inside], (raw - raw.mean()) / raw.std(ddof=1), atol=1e-5)
+
+
+# ---- several rows of an episode -----------------------------------------------------------------
+
+
+def layouts(seed, episodes=4, size=40):
+    """The same episodes as one row each and cut into rows: (whole, cut, place), where token i of
+    `cut` in `place` order is token i of `whole`."""
+    rng = np.random.default_rng(seed)
+    whole, cut, at_whole, at_cut = [], [], [], []
+    for episode in range(episodes):
+        turns, t = [], 0
+        for turn in range(int(rng.integers(1, 6))):
+            start = t + int(rng.integers(1, 4))
+            t = start + int(rng.integers(1, 4))
+            turns.append((turn, list(range(start, t)), float(rng.normal())))
+        whole.append((episode, episode // 2, turns))
+        row = []
+        for turn, positions, reward in turns:
+            if not row or rng.random() < 0.6:
+                row, begin = [], positions[0] - int(rng.integers(1, 4))
+                cut.append((episode, episode // 2, row))
+            row.append((turn, [p - begin for p in positions], reward))
+            for p in positions:
+                at_whole.append((episode, p))
+                at_cut.append((len(cut) - 1, p - begin))
+    order = rng.permutation(len(cut)).tolist()
+    at_cut = [(order.index(b), t) for b, t in at_cut]
+    cut = [cut[b] for b in order]
+    batches = make_batch(whole, T=size), make_batch(cut, T=size, size=len(cut) + 2)
+    return *batches, tuple(np.array(at_whole).T), tuple(np.array(at_cut).T)
+
+
+TOKEN_CREDIT = [name for name, algorithm in ALGORITHMS.items() if algorithm.of_tokens]
+
+
+@pytest.mark.parametrize("name, bi_level", [*((n, False) for n in TOKEN_CREDIT), ("ppo", True)])
+@pytest.mark.parametrize(
+    "level, normalize",
+    [("turn", "identity"), ("token", "identity"), ("episode", "identity")] + [("turn", "mean_std")],
+)
+@pytest.mark.parametrize(
+    "gamma, lam, turn_gamma", [(1.0, 1.0, 1.0), (0.9, 0.7, 0.8), (0.5, 0.0, 0.6)]
+)
+def test_an_episode_in_several_rows_has_the_advantages_of_one_row(
+    name, bi_level, level, normalize, gamma, lam, turn_gamma
+):
+    credit = dataclasses.replace(
+        PLAIN,
+        **dict(name=name, bi_level=bi_level, level=level, normalize=normalize),
+        **dict(gamma=gamma, lam=lam, turn_gamma=turn_gamma),
+    )
+    for seed in range(4):
+        whole, cut, at_whole, at_cut = layouts(seed)
+        rng = np.random.default_rng(100 + seed)
+        found = []
+        per_token = rng.normal(size=(2, len(at_whole[0]))).astype(np.float32)  # value, KL
+        return_GK = np.bincount(whole.episode_B, whole.reward_BT.sum(1)).reshape(2, 2)
+        for batch, at in ((whole, at_whole), (cut, at_cut)):
+            value_BT, kl_BT = np.full((2, *batch.mask_BT.shape), np.nan, np.float32)
+            value_BT[at], kl_BT[at] = per_token
+            advantage_BT, target_BT = token_advantages(
+                *(credit, batch, ALL, return_GK.astype(np.float32)),
+                **dict(value_BT=value_BT, kl_BT=kl_BT, kl_coef=0.3),
+            )
+            found.append([np.asarray(advantage_BT)[at]])
+            if target_BT is not None:
+                found[-1].append(np.asarray(target_BT)[at])
+            assert not np.asarray(advantage_BT)[batch.mask_BT == 0].any()
+        assert len(cut.weight_B) - 2 > len(whole.weight_B)
+        np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=2e-6)
+
+
+def test_kl_of_later_rows_by_hand():
+    """Two turns of one token, each in a row: rewards 0 and 1, KL 0.2 and 0.5."""
+    batch = make_batch([(0, 0, [(0, [1], 0.0)]), (0, 0, [(1, [2], 1.0)])], T=3)
+    kl_BT = np.zeros((2, 3), np.float32)
+    kl_BT[0, 1], kl_BT[1, 2] = 0.2, 0.5
+    for gamma, first in ((1.0, 0.3), (0.5, 0.05)):  # -0.2 + gamma * (1 - 0.5)
+        credit = dataclasses.replace(PLAIN, name="ppo", gamma=gamma)
+        _, target = token_advantages(
+            *(credit, batch, np.ones((1, 1), bool), np.ones((1, 1), np.float32)),
+            **dict(value_BT=np.zeros((2, 3), np.float32), kl_BT=kl_BT, kl_coef=1.0),
+        )
+        np.testing.assert_allclose([target[0, 1], target[1, 2]], [first, 0.5], atol=1e-6)
 
 
 def test_returns_are_compared_with_those_of_the_kept_episodes(batch):

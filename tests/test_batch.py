@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.batch import make_batch, take_rows
-from ragen_jax.rewards import add_rewards, carry_back, place_returns, turn_reward
+from ragen_jax.rewards import add_rewards, next_rows, place_returns, turn_reward
 
 pytestmark = pytest.mark.fast
 
@@ -114,9 +114,9 @@ def test_rewards_of_a_window_by_hand(windowed):
     np.testing.assert_array_equal(return_GK, [[15.0]])
     arrays = batch.turn_BT, batch.turn_end_BT, batch.episode_B
     np.testing.assert_array_equal(
-        carry_back(batch.reward_BT, *arrays),
-        [[0, 0, 0, 1, 0, 2 + 12], [0, 0, 0, 0, 0, 4 + 8], [0, 0, 0, 0, 0, 8]],
+        batch.reward_BT, [[0, 0, 0, 1, 0, 2], [0, 0, 0, 0, 0, 4], [0, 0, 0, 0, 0, 8]]
     )
+    np.testing.assert_array_equal(next_rows(batch.turn_BT, batch.episode_B), [1, 2, -1])
     np.testing.assert_array_equal(
         place_returns(np.full(3, 15.0), *arrays),
         [[0] * 6, [0] * 6, [0, 0, 0, 0, 0, 15]],

@@ -80,7 +80,8 @@ def test_where_the_entropy_bonus_lies(batch):
 def test_a_value_lies_on_the_tokens_of_its_reasoning(batch):
     value_EU = np.array([[1.0, 9.0], [2.0, 9.0], [-3.0, 9.0], [4.0, 9.0]])
     spread_BT = spread(value_EU, batch)
-    assert where(spread_BT) == [[3, 4, 5], []] * 4 + [[]]  # the second turns have no reasoning
+    # With the token that closes it; the second turns have no reasoning.
+    assert where(spread_BT) == [[3, 4, 5, 6], []] * 4 + [[]]
     assert spread_BT[::2, 3].tolist() == [1.0, 2.0, -3.0, 4.0, 0.0]
 
 
@@ -125,3 +126,39 @@ def test_what_is_paid_pulls_along_the_gradient_of_the_mutual_information():
     expected = jax.grad(information)(logits_NZ)
     assert np.asarray(found) == pytest.approx(np.asarray(expected), abs=1e-6)
     assert np.abs(expected).max() > 0.01
+
+
+def test_what_is_paid_to_a_reasoning_is_paid_to_its_end():
+    """Of a policy that goes on or closes at each of three places, all of whose reasonings are
+    enumerated: the gradient of the expected pay needs the token that closes."""
+    logit_T = jnp.asarray([0.3, -0.5, 0.8, 0.1])  # of going on; the last is after the tag
+    paid_N = np.array([2.0, -1.0, 0.5])  # of reasonings of one, two and three tokens
+
+    def steps(logit_T, length):
+        """Log-probs of what is sampled: its tokens, the one that closes, one of the answer."""
+        on_T, off_T = jax.nn.log_sigmoid(logit_T), jax.nn.log_sigmoid(-logit_T)
+        close = off_T[length] if length < 3 else 0.0
+        return jnp.stack([0.0, *on_T[1:length], close, on_T[3]])
+
+    def probability(logit_T, length):
+        return jnp.exp(steps(logit_T, length)[:-1].sum())
+
+    def expected(logit_T):
+        return sum(paid_N[n - 1] * probability(logit_T, n) for n in (1, 2, 3))
+
+    episodes = [
+        Episode(0, 0, k, (turn((0, k + 1), (0, 0), length=k + 3),), False) for k in range(3)
+    ]
+    credit_BT = spread(paid_N[:, None], make_batch(episodes))[:, 3:]
+
+    def surrogate(logit_T):
+        return sum(
+            jax.lax.stop_gradient(probability(logit_T, n))
+            * (credit_BT[n - 1, : n + 2] * steps(logit_T, n)).sum()
+            for n in (1, 2, 3)
+        )
+
+    assert float(sum(probability(logit_T, n) for n in (1, 2, 3))) == pytest.approx(1)
+    found, want = jax.grad(surrogate)(logit_T), jax.grad(expected)(logit_T)
+    np.testing.assert_allclose(found, want, atol=1e-6)
+    assert np.abs(np.asarray(want)[1:3]).min() > 0.01

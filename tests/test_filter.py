@@ -391,6 +391,17 @@ def test_loss_scales():
     want = {"none": (1, 1), "linear": (0.25, 1), "sqrt": (0.5, 1), "advantage": (1, 0.25)}
     assert {mode: loss_scales(0.25, mode) for mode in LOSS_SCALES} == want
     assert {loss_scales(1.0, mode) for mode in LOSS_SCALES} == {(1.0, 1.0)}
+    # A sum over the kept rows has a factor of 0.25 by itself; what is left to the same weights.
+    left = {mode: loss_scales(0.25, mode, summed=True) for mode in LOSS_SCALES}
+    assert left == {
+        "none": (1.0, 1.0),
+        "linear": (1.0, 1.0),
+        "sqrt": (2.0, 1.0),
+        "advantage": (4.0, 0.25),
+    }
+    for mode in LOSS_SCALES.keys() - {"none"}:
+        (whole, of_advantages), plain = left[mode], loss_scales(0.25, mode)
+        assert (0.25 * whole, of_advantages) == plain
     np.testing.assert_allclose(jax.jit(lambda k: loss_scales(k, "sqrt"))(0.25), (0.5, 1.0))
     with pytest.raises(ValueError, match="'half'; known: none, linear, sqrt, advantage"):
         loss_scales(0.25, "half")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.fast
 # Jitted once: op by op, JAX would compile each operation at each shape.
 place_rewards = jax.jit(rewards.place_rewards, static_argnames="level")
 place_returns = jax.jit(rewards.place_returns)
-carry_back = jax.jit(rewards.carry_back)
+next_rows = jax.jit(rewards.next_rows)
 normalize_returns = jax.jit(rewards.normalize_returns, static_argnames=("method", "grouping"))
 overlong_penalty = jax.jit(rewards.overlong_penalty, static_argnames=("max_length", "buffer"))
 penalize_kl = jax.jit(rewards.penalize_kl)
@@ -46,19 +46,13 @@ def test_placement_by_hand():
         np.testing.assert_allclose(got_BT, want_BT, rtol=1e-6, err_msg=level)
 
 
-def test_returns_and_carrying_by_hand():
+def test_returns_and_next_rows_by_hand():
     got_BT = place_returns(np.array([-3.0, -3.0, 7.0, 99.0]), TURN_BT, END_BT, EPISODE_B)
     want_BT = np.zeros((4, 6))
     want_BT[1, 5], want_BT[2, 1] = -3.0, 7.0
     np.testing.assert_array_equal(got_BT, want_BT)
-    # row 0 ends with its own 2 and the 8 of row 1; sums to go: 11 11 10, 8, 5
-    want_BT = REWARD_BT.copy()
-    want_BT[0, 4] = 10.0
-    np.testing.assert_allclose(carry_back(REWARD_BT, TURN_BT, END_BT, EPISODE_B), want_BT)
-    # the released form: the whole return on each row
-    whole_BT = place_rewards(REWARD_BT, MASK_BT, TURN_BT, END_BT, EPISODE_B, level="episode")
-    whole_BT = np.asarray(carry_back(whole_BT, TURN_BT, END_BT, EPISODE_B))
-    assert whole_BT[0, 4] == whole_BT[1, 5] == 11.0 and whole_BT.sum() == 27.0
+    found_B = next_rows(TURN_BT, EPISODE_B)
+    assert found_B.dtype == jnp.int32 and found_B.tolist() == [1, -1, -1, -1]
 
 
 def random_rows(seed, episodes=5, T=20):
@@ -88,7 +82,6 @@ def random_rows(seed, episodes=5, T=20):
 def test_placement_against_reference(seed):
     reward_BT, mask_BT, turn_BT, end_BT, episode_B = random_rows(seed)
     token_BT, episode_BT = np.zeros((2, *reward_BT.shape))
-    carried_BT = reward_BT.astype(float)
     last = {}  # episode -> (turn, row, token) of its last turn end
     for b, t in zip(*np.nonzero(end_BT), strict=True):
         u = t
@@ -99,10 +92,6 @@ def test_placement_against_reference(seed):
     for b, t in zip(*np.nonzero(end_BT), strict=True):
         _, row, token = last[episode_B[b]]
         episode_BT[row, token] += reward_BT[b, t]
-        for c in np.flatnonzero(episode_B == episode_B[b]):
-            ends = np.flatnonzero(end_BT[c])
-            if len(ends) and turn_BT[c, ends[-1]] < turn_BT[b, t] and c != b:
-                carried_BT[c, ends[-1]] += reward_BT[b, t]
     rows = reward_BT, mask_BT, turn_BT, end_BT, episode_B
     want = {"turn": reward_BT, "token": token_BT, "episode": episode_BT}
     for level in PLACEMENTS:
@@ -110,8 +99,11 @@ def test_placement_against_reference(seed):
             got_BT = function(*rows, level=level)
             np.testing.assert_allclose(got_BT, want[level], rtol=1e-5, atol=1e-5, err_msg=level)
         np.testing.assert_allclose(np.sum(got_BT), reward_BT.sum(), atol=1e-5)  # none gets lost
-    got_BT = carry_back(reward_BT, turn_BT, end_BT, episode_B)
-    np.testing.assert_allclose(got_BT, carried_BT, rtol=1e-5, atol=1e-5)
+    next_B = np.asarray(next_rows(turn_BT, episode_B))
+    for b, episode in enumerate(episode_B):
+        turn_B = np.where(episode_B == episode, turn_BT.max(1), -1)
+        later = np.flatnonzero(turn_B > turn_BT[b].max())
+        assert next_B[b] == (later[np.argmin(turn_B[later])] if len(later) else -1)
 
 
 def test_row_order_and_padding_do_not_matter():
@@ -124,7 +116,7 @@ def test_row_order_and_padding_do_not_matter():
     functions = [
         lambda r, m, u, e, b, level=level: place_rewards(r, m, u, e, b, level=level)
         for level in PLACEMENTS
-    ] + [lambda r, m, u, e, b: carry_back(r, u, e, b)]
+    ]
     for function in functions:
         want_BT = np.asarray(function(*rows))
         shuffled_BT = function(*(x[order_B] for x in rows))
@@ -142,7 +134,7 @@ def test_placement_errors():
     with pytest.raises(AssertionError):
         rewards.place_returns(REWARD_BT, TURN_BT, END_BT, EPISODE_B)
     with pytest.raises(AssertionError):
-        rewards.carry_back(REWARD_BT, TURN_BT, END_BT[:, 1:], EPISODE_B)
+        rewards.next_rows(TURN_BT, EPISODE_B[:1])
 
 
 # ---------------------------------------------------------------- normalisation

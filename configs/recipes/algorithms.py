@@ -10,7 +10,8 @@ ALGORITHMS = {
     "ppo": _PPO,
     "bi_level_ppo": {**_PPO, "algorithm.bi_level": True},
     "grpo": {"algorithm.name": "grpo"},
-    # Liu et al., arXiv 2503.20783: no division by the group's std, none by the row's length.
+    # Liu et al., arXiv 2503.20783: no division by the group's std, none by the row's length. The
+    # loss is a sum over the kept rows, which falls with the keep rate once (filter.loss_scales).
     "dr_grpo": {"algorithm.name": "dr_grpo", "algorithm.aggregation": "seq-mean-token-sum-norm"},
     "rloo": {"algorithm.name": "rloo"},
     # Hu, arXiv 2501.03262: KL in the reward.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.advantage import sample_variance
+from ragen_jax.advantage import comparable_members, sample_variance
 from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import IMAGE
@@ -36,20 +36,33 @@ def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
       episodes: G * K, group by group.
       return_GK: their undiscounted returns, penalties included.
 
+    Members whose environment broke are left out, and so are groups of two or more with fewer than
+    two sound members.
+
     Returns:
       anatomy/<class>, shares of the groups that sum to 1, and anatomy/<class>_count;
       anatomy/failed_differing, the share of groups that failed with more than one strategy:
       where it is near anatomy/failed the policy explores and the reward does not answer, where it
-      is far below, the policy does the same thing over and over.
+      is far below, the policy does the same thing over and over. {} without any group.
 
     Raises:
       ValueError: another number of episodes than returns.
     """
     if len(episodes) != return_GK.size:
         raise ValueError(f"{len(episodes)} episodes, but return_GK is {return_GK.shape}")
-    groups = _groups(episodes, len(return_GK))
+    sound_GK = np.reshape([not episode.error for episode in episodes], return_GK.shape)
+    member_GK = np.asarray(comparable_members(sound_GK))
+    judged_G = member_GK.any(1)
+    if not judged_G.any():
+        return {}
+    groups = [
+        group
+        for group, judged in zip(_groups(episodes, len(return_GK)), judged_G, strict=True)
+        if judged
+    ]
     success_G = np.array([np.mean([episode.success for episode in group]) for group in groups])
-    mixed_G = np.asarray(sample_variance(return_GK)) > ZERO_SCORE
+    variance_G = np.asarray(sample_variance(return_GK, sound_GK=member_GK))
+    mixed_G = variance_G[judged_G] > ZERO_SCORE
     class_G = np.select(
         [mixed_G, success_G == 1, success_G == 0], ["mixed", "solved", "failed"], "tied"
     )
@@ -75,15 +88,20 @@ def action_metrics(
       action/strategies, distinct strategies of a group, 1 to K; action/strategy_entropy,
       entropy of their frequencies inside a group in nats, at most log K; both means over groups.
       With opposites, and episodes of two actions or more: action/oscillation_rate, the share of
-      actions (an episode's last apart) that are followed by their opposite.
+      actions (an episode's last apart) that are followed by their opposite. Of episodes whose
+      environment did not break; {} without any.
     """
-    counts = [collections.Counter(map(strategy, group)) for group in _groups(episodes, groups)]
+    listed = [group for group in _groups(episodes, groups) if group]
+    if not listed:
+        return {}
+    counts = [collections.Counter(map(strategy, group)) for group in listed]
     metrics: dict[str, Any] = {  # of Python's floats and NumPy's
         "action/strategies": np.mean([len(count) for count in counts]),
         "action/strategy_entropy": np.mean([_entropy(count) for count in counts]),
     }
     if opposites is not None:
-        pairs = [pair for episode in episodes for pair in itertools.pairwise(strategy(episode))]
+        played = itertools.chain.from_iterable(listed)
+        pairs = [pair for episode in played for pair in itertools.pairwise(strategy(episode))]
         if pairs:
             undone = [opposites.get(first) == second for first, second in pairs]
             metrics["action/oscillation_rate"] = np.mean(undone)
@@ -106,9 +124,11 @@ def reasoning_metrics(
     Returns:
       reasoning/stated, facts stated a turn; reasoning/grounded_rate, the share of all facts
       stated that are so, with its interval over groups; left out where none is stated. Turns
-      without reasoning state nothing.
+      without reasoning state nothing. Of episodes whose environment did not break; {} without any.
     """
-    turns = [(episode.group, turn) for episode in episodes for turn in episode.turns]
+    turns = [(e.group, turn) for e in episodes if not e.error for turn in e.turns]
+    if not turns:
+        return {}
     # Members of a group say much that is the same: each text is checked once for a state.
     said = collections.Counter(
         (group, _in_words(turn, transcribe), text(turn.sampled[slice(*turn.reasoning)]))
@@ -148,10 +168,10 @@ def style_metrics(
     Returns:
       reasoning/style/<name>: the share of all turns whose reasoning is of that style from its first
       to its last letter, with its interval over groups; reasoning/style/other: of none, such as
-      hybrids and replies whose reasoning never ends.
+      hybrids and replies whose reasoning never ends. Of episodes whose environment did not break.
     """
     count = {name: np.zeros(episodes[-1].group + 1) for name in (*styles, "other")}
-    for episode in episodes:
+    for episode in (e for e in episodes if not e.error):
         for turn in episode.turns:
             thought = text(turn.sampled[slice(*turn.reasoning)])
             closed = turn.reasoning[1] > 0 or turn.valid
@@ -170,9 +190,12 @@ def strategy(episode: Episode) -> tuple[str, ...]:
 
 
 def _groups(episodes: Sequence[Episode], groups: int) -> list[Sequence[Episode]]:
-    """The episodes of each group, from a list group by group."""
+    """The episodes of each group whose environment did not break, from a list group by group."""
     size = len(episodes) // groups
-    return [episodes[first : first + size] for first in range(0, groups * size, size)]
+    return [
+        [episode for episode in episodes[first : first + size] if not episode.error]
+        for first in range(0, groups * size, size)
+    ]
 
 
 def _entropy(counts: collections.Counter[tuple[str, ...]]) -> float:

@@ -19,6 +19,7 @@ Axes: B rows, T tokens, G groups of the batch, K episodes a group, N groups of a
 micro-batches of a group, P parts.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ragen_jax import losses
-from ragen_jax.advantage import deviations, sample_variance
+from ragen_jax.advantage import comparable_members, deviations, sample_variance
 from ragen_jax.filter import ZERO_SCORE
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.types import Array, Batch, Metrics, Params, TrainState
@@ -39,6 +40,7 @@ from ragen_jax.update.learner import Learner
 from ragen_jax.update.policy import Frozen, Loss, loss_parts
 
 ZERO = -1  # the bucket of groups without variance
+LOST = -2  # of groups with too few sound members, which is not measured
 
 
 def variance_buckets(
@@ -282,7 +284,7 @@ def bucket_gradients(
     Args:
       model, loss, params, ref_params, kl_scale, frozen: as in `part_gradients`.
       batch: on the host. advantage_BT: float32.
-      bucket_G: int, as `variance_buckets` returns it.
+      bucket_G: int, as `variance_buckets` returns it, or LOST.
       micro_batch: rows of a forward and backward pass; a group begins a new one.
       group_rows: the most rows a group can have.
       direction: tree like params, for X_pull; None: without.
@@ -305,7 +307,7 @@ def bucket_gradients(
     arrays = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x[:1])]), arrays)
     size = -(-group_rows // micro_batch) * micro_batch
     by_bucket = {}
-    for bucket in np.unique(bucket_G).tolist():
+    for bucket in np.unique(bucket_G[bucket_G != LOST]).tolist():
         groups = np.flatnonzero(bucket_G == bucket)
         rows_NR = np.full((len(bucket_G), size), -1)
         count_N = np.zeros(len(bucket_G), np.int32)
@@ -356,6 +358,7 @@ def gradient_report(
     buckets: int,
     edges: Sequence[float],
     direction: Params | None = None,
+    sound_GK: np.ndarray | None = None,
 ) -> Metrics:
     """gradient/* metrics of a batch; run under the mesh of training.
 
@@ -363,14 +366,23 @@ def gradient_report(
       state: which sampled the batch.
       batch: of G * K episodes. return_GK: undiscounted returns, penalties included.
       group_rows, direction: as in `bucket_gradients`. buckets, edges: as in `variance_buckets`.
+      sound_GK: bool, the episodes whose environment did not break; None: all. The others, and
+        groups of two or more with fewer than two sound members, enter no figure.
 
     Returns:
       gradient/zero/* of the groups without variance and gradient/bucket_<i>/* of the others:
       `figures`, groups, episodes, tokens and reward_variance, the mean over the bucket's groups.
     """
-    variance_G = np.asarray(sample_variance(return_GK))
-    bucket_G = variance_buckets(variance_G, buckets=buckets, edges=edges)
-    advantage_E = np.asarray(deviations(return_GK)).reshape(-1)
+    if sound_GK is None:
+        sound_GK = np.ones(return_GK.shape, bool)
+    member_GK = np.asarray(comparable_members(sound_GK))
+    inside_B = member_GK.reshape(-1)[batch.episode_B]
+    batch = dataclasses.replace(batch, weight_B=batch.weight_B * inside_B)
+    variance_G = np.asarray(sample_variance(return_GK, sound_GK=member_GK))
+    judged_G = member_GK.any(1)
+    bucket_G = np.full(len(return_GK), LOST)
+    bucket_G[judged_G] = variance_buckets(variance_G[judged_G], buckets=buckets, edges=edges)
+    advantage_E = np.asarray(deviations(return_GK, sound_GK=member_GK)).reshape(-1)
     by_bucket = bucket_gradients(
         learner.model,
         learner.loss,

@@ -42,7 +42,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.diagnostics.intervals import rate_with_interval
+from ragen_jax.diagnostics.intervals import mean_with_interval
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.positions import of_params, position_behind, splice, token_positions
 from ragen_jax.model.qwen import Qwen, head
@@ -74,9 +74,10 @@ def mediation_metrics(
 
     Returns:
       mediation/NAME, the mean over replies, and mediation/NAME_ci95 by groups, each of MEASURES;
-      {} where no reply has both.
+      {} where no reply has both. Episodes whose environment broke are left out.
     """
-    chosen = [e for e in episodes if np.diff(e.turns[0].reasoning) and np.diff(e.turns[0].answer)]
+    sound = [e for e in episodes if not e.error]
+    chosen = [e for e in sound if np.diff(e.turns[0].reasoning) and np.diff(e.turns[0].answer)]
     if not chosen:
         return {}
     turns = [episode.turns[0] for episode in chosen]
@@ -101,7 +102,7 @@ def mediation_metrics(
     metrics: Metrics = {}
     for name, value_B in zip(MEASURES, value_MB, strict=True):
         sum_G = np.bincount(group_B, value_B, minlength=groups)
-        metrics |= rate_with_interval(f"mediation/{name}", sum_G, count_G)
+        metrics |= mean_with_interval(f"mediation/{name}", sum_G, count_G)
     return metrics
 
 

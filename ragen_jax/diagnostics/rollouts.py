@@ -4,18 +4,38 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ragen_jax.diagnostics.intervals import rate_with_interval
+from ragen_jax.diagnostics.intervals import mean_with_interval, rate_with_interval
 from ragen_jax.types import Episode, Metrics
 
 
 def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
     """rollout/* figures of all episodes that were played for a step, rates with their intervals.
 
+    Episodes whose environment broke are counted in rollout/errors; every other figure is that of
+    the sound episodes. Without any, only the counts are there.
+
     Args:
       episodes: of groups numbered from 0, which may differ in size.
-      return_GK: their returns, of any shape.
+      return_GK: their returns, of any shape; in the order of the episodes.
+
+    Returns:
+      rollout/*. rollout/lost_groups is the number of groups of two or more episodes of which fewer
+      than two are sound: nothing can be compared in them, and no update learns from them.
     """
-    group_E = [episode.group for episode in episodes]
+    group_E = np.array([episode.group for episode in episodes])
+    sound_E = np.array([not episode.error for episode in episodes])
+    members_G, sound_G = np.bincount(group_E), np.bincount(group_E, sound_E)
+    metrics: Metrics = {
+        "rollout/errors": len(episodes) - int(sound_E.sum()),
+        "rollout/lost_groups": int(np.sum(sound_G < np.minimum(members_G, 2))),
+        "rollout/replies": sum(len(e.turns) for e in episodes if not e.error),
+    }
+    return_E = np.reshape(return_GK, -1)
+    if not sound_E.all():
+        episodes = [episode for episode in episodes if not episode.error]
+        group_E, return_E = group_E[sound_E], return_E[sound_E]
+    if not episodes:
+        return metrics
 
     def by_group(measure, of_turns=True):
         """Sums over the turns, or the episodes, of each group."""
@@ -27,28 +47,31 @@ def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
 
     turns_G = by_group(lambda turn: 1)
     episodes_G = by_group(lambda episode: 1, of_turns=False)
-    of_turns = {
-        "response_length": lambda turn: len(turn.sampled),
+    rates = {
         "valid_rate": lambda turn: turn.valid,
         "valid_think_rate": lambda turn: turn.reasoning[1] > turn.reasoning[0],
     }
     success_G = by_group(lambda episode: episode.success, of_turns=False)
-    metrics = rate_with_interval("rollout/success", success_G, episodes_G)
-    for name, measure in of_turns.items():
+    metrics |= rate_with_interval("rollout/success", success_G, episodes_G)
+    length_G = by_group(lambda turn: len(turn.sampled))
+    metrics |= mean_with_interval("rollout/response_length", length_G, turns_G)
+    for name, measure in rates.items():
         metrics |= rate_with_interval(f"rollout/{name}", by_group(measure), turns_G)
     reasoning_G = by_group(lambda turn: turn.reasoning[1] - turn.reasoning[0])
     return metrics | {
-        "rollout/return": return_GK.mean(),
-        "rollout/errors": sum(bool(episode.error) for episode in episodes),
+        "rollout/return": return_E.mean(),
         "rollout/turns": turns_G.sum() / len(episodes),
-        "rollout/replies": turns_G.sum(),
         "rollout/reasoning_length": reasoning_G.sum() / turns_G.sum(),
     }
 
 
 def selected_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
-    """collect/* figures of the groups that dynamic sampling selected."""
+    """collect/* figures of the sound episodes of the groups that dynamic sampling selected."""
+    sound_E = np.array([not episode.error for episode in episodes])
+    if not sound_E.any():
+        return {}
+    success_E = np.array([episode.success for episode in episodes])
     return {
-        "collect/success": np.mean([episode.success for episode in episodes]),
-        "collect/return": return_GK.mean(),
+        "collect/success": success_E[sound_E].mean(),
+        "collect/return": np.reshape(return_GK, -1)[sound_E].mean(),
     }

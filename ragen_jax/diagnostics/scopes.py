@@ -74,7 +74,7 @@ def collapse_metrics(
 
     Args:
       model, params: the policy that sampled the episodes.
-      episodes: G * K, group by group.
+      episodes: G * K, group by group; those whose environment broke are left out.
       first_turn_samples, trajectory_samples: most reasonings of the first scope, S of the second.
       micro_batch: (prompt, reasoning) rows of a device call.
       seed, step, environment: of what the draws and permutations are for: seed of the run,
@@ -92,6 +92,8 @@ def collapse_metrics(
       prompts have a scorable reasoning.
     """
     words = seed, step, environment
+    # A prompt of an environment that broke may show nothing of the problem.
+    episodes = [episode for episode in episodes if not episode.error]
     first = first_turns(episodes, samples=first_turn_samples)
     later = trajectory_turns(
         episodes, samples=trajectory_samples, rng=generator(Purpose.TRAJECTORY, *words)
@@ -190,19 +192,22 @@ def reasoning_ids(turn: Turn) -> np.ndarray:
 def first_turns(episodes: Sequence[Episode], *, samples: int) -> Sample:
     """All groups' first prompts, and up to `samples` first turns with a reasoning, spread evenly.
 
-    Member 0 of every group first, then member 1, and so on.
+    Member 0 of every group first, then member 1, and so on. A group's prompt is that of the first
+    of its members that are given.
 
     Returns:
       `Sample`, one prompt a group.
     """
     by_member = sorted(episodes, key=lambda episode: (episode.member, episode.group))
-    prompts = [episode.turns[0].prompt for episode in by_member if episode.member == 0]
+    prompt_G = {episode.group: episode.turns[0].prompt for episode in reversed(by_member)}
+    groups = sorted(prompt_G)
+    prompts = [prompt_G[group] for group in groups]
     chosen = [episode for episode in by_member if len(reasoning_ids(episode.turns[0]))][:samples]
     return Sample(
         prompts=prompts,
         turns=[episode.turns[0] for episode in chosen],
-        prompt_M=np.array([episode.group for episode in chosen], int),
-        group_N=np.arange(len(prompts)),
+        prompt_M=np.searchsorted(groups, [episode.group for episode in chosen]),
+        group_N=np.array(groups, int),
         before_N=[()] * len(prompts),
     )
 

@@ -56,7 +56,8 @@ def truncations(saved: Sequence[Saved], label: str, limit: int) -> dict[int, Tru
     """{step: `Truncation`} of an environment's saved episodes; `limit`: rollout.max_new_tokens."""
     found = {}
     for part in saved:
-        turns = [turn for record in part.records for turn in record["turns"]]
+        sound = [record for record in part.records if not record.get("error")]
+        turns = [turn for record in sound for turn in record["turns"]]
         if part.label != label or not turns:
             continue
         invalid = [turn for turn in turns if not turn["valid"]]

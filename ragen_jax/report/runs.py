@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ragen_jax.configs import base
 from ragen_jax.groups import Part, metrics_of_each
 from ragen_jax.run.flat import flat
@@ -29,7 +31,8 @@ class Recorded:
     rows: list[Metrics]  # of metrics.jsonl
     events: list[dict[str, Any]]  # of events.jsonl: step, rule, action, reason
     labels: tuple[str, ...]  # of its environments; (ONLY,) of one
-    outcomes: dict[str, dict[int, list[int]]]  # {label: {step: [solved of each held-out problem]}}
+    # {label: {step: [solved of each held-out problem, NaN where it broke]}}
+    outcomes: dict[str, dict[int, list[float]]]
     damaged: tuple[str, ...] = ()  # a sentence about each file that cannot be read, or is gone
 
     @property
@@ -89,8 +92,8 @@ def read_run(path: str | Path) -> Recorded:
 
 
 def _as_in_rows(
-    run: Recorded, path: Path, label: str, found: dict[int, list[int]], damaged: list[str]
-) -> dict[int, list[int]]:
+    run: Recorded, path: Path, label: str, found: dict[int, list[float]], damaged: list[str]
+) -> dict[int, list[float]]:
     """The outcomes of evaluations that a run's rows have, too; of others it is told in `damaged`.
 
     What was evaluated by other settings lies elsewhere (`workdir.set_evaluations_aside`).
@@ -105,7 +108,7 @@ def _as_in_rows(
         if step not in found:
             if not file.exists():
                 damaged.append(f"{file} is gone, in which step {step} was evaluated")
-        elif abs(row["eval/success"] - sum(found[step]) / len(found[step])) > SAME:
+        elif not abs(row["eval/success"] - np.nanmean(found[step])) <= SAME:
             damaged.append(f"{file} does not have the success of metrics.jsonl")
         else:
             kept[step] = found[step]

@@ -109,14 +109,16 @@ def judge(run: Recorded, label: str, truncated: dict[int, Truncation]) -> Verdic
     alarm = _spans(on, steps)
     moves = _moves(figures_F, steps, alarm[0][0] if alarm else None)
     outcomes = run.outcomes[label]
-    lost = success_lost({step: float(np.mean(solved)) for step, solved in outcomes.items()})
+    lost = success_lost({step: float(np.nanmean(solved)) for step, solved in outcomes.items()})
     if lost is not None:
         moves.append(Move("held-out success", "eval/success", *lost))
     gain = None
     if len(outcomes) > 1:
         before, *later = outcomes.values()
         gain = Gain(
-            float(np.mean(before)), float(np.mean(later[-3:])), *paired_gain(before, later[-3:])
+            float(np.nanmean(before)),
+            float(np.nanmean(later[-3:])),
+            *paired_gain(before, later[-3:]),
         )
     stops = [event for event in run.events if event["action"] == "stop"]
     return Verdict(

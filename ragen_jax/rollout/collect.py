@@ -21,7 +21,7 @@ import numpy as np
 
 from ragen_jax.advantage import sample_variance
 from ragen_jax.filter import ZERO_SCORE
-from ragen_jax.rewards import sum_turns
+from ragen_jax.rewards import broken_episodes, sum_turns
 from ragen_jax.rollout.pool import count_visits, draw_seeds, play_chances
 from ragen_jax.sharding import place
 from ragen_jax.types import Episode, Metrics, TrainState
@@ -51,15 +51,16 @@ class Collected:
     rounds: int
     seeds_N: tuple[int, ...]  # environment seed of each group played, in order
     informative_N: np.ndarray  # bool
+    # bool: whether enough members are sound (their environment did not break) to say so
+    judged_N: np.ndarray
     cursor: int = 0  # of environment seeds, behind them
 
     def metrics(self) -> Metrics:
-        """collect/* figures."""
-        return {
-            "collect/rounds": self.rounds,
-            "collect/groups": len(self.seeds_N),
-            "collect/informative_ratio": self.informative_N.mean(),
-        }
+        """collect/* figures; the ratio is that of the groups that could be judged, if any."""
+        metrics: Metrics = {"collect/rounds": self.rounds, "collect/groups": len(self.seeds_N)}
+        if self.judged_N.any():
+            metrics["collect/informative_ratio"] = self.informative_N[self.judged_N].mean()
+        return metrics
 
 
 def collect(
@@ -97,14 +98,15 @@ def collect(
 
 
 def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
-    """bool [groups]: whether the members of a group earned differently by the task's own reward.
+    """bool [groups]: whether the sound members of a group earned differently by the task's own
+    reward.
 
     Args:
       episodes: group by group, groups numbered from 0.
     """
     rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
-    reward_GK = sum_turns(rewards, episodes)
-    return np.asarray(sample_variance(reward_GK)) > ZERO_SCORE
+    reward_GK, sound_GK = sum_turns(rewards, episodes), ~broken_episodes(episodes)
+    return np.asarray(sample_variance(reward_GK, sound_GK=sound_GK)) > ZERO_SCORE
 
 
 def mark_played(
@@ -117,7 +119,11 @@ def mark_played(
         cursors[name] = place(np.uint32(part.cursor), cursors[name].sharding)
         if name in streaks:
             before_P = jax.device_get(streaks[name])
-            after_P = count_visits(before_P, part.seeds_N, part.informative_N)
+            # A visit whose environment broke says nothing about its problem.
+            seeds = [
+                seed for seed, judged in zip(part.seeds_N, part.judged_N, strict=True) if judged
+            ]
+            after_P = count_visits(before_P, seeds, part.informative_N[part.judged_N])
             streaks[name] = place(after_P, streaks[name].sharding)
     return dataclasses.replace(state, seed_cursor=cursors, streak_P=streaks)
 
@@ -131,7 +137,8 @@ def collect_groups(
 ) -> Collected:
     """Plays rounds until `wanted` groups are informative, at most `max_rounds`.
 
-    One round of `wanted` groups comes back as it was played.
+    One round of `wanted` groups comes back as it was played. Where too few are informative, the
+    others fill the step up, those last of which fewer than two members are sound.
 
     Args:
       play: round index -> episodes, group by group, groups numbered from 0.
@@ -145,6 +152,7 @@ def collect_groups(
     """
     groups: list[list[Episode]] = []
     marks: list[bool] = []
+    judged: list[bool] = []
     rounds = 0
     while rounds < max_rounds and sum(marks) < wanted:
         episodes = play(rounds)
@@ -152,22 +160,31 @@ def collect_groups(
         played: list[list[Episode]] = [[] for _ in range(count)]
         for episode in episodes:
             played[episode.group].append(episode)
-        judged = np.asarray(informative(episodes), bool)
-        if judged.shape != (len(played),):
-            raise ValueError(f"{len(played)} groups were played, but {judged.shape} judged")
+        found = np.asarray(informative(episodes), bool)
+        if found.shape != (len(played),):
+            raise ValueError(f"{len(played)} groups were played, but {found.shape} judged")
         groups += played
-        marks += judged.tolist()
+        enough = [_sound_enough(group) for group in played]
+        judged += enough
+        marks += (found & enough).tolist()
         rounds += 1
     if len(groups) < wanted:
         raise ValueError(f"{wanted} groups are wanted, but {rounds} round(s) played {len(groups)}")
-    by_use = sorted(range(len(groups)), key=lambda n: not marks[n])  # stable: earlier ones first
+    # Stable: earlier ones first.
+    by_use = sorted(range(len(groups)), key=lambda n: (not marks[n], not judged[n]))
     return Collected(
         episodes=_numbered(groups[n] for n in sorted(by_use[:wanted])),
         played=_numbered(groups),
         rounds=rounds,
         seeds_N=tuple(group[0].seed for group in groups),
         informative_N=np.array(marks, bool),
+        judged_N=np.array(judged, bool),
     )
+
+
+def _sound_enough(group: Sequence[Episode]) -> bool:
+    """Whether a group's sound members can be compared (advantage.comparable_members)."""
+    return sum(not episode.error for episode in group) >= min(2, len(group))
 
 
 def _numbered(groups: Iterable[list[Episode]]) -> list[Episode]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from ragen_jax.diagnostics.intervals import effective_trials
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.groups import combine_metrics
 from ragen_jax.model.qwen import Qwen
@@ -166,41 +167,57 @@ def success_by_style(model: Qwen, params: Params, task: "Task") -> Metrics:
         if episodes:
             found = summarise(episodes, samples=1, format_penalty=task.penalties.format_penalty)
             for figure in ("success", "success_ci95"):
-                metrics[f"eval/style/{name}/{figure}"] = found[f"eval/{figure}"]
+                if f"eval/{figure}" in found:
+                    metrics[f"eval/style/{name}/{figure}"] = found[f"eval/{figure}"]
     return metrics
 
 
 def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: float) -> Metrics:
     """eval/* metrics of episodes: success with its 95 % interval, return, replies, pass@k.
 
+    An episode whose environment broke is no failure of the policy: it is counted in eval/errors and
+    enters no other figure. Figures without a sound episode are left out.
+
     success +- success_ci95 holds `wilson_interval`, whose farther end it reaches. pass@k is the
     unbiased estimate of Chen et al. 2021 (arXiv 2107.03374), eq. 1, for k = 1, 2, 4, ... up to
-    `samples`.
+    `samples`, over the problems that have k sound episodes.
     """
+    sound = [episode for episode in episodes if not episode.error]
+    metrics: dict[str, Any] = {  # of Python's floats and NumPy's
+        "eval/errors": len(episodes) - len(sound)
+    }
+    if not sound:
+        return metrics
     success_NK = np.array([episode.success for episode in episodes], float).reshape(-1, samples)
-    turns = [turn for episode in episodes for turn in episode.turns]
+    sound_NK = np.array([not episode.error for episode in episodes]).reshape(-1, samples)
+    turns = [turn for episode in sound for turn in episode.turns]
     returns = [
         sum(turn_reward(turn, format_penalty=format_penalty) for turn in episode.turns)
-        for episode in episodes
+        for episode in sound
     ]
-    success = float(success_NK.mean())
-    metrics: dict[str, Any] = {  # of Python's floats and NumPy's
+    success = float(success_NK[sound_NK].mean())
+    low, high = wilson_interval(success_NK, sound_NK)
+    metrics |= {
         "eval/success": success,
-        "eval/success_ci95": max(abs(end - success) for end in wilson_interval(success_NK)),
+        "eval/success_ci95": max(success - low, high - success),
         "eval/return": np.mean(returns),
         "eval/valid_rate": np.mean([turn.valid for turn in turns]),
-        "eval/turns": len(turns) / len(episodes),
-        "eval/errors": sum(bool(episode.error) for episode in episodes),
+        "eval/turns": len(turns) / len(sound),
         "eval/response_length": np.mean([len(turn.sampled) for turn in turns]),
     }
+    solved_N, played_N = (success_NK * sound_NK).sum(1), sound_NK.sum(1)
     k = 1
     while samples > 1 and k <= samples:
-        metrics[f"eval/pass_at_{k}"] = pass_at_k(success_NK.sum(1), samples, k)
+        enough_N = played_N >= k
+        if enough_N.any():
+            metrics[f"eval/pass_at_{k}"] = pass_at_k(solved_N[enough_N], played_N[enough_N], k)
         k *= 2
     return metrics
 
 
-def wilson_interval(success_NK: np.ndarray, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(
+    success_NK: np.ndarray, sound_NK: np.ndarray | None = None, z: float = 1.959964
+) -> tuple[float, float]:
     """(lower, upper end) of the 95 % interval of a success rate over problems.
 
     Wilson's score interval (1927): with p the rate and n the number of independent episodes
@@ -208,27 +225,33 @@ def wilson_interval(success_NK: np.ndarray, z: float = 1.959964) -> tuple[float,
         (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
     Unlike p +- 1.96 standard errors it is not empty where all problems were solved, or none. K
-    episodes of one problem are not independent: n is p (1 - p) over the squared standard error of
-    the problems' means, from N to N K (N where all means are equal).
+    episodes of one problem are not independent: n is `intervals.effective_trials`, from N to N K.
 
     Args:
       success_NK: 0 or 1, of each of N problems K episodes.
+      sound_NK: bool, the episodes that count, at least one; None: all.
     """
     success_NK = np.asarray(success_NK, float)
-    (N, K), p = success_NK.shape, success_NK.mean()
-    n = N
-    if K > 1 and N > 1:
-        squared_error = success_NK.mean(1).var(ddof=1) / N
-        n = np.clip(p * (1 - p) / squared_error, N, N * K) if squared_error > 0 else N
+    sound_NK = np.ones(success_NK.shape, bool) if sound_NK is None else sound_NK
+    solved_N, played_N = (success_NK * sound_NK).sum(1), sound_NK.sum(1)
+    p = solved_N.sum() / played_N.sum()
+    here_N = played_N > 0
+    n = effective_trials(solved_N[here_N], played_N[here_N])
     middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
     half_width = z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     return float(middle - half_width), float(middle + half_width)
 
 
-def pass_at_k(solved_N: Sequence[float] | np.ndarray, samples: int, k: int) -> float:
-    """Mean over problems of 1 - C(samples - solved, k) / C(samples, k)."""
-    total = math.comb(samples, k)
-    return float(np.mean([1 - math.comb(samples - int(s), k) / total for s in solved_N]))
+def pass_at_k(
+    solved_N: Sequence[float] | np.ndarray, samples: int | Sequence[int] | np.ndarray, k: int
+) -> float:
+    """Mean over problems of 1 - C(samples - solved, k) / C(samples, k).
+
+    Args:
+      samples: episodes of each problem, at least k; one number, or one a problem.
+    """
+    pairs = zip(solved_N, np.broadcast_to(samples, len(solved_N)).tolist(), strict=True)
+    return float(np.mean([1 - math.comb(n - int(s), k) / math.comb(n, k) for s, n in pairs]))
 
 
 def paired_gain(
@@ -237,8 +260,14 @@ def paired_gain(
     """Gain in success over the same problems, and its 95 % half-width (1.96 standard errors).
 
     Args:
-      before_N: success of each problem at first. after_EN: at E later evaluations, averaged.
+      before_N: success of each problem at first, NaN where its environment broke. after_EN: at E
+        later evaluations; those of a problem that are no NaN are averaged. A problem counts that
+        was played before and after.
     """
-    difference_N = np.mean(after_EN, 0) - np.asarray(before_N)
+    after_EN = np.asarray(after_EN, float)
+    played_N = np.sum(~np.isnan(after_EN), 0)
+    after_N = np.nansum(after_EN, 0) / np.where(played_N, played_N, np.nan)
+    difference_N = after_N - np.asarray(before_N, float)
+    difference_N = difference_N[~np.isnan(difference_N)]
     error = difference_N.std(ddof=1) / math.sqrt(len(difference_N))
     return float(difference_N.mean()), float(1.96 * error)

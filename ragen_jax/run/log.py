@@ -207,6 +207,8 @@ def _cells(row: Metrics) -> list[str]:
 
 def eval_line(step: int, row: Metrics) -> str:
     """The console line of an evaluation."""
+    if "eval/success" not in row:
+        return f"  eval at step {step}: all {row['eval/errors']:.0f} episodes broke"
     return (
         f"  eval at step {step}: success {row['eval/success']:.3f} "
         f"(95 % +-{row['eval/success_ci95']:.3f})  return {row['eval/return']:+.2f}  "
@@ -215,11 +217,14 @@ def eval_line(step: int, row: Metrics) -> str:
 
 
 def write_outcomes(folder: Path, step: int, episodes: Iterable[Episode]) -> None:
-    """step_N.json: [problem's seed, solved] of every held-out problem at a step."""
-    if not is_first():
+    """step_N.json: [problem's seed, solved] of every held-out problem at a step.
+
+    Solved is 1 or 0, or null where the problem's environment broke; no file where all of them did.
+    """
+    outcomes = [[e.seed, None if e.error else int(e.success)] for e in episodes]
+    if not is_first() or all(solved is None for _, solved in outcomes):
         return
     path = Path(folder) / f"step_{step:06d}.json"
-    outcomes = [[episode.seed, int(episode.success)] for episode in episodes]
     write_whole(path, json.dumps(outcomes))
 
 
@@ -240,7 +245,7 @@ def learning_curve(folder: Path, title: str = "held-out success") -> str:
     outcomes = read_outcomes(folder)
     lines = [title]
     for step, solved in outcomes.items():
-        value = sum(solved) / len(solved)
+        value = float(np.nanmean(solved))
         lines.append(f"  step {step:>5}  {value:.3f}  " + "#" * round(50 * value))
     if len(outcomes) > 1:
         first, *later = outcomes.values()

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ragen_jax import batch as rows
-from ragen_jax.advantage import sample_variance
+from ragen_jax.advantage import comparable_members, sample_variance
 from ragen_jax.bonus import gates, pointwise_information, spread
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.regimes import information_share, update_regimes
@@ -38,8 +38,8 @@ from ragen_jax.rollout.acting import Clock, begin
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.play import rollout
 from ragen_jax.sharding import place
-from ragen_jax.types import Batch, Episode, Metrics, Params, TrainState
-from ragen_jax.update.learner import Learner, Outcomes
+from ragen_jax.types import AheadState, Batch, Episode, Metrics, Params, TrainState
+from ragen_jax.update.learner import Learner, Outcomes, sampled_entropy
 
 if TYPE_CHECKING:
     from ragen_jax.run.tasks import Task
@@ -55,6 +55,11 @@ class Played:
     returns_E: list[np.ndarray]  # and their return_GK, undiscounted, penalties included
     # What there is to say of environments that broke.
     fired: list[Fired] = dataclasses.field(default_factory=list)
+
+    @property
+    def sound_E(self) -> list[np.ndarray]:
+        """bool [G, K] of each environment: the episodes of episodes_E that did not break."""
+        return [~broken_episodes(episodes) for episodes in self.episodes_E]
 
 
 def play(
@@ -171,14 +176,19 @@ def inform(
     outcomes: Outcomes,
 ) -> tuple[Outcomes, Metrics]:
     """What is paid for reasonings that tell of their prompts, and what is left of the entropy bonus
-    where they tell less than they did; run under the mesh of sampling.
+    where they tell less than they did; of rollouts ahead also the entropy that RL-ZVP's advantages
+    need, of the policy that sampled. Run under the mesh of sampling.
 
     Of first turns, and of later ones where a prompt shows no earlier reply (which would tell of
     itself). The alarm's MI is that of the steps before.
 
     Returns:
-      (`Outcomes` with bonus_BT and gate_E, bonus/mi: mean nats a reasoning); {}: nothing is paid.
+      (`Outcomes` with bonus_BT, gate_E and sampled_entropy_BT, bonus/mi: mean nats a reasoning);
+      {}: nothing is paid.
     """
+    if learner.zvp_coef and isinstance(state, AheadState):
+        entropy_BT = sampled_entropy(learner, policy, batch, outcomes)
+        outcomes = dataclasses.replace(outcomes, sampled_entropy_BT=entropy_BT)
     if learner.entropy_gate and state.regimes is not None:
         share_E = information_share(jax.device_get(state.regimes))
         outcomes = dataclasses.replace(outcomes, gate_E=gates(share_E, learner.entropy_gate))
@@ -186,19 +196,20 @@ def inform(
         return outcomes, {}
     episodes = played.selected
     value_EU = np.zeros((len(episodes), max(len(episode.turns) for episode in episodes)))
-    first_G = {episode.group: episode.turns[0].prompt for episode in reversed(episodes)}
+    sound = [(e, episode) for e, episode in enumerate(episodes) if not episode.error]
+    first_G = {episode.group: episode.turns[0].prompt for _, episode in reversed(sound)}
     metrics_E = []
     for number, task in enumerate(run.tasks):
-        groups = np.flatnonzero(learner.environment_G == number)
+        groups = [g for g in np.flatnonzero(learner.environment_G == number) if g in first_G]
         alone = task.chat.context == "single_turn"
         scored = [
             (e, u, turn)
-            for e, episode in enumerate(episodes)
+            for e, episode in sound
             if episode.group in groups
             for u, turn in enumerate(episode.turns)
             if (u == 0 or alone) and turn.reasoning[1] > turn.reasoning[0]
         ]
-        if not scored:
+        if not scored or len(groups) < 2:  # no other prompt to tell reasonings from
             metrics_E.append({})
             continue
         reasonings = [turn.sampled[slice(*turn.reasoning)] for *_, turn in scored]
@@ -208,7 +219,7 @@ def inform(
             run.model, seen, prompts, reasonings, micro_batch=run.diagnosis.micro_batch
         )
         own_M = np.array([turn.logp[slice(*turn.reasoning)].sum() for *_, turn in scored])
-        group_M = np.array([episodes[e].group for e, *_ in scored]) - groups[0]
+        group_M = np.searchsorted(groups, [episodes[e].group for e, *_ in scored])
         information_M = pointwise_information(own_M, score_MN, group_M)
         at = tuple(np.array([(e, u) for e, u, _ in scored]).T)
         value_EU[at] = learner.mi_coef * (information_M - information_M.mean())
@@ -244,23 +255,36 @@ def played_returns(episodes: Sequence[Episode], penalties: Penalties) -> np.ndar
     return sum_turns(turn_rewards(episodes, **vars(penalties)), episodes)
 
 
+def mean_variance(return_GK: np.ndarray, sound_GK: np.ndarray) -> float:
+    """Mean variance of the returns inside the groups that have enough sound members; NaN without
+    any."""
+    member_GK = np.asarray(comparable_members(sound_GK))
+    variance_G = np.asarray(sample_variance(return_GK, sound_GK=member_GK))
+    return variance_G[member_GK.any(1)].mean() if member_GK.any() else np.nan
+
+
 def watch(
-    run: "Run", state: TrainState, metrics: Metrics, returns_E: Sequence[np.ndarray]
+    run: "Run",
+    state: TrainState,
+    metrics: Metrics,
+    returns_E: Sequence[np.ndarray],
+    sound_E: Sequence[np.ndarray] | None = None,
 ) -> tuple[TrainState, list[Fired], Metrics]:
     """What the stopping rules and the alarm say of an iteration.
 
     Args:
       metrics: the row of the iteration so far. returns_E: return_GK of all that was played, of each
-        environment.
+        environment. sound_E: bool [G, K] of each, the episodes that did not break; None: all.
 
     Returns:
       (TrainState, list of `Fired`, regime/* metrics).
     """
     labels = [task.label for task in run.tasks]
+    sound_E = sound_E or [np.ones(return_GK.shape, bool) for return_GK in returns_E]
     stopping, fired = update_stopping(
         jax.device_get(state.stopping),
         run.stopping,
-        variance_E=[sample_variance(return_GK).mean() for return_GK in returns_E],
+        variance_E=list(map(mean_variance, returns_E, sound_E)),
         kept=metrics["filter/kept_ratio"],
         skipped=metrics.get("update/skipped", 0) + metrics.get("critic/skipped", 0),
         success=metrics.get("eval/success"),

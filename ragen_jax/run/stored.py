@@ -52,14 +52,18 @@ def read_events(path: Path, say: Say = warn) -> list[dict[str, Any]]:
     return found
 
 
-def read_outcomes(folder: Path, say: Say = warn) -> dict[int, list[int]]:
-    """{step: [solved of every held-out problem]} of what `log.write_outcomes` wrote, in order."""
+def read_outcomes(folder: Path, say: Say = warn) -> dict[int, list[float]]:
+    """{step: [solved of every held-out problem]} of what `log.write_outcomes` wrote, in order.
 
-    def read(path: Path) -> list[int]:
+    1, 0, or NaN where the problem's environment broke; at least one of a step is no NaN.
+    """
+
+    def read(path: Path) -> list[float]:
         solved = [solved for _, solved in json.loads(path.read_bytes())]
-        if not solved or not all(type(x) is int and x in (0, 1) for x in solved):
-            raise ValueError("a problem is solved, 1, or not, 0")
-        return solved
+        known = [x for x in solved if x is not None]
+        if not known or not all(type(x) is int and x in (0, 1) for x in known):
+            raise ValueError("a problem is solved, 1, or not, 0, or null where it broke")
+        return [math.nan if x is None else x for x in solved]
 
     return _of_steps(folder, "json", read, say)
 

@@ -21,7 +21,9 @@ class Totals:
         for row in rows:
             replies = row.get("rollout/replies", 0.0)
             self.tokens += round(replies * row.get("rollout/response_length", 0.0))
+            # Replies are those of the episodes that did not break.
             self.episodes += round(replies / (row.get("rollout/turns") or 1.0))
+            self.episodes += round(row.get("rollout/errors", 0.0))
             step = row.get("time/step", 0.0) + row.get("time/eval", 0.0)
             self._before = row.get("time/total", self._before + step)
 

@@ -230,7 +230,7 @@ class Run:
                     functools.partial(turn_reward, format_penalty=task.penalties.format_penalty),
                     kept,
                 )
-        tokens = metrics["rollout/response_length"] * metrics["rollout/replies"]
+        tokens = metrics.get("rollout/response_length", 0.0) * metrics["rollout/replies"]
         metrics["throughput/tokens_per_second"] = tokens / metrics["time/step"]
         episodes = sum(map(len, played.episodes_E))
         metrics |= self.log.totals.add(tokens=round(tokens), episodes=episodes)

@@ -77,7 +77,7 @@ def _rollout(step: Step) -> Metrics:
     for name, there in (("success", step.success), ("valid_rate", step.valid)):
         if not there:
             metrics = {k: v for k, v in metrics.items() if not k.startswith(f"rollout/{name}")}
-    del metrics["rollout/errors"]  # dumps do not say
+    del metrics["rollout/errors"], metrics["rollout/lost_groups"]  # dumps do not say
     return metrics
 
 

@@ -19,9 +19,10 @@ import optax
 from jax.sharding import Mesh
 
 from ragen_jax import losses
+from ragen_jax.advantage import comparable_members
 from ragen_jax.algorithms import Credit, token_advantages
 from ragen_jax.bonus import entropy_weights
-from ragen_jax.filter import Filter, loss_scales, select_episodes
+from ragen_jax.filter import Filter, eligible_members, loss_scales, select_episodes
 from ragen_jax.groups import Part, measure_each, split_groups
 from ragen_jax.model import lora
 from ragen_jax.model.qwen import Qwen
@@ -29,7 +30,7 @@ from ragen_jax.objectives import mismatch_kl, mismatch_weights
 from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rewards import adapt_kl_coef
 from ragen_jax.rollout.album import Album
-from ragen_jax.sharding import in_memory, rests_on_host, sampling_params
+from ragen_jax.sharding import data_shards, in_memory, rests_on_host, sampling_params
 from ragen_jax.types import AheadState, Batch, Metrics, Params, Sampler, TrainState
 from ragen_jax.update.critic import ValueLoss, update_critic
 from ragen_jax.update.optimize import Through
@@ -141,6 +142,17 @@ class Outcomes:
     broken_GK: np.ndarray | None = None  # bool, whose environment broke: never kept; None: none
     bonus_BT: np.ndarray | None = None  # float32, advantages besides the algorithm's
     gate_E: np.ndarray | None = None  # what is left of the entropy bonus (bonus.py); None: all
+    # float32, entropy of the policy that sampled, on rows that RL-ZVP reads; None: that policy is
+    # the one that is about to be updated (`Selection.entropy_BT`)
+    sampled_entropy_BT: np.ndarray | None = None
+
+    @property
+    def sound_GK(self) -> np.ndarray | None:
+        """bool: the sound members of groups in which something can be compared; None: all, as
+        where none broke, so that such a step runs the programs without a mask."""
+        if self.broken_GK is None or not self.broken_GK.any():
+            return None
+        return np.asarray(comparable_members(~self.broken_GK))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +203,7 @@ def select(
             learner, statistics, params, batch, rows_B, np.float32(learner.loss.temperature)
         )
         entropy_GK = episode_means(entropy_BT, batch).reshape(outcomes.return_GK.shape)
+    sound_GK = outcomes.sound_GK
     scale_E = _needed(state.regimes).filter_scale_E.tolist()
     score_G, keep_GK = jax.device_get(
         select_episodes(
@@ -200,36 +213,75 @@ def select(
             outcomes.length_GK,
             entropy_GK,
             value_E=tuple(learner.filter.value * x for x in scale_E),
+            sound_GK=sound_GK,
         )
     )
     if learner.filter.at_random:
-        keep_GK = deal_at_random(keep_GK, learner.parts, learner.seed, int(state.step))
-    if outcomes.broken_GK is not None:
-        keep_GK = keep_GK & ~outcomes.broken_GK
-    metrics = filter_metrics(score_G, keep_GK)
-    metrics |= measure_each(learner.parts, filter_metrics, score_G, keep_GK)
+        member_GK = np.asarray(eligible_members(learner.filter, outcomes.return_GK, sound_GK))
+        keep_GK = deal_at_random(
+            keep_GK, learner.parts, learner.seed, int(state.step), member_GK=member_GK
+        )
+    if sound_GK is None:
+        sound_GK = np.ones_like(keep_GK)
+    metrics = filter_metrics(score_G, keep_GK, sound_GK)
+    metrics |= measure_each(learner.parts, filter_metrics, score_G, keep_GK, sound_GK)
     return Selection(keep_GK, score_G, logp_BT, entropy_BT), metrics
 
 
-def deal_at_random(keep_GK: np.ndarray, parts: Sequence[Part], seed: int, step: int) -> np.ndarray:
-    """bool [G, K]: as many groups of each environment as in keep_GK, but drawn at random."""
-    dealt = []
-    for number, (_, keep_PK) in enumerate(split_groups(parts, keep_GK)):
+def deal_at_random(
+    keep_GK: np.ndarray,
+    parts: Sequence[Part],
+    seed: int,
+    step: int,
+    *,
+    member_GK: np.ndarray | None = None,
+) -> np.ndarray:
+    """bool [G, K]: as many groups of each environment as in keep_GK, but drawn at random.
+
+    Args:
+      member_GK: bool, the members that an update reads of a group that is drawn; groups without
+        any are not drawn. None: a drawn group has the mask of the group in whose place it is drawn.
+    """
+    dealt_GK = np.zeros_like(keep_GK)
+    eligible_G = np.ones(len(keep_GK), bool) if member_GK is None else member_GK.any(1)
+    for number, (_, of_part) in enumerate(split_groups(parts, np.arange(len(keep_GK)))):
         rng = generator(Purpose.RANDOM_GROUPS, seed, step, number)
-        dealt.append(keep_PK[rng.permutation(len(keep_PK))])
-    return np.concatenate(dealt)
+        eligible = of_part[eligible_G[of_part]]
+        dealt_GK[eligible] = keep_GK[rng.permutation(eligible)]
+    if member_GK is None:
+        return dealt_GK
+    return dealt_GK.any(1, keepdims=True) & member_GK
 
 
-def filter_metrics(score_G: np.ndarray, keep_GK: np.ndarray) -> Metrics:
-    """filter/* figures of the groups' scores and the episodes kept."""
-    return {
-        "filter/kept_ratio": keep_GK.mean(),
-        "filter/score_mean": score_G.mean(),
-        "filter/score_max": score_G.max(),
-        "filter/score_std": score_G.std(),
-        "filter/zero_groups": (np.abs(score_G) <= 1e-10).mean(),
+def filter_metrics(
+    score_G: np.ndarray, keep_GK: np.ndarray, sound_GK: np.ndarray | None = None
+) -> Metrics:
+    """filter/* figures of the groups' scores and the episodes kept.
+
+    Args:
+      sound_GK: bool, of `Outcomes`; None: all. Groups without a score (NaN) have no sound member
+        and enter no figure.
+    """
+    scored_N = score_G[~np.isnan(score_G)]
+    metrics = {
+        "filter/kept_ratio": kept_ratio(keep_GK, sound_GK),
         "filter/empty": float(not keep_GK.any()),
     }
+    if len(scored_N):
+        metrics |= {
+            "filter/score_mean": scored_N.mean(),
+            "filter/score_max": scored_N.max(),
+            "filter/score_std": scored_N.std(),
+            "filter/zero_groups": (np.abs(scored_N) <= 1e-10).mean(),
+        }
+    return metrics
+
+
+def kept_ratio(keep_GK: np.ndarray, sound_GK: np.ndarray | None = None) -> float:
+    """Fraction of the sound episodes that are kept; 0 without any. sound_GK as in
+    `filter_metrics`."""
+    sound = keep_GK.size if sound_GK is None else sound_GK.sum()
+    return float(keep_GK.sum() / max(sound, 1))
 
 
 def episode_means(x_BT: np.ndarray, batch: Batch) -> np.ndarray:
@@ -283,15 +335,19 @@ def assign_credit(
             kl_BT=kl_BT,
             kl_coef=kl_coef,
             environment_G=learner.environment_G,
+            sound_GK=outcomes.sound_GK,
         )
     )
     if learner.zvp_coef:
-        sign_GK = zero_variance_signs(return_GK, outcomes.success_GK)
+        entropy_BT = outcomes.sampled_entropy_BT
+        if entropy_BT is None:
+            entropy_BT = _needed(selection.entropy_BT)
+        sign_G = zero_variance_signs(return_GK, outcomes.success_GK, sound_GK=outcomes.sound_GK)
         shaped_BT = np.asarray(
             zero_variance_advantage(
-                _needed(selection.entropy_BT),
+                entropy_BT,
                 batch.mask_BT,
-                np.asarray(sign_GK)[batch.group_B],
+                np.asarray(sign_G)[batch.group_B],
                 coef=learner.zvp_coef,
             )
         )
@@ -300,7 +356,12 @@ def assign_credit(
     if outcomes.bonus_BT is not None:
         advantage_BT = advantage_BT.copy()
         advantage_BT[kept_B] += outcomes.bonus_BT[kept_B]
-    loss_scale, advantage_scale = loss_scales(keep_GK.mean(), learner.filter.loss_scale)
+    kept = kept_ratio(keep_GK, outcomes.sound_GK)
+    loss_scale, advantage_scale = loss_scales(
+        kept or 1.0,  # nothing is updated where nothing is kept
+        learner.filter.loss_scale,
+        summed=learner.loss.aggregation in losses.SUMMED,
+    )
     advantage_BT = advantage_scale * advantage_BT
     old_logp_BT = batch.logp_BT
     if learner.mismatch:
@@ -318,6 +379,39 @@ def assign_credit(
     return StepCredit(
         *(advantage_BT, target_BT, value_BT, old_logp_BT, loss_scale, metrics), outcomes.gate_E
     )
+
+
+def sampled_entropy(
+    learner: Learner, policy: Params, batch: Batch, outcomes: Outcomes
+) -> np.ndarray:
+    """Entropy of the policy that sampled, float32 [B, T], on the rows that RL-ZVP reads, else 0.
+
+    For rollouts ahead, whose policy is not the one that is about to be updated; run under the mesh
+    of sampling.
+
+    Args:
+      policy: parameters that sampled. batch, outcomes: of the step.
+    """
+    sign_G = np.asarray(
+        zero_variance_signs(outcomes.return_GK, outcomes.success_GK, sound_GK=outcomes.sound_GK)
+    )
+    rows_B = np.flatnonzero((sign_G[batch.group_B] != 0) & (batch.weight_B > 0))
+    if learner.album is not None:
+        policy = learner.album.attach(policy, batch.tokens_BT)
+    shards = data_shards(learner.sampling_mesh)
+    micro = -(-learner.micro_batch // shards) * shards
+    _, entropy_BT = over_rows(
+        statistics,
+        learner.model,
+        policy,
+        batch,
+        rows_B,
+        np.float32(learner.loss.temperature),
+        mesh=learner.sampling_mesh,
+        micro_batch=micro,
+        size=-(-learner.step_rows // micro) * micro,
+    )
+    return entropy_BT
 
 
 # ------------------------------------------------------------------------------ update

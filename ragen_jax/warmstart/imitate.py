@@ -261,7 +261,8 @@ def _success(
     params: Params,
     album: Album | None,
 ) -> float:
-    """Share of the problems that are solved at temperature 1."""
+    """Share of the problems that are solved at temperature 1, of those whose environment did not
+    break; 0 if all broke."""
     episodes = play_problems(
         model,
         params,
@@ -277,7 +278,8 @@ def _success(
         limits=build_limits(config),
         album=album,
     )
-    return float(np.mean([episode.success for episode in episodes]))
+    solved = [episode.success for episode in episodes if not episode.error]
+    return float(np.mean(solved)) if solved else 0.0
 
 
 def _listed(successes: dict[str, float]) -> str:

@@ -14,7 +14,13 @@ from numpy.random import default_rng as fresh
 from scipy.stats import rankdata
 
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
-from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.intervals import (
+    confidence_intervals,
+    effective_trials,
+    mean_with_interval,
+    proportion_interval,
+    rate_with_interval,
+)
 from ragen_jax.diagnostics.permutation import retrieval_p
 
 pytestmark = pytest.mark.fast
@@ -410,3 +416,74 @@ def test_permutations_are_refused_below_one():
         retrieval_p(np.zeros((2, 2)), np.arange(2), rng=fresh(0), permutations=0)
     with pytest.raises(ValueError, match=r"prompt_M\[1\] = 2"):
         retrieval_p(np.zeros((2, 2)), np.array([0, 2]), rng=fresh(0))
+
+
+# ---- rates whose trials come in groups ----------------------------------------------------------
+
+
+def test_a_rate_by_hand():
+    """Tables of Clopper and Pearson: 0 of 8, 4 of 8, 8 of 8, 5 of 20."""
+    for part_G, whole_G, low, high in [
+        ([0] * 8, [1] * 8, 0.0, 0.3694),
+        ([1, 0] * 4, [1] * 8, 0.1570, 0.8430),
+        ([1] * 8, [1] * 8, 0.6306, 1.0),
+        ([1] * 5 + [0] * 15, [1] * 20, 0.0866, 0.4910),
+        ([0] * 8, [16] * 8, 0.0, 0.3694),  # members that never differ may be alike: 8 trials
+        ([16, 0] * 4, [16] * 8, 0.1570, 0.8430),  # and these are
+    ]:
+        found = proportion_interval(np.array(part_G), np.array(whole_G))
+        np.testing.assert_allclose(found, (low, high), atol=1e-4)
+        rate = np.sum(part_G) / np.sum(whole_G)
+        metrics = rate_with_interval("x", np.array(part_G), np.array(whole_G))
+        want = {"x": rate, "x_ci95": max(high - rate, rate - low)}
+        assert metrics == pytest.approx(want, abs=1e-4)
+    # Groups that all have 8 of 16: with two quarters of a group 8.5 of them, whose rates have the
+    # variance 8.5 / 7.5 * 0.25 * 16^2 * (1/4 + 1/4) / 136^2 of their mean.
+    variance = 8.5 / 7.5 * 32 / 136**2
+    want = 0.25 / variance * 8 / 8.5
+    assert effective_trials(np.full(8, 8), np.full(8, 16)) == pytest.approx(want) == 120
+    # From a trial a group, where groups are of one size, to all trials.
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        whole_G = rng.integers(1, 20, rng.integers(1, 9))
+        n = effective_trials(rng.integers(0, whole_G + 1), whole_G)
+        assert whole_G.sum() ** 2 / (whole_G**2).sum() <= n <= whole_G.sum()
+
+
+def test_rates_with_too_few_groups_and_what_is_no_rate():
+    assert rate_with_interval("x", np.zeros(2), np.zeros(2)) == {}
+    assert rate_with_interval("x", np.array([1, 0, 0]), np.array([2, 2, 0])) == {"x": 0.25}
+    with pytest.raises(ValueError, match="0 to whole successes in each group, got 3 of 2"):
+        rate_with_interval("x", np.array([1, 3, 0]), np.array([2, 2, 2]))
+    # A mean may be anything: 30 tokens in 2 replies, 10 in 1, 5 in 1; by the jackknife.
+    deleted = np.array([15 / 2, 35 / 3, 40 / 3])
+    half = T975[2] * math.sqrt(2 / 3 * np.sum((deleted - deleted.mean()) ** 2))
+    found = mean_with_interval("x", np.array([30, 10, 5]), np.array([2, 1, 1]))
+    assert found == pytest.approx({"x": 45 / 4, "x_ci95": half})
+
+
+@pytest.mark.parametrize("G", [8, 32])
+@pytest.mark.parametrize("K", [4, 16])
+def test_intervals_of_rates_cover(G, K):
+    """Beta-binomial groups, correlation of two members from 0 to 0.9, even and uneven sizes."""
+    rng = np.random.default_rng(G + K)
+    least, widths = {}, {}
+    for rate in (0.01, 0.02, 0.05, 0.1, 0.5, 0.9, 0.95, 0.98, 0.99):
+        for correlation in (0.0, 0.1, 0.3, 0.6, 0.9):
+            for uneven in (False, True):
+                inside, wide = 0, []
+                for _ in range(400):
+                    own_G = np.full(G, rate)
+                    if correlation:
+                        a = (1 - correlation) / correlation
+                        own_G = rng.beta(rate * a, (1 - rate) * a, G)
+                    whole_G = rng.integers(K // 2, 2 * K, G) if uneven else np.full(G, K)
+                    found = rate_with_interval("x", rng.binomial(whole_G, own_G), whole_G)
+                    inside += abs(found["x"] - rate) <= found["x_ci95"]
+                    wide.append(found["x_ci95"])
+                least[rate, correlation, uneven] = inside / 400
+                widths[rate, correlation, uneven] = np.mean(wide)
+    assert min(least.values()) >= 0.93, sorted(least.items(), key=lambda x: x[1])[:3]
+    # No wider than need be where groups do not differ: 1.96 standard errors are a lower bound.
+    plain = 1.96 * math.sqrt(0.25 / (G * K))
+    assert widths[0.5, 0.0, False] < 1.6 * plain

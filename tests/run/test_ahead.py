@@ -19,7 +19,7 @@ from ragen_jax.run.check import check
 from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.settle import settle
 from ragen_jax.run.sizes import step_rows
-from ragen_jax.run.stages import rewarded_batch
+from ragen_jax.run.stages import Played, inform, rewarded_batch
 from ragen_jax.run.workdir import read_run_config
 from ragen_jax.sharding import shard_params
 from ragen_jax.types import AheadState, TrainState
@@ -30,6 +30,7 @@ from ragen_jax.update.learner import (
     sampled_next,
     sampler_policy,
     sampling_policy,
+    select,
 )
 
 
@@ -264,6 +265,32 @@ def test_the_ratio_is_to_the_policy_before_the_updates_and_weights_to_the_sample
     assert credit.metrics["update/mismatch_kl"] == pytest.approx(by_hand, rel=1e-6)
     assert "update/mismatch_kl" not in unweighted.metrics
     assert len(batch.weight_B) <= step_rows(config)
+
+
+def test_rl_zvp_reads_the_entropy_of_the_policy_that_sampled(make_turn, make_episode):
+    """Ahead that policy is not the one that is updated: here one whose tokens are all alike, after
+    a policy of other entropies. Group 0 has no variance, all of group 1 did not earn the same."""
+    config, learner, state = built(**{"algorithm.zvp_coef": 0.5})
+    episodes = [
+        make_episode(g, k, [make_turn([1, 2], [5, 6 + k], reward=float(g * k))], success=True)
+        for g in range(2)
+        for k in range(2)
+    ]
+    batch, return_GK = rewarded_batch(episodes, build_penalties(config))
+    outcomes = Outcomes(return_GK, length_GK=np.full((2, 2), 2), success_GK=np.ones((2, 2), bool))
+    uniform = jax.tree.map(lambda x: 0 * x, sampler_policy(learner, state.sampler))
+    with jax.set_mesh(learner.sampling_mesh):
+        arguments = (state, Played(episodes, [episodes], [return_GK]), batch, outcomes)
+        outcomes, metrics = inform(None, learner, uniform, *arguments)
+    assert not metrics
+    with jax.set_mesh(learner.mesh):
+        learner = dataclasses.replace(learner, mismatch=None)
+        selection, _ = select(learner, state, batch, outcomes)
+        credit = assign_credit(learner, state, batch, selection, outcomes)
+    inside = batch.mask_BT[:2] > 0
+    assert credit.advantage_BT[:2][inside] == pytest.approx(0.5 * math.log(24), rel=1e-4)
+    assert selection.entropy_BT[:2][inside].max() < math.log(24) - 1e-3
+    assert not outcomes.sampled_entropy_BT[2:].any()  # nothing reads those rows
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from ragen_jax import losses
 from ragen_jax.algorithms import ALGORITHMS, OF_TOKENS
 from ragen_jax.batch import take_rows
-from ragen_jax.configs import base
+from ragen_jax.configs import base, recipes
 from ragen_jax.groups import Part
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
@@ -289,6 +289,57 @@ def test_a_group_is_compared_with_the_kl_of_all_its_members(
         want_BT = (want_BT - want_BT[inside].mean()) / want_BT[inside].std(ddof=1)
     np.testing.assert_allclose(found, np.where(inside, want_BT, 0), atol=2e-4)
     assert metrics["update/kl"] == pytest.approx(kl_BT[inside].mean(), abs=1e-5)
+
+
+@pytest.mark.long
+def test_a_broken_member_leaves_its_group_as_the_sound_ones_alone(config, policy, episodes):
+    """Of group 0 one member broke, of group 1 all but one, which then has nothing to be compared
+    with, however the groups are selected."""
+    config.filter.strategy = "none"
+    learner, state = build_learner(config, *policy, build_meshes(config)[0])
+    batch, outcomes = outcomes_of(config, episodes)
+    broken_GK = np.zeros((G, K), bool)
+    broken_GK[0, 2] = broken_GK[1, :3] = True
+    outcomes = dataclasses.replace(outcomes, broken_GK=broken_GK)
+    with jax.set_mesh(learner.mesh):
+        selection, metrics = select(learner, state, batch, outcomes)
+        credit = assign_credit(learner, state, batch, selection, outcomes)
+    want_GK = np.ones((G, K), bool)
+    want_GK[0, 2] = False
+    want_GK[1] = False
+    np.testing.assert_array_equal(selection.keep_GK, want_GK)
+    assert metrics["filter/kept_ratio"] == 1 == credit.loss_scale  # nothing was filtered
+    sound_K = np.delete(outcomes.return_GK[0].astype(float), 2)
+    want = dict(zip([0, 1, 3], (sound_K - sound_K.mean()) / sound_K.std(ddof=1), strict=True))
+    for b, episode in enumerate(batch.episode_B):
+        if batch.weight_B[b] and episode < 2 * K:
+            found = credit.advantage_BT[b, batch.mask_BT[b] > 0]
+            np.testing.assert_allclose(found, want.get(int(episode), 0.0), rtol=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loss_scale", ["linear", "none"])
+def test_dr_grpo_applies_the_keep_rate_once(config, policy, episodes, loss_scale):
+    """A group without variance has advantages of 0. Whether it is dropped or trained on, the
+    gradient of a sum over the rows is the same."""
+    recipes.apply(config, ["dr_grpo"])
+    config.algorithm.entropy_coef = 0.0
+    config.optimizer.minibatches = 1
+    config.filter.update(value=1.0, loss_scale=loss_scale)
+    norm = {}
+    for strategy in ("none", "top_p"):
+        config.filter.strategy = strategy
+        mesh, _ = build_meshes(config)
+        copied = jax.tree.map(jnp.copy, policy[1])
+        learner, state = build_learner(config, policy[0], copied, mesh)
+        batch, outcomes = outcomes_of(config, episodes)
+        with jax.set_mesh(mesh):
+            selection, _ = select(learner, state, batch, outcomes)
+            credit = assign_credit(learner, state, batch, selection, outcomes)
+            _, metrics = update(learner, state, batch, selection, credit)
+        assert selection.keep_GK.mean() == (1 if strategy == "none" else 1 - 1 / G)
+        norm[strategy] = metrics["update/grad_norm"]
+    assert norm["none"] > 0 and norm["top_p"] == pytest.approx(norm["none"], rel=1e-4)
 
 
 def test_the_control_keeps_as_many_groups_of_each_environment_whichever_they_are():
