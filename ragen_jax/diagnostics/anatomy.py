@@ -24,6 +24,7 @@ from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import IMAGE
 from ragen_jax.filter import ZERO_SCORE
+from ragen_jax.rewards import success_is_defined
 from ragen_jax.types import Episode, Metrics, Turn
 
 CLASSES = ("mixed", "solved", "failed", "tied")
@@ -48,7 +49,9 @@ def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
     if len(episodes) != return_GK.size:
         raise ValueError(f"{len(episodes)} episodes, but return_GK is {return_GK.shape}")
     groups = _groups(episodes, len(return_GK))
-    success_G = np.array([np.mean([episode.success for episode in group]) for group in groups])
+    success_G = np.full(len(groups), np.nan)  # undefined: groups without variance are tied
+    if success_is_defined(episodes):
+        success_G = np.array([np.mean([episode.success for episode in group]) for group in groups])
     mixed_G = np.asarray(sample_variance(return_GK)) > ZERO_SCORE
     class_G = np.select(
         [mixed_G, success_G == 1, success_G == 0], ["mixed", "solved", "failed"], "tied"

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragen_jax.diagnostics.intervals import rate_with_interval
+from ragen_jax.rewards import success_is_defined
 from ragen_jax.types import Episode, Metrics
 
 
 def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
     """rollout/* figures of all episodes that were played for a step, rates with their intervals.
+
+    rollout/success is left out where the environment does not say which episodes are solved.
 
     Args:
       episodes: of groups numbered from 0, which may differ in size.
@@ -32,8 +35,10 @@ def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
         "valid_rate": lambda turn: turn.valid,
         "valid_think_rate": lambda turn: turn.reasoning[1] > turn.reasoning[0],
     }
-    success_G = by_group(lambda episode: episode.success, of_turns=False)
-    metrics = rate_with_interval("rollout/success", success_G, episodes_G)
+    metrics: Metrics = {}
+    if success_is_defined(episodes):
+        success_G = by_group(lambda episode: episode.success, of_turns=False)
+        metrics |= rate_with_interval("rollout/success", success_G, episodes_G)
     for name, measure in of_turns.items():
         metrics |= rate_with_interval(f"rollout/{name}", by_group(measure), turns_G)
     reasoning_G = by_group(lambda turn: turn.reasoning[1] - turn.reasoning[0])
@@ -48,7 +53,7 @@ def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
 
 def selected_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
     """collect/* figures of the groups that dynamic sampling selected."""
-    return {
-        "collect/success": np.mean([episode.success for episode in episodes]),
-        "collect/return": return_GK.mean(),
-    }
+    metrics: Metrics = {"collect/return": return_GK.mean()}
+    if success_is_defined(episodes):
+        metrics["collect/success"] = np.mean([episode.success for episode in episodes])
+    return metrics

@@ -12,7 +12,7 @@ from ragen_jax.envs.types import Environment, State
 from ragen_jax.groups import combine_metrics
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rewards import turn_reward
+from ragen_jax.rewards import success_is_defined, turn_reward
 from ragen_jax.rollout.acting import NO_LIMITS, Limits
 from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
@@ -175,7 +175,7 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
 
     success +- success_ci95 holds `wilson_interval`, whose farther end it reaches. pass@k is the
     unbiased estimate of Chen et al. 2021 (arXiv 2107.03374), eq. 1, for k = 1, 2, 4, ... up to
-    `samples`.
+    `samples`. All three are left out where the environment does not say what is solved.
     """
     success_NK = np.array([episode.success for episode in episodes], float).reshape(-1, samples)
     turns = [turn for episode in episodes for turn in episode.turns]
@@ -183,10 +183,13 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
         sum(turn_reward(turn, format_penalty=format_penalty) for turn in episode.turns)
         for episode in episodes
     ]
-    success = float(success_NK.mean())
-    metrics: dict[str, Any] = {  # of Python's floats and NumPy's
-        "eval/success": success,
-        "eval/success_ci95": max(abs(end - success) for end in wilson_interval(success_NK)),
+    metrics: dict[str, Any] = {}  # of Python's floats and NumPy's
+    if success_is_defined(episodes):
+        success = float(success_NK.mean())
+        metrics["eval/success"] = success
+        ends = wilson_interval(success_NK)
+        metrics["eval/success_ci95"] = max(abs(end - success) for end in ends)
+    metrics |= {
         "eval/return": np.mean(returns),
         "eval/valid_rate": np.mean([turn.valid for turn in turns]),
         "eval/turns": len(turns) / len(episodes),
@@ -194,7 +197,7 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
         "eval/response_length": np.mean([len(turn.sampled) for turn in turns]),
     }
     k = 1
-    while samples > 1 and k <= samples:
+    while samples > 1 and k <= samples and "eval/success" in metrics:
         metrics[f"eval/pass_at_{k}"] = pass_at_k(success_NK.sum(1), samples, k)
         k *= 2
     return metrics

@@ -91,7 +91,9 @@ def paying(tmp_path, monkeypatch):
     def play(value):
         """What comes of a reply that each of the three functions pays with a value."""
         module.value = value
-        asked = [(env, Asked(env.reset(0), ("x",), np.random.default_rng(0), 1)) for env in environments]
+        asked = [
+            (env, Asked(env.reset(0), ("x",), np.random.default_rng(0), 1)) for env in environments
+        ]
         return [act(env, [job], NO_LIMITS)[0] for env, job in asked]
 
     yield play
