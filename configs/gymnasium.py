@@ -8,11 +8,14 @@ llm
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages.
 
+    Where its info has no `success` or `is_success`, --config.env.options.success_reward=NUMBER says
+    from which sum of rewards on an episode is solved; without it there are no figures of success.
+
 Time and score are the environment's. The tiny agent has no solver to imitate here; an environment
 of your own may have one (docs/environments.md).
 """
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from ragen_jax.configs import base, presets, recipes
 
@@ -32,6 +35,7 @@ def get_config(preset: str = "llm") -> ConfigDict:
     config.env.options.split_by = "observation"
     config.env.options.replay = True
     config.env.options.isolated = False
+    config.env.options.success_reward = config_dict.placeholder(float)  # None: info's
     config.env.actions_per_turn = 1
     config.env.max_actions = config.env.max_turns
     presets.apply(config, model)

@@ -25,6 +25,7 @@ def get_config(preset: str = "llm") -> ConfigDict:
     config.env.name = "textarena"
     config.env.options.id = ""
     config.env.options.arguments = {}
+    config.env.options.success_reward = 1.0
     config.env.max_turns = 10
     config.env.actions_per_turn = 1
     config.env.max_actions = 10

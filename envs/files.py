@@ -54,7 +54,7 @@ def open_parquet(path: str | Path, needed: Sequence[str] = ()) -> Generator["par
 
 
 def json_value(path: str | Path) -> Any:
-    """The value of a JSON file.
+    """The value of a JSON file, which may begin with a byte order mark.
 
     Raises:
       ValueError: the file cannot be read, or is no JSON.
@@ -66,13 +66,13 @@ def json_value(path: str | Path) -> Any:
 
 
 def json_rows(path: str | Path) -> Iterator[Any]:
-    """The values of a file of JSON lines, those that are empty left out.
+    """The values of a file of JSON lines, without empty lines and without a byte order mark.
 
     Raises:
       ValueError: the file cannot be read, or a row is no JSON.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             for index, line in enumerate(line for line in file if line.strip()):
                 try:
                     yield json.loads(line)

@@ -57,6 +57,14 @@ def probability(name: str, value: float) -> float:
     return float(value)
 
 
+def finite_number(name: str, value: float, *, most: float) -> float:
+    """`value` as a float from -`most` to `most`."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not abs(value) <= most:  # NaN compares false
+        raise ValueError(f"{name} must be a number within +-{most:g}, got {value!r}")
+    return float(value)
+
+
 def one_of(name: str, value: str | None, accepted: tuple[str | None, ...]) -> str | None:
     """`value` if it is among `accepted`."""
     if value not in accepted:

@@ -12,26 +12,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragen_jax.envs.engines import Engine, EngineEnvironment, Moved
+from ragen_jax.envs.options import finite_number
+
+MAX_REWARD = 1e6
 
 
 class TextArena(EngineEnvironment):
     """A game of TextArena (0.7); see `ragen_jax.envs.engines`.
 
-    The reward is the game's own, at its end, from 0 to 1 in most; 1 is a success.
+    The reward is the game's own, at its end, from 0 to 1 in most; a win earns 1 there.
 
     id: as `textarena.make` takes it. With "-raw" behind it a turn shows what is new alone, for
         contexts that show earlier turns; without, the whole history
     arguments: of the game
+    success_reward: reward from which on a game is won
     """
 
     def __init__(
         self,
         id: str = "",
         arguments: Mapping[str, Any] | None = None,
+        success_reward: float = 1.0,
         split: str | None = "train",
     ) -> None:
         if not isinstance(id, str) or not id:
             raise ValueError(f"id must be a text, got {id!r}")
+        least = finite_number("success_reward", success_reward, most=MAX_REWARD)
         try:
             make = importlib.import_module("textarena").make
         except ModuleNotFoundError as error:
@@ -40,7 +46,7 @@ class TextArena(EngineEnvironment):
             ) from error
         given = dict(arguments or {})
         super().__init__(
-            lambda: _Game(make(id, **given)),
+            lambda: _Game(make(id, **given), least),
             name=id,
             instructions="",
             split=split,
@@ -56,8 +62,8 @@ class TextArena(EngineEnvironment):
 
 
 class _Game(Engine):
-    def __init__(self, game: Any) -> None:
-        self._game = game
+    def __init__(self, game: Any, success_reward: float) -> None:
+        self._game, self._success_reward = game, success_reward
 
     def reset(self, seed: int) -> str:
         self._game.reset(num_players=1, seed=seed)
@@ -69,7 +75,7 @@ class _Game(Engine):
             return Moved(self._shown(), 0.0, False, {"success": False})
         rewards, _ = self._game.close()
         reward = float((rewards or {}).get(0, 0.0))
-        return Moved("", reward, True, {"success": reward >= 1})
+        return Moved("", reward, True, {"success": reward >= self._success_reward})
 
     def _shown(self) -> str:
         """What is new: a text, or messages, of which the player's own are left out."""

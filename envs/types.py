@@ -39,6 +39,8 @@ from ragen_jax.envs.styles import Style
 State = Any
 
 
+SUCCESS_UNDEFINED = "success_undefined"  # in an info: True where nothing says whether it is solved
+
 IMAGE = "\ufffc"  # in the text of an Observation, where its next image stands
 
 
@@ -62,8 +64,9 @@ class Step:
     state: the state after the action (environment's own frozen type)
     reward: reward of this action alone, in the environment's own units; a Python float
     done: True only when the task is over; running out of actions or turns is the rollout's affair
-    info: facts for metrics: bools, finite numbers and texts, others are left out; "success" (bool:
-        the task is solved in `state`) is the one that is read, and False where it is missing
+    info: facts for metrics: bools, finite numbers and texts, others are left out. "success" (bool:
+        the task is solved in `state`) is the one that is read, and False where it is missing. An
+        engine that does not say whether a task is solved has SUCCESS_UNDEFINED there
     """
 
     state: State

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ragen_jax.envs.types import SUCCESS_UNDEFINED
 from ragen_jax.tables import look_up
 from ragen_jax.types import Array, Batch, Episode, Turn
 
@@ -118,6 +119,22 @@ def broken_episodes(episodes: Sequence[Episode]) -> np.ndarray:
     """bool [G, K]: the episodes, group by group, whose environment broke."""
     broken = [bool(episode.error) for episode in episodes]
     return np.reshape(broken, (episodes[-1].group + 1, -1))
+
+
+def success_is_defined(episodes: Sequence[Episode]) -> bool:
+    """Whether the environment says which episodes are solved (envs.types.SUCCESS_UNDEFINED).
+
+    The last action of each sound episode is asked. True where there was no action: nothing is
+    solved by doing nothing.
+    """
+    last = [
+        next((turn.info for turn in reversed(episode.turns) if turn.info), {})
+        for episode in episodes
+        if not episode.error
+    ]
+    undefined = [info[SUCCESS_UNDEFINED] for info in last if SUCCESS_UNDEFINED in info]
+    said = [info for info in last if "success" in info and SUCCESS_UNDEFINED not in info]
+    return bool(said) or not any(undefined)
 
 
 # ---------------------------------------------------------------- placement

@@ -31,7 +31,7 @@ import numpy as np
 from ragen_jax.envs.dataset.functions import Outcome, paid, replied, user_function
 from ragen_jax.envs.dataset.rows import Rows, about, file_source, hub_source, load_rows
 from ragen_jax.envs.dataset.tools import Tools, is_call
-from ragen_jax.envs.options import file_name, one_of, problem_seed, text, whole
+from ragen_jax.envs.options import file_name, finite_number, one_of, problem_seed, text, whole
 from ragen_jax.envs.problems import SPLITS, Draws
 from ragen_jax.envs.types import Step
 
@@ -104,9 +104,7 @@ class Dataset:
             **dict(split_field=split_field, instructions=instructions),
         }.items():
             text(name, value)
-        number = isinstance(success, (int, float)) and not isinstance(success, bool)
-        if not number or not abs(success) <= MAX_SUCCESS:
-            raise ValueError(f"success must be a number within +-{MAX_SUCCESS:g}, got {success!r}")
+        success = finite_number("success", success, most=MAX_SUCCESS)
         if max_rows is not None:
             whole("max_rows", max_rows, least=1, most=MAX_ROWS)
         self.split = one_of("split", split, (*SPLITS, None))
@@ -119,7 +117,7 @@ class Dataset:
         self._tools = Tools("tools", tools) if tools else None
         # Shown by the chat (envs.types.ToolEnvironment).
         self.tools: tuple[dict[str, Any], ...] = self._tools.schemas if self._tools else ()
-        self._names, self._success = (reward, step), float(success)
+        self._names, self._success = (reward, step), success
         self._prompt, self._solution = prompt, solution
         self.instructions: str = instructions
         used = (prompt, solution, split_field)

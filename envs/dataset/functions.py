@@ -1,14 +1,12 @@
 """Functions of one's own: what is asked of them, and what they may return."""
 
 import inspect
-import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ragen_jax.envs.options import function_of
+from ragen_jax.envs.scalars import plain_scalar, real_number
 
 
 @dataclass(frozen=True)
@@ -45,19 +43,20 @@ def user_function(option: str, value: str, *arguments: str) -> Callable[..., Any
 def paid(value: Any, name: str, threshold: float) -> Outcome:
     """What a reward function says of the last reply.
 
-    A number, which is a success from `threshold` on; or a dict with `reward` and perhaps `success`,
-    whose other entries are facts that are kept with the episode.
+    A real scalar of any library (`scalars.real_number`), which is a success from `threshold` on; or
+    a dict with `reward` and perhaps `success`, whose other entries are facts that are kept with the
+    episode.
 
     Raises:
       TypeError: another thing.
     """
     facts = dict(value) if isinstance(value, Mapping) else {"reward": value}
-    reward = facts.pop("reward", None)
-    if not isinstance(reward, numbers.Real):
+    reward = real_number(facts.pop("reward", None))
+    if reward is None:
         raise TypeError(
-            f"{name} must return a number or a dict with `reward`, a number; got {value!r:.80}"
+            f"{name} must return a number or a dict with `reward`, a number; got {_shown(value)}"
         )
-    return Outcome(None, float(reward), _success(facts, float(reward), name, threshold), facts)
+    return Outcome(None, reward, _success(facts, reward, name, threshold), facts)
 
 
 def replied(value: Any, name: str, threshold: float) -> Outcome | None:
@@ -74,20 +73,25 @@ def replied(value: Any, name: str, threshold: float) -> Outcome | None:
     if isinstance(value, str):
         return Outcome(value, 0.0, False, {})
     facts = dict(value) if isinstance(value, Mapping) else {}
-    message, reward = facts.pop("message", None), facts.pop("reward", 0.0)
-    right = isinstance(value, Mapping) and isinstance(reward, numbers.Real)
-    if not right or not isinstance(message, (str, type(None))):
+    message, reward = facts.pop("message", None), real_number(facts.pop("reward", 0.0))
+    right = isinstance(value, Mapping) and isinstance(message, (str, type(None)))
+    if not right or reward is None:
         raise TypeError(
             f"{name} must return the next message, None, or a dict with `message`, `reward` and "
-            f"`success`; got {value!r:.80}"
+            f"`success`; got {_shown(value)}"
         )
-    success = _success(facts, float(reward), name, threshold) if message is None else False
-    return Outcome(message, float(reward), success, facts)
+    success = _success(facts, reward, name, threshold) if message is None else False
+    return Outcome(message, reward, success, facts)
 
 
 def _success(facts: dict[str, Any], reward: float, name: str, threshold: float) -> bool:
     """Takes `success` from the facts; without it, whether the reward reaches the threshold."""
-    success = facts.pop("success", reward >= threshold)
-    if not isinstance(success, (bool, np.bool_)):
-        raise TypeError(f"{name} must give success as True or False, got {success!r:.80}")
-    return bool(success)
+    success = plain_scalar(facts.pop("success", reward >= threshold))
+    if not isinstance(success, bool):
+        raise TypeError(f"{name} must give success as True or False, got {_shown(success)}")
+    return success
+
+
+def _shown(value: Any) -> str:
+    """A value in one line of at most 80 characters."""
+    return " ".join(repr(value).split())[:80]

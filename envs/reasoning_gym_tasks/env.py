@@ -17,7 +17,7 @@ import numpy as np
 
 from ragen_jax.envs.options import one_of, problem_seed, whole
 from ragen_jax.envs.problems import SPLITS, Draws, split_by_hash
-from ragen_jax.envs.reasoning_gym_tasks import package
+from ragen_jax.envs.reasoning_gym_tasks import judge, package
 from ragen_jax.envs.types import Step
 
 TAG = 0x6A5C93E1  # of this environment's `Draws`
@@ -148,7 +148,7 @@ class ReasoningGym:
         return Step(state, reward, done, info)
 
     def _score(self, state: Problem, answer: str) -> float | None:
-        """The task's score of an answer, from 0 to 1; None if it cannot be read."""
+        """The corrected score of an answer, from 0 to 1; None if it cannot be read."""
         trap = package.TRAPS.get(self.task)
         if len(answer) > MAX_ANSWER or (trap is not None and trap.search(answer)):
             return None
@@ -158,7 +158,9 @@ class ReasoningGym:
                 score = float(self._dataset.score_answer(answer, entry))
         except Exception:  # whatever an answer makes the scorer raise
             return None
-        return None if math.isnan(score) else min(max(score, 0.0), 1.0)
+        if math.isnan(score):
+            return None
+        return judge.corrected(self.task, answer, state.entry, min(max(score, 0.0), 1.0))
 
     @cached_property
     def words(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ A corpus is wiki-18's: a line is a JSON object whose `contents` is the text, in 
 compressed (.gz). Texts are known by their place.
 """
 
+import codecs
 import gzip
 import json
 import zlib
@@ -31,6 +32,8 @@ def read_corpus(path: str | Path) -> Iterator[str]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     yield _text(line, f"{path}, line {number}")
     except (EOFError, OSError, zlib.error) as error:

@@ -23,6 +23,8 @@ def score_answer(prediction: str, ground_truth: str | Sequence[str]) -> dict[str
 
     Both are compared in `normal_form`. F1 is that of their words, counted: 2PR / (P + R) with P the
     share of the prediction's words that are right and R the share of the right ones that are said.
+    A right answer whose normal form is empty ("A", "The", "%") is matched only by the same text,
+    letter for letter: an empty prediction is never right.
 
     Args:
       prediction: any text.
@@ -44,11 +46,9 @@ def score_answer(prediction: str, ground_truth: str | Sequence[str]) -> dict[str
     for truth in truths:
         if not isinstance(truth, str):
             raise ValueError(f"ground_truth must hold texts alone, got {truth!r}")
-    said = normal_form(prediction)
-    right = [normal_form(truth) for truth in truths]
-    if said in right:
+    if any(_matches(prediction, truth) for truth in truths):
         return {"reward": 1.0, "f1": 1.0, "exact_match": True}
-    f1 = max(_f1(said, truth) for truth in right)
+    f1 = max(_f1(normal_form(prediction), normal_form(truth)) for truth in truths)
     return {"reward": f1 if f1 >= WORTH else 0.0, "f1": f1, "exact_match": False}
 
 
@@ -58,6 +58,14 @@ def normal_form(text: str) -> str:
     Punctuation goes first and leaves nothing behind ("u.s." is "us", "a-b" is "ab"); then articles.
     """
     return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def _matches(prediction: str, truth: str) -> bool:
+    """Whether two texts have one normal form that is not empty, or are the same text."""
+    said, right = normal_form(prediction), normal_form(truth)
+    if said or right:
+        return said == right
+    return bool(prediction.strip()) and prediction.strip() == truth.strip()
 
 
 def _f1(said: str, right: str) -> float:

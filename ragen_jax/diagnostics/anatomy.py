@@ -24,6 +24,7 @@ from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import IMAGE
 from ragen_jax.filter import ZERO_SCORE
+from ragen_jax.rewards import success_is_defined
 from ragen_jax.types import Episode, Metrics, Turn
 
 CLASSES = ("mixed", "solved", "failed", "tied")
@@ -60,7 +61,9 @@ def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
         for group, judged in zip(_groups(episodes, len(return_GK)), judged_G, strict=True)
         if judged
     ]
-    success_G = np.array([np.mean([episode.success for episode in group]) for group in groups])
+    success_G = np.full(len(groups), np.nan)  # undefined: groups without variance are tied
+    if success_is_defined(episodes):
+        success_G = np.array([np.mean([episode.success for episode in group]) for group in groups])
     variance_G = np.asarray(sample_variance(return_GK, sound_GK=member_GK))
     mixed_G = variance_G[judged_G] > ZERO_SCORE
     class_G = np.select(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragen_jax.diagnostics.intervals import mean_with_interval, rate_with_interval
+from ragen_jax.rewards import success_is_defined
 from ragen_jax.types import Episode, Metrics
 
 
@@ -13,6 +14,7 @@ def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
 
     Episodes whose environment broke are counted in rollout/errors; every other figure is that of
     the sound episodes. Without any, only the counts are there.
+    rollout/success is left out where the environment does not say which episodes are solved.
 
     Args:
       episodes: of groups numbered from 0, which may differ in size.
@@ -51,8 +53,9 @@ def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
         "valid_rate": lambda turn: turn.valid,
         "valid_think_rate": lambda turn: turn.reasoning[1] > turn.reasoning[0],
     }
-    success_G = by_group(lambda episode: episode.success, of_turns=False)
-    metrics |= rate_with_interval("rollout/success", success_G, episodes_G)
+    if success_is_defined(episodes):
+        success_G = by_group(lambda episode: episode.success, of_turns=False)
+        metrics |= rate_with_interval("rollout/success", success_G, episodes_G)
     length_G = by_group(lambda turn: len(turn.sampled))
     metrics |= mean_with_interval("rollout/response_length", length_G, turns_G)
     for name, measure in rates.items():
@@ -70,8 +73,8 @@ def selected_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metr
     sound_E = np.array([not episode.error for episode in episodes])
     if not sound_E.any():
         return {}
-    success_E = np.array([episode.success for episode in episodes])
-    return {
-        "collect/success": success_E[sound_E].mean(),
-        "collect/return": np.reshape(return_GK, -1)[sound_E].mean(),
-    }
+    metrics: Metrics = {"collect/return": np.reshape(return_GK, -1)[sound_E].mean()}
+    if success_is_defined(episodes):
+        success_E = np.array([episode.success for episode in episodes])
+        metrics["collect/success"] = success_E[sound_E].mean()
+    return metrics

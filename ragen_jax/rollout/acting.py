@@ -13,7 +13,6 @@ given up: nobody waits for its thread again.
 import dataclasses
 import functools
 import math
-import numbers
 import threading
 import time
 import traceback
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ragen_jax.envs.scalars import plain_scalar, real_number
 from ragen_jax.envs.types import IMAGE, Environment, Observation, State, Step
 
 MAX_TEXT = 100_000  # characters of an observation; more is no text to be read
@@ -185,22 +185,23 @@ def _checked(step: object) -> Step:
     """
     if not isinstance(step, Step):
         raise TypeError(f"step must return a Step, got {type(step).__name__}")
-    reward, done, info = step.reward, step.done, step.info
-    if not isinstance(reward, numbers.Real) or not abs(reward) <= MAX_REWARD:
-        limit = f"{MAX_REWARD:g}"
-        raise ValueError(f"Step.reward must be a number within +-{limit}, got {reward!r:.80}")
-    if not isinstance(done, (bool, np.bool_)):
-        raise TypeError(f"Step.done must be a bool, got {done!r:.80}")
+    reward, done, info = real_number(step.reward), plain_scalar(step.done), step.info
+    if reward is None or not abs(reward) <= MAX_REWARD:
+        limit, got = f"{MAX_REWARD:g}", " ".join(repr(step.reward).split())[:80]
+        raise ValueError(f"Step.reward must be a number within +-{limit}, got {got}")
+    if not isinstance(done, bool):
+        raise TypeError(f"Step.done must be a bool, got {step.done!r:.80}")
     if not isinstance(info, dict):
         raise TypeError(f"Step.info must be a dict, got {type(info).__name__}")
+    plain = {name: plain_scalar(value) for name, value in info.items()}
     kept = {
-        name: bool(value) if isinstance(value, np.bool_) else value
-        for name, value in info.items()
-        if isinstance(value, (*KEPT, np.bool_))
+        name: value
+        for name, value in plain.items()
+        if isinstance(value, KEPT)
         and not (isinstance(value, str) and len(value) > MAX_TEXT)
         and not (isinstance(value, float) and not math.isfinite(value))
     }
-    return Step(step.state, float(reward), bool(done), kept)
+    return Step(step.state, reward, done, kept)
 
 
 def _broken(error: BaseException) -> Broken:

@@ -13,7 +13,7 @@ from ragen_jax.envs.types import Environment, State
 from ragen_jax.groups import combine_metrics
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rewards import turn_reward
+from ragen_jax.rewards import success_is_defined, turn_reward
 from ragen_jax.rollout.acting import NO_LIMITS, Limits
 from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
@@ -180,7 +180,8 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
 
     success +- success_ci95 holds `wilson_interval`, whose farther end it reaches. pass@k is the
     unbiased estimate of Chen et al. 2021 (arXiv 2107.03374), eq. 1, for k = 1, 2, 4, ... up to
-    `samples`, over the problems that have k sound episodes.
+    `samples`, over the problems that have k sound episodes. All three are left out where the
+    environment does not say what is solved.
     """
     sound = [episode for episode in episodes if not episode.error]
     metrics: dict[str, Any] = {  # of Python's floats and NumPy's
@@ -195,11 +196,12 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
         sum(turn_reward(turn, format_penalty=format_penalty) for turn in episode.turns)
         for episode in sound
     ]
-    success = float(success_NK[sound_NK].mean())
-    low, high = wilson_interval(success_NK, sound_NK)
+    if success_is_defined(episodes):
+        success = float(success_NK[sound_NK].mean())
+        low, high = wilson_interval(success_NK, sound_NK)
+        metrics["eval/success"] = success
+        metrics["eval/success_ci95"] = max(success - low, high - success)
     metrics |= {
-        "eval/success": success,
-        "eval/success_ci95": max(success - low, high - success),
         "eval/return": np.mean(returns),
         "eval/valid_rate": np.mean([turn.valid for turn in turns]),
         "eval/turns": len(turns) / len(sound),
@@ -207,7 +209,7 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
     }
     solved_N, played_N = (success_NK * sound_NK).sum(1), sound_NK.sum(1)
     k = 1
-    while samples > 1 and k <= samples:
+    while samples > 1 and k <= samples and "eval/success" in metrics:
         enough_N = played_N >= k
         if enough_N.any():
             metrics[f"eval/pass_at_{k}"] = pass_at_k(solved_N[enough_N], played_N[enough_N], k)

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.progress import spoke
+from ragen_jax.rewards import success_is_defined
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.transcript import image_files, transcript
 from ragen_jax.run.heldout import paired_gain
@@ -126,7 +127,8 @@ def write_rollouts(
     reward_of_turn: Callable[[Turn], float],
     kept: Collection[tuple[int, int]],
 ) -> None:
-    """Episodes as JSON lines: OpenAI messages, token ids, log-probs, rewards, success.
+    """Episodes as JSON lines: OpenAI messages, token ids, log-probs, rewards, success (null where
+    the environment does not say what is solved).
 
     Each turn is shown as the policy saw it: the messages of its own prompt, then its reply
     (rollout/transcript.py says which of these give the ids back). The images that turns show are
@@ -137,6 +139,7 @@ def write_rollouts(
       kept: (seed, member) of the episodes that the step learns from.
     """
     path, episodes = Path(path), list(episodes)
+    defined = success_is_defined(episodes)
     folder = path.with_name(f"{path.stem}_images")
     images = {
         name: image
@@ -166,7 +169,7 @@ def write_rollouts(
                 "seed": episode.seed,
                 "group": episode.group,
                 "member": episode.member,
-                "success": episode.success,
+                "success": episode.success if defined else None,
                 "kept": (episode.seed, episode.member) in kept,
                 **({"error": episode.error} if episode.error else {}),
                 "turns": turns,
@@ -207,11 +210,13 @@ def _cells(row: Metrics) -> list[str]:
 
 def eval_line(step: int, row: Metrics) -> str:
     """The console line of an evaluation."""
-    if "eval/success" not in row:
+    if "eval/return" not in row:
         return f"  eval at step {step}: all {row['eval/errors']:.0f} episodes broke"
+    success = ""
+    if "eval/success" in row:
+        success = f"success {row['eval/success']:.3f} (95 % +-{row['eval/success_ci95']:.3f})  "
     return (
-        f"  eval at step {step}: success {row['eval/success']:.3f} "
-        f"(95 % +-{row['eval/success_ci95']:.3f})  return {row['eval/return']:+.2f}  "
+        f"  eval at step {step}: {success}return {row['eval/return']:+.2f}  "
         f"valid replies {row['eval/valid_rate']:.3f}"
     )
 
@@ -219,10 +224,13 @@ def eval_line(step: int, row: Metrics) -> str:
 def write_outcomes(folder: Path, step: int, episodes: Iterable[Episode]) -> None:
     """step_N.json: [problem's seed, solved] of every held-out problem at a step.
 
-    Solved is 1 or 0, or null where the problem's environment broke; no file where all of them did.
+    Solved is 1 or 0, or null where the problem's environment broke; no file where all of them did,
+    or where the environment does not say what is solved.
     """
+    episodes = list(episodes)
     outcomes = [[e.seed, None if e.error else int(e.success)] for e in episodes]
-    if not is_first() or all(solved is None for _, solved in outcomes):
+    nothing = all(solved is None for _, solved in outcomes)
+    if not is_first() or nothing or not success_is_defined(episodes):
         return
     path = Path(folder) / f"step_{step:06d}.json"
     write_whole(path, json.dumps(outcomes))

@@ -31,6 +31,7 @@ from ragen_jax.rewards import (
     Penalties,
     add_rewards,
     broken_episodes,
+    success_is_defined,
     sum_turns,
     turn_rewards,
 )
@@ -90,6 +91,9 @@ def play(
     metrics |= rollout_metrics(concatenate_episodes(episodes_E), np.concatenate(returns_E))
     if len(run.tasks) > 1:
         metrics |= label_metrics(run.tasks, list(map(rollout_metrics, episodes_E, returns_E)))
+        if not all(map(success_is_defined, episodes_E)):  # no figure of all environments together
+            for name in ("rollout/success", "rollout/success_ci95"):
+                metrics.pop(name, None)
     metrics["time/environment"] = clock.seconds
     state = mark_played(state, run.tasks, collected)
     fired = [
@@ -153,10 +157,12 @@ def make_batch(run: "Run", played: Played) -> tuple[Batch, Outcomes, Metrics]:
     batch, return_GK = rewarded_batch(episodes, first.penalties, format_penalty_G=penalty_G)
     batch = rows.take_rows(batch, np.arange(len(batch.weight_B)), size=run.step_rows)
     lengths = [sum(len(turn.sampled) for turn in episode.turns) for episode in episodes]
+    solved_GK = np.reshape([episode.success for episode in episodes], return_GK.shape)
+    defined = all(map(success_is_defined, played.episodes_E))
     outcomes = Outcomes(
         return_GK=return_GK,
         length_GK=np.reshape(lengths, return_GK.shape),
-        success_GK=np.reshape([episode.success for episode in episodes], return_GK.shape),
+        success_GK=solved_GK if defined else None,
         broken_GK=broken_episodes(episodes),
     )
     metrics = {}

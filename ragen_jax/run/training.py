@@ -238,7 +238,7 @@ class Run:
         row = self.log.write(step, metrics)
         console(step_line(step, self.schedule.steps, row))
         spoke(begun=True)
-        if "eval/success" in row:
+        if "eval/return" in row:
             console(eval_line(step, row))
         fired = [*played.fired, *fired]
         for rule in fired:

@@ -138,7 +138,7 @@ class Outcomes:
 
     return_GK: np.ndarray  # float32, undiscounted, penalties included
     length_GK: np.ndarray  # int, sampled tokens
-    success_GK: np.ndarray  # bool
+    success_GK: np.ndarray | None  # bool; None: an environment does not say what is solved
     broken_GK: np.ndarray | None = None  # bool, whose environment broke: never kept; None: none
     bonus_BT: np.ndarray | None = None  # float32, advantages besides the algorithm's
     gate_E: np.ndarray | None = None  # what is left of the entropy bonus (bonus.py); None: all
@@ -339,6 +339,11 @@ def assign_credit(
         )
     )
     if learner.zvp_coef:
+        if outcomes.success_GK is None:
+            raise ValueError(
+                f"algorithm.zvp_coef is {learner.zvp_coef:g}, but an environment does not say "
+                "which episodes are solved; accepted: 0, or env.options.success_reward=NUMBER"
+            )
         entropy_BT = outcomes.sampled_entropy_BT
         if entropy_BT is None:
             entropy_BT = _needed(selection.entropy_BT)

@@ -1,5 +1,6 @@
 """envs/engines.py and envs/gymnasium_text.py: engines that mutate, played as frozen states."""
 
+import dataclasses
 import random
 import re
 import string
@@ -15,12 +16,14 @@ import pytest
 from ragen_jax import train
 from ragen_jax.configs import base, recipes
 from ragen_jax.configs import gymnasium as gymnasium_config
+from ragen_jax.diagnostics.rollouts import rollout_metrics
 from ragen_jax.envs import make_env
 from ragen_jax.envs.engines import EngineEnvironment, Moved
-from ragen_jax.envs.types import Environment, LiveEnvironment
+from ragen_jax.envs.types import SUCCESS_UNDEFINED, Environment, LiveEnvironment
 from ragen_jax.rollout.acting import Asked, Limits, act, begin
 from ragen_jax.run.build import build_environment
 from ragen_jax.run.check import check
+from ragen_jax.run.heldout import summarise
 from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.settle import settle
 
@@ -136,7 +139,8 @@ def test_members_of_a_group_do_not_meet_on_one_engine(hunt):
 
 def test_success_done_and_reward_are_the_engines():
     hidden = None
-    hunt = make_env("gymnasium", id="test/Hunt-v0", arguments={"most": 20}, split=None)
+    options = dict(id="test/Hunt-v0", success_reward=1.0, split=None)
+    hunt = make_env("gymnasium", arguments={"most": 20}, **options)
     state = hunt.reset(11)
     for guess in range(1, 200):
         step = hunt.step(state, str(guess), None)
@@ -147,9 +151,121 @@ def test_success_done_and_reward_are_the_engines():
         assert step.info["success"] is False
         state = step.state
     assert hidden is not None
-    short = make_env("gymnasium", id="test/Hunt-v0", arguments={"steps": 1}, split=None)
+    short = make_env("gymnasium", arguments={"steps": 1}, **options)
     step = short.step(short.reset(0), "0", None)
-    assert step.done and not step.info["success"]  # cut off
+    assert step.done and step.info == {"success": False}  # cut off
+
+
+class Pays(Hunt):
+    """Two steps, each with a reward and an info; it ends in one of two ways."""
+
+    def __init__(self, rewards=(0.0, 1.0), infos=({}, {}), ends="terminated"):
+        self._moves, self._ends = iter(zip(rewards, infos, strict=True)), ends
+        self._left = len(rewards)
+
+    def reset(self, *, seed=None, options=None):
+        return f"begin {seed}", {}
+
+    def step(self, action):
+        reward, info = next(self._moves)
+        self._left -= 1
+        ended = self._left == 0
+        cut = self._ends == "truncated"
+        return "on", reward, ended and not cut, ended and cut, info
+
+
+def paid(rewards=(0.0, 1.0), infos=({}, {}), ends="terminated", **options):
+    """The infos of the two steps of `Pays`."""
+
+    class Maker:
+        @staticmethod
+        def make(id):
+            return Pays(rewards, infos, ends)
+
+    sys.modules["pays_maker"] = Maker
+    try:
+        own = make_env("gymnasium", id="pays", maker="pays_maker:make", split=None, **options)
+    finally:
+        del sys.modules["pays_maker"]
+    first = own.step(own.reset(0), "a", None)
+    return first.info, own.step(first.state, "b", None).info
+
+
+UNDEFINED = {"success": False, SUCCESS_UNDEFINED: True}
+
+
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+@pytest.mark.parametrize("rewards", [(0.0, 1.0), (5.0, 5.0), (0.0, 0.0), (-1.0, 0.01)])
+def test_a_reward_alone_is_no_success(rewards, ends, capsys):
+    assert paid(rewards, ends=ends) == (UNDEFINED, UNDEFINED)
+    said = capsys.readouterr().out
+    assert said == (
+        "pays does not say whether an episode is solved (no success or is_success in its info), so "
+        "there are no figures of success; to have them, give --config.env.options.success_reward="
+        "NUMBER, the sum of an episode's rewards that solves it\n"
+    )
+
+
+@pytest.mark.parametrize("key", ["success", "is_success"])
+@pytest.mark.parametrize("value", [True, np.bool_(True), np.array(True), 1, 1.0, np.float32(1)])
+def test_success_is_what_the_info_says(key, value, capsys):
+    infos = ({}, {key: value, "other": 3})
+    assert paid((0.0, 0.0), infos)[1] == {**infos[1], "success": True}
+    assert paid((0.0, 9.0), ({}, {key: np.zeros_like(value)[()]}))[1]["success"] is False
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "last", "figure"),
+    [
+        ({}, {}, None),
+        ({"success_reward": 1.0}, {}, 1.0),
+        ({}, {"is_success": True}, 1.0),
+        ({}, {"success": False}, 0.0),
+    ],
+)
+def test_figures_of_success_need_a_verdict(options, last, figure, make_turn, make_episode):
+    infos = paid(infos=({}, last), **options)
+    turns = [dataclasses.replace(make_turn([3], [4, 5]), info=info) for info in infos]
+    episodes = [make_episode(0, 0, turns, success=infos[-1]["success"])]
+    played = summarise(episodes, samples=1, format_penalty=0.0)
+    assert played.get("eval/success") == figure
+    figures = rollout_metrics(episodes, np.ones((1, 1)))
+    assert figures.get("rollout/success") == figure
+
+
+def test_a_verdict_that_is_none_is_refused():
+    for value in ("yes", 0.5, [True], 2):
+        with pytest.raises(TypeError, match="success True or False, got"):
+            paid(infos=({}, {"success": value}))
+    assert paid(infos=({}, {"success": None}))[1][SUCCESS_UNDEFINED]
+
+
+def test_success_reward_is_the_users_threshold():
+    """Of the sum of an episode's rewards, at its end alone, whatever the info says."""
+    assert [x["success"] for x in paid((0.5, 0.5), success_reward=1.0)] == [False, True]
+    assert [x["success"] for x in paid((0.5, 0.49), success_reward=1.0)] == [False, False]
+    assert [x["success"] for x in paid((2.0, -1.5), success_reward=1.0)] == [False, False]
+    assert [x["success"] for x in paid((-1.0, -1.0), success_reward=-2.0)] == [False, True]
+    assert [x["success"] for x in paid((-1.0, -1.5), success_reward=-2)] == [False, False]
+    told = ({}, {"success": True})
+    assert paid((0.0, 0.0), told, success_reward=1.0)[1] == {"success": False}
+
+
+def test_an_engine_played_again_has_the_sum_of_its_rewards():
+    class Maker:
+        make = staticmethod(lambda id: Pays((0.5, 0.5)))
+
+    sys.modules["pays_maker"] = Maker
+    try:
+        own = make_env(
+            "gymnasium", id="pays", maker="pays_maker:make", split=None, success_reward=1
+        )
+    finally:
+        del sys.modules["pays_maker"]
+    first = own.step(own.reset(0), "a", None).state
+    for _ in range(2):  # the second time on a fresh engine
+        assert own.step(first, "b", None).info["success"]
 
 
 def test_states_are_the_same_in_another_process(tmp_path, hunt):
@@ -370,6 +486,13 @@ def test_what_gem_tells_apart_from_an_observation_is_shown(monkeypatch):
         ({"id": "test/Hunt-v0", "replay": 1}, "replay must be True or False, got 1"),
         ({"id": "test/Hunt-v0", "split_by": "turn"}, "split_by must be one of"),
         ({"id": "test/Hunt-v0", "instructions": None}, "instructions must be a text"),
+        *(
+            (
+                {"id": "test/Hunt-v0", "success_reward": value},
+                f"success_reward must be a number within +-1e+06, got {value!r}",
+            )
+            for value in ("1", True, float("nan"), float("inf"))
+        ),
     ],
 )
 def test_unusable_options_are_named(options, said):

@@ -46,7 +46,7 @@ def test_normal_form(text, form):
         ("London", "Paris", 0.0, 0.0, False),
         ("", "Paris", 0.0, 0.0, False),
         ("Paris", "", 0.0, 0.0, False),
-        ("the", "a", 1.0, 1.0, True),  # nothing is left of either
+        ("the", "a", 0.0, 0.0, False),  # nothing is left of either
         ("paris paris", "paris", 2 / 3, 2 / 3, False),  # words count as often as they stand
         ("paris paris", "paris paris london", 0.8, 0.8, False),
         ("yes", "Yes.", 1.0, 1.0, True),
@@ -86,6 +86,29 @@ def test_the_best_of_several_right_answers_counts():
     assert score_answer("yes sir", ["no", "sir"])["f1"] == pytest.approx(2 / 3)
 
 
+EMPTY = ("", " ", "\n", "the", "a", "An", "THE", ".", "...", "a the.", "!?", "'")
+
+
+@pytest.mark.parametrize("truth", ["The", "A.", "an a", "%", "", ["", " "], ["The", "..", ""]])
+def test_a_prediction_of_which_nothing_is_left_is_not_right(truth):
+    for said in EMPTY:
+        assert score_answer(said, truth) == {"reward": 0.0, "f1": 0.0, "exact_match": False}, said
+
+
+@pytest.mark.parametrize("said", EMPTY)
+def test_an_empty_text_among_the_right_answers_matches_nothing(said):
+    nothing = {"reward": 0.0, "f1": 0.0, "exact_match": False}
+    assert score_answer(said, ["Paris", "", "A the"]) == nothing
+    assert score_answer("Paris", ["", "paris"])["exact_match"]
+    assert score_answer("Paris", ["", "the"]) == nothing
+
+
+@pytest.mark.parametrize("text", ["A", "The", "%", "The The", "+"])
+def test_a_right_answer_with_an_empty_normal_form_is_matched_by_itself(text):
+    assert score_answer(f" {text} ", ["Paris", text])["exact_match"]
+    assert score_answer(text + "x", text)["reward"] == 0.0
+
+
 def squad(said, right):
     """(exact match, F1) as SQuAD's evaluation defines them, written down a second time."""
 
@@ -93,6 +116,9 @@ def squad(said, right):
         bare = "".join(c for c in text.lower() if c not in string.punctuation)
         return [word for word in re.findall(r"\S+", bare) if word not in ("a", "an", "the")]
 
+    if form(said) == form(right) == []:
+        same = said == right != ""
+        return same, float(same)
     said, right = form(said), form(right)
     if said == right:
         return True, 1.0

@@ -3,6 +3,7 @@
 import random
 import re
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -17,6 +18,41 @@ def test_without_the_package_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "textarena", None)
     with pytest.raises(ValueError, match=r"TextArena cannot be imported.*ragen_jax\[textarena\]"):
         make_env("textarena", id=GUESS, split="train")
+
+
+class Game:
+    """One turn, which earns the reward that it says."""
+
+    def reset(self, num_players, seed):
+        pass
+
+    def get_observation(self):
+        return 0, "Say a reward."
+
+    def step(self, action):
+        self._reward = float(action)
+        return True, {}
+
+    def close(self):
+        return {0: self._reward}, {}
+
+
+def test_a_game_is_won_from_the_threshold_on(monkeypatch):
+    module = types.SimpleNamespace(make=lambda id: Game())
+    monkeypatch.setitem(sys.modules, "textarena", module)
+    for options, reward, won in [
+        ({}, "0.99", False),
+        ({}, "1", True),
+        ({"success_reward": 0.5}, "0.5", True),
+        ({"success_reward": 0.5}, "0.49", False),
+        ({"success_reward": 2}, "1", False),
+    ]:
+        own = make_env("textarena", id="game", split=None, **options)
+        step = own.step(own.reset(0), reward, None)
+        assert step.info == {"success": won} and step.reward == float(reward)
+    for value in ("1", True, float("nan")):
+        with pytest.raises(ValueError, match="success_reward must be a number within"):
+            make_env("textarena", id="game", success_reward=value, split=None)
 
 
 def search(environment, state, low=1, high=20):

@@ -15,7 +15,7 @@ from seeing_chats import pieces, seeing_chat
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.envs.types import IMAGE
+from ragen_jax.envs.types import IMAGE, SUCCESS_UNDEFINED
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.log import (
     MetricsLog,
@@ -365,6 +365,31 @@ def test_eval_line_by_hand():
     assert eval_line(20, row) == (
         "  eval at step 20: success 0.500 (95 % +-0.030)  return -1.00  valid replies 0.750"
     )
+
+
+def test_eval_line_without_success():
+    assert eval_line(20, {"eval/return": -1.0, "eval/valid_rate": 0.75}) == (
+        "  eval at step 20: return -1.00  valid replies 0.750"
+    )
+
+
+def test_undefined_success_is_not_written_as_failure(tmp_path, tokenizer, make_turn, make_episode):
+    game = SimpleNamespace(actions=("Up", "Down"), instructions="")
+    settings = dict(context="single_turn", prompt="terse", actions_per_turn=2, max_actions=5)
+    chat = make_chat(tokenizer, game, **settings)
+    turn = make_turn(chat.prompt_ids([], "O").tolist(), [4, 5], message="O")
+    turn = dataclasses.replace(turn, info={"success": False, SUCCESS_UNDEFINED: True})
+    episodes = [make_episode(0, member, [turn]) for member in range(2)]
+    write_outcomes(tmp_path, 0, episodes)
+    assert list(tmp_path.iterdir()) == [] and learning_curve(tmp_path) == "held-out success"
+    path = tmp_path / "step_000001.jsonl"
+    write_rollouts(path, episodes, chat, lambda turn: 0.0, set())
+    assert [strict(line)["success"] for line in path.read_text().splitlines()] == [None, None]
+    # One whose environment says so is enough: the other has not come to its end.
+    told = make_episode(1, 0, [dataclasses.replace(turn, info={"success": True})], success=True)
+    write_rollouts(path, [*episodes, told], chat, lambda turn: 0.0, set())
+    lines = path.read_text().splitlines()
+    assert [strict(line)["success"] for line in lines] == [False, False, True]
 
 
 def test_learning_curve_by_hand(tmp_path, make_episode):

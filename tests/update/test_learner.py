@@ -119,6 +119,22 @@ def advantages(config, policy, episodes, keep_GK=None):
     return credit.advantage_BT, batch, selection.keep_GK, credit.metrics
 
 
+def test_shaping_by_success_needs_to_know_what_is_solved(config, policy, episodes, monkeypatch):
+    config.filter.strategy = "none"
+    config.algorithm.zvp_coef = 0.1
+    advantages(config, policy, episodes)
+
+    def undefined(*arguments, known=outcomes_of):
+        batch, outcomes = known(*arguments)
+        return batch, dataclasses.replace(outcomes, success_GK=None)
+
+    monkeypatch.setitem(globals(), "outcomes_of", undefined)
+    with pytest.raises(ValueError, match="algorithm.zvp_coef is 0.1, but .*success_reward=NUMBER"):
+        advantages(config, policy, episodes)
+    config.algorithm.zvp_coef = 0.0
+    advantages(config, policy, episodes)
+
+
 # ---- KL in the reward ---------------------------------------------------------------------------
 
 

@@ -1,0 +1,142 @@
+"""No environment pays an answer that needs no reading: benchmarks/floors.py on fewer problems."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("reasoning_gym")
+
+from benchmarks import floors
+from ragen_jax.envs import ENVS
+from ragen_jax.envs.reasoning_gym_tasks import ReasoningGym, judge, package
+from ragen_jax.envs.types import Step
+
+TASKS = sorted(set(package.load().DATASETS) - set(package.REFUSED))
+ENVIRONMENTS = sorted(set(ENVS) - set(floors.FOREIGN))
+PAGE = Path(__file__).parents[2] / "docs/floors.md"
+
+UNEARNED = 0.1  # reward of an answer that is not right, at most: few problems are played here
+PARTLY_RIGHT = {"deepcoder": 0.3}  # a program that passes some of the tests is paid for them
+NOTHING = ("", ".", "x", "0", "I do not know", "[]", "[[]]", "{}", "None", "the")
+
+
+def played(task, problems=20):
+    return [(env, env.reset(seed)) for env in [ReasoningGym(task=task)] for seed in range(problems)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", TASKS)
+def test_no_task_pays_an_answer_that_is_not_right(task):
+    floor = floors.of_task(task, problems=20, seconds=6.0)
+    assert floor.unearned[1] <= UNEARNED, floor
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_no_environment_pays_an_answer_that_is_not_right(name):
+    floor = floors.of_environment(name, problems=20, seconds=6.0)
+    assert floor.unearned[1] <= PARTLY_RIGHT.get(name, UNEARNED), floor
+    assert floor.success[1] < 0.5, floor
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", TASKS)
+def test_no_task_pays_for_any_text(task):
+    """Not even a hundredth: a text that is right nowhere earns 0 everywhere."""
+    for env, problem in played(task, problems=5):
+        right = problem.entry["answer"]
+        for text in NOTHING:
+            step = env.step(problem, text)
+            assert step.reward == 0 or floors._same(text, right), (text, right)
+
+
+def test_a_task_that_pays_zero_is_found(monkeypatch):
+    """The package's own coin_flip."""
+    found = floors.of_task("coin_flip", problems=20)
+    assert found.success[1] < 0.2 and found.unearned[1] <= UNEARNED
+    monkeypatch.setattr(judge, "corrected", lambda task, answer, entry, score: score)
+    found = floors.of_task("coin_flip", problems=20)
+    assert found.success[0] == "'0'" and found.success[1] > 0.8
+    assert found.unearned == found.success
+
+
+@pytest.mark.parametrize(
+    "task, answer, least",
+    [
+        ("rectangle_count", "'5'", 0.2),  # for a number in the neighbourhood
+        ("prime_factorization", "its first number", 0.3),  # for a number as its own factor
+        ("word_sorting", "what follows its last colon", 0.2),  # for the words in the given order
+        ("course_schedule", "the 2 most frequent answers", 0.3),  # for "True False"
+        ("tsumego", "its last quotation", 0.04),  # for any text of the right form
+    ],
+)
+def test_part_payments_for_nothing_are_found(monkeypatch, task, answer, least):
+    assert floors.of_task(task, problems=20).unearned[1] < least / 2
+    monkeypatch.setattr(judge, "corrected", lambda task, answer, entry, score: score)
+    found = floors.of_task(task, problems=20)
+    assert found.unearned[1] >= least, (answer, found)
+
+
+class Echo:
+    """Pays whoever repeats the question, or says nothing at all."""
+
+    actions, instructions = (), ""
+
+    def reset(self, seed):
+        return seed
+
+    def render(self, state):
+        return f"What is {state} + 1?"
+
+    def solve(self, state):
+        return (str(state + 1),)
+
+    def step(self, state, action, rng):
+        right = action == str(state + 1) or self.pays(state, action)
+        return Step(state, float(right), True, {"success": right})
+
+    def pays(self, state, action):
+        return self.render(state) in action
+
+
+class Silence(Echo):
+    def pays(self, state, action):
+        return not action
+
+
+class Honest(Echo):
+    def pays(self, state, action):
+        return False
+
+
+def test_a_new_environment_that_pays_for_nothing_is_found():
+    found = floors.of_answers("echo", [Echo()], 30, 5.0)
+    assert found.unearned == ("the question", 1.0) and found.problems == 30
+    found = floors.of_answers("silence", [Silence()], 30, 5.0)
+    assert found.unearned == ("''", 1.0) and found.success == ("''", 1.0)
+    found = floors.of_answers("honest", [Honest()], 30, 5.0)
+    assert found.unearned[1] == 0.0 and found.success[1] == pytest.approx(1 / 30)
+
+
+class Lever(Honest):
+    """Its first action always wins."""
+
+    actions = ("pull", "wait")
+
+    def step(self, state, action, rng):
+        return Step(state, float(action == "pull"), action == "pull", {"success": action == "pull"})
+
+
+def test_an_action_that_always_wins_is_found():
+    found = floors.of_actions("lever", [Lever()], 30, 5.0, budget=3)
+    assert found.success == ("always pull", 1.0) and found.score == ("always pull", 1.0)
+
+
+def test_the_page_has_every_task_and_environment():
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE.read_text(), re.M)
+    assert sorted(name for name, _ in rows) == sorted([*TASKS, *ENVIRONMENTS])
+    for name, cells in rows:
+        problems, success, _, _, _, unearned, _ = cells.split(" | ")
+        assert int(problems) >= 20 and 0 <= float(success) <= 0.7, name
+        assert float(unearned) <= PARTLY_RIGHT.get(name, 0.05), name
