@@ -78,6 +78,11 @@ def headline(v: Verdict) -> str:
         words.append(alarm_words(v))
     elif not v.trouble:
         words.append("No alarm came." if v.seen > 1 else "An alarm takes several steps.")
+    if v.unwatched:
+        words.append(
+            "The alarm did not watch information: the rows have no own_margin, which this version "
+            "reads; docs/diagnostics.md says what it is."
+        )
     if v.lost is not None:
         words.append(f"A quarter of success was lost by the evaluation at step {v.lost}.")
     if v.trouble and v.moves:

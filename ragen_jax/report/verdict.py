@@ -13,6 +13,8 @@ import numpy as np
 from ragen_jax.diagnostics.regimes import (
     CONFIRMED,
     FIGURES,
+    MARGINS,
+    SCOPES,
     init_regimes,
     relative,
     update_regimes,
@@ -81,6 +83,7 @@ class Verdict:
     alarm: list[tuple[int, int]]  # spans in which it was on
     on: int  # steps at which it was
     seen: int  # steps that have figures
+    unwatched: bool  # information was measured without the figure that the alarm reads
     stop: dict[str, Any] | None  # the event that ended the run
     lost: int | None  # the evaluation at which success was lost
     moves: list[Move]  # in the order of their steps
@@ -128,6 +131,7 @@ def judge(run: Recorded, label: str, truncated: dict[int, Truncation]) -> Verdic
         alarm=alarm,
         on=len(on),
         seen=len(steps),
+        unwatched=information_unwatched(rows),
         stop=stops[-1] if stops else None,
         lost=None if lost is None else lost[0],
         moves=sorted(moves, key=lambda move: move.step),
@@ -199,6 +203,12 @@ def _spans(steps: list[int], all_steps: list[int]) -> list[tuple[int, int]]:
             spans[-1:] = [(spans[-1][0], step)] if before in wanted else [*spans[-1:], (step, step)]
         before = step
     return spans
+
+
+def information_unwatched(rows: list[Metrics]) -> bool:
+    """Whether rows have mutual information but no margin, as those of earlier versions."""
+    names = set().union(*rows)
+    return f"{SCOPES[0]}/mi_seq" in names and not names & set(MARGINS)
 
 
 def find_information(rows: list[Metrics]) -> Information | None:

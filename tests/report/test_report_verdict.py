@@ -44,6 +44,18 @@ def test_a_healthy_run_has_a_gain_and_no_word_of_an_alarm(tmp_path, seed):
     assert "template" not in html and "What to do" not in html and 'class="verdict well"' in html
 
 
+def test_rows_of_before_the_margin_are_said_to_be_unwatched(tmp_path):
+    folder = write_run(tmp_path / "run")
+    rows = read_metrics(folder / "metrics.jsonl")
+    watched = [row | {"collapse/first_turn/mi_seq": 1.0} for row in rows]
+    before = [{k: x for k, x in row.items() if "own_margin" not in k} for row in watched]
+    for kept, said in ((watched, False), (before, True)):
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+        found = verdict(folder)
+        assert found.unwatched == said
+        assert ("did not watch information" in sentences.headline(found)) == said
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_information_that_falls_while_replies_stay_valid_is_a_template(tmp_path, seed):
     rising = {"collapse/first_turn/h_cond": (60, 3.0, 20), "reasoning/grounded_rate": (70, 0.4, 9)}
