@@ -19,7 +19,7 @@ recent is below a share of the level that depends on its kind; *risen* likewise.
 
 **Nothing is assumed of the noise that the run does not show.** v is the larger of half the mean
 squared difference of neighbouring values and the mean of the variances that come with them
-(<figure>_ci95). w^2 is estimated from the second differences of the means of blocks of BLOCK values
+(of margins). w^2 is estimated from the second differences of the means of blocks of BLOCK values
 (a steady rise or fall is no wandering), in excess of their noise, and shrunk to the square of the
 figure's prior with the weight of WANDER_WEIGHT blocks. Both are learnt from values at least LAG
 old, and not while the figure is a sign: a fall does not widen the bound that it is tested against.

@@ -199,7 +199,11 @@ def update_regimes(
 
 def _read(rows: Sequence[Metrics]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(values, their standard errors or 0, their weights) of each row's figures, float64 [E, F];
-    NaN: no value."""
+    NaN: no value.
+
+    Errors are those of margins. Intervals of rates hold for members of a group that are all alike,
+    and are far wider than what rates near 1 do from step to step.
+    """
     shape = (len(rows), len(FIGURES))
     value_EF, error_EF, weight_EF = np.full(shape, np.nan), np.zeros(shape), np.ones(shape)
     for e, row in enumerate(rows):
@@ -209,13 +213,12 @@ def _read(rows: Sequence[Metrics]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             if not found:
                 continue
             value_EF[e, f] = np.mean([x for x, _ in found])
-            # Scopes share their rooms: as if their errors were one.
-            halves = [half if math.isfinite(half) else 0.0 for _, half in found]
-            quantile = Z95
             if figure.rooted:
                 weight_EF[e, f] = prompts = _prompts(row)
+                # Scopes share their rooms: as if their errors were one.
+                halves = [half if math.isfinite(half) else 0.0 for _, half in found]
                 quantile = t_quantile(prompts) if prompts > 1 else Z95
-            error_EF[e, f] = np.sqrt(np.mean(np.square(halves))) / quantile
+                error_EF[e, f] = np.sqrt(np.mean(np.square(halves))) / quantile
     size_EF = np.maximum(np.abs(value_EF), np.maximum(error_EF, np.finfo(np.float32).tiny))
     error_EF = np.where(ROOTED_F, error_EF / (2 * np.sqrt(size_EF)), error_EF)
     value_EF = np.where(ROOTED_F, np.sign(value_EF) * np.sqrt(np.abs(value_EF)), value_EF)

@@ -202,6 +202,15 @@ def test_what_is_an_alarm():
     assert not on(lost, rules)
 
 
+def test_wide_intervals_of_rates_hide_no_fall():
+    """A rate near 1 of eight groups has an interval of a third, and hardly moves."""
+    wide = {f"{SHORT[name]}_ci95": 0.35 for name in ("think", "action")}
+    steps = [row(think=0.98) | wide] * 20 + [row(think=0.85, action=0.4) | wide] * AFTER
+    _, history, _ = run(steps, base.get_config().regimes.to_dict(), init_regimes())
+    assert [int(metrics["regime/alarm"]) for metrics in history[:20]] == [0] * 20
+    assert history[-1]["regime/alarm"] == 1
+
+
 def test_a_margin_that_was_never_above_zero_says_nothing():
     steps = [row(both=-0.1, think=0.0)] * 8 + [row(both=-5.0, think=0.0)] * 9
     _, history, fired = run(steps, settings(), init_regimes())
