@@ -16,7 +16,7 @@ import numpy as np
 from ragen_jax.rollout.chat import token_bytes, token_span
 from ragen_jax.score import prompts, transcript
 from ragen_jax.score.formats import Prompt, Reply
-from ragen_jax.score.messages import CLOSE, OPEN, Messages, read_messages
+from ragen_jax.score.messages import CALL_KEYS, CLOSE, OPEN, Messages, read_messages
 from ragen_jax.types import Turn
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Encoder:
         self.kinds: collections.Counter[str] = collections.Counter()  # of prompts
         self._pieces = token_bytes(tokenizer)
         self._special = [token.encode() for token in prompts.special_tokens(tokenizer)]
-        self.reads: set[str] = set()  # message keys that the chat template reads
+        self.written: set[str] = set()  # keys of messages that the chat template writes
         self.left_out: collections.Counter[str] = collections.Counter()  # prompts that lack each
         self.transcripts = self.trailing = 0  # outputs of several turns, of a last observation
         self._read: dict[str, tuple[str, np.ndarray, list[str]]] = {}  # (kind, ids, left out)
@@ -118,7 +118,10 @@ class Encoder:
         if isinstance(prompt, str):
             return prompts.restore_text(self.tokenizer, prompt, self.opening)
         messages = self._messages(prompt)
-        return "messages", prompts.render_text(self.tokenizer, messages, tools, reads=self.reads)
+        for key in prompts.keys(messages) - self.written:
+            if prompts.writes_key(self.tokenizer, messages, tools, key):
+                self.written.add(key)
+        return "messages", prompts.render_text(self.tokenizer, messages, tools)
 
     def _messages(self, given: Prompt) -> Messages:
         """Messages as this chat template takes them."""
@@ -175,10 +178,11 @@ class Encoder:
     def _calls_text(self, reply: Reply, content: str) -> str:
         """What the template writes after a reply's content for its tool calls."""
         before = self._messages(reply.prompt)
-        found = transcript.calls_text(
-            self.tokenizer, before, content, reply.calls, reply.tools, self.reads
-        )
-        self.left_out["tool calls of a reply"] += not found
+        found = transcript.calls_text(self.tokenizer, before, content, reply.calls, reply.tools)
+        if found:
+            self.written |= {"tool_calls", *(f"tool_calls[].{key}" for key in CALL_KEYS)}
+        else:
+            self.left_out["tool calls of a reply"] += 1
         return found
 
     def reply(self, reply: Reply) -> Spoken:

@@ -13,6 +13,7 @@ from ragen_jax.score.values import is_missing, parse_nested, shown
 
 Messages = list[dict[str, Any]]
 TEXT_PARTS = ("text", "input_text", "output_text")
+CALL_KEYS = ("function", "name", "arguments")
 # Names of a reasoning that a server split off its reply.
 REASONING = ("reasoning_content", "reasoning")
 # `reply_text` puts these around it; encode.py replaces them by the tags that are looked for.

@@ -11,11 +11,11 @@ from ragen_jax.score.files import Read
 
 
 def unwritten_keys(read: Read, encoder: Encoder) -> dict[str, int]:
-    """{key of messages that the chat template never read: number of messages with it}."""
+    """{key of messages that the chat template does not write: number of messages with it}."""
     counts: collections.Counter[str] = collections.Counter()
     for row in read.rows:
         counts.update(row.message_keys)
-    return {key: counts[key] for key in sorted(counts) if key not in encoder.reads}
+    return {key: counts[key] for key in sorted(counts) if key not in encoder.written}
 
 
 def unread_lines(read: Read, encoder: Encoder) -> Iterator[str]:

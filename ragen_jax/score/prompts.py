@@ -35,42 +35,17 @@ def text_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-class Tracked(dict[str, Any]):
-    """A message that records which of its keys a chat template reads."""
-
-    def __init__(self, message: Mapping[str, Any], reads: set[str], path: str = "") -> None:
-        calls = message.get("tool_calls")
-        if isinstance(calls, list):
-            inner = [Tracked(call, reads, "tool_calls[].") for call in calls]
-            message = {**message, "tool_calls": inner}
-        super().__init__(message)
-        self._reads, self._path = reads, path
-
-    def __getitem__(self, key: str) -> Any:
-        self._reads.add(self._path + key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
-
-    def items(self) -> Any:  # of a template that writes all of it
-        self._reads |= {self._path + key for key in self}
-        return super().items()
-
-
 def render_text(
     tokenizer: "PreTrainedTokenizerFast",
     messages: Messages,
     tools: Sequence[dict[str, Any]] = (),
     *,
-    reads: set[str] | None = None,
     reply_next: bool = True,
 ) -> str:
     """Text of a conversation up to where the next reply begins.
 
     Args:
       tools: offered to the policy.
-      reads: gets the message keys that the template reads.
       reply_next: whether to end with what the template writes before a reply.
 
     Raises:
@@ -78,10 +53,9 @@ def render_text(
     """
     if not tokenizer.chat_template:
         raise ValueError("holds messages, but the model's tokenizer has no chat template")
-    tracked = [Tracked(each, set() if reads is None else reads) for each in messages]
     try:
         text = tokenizer.apply_chat_template(
-            tracked, tools=list(tools) or None, tokenize=False, add_generation_prompt=reply_next
+            messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=reply_next
         )
     except (TemplateError, TypeError) as error:
         raise ValueError(f"holds messages that the chat template refuses: {error}") from error
@@ -106,13 +80,44 @@ def writes_role(tokenizer: "PreTrainedTokenizerFast", role: str) -> bool:
 @functools.lru_cache(maxsize=8)
 def writes_reasoning(tokenizer: "PreTrainedTokenizerFast") -> bool:
     """Whether the chat template reads `reasoning_content`; if not, content has to hold it."""
-    reads: set[str] = set()
     reply = {"role": "assistant", "content": "REPLY", "reasoning_content": "THOUGHT"}
+    messages = [{"role": "user", "content": "MESSAGE"}, reply]
     try:
-        render_text(tokenizer, [{"role": "user", "content": "MESSAGE"}, reply], reads=reads)
+        return "THOUGHT" in render_text(tokenizer, messages, reply_next=False)
     except ValueError:
         return False
-    return "reasoning_content" in reads
+
+
+CALLS = "tool_calls[]."
+
+
+def keys(messages: Messages) -> set[str]:
+    """Keys of messages other than role and content; those of calls as `tool_calls[].id`."""
+    found = {key for message in messages for key in message}
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    return (found | {CALLS + key for call in calls for key in call}) - {"role", "content"}
+
+
+def writes_key(
+    tokenizer: "PreTrainedTokenizerFast",
+    messages: Messages,
+    tools: Sequence[dict[str, Any]],
+    key: str,
+) -> bool:
+    """Whether a rendered conversation is another one without a key of its messages."""
+    without = []
+    for message in messages:
+        kept = {name: value for name, value in message.items() if name != key}
+        if key.startswith(CALLS) and "tool_calls" in kept:
+            name = key.removeprefix(CALLS)
+            kept["tool_calls"] = [
+                {k: v for k, v in call.items() if k != name} for call in kept["tool_calls"]
+            ]
+        without.append(kept)
+    try:
+        return render_text(tokenizer, messages, tools) != render_text(tokenizer, without, tools)
+    except ValueError:  # the template cannot do without it
+        return True
 
 
 def left_out(text: str, messages: Messages, tools: Sequence[dict[str, Any]]) -> list[str]:

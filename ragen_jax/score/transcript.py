@@ -78,7 +78,6 @@ def calls_text(
     content: str,
     calls: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]],
-    reads: set[str],
 ) -> str:
     """Text that a chat template writes after the content of a reply to call tools, without the
     control tokens that end the reply; empty if it writes no calls.
@@ -86,7 +85,6 @@ def calls_text(
     Args:
       before: messages that the policy read.
       content: text of the reply.
-      reads: gets the message keys that the template reads.
 
     Raises:
       ValueError: the template refuses the calls.
@@ -94,7 +92,7 @@ def calls_text(
 
     def written(message: dict[str, Any]) -> str:
         conversation = [*before, {"role": "assistant", **message}]
-        return render_text(tokenizer, conversation, tools, reads=reads, reply_next=False)
+        return render_text(tokenizer, conversation, tools, reply_next=False)
 
     plain = written({"content": MARK})
     end = plain.rpartition(MARK)[2]

@@ -27,7 +27,9 @@ class Fields:
     opened objects that no reader asked for, as `metadata.env_id` or `turns[].valid`.
     """
 
-    def __init__(self, values: Mapping[str, Any], path: str = "", row: "Fields | None" = None):
+    def __init__(
+        self, values: Mapping[str, Any], path: str = "", row: "Fields | None" = None
+    ) -> None:
         self.values, self.path = values, path
         self._seen: set[str] = row._seen if row else set()
         self._read: set[str] = row._read if row else set()
