@@ -3,6 +3,7 @@
 import codecs
 import dataclasses
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -54,7 +55,7 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
     """
     paths, others = _paths(names)
     found = Read([], [], {}, others)
-    rows_seen: set[str] = set()
+    digests: set[bytes] = set()  # of all rows
     for order, path in enumerate(paths, start=1):
         step = _step_of(path)
         for number, record in _records(path):
@@ -77,9 +78,10 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
                 row = dataclasses.replace(row, step=order if step is None else step)
             found.rows.append(row)
             content = json.dumps([row.step, record], sort_keys=True, default=str)
-            if content in rows_seen:
+            digest = hashlib.blake2b(content.encode(errors="surrogatepass")).digest()
+            if digest in digests:
                 found.repeated.append(place)
-            rows_seen.add(content)
+            digests.add(digest)
     return found
 
 

@@ -75,7 +75,6 @@ GROUP = ("group", "group_id", "uid", "example_id")
 STEP = ("step", "global_step")
 REWARD = ("reward", "score", "total_reward", "rewards", "acc")
 SUCCESS = ("success", "acc", "correct")
-MESSAGES = ("messages", "prompt", "completion", "response", "input", "output")
 
 
 def read_row(record: Any, place: str, rewards: Sequence[str] = ()) -> tuple[Row, set[str]]:
@@ -110,7 +109,7 @@ def read_row(record: Any, place: str, rewards: Sequence[str] = ()) -> tuple[Row,
         step=values.step(step[2]) if step else None,
         success=_success(scopes),
         reward=_reward(form, fields, scopes, rewards),
-        message_keys=_message_keys(fields),
+        message_keys=_message_keys(form, fields),
     )
     return row, fields.unread
 
@@ -163,9 +162,9 @@ def _reward(
     return values.total(first[2], first[1]) if first else None
 
 
-def _message_keys(fields: Fields) -> collections.Counter[str]:
-    found = [fields.values[name] for name in MESSAGES if is_messages(fields.values.get(name))]
-    traces = fields.objects("traces") if fields.has("traces") else []
+def _message_keys(form: Format, fields: Fields) -> collections.Counter[str]:
+    found = [fields.values[name] for name in form.needs if is_messages(fields.values.get(name))]
+    traces = fields.objects("traces") if "traces" in form.needs else []
     nodes = [node for trace in traces for node in trace.objects("nodes")]
     found += [[n.values.get("message")] for n in nodes if not n.has("token_ids")]
     return sum(map(count_keys, found), collections.Counter())

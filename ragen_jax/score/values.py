@@ -9,6 +9,7 @@ import ast
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -94,7 +95,8 @@ def parse_nested(value: Any) -> Any:
     except (ValueError, RecursionError):
         pass  # perhaps Python's repr, which pandas writes
     try:
-        found = ast.literal_eval(value.strip())
+        with warnings.catch_warnings(action="ignore"):  # on escapes in a text that is no repr
+            found = ast.literal_eval(value.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return value
     return found if isinstance(found, list | dict) else value
@@ -221,6 +223,8 @@ def ids(value: Any, name: str) -> list[int]:
       ValueError: no list of whole numbers from 0.
     """
     found = parse_nested(value)
+    if isinstance(found, list) and all(type(each) is int and 0 <= each <= MOST for each in found):
+        return found
     try:
         numbers = [whole(each, name) for each in found] if isinstance(found, list) else [None]
     except ValueError:

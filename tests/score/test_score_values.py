@@ -61,7 +61,9 @@ def test_a_fractional_acc_is_a_score(language_model, tmp_path):
     assert not any("not read" in line for line in printed)
 
 
-@pytest.mark.parametrize("missing", [float("nan"), None, "", "nan", "None", "null", " NaN ", "<NA>"])
+@pytest.mark.parametrize(
+    "missing", [float("nan"), None, "", "nan", "None", "null", " NaN ", "<NA>"]
+)
 def test_missing_values_keep_their_row(tmp_path, missing):
     path = tmp_path / "a.jsonl"
     columns = {"success": [True, missing], "reward": [0.5, missing], "group": [missing, 3]}
