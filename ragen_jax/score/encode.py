@@ -133,7 +133,7 @@ class Encoder:
                 message["role"] = "system"  # whose later name it is
             elif role == "assistant" and thought and not prompts.writes_reasoning(self.tokenizer):
                 del message["reasoning_content"]
-                message["content"] = f"{OPEN}{thought}{CLOSE}{message['content'] or ''}"
+                message["content"] = f"{OPEN}{thought}{CLOSE}{message['content']}"
             if role == "assistant" and message["content"] and "reasoning_content" not in message:
                 # A reply whose reasoning the prompt had opened is shown with that tag.
                 message["content"] = self._whole(message["content"])

@@ -44,7 +44,7 @@ def read_messages(value: Any) -> Messages:
 
 
 def read_message(value: Any) -> dict[str, Any]:
-    """One message: role, content (text; None with tool calls alone) and its other keys.
+    """One message: role, content (text, empty if missing) and its other keys.
 
     Raises:
       ValueError: as `read_messages`.
@@ -61,7 +61,6 @@ def read_message(value: Any) -> dict[str, Any]:
     calls = read_calls(message.pop("tool_calls", None))
     if calls:
         message["tool_calls"] = calls
-        message["content"] = message["content"] or None
     for name in REASONING:
         thought = found.get(name)
         if is_missing(thought) or "reasoning_content" in message:
@@ -74,7 +73,7 @@ def read_message(value: Any) -> dict[str, Any]:
 
 def reply_text(message: dict[str, Any]) -> str:
     """The text that the policy wrote as a message, without its tool calls."""
-    content, thought = message["content"] or "", message.get("reasoning_content")
+    content, thought = message["content"], message.get("reasoning_content")
     return f"{OPEN}{thought}{CLOSE}{content}" if thought else content
 
 

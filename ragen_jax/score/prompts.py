@@ -124,7 +124,7 @@ def left_out(text: str, messages: Messages, tools: Sequence[dict[str, Any]]) -> 
     """Names of the parts of a conversation that its rendered text lacks."""
     missing = set()
     for message in messages:
-        content = message["content"] or ""
+        content = message["content"]
         written = content.strip() in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
         if message["role"] != "assistant" and not written:  # of replies, templates drop reasoning
             missing.add(f"messages of the role {message['role']!r}")

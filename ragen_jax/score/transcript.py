@@ -94,25 +94,15 @@ def calls_text(
         conversation = [*before, {"role": "assistant", **message}]
         return render_text(tokenizer, conversation, tools, reply_next=False)
 
-    plain = written({"content": MARK})
-    end = plain.rpartition(MARK)[2]
-    own = {"content": MARK if content.strip() else None, "tool_calls": list(calls)}
-    text = written(own)
+    prefix, _, end = written({"content": MARK}).rpartition(MARK)
+    text = written({"content": MARK, "tool_calls": list(calls)})
     if MARK in text:
         found = text.rpartition(MARK)[2]
-    else:  # no content, or a template that leaves it out of a reply with calls
-        prompt = render_text(tokenizer, before, tools)
-        shared = _shared(prompt, text)
-        found = text[shared:]
+    else:  # a template that leaves the content out of a reply with calls
+        found = text.removeprefix(prefix) if text.startswith(prefix) else ""
     for token in (end, *special_tokens(tokenizer)):
         bare = found.rstrip()
         if token.strip() and bare.endswith(token.strip()):
             found = bare.removesuffix(token.strip())
             break
     return found if content.strip() else found.lstrip("\n")
-
-
-def _shared(first: str, second: str) -> int:
-    """Number of characters with which both texts begin."""
-    pairs = zip(first, second, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -214,3 +214,29 @@ def test_the_command_reports_calls_and_keys(language_model, tmp_path):
     assert found["message_keys_not_written"]["tool_calls"] == 4
     assert "keys of messages that the chat template does not write: " in printed
     assert "warning: 4 prompts or replies lack the tool calls of a reply" in errors
+
+
+@pytest.mark.parametrize(
+    "change,expected",
+    [
+        (("{%- if m.content %}", "{%- if '</think>' not in m.content and m.content %}"), WRITTEN),
+        (
+            (
+                "{{ '<|im_start|>assistant\n' }}{%- endif",
+                "{{ '<|im_start|>assistant\n<t>\n' }}{%- endif",
+            ),
+            WRITTEN,
+        ),
+        (("{%- if m.content %}", "{%- if m.content and not m.tool_calls %}"), WRITTEN),
+        (("in m.tool_calls %}", "in [] %}"), ""),
+    ],
+)
+def test_a_call_alone_is_what_the_template_writes_of_it(tokenizer, tmp_path, change, expected):
+    """Templates that search the content, open the reasoning, drop the content, or the calls."""
+    other = copy.deepcopy(tokenizer)
+    assert change[0] in TEMPLATE
+    other.chat_template = TEMPLATE.replace(*change)
+    record = {"prompt": [ASKED], "completion": [called(None), RESULT, LAST]}
+    (turns,), _, encoder, _ = scored(other, tmp_path / "a.jsonl", [record])
+    assert turns[0][1] == expected
+    assert encoder.left_out["tool calls of a reply"] == (not expected)
