@@ -152,6 +152,7 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, form):
     content = codecs.BOM_UTF8 + text.encode()
     if form == "middle":  # two files with marks, one after the other
         content = 2 * (codecs.BOM_UTF8 + lines(rows[:2]).encode())
+        content += codecs.BOM_UTF8 + b"\n"  # and an empty one
     if form == "utf-16":
         content = text.encode("utf-16")
     path = tmp_path / f"step_7.{form if form.startswith('json') else 'jsonl'}"
