@@ -4,13 +4,14 @@
                               [--think='<think>,</think>'] [--answer='<answer>,</answer>']
                               [--reward=FIELD,...] [--first_turn_samples=64] [--seed=0]
 
-Files are JSON lines or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers and prime-rl, or
-{"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the files in
-it (docs/score.md). Reasonings are cross-scored under the model in DIR. Of several steps there is a
-line each, and what the alarm says; score.html is a page of it all. A row that cannot be used is
-named, the others are scored; exit code 2 where none can.
+Files are JSON lines, JSON lists or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers and
+prime-rl, or {"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the
+files in it (docs/score.md). Reasonings are cross-scored under the model in DIR. Of several steps
+there is a line each, and what the alarm says; score.html is a page of it all. A row that cannot be
+used is named, the others are scored; exit code 2 where none can.
 """
 
+import dataclasses
 import json
 import math
 import sys
@@ -32,6 +33,7 @@ from ragen_jax.run.build import build_model
 from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import console, scores_to_show
 from ragen_jax.run.memory import keep_freed_memory
+from ragen_jax.score import notices
 from ragen_jax.score.encode import ANSWER, THINK, Encoder
 from ragen_jax.score.episodes import Step, Surprises, encode_rows, make_steps
 from ragen_jax.score.figures import Sampling, add_alarm, step_metrics
@@ -90,7 +92,7 @@ def prepare(encoder: Encoder) -> tuple[list[Step], Read, Surprises]:
     read = read_files(ROLLOUTS.value, REWARD.value)
     spoken, others = encode_rows(read.rows, encoder)
     rows = [row for row in read.rows if row.place in spoken]
-    read = Read(rows, [*read.broken, *others], read.unread)
+    read = dataclasses.replace(read, rows=rows, broken=[*read.broken, *others])
     tell_broken(read.broken)
     if not rows:
         first = f"; the first: {_words(read.broken[0])}" if read.broken else ", the files are empty"
@@ -112,10 +114,12 @@ def tell_broken(broken: Sequence[Broken]) -> None:
         _warn(f"{len(broken) - NAMED} more rows cannot be used")
 
 
-def tell(read: Read, surprises: Surprises, encoder: Encoder) -> None:
-    """What is done otherwise than a file may have meant, a line each."""
-    if read.unread:
-        console(f"fields that are not read: {', '.join(read.unread)}")
+def tell(read: Read, steps: Sequence[Step], surprises: Surprises, encoder: Encoder) -> None:
+    """Print a line for everything that is not read, and for rows read otherwise than meant."""
+    for line in notices.unread_lines(read, encoder):
+        console(line)
+    for line in notices.warning_lines(read, steps, REWARD.value, encoder):
+        _warn(line)
     if surprises.parted:
         _warn(
             f"{len(surprises.parted)} rows have another prompt than the first row of their group, "
@@ -161,7 +165,7 @@ def main(argv: Sequence[str]) -> None:
         tokenizer = hf.load_tokenizer(directory)
         encoder = Encoder(tokenizer, shape.vocab_size, THINKING.value, ANSWERING.value)
         steps, read, surprises = prepare(encoder)
-        tell(read, surprises, encoder)
+        tell(read, steps, surprises, encoder)
         config = base.get_config()
         config.model.dtype = DTYPE.value
         mesh = make_mesh(data=-1, fsdp=1, tensor=1)
@@ -208,6 +212,7 @@ def write(
         "rows": len(read.rows),
         "broken": [{"place": row.place, "reason": row.reason} for row in read.broken],
         "fields_not_read": read.unread,
+        "message_keys_not_written": notices.unwritten_keys(read, encoder),
         "prompts": dict(encoder.kinds),
         "steps": [
             {"step": s.number, "episodes": len(s.episodes), "groups": s.episodes[-1].group + 1}

@@ -9,13 +9,14 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ragen_jax.rollout.chat import token_bytes, token_span
-from ragen_jax.score import formats, prompts
+from ragen_jax.score import prompts, transcript
 from ragen_jax.score.formats import Prompt, Reply
+from ragen_jax.score.messages import CALL_KEYS, CLOSE, OPEN, Messages, read_messages
 from ragen_jax.types import Turn
 
 if TYPE_CHECKING:
@@ -66,49 +67,82 @@ class Encoder:
         self.kinds: collections.Counter[str] = collections.Counter()  # of prompts
         self._pieces = token_bytes(tokenizer)
         self._special = [token.encode() for token in prompts.special_tokens(tokenizer)]
-        self._read: dict[str, tuple[str, np.ndarray]] = {}  # prompt -> (kind, ids)
+        self.written: set[str] = set()  # keys of messages that the chat template writes
+        self.left_out: collections.Counter[str] = collections.Counter()  # prompts that lack each
+        self.transcripts = self.trailing = 0  # outputs of several turns, of a last observation
+        self._read: dict[str, tuple[str, np.ndarray, list[str]]] = {}  # (kind, ids, left out)
 
     def look(self, texts: Iterable[str]) -> None:
         """Finds out from all replies whether it is the prompt that opens their reasoning, as of a
         reply that is cut off nothing else tells."""
         opened = closed = False
         for text in texts:
-            opened = opened or self.opening in text or formats.OPEN in text
+            opened = opened or self.opening in text or OPEN in text
             closed = closed or self.closing in text
         self.prefilled = closed and not opened
 
-    def prompt(self, prompt: Prompt) -> np.ndarray:
+    def prompt(self, prompt: Prompt, tools: Sequence[dict[str, Any]] = ()) -> np.ndarray:
         """int32 ids of a prompt as it is given; see prompts.py.
+
+        Args:
+          tools: offered to the policy; the template of messages writes them.
 
         Raises:
           ValueError: messages that the template refuses, an id beyond the vocabulary, no ids.
         """
-        key = json.dumps(prompt)  # members of a group show the same one
+        key = json.dumps([prompt, tools], default=str)  # members of a group show the same one
         if key not in self._read:
-            kind, ids = self._prompt(prompt)
+            kind, ids, missing = self._prompt(prompt, tools)
             if not len(ids):
                 raise ValueError("has a prompt of no tokens")
-            self._read[key] = kind, np.asarray(ids, np.int32)
-        kind, ids = self._read[key]
+            self._read[key] = kind, np.asarray(ids, np.int32), missing
+        kind, ids, missing = self._read[key]
         self.kinds[kind] += 1
+        self.left_out.update(missing)
         return ids
 
-    def _prompt(self, prompt: Prompt) -> tuple[str, Sequence[int]]:
-        if isinstance(prompt, str):
-            return prompts.read_text(self.tokenizer, prompt, self.opening)
+    def _prompt(
+        self, prompt: Prompt, tools: Sequence[dict[str, Any]]
+    ) -> tuple[str, Sequence[int], list[str]]:
         messages = [m for m in prompt if isinstance(m, dict)]
-        if messages:
-            # A reply whose reasoning the prompt had opened is shown with that tag.
-            shown = [
-                m | {"content": self._whole(m["content"])} if m["role"] == "assistant" else m
-                for m in messages
-            ]
-            return "messages", prompts.render(self.tokenizer, shown)
-        return "token ids", self._checked([i for i in prompt if isinstance(i, int)])
+        if not isinstance(prompt, str) and not messages:
+            return "token ids", self._checked([i for i in prompt if isinstance(i, int)]), []
+        kind, text = self._prompt_text(prompt, tools)
+        if kind == "text":  # with what the tokenizer puts in front
+            return kind, self.tokenizer(text)["input_ids"], []
+        missing = prompts.left_out(text, read_messages(messages), tools)
+        return kind, prompts.text_ids(self.tokenizer, text), missing
+
+    def _prompt_text(self, prompt: Prompt, tools: Sequence[dict[str, Any]] = ()) -> tuple[str, str]:
+        """(kind, text with control tokens) of a prompt that is a text or messages."""
+        if isinstance(prompt, str):
+            return prompts.restore_text(self.tokenizer, prompt, self.opening)
+        messages = self._messages(prompt)
+        for key in prompts.keys(messages) - self.written:
+            if prompts.writes_key(self.tokenizer, messages, tools, key):
+                self.written.add(key)
+        return "messages", prompts.render_text(self.tokenizer, messages, tools)
+
+    def _messages(self, given: Prompt) -> Messages:
+        """Messages as this chat template takes them."""
+        messages = []
+        for message in read_messages(given):
+            message = dict(message)
+            role, thought = message["role"], message.get("reasoning_content")
+            if role == "developer" and not prompts.writes_role(self.tokenizer, role):
+                message["role"] = "system"  # whose later name it is
+            elif role == "assistant" and thought and not prompts.writes_reasoning(self.tokenizer):
+                del message["reasoning_content"]
+                message["content"] = f"{OPEN}{thought}{CLOSE}{message['content']}"
+            if role == "assistant" and message["content"] and "reasoning_content" not in message:
+                # A reply whose reasoning the prompt had opened is shown with that tag.
+                message["content"] = self._whole(message["content"])
+            messages.append(message)
+        return messages
 
     def _whole(self, text: str) -> str:
         """A reply with the tag that opened its reasoning, where that stood in the prompt."""
-        text = text.replace(formats.OPEN, self.opening).replace(formats.CLOSE, self.closing)
+        text = text.replace(OPEN, self.opening).replace(CLOSE, self.closing)
         before, closed, _ = text.partition(self.closing)
         missing = (closed or self.prefilled) and self.opening not in before
         return self.opening + text if missing else text
@@ -118,17 +152,52 @@ class Encoder:
         tail = b"".join(map(self._bytes, prompt[-32:]))
         return tail.rstrip().endswith(self.opening.encode())
 
-    def reply(self, reply: Reply) -> Spoken:
-        """A reply behind its prompt.
+    def replies(self, reply: Reply) -> list[Spoken]:
+        """A reply, or those of all turns that its text holds (see transcript.py).
 
         Raises:
           ValueError: as `prompt` does.
         """
-        given, opening = self.prompt(reply.prompt), []
+        given, said = reply.prompt, reply.response
+        if not reply.transcript or not isinstance(said, str):
+            return [self.reply(reply)]
+        if not isinstance(given, str) and not isinstance(given[0], dict):  # token ids
+            return [self.reply(reply)]
+        kind, text = self._prompt_text(given, reply.tools)
+        turns, trailing = transcript.split(self.tokenizer, said, bare_prompt=kind == "text")
+        self.transcripts += len(turns) > 1
+        self.trailing += trailing
+        found = []
+        for between, response in turns:
+            text += between
+            prompt = text if found else given
+            found.append(self.reply(dataclasses.replace(reply, prompt=prompt, response=response)))
+            text += response if text.rstrip().endswith(self.opening) else self._whole(response)
+        return found
+
+    def _calls_text(self, reply: Reply, content: str) -> str:
+        """What the template writes after a reply's content for its tool calls."""
+        before = self._messages(reply.prompt)
+        found = transcript.calls_text(self.tokenizer, before, content, reply.calls, reply.tools)
+        if found:
+            self.written |= {"tool_calls", *(f"tool_calls[].{key}" for key in CALL_KEYS)}
+        else:
+            self.left_out["tool calls of a reply"] += 1
+        return found
+
+    def reply(self, reply: Reply) -> Spoken:
+        """A reply after its prompt.
+
+        Raises:
+          ValueError: as `prompt` does.
+        """
+        given, opening = self.prompt(reply.prompt, reply.tools), []
         opened = self.opened(given)
         if isinstance(reply.response, str):
-            text = reply.response.replace(formats.OPEN, self.opening)
-            text = text.replace(formats.CLOSE, self.closing)
+            text = reply.response.replace(OPEN, self.opening)
+            text = text.replace(CLOSE, self.closing)
+            if reply.calls:
+                text += self._calls_text(reply, text)
             if opened and text.lstrip().startswith(self.opening):  # written twice
                 text = text.lstrip().removeprefix(self.opening)
                 text = text.lstrip("\n") if self._bytes(given[-1]).endswith(b"\n") else text

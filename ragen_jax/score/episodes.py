@@ -41,7 +41,7 @@ def encode_rows(
     spoken, broken = {}, []
     for row in rows:
         try:
-            spoken[row.place] = [encoder.reply(reply) for reply in row.replies]
+            spoken[row.place] = [said for reply in row.replies for said in encoder.replies(reply)]
         except ValueError as error:
             broken.append(Broken(row.place, str(error)))
     return spoken, broken

@@ -1,15 +1,21 @@
-"""Files of rollouts: JSON lines, or Parquet tables as TRL writes them."""
+"""Files of rollouts: JSON lines, a JSON list, either with gzip, or Parquet as TRL writes it."""
 
+import codecs
 import dataclasses
+import gzip
+import hashlib
+import io
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from ragen_jax.score.formats import Row, read_row, shows_images
 
-ENDINGS = (".jsonl", ".parquet")
+ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")  # of the files that a folder stands for
 # The number of a step in the name of a file (step_000010.jsonl, 10.jsonl,
 # completions_00010.parquet) or of a folder that it is in (step_10/train/all/traces.jsonl).
 _FILE_STEP = re.compile(r"(?:step_|completions_|^)(\d+)$")
@@ -26,15 +32,17 @@ class Broken:
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """What files hold."""
+    """Content of files; every row is in `rows` or in `broken`."""
 
     rows: list[Row]  # each with a step
     broken: list[Broken]
-    unread: list[str]  # names of fields that nothing was made of, in order
+    unread: dict[str, int]  # {field that no reader asked for: rows that have it}, in order
+    others: list[str] = dataclasses.field(default_factory=list)  # files that are not read, and why
+    repeated: list[str] = dataclasses.field(default_factory=list)  # rows equal to an earlier one
 
 
 def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
-    """The rows of files. A row's step is what it says, else the number in the file's name, else
+    """The rows of files. A row's step is its field, else the number in the file's name, else
     the file's place in order, from 1.
 
     Args:
@@ -45,8 +53,10 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
       ValueError: a file is not there or of another kind, pyarrow is missing for one, or a row is of
         an agent that was shown images.
     """
-    rows, broken, unread = [], [], {}
-    for order, path in enumerate(_paths(names), start=1):
+    paths, others = _paths(names)
+    found = Read([], [], {}, others)
+    digests: set[bytes] = set()  # of all rows
+    for order, path in enumerate(paths, start=1):
         step = _step_of(path)
         for number, record in _records(path):
             place = f"{path}:{number}"
@@ -58,26 +68,39 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
             try:
                 if isinstance(record, ValueError):
                     raise record
-                row, others = read_row(record, place, rewards)
+                row, unread = read_row(record, place, rewards)
             except ValueError as error:
-                broken.append(Broken(place, str(error)))
+                found.broken.append(Broken(place, str(error)))
                 continue
-            unread |= dict.fromkeys(sorted(others))
+            for name in sorted(unread):
+                found.unread[name] = found.unread.get(name, 0) + 1
             if row.step is None:
                 row = dataclasses.replace(row, step=order if step is None else step)
-            rows.append(row)
-    return Read(rows, broken, list(unread))
+            found.rows.append(row)
+            content = json.dumps([row.step, record], sort_keys=True, default=str)
+            digest = hashlib.blake2b(content.encode(errors="surrogatepass")).digest()
+            if digest in digests:
+                found.repeated.append(place)
+            digests.add(digest)
+    return found
 
 
-def _paths(names: Sequence[str]) -> list[Path]:
-    paths = []
+def _paths(names: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """(files to read, a line for each folder or file of which something is not read)."""
+    paths: list[Path] = []
+    others = []
     for name in names:
         path = Path(name)
         if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix in ENDINGS)
+            every = sorted(p for p in path.iterdir() if not p.name.startswith("."))
+            inside = [p for p in every if p.name.endswith(ENDINGS) and p.is_file()]
             if not inside:
                 raise ValueError(f"--rollouts={name} is a folder without {' or '.join(ENDINGS)}")
-            paths += inside
+            left = [p.name for p in every if p not in inside]
+            if left:
+                more = ", ..." if len(left) > 3 else ""
+                others.append(f"{len(left)} in the folder {name} ({', '.join(left[:3])}{more})")
+            new = inside
         elif not path.exists():
             raise ValueError(f"--rollouts={name} is not there")
         elif path.suffix == ".pkl":
@@ -86,12 +109,16 @@ def _paths(names: Sequence[str]) -> list[Path]:
                 "lines of it"
             )
         else:
-            paths.append(path)
-    return paths
+            new = [path]
+        before = {p.resolve() for p in paths}
+        twice = [p for p in new if p.resolve() in before]
+        others += [f"{p}, which is given twice and read once" for p in twice]
+        paths += [p for p in new if p not in twice]
+    return paths, others
 
 
 def _step_of(path: Path) -> int | None:
-    found = _FILE_STEP.search(path.stem)
+    found = _FILE_STEP.search(path.name.removesuffix(".gz").rpartition(".")[0])
     for folder in path.parents:
         found = found or _FOLDER_STEP.search(folder.name)
     return int(found[1]) if found else None
@@ -108,13 +135,59 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
             table = parquet.read_table(path)
         except (ArrowInvalid, OSError) as error:
             raise ValueError(f"--rollouts={path} is no Parquet file: {error}") from error
-        yield from enumerate(table.to_pylist(), start=1)
+        for number, record in enumerate(table.to_pylist(), start=1):
+            yield number, {name: _plain(value) for name, value in record.items()}
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:  # of UTF-8, too
-                yield number, ValueError(f"is not JSON: {error}")
+    try:
+        lines = _lines(path)
+        if ".json" in path.suffixes and (content := _document(lines)) is not None:
+            yield from enumerate(content if isinstance(content, list) else [content], start=1)
+            return
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"--rollouts={path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:  # of UTF-8, too
+            yield number, ValueError(f"is not JSON: {error}")
+
+
+def _plain(value: Any) -> Any:
+    """A value of a Parquet cell as JSON has it.
+
+    A struct has all fields that any row's has: null inside it is a field that the row lacks.
+    """
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        is_map = bool(value) and all(isinstance(each, tuple) and len(each) == 2 for each in value)
+        return _plain(dict(value)) if is_map else [_plain(each) for each in value]
+    if isinstance(value, Decimal):
+        return int(value) if value.is_finite() and value % 1 == 0 else float(value)
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    return value
+
+
+def _document(lines: Sequence[bytes]) -> Any:
+    """The list or object of a .json file, or None if it is JSON lines."""
+    try:
+        return json.loads(b"".join(lines))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Lines of a text file as UTF-8, without byte-order marks, of UTF-16 and gzip files, too."""
+    content = path.read_bytes()
+    if content.startswith(b"\x1f\x8b"):
+        content = gzip.decompress(content)
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        content = content.decode("utf-16", errors="surrogateescape").encode(errors="surrogatepass")
+    lines = io.BytesIO(content)  # split at line feeds alone
+    return [line.removeprefix(codecs.BOM_UTF8) for line in lines]  # files may be concatenated

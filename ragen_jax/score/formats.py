@@ -12,13 +12,24 @@ replies, and a row of FORMATS. Where the writers are (read in 2026):
     TRL         trl/trainer/grpo_trainer.py, log: completions/completions_STEP.parquet
 """
 
+import collections
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-Record = Mapping[str, Any]  # a line of a file
-Messages = list[dict[str, str]]  # as a chat template takes them
+from ragen_jax.score import values
+from ragen_jax.score.messages import (
+    Messages,
+    count_keys,
+    is_messages,
+    read_message,
+    read_messages,
+    read_tools,
+    reply_text,
+)
+from ragen_jax.score.values import Fields, shown
+
 Prompt = str | Messages | list[int]
 Response = str | list[int]
 
@@ -32,6 +43,9 @@ class Reply:
     actions: tuple[str, ...] | None = None  # None: the text of the answer is the only one
     valid: bool | None = None  # None: the trainer does not say
     whole: bool = False  # an answer must follow the reasoning and end the reply
+    calls: tuple[dict[str, Any], ...] = ()  # tool calls that end the reply
+    tools: tuple[dict[str, Any], ...] = ()  # offered to the policy; with messages only
+    transcript: bool = False  # the response may hold later turns, as one text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,21 +58,22 @@ class Row:
     step: int | None
     reward: float | None
     success: bool | None
+    # Number of messages with each key other than role, content and reasoning.
+    message_keys: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
     """How the records of a trainer are read."""
 
-    needs: tuple[str, ...]  # fields by which it is told
-    read: Callable[[Record], tuple[Reply, ...]]
-    fields: tuple[str, ...] = ()  # others that it reads, but for those of `read_row`
-    reward: Callable[[Record], float | None] | None = None  # None: a field named so
+    needs: tuple[str, ...]  # fields by which it is recognised
+    read: Callable[[Fields], tuple[Reply, ...]]
+    reward: Callable[[Fields], float | None] | None = None  # None: the first field of REWARD
 
 
 GROUP = ("group", "group_id", "uid", "example_id")
 STEP = ("step", "global_step")
-REWARD = ("reward", "score", "total_reward")
+REWARD = ("reward", "score", "total_reward", "rewards", "acc")
 SUCCESS = ("success", "acc", "correct")
 
 
@@ -73,45 +88,86 @@ def read_row(record: Any, place: str, rewards: Sequence[str] = ()) -> tuple[Row,
     Raises:
       ValueError: it is of no format, or a field holds something else than it should.
     """
+    record = values.parse_nested(record)
     if not isinstance(record, dict):
-        raise ValueError(f"is not an object, but {_shown(record)}")
-    found = [form for form in FORMATS.values() if all(name in record for name in form.needs)]
-    if not found:
-        raise ValueError(
-            f"has the fields {', '.join(map(repr, record)) or '(none)'}, which no format has; "
-            f"prompt and response are the least"
-        )
-    form = found[0]
-    replies = form.read(record)
-    about = {**record, **_object(record, "metadata"), **_object(record, "run")}
-    group = _first(about, GROUP)
-    if isinstance(group, dict):  # of verifiers' episodes
-        group = group.get("id")
-    step = _first(about, STEP)
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-        raise ValueError(f"has the step {_shown(step)}; expected a number from 0")
-    if rewards:
-        values = [_number(record, name) for name in rewards]
-        reward = None if None in values else math.fsum(v for v in values if v is not None)
-    elif form.reward:
-        reward = form.reward(record)
-    else:
-        reward = next((_number(about, name) for name in REWARD if name in about), None)
-    success = _first(about, SUCCESS)
-    if success is not None and success not in (0, 1):
-        raise ValueError(f"says of its success {_shown(success)}; expected true or false")
+        raise ValueError(f"is not an object, but {shown(record)}")
+    fields = Fields(record)
+    form = _format_of(fields)
+    replies = form.read(fields)
+    inner = [fields.object("metadata"), fields.object("run")]
+    scopes = [fields, *(each for each in inner if each is not None)][::-1]
+    if any(is_messages(reply.prompt) for reply in replies):
+        tools = next(values.first(scopes, ("tools",)), None)
+        if tools:
+            offered = tuple(read_tools(tools[2]))
+            replies = tuple(dataclasses.replace(reply, tools=offered) for reply in replies)
+    step = next(values.first(scopes, STEP), None)
     row = Row(
         place=place,
         replies=replies,
-        group=None if group is None else str(group),
-        step=step,
-        reward=reward,
-        success=None if success is None else bool(success),
+        group=_group(scopes),
+        step=values.step(step[2]) if step else None,
+        success=_success(scopes),
+        reward=_reward(form, fields, scopes, rewards),
+        message_keys=_message_keys(form, fields),
     )
-    known = {*form.needs, *form.fields, *GROUP, *STEP, *REWARD, *SUCCESS, *rewards, "run"}
-    if form.reward is _trl_reward:
-        known |= _reward_columns(record)
-    return row, set(record) - known
+    return row, fields.unread
+
+
+def _format_of(fields: Fields) -> Format:
+    for is_here in (fields.has, fields.values.__contains__):  # null only where no other fits
+        for form in FORMATS.values():
+            if all(is_here(name) for name in form.needs):
+                return form
+    raise ValueError(
+        f"has the fields {', '.join(map(repr, fields.values)) or '(none)'}, which no format has; "
+        f"prompt and response are the least"
+    )
+
+
+def _group(scopes: Sequence[Fields]) -> str | None:
+    for fields, name, value in values.first(scopes, GROUP):
+        inner = fields.object(name)  # of verifiers' episodes
+        found = values.label(inner.get("id") if inner else value)
+        if found is not None:
+            return found
+    return None
+
+
+def _success(scopes: Sequence[Fields]) -> bool | None:
+    """The first field of SUCCESS that is true, false, 0 or 1; others are scores, not read here."""
+    for name in SUCCESS:
+        for fields in scopes:
+            value = fields.values.get(name)
+            found = values.boolean(value, name)
+            if found is not None or values.is_missing(value):
+                fields.mark(name)
+            if found is not None:
+                return found
+    return None
+
+
+def _reward(
+    form: Format, fields: Fields, scopes: Sequence[Fields], rewards: Sequence[str]
+) -> float | None:
+    if rewards:
+        found = [next(values.first(scopes, (name,)), None) for name in rewards]
+        parts = [values.total(each[2], each[1]) if each else None for each in found]
+        given = [part for part in parts if part is not None]
+        return math.fsum(given) if len(given) == len(parts) else None
+    own = form.reward(fields) if form.reward else None
+    if own is not None:
+        return own
+    first = next(values.first(scopes, REWARD), None)
+    return values.total(first[2], first[1]) if first else None
+
+
+def _message_keys(form: Format, fields: Fields) -> collections.Counter[str]:
+    found = [fields.values[name] for name in form.needs if is_messages(fields.values.get(name))]
+    traces = fields.objects("traces") if "traces" in form.needs else []
+    nodes = [node for trace in traces for node in trace.objects("nodes")]
+    found += [[n.values.get("message")] for n in nodes if not n.has("token_ids")]
+    return sum(map(count_keys, found), collections.Counter())
 
 
 def shows_images(record: Any) -> bool:
@@ -126,116 +182,114 @@ def shows_images(record: Any) -> bool:
 # ------------------------------------------------------------------------------ formats
 
 
-def _ours(record: Record) -> tuple[Reply, ...]:
+def _ours(record: Fields) -> tuple[Reply, ...]:
     return tuple(
         Reply(
-            prompt=_ids(turn, "prompt_ids"),
-            response=_ids(turn, "sampled_ids"),
-            actions=tuple(map(str, turn.get("actions", ()))),
-            valid=bool(turn["valid"]) if "valid" in turn else None,
+            prompt=values.ids(turn.get("prompt_ids"), "prompt_ids"),
+            response=values.ids(turn.get("sampled_ids"), "sampled_ids"),
+            actions=values.texts(turn.get("actions")) or (),
+            valid=values.boolean(turn.get("valid"), "valid"),
             whole=True,
         )
-        for turn in _objects(record, "turns")
+        for turn in record.objects("turns")
     )
 
 
-def _our_reward(record: Record) -> float | None:
-    rewards = [_number(turn, "reward") for turn in _objects(record, "turns")]
-    return None if None in rewards else math.fsum(r for r in rewards if r is not None)
+def _our_reward(record: Fields) -> float | None:
+    return values.total([turn.get("reward") for turn in record.objects("turns")], "reward")
 
 
-def _episode(record: Record) -> tuple[Reply, ...]:
-    """The sampled messages of a verifiers episode, behind those on their way from the root."""
+def _episode(record: Fields) -> tuple[Reply, ...]:
+    """The sampled messages of a verifiers episode, after those on their way from the root."""
     replies = []
-    for trace in _objects(record, "traces"):
-        nodes = _objects(trace, "nodes")
+    for trace in record.objects("traces"):
+        nodes = trace.objects("nodes")
         for index, node in enumerate(nodes):
-            if not node.get("sampled"):
+            if not values.boolean(node.get("sampled"), "sampled"):
                 continue
-            path = []
-            before = node.get("parent")
-            while before is not None:
-                if not isinstance(before, int) or not 0 <= before < index - len(path):
-                    raise ValueError(f"has a node whose parent is {_shown(before)}")
-                path.insert(0, nodes[before])
-                before = nodes[before].get("parent")
-            if all(n.get("token_ids") for n in (*path, node)) and any(node.get("mask") or ()):
-                ids, mask = _ids(node, "token_ids"), node["mask"]
+            path = [nodes[i] for i in _ancestors(nodes, index)]
+            mask = node.get("mask")
+            if all(n.get("token_ids") for n in (*path, node)) and any(mask or ()):
+                ids = values.ids(node.get("token_ids"), "token_ids")
+                mask = [bool(values.boolean(each, "mask")) for each in mask]
                 start = mask.index(True)
-                prompt = [i for n in path for i in _ids(n, "token_ids")] + ids[:start]
-                replies.append(Reply(prompt, ids[start : len(mask) - mask[::-1].index(True)]))
+                prompt = [i for n in path for i in values.ids(n.get("token_ids"), "token_ids")]
+                end = len(mask) - mask[::-1].index(True)
+                replies.append(Reply(prompt + ids[:start], ids[start:end]))
             else:
-                messages = _messages([n.get("message") for n in path])
-                replies.append(Reply(messages, _said(node.get("message"))))
+                before = read_messages([n.get("message") for n in path])
+                replies.append(_reply(before, read_message(node.get("message"))))
     if not replies:
         raise ValueError("has no sampled message")
     return tuple(replies)
 
 
-def _episode_reward(record: Record) -> float | None:
-    values = []
-    for trace in _objects(record, "traces"):
-        for name, reward in _object(trace, "rewards").items():
-            if reward is None:
-                return None
-            score, weight = _number(reward, "score"), reward.get("weight", 1.0)
-            if score is None:
-                raise ValueError(f"has a reward {name} without a score")
-            values.append(score * weight)
-    return math.fsum(values) if values else None
+def _ancestors(nodes: Sequence[Fields], index: int) -> list[int]:
+    """Indices of the nodes before a node, from the root."""
+    path: list[int] = []
+    parent = nodes[index].get("parent")
+    while parent is not None:
+        before = values.whole(parent, "parent")
+        if before is None or before >= (path[0] if path else index):
+            raise ValueError(f"has a node whose parent is {shown(parent)}")
+        path.insert(0, before)
+        parent = nodes[before].get("parent")
+    return path
 
 
-def _ragen(record: Record) -> tuple[Reply, ...]:
-    return _conversation([], record["messages"])
+def _episode_reward(record: Fields) -> float | None:
+    found = [trace.get("rewards") for trace in record.objects("traces")]
+    parts = [values.total(each, "rewards") for each in found if each]
+    given = [part for part in parts if part is not None]
+    return math.fsum(given) if given and len(given) == len(parts) else None
 
 
-def _verl(record: Record) -> tuple[Reply, ...]:
-    return (Reply(_prompt(record, "input"), _text(record, "output")),)
+def _ragen(record: Fields) -> tuple[Reply, ...]:
+    return _conversation([], record.get("messages"))
 
 
-def _completion(record: Record) -> tuple[Reply, ...]:
-    if isinstance(record["completion"], str):
-        return (Reply(_prompt(record, "prompt"), _text(record, "completion")),)
-    return _conversation(_prompt(record, "prompt"), record["completion"])
+def _reader(prompt: str, reply: str) -> Callable[[Fields], tuple[Reply, ...]]:
+    """A reader of records with a prompt and a reply: each text, messages, or token ids."""
+
+    def read(record: Fields) -> tuple[Reply, ...]:
+        shown_to, said = _prompt(record, prompt), record.get(reply)
+        if is_messages(said):
+            return _conversation(shown_to, said)
+        if isinstance(said, list) and said:
+            return (Reply(shown_to, values.ids(said, reply)),)
+        return (Reply(shown_to, _text(record, reply), transcript=True),)
+
+    return read
 
 
-def _plain(record: Record) -> tuple[Reply, ...]:
-    prompt, response = _prompt(record, "prompt"), record["response"]
-    if isinstance(response, list) and response and isinstance(response[0], dict):
-        return _conversation(prompt, response)
-    if isinstance(response, list) and response:
-        return (Reply(prompt, _ids(record, "response")),)
-    return (Reply(prompt, _text(record, "response")),)
-
-
-def _reward_columns(record: Record) -> set[str]:
+def _reward_columns(record: Fields) -> list[str]:
     """TRL has a column for each of its reward functions, under the function's name."""
-    numbers = {k for k, v in record.items() if isinstance(v, (int, float)) or v is None}
-    return {name for name in numbers if "reward" in name.lower()}
+    numbers = [k for k, v in record.values.items() if values.is_missing(v) or values.is_number(v)]
+    return [name for name in numbers if "reward" in name.lower()]
 
 
-def _trl_reward(record: Record) -> float | None:
+def _trl_reward(record: Fields) -> float | None:
     """The sum of its reward columns; a function that does not apply to a row has none there."""
-    values = [_number(record, name) for name in _reward_columns(record)]
-    given = [value for value in values if value is not None]
+    found = [values.number(record.get(name), name) for name in _reward_columns(record)]
+    given = [value for value in found if value is not None]
     return math.fsum(given) if given else None
 
 
 FORMATS = {  # the first of which a record has all fields
-    "ragen_jax": Format(("turns",), _ours, ("seed", "member", "error"), _our_reward),
-    "prime-rl": Format(("traces",), _episode, ("task", "ok", "id"), _episode_reward),
-    "RAGEN": Format(("messages", "metadata"), _ragen, ("custom_id",)),
-    "verl": Format(("input", "output"), _verl),
-    "verifiers": Format(("prompt", "completion", "example_id"), _completion),
-    "TRL": Format(("prompt", "completion"), _completion, ("advantage",), _trl_reward),
-    "plain": Format(("prompt", "response"), _plain),
+    "ragen_jax": Format(("turns",), _ours, _our_reward),
+    "prime-rl": Format(("traces",), _episode, _episode_reward),
+    "RAGEN": Format(("messages", "metadata"), _ragen),
+    "verl": Format(("input", "output"), _reader("input", "output")),
+    "verifiers": Format(("prompt", "completion", "example_id"), _reader("prompt", "completion")),
+    "TRL": Format(("prompt", "completion"), _reader("prompt", "completion"), _trl_reward),
+    "plain": Format(("prompt", "response"), _reader("prompt", "response")),
 }
 
 
 # ------------------------------------------------------------------------------ fields
 
 
-def _conversation(prompt: Prompt, messages: Any) -> tuple[Reply, ...]:
+def _conversation(prompt: Prompt, raw: Any) -> tuple[Reply, ...]:
     """A `Reply` for each message of the assistant, which has read all before it."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -243,103 +297,39 @@ def _conversation(prompt: Prompt, messages: Any) -> tuple[Reply, ...]:
         raise ValueError("has token ids as its prompt, but messages as its reply")
     before: Messages = list(prompt)  # ty: ignore[invalid-assignment] messages, as was checked
     replies = []
-    for raw, message in zip(messages, _messages(messages), strict=True):
+    for message in read_messages(raw):
         if message["role"] == "assistant":
             if not before:
                 raise ValueError("begins with a message of the assistant: nothing was read before")
-            replies.append(Reply(list(before), _said(raw)))
+            replies.append(_reply(list(before), message))
         before.append(message)
     if not replies:
         raise ValueError("has no message of the role 'assistant'")
     return tuple(replies)
 
 
-def _prompt(record: Record, name: str) -> Prompt:
-    value = record[name]
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return _messages(value)
+def _reply(before: Messages, message: dict[str, Any]) -> Reply:
+    return Reply(before, reply_text(message), calls=tuple(message.get("tool_calls", ())))
+
+
+def _prompt(record: Fields, name: str) -> Prompt:
+    value = record.get(name)
+    parsed = values.parse_nested(value)
+    if isinstance(parsed, list) and parsed and isinstance(values.parse_nested(parsed[0]), dict):
+        if isinstance(value, list) or is_messages(value):
+            return read_messages(value)
     if isinstance(value, list) and value:
-        return _ids(record, name)
-    return _text(record, name, empty=False)
-
-
-def _messages(value: Any) -> Messages:
-    if not isinstance(value, list):
-        raise ValueError(f"has {_shown(value)} where messages are expected")
-    return [{"role": str(_role(m)), "content": _said(m)} for m in value]
-
-
-def _role(message: Any) -> Any:
-    if not isinstance(message, dict) or "role" not in message:
-        raise ValueError(f"has the message {_shown(message)}, which has no role")
-    return message["role"]
-
-
-# What servers that split a reply name its reasoning; `_said` puts these tags around it, which
-# encode.py replaces by the ones that are looked for.
-REASONING = ("reasoning_content", "reasoning")
-OPEN, CLOSE = "\x00reasoning\x00", "\x00/reasoning\x00"
-
-
-def _said(message: Any) -> str:
-    """The text of a message."""
-    _role(message)
-    content = message.get("content")
-    if isinstance(content, list):
-        other = [part for part in content if part.get("type", "text") != "text"]
-        if other:
-            raise ValueError(f"has a message with {_shown(other[0])}; only text is read")
-        content = "".join(str(part.get("text", "")) for part in content)
-    if not isinstance(content, str | None):
-        raise ValueError(f"has a message whose content is {_shown(content)}")
-    thought = _first(message, REASONING)
-    if isinstance(thought, str) and thought:
-        return f"{OPEN}{thought}{CLOSE}{content or ''}"
-    return content or ""
-
-
-def _text(record: Record, name: str, empty: bool = True) -> str:
-    value = record[name]
-    if not isinstance(value, str):
-        raise ValueError(f"has {_shown(value)} as its {name}; expected text or messages")
-    if not value and not empty:
+        return values.ids(value, name)
+    text = _text(record, name)
+    if not text:
         raise ValueError(f"has an empty {name}")
+    return text
+
+
+def _text(record: Fields, name: str) -> str:
+    """A text as it is: "nan" is a text here, and an empty one is a value."""
+    record.mark(name)
+    value = record.values.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"has {shown(value)} as its {name}; expected text or messages")
     return value
-
-
-def _ids(record: Record, name: str) -> list[int]:
-    value = record.get(name)
-    if not isinstance(value, list) or not all(type(i) is int and i >= 0 for i in value):
-        raise ValueError(f"has {_shown(value)} as its {name}; expected token ids")
-    return value
-
-
-def _object(record: Record, name: str) -> dict[str, Any]:
-    value = record.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _objects(record: Record, name: str) -> list[dict[str, Any]]:
-    value = record.get(name)
-    if not isinstance(value, list) or not value or not all(isinstance(x, dict) for x in value):
-        raise ValueError(f"has {_shown(value)} as its {name}; expected a list of objects")
-    return value
-
-
-def _number(record: Record, name: str) -> float | None:
-    """A finite number; None: there is none (as NaN, which tables write for it)."""
-    value = record.get(name)
-    if value is None or isinstance(value, float) and math.isnan(value):
-        return None
-    if not isinstance(value, (int, float)) or math.isinf(value):
-        raise ValueError(f"has {_shown(value)} as its {name}; expected a finite number")
-    return float(value)
-
-
-def _first(record: Record, names: Sequence[str]) -> Any:
-    return next((record[name] for name in names if record.get(name) is not None), None)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -4,20 +4,21 @@
 - messages: what the model's chat template makes of them, as the trainer did;
 - text with control tokens (`<|im_start|>`): that text's ids;
 - text that a trainer decoded without control tokens (verl and TRL do: skip_special_tokens): it is
-  taken apart by what the template writes around messages, rendered again, and accepted where the
-  result reads the same without its control tokens;
+  parsed by the texts that the template writes around messages, rendered again, and accepted where
+  the result reads the same without its control tokens;
 - any other text: its ids, with what the tokenizer puts in front (a beginning of sentence).
 """
 
 import functools
+import json
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from ragen_jax.model.template import ASKED_MARKS, ASKED_ROLES
-from ragen_jax.score.formats import Messages
+from ragen_jax.score.messages import Messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -34,8 +35,18 @@ def text_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def render(tokenizer: "PreTrainedTokenizerFast", messages: Messages) -> list[int]:
-    """Ids of a conversation up to where the next reply begins.
+def render_text(
+    tokenizer: "PreTrainedTokenizerFast",
+    messages: Messages,
+    tools: Sequence[dict[str, Any]] = (),
+    *,
+    reply_next: bool = True,
+) -> str:
+    """Text of a conversation up to where the next reply begins.
+
+    Args:
+      tools: offered to the policy.
+      reply_next: whether to end with what the template writes before a reply.
 
     Raises:
       ValueError: no chat template, or one that refuses the messages.
@@ -43,43 +54,121 @@ def render(tokenizer: "PreTrainedTokenizerFast", messages: Messages) -> list[int
     if not tokenizer.chat_template:
         raise ValueError("holds messages, but the model's tokenizer has no chat template")
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=reply_next
+        )
     except (TemplateError, TypeError) as error:
         raise ValueError(f"holds messages that the chat template refuses: {error}") from error
-    return text_ids(tokenizer, str(text))
+    return str(text)
 
 
-def read_text(
-    tokenizer: "PreTrainedTokenizerFast", text: str, opening: str
-) -> tuple[str, list[int]]:
-    """(what the text was: "control tokens", "restored" or "text", its ids).
+def render(tokenizer: "PreTrainedTokenizerFast", messages: Messages) -> list[int]:
+    """Ids of a conversation up to where the next reply begins; errors as `render_text`."""
+    return text_ids(tokenizer, render_text(tokenizer, messages))
+
+
+@functools.lru_cache(maxsize=64)
+def writes_role(tokenizer: "PreTrainedTokenizerFast", role: str) -> bool:
+    """Whether the chat template writes a message of a role at the start of a conversation."""
+    messages = [{"role": role, "content": "A_MESSAGE"}, {"role": "user", "content": "ANOTHER"}]
+    try:
+        return "A_MESSAGE" in render_text(tokenizer, messages)
+    except ValueError:
+        return False
+
+
+@functools.lru_cache(maxsize=8)
+def writes_reasoning(tokenizer: "PreTrainedTokenizerFast") -> bool:
+    """Whether the chat template reads `reasoning_content`; if not, content has to hold it."""
+    reply = {"role": "assistant", "content": "REPLY", "reasoning_content": "THOUGHT"}
+    messages = [{"role": "user", "content": "MESSAGE"}, reply]
+    try:
+        return "THOUGHT" in render_text(tokenizer, messages, reply_next=False)
+    except ValueError:
+        return False
+
+
+CALLS = "tool_calls[]."
+
+
+def keys(messages: Messages) -> set[str]:
+    """Keys of messages other than role and content; those of calls as `tool_calls[].id`."""
+    found = {key for message in messages for key in message}
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    return (found | {CALLS + key for call in calls for key in call}) - {"role", "content"}
+
+
+def writes_key(
+    tokenizer: "PreTrainedTokenizerFast",
+    messages: Messages,
+    tools: Sequence[dict[str, Any]],
+    key: str,
+) -> bool:
+    """Whether a rendered conversation is another one without a key of its messages."""
+    without = []
+    for message in messages:
+        kept = {name: value for name, value in message.items() if name != key}
+        if key.startswith(CALLS) and "tool_calls" in kept:
+            name = key.removeprefix(CALLS)
+            kept["tool_calls"] = [
+                {k: v for k, v in call.items() if k != name} for call in kept["tool_calls"]
+            ]
+        without.append(kept)
+    try:
+        return render_text(tokenizer, messages, tools) != render_text(tokenizer, without, tools)
+    except ValueError:  # the template cannot do without it
+        return True
+
+
+def left_out(text: str, messages: Messages, tools: Sequence[dict[str, Any]]) -> list[str]:
+    """Names of the parts of a conversation that its rendered text lacks."""
+    missing = set()
+    for message in messages:
+        content = message["content"]
+        written = content.strip() in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
+        if message["role"] != "assistant" and not written:  # of replies, templates drop reasoning
+            missing.add(f"messages of the role {message['role']!r}")
+        if any(_name(call) not in text for call in message.get("tool_calls", ())):
+            missing.add("tool calls")
+    if any(_name(tool) not in text for tool in tools):
+        missing.add("tools")
+    return sorted(missing)
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    function = tool.get("function")
+    return str((function if isinstance(function, dict) else tool).get("name"))
+
+
+def restore_text(tokenizer: "PreTrainedTokenizerFast", text: str, opening: str) -> tuple[str, str]:
+    """(kind of the text: "control tokens", "restored" or "text"; it with its control tokens).
 
     Args:
       opening: the tag that opens a reasoning, which a trainer may have put behind the template's
         own text.
     """
     if any(token in text for token in special_tokens(tokenizer)):
-        return "control tokens", text_ids(tokenizer, text)
+        return "control tokens", text
     if tokenizer.chat_template:
         for tag in ("", opening):
-            ids = _restored(tokenizer, text.removesuffix(tag)) if text.endswith(tag) else None
-            if ids is not None:
-                return "restored", ids + text_ids(tokenizer, tag)
-    return "text", tokenizer(text)["input_ids"]
+            found = _restored(tokenizer, text.removesuffix(tag)) if text.endswith(tag) else None
+            if found is not None:
+                return "restored", found + tag
+    return "text", text
 
 
-def _restored(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int] | None:
-    """The ids of a conversation from whose text the control tokens are gone; None: it is none."""
+def _restored(tokenizer: "PreTrainedTokenizerFast", text: str) -> str | None:
+    """A conversation from whose text the control tokens are gone, with them; None: it is none."""
     for system in (False, True):
         messages = _messages(text, _around(tokenizer, system))
         if messages is None:
             continue
         try:
-            ids = render(tokenizer, messages)
+            found = render_text(tokenizer, messages)
         except ValueError:  # of roles that the template refuses in this order
             continue
-        if _bare(tokenizer, ids) == text:
-            return ids
+        if _bare(tokenizer, found) == text:
+            return found
     return None
 
 
@@ -104,24 +193,38 @@ def _messages(text: str, around: Sequence[str] | None) -> Messages | None:
     return messages + [{"role": roles[i % 2], "content": part} for i, part in enumerate(parts)]
 
 
-@functools.lru_cache(maxsize=8)
 def _around(tokenizer: "PreTrainedTokenizerFast", system: bool) -> tuple[str, ...] | None:
-    """What the template writes before, between and behind messages, less control tokens.
+    """Texts that the template writes before, between and after messages, less control tokens.
+
+    None: it refuses such a conversation, or does not show it verbatim.
+    """
+    found = asked(tokenizer, system)
+    return found[1] if found else None
+
+
+@functools.lru_cache(maxsize=8)
+def asked(
+    tokenizer: "PreTrainedTokenizerFast", system: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Texts that the template writes before, between and after messages: (with control tokens,
+    without them).
 
     None: it refuses such a conversation, or does not show it verbatim.
     """
     first = 0 if system else 1
     named = zip(ASKED_ROLES[first:], ASKED_MARKS[first:], strict=True)
     try:
-        ids = render(tokenizer, [{"role": role, "content": mark} for role, mark in named])
+        full = render_text(tokenizer, [{"role": role, "content": mark} for role, mark in named])
     except ValueError:
         return None
-    bare = _bare(tokenizer, ids)
-    if tuple(re.findall("|".join(ASKED_MARKS), bare)) != ASKED_MARKS[first:]:
-        return None
-    return tuple(re.split("|".join(ASKED_MARKS), bare))
+    found = []
+    for text in (full, _bare(tokenizer, full)):
+        if tuple(re.findall("|".join(ASKED_MARKS), text)) != ASKED_MARKS[first:]:
+            return None
+        found.append(tuple(re.split("|".join(ASKED_MARKS), text)))
+    return found[0], found[1]
 
 
-def _bare(tokenizer: "PreTrainedTokenizerFast", ids: Sequence[int]) -> str:
-    """The text of ids as trainers decode them."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+def _bare(tokenizer: "PreTrainedTokenizerFast", text: str) -> str:
+    """A text as trainers decode its ids."""
+    return str(tokenizer.decode(text_ids(tokenizer, text), skip_special_tokens=True))

@@ -100,7 +100,7 @@ def test_fields(tmp_path):
     record |= {"reward_len": 0.25, "correct_reward": None, "note": "x", "other": 3.0}
     row, unread = read_row(record, "x:1")
     assert (row.reward, row.group, row.step, row.success) == (0.25, "u", 7, None)
-    assert unread == {"note", "other"}
+    assert unread == {"note", "other", "advantage"}
     row, unread = read_row(record, "x:1", ("other", "reward_len"))
     assert row.reward == 3.25
     ragen = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}

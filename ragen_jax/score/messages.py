@@ -1,0 +1,163 @@
+"""Messages of a conversation as files hold them -> messages as a chat template takes them.
+
+All keys of a message are kept for the template (`tool_calls`, `tool_call_id`, `name`, ...), but for
+missing values. A list of parts becomes its text, arguments of a call that are JSON text become the
+object that templates write, and a reasoning that the server split off is `reasoning_content`.
+"""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+from ragen_jax.score.values import is_missing, parse_nested, shown
+
+Messages = list[dict[str, Any]]
+TEXT_PARTS = ("text", "input_text", "output_text")
+CALL_KEYS = ("function", "name", "arguments")
+# Names of a reasoning that a server split off its reply.
+REASONING = ("reasoning_content", "reasoning")
+# `reply_text` puts these around it; encode.py replaces them by the tags that are looked for.
+OPEN, CLOSE = "\x00reasoning\x00", "\x00/reasoning\x00"
+
+
+def is_messages(value: Any) -> bool:
+    """Whether a value, or the JSON it is written as, is a list of messages."""
+    found = parse_nested(value)
+    return isinstance(found, list) and bool(found) and all(_has_role(each) for each in found)
+
+
+def _has_role(value: Any) -> bool:
+    found = parse_nested(value)
+    return isinstance(found, dict) and "role" in found
+
+
+def read_messages(value: Any) -> Messages:
+    """The messages of a list, which may be written as JSON text, in whole or one by one.
+
+    Raises:
+      ValueError: no list, a message without a role, or content other than text.
+    """
+    found = parse_nested(value)
+    if not isinstance(found, list):
+        raise ValueError(f"has {shown(value)} where messages are expected")
+    return [read_message(each) for each in found]
+
+
+def read_message(value: Any) -> dict[str, Any]:
+    """One message: role, content (text, empty if missing) and its other keys.
+
+    Raises:
+      ValueError: as `read_messages`.
+    """
+    found = parse_nested(value)
+    if not isinstance(found, dict) or is_missing(found.get("role")):
+        raise ValueError(f"has the message {shown(value)}, which has no role")
+    kept = {
+        key: each
+        for key, each in found.items()
+        if key not in ("content", *REASONING) and not is_missing(each)
+    }
+    message = {"role": str(kept.pop("role")), "content": _content(found.get("content")), **kept}
+    calls = read_calls(message.pop("tool_calls", None))
+    if calls:
+        message["tool_calls"] = calls
+    for name in REASONING:
+        thought = found.get(name)
+        if is_missing(thought) or "reasoning_content" in message:
+            continue
+        if not isinstance(thought, str):
+            raise ValueError(f"has a message whose {name} is {shown(thought)}; expected text")
+        message["reasoning_content"] = thought
+    return message
+
+
+def reply_text(message: dict[str, Any]) -> str:
+    """The text that the policy wrote as a message, without its tool calls."""
+    content, thought = message["content"], message.get("reasoning_content")
+    return f"{OPEN}{thought}{CLOSE}{content}" if thought else content
+
+
+def read_calls(value: Any) -> list[dict[str, Any]]:
+    """Tool calls, with arguments as objects where these are JSON text.
+
+    Raises:
+      ValueError: a call that is no object.
+    """
+    found = parse_nested(value)
+    if is_missing(found):
+        return []
+    calls = []
+    for raw in found if isinstance(found, list) else [found]:
+        call = parse_nested(raw)
+        if not isinstance(call, dict):
+            raise ValueError(f"has the tool call {shown(raw)}; expected an object")
+        function = parse_nested(call.get("function"))
+        if isinstance(function, dict):
+            calls.append(call | {"function": _with_arguments(function)})
+        else:
+            calls.append(_with_arguments(call))
+    return calls
+
+
+def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
+    if is_missing(function.get("name")):
+        raise ValueError(f"has the tool call {shown(function)}, which has no name")
+    arguments = parse_nested(function.get("arguments"))
+    return function | {"arguments": {} if is_missing(arguments) else arguments}
+
+
+def read_tools(value: Any) -> list[dict[str, Any]]:
+    """The tools that a row offers: a list of objects, which may be written as JSON text.
+
+    Raises:
+      ValueError: anything else.
+    """
+    found = parse_nested(value)
+    tools = [parse_nested(each) for each in found] if isinstance(found, list) else [None]
+    result = [each for each in tools if isinstance(each, dict)]
+    if len(result) < len(tools):
+        raise ValueError(f"has {shown(value)} as its tools; expected a list of objects")
+    return result
+
+
+def count_keys(value: Any) -> collections.Counter[str]:
+    """Messages that have each key, but role, content and the reasoning, which are always read.
+
+    Keys inside tool calls and parts are counted as `tool_calls[].id` and `content[].cache_control`.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    for raw in parse_nested(value):
+        message = parse_nested(raw)
+        paths = {key for key, each in message.items() if not is_missing(each) and each != []}
+        for call in _objects(message.get("tool_calls")):
+            paths |= {f"tool_calls[].{key}" for key, each in call.items() if not is_missing(each)}
+        for part in _objects(message.get("content")):
+            paths |= {f"content[].{key}" for key in part if key not in ("type", "text")}
+        if all(name in paths for name in REASONING) and len({message[n] for n in REASONING}) == 1:
+            paths.discard(REASONING[1])  # the same text, as some servers write it twice
+        used = next((name for name in REASONING if name in paths), None)
+        counts.update(paths - {"role", "content", used})
+    return counts
+
+
+def _objects(value: Any) -> Sequence[dict[str, Any]]:
+    found = parse_nested(value)
+    many = found if isinstance(found, list) else [found]
+    return [each for each in map(parse_nested, many) if isinstance(each, dict)]
+
+
+def _content(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if is_missing(value):
+        return ""
+    if not isinstance(value, list | dict):
+        raise ValueError(f"has a message whose content is {shown(value)}; expected text")
+    texts = []
+    for part in value if isinstance(value, list) else [value]:
+        if isinstance(part, dict) and part.get("type", "text") in TEXT_PARTS:
+            part = "" if part.get("text") is None else part["text"]
+        if not isinstance(part, str):
+            raise ValueError(f"has a message with {shown(part)}; only text is read")
+        texts.append(part)
+    return "".join(texts)

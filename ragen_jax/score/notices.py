@@ -1,0 +1,66 @@
+"""Lines on everything in files of rollouts that is not read, or missing in a part of the rows."""
+
+import collections
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ragen_jax.score.encode import Encoder
+from ragen_jax.score.episodes import Step
+from ragen_jax.score.files import Read
+
+
+def unwritten_keys(read: Read, encoder: Encoder) -> dict[str, int]:
+    """{key of messages that the chat template does not write: number of messages with it}."""
+    counts: collections.Counter[str] = collections.Counter()
+    for row in read.rows:
+        counts.update(row.message_keys)
+    return {key: counts[key] for key in sorted(counts) if key not in encoder.written}
+
+
+def unread_lines(read: Read, encoder: Encoder) -> Iterator[str]:
+    """A line for files, fields and keys of messages that are not read, with their counts."""
+    for other in read.others:
+        yield f"files that are not read: {other}"
+    if read.unread:
+        yield f"fields that are not read: {_counted(read.unread, 'row')}"
+    keys = unwritten_keys(read, encoder)
+    if keys:
+        counted = _counted(keys, "message")
+        yield f"keys of messages that the chat template does not write: {counted}"
+
+
+def warning_lines(
+    read: Read, steps: Sequence[Step], rewards: Sequence[str], encoder: Encoder
+) -> Iterator[str]:
+    """Lines for values that some rows lack, repeated rows, and what the template leaves out."""
+    for name, count in sorted(encoder.left_out.items()):
+        if count:
+            yield f"{count} prompts or replies lack the {name}: the chat template leaves them out"
+    if encoder.transcripts:
+        yield (
+            f"{encoder.transcripts} outputs hold later messages of a conversation, and are read as "
+            "several turns"
+        )
+    if encoder.trailing:
+        yield f"{encoder.trailing} outputs end with an observation, which is no reply: left out"
+    if read.repeated:
+        yield (
+            f"{len(read.repeated)} rows repeat an earlier row of their step word for word, and "
+            f"count as rollouts like it; the first: {read.repeated[0]}"
+        )
+    total = len(read.rows)
+    without = sum(int(np.sum(~np.isfinite(step.reward_E))) for step in steps)
+    if without and (rewards or without < total):
+        named = f" ({' + '.join(rewards)})" if rewards else ""
+        yield f"{without} of {total} rows have no reward{named}; their groups have no anatomy"
+    unsaid = sum(row.success is None for row in read.rows)
+    if 0 < unsaid < total:
+        yield (
+            f"{unsaid} of {total} rows do not say whether they succeeded (true, false, 0 or 1); "
+            "steps with such rows have no success figures"
+        )
+
+
+def _counted(counts: dict[str, int], unit: str) -> str:
+    return ", ".join(f"{name} ({n} {unit}{'s' * (n > 1)})" for name, n in counts.items())

@@ -1,0 +1,262 @@
+"""Values of a row as files hold them: the rules for missing values, numbers, booleans and text.
+
+Every format reads its fields through these functions, so that a value means the same in each.
+Missing are: an absent field, null, NaN, and text that is empty or one of MISSING_TEXT in any case.
+Numbers, booleans, lists and objects may be written as text, as tables and CSV exports write them.
+"""
+
+import ast
+import json
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+MISSING_TEXT = ("nan", "none", "null", "<na>", "nat")
+BOOLEAN_TEXT = {"true": True, "false": False}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_STEP = re.compile(r"(?:global[_\- ]?)?step[_\- ]?(\d+)", re.IGNORECASE)
+MOST = 2**32 - 1  # steps are 32-bit words of the random streams, and so are token ids
+
+
+class Fields:
+    """The fields of an object, and a record of those that a reader asked for.
+
+    Objects inside a row share their row's record: `unread` names all fields of the row and of its
+    opened objects that no reader asked for, as `metadata.env_id` or `turns[].valid`.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], path: str = "", row: "Fields | None" = None
+    ) -> None:
+        self.values, self.path = values, path
+        self._seen: set[str] = row._seen if row else set()
+        self._read: set[str] = row._read if row else set()
+        self._seen |= {path + str(name) for name in values}
+
+    @property
+    def unread(self) -> set[str]:
+        """Paths of the fields that no reader asked for."""
+        return self._seen - self._read
+
+    def has(self, name: str) -> bool:
+        """Whether the field is present and not null; an empty text is a value here."""
+        return not _is_null(self.values.get(name))
+
+    def mark(self, name: str) -> None:
+        """Record that a field is read."""
+        self._read.add(self.path + name)
+
+    def get(self, name: str) -> Any:
+        """Value of a field, which counts as read; None if it is missing."""
+        self.mark(name)
+        value = self.values.get(name)
+        return None if is_missing(value) else value
+
+    def object(self, name: str) -> "Fields | None":
+        """The object in a field, or None if the field holds anything else."""
+        value = parse_nested(self.values.get(name))
+        if not isinstance(value, dict):
+            return None
+        self.mark(name)
+        return Fields(value, f"{self.path}{name}.", self)
+
+    def objects(self, name: str) -> list["Fields"]:
+        """The objects of a list, at least one.
+
+        Raises:
+          ValueError: the field holds anything else.
+        """
+        value = parse_nested(self.get(name))
+        if not isinstance(value, list) or not value or not all(isinstance(x, dict) for x in value):
+            raise ValueError(f"has {shown(value)} as its {name}; expected a list of objects")
+        return [Fields(each, f"{self.path}{name}[].", self) for each in value]
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for no value: null, NaN, and text that is empty or says so."""
+    if isinstance(value, str):
+        return value.strip().lower() in ("", *MISSING_TEXT)
+    return _is_null(value)
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or isinstance(value, float | Decimal) and math.isnan(value)
+
+
+def parse_nested(value: Any) -> Any:
+    """A list or an object that is written as text (JSON, or Python's repr); else the value."""
+    if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        pass  # perhaps Python's repr, which pandas writes
+    try:
+        with warnings.catch_warnings(action="ignore"):  # on escapes in a text that is no repr
+            found = ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value
+    return found if isinstance(found, list | dict) else value
+
+
+def is_number(value: Any) -> bool:
+    """Whether `number` accepts a value as a number; booleans count, missing values do not."""
+    if is_missing(value):
+        return False
+    try:
+        return number(value, "value") is not None
+    except ValueError:
+        return False
+
+
+def number(value: Any, name: str) -> float | None:
+    """A finite number (true is 1, false is 0), or None if it is missing.
+
+    Raises:
+      ValueError: anything else.
+    """
+    if is_missing(value):
+        return None
+    found: Any = value
+    if isinstance(value, str):
+        text = value.strip()
+        found = BOOLEAN_TEXT.get(text.lower())
+        if found is None and _NUMBER.fullmatch(text):
+            found = float(text)
+    try:
+        result = float(found) if isinstance(found, int | float | Decimal) else math.inf
+    except OverflowError:  # an integer beyond float64
+        result = math.inf
+    if not math.isfinite(result):
+        raise ValueError(f"has {shown(value)} as its {name}; expected a finite number")
+    return result
+
+
+def total(value: Any, name: str) -> float | None:
+    """A reward: a number; the sum of a list of numbers (of turns or tokens); or the sum of an
+    object {name: number} or {name: {"score", "weight"}} (1 where no weight is given). None if it is
+    missing, in whole or in part.
+
+    Raises:
+      ValueError: anything else.
+    """
+    value = parse_nested(value)
+    if isinstance(value, list):
+        parts = [number(each, name) for each in value]
+    elif isinstance(value, dict):
+        parts = [_weighted(each, f"{name}.{key}") for key, each in value.items()]
+    else:
+        return number(value, name)
+    given = [part for part in parts if part is not None]
+    return math.fsum(given) if given and len(given) == len(parts) else None
+
+
+def _weighted(value: Any, name: str) -> float | None:
+    if not isinstance(value, dict):
+        return number(value, name)
+    if "score" not in value:
+        raise ValueError(f"has a reward {name} without a score")
+    score, weight = number(value["score"], name), number(value.get("weight"), f"{name}.weight")
+    return None if score is None else score * (1.0 if weight is None else weight)
+
+
+def boolean(value: Any, name: str) -> bool | None:
+    """True or false, or None if it is missing or a number other than 0 and 1 (a score).
+
+    Raises:
+      ValueError: neither a boolean nor a number.
+    """
+    try:
+        found = number(value, name)
+    except ValueError as error:
+        raise ValueError(f"has {shown(value)} as its {name}; expected true or false") from error
+    return bool(found) if found in (0, 1) else None
+
+
+def whole(value: Any, name: str) -> int | None:
+    """An integer in [0, 2**32), or None if it is missing.
+
+    Raises:
+      ValueError: anything else, booleans included.
+    """
+    if is_missing(value):
+        return None
+    found: Any = value.strip() if isinstance(value, str) else value
+    if isinstance(found, str) and found.isdecimal():
+        found = int(found) if len(found) < 32 else MOST + 1
+    elif not isinstance(found, int) and is_number(found):
+        found = number(found, name)
+    is_whole = isinstance(found, int | float) and not isinstance(found, bool) and found % 1 == 0
+    if not is_whole or isinstance(value, str) and value.strip().lower() in BOOLEAN_TEXT:
+        raise ValueError(f"has the {name} {shown(value)}; expected a whole number from 0")
+    if not 0 <= found <= MOST:
+        raise ValueError(f"has the {name} {shown(value)}; expected a number from 0 below 2**32")
+    return int(found)
+
+
+def step(value: Any) -> int | None:
+    """The number of a step, also of text as "global_step_4"; None if it is missing.
+
+    Raises:
+      ValueError: anything else.
+    """
+    named = _STEP.fullmatch(value.strip()) if isinstance(value, str) else None
+    return whole(named[1] if named else value, "step")
+
+
+def label(value: Any) -> str | None:
+    """The name of a group, or None if it is missing. 3, 3.0 and "3" are the same name."""
+    if is_missing(value):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def ids(value: Any, name: str) -> list[int]:
+    """Token ids.
+
+    Raises:
+      ValueError: no list of whole numbers from 0.
+    """
+    found = parse_nested(value)
+    if isinstance(found, list) and all(type(each) is int and 0 <= each <= MOST for each in found):
+        return found
+    try:
+        numbers = [whole(each, name) for each in found] if isinstance(found, list) else [None]
+    except ValueError:
+        numbers = [None]
+    result = [each for each in numbers if each is not None]
+    if len(result) < len(numbers):
+        raise ValueError(f"has {shown(value)} as its {name}; expected token ids")
+    return result
+
+
+def texts(value: Any) -> tuple[str, ...] | None:
+    """The texts of a list, or of a single text; None if it is missing."""
+    found = parse_nested(value)
+    if is_missing(found):
+        return None
+    return tuple(map(str, found)) if isinstance(found, list) else (str(found),)
+
+
+def first(scopes: Sequence[Fields], names: Sequence[str]) -> Iterator[tuple[Fields, str, Any]]:
+    """(object, name, value) of fields that are not missing, in the order of names, then objects.
+
+    Only fields before and at the place where the caller stops count as read.
+    """
+    for name in names:
+        for fields in scopes:
+            if name in fields.values:
+                value = fields.get(name)
+                if value is not None:
+                    yield fields, name, value
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
