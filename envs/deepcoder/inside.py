@@ -33,7 +33,7 @@ MODULES = (
     "types typing unicodedata zlib concurrent.futures.thread encodings.ascii encodings.latin_1"
 )
 # Modules whose names a program finds defined, in the order of LiveCodeBench's harness: a later one
-# replaces the names of an earlier one. The last two are not names themselves.
+# replaces the names of an earlier one. The last two are not imported as modules.
 PRELUDE_MODULES = (
     "string re datetime collections heapq bisect copy math random statistics itertools functools "
     "operator io sys json builtins typing"

@@ -345,7 +345,7 @@ _NAME = re.compile(r"\\?[A-Za-z]+\s*(?:_\{?\w+\}?)?\s*(?:\([A-Za-z0-9, ]*\))?")
 def _is_value(text: str, other: str) -> bool:
     """Return whether an equation gives a value: "x=5" and "2+3=5", not "2x=5".
 
-    Of two equations both may be any: math-verify compares them as a whole.
+    Two equations are left to math-verify, which compares them as a whole.
     """
     sides = (math_of(text) or "").split("=")
     if len(sides) == 1 or "=" in (math_of(other) or "") or re.search(r"[<>]", text):
