@@ -7,8 +7,10 @@ That is all that comes back, and saying the right thing by whatever way is passi
 import ast
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from ragen_jax.envs.deepcoder import sandbox as sandboxes
@@ -18,7 +20,10 @@ from ragen_jax.envs.files import is_text
 TESTTYPES = ("stdin_stdout", "functional")
 
 OUTPUT = 1 << 20  # bytes that a program may print besides twice as much as is right
-CLOSE = 1e-9  # what two floats may differ by, relative or absolute: the order of a sum
+CLOSE = 1e-9  # relative difference of two numbers that count as equal: the order of a sum
+CLOSE_TO_ZERO = 1e-12  # absolute difference that counts as equal: the rounding of a sum near 0
+MAX_INT = 4300  # digits of an integer that Python reads without being asked (sys.int_info)
+SPACE = " \t\r"  # at the ends of a line; a line ends with "\n" alone, as in a program's input
 MAX_CODE = 1 << 18  # characters of a program: more is no answer of an agent's
 
 
@@ -49,7 +54,9 @@ def grade(
     tests: of each "input", "output", "testtype" (one of TESTTYPES) and, for a function,
         "metadata" with its "func_name". A function's input is a list of arguments or text with one
         literal a line; what it returns is right if it equals the output, or reads the same (the
-        released rule). Printed text is compared without space at either end or the end of a line.
+        released rule). An output that is a list object of one element may hold the value (TACO's
+        form): then the element is right as well. Printed text is compared line by line as in
+        LiveCodeBench's harness: without space at the ends, or number by number (`same_text`).
     time_limit_s: seconds of a test. memory_mb: MiB of its address space
     sandbox: one of sandbox.SANDBOXES, or None: the best there is
 
@@ -65,7 +72,7 @@ def grade(
     name = sandboxes.find_sandbox(sandbox)
     outcomes = []
     for test in tests:
-        limits = Limits(time_limit_s, memory_mb << 20, OUTPUT + 2 * len(str(test["output"])))
+        limits = Limits(time_limit_s, memory_mb << 20, OUTPUT + 2 * _size(test["output"]))
         outcomes.append(_outcome(name, code, test, limits))
     return Grade(outcomes.count("passed"), len(outcomes), tuple(outcomes))
 
@@ -99,6 +106,19 @@ def _function(test: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
+def _size(value: Any) -> int:
+    """Return about how many characters a value takes: `str` refuses a long integer."""
+    match value:
+        case list() | tuple():
+            return sum(map(_size, value), 2 * len(value))
+        case dict():
+            return _size([*value, *value.values()])
+        case int():
+            return value.bit_length() // 3 + 2
+        case _:
+            return len(str(value))
+
+
 def _outcome(name: str, code: str, test: Mapping[str, Any], limits: Limits) -> str:
     functional = test["testtype"] == "functional"
     ran = sandboxes.run(
@@ -118,13 +138,14 @@ def _outcome(name: str, code: str, test: Mapping[str, Any], limits: Limits) -> s
 def arguments(given: Any) -> list[Any]:
     """A function's arguments: a list of them, or text with one literal a line."""
     if isinstance(given, str):
-        return [literal(line) for line in given.strip().splitlines() if line.strip()]
+        lines = (line.strip(SPACE) for line in given.split("\n"))
+        return [literal(line) for line in lines if line]
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def literal(text: str) -> Any:
-    """A text read as JSON or as a literal of Python; itself where it is neither."""
-    for read in (json.loads, ast.literal_eval):
+    """Read a text as JSON or as a literal of Python; return the text if it is neither."""
+    for read in (_read_json, ast.literal_eval):
         try:
             return read(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
@@ -132,25 +153,85 @@ def literal(text: str) -> Any:
     return text
 
 
+def _read_json(text: str) -> Any:
+    return json.loads(text, parse_int=lambda digits: int(_integer(digits)))
+
+
+def _integer(digits: str) -> int | Decimal:
+    """Return an exact number: of more than MAX_INT digits a Decimal, which takes linear time."""
+    return int(digits) if len(digits) <= MAX_INT else Decimal(digits)
+
+
+# ASCII digits alone, without the spellings that Decimal accepts as well (1_000, Infinity, NaN).
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+
+
 def same_text(right: str, said: bytes) -> bool:
-    """Whether a program printed what is right."""
+    """Return whether a program printed the right text.
+
+    There must be as many lines, without empty ones at either end. Two lines are the same without
+    space at their ends, or if they hold as many numbers and nothing else, which are equal in pairs:
+    2 and 2.0; and where the right one is no integer, also those that differ by CLOSE.
+    """
     try:
-        return _lines(said.decode()) == _lines(right)
+        lines = _lines(said.decode()), _lines(right)
     except UnicodeDecodeError:
         return False
+    return len(lines[0]) == len(lines[1]) and all(map(_same_line, lines[1], lines[0]))
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().split("\n")]
+    return [line.strip() for line in text.strip().split("\n")]
+
+
+def _same_line(right: str, said: str) -> bool:
+    if right == said:
+        return True
+    pairs = [re.split(f"[{SPACE}]+", line) for line in (right, said)]
+    return len(pairs[0]) == len(pairs[1]) and all(map(_same_number, *pairs))
+
+
+def _same_number(right: str, said: str) -> bool:
+    if not _NUMBER.fullmatch(right) or not _NUMBER.fullmatch(said):
+        return False
+    try:
+        wanted, found = Decimal(right), Decimal(said)
+    except InvalidOperation:  # an exponent beyond what Decimal holds
+        return False
+    exact = right.lstrip("+-").isdigit()
+    return wanted == found or (not exact and _close(float(wanted), found))
+
+
+def _close(right: float, said: int | float | Decimal) -> bool:
+    """Return whether two finite numbers differ by rounding."""
+    try:
+        said = float(said)
+    except OverflowError:
+        return False
+    return math.isfinite(right) and math.isclose(right, said, rel_tol=CLOSE, abs_tol=CLOSE_TO_ZERO)
 
 
 def same_value(right: Any, said: bytes) -> bool:
-    """Whether a function returned what is right; `said` is `inside.plain` of it, as JSON."""
+    """Return whether a function returned the right value; `said` is `inside.plain` of it, as JSON.
+
+    right: a text is read as one literal; a list object of one element may hold the value.
+    """
     try:
-        value = json.loads(said)
-        wanted = literal(right) if isinstance(right, str) else right
-        return _equal(wanted, value) or str(right) == str(value)
+        value = json.loads(said, parse_int=_integer)
+        if _means(right, value):
+            return True
+        return isinstance(right, (list, tuple)) and len(right) == 1 and _means(right[0], value)
     except (RecursionError, ValueError):  # no JSON; deeper, or a longer number, than Python reads
+        return False
+
+
+def _means(right: Any, value: Any) -> bool:
+    wanted = literal(right) if isinstance(right, str) else right
+    if _equal(wanted, value):
+        return True
+    try:
+        return str(right) == str(value)
+    except ValueError:  # a long integer, which `_equal` alone compares
         return False
 
 
@@ -160,6 +241,6 @@ def _equal(right: Any, said: Any) -> bool:
     if isinstance(right, dict) and isinstance(said, dict):
         right = {str(key): item for key, item in right.items()}  # as JSON writes keys
         return right.keys() == said.keys() and all(_equal(right[k], said[k]) for k in right)
-    if isinstance(right, float) and isinstance(said, (int, float)):
-        return right == said or math.isclose(right, said, rel_tol=CLOSE, abs_tol=CLOSE)
+    if isinstance(right, float) and isinstance(said, (int, float, Decimal)):
+        return right == said or (right != right and said != said) or _close(right, said)
     return bool(right == said)

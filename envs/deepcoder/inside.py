@@ -32,8 +32,23 @@ MODULES = (
     "pprint queue random re statistics string struct textwrap threading time timeit traceback "
     "types typing unicodedata zlib concurrent.futures.thread encodings.ascii encodings.latin_1"
 )
-# Names that the tasks' starter code and their solutions take for granted (LiveCodeBench's habit).
-PRELUDE = "from typing import *; from collections import *; import math, heapq, bisect, itertools"
+# Modules whose names a program finds defined, in the order of LiveCodeBench's harness: a later one
+# replaces the names of an earlier one. The last two are not imported as modules.
+PRELUDE_MODULES = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools "
+    "operator io sys json builtins typing"
+).split()
+RECURSION = 50_000  # depth of a program's calls, as LiveCodeBench's harness sets it
+# -S leaves out `quit`; long integers are read and printed, within the limit of time.
+PRELUDE = "\n".join(
+    [
+        *(f"from {name} import *" for name in PRELUDE_MODULES),
+        f"import {', '.join(PRELUDE_MODULES[:-2])}",
+        "quit = exit",
+        f"sys.setrecursionlimit({RECURSION})",
+        "sys.set_int_max_str_digits(0)",
+    ]
+)
 
 
 class Unheld(Exception):
@@ -43,8 +58,8 @@ class Unheld(Exception):
 def main() -> None:
     """One job."""
     job = marshal.loads(_read(int.from_bytes(_read(8), "big")))
-    if job["function"] is not None:
-        import json  # noqa: F401  # while files can be read
+    for name in PRELUDE_MODULES:  # while files can be read, and before the program's time begins
+        __import__(name)
     try:
         state = confine(job)
     except (Unheld, OSError, ValueError) as error:
@@ -155,7 +170,9 @@ def as_main() -> dict:
 
 def run_program(code: str) -> None:
     """Runs a program that reads its input and prints."""
-    exec(compile(code, "program", "exec"), as_main())
+    space = as_main()
+    exec(PRELUDE, space)
+    exec(compile(code, "program", "exec"), space)
 
 
 def run_function(code: str, name: str, arguments: list) -> None:

@@ -44,7 +44,12 @@ DOUBLE = "```python\nprint(2 * int(input()))\n```"
                 [{"input": [1, "x"], "output": [2], "type": "function_call", "fn_name": "g"}]
             ),
             None,
-            [Test('1\n"x"', "[2]", "g")],
+            [Test('1\n"x"', "2", "g")],
+        ),
+        (  # LiveCodeBench's form wraps nothing: the function returns a list
+            json.dumps([{"input": "1", "output": "[2]", "testtype": "functional"}]),
+            {"func_name": "row"},
+            [Test("1", "[2]", "row")],
         ),
         (  # without a name: run as a program, as the released code does
             json.dumps([{"input": "1", "output": "3", "testtype": "functional"}]),

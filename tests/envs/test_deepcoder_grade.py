@@ -5,10 +5,12 @@ import random
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
 from ragen_jax.envs.deepcoder import DeepCoder, SandboxFault, grade, process, sandbox
+from ragen_jax.envs.deepcoder.grade import same_text, same_value
 
 PRINT = [{"input": f"{n}\n", "output": f"{2 * n}\n", "testtype": "stdin_stdout"} for n in range(4)]
 
@@ -87,6 +89,135 @@ def test_each_test_counts_by_itself(code, outcomes):
 )
 def test_functions_by_their_value(code, given, right, outcome):
     assert grade(code, function(given, right)).outcomes == (outcome,)
+
+
+# ---- what LiveCodeBench's harness passes, and similar programs -----------------------------------
+
+LONG = 10**5000
+SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"  # `str.splitlines` cuts at all of them
+
+
+@pytest.mark.parametrize(
+    "code, given, right",
+    [
+        ("def f(n): return min(inf, reduce(gcd, accumulate([n])), comb(n, 1))", "4", "4"),
+        (
+            "@cache\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)",
+            "90",
+            str(2880067194370816120),
+        ),
+        (
+            "def f(a):\n    heapify(a)\n    return [heappop(a), bisect_left(a, 3)]",
+            "[3, 1]",
+            "[1, 0]",
+        ),
+        (
+            "def f(n): return [mean([n]), itemgetter(0)([n]), ascii_lowercase[n]]",
+            "2",
+            '[2, 2, "c"]',
+        ),
+        (
+            "def f(n): return [json.dumps(n), deepcopy(n), bool(match('a', 'ab'))]",
+            "2",
+            '["2", 2, 1]',
+        ),
+        ("def f(n): return 0 if n == 0 else 1 + f(n - 1)", "30000", "30000"),
+        ("@lru_cache(None)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)", "5000", "5000"),
+        ("def f(n): return n", "9" * 5000, "9" * 5000),
+        ("def f(n): return n[0] % 10 + len(str(n[0]))", f"[1{'2' * 4999}]", "5002"),
+        ("def f(n): return [-n]", "9" * 5000, f"[-{'9' * 5000}]"),
+        ("def f(n): return n + 1", [LONG], [LONG + 1]),
+        ("def f(n): return str(n)", "9" * 5000, f'"{"9" * 5000}"'),
+        ("def f(n): return n", "5", [5]),  # wrapped
+        ("def f(n): return [n]", "5", [5]),  # or not
+        ("def f(n): return [n]", "5", [[5]]),
+        ("def f(n): return [n, n]", "5", ["[5, 5]"]),
+        ("def f(a): return len(a)", '"a\u2028\u2029\x85b"', "5"),  # JSON text may hold them
+        ("def f(a): return (a, (a, [a]))", "1", "[1, [1, [1]]]"),
+        ("def f(n): return float('nan')", "1", "NaN"),
+        ("def f(n): return [-inf]", "1", "[-Infinity]"),
+        ("def f(n): return 0.1 + 0.2 - 0.3", "1", "0.0"),
+    ],
+)
+def test_right_functions_pass(code, given, right):
+    assert grade(code, function(given, right)).outcomes == ("passed",)
+
+
+@pytest.mark.parametrize(
+    "code, given, right",
+    [
+        ("def f(n): return n", "9" * 5000, "9" * 4999 + "8"),
+        ("def f(n): return float(10**20)", "1", "100000000000000000001"),
+        ("def f(n): return n", "5", "[5]"),  # text is the value: a list is asked for
+        ("def f(n): return n", "5", [5, 6]),
+        ("def f(n): return 1e-10", "1", "5e-10"),  # both tiny, and not the same
+        ("def f(n): return inf", "1", "1e308"),
+        ("def f(n): return nan", "1", "1.0"),
+        ("def f(n): return 10**400", "1", "0.5"),  # no float holds it
+        ("def f(n): return 3.0000000001", "1", "3"),
+    ],
+)
+def test_wrong_functions_do_not_pass(code, given, right):
+    assert grade(code, function(given, right)).outcomes == ("wrong",)
+
+
+@pytest.mark.parametrize(
+    "code, given, right",
+    [
+        ("print(comb(4, 2), sep='')", "", "6"),
+        ("print(gcd(*map(int, stdin.readline().split())))\nquit()", "4 6", "2"),
+        ("def f(n): return 0 if n == 0 else 1 + f(n - 1)\nprint(f(30000))\nexit()", "", "30000"),
+        ("print(10**5000)", "", str(1) + "0" * 5000),
+        ("print(int(input()) % 10)", "1" + "2" * 4999, "2"),
+        ("print(2.0)", "", "2"),
+        ("print(2)", "", "2.0"),
+        ("print('0.50   1e3')", "", "0.5 1000"),
+        ("print(1/3)", "", "0.333333333333"),
+        ("print(1e-17)", "", "0.0"),
+        ("print('  5\\r\\n 6 \\r\\n\\n')", "", "5\n6"),
+        ("print(' *\\n***')", "", "*\n***"),
+        ("print(input())", f"a{SEPARATORS}b", f"a{SEPARATORS}b"),
+    ],
+)
+def test_right_programs_pass(code, given, right):
+    assert grade(code, [{"input": given, "output": right, "testtype": "stdin_stdout"}]).passed == 1
+
+
+def test_a_long_number_is_right_as_an_object():
+    for right, passed in ((LONG + 1, 1), (LONG + 2, 0)):
+        assert grade("def f(n): return n + 1", function([LONG], right)).passed == passed
+
+
+@pytest.mark.parametrize(
+    "said, right",
+    [
+        *(("2.0000000001", "2"), ("1e20", "100000000000000000001"), ("2 0", "20"), ("2", "2 2")),
+        *(("0.33", "0.333333333333"), ("5e-11", "5e-10"), ("NaN", "1.0"), ("1e999", "1e308")),
+        *(
+            ("1e999", "1e998"),
+            ("1_000", "1000"),
+            ("\uff12", "2"),
+            ("True", "true"),
+            ("1.0", "True"),
+        ),
+        *(("1\u20282", "1\n2"), ("1\u20282", "1 2"), ("1\r2", "1\n2"), ("1\n\n2", "1\n2")),
+        *(("1\x0c2", "1\n2"), ("1", ""), ("", "0"), ("a 2.0", "a 2"), ("infinity", "1e999")),
+        *(("1e99999999999999999999", "1e99999999999999999998"), ("9" * 5000, "9" * 4999 + "8")),
+    ],
+)
+def test_wrong_text_does_not_pass(said, right):
+    assert not same_text(right, said.encode())
+
+
+def test_long_output_is_compared_in_little_time():
+    start = time.process_time()
+    for said in ("9" * 10**6, "9 " * 5 * 10**5, "9." * 5 * 10**5, "1e" + "9" * 10**6):
+        assert not same_text("1.5", said.encode())
+        assert not same_text("15", said.encode())
+    assert not same_value("1.5", b"9" * 10**6) and not same_value(
+        "[15]", b"[" + b"9" * 10**6 + b"]"
+    )
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from math_answers import OTHER, SAME
 
 from ragen_jax.envs.metamathqa import MetaMathQA, Question, compare
 from ragen_jax.envs.metamathqa.compare import MAX_TEXT, Judge, Verdict, judge_answer
@@ -189,6 +190,41 @@ def test_what_means_the_same_is_right(real):
         verdict = judge_answer(right, said, "math_verify")
         assert not verdict.right and not verdict.error, (right, said, verdict)
     assert not judge_answer("5", "\u202e", "math_verify").readable
+
+
+@pytest.mark.long
+def test_words_and_marks_around_an_answer_count(real):
+    """Each answer of math_answers.py, in either direction of the mistake."""
+    pairs = [(right, said, True) for right in SAME for said in SAME[right]]
+    pairs += [(right, said, False) for right in OTHER for said in OTHER[right]]
+    assert len(pairs) > 350
+    judge_answer("1/2", "0.5", "math_verify")  # to start it
+    found = [judge_answer(right, said, "math_verify").right for right, said, _ in pairs]
+    wrong = [pair for pair, got in zip(pairs, found, strict=True) if got != pair[2]]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "right, said, same",
+    [
+        *(("5", "minus 5", False), ("-5", "minus 5", True), ("2", "log 100", True)),
+        *(("3", "3 million", False), ("3000000", "3 million", True), ("5", "5 is wrong", False)),
+        *(("3", "\\boxed{3} and \\boxed{4", False), ("73", "**73**", True), ("5", "2x = 5", False)),
+        *(("1/2004!", "1/2006!", False), ("0", "1/2004!", False), ("5", "5 \\foo", False)),
+    ],
+)
+def test_an_answer_is_read_as_a_whole(real, right, said, same):
+    env = MetaMathQA(compare="math_verify")
+    step = env.step(Attempt(Question("How many?", right, "how many")), said)
+    assert step.info["success"] is same and step.reward == float(same)
+
+
+def test_what_cannot_be_read_is_said_to_be_so(real):
+    for said in ("5 is wrong", "\\boxed{5", "\\boxed{}", "not 5", "5 or more", "5\u4e2a"):
+        assert judge_answer("5", said, "math_verify") == Verdict(False, False), said
+    # Nor is a right answer that cannot be read equal to another.
+    assert judge_answer("at least 5", "5", "math_verify") == Verdict(False, True)
+    assert judge_answer("at least 5", "At least  5", "math_verify") == Verdict(True, True)
 
 
 HOSTILE = {
