@@ -70,7 +70,7 @@ def test_only_what_is_before_the_loss_counts():
     ],
 )
 def test_both_predictions(lower, upper, kept, words):
-    text = mechanism.verdict(world(lower, upper, *kept))
+    text = mechanism.verdict(EXPERIMENTS["mechanism"], world(lower, upper, *kept))
     assert [part.split("**")[0] for part in text.split("(**")[1:]] == list(words)
 
 
