@@ -8,7 +8,7 @@ of the page's primary difference, paired by seed, excludes 0 at a confidence of 
 page's verdicts use the interval of the look at which the experiment ended. Since the parts add up
 to 5 %, all looks and the page together find a difference where there is none in at most 5 % of the
 experiments, whatever the distribution of t is for few seeds (alpha spending, by Bonferroni's
-inequality; simulated: 4.4 %).
+inequality; simulated: 4.0 to 4.3 %).
 """
 
 from collections.abc import Sequence

@@ -89,6 +89,22 @@ def test_noise_alone_helps_as_rarely_as_it_should():
     assert 0.02 < np.mean([x != "no" for x in found]) < 0.09
 
 
+def test_a_page_of_idle_noise_helps_nobody_after_holm():
+    """Twenty treatments that change nothing but noise: one seems to help, none after Holm."""
+    rng, alone, together = np.random.default_rng(3), [], []
+    names = [f"t{i}" for i in range(20)]
+    for _ in range(40):
+        runs = {
+            ("s", name, seed): run(2.0 + np.r_[0, rng.normal(0, 0.2, 5)], [0.4, 0.4])
+            for seed in range(3)
+            for name in (*names, "no filter")
+        }
+        outcome = cures.outcomes(runs)
+        alone.append(sum(word != "no" for word in outcome.values()))
+        together.append(any(p < 0.05 for p in cures.corrected(runs, outcome).values()))
+    assert 0.3 < np.mean(alone) < 2 and np.mean(together) <= 0.1
+
+
 def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
     text = write_page("cures", tmp_path / "cures.md", "run cures", EXPERIMENTS["cures"], world())
