@@ -89,6 +89,7 @@ def test_noise_alone_helps_as_rarely_as_it_should():
     assert 0.02 < np.mean([x != "no" for x in found]) < 0.09
 
 
+@pytest.mark.long
 def test_a_page_of_idle_noise_helps_nobody_after_holm():
     """Twenty treatments that change nothing but noise: one seems to help, none after Holm."""
     rng, alone, together = np.random.default_rng(3), [], []

@@ -1,5 +1,6 @@
 """lab/statistics.py: p-values, exact tests and Holm's correction, on known numbers and truth."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -67,13 +68,13 @@ def test_counts_of_runs_by_hand(counts, word, p):
 
 def test_counts_err_as_rarely_as_they_say():
     """Each run does as claimed with a chance of one half, or is undecided."""
-    rng = np.random.default_rng(0)
+    rng, judge = np.random.default_rng(0), functools.cache(judge_count)
     for runs, undecided in ((5, 0.0), (10, 0.0), (10, 0.2), (30, 0.1)):
         wrong = 0
         for _ in range(1000):
             kind = rng.choice(3, runs, p=[(1 - undecided) / 2, (1 - undecided) / 2, undecided])
             counts = (int((kind == k).sum()) for k in range(3))
-            wrong += judge_count(*counts)[0] != "undecided"
+            wrong += judge(*counts)[0] != "undecided"
         assert wrong / 1000 <= 0.06
 
 
@@ -102,7 +103,7 @@ def settings_of(rng, count, slope=0.0):
     return runs
 
 
-@pytest.mark.parametrize("count", [4, 5, 6, 8])
+@pytest.mark.parametrize("count", [4, 5, 6, pytest.param(8, marks=pytest.mark.long)])
 def test_the_predictor_errs_as_rarely_as_it_says(count):
     """Four settings decided in 16.7 % of the cases where spread predicts nothing."""
     rng = np.random.default_rng(count)
