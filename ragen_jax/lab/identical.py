@@ -4,34 +4,39 @@ reported as such.
 Two runs are identical if every figure of every row is equal; times are not compared.
 """
 
-import json
 from collections.abc import Sequence
 
 from ragen_jax.lab.curves import Rows, Runs, factors
+from ragen_jax.types import Metrics
 
 Key = tuple[str, str, int]  # setting, treatment, seed
 NOT_COMPARED = ("time/", "throughput/")  # the only figures that may differ in identical runs
 SAME = "the same runs"
 
 
-def _fingerprint(rows: Rows) -> str:
-    """A run's rows without times, as text."""
-    return json.dumps(
-        [
-            sorted(
-                (name, value) for name, value in row.items() if not name.startswith(NOT_COMPARED)
-            )
-            for row in rows
-        ]
-    )
+def _compared(row: Metrics) -> frozenset[tuple[str, float]]:
+    """The figures of a row that identical runs have in common."""
+    return frozenset(item for item in row.items() if not item[0].startswith(NOT_COMPARED))
+
+
+def _is_same(a: Rows, b: Rows) -> bool:
+    """Whether two runs are identical."""
+    return len(a) == len(b) and all(_compared(x) == _compared(y) for x, y in zip(a, b, strict=True))
 
 
 def classes(runs: Runs) -> list[list[Key]]:
     """The runs in classes of identical runs, each in order of appearance."""
-    found: dict[str, list[Key]] = {}
+    found: list[list[Key]] = []
+    alike: dict[tuple[int, frozenset[tuple[str, float]]], list[list[Key]]] = {}
     for key, rows in runs.items():
-        found.setdefault(_fingerprint(rows), []).append(key)
-    return list(found.values())
+        candidates = alike.setdefault((len(rows), _compared(rows[-1])), [])  # by the last row
+        same = next((keys for keys in candidates if _is_same(runs[keys[0]], rows)), None)
+        if same is None:
+            candidates.append([key])
+            found.append(candidates[-1])
+        else:
+            same.append(key)
+    return found
 
 
 def distinct(runs: Runs) -> Runs:
@@ -49,7 +54,7 @@ def unchanged(
         for setting in settings or every
         for seed in seeds
     ]
-    return sum(_fingerprint(a) == _fingerprint(b) for a, b in pairs), len(pairs)
+    return sum(_is_same(a, b) for a, b in pairs), len(pairs)
 
 
 def is_unchanged(

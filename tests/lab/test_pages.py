@@ -19,6 +19,7 @@ def pages(report, *words):
     return call("ragen_jax.lab", "pages", f"--report={report}", *words)
 
 
+@pytest.mark.long
 def test_the_committed_pages_are_what_their_rows_make(tmp_path):
     pytest.importorskip("matplotlib")
     for path in DOCS.glob("*.jsonl"):
