@@ -117,7 +117,11 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
     "module, code, said",
     [
         ("ragen_jax.train", 2, f"error: {STOPPED}: tiny"),
-        ("ragen_jax.lab", 2, "error: give `list`, or `run NAME` with a name that it shows"),
+        (
+            "ragen_jax.lab",
+            2,
+            "error: give `list`, `pages`, or `run NAME` with a name that it shows",
+        ),
         ("ragen_jax.evaluate", 2, "--workdir"),
     ],
 )

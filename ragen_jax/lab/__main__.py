@@ -1,6 +1,7 @@
 """The laboratory: run an experiment of many small runs, and report what it says.
 
     python -m ragen_jax.lab list
+    python -m ragen_jax.lab pages [--report=docs/lab]
     python -m ragen_jax.lab run NAME [--quick] [--workers=N] [--workdir=runs/lab]
                                      [--report=docs/lab] [--reuse] [--config.FIELD=VALUE ...]
 
@@ -8,6 +9,8 @@ Runs every arm of an experiment of configs/experiments, as many at a time as the
 writes NAME.md, NAME.png and, in NAME.jsonl, the rows that both are made from. Started again, it
 goes on where it was stopped; finished arms are only read. A full run also writes claims.md: what
 all experiments that have rows in that folder say of the paper's claims.
+
+`pages` writes all pages, figures and claims.md again from the stored rows and runs nothing.
 
 With --reuse the arms that NAME.jsonl has are read from there, and only others are run: a treatment
 of one's own beside those of docs/lab. These are of another machine, whose runs differ from those
@@ -39,8 +42,7 @@ def main(argv: list[str]) -> None:
     name = argv[2]
     keep_programs()
     with command.bad_input():
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ValueError("the report has a figure: pip install ragen_jax[lab]")
+        require_matplotlib()
         experiment = EXPERIMENTS[name]
         experiment = shortened(experiment) if QUICK.value else experiment
         plan = arms(experiment, CONFIG.value)
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> None:
             or cut(read_metrics(root / arm.folder / "metrics.jsonl"), figures(name))
             for arm in part
         }
-        if count < counts[-1] and certain(PRIMARY[name](rows), len(counts)):
+        if count < counts[-1] and certain(PRIMARY[name](rows), experiment):
             console(f"certain after {count} of {len(experiment.seeds)} seeds")
             break
     words = f"run {name}" + (" --quick" if QUICK.value else "")
@@ -81,6 +83,35 @@ def main(argv: list[str]) -> None:
     if not QUICK.value:
         write_claims(page.parent)
     console(f"done: {page}")
+
+
+def require_matplotlib() -> None:
+    """Raise ValueError if the pages' figures cannot be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("the report has a figure: pip install ragen_jax[lab]")
+
+
+def rewrite(report: Path) -> None:
+    """Write the page and figure of every experiment with stored rows, and claims.md.
+
+    Raises:
+      ValueError: the folder holds no stored rows.
+    """
+    found = 0
+    for name, experiment in EXPERIMENTS.items():
+        page = report / f"{name}.md"
+        runs = read_runs(page.with_suffix(".jsonl"))
+        if runs:
+            write_page(name, page, f"run {name}", experiment, runs)
+            console(f"written: {page}")
+            found += 1
+    if not found:
+        raise ValueError(
+            f"--report={report} holds no rows of any experiment (NAME.jsonl); "
+            "give a folder that `run NAME` wrote"
+        )
+    write_claims(report)
+    console(f"written: {report / 'claims.md'}")
 
 
 def listed() -> str:
@@ -100,7 +131,7 @@ def wanted(argv: list[str]) -> str | None:
         if argv[1:] == ["list"]:
             return None
         if argv[1:2] != ["run"] or not argv[2:] or argv[2].startswith("-"):
-            raise ValueError("give `list`, or `run NAME` with a name that it shows")
+            raise ValueError("give `list`, `pages`, or `run NAME` with a name that it shows")
         if argv[2] not in EXPERIMENTS:
             raise ValueError(f"unknown experiment {argv[2]!r}; known: {', '.join(EXPERIMENTS)}")
     return argv[2]
@@ -115,6 +146,14 @@ if __name__ == "__main__":
         "reuse", False, "Read arms from the rows in the report's folder; run those it has not."
     )
     REPORT = flags.DEFINE_string("report", "docs/lab", "Folder of the page and its figure.")
+    if sys.argv[1:2] == ["pages"] and not help.is_asked(sys.argv):
+        with command.bad_input(flags.Error, OSError):
+            unexpected = command.words_of(sys.argv)[1:]
+            if unexpected:
+                raise ValueError(f"unexpected argument {unexpected[0]!r} after `pages`")
+            require_matplotlib()
+            rewrite(Path(REPORT.value))
+        sys.exit(0)
     if not help.is_asked(sys.argv):
         NAME = wanted(sys.argv)
         if NAME is None:

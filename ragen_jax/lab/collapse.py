@@ -24,6 +24,8 @@ from ragen_jax.lab.curves import (
     smoothed,
     updates,
 )
+from ragen_jax.lab.identical import SAME, distinct, is_unchanged
+from ragen_jax.lab.statistics import judge_count
 
 LOST = 0.5  # of success or information: the share of it that counts as lost
 HEALTHY = (0.5, 2.0)  # entropy, over its baseline, that looks healthy
@@ -54,13 +56,51 @@ def share(rows: Rows, name: str, step: float, *, of_first: bool = False) -> floa
 # ------------------------------------------------------------------------------ verdicts
 
 
+def order_count(runs: Runs) -> tuple[int, int, int]:
+    """(pairs of setting and seed in which MI fell before success while entropy looked healthy,
+    pairs in which it did not, pairs whose runs disagree), of runs that lost half of their success.
+
+    Runs of a pair differ in the filter alone, and are no independent observations.
+    """
+    held: dict[tuple[str, int], set[bool]] = {}
+    for (setting, _, seed), rows in runs.items():
+        end, first = lost(rows, SUCCESS), lost(rows, MI)
+        if end is None:
+            continue
+        before = first is not None and first < end
+        if before:
+            ratio = share(rows, ENTROPY, first, of_first=True)
+            before = HEALTHY[0] <= ratio <= HEALTHY[1]
+        held.setdefault((setting, seed), set()).add(before)
+    yes, no = (sum(x == {word} for x in held.values()) for word in (True, False))
+    return yes, no, len(held) - yes - no
+
+
+def filter_count(runs: Runs) -> tuple[int, int, int]:
+    """(pairs of setting and seed in which the filter prevented the loss of success, pairs in which
+    it did not, 0), of those that lost it without filter. Pairs that the filter did not change are
+    left out."""
+    settings, (filtered, *_, plain), seeds = factors(runs)
+    yes = no = 0
+    for setting in settings:
+        for seed in seeds:
+            pair = {x: runs[setting, x, seed] for x in (filtered, plain)}
+            cell = {(setting, x, seed): rows for x, rows in pair.items()}
+            if lost(pair[plain], SUCCESS) is None or len(distinct(cell)) == 1:
+                continue
+            prevented = lost(pair[filtered], SUCCESS) is None
+            yes, no = yes + prevented, no + (not prevented)
+    return yes, no, 0
+
+
 def order_verdict(runs: Runs) -> str:
     """Sentences: did MI fall before success while entropy looked healthy?"""
+    runs = distinct(runs)
     ends = [(rows, lost(rows, SUCCESS)) for rows in runs.values()]
     collapsed = [(rows, end) for rows, end in ends if end is not None]
     n = len(collapsed)
     if not n:
-        return "Not tested: no run lost half of its success."
+        return "**Not testable.** No run lost half of its success."
     first = {
         name: [
             (rows, step)
@@ -82,7 +122,7 @@ def order_verdict(runs: Runs) -> str:
         for values in left.values()
     )
     return (
-        f"**{_word(healthy, n)}.** {n} of {len(runs)} runs lost half of their success. In "
+        f"**{_word(*order_count(runs))}.** {n} of {len(runs)} runs lost half of their success. In "
         f"{len(first[MI])} of them `mi_released` had lost half before, in "
         f"{len(first[MI_SEQ])} `mi_seq` had; in {healthy} of the former entropy was then still "
         f"within {HEALTHY[0]:g} to {HEALTHY[1]:g} times its start. At the step at which half of "
@@ -108,12 +148,12 @@ def filter_verdict(runs: Runs) -> str:
         for rows, without in pairs
     )
     if not happened:
-        return f"Not tested: no run with {plain} lost half of its success."
+        return f"**Not testable.** No run with {plain} lost half of its success."
     last = [[curve(rows, SUCCESS)[1][-1] for rows in pair] for pair in happened]
     with_filter, without = np.mean(last, axis=0)
     n = len(happened)
     return (
-        f"**{_word(prevented, n)}.** {n} runs with {plain} lost half of their "
+        f"**{_word(*filter_count(runs))}.** {n} runs with {plain} lost half of their "
         f"success; with {filtered} {prevented} of these kept it. Their last evaluation, on "
         f"average: {without:.2f} with {plain}, {with_filter:.2f} with {filtered}. {caused} lost it "
         f"with {filtered} alone."
@@ -134,26 +174,31 @@ def alarm_verdict(runs: Runs) -> str:
     )
 
 
-def _word(count: int, of: int) -> str:
-    """A share as a verdict."""
-    if count == of:
-        return "Reproduced"
-    return "Reproduced in part" if 2 * count >= of else "Not reproduced at this scale"
+def _word(yes: int, no: int, undecided: int) -> str:
+    """The verdict on a claim, from the pairs that are for it, against it, and neither."""
+    if not yes + no + undecided:
+        return "Not testable"
+    return judge_count(yes, no, undecided)[0].capitalize()
 
 
 # ------------------------------------------------------------------------------ the report
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """The verdicts of the page, a word each."""
+    """The verdicts of the page, by the exact test that more than half of the runs do as claimed."""
     claims = {
-        "MI falls before success while entropy looks healthy": order_verdict(runs),
-        "filtering by reward variance prevents it": filter_verdict(runs),
+        "MI falls before success while entropy looks healthy": order_count(distinct(runs)),
+        "filtering by reward variance prevents it": filter_count(runs),
     }
-    return [
-        Verdict("section 4", claim, text.split(".")[0].strip("*").lower(), "see the page")
-        for claim, text in claims.items()
-    ]
+    found = []
+    for claim, counts in claims.items():
+        if not sum(counts):
+            found.append(Verdict("section 4", claim, "not testable", "no run lost its success"))
+            continue
+        word, p, (low, high) = judge_count(*counts)
+        text = f"{counts[0]} of {sum(counts)} pairs (95 %: {low:.2f} to {high:.2f})"
+        found.append(Verdict("section 4", claim, word, text, p))
+    return found
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
@@ -197,6 +242,12 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     lines += [_line(*key, rows) for key, rows in runs.items()]
     lines += [
         "",
+        "A claim is reproduced where the exact binomial test says at 95 % that it holds in more "
+        "than half of the pairs of setting and seed, reversed where in fewer, else undecided; at "
+        "least six pairs are needed. Runs of a pair that disagree count for neither side. Order is "
+        "judged by `mi_released`: `mi_seq` stands at its ceiling while reasonings still name their "
+        "prompt.",
+        "",
         f"## What {treatments[0]} changes",
         "",
         f"With {treatments[0]} minus with {treatments[-1]}, paired by seed, after equally many "
@@ -212,6 +263,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             "{:+.3f} +- {:.3f}".format(*intervals[setting]) if setting in intervals else ""
             for intervals in compared.values()
         ]
+        if is_unchanged(runs, *ends, [setting]):
+            cells = [SAME] * len(compared)
         lines.append(f"| {setting} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

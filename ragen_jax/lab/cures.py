@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.lab import organism
+from ragen_jax.lab import ceiling, organism
 from ragen_jax.lab.curves import (
     SUCCESS,
     Rows,
@@ -31,10 +31,12 @@ from ragen_jax.lab.curves import (
     label_points,
     updates,
 )
+from ragen_jax.lab.identical import SAME, is_unchanged
 from ragen_jax.lab.organism import ENTROPY, GROUNDED, MI, OTHER, VALID_RATE
+from ragen_jax.lab.statistics import ERROR, holm, p_value
 
 PLAIN, BEST_OF_PAPER = "no filter", "top-p 0.9"
-SAME = "the same runs"
+NOT_TESTABLE = "not testable (the same runs)"
 PRICE = 0.05  # of mean success, that a difference may be below nothing
 KEPT_GROUPS = "filter/kept_ratio"
 FIGURES = (*organism.FIGURES, KEPT_GROUPS, "rollout/replies")
@@ -115,29 +117,29 @@ def helps(runs: Runs, treatment: str, reference: str = PLAIN) -> str:
     return "at no price" if change - half_width >= -PRICE else "at a price"
 
 
-def same_runs(runs: Runs, treatment: str, reference: str = PLAIN) -> bool:
-    """Whether a treatment changed nothing at all: every figure of every run is the other's."""
-    return all(
-        rows == runs[setting, reference, seed]
-        for (setting, name, seed), rows in runs.items()
-        if name == treatment
-    )
+def shown(runs: Runs, treatment: str, reference: str, found: tuple[float, float]) -> str:
+    """A difference with its interval, or that the treatment changed nothing."""
+    if is_unchanged(runs, treatment, reference):
+        return SAME
+    return "{:+.2f} +- {:.2f}".format(*found)
 
 
 def outcomes(runs: Runs) -> dict[str, str]:
     """{treatment: what `helps` says of it, or SAME}, of all but no filter."""
     _, treatments, _ = factors(runs)
     return {
-        name: SAME if same_runs(runs, name) else helps(runs, name)
+        name: SAME if is_unchanged(runs, name, PLAIN) else helps(runs, name)
         for name in treatments
         if name != PLAIN
     }
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """Of table 9: is top-p 0.9 by reward variance better than what is worse there?"""
-    _, treatments, _ = factors(runs)
-    found = []
+    """Of table 9: is top-p 0.9 by reward variance better than what is worse there? A filter whose
+    runs are identical to those of another is judged once."""
+    _, treatments, seeds = factors(runs)
+    found: list[Verdict] = []
+    judged_already: dict[tuple[str, str], str] = {}
     for name in (x for x in WORSE_THERE if x in treatments):
         measures = {"success at the end": last_success}
         if WORSE_THERE[name]:
@@ -146,8 +148,31 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             mean, half_width = difference(runs, measure, BEST_OF_PAPER, name)
             claim = f"{BEST_OF_PAPER} higher than {name} in {what}"
             figures = f"{mean:+.2f} +- {half_width:.2f}"
-            found.append(Verdict("table 9", claim, judged(mean, half_width), figures))
+            word, p = judged(mean, half_width), p_value(mean, half_width, len(seeds) - 1)
+            arms = [{k: x for k, x in runs.items() if k[1] == t} for t in (BEST_OF_PAPER, name)]
+            alike = judged_already.setdefault((what, _class_of(runs, name)), name)
+            if is_unchanged(runs, BEST_OF_PAPER, name):
+                word, p, figures = NOT_TESTABLE, None, f"{name} changed nothing"
+            elif alike != name:
+                word, p, figures = NOT_TESTABLE, None, f"counted once, with {alike}"
+            elif measure is kept and ceiling.at_ceiling(experiment, MI, arms):
+                word, p = ceiling.CANNOT, None
+            found.append(Verdict("table 9", claim, word, figures, p))
     return found
+
+
+def _class_of(runs: Runs, name: str) -> str:
+    """The first treatment, in order of appearance, with the same runs as a treatment."""
+    return next(x for x in factors(runs)[1] if x == name or is_unchanged(runs, name, x))
+
+
+def corrected(runs: Runs, outcome: dict[str, str]) -> dict[str, float]:
+    """{treatment: p-value of its difference to no filter in `kept`, by Holm over the page}; of
+    treatments with identical runs the first alone."""
+    df = len(factors(runs)[2]) - 1
+    names = [x for x in outcome if outcome[x] != SAME and _class_of(runs, x) == x]
+    p = {i: p_value(*difference(runs, kept, x, PLAIN), df) for i, x in enumerate(names)}
+    return {names[i]: value for i, value in holm(p).items()}
 
 
 def verdict(runs: Runs, outcome: dict[str, str]) -> str:
@@ -164,6 +189,12 @@ def verdict(runs: Runs, outcome: dict[str, str]) -> str:
     )
     if SAME in outcome.values():
         text += f" The same runs as with no filter, to the digit: {named(SAME)}."
+    adjusted = corrected(runs, outcome)
+    survive = [name for name in outcome if adjusted.get(name, 1.0) < ERROR]
+    text += (
+        f" Each is judged at 95 %; with Holm's correction for the {len(adjusted)} treatments that "
+        f"differ, these still change what is kept: {', '.join(survive) or 'none'}."
+    )
     if BEST_OF_PAPER in outcome:
         better = [
             name
@@ -195,8 +226,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "",
         "| treatment | updates | groups kept | kept | to no filter | to top-p 0.9 | half | "
         "H(Z\\|X) | grounded | neither style | valid | success | mean success, to no filter | "
-        "helps |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "helps | p (Holm) |",
+        "|" + " --- |" * 15,
     ]
 
     def mean(measure, name):
@@ -205,7 +236,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     def to(measure, name, reference):
         if name == reference or reference not in treatments:
             return ""
-        return "{:+.2f} +- {:.2f}".format(*difference(runs, measure, name, reference))
+        return shown(runs, name, reference, difference(runs, measure, name, reference))
 
     def at_end(figure):
         return lambda rows: last(rows, figure)
@@ -213,6 +244,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     def mean_groups(rows):
         return float(curve(rows, KEPT_GROUPS)[1].mean())
 
+    adjusted = corrected(runs, outcome)
     for name in sorted(treatments, key=lambda name: -mean(kept, name)):
         middle = float(np.median([half(runs[setting, name, seed]) for seed in seeds]))
         cells = (
@@ -223,6 +255,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             *(f"{mean(at_end(x), name):.2f}" for x in (ENTROPY, GROUNDED, OTHER, VALID_RATE)),
             *(f"{mean(at_end(SUCCESS), name):.2f}", to(success, name, PLAIN)),
             outcome.get(name, ""),
+            f"{adjusted[name]:.3f}" if name in adjusted else "",
         )
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
@@ -230,7 +263,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "The rule, fixed before the runs: *kept* is the mean of `mi_seq` over all probes, over the "
         "first one. A treatment helps where the interval of its difference in kept is above 0, at "
         f"no price where that of the mean success is not below -{PRICE:g}. Each comparison is made "
-        "at 95 %: of twenty treatments that change nothing, one would seem to.",
+        "at 95 %: of twenty treatments that change nothing, one would seem to. The last column "
+        "corrects the p-values of the difference in kept for all treatments of the page (Holm).",
     ]
     if set(WORSE_THERE).intersection(treatments):
         lines += _table_9(runs)

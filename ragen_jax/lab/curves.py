@@ -27,8 +27,9 @@ class Verdict(NamedTuple):
 
     source: str  # where it is made
     claim: str
-    verdict: str  # reproduced, reversed, undecided, ...
+    verdict: str  # reproduced, reversed or undecided; or why it cannot be judged
     figures: str  # by which
+    p: float | None = None  # below 0.05 if decided; None: nothing was tested
 
 
 WINDOW = 5  # steps that a step's figures are smoothed over, since it has few prompts

@@ -7,12 +7,14 @@ What counts was fixed before the runs:
                direction in which it is meant to tell, over that mean's size; figures of every step
                are means over the WINDOW steps around a probe
     AUC        of the scores of all later probes of all runs: the chance that a collapsed one has
-               the higher score (ties half). 95 % interval: by the jackknife over runs, of its
-               logarithmic odds (simulated coverage 0.92 to 0.96 for twelve runs that differ)
+               the higher score (ties half). 95 % interval: Wilson's, of as many independent
+               observations as have the jackknife's variance over runs, at most SIZE a run
+               (simulated coverage 0.93 to 1.00 for eight and twelve runs, AUC 0.5 to 1)
     alarm      a score beyond the QUANTILE of all scores of healthy runs; false alarms of a healthy
                run are counted with the quantile of the others
     seen       the first alarm of a run that collapsed; its delay is counted from the first
                collapsed probe, its lead to the step at which success has lost a quarter
+    noise      what detectors of pure noise would seem to see of the same runs (noise.py)
 
 `step` is what sees nothing but time: the number of the probe.
 """
@@ -22,10 +24,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtr, stdtrit
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.diagnostics.intervals import jackknife
-from ragen_jax.lab import organism
+from ragen_jax.lab import noise, organism
 from ragen_jax.lab.curves import (
     WINDOW,
     Rows,
@@ -35,14 +37,15 @@ from ragen_jax.lab.curves import (
     curve,
     draw_ranking,
     factors,
-    judged,
 )
+from ragen_jax.lab.identical import distinct
+from ragen_jax.lab.noise import KINDS, Control, Truth
 
 HEALTHY = "entropy 0"  # the setting whose runs should not collapse
 BASELINE = 2  # probes
 QUANTILE = 0.95
 CHANCE = 0.65  # an AUC up to there tells little
-CERTAIN = 1e-3  # an AUC nearer to 0 or 1 than that has the odds of that
+SIZE = 4  # independent observations that a run is at most worth
 STEP, ALARM, ENTROPY = "step", "regime/alarm", "update/entropy"
 DIRECTIONS = {  # figure -> whether it is meant to fall (-1) or rise (+1) with collapse
     **dict.fromkeys((f"probe/{name}" for name in ("mi_seq", "mi", "mi_released")), -1),
@@ -84,7 +87,7 @@ class Reading(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a figure tells."""
+    """What a figure shows."""
 
     auc: float
     low: float  # of the 95 % interval
@@ -133,23 +136,71 @@ def area(readings: Sequence[Reading]) -> float:
     return float(1 - (below + tied / 2).mean() / len(positive))
 
 
+def observations(readings: Sequence[Reading]) -> float | None:
+    """How many independent observations have the variance of `area`; None where a run alone decides
+    it."""
+    deleted = np.array([area([r for r in readings if r is not gone]) for gone in readings])
+    if np.isnan(deleted).any():
+        return None
+    runs, value = len(readings), area(readings)
+    variance = (runs - 1) / runs * float(np.sum((deleted - deleted.mean()) ** 2))
+    most = SIZE * runs
+    return most if variance == 0 else min(most, max(value * (1 - value) / variance, 1.0))
+
+
 def area_interval(readings: Sequence[Reading]) -> tuple[float, float]:
     """The 95 % interval of `area` over runs; the whole range where a run alone decides it."""
-    deleted = [area([r for r in readings if r is not gone]) for gone in readings]
-    if np.isnan(deleted).any():
+    n = observations(readings)
+    if n is None:
         return 0.0, 1.0
+    value, t = area(readings), stdtrit(len(readings) - 1, 0.975)
+    middle = (value + t * t / (2 * n)) / (1 + t * t / n)
+    half = t / (1 + t * t / n) * np.sqrt(value * (1 - value) / n + t * t / (4 * n * n))
+    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
 
-    def odds(p):
-        p = np.clip(p, CERTAIN, 1 - CERTAIN)
-        return np.log(p / (1 - p))
 
-    middle, half = odds(area(readings)), jackknife(odds(np.array(deleted)))
-    low, high = (1 / (1 + np.exp(-x)) for x in (middle - half, middle + half))
-    return float(low), float(high)
+def area_p(readings: Sequence[Reading], null: float) -> float:
+    """The two-sided p-value of an AUC of `null`: below 0.05 where `area_interval` excludes it."""
+    n = observations(readings)
+    if n is None:
+        return 1.0
+    distance = abs(area(readings) - null) / np.sqrt(null * (1 - null) / n)
+    return float(2 * stdtr(len(readings) - 1, -distance))
+
+
+def truths(runs: Runs) -> dict[tuple[str, str, int], Truth]:
+    """What is known of each run at the probes after the baseline."""
+    found = {}
+    for key, rows in runs.items():
+        reading = read(rows, STEP)
+        if reading is not None:
+            lost = organism.success_lost(rows)
+            found[key] = Truth(reading.step_P, reading.collapsed_P, key[0] == HEALTHY, lost)
+    return found
+
+
+def controls(runs: Runs) -> dict[str, Control]:
+    """What detectors of each kind of noise seem to see; {} where a kind of run is missing."""
+    known = truths(distinct(runs))
+    healthy = sum(truth.healthy for truth in known.values())
+    ill = sum(t.collapsed_P.any() and not t.healthy for t in known.values())
+    if healthy < 2 or not ill:
+        return {}
+    return {kind: noise.control(known, kind, baseline=BASELINE, level=QUANTILE) for kind in KINDS}
+
+
+def beyond(seen: "Seen", found: dict[str, Control]) -> str:
+    """What distinguishes a figure from noise: "yes", "yes, in the other direction", or "no"."""
+    every = np.concatenate([control.draws["auc"] for control in found.values()])
+    if seen.auc > every.max():
+        return "yes"
+    return "yes, the other way" if seen.auc < every.min() else "**no**"
 
 
 def judge(runs: Runs, name: str) -> Seen | None:
-    """What a figure tells of all runs; None where they lack it, or lack either kind of run."""
+    """What a figure shows of all runs, identical runs once; None where they lack it, or lack either
+    kind of run."""
+    runs = distinct(runs)
     readings = {key: reading for key, rows in runs.items() if (reading := read(rows, name))}
     healthy = [r for (setting, *_), r in readings.items() if setting == HEALTHY]
     ill = {key: r for key, r in readings.items() if r.collapsed_P.any() and key[0] != HEALTHY}
@@ -177,6 +228,11 @@ def judge(runs: Runs, name: str) -> Seen | None:
     )
 
 
+def _readings(runs: Runs, name: str) -> list[Reading]:
+    """A figure's scores in all distinct runs that have it."""
+    return [r for rows in distinct(runs).values() if (r := read(rows, name))]
+
+
 def judge_alarm(runs: Runs) -> tuple[int, int, int, int, float | None]:
     """(healthy runs, those with an alarm, collapsed runs, those with one, median delay)."""
     false, healthy, seen, ill, delays = 0, 0, 0, 0, []
@@ -192,21 +248,27 @@ def judge_alarm(runs: Runs) -> tuple[int, int, int, int, float | None]:
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """RAGEN-2's: MI tells that reasoning has lost its input, a falling entropy does not."""
-    found = []
+    """RAGEN-2's: MI shows that reasoning has lost its input, a falling entropy does not."""
+    found, of_noise = [], controls(runs)
     for name, sees in ((organism.MI, True), (ENTROPY, False)):
         seen = judge(runs, name)
         if not seen:
             continue
         if sees:
-            claim = f"a falling `{name}` tells that reasoning has lost its input"
-            word = judged(seen.auc - 0.5, max(seen.auc - seen.low, seen.high - seen.auc))
+            claim = f"a falling `{name}` shows that reasoning has lost its input"
+            word = (
+                "reproduced" if seen.low > 0.5 else "reversed" if seen.high < 0.5 else "undecided"
+            )
+            noisy = beyond(seen, of_noise) == "**no**"
+            word = "undecided" if noisy else word
+            p = 1.0 if noisy else area_p(_readings(runs, name), 0.5)
         else:
-            claim = f"a falling `{name}` does not tell it"
-            word = "reversed" if seen.low > 0.5 else "undecided"
-            word = "reproduced" if seen.high <= CHANCE else word
+            claim = f"a falling `{name}` does not show it"
+            word = "reversed" if seen.low > CHANCE else "undecided"
+            word = "reproduced" if seen.high < CHANCE else word
+            p = area_p(_readings(runs, name), CHANCE)
         text = f"AUC {seen.auc:.2f} ({seen.low:.2f} to {seen.high:.2f})"
-        found.append(Verdict("section 4", claim, word, text))
+        found.append(Verdict("section 4", claim, word, text, p))
     return found
 
 
@@ -225,34 +287,60 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "",
         f"![area under the ROC curve of every figure]({picture})",
         "",
-        "| figure | meant to | AUC (95 %) | false alarms | seen | delay | lead |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| figure | meant to | AUC (95 %) | false alarms | seen | delay | lead | unlike noise |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    of_noise = controls(runs)
+    for kind, found in of_noise.items():
+        auc, false, runs_seen, delay, lead = (found.spread(name) for name in noise.COUNTED)
+        cells = (
+            *(f"*noise, {kind}*", "", "{1:.2f} ({0:.2f} to {2:.2f})".format(*auc)),
+            "{1:.0%} ({0:.0%} to {2:.0%})".format(*false),
+            "{1:.0f} ({0:.0f} to {2:.0f}) of ".format(*runs_seen) + str(ill),
+            *("{1:+.0f} ({0:+.0f} to {2:+.0f})".format(*x) for x in (delay, lead)),
+            "",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
     for name, seen in sorted(told.items(), key=lambda item: -item[1].auc):
         direction = "rise" if DIRECTIONS[name] > 0 else "fall"
         cells = (
             *(f"`{name}`", direction, f"{seen.auc:.2f} ({seen.low:.2f} to {seen.high:.2f})"),
-            *(f"{seen.false:.0%}", f"{seen.runs} of {ill}"),
-            *("" if x is None else f"{x:+.0f}" for x in (seen.delay, seen.lead)),
+            *(f"{seen.false:.0%}", f"{seen.runs} of {ill}{_mark(of_noise, 'runs', seen.runs)}"),
+            *(
+                "" if x is None else f"{x:+.0f}{_mark(of_noise, what, x)}"
+                for what, x in (("delay", seen.delay), ("lead", seen.lead))
+            ),
+            beyond(seen, of_noise),
         )
         lines.append("| " + " | ".join(cells) + " |")
     count, false, _, seen, delay = judge_alarm(runs)
     shown = "" if delay is None else f"{delay:+.0f}"
     lines += [
-        f"| `{ALARM}` | | | {false} of {count} runs | {seen} of {ill} | {shown} | |",
+        f"| `{ALARM}` | | | {false} of {count} runs | {seen} of {ill} | {shown} | | |",
         "",
-        "An AUC below one half tells in the other direction. Delay: steps from the first collapsed "
-        "probe to the first alarm; lead: from that alarm to the step at which success has lost a "
-        "quarter of its peak; medians over the runs that have both.",
+        f"Noise: {noise.DRAWS} detectors each of white noise and of a random walk, given the same "
+        "runs: median, and in brackets the range of 95 % of them. ~: within that range of either "
+        "kind, so that this number alone does not distinguish the figure from noise. Unlike "
+        "noise: whether the AUC lies outside the range of all of them. An alarm that comes for no "
+        "reason comes early: a long lead alone says nothing.",
+        "",
+        "An AUC below one half shows it in the other direction. Delay: steps from the first "
+        "collapsed probe to the first alarm; lead: from that alarm to the step at which success "
+        "has lost a quarter of its peak; medians over the runs that have both.",
         "",
         "The rule, fixed before the runs: a probe is collapsed if its share of grounded replies is "
         "below half of the run's first. A score is how far a figure has moved from the mean of "
         f"the first {BASELINE} probes, over that mean (figures of every step: means over {WINDOW} "
         f"steps). The alarm of a figure is a score beyond {QUANTILE:.0%} of those of the healthy "
         "runs; false alarms of a healthy run are counted with the level of the others. Intervals: "
-        "the jackknife over runs, of the logarithmic odds.",
+        "Wilson's, with the jackknife's variance over runs.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _mark(of_noise: dict[str, Control], name: str, value: float) -> str:
+    """A mark for a value within the range of either kind of noise; "" for any other."""
+    return " ~" if any(found.holds(name, value) for found in of_noise.values()) else ""
 
 
 def draw(runs: Runs, path: Path) -> None:

@@ -12,21 +12,24 @@ What counts was fixed before the runs:
                 there is no difference, within MARGIN of 0 on both sides
     reversed    it is on the other side
     undecided   else
+    not testable   every run with the treatment is identical to that it is compared with
+    cannot be judged   both sides stand at the ceiling of a figure (ceiling.py) and the runs did not
+                record the figure without a ceiling, by which the claim is judged otherwise
     spread      std over mean of the groups' reward variances, the mean over a run's start without
                 filter. RAGEN-2, table 8, says that the filter gains more where it is larger: over
                 settings, Spearman's correlation of spread and gain, where the experiment has a
-                filtered and an unfiltered arm of four settings or more; interval: the jackknife
-                over settings (correlations.py)
+                filtered and an unfiltered arm; p-value: the exact permutation test over settings,
+                of which six are needed (statistics.py)
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.configs.experiments.experiment import Claim
-from ragen_jax.lab.correlations import with_interval
+from ragen_jax.lab import ceiling
 from ragen_jax.lab.curves import (
     OF_OTHERS,
     SUCCESS,
@@ -40,14 +43,26 @@ from ragen_jax.lab.curves import (
     start,
     updates,
 )
+from ragen_jax.lab.identical import SAME, is_unchanged
+from ragen_jax.lab.statistics import (
+    ERROR,
+    LEAST_SETTINGS,
+    p_value,
+    p_within,
+    permutation_test,
+)
 
 MARGIN = 0.03  # of success, that counts as no difference
 SIDES = {1: "higher", -1: "lower", 0: f"no other (within {MARGIN:g})"}  # claimed
-LEAST_SETTINGS = 4  # that say whether spread predicts the gain
+NOT_TESTABLE = f"not testable ({SAME})"
+TOO_FEW = "too few settings"
 MI, ENTROPY, VALID = "collapse/first_turn/mi_seq", "update/entropy", "rollout/valid_rate"
 KEPT, VARIANCE, SPREAD = "filter/kept_ratio", "filter/score_mean", "filter/score_std"
 LENGTH, TIME = "rollout/response_length", "time/cpu"
-FIGURES = (SUCCESS, MI, ENTROPY, VALID, KEPT, VARIANCE, SPREAD, LENGTH, TIME)
+FIGURES = (
+    *(SUCCESS, MI, ENTROPY, VALID, KEPT, VARIANCE, SPREAD, LENGTH, TIME),
+    *ceiling.companions((MI,)),
+)
 SHOWN = {
     "success": SUCCESS,
     "mi_seq": MI,
@@ -75,11 +90,26 @@ def differences(
     return [float(np.mean([difference(x, seed) for x in settings or every])) for seed in seeds]
 
 
-def predictor(runs: Runs) -> tuple[dict[str, tuple[float, float]], float, float, float] | None:
-    """({setting: (spread, gain)}, Spearman's correlation of both and its interval); None where the
-    experiment does not tell."""
+class Prediction(NamedTuple):
+    """Whether the spread of reward variance predicts what the filter gains."""
+
+    points: dict[str, tuple[float, float]]  # setting -> (spread, gain)
+    correlation: float  # Spearman's, over settings
+    p: float | None  # of the exact permutation test; None: too few settings
+    verdict: str
+
+    @property
+    def figures(self) -> str:
+        """The correlation and its p-value."""
+        p = f"exact p = {self.p:.3f}" if self.p is not None else f"{len(self.points)} settings"
+        return f"Spearman {self.correlation:+.2f} ({p})"
+
+
+def predictor(runs: Runs) -> Prediction | None:
+    """The correlation of spread and gain over settings; None without a filtered and an unfiltered
+    arm of several settings, or where either is the same in all settings."""
     settings, treatments, seeds = factors(runs)
-    if len(settings) < LEAST_SETTINGS or len(treatments) != 2:
+    if len(settings) < 3 or len(treatments) != 2:
         return None
 
     def spread(rows):
@@ -95,20 +125,59 @@ def predictor(runs: Runs) -> tuple[dict[str, tuple[float, float]], float, float,
     x, y = np.array(list(points.values())).T
     if np.isnan(x).any() or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
-    return points, *with_interval(
-        lambda kept: float(spearmanr(x[kept], y[kept]).statistic), settings
-    )
+    correlation, p = permutation_test(x, y)
+    if len(settings) < LEAST_SETTINGS:
+        return Prediction(points, correlation, None, TOO_FEW)
+    word = "reproduced" if correlation > 0 else "reversed"
+    return Prediction(points, correlation, p, word if p < ERROR else "undecided")
 
 
-def judge(claim: Claim, runs: Runs) -> tuple[str, float, float]:
-    """(reproduced, reversed or undecided, difference, half-width of its interval)."""
+class Judgement(NamedTuple):
+    """What the runs say of a claim."""
+
+    verdict: str
+    mean: float  # difference of the figure
+    half_width: float  # of its 95 % interval
+    p: float | None  # None: nothing was tested
+    figure: str  # by which it was judged
+
+
+def _arms(claim: Claim, runs: Runs) -> list[Runs]:
+    """The runs that a claim compares, an arm each."""
+    every, treatments, _ = factors(runs)
+    names = [claim.treatment] if claim.since_start else [claim.treatment, treatments[-1]]
+    return [
+        {
+            key: rows
+            for key, rows in runs.items()
+            if key[1] == name and key[0] in (claim.settings or every)
+        }
+        for name in names
+    ]
+
+
+def judge(claim: Claim, runs: Runs, experiment: Experiment) -> Judgement:
+    """Judge a claim by the rule above."""
+    _, treatments, seeds = factors(runs)
+    arms, figure = _arms(claim, runs), claim.figure
+    capped = ceiling.at_ceiling(experiment, figure, arms)
+    if capped and ceiling.has_margin(figure, arms):
+        figure, capped = ceiling.margin_of(figure), False
     found = differences(
-        runs, claim.treatment, claim.figure, claim.settings, since_start=claim.since_start
+        runs, claim.treatment, figure, claim.settings, since_start=claim.since_start
     )
     mean, half_width = interval(found)
+    idle = not claim.since_start and is_unchanged(
+        runs, claim.treatment, treatments[-1], claim.settings or None
+    )
+    if idle or capped:
+        word = NOT_TESTABLE if idle else ceiling.CANNOT
+        return Judgement(word, mean, half_width, None, figure)
     if not claim.sign:
-        return judged_within(mean, half_width, MARGIN), mean, half_width
-    return judged(claim.sign * mean, half_width), mean, half_width
+        p = p_within(mean, half_width, len(seeds) - 1, MARGIN)
+        return Judgement(judged_within(mean, half_width, MARGIN), mean, half_width, p, figure)
+    p = p_value(mean, half_width, len(seeds) - 1)
+    return Judgement(judged(claim.sign * mean, half_width), mean, half_width, p, figure)
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
@@ -116,23 +185,37 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     *_, last = experiment.treatments
     found = []
     for claim in experiment.claims:
-        word, mean, half_width = judge(claim, runs)
+        found_here = judge(claim, runs, experiment)
         other = "its start" if claim.since_start else last
         where = f", {', '.join(claim.settings)}" if claim.settings else ""
         text = f"{claim.treatment} {SIDES[claim.sign]} than {other} in `{claim.figure}`{where}"
-        found.append(Verdict(claim.source, text, word, f"{mean:+.3f} +- {half_width:.3f}"))
-    told = predictor(runs)
-    if told:
-        _, value, low, high = told
+        figures = f"{found_here.mean:+.3f} +- {found_here.half_width:.3f}"
+        if found_here.figure != claim.figure:
+            figures += f" in `{found_here.figure}`, which has no ceiling"
+        found.append(Verdict(claim.source, text, found_here.verdict, figures, found_here.p))
+    prediction = predictor(runs)
+    if prediction:
         text = "std(RV) / mean(RV) predicts the filter's gain"
-        figures = f"Spearman {value:+.2f} ({low:+.2f} to {high:+.2f})"
-        found.append(Verdict("table 8", text, predicted(low, high), figures))
+        found.append(Verdict("table 8", text, prediction.verdict, prediction.figures, prediction.p))
     return found
 
 
-def predicted(low: float, high: float) -> str:
-    """What an interval of the correlation of spread and gain says of table 8."""
-    return judged((low + high) / 2, (high - low) / 2)
+def _end_cell(experiment: Experiment, name: str, arm: Runs) -> str:
+    """The mean over seeds of a figure at the end, and whether it stands at its ceiling."""
+    mean = np.mean([end(rows, name) for rows in arm.values()])
+    return f"{mean:.3g}" + (" (ceiling)" if ceiling.at_ceiling(experiment, name, [arm]) else "")
+
+
+def _difference_cell(runs: Runs, treatment: str, setting: str, found: tuple[float, float]) -> str:
+    """The difference of success to the last treatment, or that the treatment changed nothing."""
+    last = factors(runs)[1][-1]
+    if treatment == last:
+        return ""
+    return (
+        SAME
+        if is_unchanged(runs, treatment, last, [setting])
+        else "{:+.3f} +- {:.3f}".format(*found)
+    )
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
@@ -153,17 +236,18 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         f"otherwise, paired by setting and seed; 95 % intervals over {len(seeds)} seeds "
         "(Student's t).",
         "",
-        "| claim | treatment | settings | figure | claimed | difference | verdict |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| claim | treatment | settings | figure | claimed | difference | p | verdict |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for claim in experiment.claims:
-        verdict, mean, half_width = judge(claim, runs)
+        found_here = judge(claim, runs, experiment)
         cells = (
             *(claim.source, claim.treatment, ", ".join(claim.settings) or "all"),
-            f"`{claim.figure}`",
+            f"`{found_here.figure}`",
             SIDES[claim.sign] + (" than at the start" if claim.since_start else ""),
-            f"{mean:+.3f} +- {half_width:.3f}",
-            f"**{verdict}**",
+            f"{found_here.mean:+.3f} +- {found_here.half_width:.3f}",
+            "" if found_here.p is None else f"{found_here.p:.3f}",
+            f"**{found_here.verdict}**",
         )
         lines.append("| " + " | ".join(cells) + " |")
     lines += [
@@ -180,38 +264,41 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     ]
     for setting in settings:
         for treatment in treatments:
-            of_arm = [runs[setting, treatment, seed] for seed in seeds]
+            arm = {(setting, treatment, x): runs[setting, treatment, x] for x in seeds}
             found = interval(differences(runs, treatment, SUCCESS, (setting,)))
             cells = (
-                *(setting, treatment, f"{np.mean([updates(rows) for rows in of_arm]):.0f}"),
-                "" if treatment == treatments[-1] else "{:+.3f} +- {:.3f}".format(*found),
-                *(
-                    f"{np.mean([end(rows, name) for rows in of_arm]):.3g}"
-                    for name in shown.values()
-                ),
+                *(setting, treatment, f"{np.mean([updates(rows) for rows in arm.values()]):.0f}"),
+                _difference_cell(runs, treatment, setting, found),
+                *(_end_cell(experiment, name, arm) for name in shown.values()),
             )
             lines.append("| " + " | ".join(cells) + " |")
-    told = predictor(runs)
-    if told:
-        points, value, low, high = told
+    prediction = predictor(runs)
+    if prediction:
+        few = (
+            f" Fewer than {LEAST_SETTINGS} settings cannot tell: chance alone orders four of them "
+            "perfectly, one way or the other, in one case of twelve."
+        )
         lines += [
             "",
             "## Does the spread of reward variance predict the gain?",
             "",
             f"RAGEN-2, table 8: where std(RV) / mean(RV) is larger the filter gains more. "
-            f"Spearman's correlation over settings: {value:+.2f} ({low:+.2f} to {high:+.2f}): "
-            f"**{predicted(low, high)}**.",
+            f"{prediction.figures}, over settings: **{prediction.verdict}**."
+            + (few if prediction.p is None else ""),
             "",
             "| setting | std(RV) / mean(RV) at the start, without filter | gain in success |",
             "| --- | --- | --- |",
-            *(f"| {name} | {x:.2f} | {y:+.3f} |" for name, (x, y) in points.items()),
+            *(f"| {name} | {x:.2f} | {y:+.3f} |" for name, (x, y) in prediction.points.items()),
         ]
     lines += [
         "",
         "The rule, fixed before the runs: of success the mean of the last two evaluations, of "
         f"other figures that of their last {OF_OTHERS} values; reproduced where the interval "
         "lies on the side that is claimed, reversed on the other; where no difference is claimed, "
-        f"reproduced where it lies within {MARGIN:g} of 0."
+        f"reproduced where it lies within {MARGIN:g} of 0. Figures marked (ceiling) stand at "
+        f"{ceiling.AT:.0%} or more of their ceiling, the logarithm of the number of prompts; a "
+        "claim whose sides both do cannot be judged by them. p-values are of each claim alone; "
+        "[claims](claims.md) corrects them for all claims."
         + (
             " Arms run side by side: seconds are the processor's."
             if "CPU s a step" in shown

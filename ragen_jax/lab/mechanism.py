@@ -14,7 +14,8 @@ What counts was fixed before the runs:
                 task's gradient is larger on the two upper quarters than on the two lower ones, that
                 of the entropy bonus is the same: within FLAT. Differences over the mean of all
 
-Each is an interval over seeds (95 %, Student's t) that lies on one side of 0.
+Each is an interval over seeds (Student's t) that lies on one side of 0; its confidence is that of
+the look at which the experiment ended (looks.py), 95 % without looks.
 """
 
 from pathlib import Path
@@ -34,7 +35,10 @@ from ragen_jax.lab.curves import (
     judged,
     judged_within,
 )
+from ragen_jax.lab.identical import is_unchanged
+from ragen_jax.lab.looks import confidence, looks
 from ragen_jax.lab.organism import GROUNDED, MI
+from ragen_jax.lab.statistics import ERROR, p_value, p_within
 
 ALL, UPPER, LOWER = "bonus on all", "bonus on the upper half", "bonus on the lower half"
 QUARTERS = 4
@@ -64,9 +68,9 @@ def pulls(runs: Runs) -> np.ndarray:
     return np.reshape(found, (len(seeds), QUARTERS, len(PARTS)))
 
 
-def slope_of_norms(runs: Runs, part: str, measurement: int) -> tuple[float, float]:
-    """(mean, 95 % half-width over seeds) of the upper quarters' norms less the lower ones', over
-    the mean of all."""
+def slope_of_norms(runs: Runs, part: str, measurement: int, level: float) -> tuple[float, float]:
+    """(mean, half-width over seeds at confidence `level`) of the norms of the upper quarters less
+    those of the lower quarters, over the mean of all."""
     ((setting,), _, seeds) = factors(runs)
     found = []
     for seed in seeds:
@@ -78,23 +82,35 @@ def slope_of_norms(runs: Runs, part: str, measurement: int) -> tuple[float, floa
             ]
         )
         found.append(float((norm_Q[2:].mean() - norm_Q[:2].mean()) / norm_Q.mean()))
-    return interval(found)
+    return interval(found, confidence=level)
 
 
-def figure_3(runs: Runs) -> list[Verdict]:
+def level_of(experiment: Experiment, runs: Runs) -> float:
+    """The confidence of the page's verdicts."""
+    return confidence(experiment, len(factors(runs)[2]))
+
+
+def spent(p: float, level: float) -> float:
+    """A p-value as of one look at all seeds: below 0.05 where the interval at `level` decides."""
+    return min(1.0, p * ERROR / (1 - level))
+
+
+def figure_3(experiment: Experiment, runs: Runs) -> list[Verdict]:
     """Of each moment and part: does the norm of its gradient go with reward variance?"""
     found = []
+    level, df = level_of(experiment, runs), len(factors(runs)[2]) - 1
     for when, measurement in MOMENTS.items():
         for part, claim in (("task", "grows with reward variance"), ("entropy", "does not")):
-            mean, half_width = slope_of_norms(runs, part, measurement)
-            word = (
-                judged(mean, half_width)
-                if part == "task"
-                else judged_within(mean, half_width, FLAT)
-            )
+            mean, half_width = slope_of_norms(runs, part, measurement, level)
+            if part == "task":
+                word = judged(mean, half_width)
+                p = p_value(mean, half_width, df, confidence=level)
+            else:
+                word = judged_within(mean, half_width, FLAT)
+                p = p_within(mean, half_width, df, FLAT, confidence=level)
             text = f"{when} the norm of the {part} gradient {claim}"
             figures = f"upper minus lower half, over the mean: {mean:+.2f} +- {half_width:.2f}"
-            found.append(Verdict("figure 3", text, word, figures))
+            found.append(Verdict("figure 3", text, word, figures, spent(p, level)))
     return found
 
 
@@ -113,38 +129,50 @@ def pull_of_entropy(runs: Runs) -> tuple[list[float], list[float]]:
     return entropy_SQ[:, :2].sum(1).tolist(), entropy_SQ[:, 2:].sum(1).tolist()
 
 
-def predictions(runs: Runs) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(mean, 95 % half-width) of both of the theory's: by how much harder the entropy part of the
-    lower half pulls towards templates, and how much more a bonus on the upper half keeps."""
+def predictions(
+    experiment: Experiment, runs: Runs
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(mean, half-width at the page's confidence) of both predictions of the theory: by how much
+    harder the entropy part of the lower half pulls towards templates, and how much more information
+    a bonus on the upper half keeps."""
     lower_S, upper_S = pull_of_entropy(runs)
     harder = [upper - lower for lower, upper in zip(lower_S, upper_S, strict=True)]
-    return interval(harder), interval(primary(runs))
+    level = level_of(experiment, runs)
+    return interval(harder, confidence=level), interval(primary(runs), confidence=level)
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     """Both predictions of the theory, and figure 3."""
-    of_pull, of_bonus = predictions(runs)
+    of_pull, of_bonus = predictions(experiment, runs)
+    level, df = level_of(experiment, runs), len(factors(runs)[2]) - 1
+
+    def p_of(estimate):
+        return spent(p_value(*estimate, df, confidence=level), level)
+
+    idle = is_unchanged(runs, UPPER, LOWER)
     return [
         Verdict(
             "section 5",
             "the entropy bonus pulls harder towards templates on prompts of low reward variance",
             judged(*of_pull),
             "lower minus upper half {:+.3g} +- {:.2g}".format(*of_pull),
+            p_of(of_pull),
         ),
         Verdict(
             "section 5",
             "a bonus on the upper half alone keeps more information than one on the lower half",
-            judged(*of_bonus),
+            "not testable (the same runs)" if idle else judged(*of_bonus),
             "{:+.3f} +- {:.3f}".format(*of_bonus),
+            None if idle else p_of(of_bonus),
         ),
-        *figure_3(runs),
+        *figure_3(experiment, runs),
     ]
 
 
-def verdict(runs: Runs) -> str:
+def verdict(experiment: Experiment, runs: Runs) -> str:
     """Sentences: both predictions of the theory."""
     lower_S, upper_S = pull_of_entropy(runs)
-    of_pull, of_bonus = predictions(runs)
+    of_pull, of_bonus = predictions(experiment, runs)
     words = {
         "reproduced": "as predicted",
         "undecided": "no difference seen",
@@ -168,7 +196,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         f"{len(runs)} runs of {steps} steps without filter, seeds {', '.join(map(str, seeds))}; "
         f"{setting}. Written by that command.",
         "",
-        verdict(runs),
+        verdict(experiment, runs),
         "",
         f"![pull by quarter, and information]({picture})",
         "",
@@ -190,7 +218,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         lines.append(f"| {quarter + 1} | {variance:.3g} | " + " | ".join(cells) + " |")
     lines += ["", "## Figure 3 of RAGEN-2, before and after", ""]
     lines += ["| claim | verdict | figures |", "| --- | --- | --- |"]
-    lines += [f"| {v.claim} | **{v.verdict}** | {v.figures} |" for v in figure_3(runs)]
+    lines += [f"| {v.claim} | **{v.verdict}** | {v.figures} |" for v in figure_3(experiment, runs)]
     lines += [
         "",
         "## Where the bonus lies",
@@ -207,7 +235,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         compared = cures.difference(runs, cures.kept, name, ALL)
         cells = (
             *(name, f"{mean(cures.kept, name):.2f}"),
-            "" if name == ALL else "{:+.2f} +- {:.2f}".format(*compared),
+            "" if name == ALL else cures.shown(runs, name, ALL, compared),
             f"> {steps}" if np.isinf(middle) else f"{middle:.0f}",
             *(
                 f"{mean(lambda rows, x=x: cures.last(rows, x), name):.2f}"
@@ -220,7 +248,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "The rule, fixed before the runs: the paper's theory predicts that the entropy part of "
         "the two lower quarters pulls harder towards templates than that of the two upper ones, "
         "and that a bonus on the upper half of a step's groups alone keeps more information than "
-        "one on the lower half alone; each counts where its interval over seeds leaves 0 out. "
+        "one on the lower half alone; each counts where its interval over seeds excludes 0, at a "
+        f"confidence of {level_of(experiment, runs):.1%}, which leaves the rest of the error of 5 "
+        f"% to looks at fewer seeds ({len(looks(experiment))} looks in all). "
         "Before and after: the first and the last measurement of a run with a bonus on all; the "
         f"entropy gradient is called the same where the interval lies within {FLAT:g} of 0.",
     ]

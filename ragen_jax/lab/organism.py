@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ragen_jax.configs.experiments import Experiment
+from ragen_jax.lab.ceiling import CANNOT, at_ceiling
 from ragen_jax.lab.curves import (
     SUCCESS,
     Rows,
@@ -32,6 +33,8 @@ from ragen_jax.lab.curves import (
     judged,
     updates,
 )
+from ragen_jax.lab.identical import SAME, distinct, is_unchanged
+from ragen_jax.lab.statistics import judge_count, p_value
 
 MI, RELEASED, RETRIEVAL = "probe/mi_seq", "probe/mi_released", "probe/retrieval_acc"
 ENTROPY, VALID_RATE = "probe/h_cond", "probe/valid_rate"
@@ -105,25 +108,38 @@ def verdict(runs: Runs) -> str:
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     """Collapse without filter in more than half of the runs; what the first treatment changes of
-    information behind half of the updates, and of success at the end."""
-    _, (filtered, *_, plain), _ = factors(runs)
-    falls = [fall(rows) for (_, treatment, _), rows in runs.items() if treatment == plain]
-    count = sum(f.collapsed is True for f in falls)
+    information after half of the updates, and of success at the end."""
+    _, (filtered, *_, plain), seeds = factors(runs)
+    plain_runs = distinct({key: rows for key, rows in runs.items() if key[1] == plain})
+    falls = [fall(rows) for rows in plain_runs.values()]
+    count, no, undecided = (sum(f.collapsed is x for f in falls) for x in (True, False, None))
+    word, p, (low, high) = judge_count(count, no, undecided)
+    more = f", {undecided} undecided" if undecided else ""
     found = [
         Verdict(
             "section 4",
             "without filter reasoning loses its input while H(Z\\|X), validity and success stay",
-            "reproduced" if 2 * count > len(falls) else "not reproduced",
-            f"{count} of {len(falls)} runs",
+            word,
+            f"{count} of {len(falls)} runs{more} (95 %: {low:.2f} to {high:.2f})",
+            p,
         )
     ]
     for claim, figure, share in (
         ("filtering slows the loss of `mi_seq`", MI, 0.5),
         ("filtering raises success", SUCCESS, 1.0),
     ):
+        if is_unchanged(runs, filtered, plain):
+            idle = "not testable (the same runs)"
+            found.append(Verdict("section 5", claim, idle, f"{filtered} changed nothing"))
+            continue
         for mean, half_width in compare(runs, figure, filtered, plain, share=share).values():
-            text = f"{mean:+.3f} +- {half_width:.3f} behind {share:.0%} of the updates"
-            found.append(Verdict("section 5", claim, judged(mean, half_width), text))
+            text = f"{mean:+.3f} +- {half_width:.3f} after {share:.0%} of the updates"
+            p = p_value(mean, half_width, len(seeds) - 1)
+            word = judged(mean, half_width)
+            arms = [{k: r for k, r in runs.items() if k[1] == x} for x in (filtered, plain)]
+            if at_ceiling(experiment, figure, arms):
+                word, p = CANNOT, None
+            found.append(Verdict("section 5", claim, word, text, p))
     return found
 
 
@@ -146,7 +162,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         "the one before, is below three quarters of the highest such average before. A run "
         f"collapsed into templates if it lost information, kept success for {LEAD} more steps, and "
         f"up to then at least {VALID:.0%} of the probe's replies were valid and their H(Z|X) no "
-        "lower than at first; a run that ends before that is undecided.",
+        "lower than at first; a run that ends before that is undecided, and counts for neither "
+        "side: the claim is reproduced where the exact binomial test says that more than half of "
+        "the runs do, reversed where it says that fewer do (at least six runs are needed).",
         "",
         "## Every run",
         "",
@@ -174,6 +192,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             shown = [
                 "{:+.3f} +- {:.3f}".format(*next(iter(x.values()))) if x else "" for x in found
             ]
+            if is_unchanged(runs, name, plain):
+                shown = [SAME] * len(FIGURES)
             lines.append(f"| {name} | {share:.0%} | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
 

@@ -14,6 +14,7 @@ from ragen_jax.lab import (
     tasks,
 )
 from ragen_jax.lab.curves import Runs
+from ragen_jax.lab.identical import describe
 from ragen_jax.whole import write_whole
 
 PAGES = {
@@ -53,6 +54,8 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
     head = ["# Laboratory: " + name, "", experiment.question, ""]
     head += ["```bash", f"python -m ragen_jax.lab {words}", "```", ""]
     head += [f"{len(runs)} runs of about {experiment.minutes:.2g} minutes, each on one core.", ""]
+    if alike := describe(runs):
+        head += [alike, ""]
     text = "\n".join(head) + "\n" + page.markdown(experiment, runs, picture.name)
     text += f"\n## What would change our mind\n\n{experiment.doubt}\n"
     write_whole(path, text)

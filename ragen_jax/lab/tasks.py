@@ -16,6 +16,7 @@ import numpy as np
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.anatomy import CLASSES
+from ragen_jax.lab.ceiling import AT
 from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, factors
 
 MI, RETRIEVAL, CHANCE = "probe/mi_seq", "probe/retrieval_acc", "probe/retrieval_chance"
@@ -89,7 +90,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         f"The rule, fixed before the runs: little to lose, below {LITTLE:g} nats at the start; "
         "kept, at least half of it at the end; else lost, into templates where H(Z|X) is still at "
         f"least {HELD:.0%} of what it was, with its words where that fell, too; form lost, where "
-        f"fewer than {VALID:.0%} of the replies are valid at the end.",
+        f"fewer than {VALID:.0%} of the replies are valid at the end. (ceiling): at the end at "
+        f"least {AT:.0%} of log N, N the probe's questions; that information was kept there means "
+        "that every question is still named, and a loss that leaves that so cannot be seen.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -101,10 +104,12 @@ def _line(task: str, rows: Rows) -> str:
         start, end = ends(rows, name)
         return f"{start:.{digits}f} -> {end:.{digits}f}"
 
+    highest = -np.log(ends(rows, CHANCE)[1])  # nats, of mi_seq
+    capped = " (ceiling)" if ends(rows, MI)[1] >= AT * highest else ""
     groups = [ends(rows, name) for name in ANATOMY]
     kinds = " -> ".join(" / ".join(f"{x[i]:.0%}" for x in groups) for i in (0, 1))
     cells = (
-        *(f"`{task}`", fate(rows), change(MI), change(ENTROPY)),
+        *(f"`{task}`", fate(rows), change(MI) + capped, change(ENTROPY)),
         f"{change(RETRIEVAL)} ({ends(rows, CHANCE)[1]:.2f})",
         *(change(VALID_RATE), change(SUCCESS), change(VARIANCE, 3), kinds),
     )

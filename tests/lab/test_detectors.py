@@ -6,10 +6,19 @@ from scipy.stats import mannwhitneyu
 
 from ragen_jax.configs import sokoban
 from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.lab import detectors
+from ragen_jax.lab import detectors, noise
 from ragen_jax.lab.arms import Arm
 from ragen_jax.lab.curves import SUCCESS
-from ragen_jax.lab.detectors import HEALTHY, Reading, area, area_interval, judge, read, truth
+from ragen_jax.lab.detectors import (
+    HEALTHY,
+    Reading,
+    area,
+    area_interval,
+    area_p,
+    judge,
+    read,
+    truth,
+)
 from ragen_jax.lab.organism import GROUNDED, MI
 from ragen_jax.lab.pages import figures, write_page
 from ragen_jax.lab.recorded import cut, read_runs, write_runs
@@ -74,24 +83,105 @@ def test_the_area_is_that_of_mann_and_whitney():
     assert np.isnan(area([Reading(np.arange(2), np.zeros(2), np.zeros(2, bool))]))
 
 
-@pytest.mark.parametrize("shift, of_runs", [(1.0, 0.5), (2.0, 0.5), (0.0, 0.5)])
-def test_the_interval_holds_as_often_as_it_says(shift, of_runs):
-    """Twelve runs, half of which collapse, whose figures differ from run to run."""
+def covered(runs, shift, of_runs, varying, *, worlds):
+    """(coverage, mean width, p of the true AUC below 0.05) of intervals over simulated runs.
+
+    Half of the runs collapse, by a shift that varies from run to run; figures differ between runs.
+    """
     rng = np.random.default_rng(1)
 
     def world():
         readings = []
-        for i in range(12):
-            collapsed = np.arange(39) >= (rng.integers(3, 8) if i < 6 else 39)
-            score = shift * collapsed + of_runs * rng.normal() + rng.normal(size=39)
+        for i in range(runs):
+            collapsed = np.arange(39) >= (rng.integers(3, 8) if i < runs // 2 else 39)
+            moved = shift * (1 + varying * rng.normal()) * collapsed
+            score = moved + of_runs * rng.normal() + rng.normal(size=39)
             readings.append(Reading(np.arange(39), score, collapsed))
         return readings
 
-    true = np.mean([area(world()) for _ in range(300)])
-    intervals = [area_interval(world()) for _ in range(150)]
-    held = np.mean([low <= true <= high for low, high in intervals])
-    assert 0.89 <= held <= 0.99
-    assert np.mean([high - low for low, high in intervals]) < 0.5
+    true = float(np.mean([area(world()) for _ in range(4 * worlds)]))
+    found = [world() for _ in range(worlds)]
+    intervals = [area_interval(readings) for readings in found]
+    missed = [not low <= true <= high for low, high in intervals]
+    assert missed == [area_p(readings, true) < 0.05 for readings in found]
+    return true, 1 - np.mean(missed), np.mean([high - low for low, high in intervals])
+
+
+@pytest.mark.parametrize("shift", [0.0, 2.0, 5.0])
+def test_the_interval_of_an_area_covers_it(shift):
+    """At the size of experiment detectors; an AUC of 0.5, 0.85 and 0.99."""
+    true, held, width = covered(12, shift, 1.0, 0.0, worlds=150)
+    assert true == pytest.approx({0.0: 0.5, 2.0: 0.845, 5.0: 0.994}[shift], abs=0.02)
+    assert held >= 0.92 and width < {0.0: 0.5, 2.0: 0.35, 5.0: 0.15}[shift]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("varying", [0.0, 0.4])
+@pytest.mark.parametrize("of_runs", [0.2, 1.0])
+@pytest.mark.parametrize("runs", [8, 12])
+def test_the_interval_of_an_area_covers_it_everywhere(runs, of_runs, varying):
+    """AUC 0.5 to 1.0, few runs that differ, collapses that differ."""
+    for shift in (0.0, 1.0, 2.0, 3.5, 5.0):
+        _, held, _ = covered(runs, shift, of_runs, varying, worlds=250)
+        assert held >= 0.92, (shift, held)  # 0.93, less a standard error of 250 worlds
+
+
+def noise_figure(rng, kind, runs):
+    """A figure that has nothing to do with the runs, put in place of MI."""
+    found = {}
+    for key, rows in runs.items():
+        steps = rng.normal(0, 0.05, sum(MI in row for row in rows))
+        values = iter(20 + (steps.cumsum() if kind == "drift" else steps))
+        found[key] = [row | {MI: next(values)} if MI in row else row for row in rows]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["white", "drift"])
+def test_a_detector_of_noise_is_marked_as_such(kind):
+    """A page of thirty figures, all noise: hardly ever does a page call one of them a detector."""
+    rng, runs = np.random.default_rng(2), many()
+    control = detectors.controls(runs)
+    seen = [judge(noise_figure(rng, kind, runs), MI) for _ in range(60)]
+    assert sum(detectors.beyond(x, control) != "**no**" for x in seen) <= 1
+    # The control says how often noise is seen, and how early.
+    low, middle, high = control[kind].spread("runs")
+    assert low <= np.mean([x.runs for x in seen]) <= high
+    assert abs(np.median([x.runs for x in seen]) - middle) <= 1
+    leads = [x.lead for x in seen if x.lead is not None]
+    low, _, high = control[kind].spread("lead")
+    assert np.mean([low <= x <= high for x in leads]) > 0.85
+    real = judge(runs, MI)
+    assert detectors.beyond(real, control) == "yes"
+    turned = {k: [r | ({MI: 9 - r[MI]} if MI in r else {}) for r in v] for k, v in runs.items()}
+    assert detectors.beyond(judge(turned, MI), control) == "yes, the other way"
+
+
+def test_the_control_counts_by_hand():
+    """Two probes after the baseline: of a noise detector the AUC is that of Mann and Whitney."""
+    truths = {
+        "ill": noise.Truth(np.array([8, 12]), np.array([False, True]), False, 20.0),
+        "well": noise.Truth(np.array([8, 12]), np.array([False, False]), True, None),
+        "fine": noise.Truth(np.array([8, 12]), np.array([False, False]), True, None),
+    }
+    draws = noise.control(truths, "white", baseline=2, level=0.5).draws
+    assert set(np.round(draws["auc"] * 5, 9)) == set(map(float, range(6)))  # one against five
+    assert draws["auc"].mean() == pytest.approx(0.5, abs=0.03)
+    assert set(draws["runs"]) == {0.0, 1.0}
+    delays = draws["delay"][draws["runs"] == 1]
+    assert set(delays) == {-4.0, 0.0} and np.isnan(draws["delay"][draws["runs"] == 0]).all()
+    assert np.array_equal(draws["lead"][draws["runs"] == 1], 20 - (delays + 12))
+
+
+def many():
+    """Six runs that collapse and six that do not, as in experiment detectors."""
+    rng, runs = np.random.default_rng(4), {}
+    for seed in range(6):
+        onset = int(rng.integers(4, 9))
+        grounded = [0.5] * onset + [0.1] * (40 - onset)
+        mi = np.array([2.0] * onset + [0.5] * (40 - onset)) + rng.normal(0, 0.02, 40)
+        runs["entropy 0.05", "no filter", seed] = run(mi, grounded)
+        runs[HEALTHY, "no filter", seed] = run(2.0 + rng.normal(0, 0.02, 40), [0.5] * 40)
+    return runs
 
 
 def test_one_run_that_decides_alone_leaves_the_area_open():
@@ -119,7 +209,7 @@ def world():
 def test_what_tells_is_told_from_what_does_not(tmp_path):
     runs = world()
     mi, entropy = judge(runs, MI), judge(runs, ENTROPY)
-    assert mi.auc == 1 and mi.low > 0.9 and mi.runs == 3 and mi.delay == 0
+    assert mi.auc == 1 and 0.75 < mi.low < 0.9 and mi.runs == 3 and mi.delay == 0
     # Means of two evaluations: 0.4 to step 40, 0.25 at 60, below 0.3 two thirds of the way.
     assert mi.lead == pytest.approx(40 + 20 * 2 / 3 - 16)
     assert mi.false < 0.2
@@ -130,9 +220,9 @@ def test_what_tells_is_told_from_what_does_not(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "detectors.md"
     text = write_page("detectors", path, "run detectors", EXPERIMENTS["detectors"], runs)
-    assert "| `probe/mi_seq` | fall | 1.00 (1.00 to 1.00) | " in text
-    assert "3 of 3 | +0 | +37 |" in text
-    assert "| `regime/alarm` | | | 2 of 3 runs | 3 of 3 | +4 | |" in text
+    assert "| `probe/mi_seq` | fall | 1.00 (0.78 to 1.00) | " in text
+    assert "3 of 3 ~ | +0 ~ | +37 ~ | yes |" in text
+    assert "| `regime/alarm` | | | 2 of 3 runs | 3 of 3 | +4 | | |" in text
     assert "3 of 3 runs with the entropy bonus fell below half" in text
     assert text.index("`probe/mi_seq`") < text.index("`update/entropy`")
     plan = [Arm(*key, sokoban.get_config()) for key in runs]

@@ -15,6 +15,9 @@ from ragen_jax.lab.pages import PAGES, write_page
 pytestmark = pytest.mark.fast
 
 
+EXPERIMENT = EXPERIMENTS["groups"]
+
+
 def run(success, mi, time=1.0):
     """Twenty steps: success every fifth, MI every second."""
     rows = [{"step": 0, SUCCESS: 0.3}]
@@ -60,11 +63,13 @@ def test_verdicts():
         (Claim("", "top-p", sign=0, settings=("a",)), "reversed"),
         (Claim("", "top-p", figure=TIME, sign=-1, settings=("a",)), "reproduced"),
     ):
-        verdict, mean, half_width = judge(claim, runs)
-        assert verdict == expected and half_width < 0.05
-    assert judge(Claim("", "top-p", settings=("a",)), runs)[1] == pytest.approx(0.1, abs=0.02)
+        found = judge(claim, runs, EXPERIMENT)
+        assert found.verdict == expected and found.half_width < 0.05
+        assert (found.p < 0.05) == (expected != "undecided")
+    found = judge(Claim("", "top-p", settings=("a",)), runs, EXPERIMENT)
+    assert found.mean == pytest.approx(0.1, abs=0.02)
     wide = world((0.02, 0.02), noise=0.03)
-    assert judge(Claim("", "top-p", sign=0), wide)[0] == "undecided"
+    assert judge(Claim("", "top-p", sign=0), wide, EXPERIMENT).verdict == "undecided"
 
 
 def test_the_page(tmp_path):
@@ -109,19 +114,21 @@ def test_what_has_become_of_the_same_runs():
             long = 30.0 if row["step"] <= 10 else 20.0 + 0.1 * seed
             row[gains.LENGTH] = long if treatment == "top-p" else 100.0
     claim = Claim("", "top-p", gains.LENGTH, -1, since_start=True)
-    verdict, mean, half_width = judge(claim, runs)
-    assert verdict == "reproduced" and mean == pytest.approx(-9.9) and half_width < 0.5
-    assert judge(dataclasses.replace(claim, treatment="none"), runs)[0] == "undecided"
+    found = judge(claim, runs, EXPERIMENT)
+    assert found.verdict == "reproduced" and found.half_width < 0.5
+    assert found.mean == pytest.approx(-9.9)
+    other = judge(dataclasses.replace(claim, treatment="none"), runs, EXPERIMENT)
+    assert other.verdict == "undecided"
     # Of success the first evaluation: 0.3, and 0.5 to 0.6 at the end.
     claim = Claim("", "top-p", since_start=True)
-    assert judge(claim, runs)[1] == pytest.approx(0.25, abs=0.02)
+    assert judge(claim, runs, EXPERIMENT).mean == pytest.approx(0.25, abs=0.02)
 
 
 def test_spread_of_reward_variance_against_gain():
-    """Five settings, the filter of which gains a tenth of their spread of reward variance."""
+    """Six settings, the filter of which gains a tenth of their spread of reward variance."""
     rng = np.random.default_rng(0)
     runs = {}
-    for i in range(5):
+    for i in range(6):
         for seed in range(3):
             for treatment, more in (("top-p", 0.04 * i), ("none", 0.0)):
                 rows = run(0.4 + more + rng.normal(0, 0.002), 1.0)
@@ -131,11 +138,15 @@ def test_spread_of_reward_variance_against_gain():
                         gains.SPREAD: 0.8 * i if treatment == "none" else 9,
                     }
                 runs[f"s{i}", treatment, seed] = rows
-    points, value, low, _ = gains.predictor(runs)
-    assert points["s3"] == pytest.approx((1.2, 0.12), abs=0.01)
-    assert value > 0.99 and low > 0.9
+    found = gains.predictor(runs)
+    assert found.points["s3"] == pytest.approx((1.2, 0.12), abs=0.01)
+    assert found.correlation == pytest.approx(1) and found.verdict == "reproduced"
+    assert found.p == pytest.approx(2 / 720)  # of all orders of six, this and its reverse
     text = gains.markdown(dataclasses.replace(EXPERIMENTS["groups"], claims=()), runs, "g.png")
-    assert "over settings: +1.00 (+1.00 to +1.00): **reproduced**" in text
+    assert "Spearman +1.00 (exact p = 0.003), over settings: **reproduced**" in text
     assert "| s3 | 1.20 | +0.1" in text
-    few = {key: rows for key, rows in runs.items() if key[0] < "s3"}
-    assert gains.predictor(few) is None
+    few = {key: rows for key, rows in runs.items() if key[0] < "s5"}
+    assert gains.predictor(few).verdict == "too few settings" and gains.predictor(few).p is None
+    text = gains.markdown(dataclasses.replace(EXPERIMENT, claims=()), few, "g.png")
+    assert "**too few settings**. Fewer than 6 settings cannot tell" in text
+    assert gains.predictor({key: rows for key, rows in runs.items() if key[0] < "s2"}) is None

@@ -40,6 +40,11 @@ def rows(success, mi, *, entropy=0.2, updates=4):
     return found
 
 
+def of_seed(made, seed, name=""):
+    """The same rows, marked so that two seeds do not count as identical runs."""
+    return [row | {"seed": f"{name}{seed}"} for row in made]
+
+
 HEALTHY = rows([0.4, 0.5, 0.6], [0.15] * 20)
 # At step 10 MI is the mean of steps 9 to 13: (2 * 0.15 + 3 * 0) / 5 = 0.06 < 0.075.
 COLLAPSED = rows([0.4, 0.5, 0.2], [0.15] * 10 + [0.0] * 10)
@@ -93,26 +98,34 @@ def test_interval_by_hand():
 
 
 def test_verdicts_by_hand():
-    fine = {("a", f, s): HEALTHY for f in ("filter", "none") for s in (0, 1)}
-    assert "Not tested" in collapse.order_verdict(fine)
-    assert "Not tested" in collapse.filter_verdict(fine)
-    bad = fine | {("a", "none", 0): COLLAPSED, ("a", "none", 1): COLLAPSED}
+    fine = {("a", f, s): of_seed(HEALTHY, s, f) for f in ("filter", "none") for s in range(6)}
+    assert "Not testable" in collapse.order_verdict(fine)
+    assert "Not testable" in collapse.filter_verdict(fine)
+    bad = fine | {("a", "none", s): of_seed(COLLAPSED, s) for s in range(6)}
     text = collapse.order_verdict(bad)
-    assert text.startswith("**Reproduced.** 2 of 4 runs lost half of their success. In 2 of them ")
-    assert "in 0 `mi_seq` had; in 2 of the former entropy" in text
+    assert text.startswith("**Reproduced.** 6 of 12 runs lost half of their success. In 6 of them ")
+    assert "in 0 `mi_seq` had; in 6 of the former entropy" in text
+    five = {key: value for key, value in bad.items() if key[2] < 5}
+    assert collapse.order_verdict(five).startswith("**Undecided.**")  # five cannot tell
     # At step 18.3 a sixth of the 0.06 of step 10 was left.
     assert "`mi_released` stood at 0.07 to 0.07 (median 0.07) of its highest" in text
     assert "`mi_seq` at 1.00 to 1.00 (median 1.00)" in text
     text = collapse.filter_verdict(bad)
-    assert text.startswith("**Reproduced.** 2 runs with none")
+    assert text.startswith("**Reproduced.** 6 runs with none")
     assert "on average: 0.20 with none, 0.60 with filter." in text
-    both = bad | {("a", "filter", 0): COLLAPSED}
-    assert collapse.filter_verdict(both).startswith("**Reproduced in part.**")
+    both = bad | {("a", "filter", 0): of_seed(COLLAPSED, 0, "filter")}
+    assert collapse.filter_verdict(both).startswith("**Undecided.**")
     # Success was lost, but not MI.
     other = rows([0.4, 0.5, 0.1], [0.15] * 20)
-    none = {key: other for key in fine}
-    assert collapse.order_verdict(none).startswith("**Not reproduced at this scale.**")
-    assert collapse.filter_verdict(none).startswith("**Not reproduced at this scale.**")
+    none = {key: of_seed(other, key[2], key[1]) for key in fine}
+    assert collapse.order_verdict(none).startswith("**Reversed.**")
+    assert collapse.filter_verdict(none).startswith("**Reversed.**")
+    # Runs that the filter left identical say nothing of it.
+    same = {key: of_seed(other, key[2]) for key in fine}
+    assert collapse.filter_count(same) == (0, 0, 0)
+    assert collapse.verdicts(EXPERIMENTS["collapse"], same)[1].verdict == "not testable"
+    # Runs of a pair that disagree count for neither side.
+    assert collapse.order_count(bad | {("a", "filter", 0): other}) == (5, 0, 1)
     # MI went behind success (which passed half at step 6.7; MI does at 8.3).
     late = {("a", "none", 0): rows([0.4, 0.1, 0.1], [0.15] * 10 + [0.0] * 10)}
     assert "In 0 of them `mi_released`" in collapse.order_verdict(late)
@@ -125,15 +138,15 @@ def test_verdicts_by_hand():
 
 def test_the_words_of_the_claims():
     bad = {
-        ("a", f, s): COLLAPSED if f == "none" else HEALTHY for f in ("f", "none") for s in (0, 1)
+        ("a", f, s): of_seed(COLLAPSED if f == "none" else HEALTHY, s)
+        for f in ("f", "none")
+        for s in range(6)
     }
     words = [v.verdict for v in collapse.verdicts(EXPERIMENTS["collapse"], bad)]
     assert words == ["reproduced", "reproduced"]
     fine = dict.fromkeys(bad, HEALTHY)
     words = [v.verdict for v in collapse.verdicts(EXPERIMENTS["collapse"], fine)]
-    assert words == ["not tested: no run lost half of its success"] + [
-        "not tested: no run with none lost half of its success"
-    ]
+    assert words == ["not testable"] * 2
 
 
 def test_the_alarm_is_judged_by_when_it_came():
@@ -402,13 +415,30 @@ def test_the_page_of_the_organism(tmp_path):
     # After 15 of 60 steps: probes of steps 4, 8 and 12, of which the last differ by 0.5.
     assert "| top-p | 25% | +0.167 +- 0.000 |" in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    judged = [v.verdict for v in organism.verdicts(EXPERIMENTS["organism"], runs)]
-    assert judged == ["reproduced"] * 3  # collapse without; both differences
-    even = {key: TEMPLATES for key in runs}
-    judged = [v.verdict for v in organism.verdicts(EXPERIMENTS["organism"], even)]
-    assert judged == ["reproduced", "undecided", "undecided"]
-    well = {key: kept for key in runs}
-    assert organism.verdicts(EXPERIMENTS["organism"], well)[0].verdict == "not reproduced"
+
+    def judged(made):
+        return [v.verdict for v in organism.verdicts(EXPERIMENTS["organism"], made)]
+
+    assert judged(runs) == ["undecided", "reproduced", "reproduced"]  # two runs; both differences
+    six = {
+        ("s", name, seed): of_seed(rows_, seed, name)
+        for seed in range(6)
+        for name, rows_ in (("top-p", kept), ("no filter", TEMPLATES))
+    }
+    assert judged(six) == ["reproduced"] * 3
+    even = {key: of_seed(TEMPLATES, key[2], key[1]) for key in six}
+    assert judged(even) == ["reproduced", "undecided", "undecided"]
+    idle = {key: of_seed(TEMPLATES, key[2]) for key in six}
+    assert judged(idle) == ["reproduced", *["not testable (the same runs)"] * 2]
+    assert "| top-p | 100% | the same runs |" in organism.markdown(
+        EXPERIMENTS["organism"], idle, "x.png"
+    )
+    well = {key: of_seed(kept, key[2], key[1]) for key in six}
+    assert judged(well)[0] == "reversed"
+    # Runs that end before the rule can tell are undecided, not against the claim.
+    short = {key: of_seed(TEMPLATES[:25], key[2], key[1]) for key in six}
+    (claim, *_) = organism.verdicts(EXPERIMENTS["organism"], short)
+    assert claim.verdict == "undecided" and "0 of 6 runs, 6 undecided" in claim.figures
     # The page can be made again of the rows beside it.
     plan = [Arm(*key, sokoban.get_config()) for key in runs]
     write_runs(

@@ -7,7 +7,8 @@ import pytest
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab import mechanism
-from ragen_jax.lab.curves import SUCCESS
+from ragen_jax.lab.curves import SUCCESS, interval
+from ragen_jax.lab.looks import certain, looks
 from ragen_jax.lab.mechanism import ALL, LOWER, UPPER
 from ragen_jax.lab.organism import GROUNDED, MI
 from ragen_jax.lab.pages import write_page
@@ -70,7 +71,7 @@ def test_only_what_is_before_the_loss_counts():
     ],
 )
 def test_both_predictions(lower, upper, kept, words):
-    text = mechanism.verdict(world(lower, upper, *kept))
+    text = mechanism.verdict(EXPERIMENTS["mechanism"], world(lower, upper, *kept))
     assert [part.split("**")[0] for part in text.split("(**")[1:]] == list(words)
 
 
@@ -98,3 +99,38 @@ def test_the_page(tmp_path):
     )
     assert "**reversed** | upper minus lower half, over the mean: -0.80 +- 0.00" in text
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+
+
+def noisy(rng):
+    """Arms that keep equally much information, up to noise, and pulls that do not differ."""
+    runs = {}
+    for seed in EXPERIMENTS["mechanism"].seeds:
+        for name in (UPPER, LOWER, ALL):
+            end = 1.0 + rng.normal(0, 0.2)
+            runs["s", name, seed] = run([2.0, end], [-0.05, -0.05, -0.05, -0.05 + 0.01 * end])
+    return runs
+
+
+def test_the_page_after_the_looks_errs_as_rarely_as_it_says():
+    """Looks after three, four and five seeds, then the page's verdict: 5 % in all."""
+    rng, experiment, decided = np.random.default_rng(0), EXPERIMENTS["mechanism"], []
+    for _ in range(500):
+        runs = noisy(rng)
+        for count in looks(experiment):
+            seeds = experiment.seeds[:count]
+            part = {key: rows for key, rows in runs.items() if key[2] in seeds}
+            if certain(mechanism.primary(part), experiment):
+                break
+        found = mechanism.verdicts(experiment, part)[1]
+        assert (found.p < 0.05) == (found.verdict != "undecided")
+        decided.append(found.verdict != "undecided")
+    assert 0.01 <= np.mean(decided) <= 0.06
+
+
+def test_the_page_uses_the_confidence_of_the_look_at_which_it_ended():
+    runs, experiment = noisy(np.random.default_rng(1)), EXPERIMENTS["mechanism"]
+    for count, spent in ((3, 0.05 / 21), (4, 0.2 / 21), (5, 0.8 / 21)):
+        part = {key: rows for key, rows in runs.items() if key[2] in experiment.seeds[:count]}
+        mean, half_width = interval(mechanism.primary(part), confidence=1 - spent)
+        of_bonus = mechanism.verdicts(experiment, part)[1]
+        assert of_bonus.figures == f"{mean:+.3f} +- {half_width:.3f}"

@@ -1,0 +1,105 @@
+"""What a detector of pure noise would seem to see: the control of experiment detectors.
+
+A figure that has nothing to do with the input still crosses its alarm level somewhere in a long
+run, and an alarm that comes early for no reason has a long lead. So DRAWS detectors of each kind of
+noise are given the runs' true labels, and everything is counted of them as of a figure:
+
+    white   independent values around a mean
+    drift   a random walk, as figures have that wander over training
+
+A figure is distinguishable from noise if its AUC lies outside the range of all these draws: a
+noise detector does in at most 2 of DRAWS + 1 cases, any of thirty in less than 5 %.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import rankdata
+
+DRAWS = 1500  # detectors of each kind of noise
+KINDS = ("white", "drift")
+SPREAD = (0.025, 0.5, 0.975)  # quantiles that are shown
+COUNTED = ("auc", "false", "runs", "delay", "lead")
+
+
+class Truth(NamedTuple):
+    """What is known of a run at the probes after the baseline."""
+
+    step_P: np.ndarray
+    collapsed_P: np.ndarray  # bool
+    healthy: bool  # of the setting that should not collapse
+    success_lost: float | None  # step
+
+
+class Control(NamedTuple):
+    """What detectors of one kind of noise seem to see."""
+
+    draws: dict[str, np.ndarray]  # of COUNTED, float64 [DRAWS]; NaN where there is no value
+
+    def spread(self, name: str) -> tuple[float, float, float]:
+        """(2.5 %, median, 97.5 %) of one of COUNTED, over the draws that have it."""
+        values = self.draws[name]
+        low, middle, high = np.quantile(values[~np.isnan(values)], SPREAD)
+        return float(low), float(middle), float(high)
+
+    def holds(self, name: str, value: float) -> bool:
+        """Whether a value is within the central 95 % of the noise's."""
+        low, _, high = self.spread(name)
+        return low <= value <= high
+
+
+def _scores(rng: np.random.Generator, kind: str, probes: int, baseline: int) -> np.ndarray:
+    """float64 [DRAWS, probes]: scores of noise, each from the mean of its run's baseline."""
+    values = rng.standard_normal((DRAWS, baseline + probes))
+    if kind == "drift":
+        values = values.cumsum(axis=1)
+    return values[:, baseline:] - values[:, :baseline].mean(axis=1, keepdims=True)
+
+
+def control(truths: Mapping[object, Truth], kind: str, *, baseline: int, level: float) -> Control:
+    """What DRAWS detectors of noise seem to see of runs whose truth is known.
+
+    Args:
+      baseline: probes that a score is counted from. level: quantile of healthy scores that is an
+        alarm.
+    """
+    rng = np.random.default_rng(0)
+    runs = list(truths.values())
+    scores = [_scores(rng, kind, len(run.step_P), baseline) for run in runs]
+    collapsed = np.concatenate([run.collapsed_P for run in runs])
+    ranks = rankdata(np.concatenate(scores, axis=1), axis=1)
+    n = collapsed.sum()
+    auc = (ranks[:, collapsed].sum(1) - n * (n + 1) / 2) / (n * (~collapsed).sum())
+    healthy = [i for i, run in enumerate(runs) if run.healthy]
+    threshold = np.quantile(np.concatenate([scores[i] for i in healthy], axis=1), level, axis=1)
+    false = np.zeros(DRAWS)
+    for i in healthy:
+        others = np.concatenate([scores[j] for j in healthy if j != i], axis=1)
+        false += (scores[i] > np.quantile(others, level, axis=1)[:, None]).mean(1) / len(healthy)
+    delays, leads = [], []
+    for run, score in zip(runs, scores, strict=True):
+        if run.healthy or not run.collapsed_P.any():
+            continue
+        above = score > threshold[:, None]
+        first = np.where(above.any(1), run.step_P[above.argmax(1)], np.nan)
+        delays.append(first - run.step_P[run.collapsed_P][0])
+        if run.success_lost is not None:
+            leads.append(run.success_lost - first)
+    seen = np.sum(~np.isnan(delays), axis=0).astype(float)
+    empty = np.full(DRAWS, np.nan)
+    return Control(
+        {
+            **{"auc": auc, "false": false, "runs": seen, "delay": _medians(delays)},
+            "lead": _medians(leads) if leads else empty,
+        }
+    )
+
+
+def _medians(values: list[np.ndarray]) -> np.ndarray:
+    """The median over runs of each draw, NaN where no run has a value."""
+    stacked = np.array(values)
+    found = np.full(stacked.shape[1], np.nan)
+    some = ~np.isnan(stacked).all(axis=0)
+    found[some] = np.nanmedian(stacked[:, some], axis=0)
+    return found

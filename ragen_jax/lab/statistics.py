@@ -1,0 +1,99 @@
+"""p-values that agree with the pages' intervals, exact tests for few runs, and Holm's correction.
+
+A claim is decided where its 95 % interval decides it, which is where its p-value is below 0.05.
+claims.md corrects these p-values for the number of claims on the page.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+from scipy.stats import binomtest, rankdata
+
+ERROR = 0.05  # probability of deciding a claim that is neither true nor false
+LEAST_SETTINGS = 6  # of a rank correlation; four decide by chance in 1 of 12 cases at best
+EXACT_UP_TO = 8  # settings whose orders are all counted: 8! = 40,320
+SHUFFLES = 20_000  # random orders, for more settings
+
+
+def _one_sided(distance: float, half_width: float, df: int, confidence: float) -> float:
+    """P(Student's t above distance / standard error) for an interval of that half-width."""
+    if math.isnan(distance) or math.isinf(half_width):
+        return 0.5
+    if half_width == 0:
+        return 0.5 if distance == 0 else float(distance < 0)
+    ratio = distance / half_width * float(stdtrit(df, (1 + confidence) / 2))
+    return float(stdtr(df, -ratio))
+
+
+def p_value(mean: float, half_width: float, df: int, *, confidence: float = 1 - ERROR) -> float:
+    """p-value of a difference, two-sided: below 1 - confidence where the interval excludes 0.
+
+    Args:
+      half_width: of the interval at `confidence`, by Student's t with `df` degrees of freedom.
+    """
+    return min(1.0, 2 * _one_sided(abs(mean), half_width, df, confidence))
+
+
+def p_within(
+    mean: float, half_width: float, df: int, margin: float, *, confidence: float = 1 - ERROR
+) -> float:
+    """p-value of the question whether a difference is within a margin of 0: below 1 - confidence
+    where the interval lies within the margin, or beyond it."""
+    inside = _one_sided(margin - abs(mean), half_width, df, confidence)
+    return min(1.0, 2 * min(inside, 1 - inside))
+
+
+def judge_count(yes: int, no: int, undecided: int = 0) -> tuple[str, float, tuple[float, float]]:
+    """Judge the claim that more than half of the runs do something, by the exact binomial test.
+
+    Undecided runs count for neither side: whatever they are, the verdict must hold.
+
+    Returns:
+      (reproduced, reversed or undecided; p-value; 95 % Clopper-Pearson interval of the share, over
+      the runs that are decided; 0 to 1 without any).
+    """
+    total = yes + no + undecided
+    if not yes + no:
+        return "undecided", 1.0, (0.0, 1.0)
+    decided = binomtest(yes, yes + no).proportion_ci(1 - ERROR, method="exact")
+    share = (float(decided.low), float(decided.high))
+    least, most = (binomtest(count, total) for count in (yes, yes + undecided))
+    if yes > total / 2:
+        p = float(least.pvalue)
+        return ("reproduced" if p < ERROR else "undecided"), p, share
+    if yes + undecided < total / 2:
+        p = float(most.pvalue)
+        return ("reversed" if p < ERROR else "undecided"), p, share
+    return "undecided", 1.0, share
+
+
+def permutation_test(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """(Spearman's correlation, its two-sided p-value over all orders of y).
+
+    Exact up to EXACT_UP_TO points; above that over SHUFFLES random orders, the observed order
+    among them.
+    """
+    rank_x, rank_y = (rankdata(values) for values in (x, y))
+    rank_x, rank_y = rank_x - rank_x.mean(), rank_y - rank_y.mean()
+    scale = math.sqrt(float((rank_x**2).sum() * (rank_y**2).sum()))
+    observed = float(rank_x @ rank_y) / scale
+    if len(rank_x) <= EXACT_UP_TO:
+        orders = np.array(list(itertools.permutations(rank_y)))
+    else:
+        rng = np.random.default_rng(0)
+        orders = np.array([rank_y, *(rng.permutation(rank_y) for _ in range(SHUFFLES))])
+    found = np.abs(orders @ rank_x) / scale
+    return observed, float(np.mean(found >= abs(observed) - 1e-9))
+
+
+def holm(p: Mapping[int, float]) -> dict[int, float]:
+    """Holm's adjusted p-values: those below 0.05 stay decided when all are judged together, with a
+    probability of at most 0.05 that any of them is wrong."""
+    adjusted, highest = {}, 0.0
+    for rank, (key, value) in enumerate(sorted(p.items(), key=lambda item: item[1])):
+        highest = max(highest, min(1.0, (len(p) - rank) * value))
+        adjusted[key] = highest
+    return adjusted
