@@ -197,7 +197,8 @@ def first_turns(episodes: Sequence[Episode], *, samples: int) -> Sample:
     """
     by_member = sorted(episodes, key=lambda episode: (episode.member, episode.group))
     prompts = [episode.turns[0].prompt for episode in by_member if episode.member == 0]
-    chosen = [episode for episode in by_member if len(reasoning_ids(episode.turns[0]))][:samples]
+    sound = [episode for episode in by_member if not _broke_at_once(episode)]
+    chosen = [episode for episode in sound if len(reasoning_ids(episode.turns[0]))][:samples]
     return Sample(
         prompts=prompts,
         turns=[episode.turns[0] for episode in chosen],
@@ -205,6 +206,11 @@ def first_turns(episodes: Sequence[Episode], *, samples: int) -> Sample:
         group_N=np.arange(len(prompts)),
         before_N=[()] * len(prompts),
     )
+
+
+def _broke_at_once(episode: Episode) -> bool:
+    """Whether an episode broke in its first turn, whose reply may then answer no input."""
+    return bool(episode.error) and len(episode.turns) == 1
 
 
 def trajectory_turns(
@@ -231,7 +237,7 @@ def trajectory_turns(
     for _, _, index in sorted(placed)[:samples]:
         episode = episodes[index]
         at = int(rng.integers(len(episode.turns)))
-        if len(reasoning_ids(episode.turns[at])):
+        if len(reasoning_ids(episode.turns[at])) and not _broke_at_once(episode):
             drawn.append((episode, at))
     turns = [episode.turns[at] for episode, at in drawn]
     return Sample(

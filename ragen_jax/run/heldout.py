@@ -175,8 +175,15 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
 
     success +- success_ci95 holds `wilson_interval`, whose farther end it reaches. pass@k is the
     unbiased estimate of Chen et al. 2021 (arXiv 2107.03374), eq. 1, for k = 1, 2, 4, ... up to
-    `samples`.
+    `samples`. Problems of which an episode broke count in eval/errors alone; if none is left, the
+    figures are not a number.
     """
+    errors = sum(bool(episode.error) for episode in episodes)
+    broken = {episode.group for episode in episodes if episode.error}
+    episodes = [episode for episode in episodes if episode.group not in broken]
+    if not episodes:
+        undefined = ("success", "success_ci95", "return", "valid_rate", "turns", "response_length")
+        return {"eval/errors": errors} | {f"eval/{name}": math.nan for name in undefined}
     success_NK = np.array([episode.success for episode in episodes], float).reshape(-1, samples)
     turns = [turn for episode in episodes for turn in episode.turns]
     returns = [
@@ -190,7 +197,7 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
         "eval/return": np.mean(returns),
         "eval/valid_rate": np.mean([turn.valid for turn in turns]),
         "eval/turns": len(turns) / len(episodes),
-        "eval/errors": sum(bool(episode.error) for episode in episodes),
+        "eval/errors": errors,
         "eval/response_length": np.mean([len(turn.sampled) for turn in turns]),
     }
     k = 1

@@ -207,6 +207,8 @@ def _cells(row: Metrics) -> list[str]:
 
 def eval_line(step: int, row: Metrics) -> str:
     """The console line of an evaluation."""
+    if "eval/success" not in row:
+        return f"  eval at step {step}: no success rate, every problem has a broken episode"
     return (
         f"  eval at step {step}: success {row['eval/success']:.3f} "
         f"(95 % +-{row['eval/success_ci95']:.3f})  return {row['eval/return']:+.2f}  "
