@@ -67,8 +67,8 @@ def rollout(
     """Plays `group_size` episodes of each initial state.
 
     An episode ends where its environment breaks or its prompt cannot be used, because it leaves no
-    room for a reply, say (`Episode.error`); the others continue. Where this happens before anything was shown, a reply to nothing is sampled and not acted on, so that every
-    episode has a turn.
+    room for a reply, say (`Episode.error`); the others continue. Where this happens before anything
+    was shown, a reply to nothing is sampled and not acted on, so that every episode has a turn.
 
     Args:
       model, params: the policy.
