@@ -78,7 +78,8 @@ def load_policy(config: ConfigDict, workdir: Path | None) -> Policy:
         eyes["image_pad"] = model.config.image_tokens.pad
         eyes["album"] = Album(tower, model.config.vocab_size)
     reached("building the environments")
-    tasks = build_tasks(config, tokenizer, hf.stop_ids(path), **eyes)
+    positions = model.config.max_positions
+    tasks = build_tasks(config, tokenizer, hf.stop_ids(path), positions=positions, **eyes)
     return Policy(model, params, tokenizer, tasks)
 
 

@@ -48,6 +48,13 @@ _MARKUP = re.compile(r"<.+>|\[.+\]|\{.+\}", re.DOTALL)
 _SPACE = "".join(set(filter(str.isspace, map(chr, range(0x3001)))) - set("\x1c\x1d\x1e\x1f"))
 
 
+class PromptError(ValueError):
+    """A prompt that cannot be used: it does not fit, or the tokenizer refuses its text.
+
+    The input of one episode causes it, so a rollout leaves out that episode alone.
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class Control:
     """A control token as it stands in a template."""
@@ -138,7 +145,7 @@ def _plain(template: Template, text: str) -> np.ndarray:
 
 def _image(template: Template, span: Span) -> list[np.ndarray]:
     if template.image_sides is None:
-        raise ValueError("the message shows an image, but the template is of a model without eyes")
+        raise PromptError("the message shows an image, but the template is of a model without eyes")
     first, count = span
     before, behind = template.image_sides
     return [before, first + np.arange(count, dtype=np.int32), behind]
@@ -295,11 +302,15 @@ def plain_ids(
       int32 ids.
 
     Raises:
-      ValueError: the tokenizer makes a control token of a single character.
+      PromptError: the tokenizer refuses the text, or makes a control token of one character.
     """
     pieces = [whole_characters(text)]
     while True:
-        encoded = tokenizer(pieces, add_special_tokens=False, return_attention_mask=False)
+        try:
+            encoded = tokenizer(pieces, add_special_tokens=False, return_attention_mask=False)
+        except Exception as error:  # a foreign tokenizer may raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise PromptError(f"the tokenizer refuses {text!r:.80}: {reason:.200}") from error
         whole = [control.isdisjoint(ids) for ids in encoded["input_ids"]]
         if all(whole):
             return np.asarray([*itertools.chain(*encoded["input_ids"])], np.int32)
@@ -325,7 +336,7 @@ def _cut(text: str, encoding: "Encoding", control: frozenset[int]) -> list[str]:
     for id_, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
         if id_ in control:
             if stop - start < 2:
-                raise ValueError(
+                raise PromptError(
                     f"the tokenizer reads {text[start:stop]!r} as a control token, so that it "
                     "cannot be written as plain text; use a tokenizer without that special token"
                 )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ragen_jax.envs.types import IMAGE, Observation, ToolEnvironment
-from ragen_jax.model.template import NOTICE, Message, Span, Template, take_apart
+from ragen_jax.model.template import NOTICE, Message, PromptError, Span, Template, take_apart
 from ragen_jax.types import Turn
 
 if TYPE_CHECKING:
@@ -113,13 +113,13 @@ class Chat:
           spans: of the images in the message, as in `Turn`.
 
         Raises:
-          ValueError: `message` alone is too long.
+          PromptError: `message` alone is too long, or the tokenizer refuses it.
         """
         for first in range(self._oldest(turns), len(turns) + 1):
             prompt = self._show(turns, first, in_parts(message, spans))
             if not self.max_prompt or len(prompt) <= self.max_prompt:
                 return prompt
-        raise ValueError(
+        raise PromptError(
             f"the prompt of turn {len(turns) + 1} has {len(prompt)} tokens without any earlier "
             f"turn, but env.max_context leaves {self.max_prompt} (rollout.max_new_tokens are the "
             "reply's); raise env.max_context, or set it to 0 for the model's own limit"

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from ragen_jax.envs.types import Environment, Observation, State
-from ragen_jax.model.template import Span
+from ragen_jax.model.images import image_grid
+from ragen_jax.model.template import PromptError, Span
 from ragen_jax.randomness import Purpose, generator, key_word
 from ragen_jax.rollout.acting import Acted, Asked, Broken, Clock, Limits, act
 from ragen_jax.rollout.album import Album
@@ -22,6 +23,8 @@ NO_EYES = (
     "the environment shows images, but the model at config.model.path does not see: give a model "
     "that does (preset qwen2.5-vl-3b or tiny-vl), or another config.env.options.observation"
 )
+
+PROMPT_ERROR = PromptError.__name__  # begins the `Episode.error` of an unusable prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Play:
     state: State
     rng: np.random.Generator
     observation: str | Observation  # what is shown of the state
-    error: str = ""  # why its environment broke; "": it did not
+    error: str = ""  # why its environment broke or its prompt cannot be used; "": sound
     turns: list[Turn] = dataclasses.field(default_factory=list)
     message: str = ""  # this and the next two: of the turn under way
     spans: tuple[Span, ...] = ()
@@ -100,34 +103,94 @@ def as_episode(play: Play) -> Episode:
     )
 
 
-def check_positions(needed: int, turn: int, most: int) -> None:
-    """Refuses a prompt that does not fit the model with its reply (ValueError)."""
-    if needed > most:
-        raise ValueError(
-            f"a prompt with its reply needs {needed} positions at turn {turn + 1}, but the model "
-            f"has {most}; lower rollout.max_new_tokens or env.max_turns, or show less "
-            "(env.max_context, env.context)"
-        )
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """The positions of a model, which a prompt shares with its reply."""
+
+    positions: int  # of the model; 0: not known, so that no prompt is refused
+    max_new_tokens: int  # of a reply
+
+    def check(self, prompt: np.ndarray, turn: int) -> None:
+        """Refuse a prompt that leaves no room for its reply.
+
+        Args:
+          prompt: int32 ids.
+          turn: index of the prompt's turn, from 0.
+
+        Raises:
+          PromptError: the prompt and a reply need more positions than the model has.
+        """
+        if self.positions and len(prompt) + self.max_new_tokens > self.positions:
+            raise PromptError(
+                f"the prompt of turn {turn + 1} has {len(prompt)} tokens and its reply up to "
+                f"{self.max_new_tokens}, but the model has {self.positions} positions; lower "
+                "rollout.max_new_tokens or env.max_turns, or show less (env.max_context, "
+                "env.context)"
+            )
 
 
-def begin_turns(plays: Sequence[Play], chat: Chat, album: Album | None) -> None:
-    """Gives each play the message and the prompt that its next reply answers.
+def begin_turns(plays: Sequence[Play], chat: Chat, album: Album | None, room: Room) -> None:
+    """Give each play the message and the prompt that its next reply answers.
+
+    A play whose prompt cannot be used (too long, refused by the tokenizer, or with an image that
+    the model cannot be shown) breaks: `Play.error` says why. Without any turn it keeps a prompt of
+    an empty observation, so that every episode has a turn; otherwise it is over.
 
     Where several processes sample, all call this together, each with its own plays.
 
     Raises:
-      ValueError: an image where there is no album, or that the model cannot be shown.
+      PromptError: the prompt of an empty observation cannot be used either.
     """
+    for play in plays:
+        try:
+            _check_images(play.observation, album)
+        except ValueError as error:
+            _leave_out(play, error)
     if album is not None:
         album.meet(image for play in plays for image in images_of(play.observation))
     for play in plays:
-        play.spans = spans_of(play.observation, album)
-        play.message = chat.observe(
-            play.observation,
-            actions_used=play.actions_used,
-            last_valid=not play.turns or play.turns[-1].valid,
-        )
-        play.prompt = chat.prompt_ids(play.turns, play.message, play.spans)
+        if play.over:
+            continue
+        try:
+            _begin_turn(play, chat, album, room)
+        except PromptError as error:
+            _leave_out(play, error)
+            if not play.over:
+                _begin_turn(play, chat, album, room)
+
+
+def _begin_turn(play: Play, chat: Chat, album: Album | None, room: Room) -> None:
+    play.spans = spans_of(play.observation, album)
+    play.message = chat.observe(
+        play.observation,
+        actions_used=play.actions_used,
+        last_valid=not play.turns or play.turns[-1].valid,
+    )
+    play.prompt = chat.prompt_ids(play.turns, play.message, play.spans)
+    room.check(play.prompt, len(play.turns))
+
+
+def _leave_out(play: Play, error: ValueError) -> None:
+    """Break a play because of what it shows."""
+    play.observation = ""
+    play.over = bool(play.turns)
+    if not play.error:
+        name = getattr(play.state, "row", None)
+        row = "" if name is None else f" (row {name})"
+        play.error = f"{PROMPT_ERROR}: environment seed {play.seed}{row}: {error}"
+
+
+def is_prompt_error(error: str) -> bool:
+    """Whether an `Episode.error` is due to the prompt, not to the environment's code."""
+    return error.startswith(f"{PROMPT_ERROR}: ")
+
+
+def _check_images(observation: str | Observation, album: Album | None) -> None:
+    """Raise ValueError for an image that the model cannot be shown."""
+    for image in images_of(observation):
+        if album is None:
+            raise PromptError(NO_EYES)
+        image_grid(*image.shape[:2], album.tower.images)
 
 
 def spans_of(observation: str | Observation, album: Album | None) -> tuple[Span, ...]:

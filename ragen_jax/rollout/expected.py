@@ -16,6 +16,7 @@ from jax.stages import Lowered, Wrapped
 from jax.typing import DTypeLike
 
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.template import PromptError
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.chunks import decode_chunk, empty_page, fold, keep_rows, read
 from ragen_jax.rollout.episode import Budgets, Play, Sampling
@@ -60,6 +61,7 @@ def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Len
     prompts = []
     for number in range(budgets.max_turns):
         used = min(number, budgets.max_actions - 1)
+        prompt = None
         # The last reply may have ended by itself or not, and may have been valid or not.
         for end, valid in itertools.product((chat.close_id, -1), (True, False)):
             if turns:
@@ -67,9 +69,14 @@ def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Len
                 reply[-1] = end
                 turns[-1] = dataclasses.replace(turns[-1], sampled=reply)
             message = chat.observe(play.observation, actions_used=used, last_valid=valid)
-            prompt = chat.prompt_ids(turns, message, play.spans)
+            try:
+                prompt = chat.prompt_ids(turns, message, play.spans)
+            except PromptError:  # a prompt near the limit: its notice or count is too much
+                continue
             held = np.append(turns[-1].prompt, turns[-1].sampled[:-1]) if turns else NOTHING
             news.append(len(prompt) - 1 - common(held, prompt[:-1]))
+        if prompt is None:
+            break
         prompts.append(len(prompt))
         turns.append(
             Turn(

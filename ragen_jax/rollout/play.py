@@ -25,11 +25,11 @@ from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.episode import (
     Budgets,
     Play,
+    Room,
     Sampling,
     act_on,
     as_episode,
     begin_turns,
-    check_positions,
     start_plays,
 )
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
@@ -66,9 +66,9 @@ def rollout(
 ) -> list[Episode]:
     """Plays `group_size` episodes of each initial state.
 
-    An episode whose environment breaks ends there (`Episode.error`); the others go on. Where it
-    does so before anything was shown, a reply to nothing is sampled and not acted on, so that every
-    episode has a turn.
+    An episode ends where its environment breaks or its prompt cannot be used, because it leaves no
+    room for a reply, say (`Episode.error`); the others continue. Where this happens before anything
+    was shown, a reply to nothing is sampled and not acted on, so that every episode has a turn.
 
     Args:
       model, params: the policy.
@@ -86,8 +86,7 @@ def rollout(
       The episodes, group by group, member by member.
 
     Raises:
-      ValueError: a prompt and its reply do not fit the model's positions, or an image that it
-        cannot be shown.
+      PromptError: the prompt of an empty observation (the rules alone) cannot be used either.
     """
     observation_G = observe(environment, states_G, limits, clock)
     plays = start_plays(seeds_G, states_G, observation_G, group_size, key)
@@ -114,11 +113,14 @@ def rollout(
     per_shard = -(-len(plays) // count)
     shards = [plays[i * per_shard : (i + 1) * per_shard] for i in mine]
     cache: Cache | None = None
+    room = Room(model.config.max_positions, budgets.max_new_tokens)
     for turn in range(budgets.max_turns):
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
         begun = live if turn else plays  # a process reads first prompts of others, too
-        begin_turns(begun, chat, album)
+        begin_turns(begun, chat, album, room)
+        shards = [[play for play in shard if not play.over] for shard in shards]
+        live = [play for shard in shards for play in shard]
         new = [len(_news(play)) for play in live]
         most, longest, new, fresh = agree(
             max(map(len, shards)),
@@ -128,7 +130,6 @@ def rollout(
         )
         if not most:
             break
-        check_positions(longest + budgets.max_new_tokens, turn, model.config.max_positions)
         rows = row_bucket(most, per_shard) if compact and turn else per_shard
         placed: Rows = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
         seen = params if album is None else album.attach(params, *(p.prompt for p in begun))

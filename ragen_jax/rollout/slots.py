@@ -30,10 +30,10 @@ from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.episode import (
     Budgets,
     Play,
+    Room,
     Sampling,
     act_on,
     begin_turns,
-    check_positions,
 )
 from ragen_jax.rollout.pages import Cache, News, Replying, cache_sizes
 from ragen_jax.rollout.sample import episode_keys
@@ -86,12 +86,12 @@ def play_in_slots(
       The others: as in play.rollout.
 
     Raises:
-      ValueError: a prompt does not fit (check_positions).
+      PromptError: as in play.rollout.
     """
     firsts = {play.group: play for play in reversed(plays)}
-    begin_turns(list(firsts.values()), chat, album)
+    room = Room(model.config.max_positions, budgets.max_new_tokens)
+    begin_turns(list(firsts.values()), chat, album, room)
     prompt = max(len(play.prompt) for play in firsts.values())
-    check_positions(prompt + budgets.max_new_tokens, 0, model.config.max_positions)
     sizes = cache_sizes(
         slots=slots,
         chunk=chunk,
@@ -137,7 +137,7 @@ def play_in_slots(
             if kept:
                 before = len(table) // cache.shards
                 table = [table[i * before + row] for i, part in enumerate(kept) for row in part]
-            cache.read(_begin(table, cache, chat, budgets))
+            cache.read(_begin(table, cache, chat, room))
             acting(decode(), table)
 
 
@@ -177,22 +177,26 @@ def _acting(
         yield in_thread
 
 
-def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, budgets: Budgets) -> list[list[News]]:
-    """Begins the turns that are to begin -> what has to be read for them, shard by shard."""
+def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list[list[News]]:
+    """Begin the turns that are due and return what has to be read for them, shard by shard.
+
+    The slot of an episode whose next prompt cannot be used is freed.
+    """
     news: list[list[News]] = [[] for _ in range(cache.shards)]
     same: dict[tuple[int, bytes], News] = {}  # the first prompt of a group's members
-    needed, turn = 0, 0  # positions of the longest row, and its turn
     begun = [
         (index, slot, slot.play)
         for index, slot in enumerate(table)
         if slot.play is not None and not slot.waits and not slot.left
     ]
-    begin_turns([play for *_, play in begun], chat, cache.album)
+    begin_turns([play for *_, play in begun], chat, cache.album, room)
     for index, slot, play in begun:
-        needed, turn = max((needed, turn), (len(play.prompt), len(play.turns)))
+        if play.over:
+            slot.play = None
+            continue
         before = play.prompt[:-1]
         start = common(slot.held, before)
-        slot.held, slot.token, slot.left = before, int(play.prompt[-1]), budgets.max_new_tokens
+        slot.held, slot.token, slot.left = before, int(play.prompt[-1]), room.max_new_tokens
         slot.sampled, slot.logp = NOTHING, np.zeros(0, np.float32)
         slot.shift = cache.shift(before)
         shard, row = divmod(index, cache.rows)
@@ -209,8 +213,6 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, budgets: Budgets) -
         news[shard].append(found)
         if start == 0:
             same[shard, before.tobytes()] = found
-    longest, last = agree(needed, turn)
-    check_positions(longest + budgets.max_new_tokens, last, cache.model.config.max_positions)
     return news
 
 

@@ -37,6 +37,7 @@ from ragen_jax.rewards import (
 )
 from ragen_jax.rollout.acting import Clock, begin
 from ragen_jax.rollout.collect import collect, mark_played
+from ragen_jax.rollout.episode import is_prompt_error
 from ragen_jax.rollout.play import rollout
 from ragen_jax.sharding import place
 from ragen_jax.types import AheadState, Batch, Episode, Metrics, Params, TrainState
@@ -105,15 +106,25 @@ def play(
 
 
 def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
-    """What there is to say of an environment that broke; too often, it stops the run."""
-    broken = [episode.error for episode in episodes if episode.error]
+    """Report broken episodes.
+
+    An environment that breaks too often stops the run. Prompts that cannot be used never do: they
+    are one episode's input, so their episodes are left out and counted.
+    """
+    all_errors = [episode.error for episode in episodes if episode.error]
+    fired = []
+    unusable = [error for error in all_errors if is_prompt_error(error)]
+    if unusable:
+        words = f"{len(unusable)} of {len(episodes)} episodes of {task.name} left out; the first: "
+        fired.append(Fired("prompts", "warn", words + unusable[0]))
+    broken = [error for error in all_errors if not is_prompt_error(error)]
     if not broken:
-        return []
+        return fired
     words = f"{len(broken)} of {len(episodes)} episodes of {task.name} broke; the first: "
     if len(broken) <= task.max_error_share * len(episodes):
-        return [Fired("errors", "warn", words + broken[0].strip().splitlines()[-1])]
+        return [*fired, Fired("errors", "warn", words + broken[0].strip().splitlines()[-1])]
     words = f"more than env.max_error_share = {task.max_error_share:g}: {words}\n{broken[0]}"
-    return [Fired("errors", "stop", words)]
+    return [*fired, Fired("errors", "stop", words)]
 
 
 def episodes_of(

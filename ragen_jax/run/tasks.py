@@ -20,7 +20,15 @@ from ragen_jax.rollout.acting import Broken, Limits, observe
 from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.collect import Collecting
-from ragen_jax.rollout.episode import Play, begin_turns, images_of, spans_of, start_plays
+from ragen_jax.rollout.episode import (
+    Play,
+    Room,
+    begin_turns,
+    images_of,
+    is_prompt_error,
+    spans_of,
+    start_plays,
+)
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.build import (
@@ -72,6 +80,7 @@ class Task:
     penalties: Penalties
     styles: Mapping[str, Style]  # that its agent was taught to think in; {}: one alone
     album: Album | None  # of the images that it shows, the run's; None: the model does not see
+    positions: int = 0  # of the model; 0: not known
 
     @property
     def groups(self) -> int:
@@ -86,12 +95,27 @@ class Task:
 
     @functools.cached_property
     def first_plays(self) -> list[Play]:
-        """The first `SHOWN` held-out problems, their first turns begun."""
-        seeds, states = (listed[:SHOWN] for listed in self.heldout)
-        shown = observe(self.heldout_environment, states, self.limits)
-        plays = start_plays(seeds, states, shown, 1, self.key)
-        begin_turns(plays, self.chat, self.album)
-        return plays
+        """Up to `SHOWN` held-out problems whose prompts can be used, their first turns begun.
+
+        Raises:
+          ValueError: the prompt of no held-out problem can be used.
+        """
+        room = Room(self.positions, self.budgets.max_new_tokens)
+        first = None
+        for start in range(0, len(self.heldout[0]), SHOWN):
+            seeds, states = (listed[start : start + SHOWN] for listed in self.heldout)
+            shown = observe(self.heldout_environment, states, self.limits)
+            plays = start_plays(seeds, states, shown, 1, self.key)
+            begin_turns(plays, self.chat, self.album, room)
+            # A problem whose environment broke still shows how long the rules are.
+            usable = [play for play in plays if not is_prompt_error(play.error)]
+            if usable:
+                return usable
+            first = first or plays[0].error
+        raise ValueError(
+            f"none of the {len(self.heldout[0])} held-out problems of {self.name} has a prompt "
+            f"that can be used; the first: {first}"
+        )
 
     @functools.cached_property
     def first_prompts(self) -> tuple[int, ...]:
@@ -106,23 +130,33 @@ def build_tasks(
     *,
     image_pad: int | None = None,
     album: Album | None = None,
+    positions: int = 0,
 ) -> tuple[Task, ...]:
     """The `Task`s of a config, in the order of sizes.of_environments.
 
     Args:
       stop_ids: token ids at which the model's replies end.
       image_pad, album: of a model that sees: of `make_chat`, and the run's album.
+      positions: of the model, which a prompt and its reply share; 0: not known.
 
     Raises:
-      ValueError: an environment that cannot be built, or shows images that the model cannot see.
+      ValueError: an environment that cannot be built, shows images that the model cannot see, or
+        has no problem whose prompt can be used.
     """
     alone = of_environments(config)
-    return tuple(
-        _build(
-            name, name if len(alone) > 1 else "", index, c, tokenizer, stop_ids, image_pad, album
+    tasks = tuple(
+        dataclasses.replace(
+            _build(
+                *(name, name if len(alone) > 1 else "", index, c),
+                *(tokenizer, stop_ids, image_pad, album),
+            ),
+            positions=positions,
         )
         for index, (name, c) in enumerate(alone.items())
     )
+    for task in tasks if positions else ():
+        _ = task.first_plays  # refuses problems of which no prompt can be used
+    return tasks
 
 
 def _build(

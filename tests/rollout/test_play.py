@@ -10,6 +10,8 @@ import pytest
 from same_episodes import assert_same_episode
 
 from ragen_jax.batch import make_batch
+from ragen_jax.envs.types import IMAGE, Observation
+from ragen_jax.model.template import PromptError
 from ragen_jax.model.tokenizer import SPECIAL
 from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.rollout import play as play_file
@@ -131,8 +133,6 @@ def test_the_context_limit_cuts_rows_and_sampler_and_trainer_agree(agent):
         assert agent.tokenizer.decode(e.turns[-1].prompt).endswith(
             e.turns[-1].message + "<|im_end|>\n<|im_start|>assistant\n<think>"
         )
-    with pytest.raises(ValueError, match="env.max_context leaves 20"):
-        play(agent, [7], group_size=2, limits=dict(max_prompt=20))
 
 
 def test_rules_of_an_episode(agent):
@@ -261,11 +261,90 @@ def test_few_programs_are_compiled(agent, monkeypatch):
     assert compiled() == limits
 
 
-def test_a_context_that_does_not_fit_is_refused(agent):
+def test_an_episode_whose_context_does_not_fit_is_left_out(agent):
     config = dataclasses.replace(agent.model.config, max_positions=80)
     small = dataclasses.replace(agent, model=type(agent.model)(config))
-    with pytest.raises(ValueError, match="the model has 80; lower rollout.max_new_tokens"):
-        play(small, [1, 2], group_size=2, context="full")
+    episodes = play(small, [1, 2], group_size=2, context="full")
+    whole = play(agent, [1, 2], group_size=2, context="full")
+    broken = [episode for episode in episodes if episode.error]
+    assert broken and all(episode.turns for episode in episodes)
+    for episode, other in zip(episodes, whole, strict=True):
+        kept = len(episode.turns)
+        for turn, expected in zip(episode.turns, other.turns[:kept], strict=True):
+            np.testing.assert_array_equal(turn.sampled, expected.sampled)
+        fits = [len(turn.prompt) + BUDGETS.max_new_tokens <= 80 for turn in other.turns]
+        assert bool(episode.error) == (not all(fits))
+        assert kept == sum(fits)
+    assert f"PromptError: environment seed {broken[0].seed}: the prompt of turn" in broken[0].error
+    assert "the model has 80 positions; lower rollout.max_new_tokens" in broken[0].error
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+def test_a_problem_whose_prompt_cannot_be_used_breaks_its_group_alone(agent, slots):
+    """The second of three problems is too long, is refused by the tokenizer, or shows an image."""
+    seeds = [1, 2, 3]
+    long = "#" * 200
+    environment = type(agent.environment)()
+    chat = dataclasses.replace(chat_of(agent, "single_turn"), max_prompt=120)
+    shown = {}
+
+    class OneBad:
+        def __getattr__(self, name):
+            return getattr(environment, name)
+
+        def render(self, state):
+            bad = np.array_equal(state.player, shown["bad"].player) and state == shown["bad"]
+            return shown["as"] if bad else environment.render(state)
+
+    states = [environment.reset(seed) for seed in seeds]
+    shown["bad"] = states[1]
+    picture = Observation(IMAGE, (np.zeros((8, 8, 3), np.uint8),))
+
+    def episodes(observation):
+        shown["as"] = environment.render(states[1]) if observation is None else observation
+        return rollout(
+            agent.model,
+            agent.params,
+            chat,
+            OneBad(),
+            seeds,
+            states,
+            group_size=2,
+            key=KEY,
+            budgets=BUDGETS,
+            sampling=Sampling(temperature=1.0),
+            slots=slots,
+        )
+
+    sound = episodes(None)
+    for observation, reason in ((long, "env.max_context leaves 120"), (picture, "does not see")):
+        found = episodes(observation)
+        assert [bool(e.error) for e in found] == [False, False, True, True, False, False]
+        for episode, other in zip(found, sound, strict=True):
+            if episode.error:
+                assert episode.error.startswith("PromptError: environment seed 2: ")
+                assert reason in episode.error
+                assert len(episode.turns) == 1 and "error" in episode.turns[0].info
+            else:
+                assert_same(agent, episode, other)
+
+
+def test_a_tokenizer_that_refuses_a_text_breaks_that_episode_alone(agent):
+    template = chat_of(agent, "single_turn").template
+
+    class Picky:
+        def __call__(self, texts, **options):
+            if any("refused" in text for text in texts):
+                raise TypeError("TextEncodeInput must be str")
+            return agent.tokenizer(texts, **options)
+
+        def __getattr__(self, name):
+            return getattr(agent.tokenizer, name)
+
+    picky = dataclasses.replace(template, tokenizer=Picky())
+    with pytest.raises(PromptError, match="the tokenizer refuses '.*refused.*: TypeError: Text"):
+        picky.begin("refused")
+    assert picky.begin("grid").tolist() == template.begin("grid").tolist()
 
 
 def test_buckets():

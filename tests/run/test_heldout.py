@@ -1,5 +1,6 @@
 """heldout.py: pass@k and the figures of an evaluation."""
 
+import dataclasses
 import itertools
 import math
 
@@ -137,3 +138,17 @@ def test_problems_are_played_in_chunks_and_numbered_through(monkeypatch, make_tu
     calls.clear()
     play_problems(None, None, None, None, seeds, states, rows=1, **options)  # fewer than samples
     assert [call[0] for call in calls] == [[seed] for seed in seeds]
+
+
+def test_problems_with_a_broken_episode_have_no_part_in_the_figures(make_turn, make_episode):
+    def episode(group, success, error=""):
+        turns = [make_turn([1], [2], reward=float(success))]
+        return dataclasses.replace(make_episode(group, 0, turns, success=success), error=error)
+
+    sound = [episode(0, True), episode(1, False), episode(2, True)]
+    broken = episode(3, False, "PromptError: too long")
+    metrics = summarise([*sound, broken], samples=1, format_penalty=0.0)
+    assert metrics == summarise(sound, samples=1, format_penalty=0.0) | {"eval/errors": 1}
+    assert metrics["eval/success"] == pytest.approx(2 / 3)
+    alone = summarise([broken], samples=1, format_penalty=0.0)
+    assert alone == {"eval/errors": 1}
