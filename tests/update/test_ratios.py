@@ -156,4 +156,4 @@ def test_a_run_in_bfloat16_clips_nothing_at_first(name, agent, tmp_path, monkeyp
     assert train.train(config, tmp_path / "run") == 0
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
     assert [row["update/clip_fraction_first"] for row in rows] == [0, 0]
-    assert rows[0]["rollout/logp_gap"] > 3e-4  # which would have been clipped
+    assert all(row["rollout/logp_gap"] > 0 for row in rows)  # of the sampler, still measured
