@@ -26,6 +26,7 @@ from ragen_jax.envs.types import (
 )
 from ragen_jax.run import command
 from ragen_jax.run.build import build_environment
+from ragen_jax.run.domains import plays_heldout
 from ragen_jax.run.sizes import of_environments
 
 CUT = 300  # characters of a problem that are shown
@@ -40,7 +41,7 @@ def describe(config: ConfigDict, rows: int) -> Iterator[str]:
 
     Raises:
       ValueError: unusable options, a file that cannot be read, or fewer different held-out problems
-        than eval.episodes.
+        than eval.episodes, where a run of the config plays them.
     """
     environment = build_environment(config, "train")
     options = config.env.options.to_dict()
@@ -62,7 +63,7 @@ def describe(config: ConfigDict, rows: int) -> Iterator[str]:
     for split in SPLITS:
         yield f"  {split:<11} {counts[split]}, {len(different[split])} of them different"
     yield from itertools.chain(*shown)
-    if len(different["eval"]) < config.eval.episodes:
+    if plays_heldout(config) and len(different["eval"]) < config.eval.episodes:
         raise ValueError(
             f"config.eval.episodes is {config.eval.episodes}, but {path} holds out only "
             f"{len(different['eval'])} different problems; lower it, or give a larger file"

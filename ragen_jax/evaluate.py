@@ -121,7 +121,10 @@ def of_model(path: str, names: Sequence[str]) -> tuple[ConfigDict, Policy]:
     settle(config, jax.devices())
     check(config)
     warn_unread(config, names)
-    policy = load_adapted(Path(path), config) if adapted else load_policy(config, None)
+    if adapted:
+        policy = load_adapted(Path(path), config, heldout=True)
+    else:
+        policy = load_policy(config, None, heldout=True)
     _, mesh = build_meshes(config)
     params = sampling_params(policy.params, policy.model, mesh)
     return config, policy._replace(params=params)
@@ -160,7 +163,7 @@ def main(argv: Sequence[str]) -> None:
         if WORKDIR.value:
             workdir = Path(WORKDIR.value)
             config = config_of_run(workdir, names, GRADIENTS.value)
-            trained = restore_run(workdir, config, STEP.value)
+            trained = restore_run(workdir, config, STEP.value, heldout=True)
             warn_unread(config, names)
             policy = for_sampling(trained)
             out = out or workdir / f"evaluation_step_{trained.step:06d}.json"

@@ -41,11 +41,14 @@ class Policy(NamedTuple):
     tasks: tuple[Task, ...]
 
 
-def load_policy(config: ConfigDict, workdir: Path | None) -> Policy:
+def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = False) -> Policy:
     """The `Policy` of a config's model.
 
     A tiny agent is copied into the run's folder, so that the run can be continued and evaluated
     where the cache is another one.
+
+    Args:
+      heldout: as in `build_tasks`.
 
     Raises:
       ValueError: an unusable environment or mesh, a model that cannot be read, or one that could
@@ -78,8 +81,14 @@ def load_policy(config: ConfigDict, workdir: Path | None) -> Policy:
         eyes["image_pad"] = model.config.image_tokens.pad
         eyes["album"] = Album(tower, model.config.vocab_size)
     reached("building the environments")
-    positions = model.config.max_positions
-    tasks = build_tasks(config, tokenizer, hf.stop_ids(path), positions=positions, **eyes)
+    tasks = build_tasks(
+        config,
+        tokenizer,
+        hf.stop_ids(path),
+        positions=model.config.max_positions,
+        heldout=heldout,
+        **eyes,
+    )
     return Policy(model, params, tokenizer, tasks)
 
 
@@ -131,13 +140,18 @@ class Trained(NamedTuple):
 
 
 def restore_run(
-    workdir: Path, config: ConfigDict | None = None, step: int | None = None
+    workdir: Path,
+    config: ConfigDict | None = None,
+    step: int | None = None,
+    *,
+    heldout: bool = False,
 ) -> Trained:
     """What the checkpoint of a run's step holds.
 
     Args:
       config: the run's own with other values in fields of READ; None: as it was.
       step: one that is kept; None: the newest.
+      heldout: as in `build_tasks`.
 
     Raises:
       ValueError: the folder holds no run, or no such checkpoint, or it is damaged; unusable values.
@@ -158,7 +172,7 @@ def restore_run(
             "(config.checkpoint.every and .keep say which are)"
         )
     checkpoints.check(step)
-    policy = load_policy(config, workdir)
+    policy = load_policy(config, workdir, heldout=heldout)
     console(f"{workdir}, step {step}")
     if not config.model.lora.rank:
         params = checkpoints.restore_params(step, policy.params)
@@ -182,13 +196,16 @@ def for_sampling(trained: Trained) -> Policy:
     return policy._replace(params=params)
 
 
-def load_adapted(adapter: Path, config: ConfigDict) -> Policy:
+def load_adapted(adapter: Path, config: ConfigDict, *, heldout: bool = False) -> Policy:
     """The `Policy` of an adapter in PEFT's format, merged into the model of config.model.path.
+
+    Args:
+      heldout: as in `build_tasks`.
 
     Raises:
       ValueError: as `load_policy`, and an adapter that is not of this model.
     """
-    policy = load_policy(config, None)
+    policy = load_policy(config, None, heldout=heldout)
     adapters, rank, alpha, _ = lora.load_adapter(adapter, policy.model.config)
     mesh, _ = build_meshes(config)
     adapters = lora.place_adapters(adapters, policy.model, mesh)

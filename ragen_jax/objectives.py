@@ -115,11 +115,12 @@ class Objective:
 
     terms: Callable[..., TokenTerms]  # as the functions above
     second_clip: bool = True  # whether it takes a clip_c
+    of_sequence: bool = False  # whether its ratios are of sequences, whose clips are narrow
 
 
 OBJECTIVES = {
     "ppo": Objective(ppo_terms),
-    "gspo": Objective(gspo_terms),
+    "gspo": Objective(gspo_terms, of_sequence=True),
     "cispo": Objective(cispo_terms, second_clip=False),
 }
 

@@ -40,6 +40,9 @@ def test_the_command_of_the_readme_that_looks_at_data(questions):
         "error: config.eval.episodes is 1024, but MetaMathQA-395K.json holds out only 6 different "
         "problems; lower it, or give a larger file\n",
     )
+    # A run that never plays them demands none.
+    code, _, err = call(*words, "--config.eval.every=0", "--config.diagnose.gradients_every=0")
+    assert (code, err) == (0, "")
     code, again, err = call(*words, "--config.eval.episodes=6", "--rows=2")
     assert code == 0, err
     left_out, *out = out.splitlines()

@@ -37,7 +37,7 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.types import Array, Batch, Metrics, Params, TrainState
 from ragen_jax.update import optimize
 from ragen_jax.update.learner import Learner
-from ragen_jax.update.policy import Frozen, Loss, loss_parts
+from ragen_jax.update.policy import Frozen, Loss, loss_parts, rounding_decides
 
 ZERO = -1  # the bucket of groups without variance
 LOST = -2  # of groups with too few sound members, which is not measured
@@ -109,12 +109,13 @@ def part_gradients(
       tree like params, of arrays [P, ...] in the order of `part_names`.
     """
     names = part_names(loss)
+    unchanged = True if rounding_decides(loss, model.config.dtype) else None
 
     def parts(params, piece):
         reference = ref_params
         if frozen is not None:
             params, reference = frozen.attach(params), frozen.reference(ref_params)
-        terms, *_ = loss_parts(model, loss, params, reference, piece, kl_scale)
+        terms, *_ = loss_parts(model, loss, params, reference, piece, kl_scale, unchanged)
         return jnp.stack([terms[name] for name in names])
 
     def micro(piece):

@@ -20,7 +20,15 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from ragen_jax.checksums import CHECKSUMS, damage, write_checksums
-from ragen_jax.model import config_json, images, qwen, vision, vision_tensors, weights
+from ragen_jax.model import (
+    config_json,
+    images,
+    qwen,
+    tokenizer_config,
+    vision,
+    vision_tensors,
+    weights,
+)
 from ragen_jax.model.weights import INDEX, WEIGHTS
 from ragen_jax.sharding import is_first, param_shardings
 from ragen_jax.types import Params
@@ -121,7 +129,7 @@ def save(
                 fresh / "generation_config.json",
                 {k: fields[k] for k in config_json.TOKEN_IDS if k in fields},
             )
-            tokenizer.save_pretrained(fresh)
+            tokenizer_config.save_tokenizer(fresh, tokenizer)
             if tower is not None:
                 write_json(fresh / images.FILE, images.to_fields(tower.images))
         weights.write(fresh, tensors, dtype=dtype, max_shard_bytes=max_shard_bytes, writer=writer)
@@ -196,7 +204,10 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
         raise ValueError(f"{directory} has neither tokenizer.json nor vocab.json and merges.txt")
     try:
         if (directory / "tokenizer.json").exists():
-            return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+            # For `tokenizer_config.save_tokenizer`: the class above is not the source's.
+            tokenizer.init_kwargs["tokenizer_class"] = tokenizer_config.source_class(directory)
+            return tokenizer
         # ty: ignore[invalid-explicit-return] of these two files it makes a fast one
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # of any kind: the library behind it raises bare ones

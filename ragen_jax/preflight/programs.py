@@ -39,7 +39,7 @@ from ragen_jax.types import Params, TrainState
 from ragen_jax.update import passes
 from ragen_jax.update.critic import CriticState, critic_gradient
 from ragen_jax.update.optimize import apply_gradient, needs_start
-from ragen_jax.update.policy import policy_gradient
+from ragen_jax.update.policy import policy_gradient, rounding_decides
 
 if TYPE_CHECKING:
     from ragen_jax.diagnose import Diagnostic
@@ -289,11 +289,28 @@ def training_programs(run: Run) -> Iterator[Program]:
         yield _apply(run, "critic_apply", critic, held=rest)
     in_loss = bool(c.algorithm.kl_coef and c.algorithm.kl_in == "loss")
     rest = state.critic, None if in_loss else run.resting
+    loss = build_loss(c)
+    own = rounding_decides(loss, c.model.dtype)
+    if own and c.optimizer.minibatches > 1:
+        held = rest, state.opt_state, run.reference if in_loss else None
+        yield dataclasses.replace(
+            _read(
+                run,
+                "old_logps",
+                passes.statistics,
+                run.whole,
+                temperature,
+                held=held,
+                head=True,
+                count=A,
+            ),
+            calls=c.optimizer.minibatches - 1,
+        )
     yield _gradient(
         run,
         "update",
         policy_gradient,
-        *(build_loss(c), run.learning, run.reference if in_loss else None),
+        *(loss, run.learning, run.reference if in_loss else None),
         run.learning if start else None,
         _pieces(
             run,
@@ -303,6 +320,7 @@ def training_programs(run: Run) -> Iterator[Program]:
         ),
         *(host(()), host((), jnp.float32), state.kl_scale),
         held=(rest, state.opt_state, state.params.get("tower")),
+        keywords={"unchanged": host((), jnp.bool_)} if own else {},
         trained=state,
         reference=in_loss,
     )
@@ -349,6 +367,7 @@ def _gradient(
     *args: Any,
     held: Any,
     trained: TrainState | CriticState,
+    keywords: dict[str, Any] | None = None,
     **cost: bool,
 ) -> Program:
     """The `Program` of a minibatch's gradient, which for shorter rows is compiled again."""
@@ -360,6 +379,7 @@ def _gradient(
         run.model,
         *args,
         run.beside,
+        keywords=keywords,
         held=(held, _copy_beside(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).update(
             on_chip(o.micro_batch, run.mesh),
@@ -403,10 +423,11 @@ def _read(
     *,
     held: Any,
     head: bool,
+    count: int | None = None,
 ) -> Program:
-    """The `Program` of a pass over all rows of a step."""
+    """The `Program` of a pass over `count` micro-batches; None: over all rows of a step."""
     micro = run.config.optimizer.micro_batch
-    count = -(-step_rows(run.config) // micro)
+    count = count or -(-step_rows(run.config) // micro)
     return program(
         name,
         run.mesh,

@@ -400,6 +400,11 @@ def entries(config: ConfigDict) -> Iterator[tuple[str, Domain, Callable[[str], s
                 yield inside(name), domain, inside
 
 
+def plays_heldout(config: ConfigDict) -> bool:
+    """Return whether a run of the config plays held-out problems at all."""
+    return HELD_OUT.holds(*(field(config, name) for name in HELD_OUT.names))
+
+
 def unread(config: ConfigDict, names: Collection[str]) -> dict[str, str]:
     """{field: why} of those of the fields `names` that a run of the config never reads.
 

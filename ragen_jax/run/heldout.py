@@ -100,6 +100,11 @@ def play_heldout(
       purpose: what they are played for, which has noise of its own.
       problems: which of them.
     """
+    if task.heldout_environment is None or task.heldout is None:
+        raise ValueError(
+            f"the held-out problems of {task.name} were not built, because the config plays none; "
+            "set config.eval.every above 0, or pass heldout=True to load_policy"
+        )
     return play_problems(
         model,
         params,

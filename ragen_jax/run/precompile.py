@@ -201,9 +201,7 @@ def rollout_starts(shapes: Shapes, task: "Task", first: int, *, alone: bool) -> 
         per_shard = B // shards
         sizes = sorted({shards * row_bucket(n, per_shard) for n in range(1, per_shard + 1)})[::-1]
     # Their temperature is not part of a program.
-    samplings = {
-        dataclasses.replace(s, temperature=1.0): s for s in (task.eval_sampling, task.sampling)
-    }
+    samplings = {dataclasses.replace(s, temperature=1.0): s for s in _samplings(task)}
 
     def turn(prompts, rows, sampling):
         compile = functools.partial(_compile_turn, shapes, task, prompts, rows, first, sampling)
@@ -217,10 +215,15 @@ def rollout_starts(shapes: Shapes, task: "Task", first: int, *, alone: bool) -> 
         yield turn(G, B, task.sampling)
 
 
+def _samplings(task: "Task") -> tuple[Sampling, ...]:
+    """How a run draws tokens of a task: in evaluations, if it has any, and in training."""
+    return (task.sampling,) if task.heldout is None else (task.eval_sampling, task.sampling)
+
+
 def slot_programs(shapes: Shapes, task: "Task", lengths: Lengths) -> Iterator[Planned]:
     """All that rollouts in slots may need, of training and of evaluation."""
     mesh, episodes = shapes.sampling_mesh, task.groups * task.group_size
-    samplings = (task.eval_sampling, task.sampling)
+    samplings = _samplings(task)
     with jax.set_mesh(mesh):
         shards, _ = row_shards()
         sizes = cache_sizes(

@@ -30,6 +30,7 @@ from ragen_jax.rollout.episode import (
     start_plays,
 )
 from ragen_jax.rollout.play import Budgets, Sampling
+from ragen_jax.rollout.pool import draw_seeds
 from ragen_jax.run import datasets
 from ragen_jax.run.build import (
     build_budgets,
@@ -43,6 +44,7 @@ from ragen_jax.run.build import (
     build_styles,
     environment_settings,
 )
+from ragen_jax.run.domains import plays_heldout
 from ragen_jax.run.sizes import of_environments, step_rows
 from ragen_jax.run.workdir import cache_directory
 from ragen_jax.sharding import first_goes_first
@@ -51,7 +53,7 @@ from ragen_jax.types import Episode, Params
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SHOWN = 16  # held-out problems that tell how long prompts are
+SHOWN = 16  # problems whose prompts stand for the length of all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Task:
     label: str  # its name where several train together, "" where it is alone: for metrics, folders
     chat: Chat
     environment: Environment  # problems of the training split
-    heldout_environment: Environment  # of the evaluation split
-    heldout: tuple[list[int], list[State]]  # (seeds, states)
+    heldout_environment: Environment | None  # of the evaluation split; None: nothing plays it
+    heldout: tuple[list[int], list[State]] | None  # (seeds, states) of its problems
     key: jax.Array  # of the policy's draws and the environment's noise while training
     eval_seed: int  # of the same while its held-out problems are played
     collecting: Collecting
@@ -95,16 +97,21 @@ class Task:
 
     @functools.cached_property
     def first_plays(self) -> list[Play]:
-        """Up to `SHOWN` held-out problems whose prompts can be used, their first turns begun.
+        """Up to `SHOWN` held-out problems, or of training without them, whose prompts can be used,
+        first turns begun.
 
         Raises:
-          ValueError: the prompt of no held-out problem can be used.
+          ValueError: none of the problems looked at has a prompt that can be used.
         """
+        environment, problems, which = self.heldout_environment, self.heldout, "held-out"
+        if environment is None or problems is None:
+            environment, which = self.environment, "first training"
+            problems = first_problems(environment, self.collecting, SHOWN)
         room = Room(self.positions, self.budgets.max_new_tokens)
         first = None
-        for start in range(0, len(self.heldout[0]), SHOWN):
-            seeds, states = (listed[start : start + SHOWN] for listed in self.heldout)
-            shown = observe(self.heldout_environment, states, self.limits)
+        for start in range(0, len(problems[0]), SHOWN):
+            seeds, states = (listed[start : start + SHOWN] for listed in problems)
+            shown = observe(environment, states, self.limits)
             plays = start_plays(seeds, states, shown, 1, self.key)
             begin_turns(plays, self.chat, self.album, room)
             # A problem whose environment broke still shows how long the rules are.
@@ -113,14 +120,23 @@ class Task:
                 return usable
             first = first or plays[0].error
         raise ValueError(
-            f"none of the {len(self.heldout[0])} held-out problems of {self.name} has a prompt "
-            f"that can be used; the first: {first}"
+            f"none of the {len(problems[0])} {which} problems of {self.name} has a prompt that "
+            f"can be used; the first: {first}"
         )
 
     @functools.cached_property
     def first_prompts(self) -> tuple[int, ...]:
         """Tokens of their prompts, which others are about as long as; rising."""
         return tuple(sorted(len(play.prompt) for play in self.first_plays))
+
+
+def first_problems(
+    environment: Environment, collecting: Collecting, count: int
+) -> tuple[list[int], list[State]]:
+    """(seeds, states) of the first problems that a run trains on, at most `count`."""
+    count = min(count, collecting.pool) if collecting.pool else count
+    seeds, _ = draw_seeds(0, count, pool=collecting.pool, seed=collecting.seed)
+    return seeds, [environment.reset(seed) for seed in seeds]
 
 
 def build_tasks(
@@ -131,6 +147,7 @@ def build_tasks(
     image_pad: int | None = None,
     album: Album | None = None,
     positions: int = 0,
+    heldout: bool = False,
 ) -> tuple[Task, ...]:
     """The `Task`s of a config, in the order of sizes.of_environments.
 
@@ -138,17 +155,19 @@ def build_tasks(
       stop_ids: token ids at which the model's replies end.
       image_pad, album: of a model that sees: of `make_chat`, and the run's album.
       positions: of the model, which a prompt and its reply share; 0: not known.
+      heldout: build the held-out problems even where `plays_heldout` is False.
 
     Raises:
       ValueError: an environment that cannot be built, shows images that the model cannot see, or
         has no problem whose prompt can be used.
     """
     alone = of_environments(config)
+    needed = heldout or plays_heldout(config)
     tasks = tuple(
         dataclasses.replace(
             _build(
                 *(name, name if len(alone) > 1 else "", index, c),
-                *(tokenizer, stop_ids, image_pad, album),
+                *(tokenizer, stop_ids, image_pad, album, needed),
             ),
             positions=positions,
         )
@@ -168,19 +187,27 @@ def _build(
     stop_ids: Sequence[int],
     image_pad: int | None,
     album: Album | None,
+    needs_heldout: bool,
 ) -> Task:
     environment = build_environment(config, "train")
-    heldout_environment = build_environment(config, "eval")
-    with first_goes_first("heldout"):
-        heldout = datasets.heldout_problems(
-            heldout_environment,
-            count=config.eval.episodes,
-            seed=config.eval.seed,
-            settings=environment_settings(config),
-            directory=cache_directory() / "datasets",
-        )
+    collecting = build_collecting(config)
+    heldout_environment = heldout = None
+    if needs_heldout:
+        first_environment = heldout_environment = build_environment(config, "eval")
+        with first_goes_first("heldout"):
+            heldout = datasets.heldout_problems(
+                heldout_environment,
+                count=config.eval.episodes,
+                seed=config.eval.seed,
+                settings=environment_settings(config),
+                directory=cache_directory() / "datasets",
+            )
+        _, states = heldout
+    else:
+        first_environment = environment
+        _, states = first_problems(environment, collecting, 1)
     limits = build_limits(config)
-    for shown in observe(heldout_environment, heldout[1][:1], limits):
+    for shown in observe(first_environment, states[:1], limits):
         if isinstance(shown, Broken):
             continue
         if album is not None:
@@ -196,7 +223,7 @@ def _build(
         # Environments count their seeds alike, so that each needs noise of its own.
         key=stream_key(Purpose.PLAY, config.seed, index),
         eval_seed=config.eval.seed,
-        collecting=build_collecting(config),
+        collecting=collecting,
         group_size=config.rollout.group_size,
         group_rows=step_rows(config) // config.rollout.groups,
         budgets=build_budgets(config),

@@ -161,7 +161,8 @@ def update_critic(
         norm_length=loss.norm_length,
     )
 
-    def gradient(critic, grads, arrays, count):
+    def gradient(critic, grads, arrays, count, minibatch):
+        del minibatch  # a value has no ratio
         scale = np.float32(loss_scale)
         return critic_gradient(model, loss, critic.params, grads, arrays, count, scale, frozen)
 

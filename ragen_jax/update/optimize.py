@@ -322,7 +322,7 @@ class Through:
 
 
 def run_updates(
-    gradient: Callable[[State, Params | None, dict[str, Any], np.int32], Added],
+    gradient: Callable[[State, Params | None, dict[str, Any], np.int32, int], Added],
     optimizer: optax.GradientTransformation,
     state: State,
     dealt: Dealt,
@@ -332,8 +332,8 @@ def run_updates(
     """An optimizer step on each minibatch, one after the other.
 
     Args:
-      gradient: (state, gradient so far, micro-batches of one length, how many hold rows) ->
-        `Added`; its second argument is donated.
+      gradient: (state, gradient so far, micro-batches of one length, how many hold rows, index of
+        the minibatch) -> `Added`; its second argument is donated.
       state: its params and opt_state are donated.
       rates: float32, the learning rate of each minibatch; there may be more of them.
       through: `gradient` gets the state with what it leads to; None: with its own parameters.
@@ -346,7 +346,7 @@ def run_updates(
     # be compiled again. Nothing is copied where only the name differs.
     layout = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     start = needs_start(dealt.size // dealt.micro_batch, dealt.mesh)
-    for pieces, rate in zip(dealt.minibatches(), rates, strict=False):
+    for minibatch, (pieces, rate) in enumerate(zip(dealt.minibatches(), rates, strict=False)):
         read, found = state, []
         if through is not None:
             read = dataclasses.replace(state, params=through.forward(state.params))
@@ -358,7 +358,7 @@ def run_updates(
                 found[-1] = jax.device_get(found[-1])
             elif history:
                 history[-1] = jax.device_get(history[-1])
-            grads, *rest = gradient(read, grads, arrays, count)
+            grads, *rest = gradient(read, grads, arrays, count, minibatch)
             grads = jax.device_put(grads, read_layout)
             found.append(rest)
         if through is not None:

@@ -1,36 +1,23 @@
 """Forward passes over the rows of a batch: log-probs, entropies, values before an update.
 
-Axes: B rows, T tokens, L tokens of a row as it is cut, A micro-batches.
+Axes: B rows, T tokens, A micro-batches, L tokens of a row as it is cut.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.sharding import constrain
 from ragen_jax.types import Array, Batch, Params
 from ragen_jax.update.critic import token_values
 from ragen_jax.update.cutting import padded_rows
-from ragen_jax.update.likelihood import token_statistics
 from ragen_jax.update.optimize import micro_batches
 from ragen_jax.update.policy import Frozen
+from ragen_jax.update.reading import Pass, read_micro_batches, statistics
 
-# `statistics` or `values`: (model, params, tokens_BT, extra) -> arrays [B, T]. Of the first `extra`
-# is the temperature, of the second `policy.Frozen` or None.
-Pass = Callable[[Qwen, Params, Array, Any], tuple[jax.Array, ...]]
-
-
-def statistics(
-    model: Qwen, params: Params, tokens_BT: Array, temperature: Array | float
-) -> tuple[jax.Array, ...]:
-    """(logp_BT, entropy_BT) of `likelihood.token_statistics`."""
-    return token_statistics(model, params, tokens_BT, temperature=temperature)
+__all__ = ["Pass", "over_rows", "read_micro_batches", "statistics", "values"]
 
 
 def values(
@@ -38,34 +25,6 @@ def values(
 ) -> tuple[jax.Array]:
     """(value_BT,) of `critic.token_values`."""
     return (token_values(model, params, tokens_BT, frozen),)
-
-
-@functools.partial(jax.jit, static_argnames=("function", "model"))
-def read_micro_batches(
-    function: Pass,
-    model: Qwen,
-    params: Params,
-    tokens_AML: jax.Array,
-    count: jax.Array,
-    extra: Any,
-) -> tuple[jax.Array, ...]:
-    """function(model, params, tokens, extra) of the first `count` micro-batches, else 0.
-
-    Args:
-      tokens_AML: int32 [A, micro_batch, L].
-
-    Returns:
-      float32 [A, micro_batch, L] each, whole on every device.
-    """
-    shapes = jax.eval_shape(lambda: function(model, params, tokens_AML[0], extra))
-
-    def read(a, outs):
-        new = function(model, params, tokens_AML[a], extra)
-        return tuple(x.at[a].set(y) for x, y in zip(outs, new, strict=True))
-
-    start = tuple(jnp.zeros((len(tokens_AML), *x.shape), x.dtype) for x in shapes)
-    outs = jax.lax.fori_loop(0, count, read, start)
-    return tuple(constrain(x, None, None, None) for x in outs)
 
 
 def over_rows(

@@ -25,6 +25,7 @@ from ragen_jax.types import Batch, Metrics, Params, TrainState
 from ragen_jax.update import optimize
 from ragen_jax.update.cutting import row_lengths
 from ragen_jax.update.likelihood import token_logps, token_statistics
+from ragen_jax.update.reading import minibatch_logps
 
 Tree = TypeVar("Tree")
 
@@ -86,6 +87,24 @@ def with_embeds(adapters: Params, images: Images) -> Params:
     return language | {"embeds": jnp.asarray(images.embed_ID, jnp.float32)}
 
 
+# Narrowest clip of token ratios that float32 rounding of log-probs cannot reach.
+FLOAT32_CLIP = 1e-3
+
+
+def rounding_decides(loss: Loss, dtype: str) -> bool:
+    """Return whether rounding alone could clip a ratio of an unchanged policy.
+
+    The sampler's log-probs differ from the update's by rounding. Where this is True, an update
+    therefore takes its ratios to log-probs of its own forward pass: with activations below float32,
+    ratios of whole sequences, or a clip narrower than `FLOAT32_CLIP`.
+
+    Args:
+      dtype: of the model's activations.
+    """
+    narrow = min(loss.clip_low, loss.clip_high) < FLOAT32_CLIP
+    return dtype != "float32" or OBJECTIVES[loss.objective].of_sequence or narrow
+
+
 EXACT = "exact"  # the kl_kind that is no estimate: over the whole vocabulary
 
 
@@ -96,6 +115,7 @@ def loss_parts(
     ref_params: Params | None,
     piece: dict[str, Any],
     kl_scale: jax.Array | float = 1.0,
+    unchanged: jax.Array | bool | None = None,
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
     """What the loss of a piece of a minibatch is the sum of, each with its coefficient.
 
@@ -111,6 +131,8 @@ def loss_parts(
         (1 on sampled tokens of real rows), weights (`losses.Weights` of the whole minibatch),
         and perhaps bonus (of `bonus.entropy_weights`).
       kl_scale: multiplies kl_coef.
+      unchanged: scalar bool, whether params are those before the first update: ratios are then
+        exactly 1. None: ratios are taken to piece["logp"].
 
     Returns:
       (dict of the parts, dict of metrics averaged over the minibatch's tokens, as far as this piece
@@ -125,9 +147,12 @@ def loss_parts(
         temperature=loss.temperature,
         reference=ref_params if exact else None,
     )
+    old_BT = piece["logp"]
+    if unchanged is not None:
+        old_BT = jnp.where(unchanged, jax.lax.stop_gradient(logp_BT), old_BT)
     task, metrics = losses.policy_loss(
         logp_BT,
-        piece["logp"],
+        old_BT,
         piece["advantage"],
         mask_BT,
         clip_low=loss.clip_low,
@@ -168,11 +193,12 @@ def policy_gradient(
     loss_scale: jax.Array,
     kl_scale: jax.Array,
     frozen: Frozen | None = None,
+    unchanged: jax.Array | None = None,
 ) -> optimize.Added:
     """What micro-batches of one length add to the gradient of a minibatch's loss.
 
     Args:
-      ref_params, kl_scale: as in `loss_parts`.
+      ref_params, kl_scale, unchanged: as in `loss_parts`.
       grads: the gradient so far, like params, or None; donated.
       pieces: tokens, logp, advantage, mask, weights (`losses.Weights` of the whole minibatch) and
         perhaps bonus, each [A, micro_batch, L].
@@ -185,7 +211,7 @@ def policy_gradient(
         reference = ref_params
         if frozen is not None:
             params, reference = frozen.attach(params), frozen.reference(ref_params)
-        parts, metrics, gap = loss_parts(model, loss, params, reference, piece, kl_scale)
+        parts, metrics, gap = loss_parts(model, loss, params, reference, piece, kl_scale, unchanged)
         return loss_scale * sum(parts.values()), (metrics, {"logp_gap": gap})
 
     return optimize.add_gradient(objective, params, grads, pieces, count)
@@ -260,10 +286,10 @@ def update_policy(
       through: as in `optimize.run_updates`.
 
     Returns:
-      (TrainState, update/* metrics: means over the minibatches; update/logp_gap of the first;
-      update/skipped and update/count are sums; update/real_share is that of all positions
-      computed). A loss or gradient that is not finite leaves the parameters as they were and is
-      counted in update/skipped.
+      (TrainState, update/* metrics: means over the minibatches; update/logp_gap and
+      update/clip_fraction_first of the first; update/skipped and update/count are sums;
+      update/real_share is that of all positions computed). A loss or gradient that is not finite
+      leaves the parameters as they were and is counted in update/skipped.
     """
     dealt = optimize.deal(
         {
@@ -283,8 +309,13 @@ def update_policy(
         aggregation=loss.aggregation,
         norm_length=loss.norm_length,
     )
+    own = rounding_decides(loss, model.config.dtype)
+    if own:
+        read = state.params if through is None else through.forward(state.params)
+        whole = read if frozen is None else frozen.attach(read)
+        dealt = minibatch_logps(dealt, model, whole, temperature=loss.temperature)
 
-    def gradient(state, grads, arrays, count):
+    def gradient(state, grads, arrays, count, minibatch):
         return policy_gradient(
             model,
             loss,
@@ -296,6 +327,7 @@ def update_policy(
             np.float32(loss_scale),
             state.kl_scale,
             frozen,
+            unchanged=np.bool_(minibatch == 0) if own else None,
         )
 
     state, history = optimize.run_updates(gradient, optimizer, state, dealt, rates, through)
@@ -303,4 +335,5 @@ def update_policy(
     if history:
         metrics["update/real_share"] = dealt.real_share
         metrics["update/logp_gap"] = float(history[0]["logp_gap"])
+        metrics["update/clip_fraction_first"] = float(history[0]["clip_fraction"])
     return state, metrics

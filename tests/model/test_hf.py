@@ -161,6 +161,41 @@ def test_tokenizer_round_trip(saved):
     assert chats[0] == chats[1]
 
 
+@pytest.mark.parametrize(
+    ("named", "written"),
+    [
+        ("Qwen2Tokenizer", "Qwen2Tokenizer"),
+        ("LlamaTokenizerFast", "LlamaTokenizerFast"),
+        ("TokenizersBackend", "PreTrainedTokenizerFast"),  # of transformers 5 alone
+        ("SomebodysTokenizer", "PreTrainedTokenizerFast"),
+        (None, "PreTrainedTokenizerFast"),
+    ],
+)
+def test_a_tokenizer_is_written_for_transformers_4_as_well(tmp_path, saved, named, written):
+    file = saved / "tokenizer_config.json"
+    fields = json.loads(file.read_text()) | {"tokenizer_class": named}
+    fields["extra_special_tokens"] = ["<|im_start|>"]  # a list, which 4 cannot read by this name
+    file.write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
+    model, params = hf.load_weights(saved)
+    hf.save(tmp_path / "out", model, params, hf.load_tokenizer(saved))
+    found = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert found["tokenizer_class"] == written
+    assert isinstance(found.get("extra_special_tokens", {}), dict)
+    assert found["additional_special_tokens"] == ["<|im_start|>"]
+    assert not {"backend", "is_local", "local_files_only"} & found.keys()
+    again = hf.load_tokenizer(tmp_path / "out")
+    assert again(ODD)["input_ids"] == TOKENIZER(ODD)["input_ids"]
+    assert set(again.all_special_tokens) == {*TOKENIZER.all_special_tokens, "<|im_start|>"}
+    hf.save(tmp_path / "twice", model, params, again)
+    second = json.loads((tmp_path / "twice" / "tokenizer_config.json").read_text())
+    assert second == found
+
+
+def test_a_tokenizer_made_here_names_a_class_of_transformers_4(saved):
+    found = json.loads((saved / "tokenizer_config.json").read_text())
+    assert found["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
 def test_stop_ids(saved):
     assert hf.stop_ids(saved) == (TOKENIZER.eos_token_id,)
     edit_json(saved / "generation_config.json", eos_token_id=[7, 3])

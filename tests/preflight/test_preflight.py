@@ -227,7 +227,7 @@ def test_programs_lower():
     found = plan(**{"env.context": "full", "algorithm.kl_coef": 0.1, "model.dtype": "bfloat16"})
     assert list(found) == [
         "prefill", "prefill_rows", "extend", "decode", "score_prompts", "score", "score_flow",
-        "update", "apply", "resharding",
+        "old_logps", "update", "apply", "resharding",
     ]  # fmt: skip
     for program in found.values():
         assert program.lower().out_info is not None
@@ -243,6 +243,7 @@ def test_programs_lower():
         # Every fifth step, of each prompt: 3 reasonings behind its turn of a trajectory, in two
         # blocks, and 48 behind its 8 first turns, in three.
         "score_flow": (2 + 3) / 5,
+        "old_logps": 3,
         "update": 4,
         "apply": 4,
         "resharding": 1,
@@ -369,6 +370,19 @@ def test_programs_of_ppo():
         whole = sum(shapes.bytes_per_chip(x) for x in (program.held, program.arguments))
         copies = 8 if name in ("critic", "critic_apply", "update") else 7
         assert copies * size <= whole < (copies + 0.5) * size, name
+
+
+def test_old_log_probs_are_read_where_rounding_could_clip():
+    before = plan()
+    assert "old_logps" not in before and "old_logps" not in plan(**{"optimizer.minibatches": 1})
+    narrow = {"algorithm.objective": "gspo", "algorithm.clip_low": 3e-4, "algorithm.clip_c": 0.0}
+    for fields in (narrow, {"model.dtype": "bfloat16"}):
+        config = sokoban.get_config()
+        found = plan(config, **fields)
+        assert found["old_logps"].calls == config.optimizer.minibatches - 1
+        for name in ("old_logps", "update"):
+            assert found[name].lower().out_info is not None
+        assert "old_logps" not in plan(**fields, **{"optimizer.minibatches": 1})
 
 
 def test_programs_of_windows_and_limits():

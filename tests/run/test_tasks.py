@@ -14,6 +14,7 @@ from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.groups import combine_metrics, label_metrics, measure_each, metrics_of_each
 from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model import hf
+from ragen_jax.run import tasks as run_tasks
 from ragen_jax.run.build import build_learner, build_meshes, tiny_words
 from ragen_jax.run.check import check
 from ragen_jax.run.heldout import evaluate
@@ -27,6 +28,7 @@ from ragen_jax.run.sizes import (
 )
 from ragen_jax.run.stages import watch
 from ragen_jax.run.stored import read_outcomes
+from ragen_jax.run.tasks import build_tasks
 from ragen_jax.sharding import make_mesh
 from ragen_jax.update.learner import Outcomes, select
 from ragen_jax.update.policy import init_state
@@ -190,6 +192,68 @@ def test_each_environment_is_filtered_by_itself(config, agent):
     outcomes = Outcomes(return_GK.astype(np.float32), length_GK, return_GK > 0)
     selection, metrics = select(learner, state, None, outcomes)
     assert selection.keep_GK[:, 0].tolist() == [True, True, False, True, False]
+
+
+@pytest.fixture
+def no_eval_split(agent, monkeypatch):
+    """Make building an environment of the evaluation split fail, as data without one does."""
+    build = run_tasks.build_environment
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
+
+    def of_split(config, split):
+        if split == "eval":
+            raise ValueError("no row of split 'eval'")
+        return build(config, split)
+
+    monkeypatch.setattr(run_tasks, "build_environment", of_split)
+
+
+@pytest.mark.parametrize(
+    ("fields", "built"),
+    [
+        ({}, False),
+        ({"diagnose.gradients_every": 5}, False),  # of the step's own groups
+        ({"diagnose.gradients_every": 5, "diagnose.gradients_groups": 4}, True),
+        ({"diagnose.probe_every": 5}, True),
+        ({"eval.every": 5}, True),
+    ],
+)
+def test_held_out_problems_are_built_only_where_something_plays_them(
+    fields, built, agent, no_eval_split
+):
+    config = agent.config.copy_and_resolve_references()
+    config.eval.update(every=0, episodes=10**5)
+    config.diagnose.update(probe_every=0, gradients_every=0, gradients_groups=0)
+    config.update_from_flattened_dict(fields)
+    assert run_tasks.plays_heldout(config) == built
+    if built:
+        with pytest.raises(ValueError, match="no row of split 'eval'"):
+            build_tasks(config, agent.tokenizer, ())
+        return
+    (task,) = build_tasks(config, agent.tokenizer, ())
+    assert task.heldout is None and task.heldout_environment is None
+    # What rollouts are laid out by is then taken from the problems trained on.
+    seeds = [play.seed for play in task.first_plays]
+    assert seeds == [(config.seed << 32) + i for i in range(16)]
+    assert all(length > 0 for length in task.first_prompts)
+    with pytest.raises(ValueError, match="eval.every above 0"):
+        evaluate(None, None, (task,))
+    # The command that evaluates needs them whatever the schedule.
+    with pytest.raises(ValueError, match="no row of split 'eval'"):
+        build_tasks(config, agent.tokenizer, (), heldout=True)
+
+
+@pytest.mark.long
+def test_a_run_without_evaluation_needs_no_evaluation_split(agent, no_eval_split, tmp_path):
+    config = agent.config.copy_and_resolve_references()
+    config.model.path, config.steps = str(agent.directory), 1
+    config.rollout.update(groups=2, group_size=2, save_every=0)
+    config.optimizer.update(minibatches=1, micro_batch=4)
+    config.diagnose.every = config.eval.every = config.report.every = 0
+    config.checkpoint.update(every=0, export=False)
+    config.log.trackers = ()
+    assert train.train(config, tmp_path / "run") == 0
+    assert not (tmp_path / "run" / "eval").exists()
 
 
 @pytest.mark.long

@@ -1,0 +1,54 @@
+"""tokenizer_config.json as both transformers 4 and 5 read it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+FILE = "tokenizer_config.json"
+# Classes that transformers 4 and 5 both have and that read tokenizer.json.
+SHARED_CLASSES = (
+    *("PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast"),
+    *("LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast"),
+)
+GENERIC = "PreTrainedTokenizerFast"  # for a source without a class, or with another one
+# Arguments of the call that read the tokenizer, which transformers 5 writes down as well.
+OF_LOADING = ("backend", "is_local", "local_files_only")
+
+
+def source_class(directory: Path) -> str:
+    """Return the tokenizer class that a model directory names, or `GENERIC`.
+
+    Raises:
+      ValueError: tokenizer_config.json is not a JSON object.
+    """
+    file = directory / FILE
+    fields = json.loads(file.read_text()) if file.exists() else {}
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} is not a JSON object")
+    name = fields.get("tokenizer_class")
+    return name if name in SHARED_CLASSES else GENERIC
+
+
+def save_tokenizer(directory: Path, tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Write a tokenizer's files so that transformers 4 and 5 both open them.
+
+    transformers 5 writes a class that 4 does not have (TokenizersBackend), and lists further
+    special tokens under a name for which 4 expects a dict.
+
+    Args:
+      tokenizer: as `hf.load_tokenizer` returns it, which notes the source's class in
+        `init_kwargs["tokenizer_class"]`; without that note, `GENERIC` is written.
+    """
+    tokenizer.save_pretrained(directory)
+    file = directory / FILE
+    fields = json.loads(file.read_text())
+    noted = tokenizer.init_kwargs.get("tokenizer_class")
+    names = (noted, type(tokenizer).__name__, GENERIC)
+    fields["tokenizer_class"] = next(name for name in names if name in SHARED_CLASSES)
+    if isinstance(fields.get("extra_special_tokens"), list):
+        fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
+    fields = {name: value for name, value in fields.items() if name not in OF_LOADING}
+    file.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,82 @@
+"""Forward passes over micro-batches: the program, and the log-probs that minibatches start from.
+
+Axes: B rows, T tokens, L tokens of a row as it is cut, A micro-batches.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.sharding import constrain
+from ragen_jax.types import Array, Params
+from ragen_jax.update.likelihood import token_statistics
+from ragen_jax.update.optimize import Dealt, micro_batches
+
+# (model, params, tokens_BT, extra) -> arrays [B, T]: `statistics`, whose `extra` is the
+# temperature, or `passes.values`, whose `extra` is a `policy.Frozen` or None.
+Pass = Callable[[Qwen, Params, Array, Any], tuple[jax.Array, ...]]
+
+
+def statistics(
+    model: Qwen, params: Params, tokens_BT: Array, temperature: Array | float
+) -> tuple[jax.Array, ...]:
+    """(logp_BT, entropy_BT) of `likelihood.token_statistics`."""
+    return token_statistics(model, params, tokens_BT, temperature=temperature)
+
+
+@functools.partial(jax.jit, static_argnames=("function", "model"))
+def read_micro_batches(
+    function: Pass,
+    model: Qwen,
+    params: Params,
+    tokens_AML: jax.Array,
+    count: jax.Array,
+    extra: Any,
+) -> tuple[jax.Array, ...]:
+    """function(model, params, tokens, extra) of the first `count` micro-batches, else 0.
+
+    Args:
+      tokens_AML: int32 [A, micro_batch, L].
+
+    Returns:
+      float32 [A, micro_batch, L] each, whole on every device.
+    """
+    shapes = jax.eval_shape(lambda: function(model, params, tokens_AML[0], extra))
+
+    def read(a, outs):
+        new = function(model, params, tokens_AML[a], extra)
+        return tuple(x.at[a].set(y) for x, y in zip(outs, new, strict=True))
+
+    start = tuple(jnp.zeros((len(tokens_AML), *x.shape), x.dtype) for x in shapes)
+    outs = jax.lax.fori_loop(0, count, read, start)
+    return tuple(constrain(x, None, None, None) for x in outs)
+
+
+def minibatch_logps(dealt: Dealt, model: Qwen, params: Params, *, temperature: float) -> Dealt:
+    """Return the minibatches with the log-probs of `params` in place of the sampler's.
+
+    Rows are read at the length and in the micro-batches in which the update reads them, so that its
+    forward pass rounds alike. The first minibatch keeps the sampler's: it meets the parameters
+    unchanged, and `policy.loss_parts` then takes its ratios to itself.
+
+    Args:
+      params: those before the update, as the model reads them.
+    """
+    logp_BT = dealt.arrays["logp"].copy()
+    for piece in (piece for pieces in dealt.cuts[1:] for piece in pieces):
+        tokens = {"tokens": dealt.arrays["tokens"][:, : piece.length]}
+        arrays, count = micro_batches(
+            tokens, piece.rows, mesh=dealt.mesh, micro_batch=dealt.micro_batch, size=dealt.size
+        )
+        found, _ = read_micro_batches(
+            statistics, model, params, arrays["tokens"], count, np.float32(temperature)
+        )
+        read_BT = jax.device_get(found).reshape(dealt.size, -1)[: len(piece.rows)]
+        logp_BT[piece.rows, : piece.length] = read_BT
+    return dataclasses.replace(dealt, arrays={**dealt.arrays, "logp": logp_BT})
