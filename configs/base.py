@@ -226,7 +226,7 @@ def get_config() -> ConfigDict:
                 clear_patience=5,  # steps nearer to the level that end a sign
                 recover=0.5,  # the way back: this share of it, in logarithms, towards the level
                 low=0.5,  # below which H(Z|X) or information counts as low for regime/index
-                mi=0.62,  # below: an alarm on its own
+                mi=0.63,  # below: an alarm on its own
                 mi_sign=0.8,  # below: a sign, an alarm with another one
                 valid_think=0.9,  # below: a sign
                 valid_action=0.92,

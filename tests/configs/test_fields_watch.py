@@ -188,7 +188,7 @@ REGIMES = {
         given=series((30, {}), (120, {H: 1.3})),
     ),
     "regimes.clear_patience": Entry(9, ends_later, given=RECOVERED),
-    # Back to 0.7 of the level: not half of the way from 0.62, but a tenth of it.
+    # Back to 0.7 of the level: not half of the way from 0.63, but a tenth of it.
     "regimes.recover": Entry(
         0.1,
         lambda a, b: alarms(b)[-1] < len(b.rows) == alarms(a)[-1],

@@ -211,7 +211,7 @@ TIGHT = comparison(prior_F=np.array([0.05]))
 
 
 def fallen(value_RT, **options):
-    """Where figures are surely below 0.62 of their level, as the alarm wants it, bool [R, T]."""
+    """Where figures are surely below 0.63 of their level, as the alarm wants it, bool [R, T]."""
     R, T = value_RT.shape
     levels, found = init_levels(R, 1), []
     steps, weight_T = (
@@ -222,7 +222,7 @@ def fallen(value_RT, **options):
         values = value_RT[:, t : t + 1], np.zeros((R, 1)), np.full((R, 1), float(weight_T[t]))
         held = np.zeros((R, 1), bool)
         levels, z_R1 = update_levels(levels, TIGHT, np.full(R, step), *values, held)
-        low_R1 = levels.recent_EF < 0.62 * levels.level_EF
+        low_R1 = levels.recent_EF < 0.63 * levels.level_EF
         found.append((low_R1 & (z_R1 > bound(levels.count_EF)))[:, 0])
     return np.array(found).T
 
