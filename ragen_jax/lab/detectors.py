@@ -333,7 +333,8 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         f"the first {BASELINE} probes, over that mean (figures of every step: means over {WINDOW} "
         f"steps). The alarm of a figure is a score beyond {QUANTILE:.0%} of those of the healthy "
         "runs; false alarms of a healthy run are counted with the level of the others. Intervals: "
-        "Wilson's, with the jackknife's variance over runs.",
+        "Wilson's, with the jackknife's variance over runs. Runs recorded before `own_margin` have "
+        f"the `{ALARM}` of that time, which read `mi_released` (docs/diagnostics.md has both).",
     ]
     return "\n".join(lines) + "\n"
 
