@@ -197,6 +197,7 @@ def build_chat(
         max_actions=config.env.max_actions,
         extra_stop_ids=extra_stop_ids,
         image_pad=image_pad,
+        date=config.model.date,
     )
 
 
