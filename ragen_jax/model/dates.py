@@ -15,6 +15,7 @@ import jinja2
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+AUTO = "auto"  # of config.model.date: the day on which the run starts
 CLOCK = "strftime_now"  # what templates call
 NO_DAY = datetime.date(2024, 7, 26)  # that Llama 3.2's template writes if it has no clock
 _MONTHS = "January February March April May June July August September October November December"
@@ -29,12 +30,14 @@ def is_day(text: str) -> bool:
         return False
 
 
-def with_date(tokenizer: "PreTrainedTokenizerFast", date: str = "") -> "PreTrainedTokenizerFast":
+def with_date(
+    tokenizer: "PreTrainedTokenizerFast", date: str | None = None
+) -> "PreTrainedTokenizerFast":
     """The tokenizer with a chat template for which it is always midnight of `date`.
 
     Args:
       tokenizer: stays as it is.
-      date: YYYY-MM-DD; "": NO_DAY.
+      date: YYYY-MM-DD; None: NO_DAY.
 
     Returns:
       A shallow copy, or `tokenizer` if its template does not ask for the date.
@@ -42,7 +45,7 @@ def with_date(tokenizer: "PreTrainedTokenizerFast", date: str = "") -> "PreTrain
     Raises:
       ValueError: a date that is none, or a template that makes random choices.
     """
-    if date and not is_day(date):
+    if date is not None and not is_day(date):
         raise ValueError(f"the date is {date!r}; it must be a day as YYYY-MM-DD")
     given = tokenizer.chat_template
     # Of several templates, a dict from their names.
@@ -51,7 +54,7 @@ def with_date(tokenizer: "PreTrainedTokenizerFast", date: str = "") -> "PreTrain
         _refuse_chance(text)
     if not any(CLOCK in text for text in texts.values()):
         return tokenizer
-    day = datetime.date.fromisoformat(date) if date else NO_DAY
+    day = NO_DAY if date is None else datetime.date.fromisoformat(date)
     dated = {name: f"{_clock_macro(day)}\n{text}" for name, text in texts.items()}
     tokenizer = copy.copy(tokenizer)
     tokenizer.chat_template = dated if isinstance(given, dict) else dated["default"]

@@ -158,7 +158,7 @@ def take_apart(
     system: str | None = None,
     tools: Sequence[dict[str, Any]] = (),
     image_pad: int | None = None,
-    date: str = "",
+    date: str | None = None,
 ) -> Template:
     """The tokenizer's chat template as a `Template`, found by rendering it around marks.
 

@@ -294,7 +294,7 @@ def make_chat(
     max_actions: int,
     extra_stop_ids: Iterable[int] = (),
     image_pad: int | None = None,
-    date: str = "",
+    date: str | None = None,
 ) -> Chat:
     """The `Chat` of an environment and a tokenizer.
 

@@ -16,7 +16,7 @@ from ragen_jax.bonus import ENTROPY_ON
 from ragen_jax.diagnostics import levels, regimes, stopping
 from ragen_jax.envs import ENVS, known
 from ragen_jax.model import hf, kernels, lora
-from ragen_jax.model.dates import is_day
+from ragen_jax.model.dates import AUTO, is_day
 from ragen_jax.rollout import chat
 from ragen_jax.run.trackers import TRACKERS
 from ragen_jax.sharding import MEMORIES
@@ -106,10 +106,10 @@ def text(*read: When) -> Domain:
 
 
 def day(*read: When) -> Domain:
-    """A date as text, or none."""
+    """A date as text, or AUTO."""
     return Domain(
-        "a day as YYYY-MM-DD, or '' (the day on which the run starts)",
-        lambda value: type(value) is str and (value == "" or is_day(value)),
+        f"a day as YYYY-MM-DD, or {AUTO!r} (the day on which the run starts)",
+        lambda value: type(value) is str and (value == AUTO or is_day(value)),
         read,
     )
 

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax.configs.presets import OPEN, ROWS, SIZES
 from ragen_jax.model import families, hf, weights
+from ragen_jax.model.dates import AUTO
 from ragen_jax.run.check import check_domains
 from ragen_jax.run.domains import field
 from ragen_jax.run.sizes import minibatch_rows
@@ -82,7 +83,7 @@ def settle_date(config: ConfigDict, workdir: Path | None, today: datetime.date) 
     Raises:
       ValueError: the config.json in `workdir` is damaged.
     """
-    if config.model.path == "tiny" or config.model.date:
+    if config.model.path == "tiny" or config.model.date != AUTO:
         return
     stored = None if workdir is None else stored_date(workdir, today.isoformat())
     config.model.date = stored or today.isoformat()

@@ -15,6 +15,7 @@ from typing import IO, Any
 from ml_collections import ConfigDict, config_dict
 
 from ragen_jax.configs import base
+from ragen_jax.model.dates import AUTO
 from ragen_jax.run.flat import flat
 from ragen_jax.run.log import console
 from ragen_jax.sharding import is_first
@@ -168,8 +169,8 @@ def stored_date(workdir: Path, missing: str) -> str | None:
     path = workdir / "config.json"
     if not path.exists():
         return None
-    date = read_config_file(workdir)["model"].get("date")
-    if date:
+    date = read_config_file(workdir)["model"].get("date", AUTO)
+    if date != AUTO:
         return date
     _tell_once(f"{path} has not, and gets: {_listed({'model.date': missing})}")
     return missing
@@ -284,7 +285,7 @@ def same_run(config: ConfigDict, workdir: Path) -> list[str]:
         )
     before, now = fields_of(run), fields_of(config)
     changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
-    if not (before["model.date"] and now["model.date"]):
+    if AUTO in (before["model.date"], now["model.date"]):
         changed = [name for name in changed if name != "model.date"]
     stretched = config.optimizer.schedule != "constant"
     refused = [

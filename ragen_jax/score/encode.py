@@ -44,7 +44,7 @@ class Encoder:
         vocabulary: int,
         think: Sequence[str] = THINK,
         answer: Sequence[str] = ANSWER,
-        date: str = "",
+        date: str | None = None,
     ) -> None:
         """
         Args:

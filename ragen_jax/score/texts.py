@@ -31,7 +31,7 @@ def mutual_information(
     think: Sequence[str] = THINK,
     micro_batch: int | None = None,
     seed: int = 0,
-    date: str = "",
+    date: str | None = None,
 ) -> Metrics:
     """Does the reasoning depend on the prompt? (RAGEN-2, section 2.3.)
 
@@ -50,7 +50,7 @@ def mutual_information(
       micro_batch: (prompt, reasoning) rows of a device call; None: that of configs/base.py.
       seed: of the permutations.
       date: the day, YYYY-MM-DD, that the chat template writes if it writes one (Llama 3.2's);
-        "": 2024-07-26, that of Llama 3.2's template without a clock.
+        None: 2024-07-26, that of Llama 3.2's template without a clock.
 
     Returns:
       The figures of `information_metrics`, their `confidence_intervals` (prompts are the groups)
