@@ -6,7 +6,6 @@ import locale
 
 import numpy as np
 import pytest
-import transformers.utils.chat_template_utils as chat_templates
 from chat_families import LLAMA, family
 
 from ragen_jax.model.dates import NO_DAY, _codes, is_day, with_date
@@ -34,21 +33,6 @@ def with_template(template):
     tokenizer = copy.deepcopy(family("llama").tokenizer)
     tokenizer.chat_template = template
     return tokenizer
-
-
-@pytest.fixture
-def on_day(monkeypatch):
-    """(day of November 2026): sets the clock of transformers to it."""
-
-    def set_clock(day):
-        class Clock(datetime.datetime):
-            @classmethod
-            def now(cls, tz=None):
-                return cls(2026, 11, day)
-
-        monkeypatch.setattr(chat_templates, "datetime", Clock)
-
-    return set_clock
 
 
 @pytest.mark.parametrize("date", [None, "2025-03-04"])
