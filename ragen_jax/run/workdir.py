@@ -158,7 +158,7 @@ def read_config_file(workdir: str | Path) -> dict[str, Any]:
 
 
 def stored_date(workdir: Path, missing: str) -> str | None:
-    """The model.date of the run in a folder; None: the folder holds no run yet.
+    """The model.date of the run in a folder; None: it holds no run, or one that left it open.
 
     Args:
       missing: the day for a run of a version that recorded none; a line says so.
@@ -169,9 +169,9 @@ def stored_date(workdir: Path, missing: str) -> str | None:
     path = workdir / "config.json"
     if not path.exists():
         return None
-    date = read_config_file(workdir)["model"].get("date", AUTO)
-    if date != AUTO:
-        return date
+    recorded = read_config_file(workdir)["model"]
+    if "date" in recorded:
+        return None if recorded["date"] == AUTO else recorded["date"]
     _tell_once(f"{path} has not, and gets: {_listed({'model.date': missing})}")
     return missing
 

@@ -197,6 +197,10 @@ def test_the_day_of_a_run_is_filled_in_once(language_model, tmp_path, capsys):
     assert settled_on(26, config("tiny"), run).model.date == "auto"
     assert not capsys.readouterr().out
 
+    unbegun = config()  # as the laboratory may leave a folder
+    (run / "config.json").write_text(json.dumps(unbegun.to_dict()))
+    assert settled_on(27, config(), run).model.date == "2026-11-27"
+    assert not capsys.readouterr().out
     old = first.to_dict()
     del old["model"]["date"]
     (run / "config.json").write_text(json.dumps(old))
