@@ -210,7 +210,7 @@ def test_the_day_of_a_run_is_filled_in_once(language_model, tmp_path, capsys):
     assert capsys.readouterr().out == line
 
 
-def test_a_run_that_goes_on_on_another_day_has_the_same_prompts(
+def test_a_run_resumed_on_another_day_has_the_same_prompts(
     dated_model, tmp_path, monkeypatch, on_day, capsys
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
