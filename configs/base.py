@@ -20,6 +20,9 @@ def get_config() -> ConfigDict:
                 path="tiny",  # "tiny" (see warmstart), or a Hugging Face directory or hub id
                 dtype="float32",  # of activations and products; parameters are float32
                 attention="auto",  # kernel of whole rows: auto | xla | cudnn (GPU) | splash (TPU)
+                # The day that the chat template writes into prompts if it writes one (Llama 3.2's),
+                # YYYY-MM-DD. "auto": the day on which the run starts, which it keeps when resumed.
+                date="auto",
                 remat=False,  # recompute each layer's activations in the backward pass
                 lora=dict(  # train low-rank adapters instead of the model
                     rank=0,  # 0: train the model itself

@@ -36,7 +36,7 @@ from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import console, write_gradients
-from ragen_jax.run.settle import settle
+from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.workdir import fields_of, read_run_config
 from ragen_jax.sharding import is_first, sampling_params
 from ragen_jax.types import Metrics
@@ -119,6 +119,7 @@ def of_model(path: str, names: Sequence[str]) -> tuple[ConfigDict, Policy]:
     adapted = lora.is_adapter(path)
     config.model.path = lora.base_model(path) if adapted else path
     settle(config, jax.devices())
+    settle_date(config, None, command.today())
     check(config)
     warn_unread(config, names)
     if adapted:
@@ -133,12 +134,14 @@ def of_model(path: str, names: Sequence[str]) -> tuple[ConfigDict, Policy]:
 def write_evaluation(
     path: Path, config: ConfigDict, names: Sequence[str], metrics: Metrics
 ) -> None:
-    """The figures as JSON, beside the model and the fields that the command line set."""
+    """The figures as JSON, with the model, the day for its template and the fields that the command
+    line set."""
     found = {name: float(value) for name, value in metrics.items()}
     fields = fields_of(config)
     content = {
         "model": MODEL.value or WORKDIR.value,
         "samples": SAMPLES.value,
+        "date": config.model.date,
         "set": {name: fields[name] for name in names},
         "metrics": {name: value for name, value in found.items() if math.isfinite(value)},
     }
@@ -163,6 +166,7 @@ def main(argv: Sequence[str]) -> None:
         if WORKDIR.value:
             workdir = Path(WORKDIR.value)
             config = config_of_run(workdir, names, GRADIENTS.value)
+            settle_date(config, workdir, command.today())
             trained = restore_run(workdir, config, STEP.value, heldout=True)
             warn_unread(config, names)
             policy = for_sampling(trained)

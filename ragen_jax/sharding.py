@@ -307,6 +307,14 @@ def agree(*values: int) -> tuple[int, ...]:
     return tuple(multihost_utils.process_allgather(np.asarray(values)).max(0).tolist())
 
 
+def of_first(number: int) -> int:
+    """The number that the first process has, in all of them."""
+    if jax.process_count() == 1:
+        return number
+    met()
+    return int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
+
+
 def is_first() -> bool:
     """Whether this is the process that writes the run's files and its console."""
     return jax.process_index() == 0

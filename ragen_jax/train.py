@@ -36,7 +36,7 @@ from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import MetricsLog, console
 from ragen_jax.run.precompile import Precompiler, start_programs
 from ragen_jax.run.recovery import find_damage
-from ragen_jax.run.settle import settle
+from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.stages import inform, make_batch, watch
 from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
@@ -148,6 +148,7 @@ def start(
     """
     with command.bad_input():
         settle(config, jax.devices())
+        settle_date(config, workdir, command.today())
         check(config)
         require(config.log.trackers)
         mesh, sampling_mesh = build_meshes(config)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import fcntl
 import os
 import shutil
@@ -37,6 +38,7 @@ from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import hf, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.run import command
 from ragen_jax.run.build import build_environment
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.types import Episode, Turn
@@ -206,3 +208,34 @@ def language_model(tmp_path_factory):
         params[leaf.path] = (0.1 * rng.standard_normal(leaf.shape)).astype(np.float32)
     hf.save(directory, Qwen(config), unflatten_dict(params), tokenizer)
     return directory
+
+
+@pytest.fixture(scope="session")
+def dated_model(language_model, tmp_path_factory):
+    """`language_model` with a chat template that begins with the date."""
+    directory = tmp_path_factory.mktemp("models") / "dated_model"
+    shutil.copytree(language_model, directory)
+    (directory / "checksums.json").unlink(missing_ok=True)
+    template = directory / "chat_template.jinja"
+    asked = "{{ 'Today Date: ' + strftime_now('%d %b %Y') + '\n' }}"
+    template.write_text(asked + template.read_text())
+    return directory
+
+
+@pytest.fixture
+def on_day(monkeypatch):
+    """(day of November 2026): sets the clock of the commands, and that of chat templates, to it."""
+
+    import transformers.utils.chat_template_utils as chat_templates
+
+    def set_clocks(day):
+        class Clock(datetime.datetime):
+            @classmethod
+            def now(cls, tz=None):
+                return cls(2026, 11, day)
+
+        monkeypatch.setattr(chat_templates, "datetime", Clock)
+        today = datetime.date(2026, 11, day)
+        monkeypatch.setattr(command, "today", lambda: today)
+
+    return set_clocks

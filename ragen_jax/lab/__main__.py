@@ -26,7 +26,7 @@ import jax
 from absl import flags
 
 from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.lab.arms import arms, run_arms, set_by, shortened
+from ragen_jax.lab.arms import arms, dated, run_arms, set_by, shortened
 from ragen_jax.lab.claims import write_claims
 from ragen_jax.lab.looks import certain, looks
 from ragen_jax.lab.pages import PRIMARY, figures, write_page
@@ -66,6 +66,7 @@ def main(argv: list[str]) -> None:
         part = [arm for arm in plan if arm.seed in seeds]
         with command.bad_input():
             missing = [arm for arm in part if arm.key not in written]
+            missing = dated(missing, root, command.today())
             code = run_arms(missing, root, workers=workers, minutes=experiment.minutes)
         if code:
             sys.exit(code)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.check import check
 from ragen_jax.run.log import console
 from ragen_jax.run.rows import read_metrics
-from ragen_jax.run.settle import settle
+from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.training import exit_code
 from ragen_jax.run.workdir import same_run
 from ragen_jax.warmstart.imitate import tiny_model
@@ -88,6 +89,25 @@ def arms(experiment: Experiment, config: ConfigDict) -> list[Arm]:
                 check(arm_config)
                 plan.append(Arm(setting, name, seed, arm_config))
     return plan
+
+
+def dated(plan: Sequence[Arm], root: Path, today: datetime.date) -> list[Arm]:
+    """The arms with one day for the chat templates of all: the first that an arm in `root` has
+    recorded, else `today`.
+
+    Raises:
+      ValueError: the config.json of an arm is damaged.
+    """
+    found = []
+    for arm in plan:
+        config = arm.config.copy_and_resolve_references()
+        settle_date(config, root / arm.folder, today)
+        found.append(dataclasses.replace(arm, config=config))
+    first = min((arm.config.model.date for arm in found), default="")
+    for arm in found:
+        if arm.config.model.date == today.isoformat():
+            arm.config.model.date = first
+    return found
 
 
 def set_by(name: str, experiment: Experiment) -> dict[str, str]:

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragen_jax.model.dates import with_date
+
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
@@ -82,7 +84,7 @@ class Side:
 class Template:
     """A chat template taken apart, and the tokenizer that reads it."""
 
-    tokenizer: "PreTrainedTokenizerFast"
+    tokenizer: "PreTrainedTokenizerFast"  # whose template writes one fixed date
     control: frozenset[int]
     opening: Side  # before the first user message
     between: Side  # from the end of a reply to the next user message
@@ -156,6 +158,7 @@ def take_apart(
     system: str | None = None,
     tools: Sequence[dict[str, Any]] = (),
     image_pad: int | None = None,
+    date: str | None = None,
 ) -> Template:
     """The tokenizer's chat template as a `Template`, found by rendering it around marks.
 
@@ -165,15 +168,17 @@ def take_apart(
       tools: JSON schemas of functions that the template shows.
       image_pad: the id that stands for an image in what the template writes; None: the model does
         not see.
+      date: the day that the template writes if it writes one: of `with_date`.
 
     Raises:
-      ValueError: no chat template, or one that refuses such a conversation, does not show its
-        messages verbatim and in their order, ends the reasoning before the reply begins, does not
-        end a reply with a control token, shows no tools that are called by <tool_call>, or writes
-        no image_pad between control tokens where a message has an image.
+      ValueError: no chat template, or one that refuses such a conversation, makes random choices,
+        does not show its messages verbatim and in their order, ends the reasoning before the reply
+        begins, does not end a reply with a control token, shows no tools that are called by
+        <tool_call>, or writes no image_pad between control tokens where a message has an image.
     """
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer of model.path has no chat template (chat_template.jinja)")
+    tokenizer = with_date(tokenizer, date)
     spoken = system is not None
     rendered = _render(tokenizer, system=spoken, tools=tools)
     head, name, tail, last = _around_marks(rendered, system=spoken)

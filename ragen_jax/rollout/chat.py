@@ -294,6 +294,7 @@ def make_chat(
     max_actions: int,
     extra_stop_ids: Iterable[int] = (),
     image_pad: int | None = None,
+    date: str | None = None,
 ) -> Chat:
     """The `Chat` of an environment and a tokenizer.
 
@@ -307,7 +308,7 @@ def make_chat(
         or "terse" (the bare observation: for an agent that has learnt the rest by imitation).
       actions_per_turn, max_actions: the rollout's budgets, told to a policy with full prompts.
       extra_stop_ids: further ids that end a reply (those of a model's generation_config).
-      image_pad: of `take_apart`.
+      image_pad, date: of `take_apart`.
 
     Raises:
       ValueError: unknown context or prompt, a window below 1, a tokenizer that is not byte-level,
@@ -331,7 +332,7 @@ def make_chat(
                 example=" || ".join(environment.actions[:actions_per_turn]),
             )
         system = environment.instructions + "\n\n" + rules
-    template = take_apart(tokenizer, system, tools, image_pad)
+    template = take_apart(tokenizer, system, tools, image_pad, date)
     ends = {template.close_id, *extra_stop_ids}
     if tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)

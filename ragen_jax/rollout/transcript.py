@@ -3,6 +3,8 @@
     prompt_ids  = template(messages[:-1], generation prompt, enable_thinking) + added
     sampled_ids = the last message less its lead, and the stop token
 
+A template that writes the date writes model.date of the run's config.json.
+
 A prompt is built of ids: earlier replies as they were sampled, and text in which no control string
 is control. Where the tokenizer reads the messages otherwise (a reply that it would spell with other
 tokens, an observation that holds `<|im_end|>`, a template that drops earlier reasonings), the row

@@ -28,6 +28,7 @@ from ragen_jax.envs.types import (
 from ragen_jax.filter import Filter
 from ragen_jax.groups import Part
 from ragen_jax.model import lora
+from ragen_jax.model.dates import AUTO
 from ragen_jax.model.images import ImageConfig
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import ModelConfig, Qwen
@@ -197,6 +198,7 @@ def build_chat(
         max_actions=config.env.max_actions,
         extra_stop_ids=extra_stop_ids,
         image_pad=image_pad,
+        date=None if config.model.date == AUTO else config.model.date,
     )
 
 

@@ -1,6 +1,7 @@
 """The command line of every command: its config, other processes, what unusable input prints."""
 
 import contextlib
+import datetime
 import errno
 import os
 import re
@@ -18,6 +19,7 @@ from ragen_jax.progress import signs_of_life
 from ragen_jax.run import help
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.run.sizes import of_environments
+from ragen_jax.sharding import of_first
 from ragen_jax.whole import refusal
 
 BAD_INPUT = 2  # exit code
@@ -136,6 +138,11 @@ def with_config_file(argv: Sequence[str]) -> list[str]:
 def overrides() -> list[str]:
     """The fields that the command line sets (--config.FIELD=VALUE), dotted, in its order."""
     return list(config_flags.get_override_values(flags.FLAGS["config"]))
+
+
+def today() -> datetime.date:
+    """The day by the first process's clock, the same in all processes."""
+    return datetime.date.fromordinal(of_first(datetime.date.today().toordinal()))
 
 
 def words_of(argv: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from ragen_jax.bonus import ENTROPY_ON
 from ragen_jax.diagnostics import levels, regimes, stopping
 from ragen_jax.envs import ENVS, known
 from ragen_jax.model import hf, kernels, lora
+from ragen_jax.model.dates import AUTO, is_day
 from ragen_jax.rollout import chat
 from ragen_jax.run.trackers import TRACKERS
 from ragen_jax.sharding import MEMORIES
@@ -104,6 +105,15 @@ def text(*read: When) -> Domain:
     return Domain("a text", lambda value: type(value) is str and value.strip() != "", read)
 
 
+def day(*read: When) -> Domain:
+    """A date as text, or AUTO."""
+    return Domain(
+        f"a day as YYYY-MM-DD, or {AUTO!r} (the day on which the run starts)",
+        lambda value: type(value) is str and (value == AUTO or is_day(value)),
+        read,
+    )
+
+
 def section(*read: When) -> Domain:
     """A section of fields that base.py does not know."""
     return Domain("a section", lambda value: isinstance(value, ConfigDict), read)
@@ -124,6 +134,7 @@ def shares(*read: When) -> Domain:
 
 TIMED = When(("env.time_limit",), bool)
 TINY = When(("model.path",), lambda path: path == "tiny")
+NOT_TINY = When(("model.path",), lambda path: path != "tiny")
 SEEING = When(("warmstart.tower_layers",), bool)
 LORA = When(("model.lora.rank",), lambda rank: rank > 0)
 NOT_LORA = When(("model.lora.rank",), lambda rank: rank == 0)
@@ -182,6 +193,7 @@ DOMAINS = {
     "model.path": text(),
     "model.dtype": one_of(hf.COMPUTE_DTYPES),
     "model.attention": one_of(("auto", "xla", *kernels.KERNELS)),
+    "model.date": day(NOT_TINY),
     "model.remat": flag(),
     "model.lora.rank": whole(0, 1024),
     "model.lora.alpha": above(0, 10**6, LORA),

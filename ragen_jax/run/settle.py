@@ -4,6 +4,7 @@ configs/presets.py holds the values of preset llm. Commands call `settle` before
 config, and config.json of a run holds what came of it.
 """
 
+import datetime
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +14,11 @@ from ml_collections import ConfigDict
 
 from ragen_jax.configs.presets import OPEN, ROWS, SIZES
 from ragen_jax.model import families, hf, weights
+from ragen_jax.model.dates import AUTO
 from ragen_jax.run.check import check_domains
 from ragen_jax.run.domains import field
 from ragen_jax.run.sizes import minibatch_rows
+from ragen_jax.run.workdir import stored_date
 from ragen_jax.sharding import data_shards, make_mesh, split_devices
 
 STALE_CAP = 2.0  # algorithm.mismatch_cap with rollout.ahead, as Yao et al. 2025 (objectives.py)
@@ -67,3 +70,20 @@ def settle(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     shards = data_shards(make_mesh(**config.mesh, devices=training))
     rows = min(ROWS[size], minibatch_rows(config) // shards)
     fill({"optimizer.micro_batch": shards * max(1, rows)})
+
+
+def settle_date(config: ConfigDict, workdir: Path | None, today: datetime.date) -> None:
+    """Fill in an open model.date, in place: the day of the run in `workdir`, else `today`.
+
+    A tiny agent's stays open: its template writes no date.
+
+    Args:
+      workdir: folder of a run, maybe a new one; None: there is no run.
+
+    Raises:
+      ValueError: the config.json in `workdir` is damaged.
+    """
+    if config.model.path == "tiny" or config.model.date != AUTO:
+        return
+    stored = None if workdir is None else stored_date(workdir, today.isoformat())
+    config.model.date = stored or today.isoformat()

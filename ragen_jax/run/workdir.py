@@ -15,6 +15,7 @@ from typing import IO, Any
 from ml_collections import ConfigDict, config_dict
 
 from ragen_jax.configs import base
+from ragen_jax.model.dates import AUTO
 from ragen_jax.run.flat import flat
 from ragen_jax.run.log import console
 from ragen_jax.sharding import is_first
@@ -156,6 +157,25 @@ def read_config_file(workdir: str | Path) -> dict[str, Any]:
     return config
 
 
+def stored_date(workdir: Path, missing: str) -> str | None:
+    """The model.date of the run in a folder; None: it holds no run, or one that left it open.
+
+    Args:
+      missing: the day for a run of a version that recorded none; a line says so.
+
+    Raises:
+      ValueError: its config.json is damaged.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        return None
+    recorded = read_config_file(workdir)["model"]
+    if "date" in recorded:
+        return None if recorded["date"] == AUTO else recorded["date"]
+    _tell_once(f"{path} has not, and gets: {_listed({'model.date': missing})}")
+    return missing
+
+
 def read_run_config(workdir: str | Path) -> ConfigDict:
     """The config that a run wrote to its folder.
 
@@ -242,6 +262,8 @@ MAY_CHANGE = (
 def same_run(config: ConfigDict, workdir: Path) -> list[str]:
     """The fields of MAY_CHANGE that a config sets otherwise than the run that it continues.
 
+    A model.date that either leaves open is no difference: a run keeps its own.
+
     Raises:
       ValueError: others differ too, which would make it another run: names all of them. So is
         another number of steps where the learning rate is stretched over them. It has fields of
@@ -263,6 +285,8 @@ def same_run(config: ConfigDict, workdir: Path) -> list[str]:
         )
     before, now = fields_of(run), fields_of(config)
     changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
+    if AUTO in (before["model.date"], now["model.date"]):
+        changed = [name for name in changed if name != "model.date"]
     stretched = config.optimizer.schedule != "constant"
     refused = [
         name

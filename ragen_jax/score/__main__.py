@@ -2,7 +2,8 @@
 
     python -m ragen_jax.score --model=DIR --rollouts=FILE [--rollouts=FILE ...] [--out=score.json]
                               [--think='<think>,</think>'] [--answer='<answer>,</answer>']
-                              [--reward=FIELD,...] [--first_turn_samples=64] [--seed=0]
+                              [--reward=FIELD,...] [--date=YYYY-MM-DD]
+                              [--first_turn_samples=64] [--seed=0]
 
 Files are JSON lines, JSON lists or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers and
 prime-rl, or {"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the
@@ -25,6 +26,7 @@ from absl import app, flags, logging
 from ragen_jax.configs import base
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.model import hf
+from ragen_jax.model.dates import is_day
 from ragen_jax.report.matrices import Stored
 from ragen_jax.report.page import write_page
 from ragen_jax.report.runs import ONLY
@@ -163,9 +165,17 @@ def main(argv: Sequence[str]) -> None:
         directory = hf.resolve(MODEL.value)
         shape = hf.model_config(directory)
         tokenizer = hf.load_tokenizer(directory)
-        encoder = Encoder(tokenizer, shape.vocab_size, THINKING.value, ANSWERING.value)
+        date = DATE.value or command.today().isoformat()
+        if not is_day(date):
+            raise ValueError(f"--date={date} is no day; expected YYYY-MM-DD")
+        encoder = Encoder(tokenizer, shape.vocab_size, THINKING.value, ANSWERING.value, date)
         steps, read, surprises = prepare(encoder)
         tell(read, steps, surprises, encoder)
+        if not DATE.value and encoder.writes_date():
+            console(
+                f"the chat template writes the date: prompts are rendered with today's, {date}; "
+                "--date=YYYY-MM-DD gives the day of the rollouts"
+            )
         config = base.get_config()
         config.model.dtype = DTYPE.value
         mesh = make_mesh(data=-1, fsdp=1, tensor=1)
@@ -209,6 +219,7 @@ def write(
         "model": MODEL.value,
         "rollouts": ROLLOUTS.value,
         "seed": SEED.value,
+        "date": encoder.date,
         "rows": len(read.rows),
         "broken": [{"place": row.place, "reason": row.reason} for row in read.broken],
         "fields_not_read": read.unread,
@@ -268,6 +279,9 @@ if __name__ == "__main__":
         "answer", ",".join(ANSWER), "Tags around the answer; empty: what follows the reasoning."
     )
     REWARD = flags.DEFINE_list("reward", [], "Fields whose sum is the reward of a row.")
+    DATE = flags.DEFINE_string(
+        "date", "", "Day that the chat template writes, YYYY-MM-DD; empty: today."
+    )
     FIRST = flags.DEFINE_integer(
         "first_turn_samples", d.first_turn_samples, "Reasonings scored a step; 0: all.", 0
     )

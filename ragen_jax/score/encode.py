@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragen_jax.model.dates import with_date
 from ragen_jax.rollout.chat import token_bytes, token_span
 from ragen_jax.score import prompts, transcript
 from ragen_jax.score.formats import Prompt, Reply
@@ -43,15 +44,18 @@ class Encoder:
         vocabulary: int,
         think: Sequence[str] = THINK,
         answer: Sequence[str] = ANSWER,
+        date: str | None = None,
     ) -> None:
         """
         Args:
           vocabulary: ids of the model.
           think: the tags around a reasoning.
           answer: those around an answer; none: all that follows the reasoning is the answer.
+          date: the day that the chat template writes if it writes one: of `with_date`.
 
         Raises:
-          ValueError: not two tags, or an empty one; a tokenizer that is not byte-level.
+          ValueError: not two tags, or an empty one; a tokenizer that is not byte-level; as
+            `with_date`.
         """
         for name, tags, counts in (("think", think, (2,)), ("answer", answer, (0, 2))):
             if len(tags) not in counts or not all(tags):
@@ -60,6 +64,8 @@ class Encoder:
                     f"--{name}={','.join(tags)}: expected the opening and the closing tag, a comma "
                     f"between them{nothing}"
                 )
+        self.date, self._undated = date, tokenizer
+        tokenizer = with_date(tokenizer, date)
         self.tokenizer, self.vocabulary = tokenizer, vocabulary
         self.opening, self.closing = think
         self.answer = tuple(answer)
@@ -71,6 +77,15 @@ class Encoder:
         self.left_out: collections.Counter[str] = collections.Counter()  # prompts that lack each
         self.transcripts = self.trailing = 0  # outputs of several turns, of a last observation
         self._read: dict[str, tuple[str, np.ndarray, list[str]]] = {}  # (kind, ids, left out)
+
+    def writes_date(self) -> bool:
+        """Whether there were prompts for the chat template that it writes a date into."""
+        if not any(self.kinds[kind] for kind in ("messages", "restored", "text")):
+            return False
+        if not self._undated.chat_template:
+            return False
+        one, other = (with_date(self._undated, day) for day in ("2001-02-03", "2012-11-10"))
+        return any(prompts.asked(one, s) != prompts.asked(other, s) for s in (False, True))
 
     def look(self, texts: Iterable[str]) -> None:
         """Finds out from all replies whether it is the prompt that opens their reasoning, as of a

@@ -31,6 +31,7 @@ def mutual_information(
     think: Sequence[str] = THINK,
     micro_batch: int | None = None,
     seed: int = 0,
+    date: str | None = None,
 ) -> Metrics:
     """Does the reasoning depend on the prompt? (RAGEN-2, section 2.3.)
 
@@ -48,6 +49,8 @@ def mutual_information(
       think: the tags around a reasoning.
       micro_batch: (prompt, reasoning) rows of a device call; None: that of configs/base.py.
       seed: of the permutations.
+      date: the day, YYYY-MM-DD, that the chat template writes if it writes one (Llama 3.2's);
+        None: 2024-07-26, that of Llama 3.2's template without a clock.
 
     Returns:
       The figures of `information_metrics`, their `confidence_intervals` (prompts are the groups)
@@ -59,7 +62,7 @@ def mutual_information(
     """
     if len(prompts) != len(reasonings):
         raise ValueError(f"{len(prompts)} prompts, but {len(reasonings)} reasonings")
-    encoder = Encoder(tokenizer, model.config.vocab_size, think)
+    encoder = Encoder(tokenizer, model.config.vocab_size, think, date=date)
     column, read_N, own_M = {}, [], []
     for prompt in prompts:
         ids = encoder.prompt(prompt)

@@ -14,9 +14,10 @@ from ml_collections import ConfigDict
 
 from ragen_jax.configs import sokoban
 from ragen_jax.load import load_policy
+from ragen_jax.model import hf
 from ragen_jax.model.families import SHAPES
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.run.build import build_model, tiny_words
+from ragen_jax.run.build import build_chat, build_environment, build_model, tiny_words
 from ragen_jax.update.likelihood import token_logps
 from ragen_jax.warmstart import imitate
 
@@ -138,6 +139,25 @@ def kernel_on_a_gpu(config, given):
     return build_model(config, SHAPES["qwen2.5-0.5b"], mesh).config.attention
 
 
+def opening_of_a_prompt(config, directory):
+    """What the chat template of a directory writes before a message."""
+    environment = build_environment(config, "train")
+    chat = build_chat(config, hf.load_tokenizer(directory), environment)
+    return chat.text(chat.template.begin("x"))
+
+
+def test_model_date(dated_model):
+    """Open, it is a fixed day here: the commands fill it in."""
+    entry = Entry(
+        "2026-11-25",
+        lambda a, b: a.startswith("Today Date: 26 Jul") and b == a.replace("26 Jul 2024", DAY),
+        {"model.path": str(dated_model), "env.prompt": "full"},
+        given=dated_model,
+    )
+    check_entry("model.date", entry, opening_of_a_prompt)
+
+
+DAY = "25 Nov 2026"
 ATTENTION = {
     "model.attention": Entry(
         "xla", lambda a, b: (a, b) == ("cudnn", "xla"), {"model.dtype": "bfloat16"}

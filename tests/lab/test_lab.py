@@ -1,5 +1,6 @@
 """The laboratory: its arms, and what its report says of runs made by hand."""
 
+import datetime
 import importlib
 import json
 import math
@@ -17,7 +18,7 @@ from ragen_jax.configs import sokoban
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab import arms as lab_arms
 from ragen_jax.lab import collapse, curves, organism
-from ragen_jax.lab.arms import Arm, arms, finished, run_arms, shortened
+from ragen_jax.lab.arms import Arm, arms, dated, finished, run_arms, shortened
 from ragen_jax.lab.collapse import ENTROPY, MI, MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.pages import PAGES, figures, write_page
@@ -263,6 +264,22 @@ def processes_of(monkeypatch, code_of):
 
     monkeypatch.setattr(lab_arms, "_begin", begin)
     return begun
+
+
+def test_arms_have_the_day_of_the_first_that_began(plan, tmp_path):
+    """Also those that go on, or begin, on another day."""
+
+    def days(day, among=plan):
+        return [a.config.model.date for a in dated(among, tmp_path, datetime.date(2026, 11, day))]
+
+    assert days(24) == ["2026-11-24"] * 5
+    for arm in dated(plan[:2], tmp_path, datetime.date(2026, 11, 25)):
+        (tmp_path / arm.folder).mkdir()
+        (tmp_path / arm.folder / "config.json").write_text(json.dumps(arm.config.to_dict()))
+    assert days(26) == ["2026-11-25"] * 5 and days(26, plan[2:]) == ["2026-11-26"] * 3
+    assert {arm.config.model.date for arm in plan} == {"auto"}
+    plan[0].config.model.path = "tiny"
+    assert days(26) == ["auto", *["2026-11-25"] * 4]
 
 
 def test_arms_run_side_by_side_and_once(plan, tmp_path, monkeypatch, capsys):

@@ -1,11 +1,13 @@
 """Preset llm: what follows from the model's size and the devices, and what the user keeps."""
 
+import datetime
 import json
 
 import jax
 import pytest
+from command_line import call
 
-from ragen_jax import train
+from ragen_jax import load, train
 from ragen_jax.configs import (
     bandit,
     countdown,
@@ -21,13 +23,13 @@ from ragen_jax.configs import (
     sudoku,
     webshop,
 )
-from ragen_jax.model import config_json, families
+from ragen_jax.model import config_json, families, hf
 from ragen_jax.run.build import build_environment, build_meshes
 from ragen_jax.run.check import check
 from ragen_jax.run.domains import leaves
-from ragen_jax.run.settle import is_open, settle
+from ragen_jax.run.settle import is_open, settle, settle_date
 from ragen_jax.run.sizes import of_environments
-from ragen_jax.run.workdir import read_run_config
+from ragen_jax.run.workdir import read_run_config, same_run
 from ragen_jax.sharding import MESH_AXES
 
 CONFIGS = {
@@ -166,6 +168,97 @@ def test_the_run_holds_what_was_settled_and_goes_on(language_model, tmp_path, mo
     with pytest.raises(SystemExit, match="2"):
         train.train(other, tmp_path / "run")
     assert "config.model.dtype='float32'" in capsys.readouterr().err
+
+
+def test_the_day_of_a_run_is_filled_in_once(language_model, tmp_path, capsys):
+    def config(path=language_model, **fields):
+        made = sokoban.get_config("qwen2.5-0.5b")
+        made.update_from_flattened_dict({"model.path": str(path), **fields})
+        return made
+
+    def settled_on(day, made, workdir):
+        settle_date(made, workdir, datetime.date(2026, 11, day))
+        check(made)
+        return made
+
+    run = tmp_path / "run"
+    run.mkdir()
+    first = settled_on(25, config(), run)
+    assert first.model.date == "2026-11-25"
+    (run / "config.json").write_text(json.dumps(first.to_dict()))
+    again = settled_on(26, config(), run)
+    assert again.model.date == "2026-11-25" and same_run(again, run) == []
+    assert same_run(config(), run) == []  # open, as of who only looks whether it is the same run
+    other = settled_on(26, config(**{"model.date": "2026-11-26"}), run)
+    assert other.model.date == "2026-11-26"
+    with pytest.raises(ValueError, match="holds a run with config.model.date='2026-11-25'"):
+        same_run(other, run)
+    assert settled_on(26, config(), None).model.date == "2026-11-26"
+    assert settled_on(26, config("tiny"), run).model.date == "auto"
+    assert not capsys.readouterr().out
+
+    unbegun = config()  # as the laboratory may leave a folder
+    (run / "config.json").write_text(json.dumps(unbegun.to_dict()))
+    assert settled_on(27, config(), run).model.date == "2026-11-27"
+    assert not capsys.readouterr().out
+    old = first.to_dict()
+    del old["model"]["date"]
+    (run / "config.json").write_text(json.dumps(old))
+    found = settled_on(27, config(), run)
+    assert found.model.date == "2026-11-27" and same_run(found, run) == []
+    line = f"{run}/config.json has not, and gets: config.model.date='2026-11-27'\n"
+    assert capsys.readouterr().out == line
+
+
+def test_a_run_resumed_on_another_day_has_the_same_prompts(
+    dated_model, tmp_path, monkeypatch, on_day, capsys
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def train_to(steps, day, name):
+        on_day(day)
+        config = countdown.get_config("llm+grpo")
+        config.model.path = str(dated_model)
+        config.rollout.update(groups=2, group_size=2, max_new_tokens=8, compact=False, save_every=1)
+        config.optimizer.minibatches = 1
+        config.update_from_flattened_dict({"eval.every": 0, "diagnose.every": 0, "steps": steps})
+        config.update_from_flattened_dict({"eval.episodes": 4, "checkpoint.every": 1})
+        assert train.train(config, tmp_path / name) == 0
+
+    def prompts(name):
+        found = []
+        for path in sorted((tmp_path / name / "rollouts").glob("*.jsonl")):
+            for episode in map(json.loads, path.read_text().splitlines()):
+                found += [turn["prompt_ids"] for turn in episode["turns"]]
+                assert all(turn["prompt_exact"] for turn in episode["turns"])
+        return found
+
+    train_to(2, 25, "whole")
+    train_to(1, 25, "cut")
+    train_to(2, 26, "cut")
+    assert prompts("cut") == prompts("whole")
+    tokenizer = hf.load_tokenizer(dated_model)
+    assert {tokenizer.decode(ids)[:24] for ids in prompts("cut")} == {"Today Date: 25 Nov 2026\n"}
+    assert read_run_config(tmp_path / "cut").model.date == "2026-11-25"
+    assert hf.load_tokenizer(tmp_path / "cut" / "policy").chat_template == tokenizer.chat_template
+
+    on_day(28)
+    shown = []
+    chat = load.build_tasks
+    monkeypatch.setattr(
+        load, "build_tasks", lambda *a, **k: shown.append(chat(*a, **k)) or shown[-1]
+    )
+    own, model = f"--workdir={tmp_path / 'cut'}", f"--model={dated_model}"
+    short = ["--config.eval.episodes=4", "--config.rollout.max_new_tokens=4"]
+    given = [model, "--config=countdown:llm", *short, f"--out={tmp_path}/model.json"]
+    for words in ([own, *short], given, [*given, "--config.model.date=2024-05-06"]):
+        code, _, err = call("ragen_jax.evaluate", *words)
+        assert code == 0, err
+    assert call("ragen_jax.export", own)[0] == 0
+    texts = [tokenizer.decode(tasks[0].chat.template.begin("x")) for tasks in shown]
+    days = ["25 Nov 2026", "28 Nov 2026", "06 May 2024", "25 Nov 2026"]
+    assert [text[12:23] for text in texts] == days
+    assert json.loads((tmp_path / "model.json").read_text())["date"] == "2024-05-06"
 
 
 def test_the_sizes_cover_all_models():

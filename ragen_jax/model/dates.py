@@ -1,0 +1,112 @@
+"""The day that a chat template writes into prompts.
+
+Some templates (Llama 3.2's) call `strftime_now`, which transformers answers from the clock. Prompts
+would then depend on the day on which they are rendered, so every rendering here is given a fixed
+day instead. Names of months and days are English, whatever the process's locale is.
+"""
+
+import copy
+import datetime
+import itertools
+from typing import TYPE_CHECKING
+
+import jinja2
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+AUTO = "auto"  # of config.model.date: the day on which the run starts
+CLOCK = "strftime_now"  # what templates call
+NO_DAY = datetime.date(2024, 7, 26)  # that Llama 3.2's template writes if it has no clock
+_MONTHS = "January February March April May June July August September October November December"
+_DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"
+
+
+def is_day(text: str) -> bool:
+    """Whether a text is a date as YYYY-MM-DD."""
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
+def with_date(
+    tokenizer: "PreTrainedTokenizerFast", date: str | None = None
+) -> "PreTrainedTokenizerFast":
+    """The tokenizer with a chat template for which it is always midnight of `date`.
+
+    Args:
+      tokenizer: stays as it is.
+      date: YYYY-MM-DD; None: NO_DAY.
+
+    Returns:
+      A shallow copy, or `tokenizer` if its template does not ask for the date.
+
+    Raises:
+      ValueError: a date that is none, or a template that makes random choices.
+    """
+    if date is not None and not is_day(date):
+        raise ValueError(f"the date is {date!r}; it must be a day as YYYY-MM-DD")
+    given = tokenizer.chat_template
+    # Of several templates, a dict from their names.
+    texts = given if isinstance(given, dict) else {} if given is None else {"default": given}
+    for text in texts.values():
+        _refuse_chance(text)
+    if not any(CLOCK in text for text in texts.values()):
+        return tokenizer
+    day = NO_DAY if date is None else datetime.date.fromisoformat(date)
+    dated = {name: f"{_clock_macro(day)}\n{text}" for name, text in texts.items()}
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = dated if isinstance(given, dict) else dated["default"]
+    return tokenizer
+
+
+def _clock_macro(day: datetime.date) -> str:
+    """A Jinja macro of one line that takes the place of `strftime_now`.
+
+    transformers hands a template no functions of a caller's, but a macro hides the global of its
+    name. The line break after it, which the template itself drops (trim_blocks), leaves the
+    template's first line the first.
+    """
+    replaced = "".join(f"|replace({code!r}, {text!r})" for code, text in _codes(day).items())
+    return (
+        f"{{% macro {CLOCK}(format) %}}{{% for part in format.split('%%') %}}"
+        f"{{{{ '' if loop.first else '%' }}}}{{{{ part{replaced} }}}}"
+        "{% endfor %}{% endmacro %}"
+    )
+
+
+def _codes(day: datetime.date) -> dict[str, str]:
+    """{code of strftime: what it stands for} at midnight of a day, in English and UTC."""
+    moment = datetime.datetime.combine(day, datetime.time(), datetime.UTC)
+    name, month = _DAYS.split()[day.weekday()], _MONTHS.split()[day.month - 1]
+    short = f"{day.month:02}/{day.day:02}/{day.year % 100:02}"
+    found = {"a": name[:3], "A": name, "b": month[:3], "B": month, "h": month[:3]}
+    found |= {"c": f"{name[:3]} {month[:3]} {day.day:2} 00:00:00 {day.year}", "D": short}
+    found |= {"F": day.isoformat(), "p": "AM", "P": "am", "r": "12:00:00 AM", "R": "00:00"}
+    found |= {"T": "00:00:00", "x": short, "X": "00:00:00", "Z": "UTC", "z": "+0000"}
+    found |= {"s": str(int(moment.timestamp())), "n": "\n", "t": "\t"}
+    found |= {code: moment.strftime(f"%{code}") for code in "CdeGgHIjklmMSuUVwWyYf"}
+    plain = {f"%{code}": text for code, text in found.items()}
+    # Without zeros or spaces in front, as "%-d".
+    bare = {f"%-{code}": (found[code].lstrip("0 ") or "0") for code in "CdeGgHIjklmMSUVWyY"}
+    return plain | bare
+
+
+def _refuse_chance(template: str) -> None:
+    """Refuse a template whose text is another one each time.
+
+    Raises:
+      ValueError: that.
+    """
+    try:
+        tokens = [t for t in jinja2.Environment().lex(template) if t[1] != "whitespace"]
+    except jinja2.TemplateSyntaxError:
+        return  # which rendering it reports
+    for before, (_, kind, text) in itertools.pairwise([(0, "", ""), *tokens]):
+        drawn = text == "random" and before[2] == "|"
+        if kind == "name" and (drawn or text == "lipsum"):
+            raise ValueError(
+                f"the tokenizer's chat template uses {text}, so that the same messages would be "
+                "other prompts each time; take that out of it (chat_template.jinja)"
+            )
