@@ -1,5 +1,6 @@
 """Several environments in one run: their parts of a step, of a config and of the figures."""
 
+import sys
 import types
 
 import numpy as np
@@ -254,6 +255,117 @@ def test_a_run_without_evaluation_needs_no_evaluation_split(agent, no_eval_split
     config.log.trackers = ()
     assert train.train(config, tmp_path / "run") == 0
     assert not (tmp_path / "run" / "eval").exists()
+
+
+ROOMS = '''
+from ragen_jax.envs.sokoban import Sokoban
+
+LONG = set()  # states that are shown at more length than env.max_context
+
+
+class Rooms(Sokoban):
+    """Rooms of which some raise, and some are too long, by their number and split."""
+
+    def reset(self, seed):
+        number = seed % 2**32
+        if RAISES:
+            raise KeyError(f"room {{number}}")
+        state = super().reset(seed)
+        if IS_LONG:
+            LONG.add(state)
+        return state
+
+    def render(self, state):
+        return "#" * 300 if state in LONG else super().render(state)
+'''
+
+
+@pytest.fixture
+def rooms(agent, tmp_path, monkeypatch):
+    """rooms(raises, is_long) -> a config of two steps of two groups, played in such `ROOMS`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def write(raises="False", is_long="False"):
+        text = ROOMS.format().replace("RAISES", raises).replace("IS_LONG", is_long)
+        (tmp_path / "own_rooms.py").write_text(text)
+        config = agent.config.copy_and_resolve_references()
+        config.model.path, config.steps = str(agent.directory), 2
+        config.env.update(name="own_rooms:Rooms", max_turns=1, max_actions=2, max_error_share=1.0)
+        config.env.max_context = 200
+        config.rollout.update(groups=2, group_size=4, save_every=0)
+        config.filter.strategy = "none"
+        config.optimizer.update(minibatches=1, micro_batch=4)
+        config.eval.update(episodes=4, every=1)
+        config.diagnose.every = config.report.every = 0
+        config.checkpoint.update(every=0, export=False)
+        config.log.trackers = ()
+        return config
+
+    yield write
+    sys.modules.pop("own_rooms", None)
+
+
+@pytest.mark.long
+def test_a_step_in_which_no_prompt_can_be_used_is_skipped(rooms, tmp_path, capsys):
+    config = rooms(is_long="self.split == 'train' and number < 2")
+    assert train.train(config, tmp_path / "run") == 0
+    first, second = read_metrics(tmp_path / "run" / "metrics.jsonl")[1:]
+    assert (first["rollout/errors"], first["filter/kept_ratio"]) == (8, 0)
+    assert first["update/count"] == 0 and first["eval/errors"] == 0
+    assert (second["rollout/errors"], second["update/count"]) == (0, 1)
+    said = capsys.readouterr().out
+    line = "warning: all 8 episodes of own_rooms:Rooms left out, so none to learn from; the first:"
+    assert said.count(line) == 1
+    assert "PromptError: environment seed " in said and "raise env.max_context" in said
+
+
+@pytest.mark.long
+def test_problems_that_raise_are_left_out_of_a_run(rooms, tmp_path, capsys):
+    config = rooms(raises="number in (0, 3)")
+    assert train.train(config, tmp_path / "run") == 0
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row.get("rollout/errors") for row in rows] == [None, 4, 4]  # rooms 0 and 3
+    assert [row["eval/errors"] for row in rows] == [0, 0, 0]
+    line = "warning: 2 held-out problems cannot be built and are left out; the first: KeyError"
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            dict(is_long="self.split == 'train'"),
+            "error: none of the 256 first training problems of own_rooms:Rooms can be played; the "
+            "first: PromptError: environment seed 0: the prompt of turn 1 has ",
+        ),
+        (
+            dict(raises="self.split == 'train'"),
+            "error: none of the 256 first training problems of own_rooms:Rooms can be played; the "
+            "first: KeyError: 'room 0'",
+        ),
+        (
+            dict(is_long="self.split == 'eval'"),
+            "error: none of the 4 held-out problems of own_rooms:Rooms can be played; the first: "
+            "PromptError: environment seed ",
+        ),
+        (
+            dict(raises="self.split == 'eval'"),
+            "error: the environment raises for all of the first 32 held-out problems; the first: "
+            "KeyError: 'room 0'",
+        ),
+    ],
+)
+def test_a_run_none_of_whose_problems_can_be_played_is_refused(
+    rooms, tmp_path, capsys, changes, line
+):
+    with pytest.raises(SystemExit) as exit_:
+        train.train(rooms(**changes), tmp_path / "run")
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(line)
+    assert "PromptError" not in line or "raise env.max_context" in said
 
 
 @pytest.mark.long
