@@ -1,5 +1,7 @@
 """Several environments in one run: their parts of a step, of a config and of the figures."""
 
+import json
+import shutil
 import sys
 import types
 
@@ -9,9 +11,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from ragen_jax import train
-from ragen_jax.configs import base, frozen_lake, mixture, sokoban
+from ragen_jax.configs import base, dataset, frozen_lake, mixture, sokoban
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
+from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.groups import combine_metrics, label_metrics, measure_each, metrics_of_each
 from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model import hf
@@ -319,6 +322,83 @@ def test_a_step_in_which_no_prompt_can_be_used_is_skipped(rooms, tmp_path, capsy
     line = "warning: all 8 episodes of own_rooms:Rooms left out, so none to learn from; the first:"
     assert said.count(line) == 1
     assert "PromptError: environment seed " in said and "raise env.max_context" in said
+
+
+MESSAGES = '''
+from ragen_jax.envs.dataset import Dataset
+from ragen_jax.envs.sokoban import Sokoban
+
+
+class Shown(Dataset):
+    """Rows whose prompts are rooms, which the tiny agent can read."""
+
+    words = Sokoban.words
+
+
+def score(prompt, reply, row):
+    return float(len(reply) % 3)
+
+
+def go_on(messages, row):
+    reply = messages[-1]["content"]
+    return "#" * 4000 if len(reply) % 2 else row["prompt"]
+'''
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slots", [0, 3])
+def test_a_message_that_is_too_long_ends_its_episode_and_the_run_resumes_exactly(
+    agent, tmp_path, monkeypatch, capsys, slots
+):
+    """A function that answers replies returns more than the model reads, to some of them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_messages.py").write_text(MESSAGES)
+    shown = {
+        split: [environment.render(environment.reset(seed)) for seed in range(6)]
+        for split in ("train", "eval")
+        for environment in [Sokoban(split=split)]
+    }
+    shown["train"][1] = "#" * 4000  # too long at once
+    rows = [dict(prompt=prompt, split=split) for split in shown for prompt in shown[split]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = tmp_path / "model"
+    shutil.copytree(agent.directory, model)
+    (model / "checksums.json").unlink()  # changed on purpose
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 512}))
+
+    def run(name, steps):
+        config = dataset.get_config("llm")
+        config.model.update(path=str(model), dtype="float32")
+        config.steps = steps
+        config.env.update(name="own_messages:Shown", prompt="terse", max_turns=2, max_actions=2)
+        config.env.options.update(path="rows.jsonl", split_field="split")
+        config.env.options.update(reward="own_messages:score", step="own_messages:go_on")
+        config.rollout.update(groups=3, group_size=4, max_new_tokens=24, slots=slots)
+        config.rollout.save_every = 0
+        config.filter.strategy = "none"
+        config.optimizer.update(minibatches=1, micro_batch=4)
+        config.eval.update(episodes=4, every=1)
+        config.diagnose.every = config.report.every = 0
+        config.checkpoint.update(every=1, export=False)
+        config.log.trackers = ()
+        assert train.train(config, tmp_path / name) == 0
+        return [
+            {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))}
+            for row in read_metrics(tmp_path / name / "metrics.jsonl")
+        ]
+
+    whole = run("whole", 3)
+    run("parts", 1)
+    assert run("parts", 3) == whole
+    errors = [row["rollout/errors"] for row in whole[1:]]
+    assert any(0 < count < 12 for count in errors)
+    assert all(row["update/count"] for row in whole[1:])
+    said = capsys.readouterr().out
+    assert "the prompt of turn 2 has" in said and "the model has 512 positions" in said
+    sys.modules.pop("own_messages", None)
 
 
 @pytest.mark.long
