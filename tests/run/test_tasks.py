@@ -261,9 +261,12 @@ def test_a_run_without_evaluation_needs_no_evaluation_split(agent, no_eval_split
 
 
 ROOMS = '''
-from ragen_jax.envs.sokoban import Sokoban
+import numpy as np
 
-LONG = set()  # states that are shown at more length than env.max_context
+from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.types import IMAGE, Observation
+
+LONG = set()  # states that are shown as SHOWN: at more length than env.max_context, or otherwise
 
 
 class Rooms(Sokoban):
@@ -279,7 +282,7 @@ class Rooms(Sokoban):
         return state
 
     def render(self, state):
-        return "#" * 300 if state in LONG else super().render(state)
+        return SHOWN if state in LONG else super().render(state)
 '''
 
 
@@ -290,8 +293,9 @@ def rooms(agent, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
 
-    def write(raises="False", is_long="False"):
+    def write(raises="False", is_long="False", shown="'#' * 300"):
         text = ROOMS.format().replace("RAISES", raises).replace("IS_LONG", is_long)
+        text = text.replace("return SHOWN", f"return {shown}")
         (tmp_path / "own_rooms.py").write_text(text)
         config = agent.config.copy_and_resolve_references()
         config.model.path, config.steps = str(agent.directory), 2
@@ -322,6 +326,17 @@ def test_a_step_in_which_no_prompt_can_be_used_is_skipped(rooms, tmp_path, capsy
     line = "warning: all 8 episodes of own_rooms:Rooms left out, so none to learn from; the first:"
     assert said.count(line) == 1
     assert "PromptError: environment seed " in said and "raise env.max_context" in said
+
+
+@pytest.mark.long
+def test_a_problem_whose_image_cannot_be_shown_is_left_out(rooms, tmp_path, capsys):
+    picture = "Observation(IMAGE, (np.zeros((8, 8, 3), np.uint8),))"
+    config = rooms(is_long="number == 0", shown=picture)  # the first of each split
+    assert train.train(config, tmp_path / "run") == 0
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row.get("rollout/errors") for row in rows] == [None, 4, 0]
+    assert [row["eval/errors"] for row in rows] == [1, 1, 1]
+    assert "but the model at config.model.path does not see" in capsys.readouterr().out
 
 
 MESSAGES = '''
