@@ -154,6 +154,8 @@ def start(
         mesh, sampling_mesh = build_meshes(config)
         changed = same_run(config, workdir)
         model, params, tokenizer, tasks = load_policy(config, workdir)
+        for task in tasks:
+            _ = task.first_training_plays  # refuses problems none of which can be played
         with first_goes_first("damage"):
             for line in find_damage(workdir, repair) if is_first() else ():
                 console(f"warning: {line}")

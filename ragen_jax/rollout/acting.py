@@ -1,6 +1,7 @@
 """What a rollout asks of an environment, which may raise, hang or return nonsense.
 
     begin    seeds -> initial states
+    identify states -> problems' contents
     observe  states -> what is shown
     act      replies' actions -> what came of them, and what is shown next
 
@@ -90,6 +91,17 @@ def begin(
 ) -> list[State | Broken]:
     """The initial state of each seed."""
     return _each(lambda seed, tick: environment.reset(seed), seeds, limits, clock)
+
+
+def identify(
+    environment: Environment, states: Sequence[State | Broken], limits: Limits
+) -> list[str | Broken]:
+    """Return the `identity` of each state, or the `Broken` in its place."""
+
+    def name(state, tick):
+        return state if isinstance(state, Broken) else environment.identity(state)
+
+    return _each(name, states, limits, None)
 
 
 def observe(

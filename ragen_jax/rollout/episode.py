@@ -143,8 +143,8 @@ def begin_turns(plays: Sequence[Play], chat: Chat, album: Album | None, room: Ro
     """
     for play in plays:
         try:
-            _check_images(play.observation, album)
-        except ValueError as error:
+            check_images(play.observation, album)
+        except PromptError as error:
             _leave_out(play, error)
     if album is not None:
         album.meet(image for play in plays for image in images_of(play.observation))
@@ -170,7 +170,7 @@ def _begin_turn(play: Play, chat: Chat, album: Album | None, room: Room) -> None
     room.check(play.prompt, len(play.turns))
 
 
-def _leave_out(play: Play, error: ValueError) -> None:
+def _leave_out(play: Play, error: PromptError) -> None:
     """Break a play because of what it shows."""
     play.observation = ""
     play.over = bool(play.turns)
@@ -185,12 +185,15 @@ def is_prompt_error(error: str) -> bool:
     return error.startswith(f"{PROMPT_ERROR}: ")
 
 
-def _check_images(observation: str | Observation, album: Album | None) -> None:
-    """Raise ValueError for an image that the model cannot be shown."""
+def check_images(observation: str | Observation, album: Album | None) -> None:
+    """Raise PromptError for an image that the model cannot be shown."""
     for image in images_of(observation):
         if album is None:
             raise PromptError(NO_EYES)
-        image_grid(*image.shape[:2], album.tower.images)
+        try:
+            image_grid(*image.shape[:2], album.tower.images)
+        except ValueError as error:
+            raise PromptError(str(error)) from error
 
 
 def spans_of(observation: str | Observation, album: Album | None) -> tuple[Span, ...]:

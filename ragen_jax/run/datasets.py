@@ -26,12 +26,14 @@ from ragen_jax.envs.types import (
 )
 from ragen_jax.progress import reached
 from ragen_jax.randomness import Purpose, generator
+from ragen_jax.rollout.acting import NO_LIMITS, Broken, Limits, begin, identify
 from ragen_jax.run.log import console
 from ragen_jax.run.workdir import locked
 
 # First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
 EVALUATION_SEEDS = 1 << 62
 IMITATION_SEEDS = 1 << 61
+MOST_FAILED = 32  # first problems for which an environment may raise before it is refused
 
 
 def settings_hash(settings: dict[str, Any] | list[dict[str, Any]]) -> str:
@@ -118,35 +120,49 @@ def heldout_problems(
     seed: int,
     settings: dict[str, Any],
     directory: Path,
-) -> tuple[list[int], list[State]]:
+    limits: Limits = NO_LIMITS,
+) -> tuple[list[int], list[State | Broken]]:
     """The evaluation set: `count` distinct problems, the same every time.
+
+    Seeds for which the environment raises are left out while the set is generated, and a line
+    counts them. A stored problem for which it raises later is a `Broken`, so that its episodes
+    break. A line counts those too.
 
     Args:
       environment: built with split="eval".
       settings: the environment's name and options, which decide the problems.
+      limits: of the environment's time.
 
     Returns:
       (seeds, states), each of length count.
 
     Raises:
-      ValueError: the environment has not that many problems, or a stored problem differs from
-        what it generates today.
+      ValueError: the environment has fewer problems than that, raises for all of them, or a stored
+        problem differs from what it generates today.
     """
+    failed: list[Broken] = []  # of the seeds left out, if the set is generated now
 
     def generate():
         first = candidate = EVALUATION_SEEDS + (seed << 32)
         seen = set()
         while len(seen) < count:
             reached(f"generating held-out problem {len(seen) + 1} of {count}")
-            state = environment.reset(candidate)
-            identity = environment.identity(state)
-            if identity not in seen:
+            (identity,) = identify(environment, begin(environment, [candidate], limits), limits)
+            if isinstance(identity, Broken):
+                failed.append(identity)
+            elif identity not in seen:
                 seen.add(identity)
                 yield {"seed": candidate, "identity": identity}
             candidate += 1
-            if candidate - first > 100 * count:
+            if not seen and len(failed) == MOST_FAILED:
                 raise ValueError(
-                    f"100 x {count} seeds gave only {len(seen)} distinct problems; lower "
+                    f"the environment raises for all of the first {MOST_FAILED} held-out problems; "
+                    f"the first: {failed[0].error}"
+                )
+            if candidate - first > 100 * count:
+                why = f" (it raised for {len(failed)}: {failed[0].error})" if failed else ""
+                raise ValueError(
+                    f"100 x {count} seeds gave only {len(seen)} distinct problems{why}; lower "
                     f"eval.episodes={count} or widen env.options"
                 )
 
@@ -159,15 +175,36 @@ def heldout_problems(
         generate=generate,
         directory=directory,
     )
+    if failed:  # nothing is printed while TFDS generates
+        console(
+            f"warning: {len(failed)} held-out problems cannot be built and are left out; the "
+            f"first: {failed[0].error}"
+        )
     reached(f"building {count} held-out problems")
     seeds = [int(example["seed"]) for example in examples]
-    states = [environment.reset(seed) for seed in seeds]
-    for example, state in zip(examples, states, strict=True):
-        if environment.identity(state) != example["identity"]:
+    states = begin(environment, seeds, limits)
+    identities = identify(environment, states, limits)
+    states = [
+        identity if isinstance(identity, Broken) else state
+        for state, identity in zip(states, identities, strict=True)
+    ]
+    for example, identity in zip(examples, identities, strict=True):
+        if not isinstance(identity, Broken) and identity != example["identity"]:
             raise ValueError(
                 f"held-out problem {example['seed']} in {directory} is not the one that the "
                 "environment generates now; delete that folder to build the set again"
             )
+    broken = [identity for identity in identities if isinstance(identity, Broken)]
+    if len(broken) == count:
+        raise ValueError(
+            f"the environment raises for all of its {count} held-out problems; the first: "
+            f"{broken[0].error}"
+        )
+    if broken:
+        console(
+            f"warning: {len(broken)} of {count} held-out problems cannot be built and are not "
+            f"evaluated; the first: {broken[0].error}"
+        )
     return seeds, states
 
 

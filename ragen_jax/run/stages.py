@@ -116,6 +116,11 @@ def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
     unusable = [error for error in all_errors if is_prompt_error(error)]
     if unusable:
         words = f"{len(unusable)} of {len(episodes)} episodes of {task.name} left out; the first: "
+        if len(unusable) == len(episodes):
+            words = (
+                f"all {len(episodes)} episodes of {task.name} left out, so none to learn from; the "
+                "first: "
+            )
         fired.append(Fired("prompts", "warn", words + unusable[0]))
     broken = [error for error in all_errors if not is_prompt_error(error)]
     if not broken:

@@ -6,7 +6,7 @@ one update learns from all of them.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -16,7 +16,7 @@ from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rewards import Penalties
-from ragen_jax.rollout.acting import Broken, Limits, observe
+from ragen_jax.rollout.acting import Broken, Limits, begin, observe
 from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.collect import Collecting
@@ -24,9 +24,7 @@ from ragen_jax.rollout.episode import (
     Play,
     Room,
     begin_turns,
-    images_of,
     is_prompt_error,
-    spans_of,
     start_plays,
 )
 from ragen_jax.rollout.play import Budgets, Sampling
@@ -54,6 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SHOWN = 16  # problems whose prompts stand for the length of all
+LOOKED_AT = 256  # training problems of which one at least must be playable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Task:
     chat: Chat
     environment: Environment  # problems of the training split
     heldout_environment: Environment | None  # of the evaluation split; None: nothing plays it
-    heldout: tuple[list[int], list[State]] | None  # (seeds, states) of its problems
+    heldout: tuple[list[int], list[State | Broken]] | None  # (seeds, states) of its problems
     key: jax.Array  # of the policy's draws and the environment's noise while training
     eval_seed: int  # of the same while its held-out problems are played
     collecting: Collecting
@@ -101,27 +100,56 @@ class Task:
         first turns begun.
 
         Raises:
-          ValueError: none of the problems looked at has a prompt that can be used.
+          ValueError: none of the problems can be played.
         """
-        environment, problems, which = self.heldout_environment, self.heldout, "held-out"
-        if environment is None or problems is None:
-            environment, which = self.environment, "first training"
-            problems = first_problems(environment, self.collecting, SHOWN)
+        if self.heldout_environment is None or self.heldout is None:
+            return self.first_training_plays
+        seeds, states = self.heldout
+        chunks = (
+            (seeds[start : start + SHOWN], states[start : start + SHOWN])
+            for start in range(0, len(seeds), SHOWN)
+        )
+        return self._first_usable(self.heldout_environment, chunks, "held-out")
+
+    @functools.cached_property
+    def first_training_plays(self) -> list[Play]:
+        """Up to `SHOWN` training problems whose prompts can be used, first turns begun.
+
+        Raises:
+          ValueError: none of the first `LOOKED_AT` problems can be played.
+        """
+        seeds = first_seeds(self.collecting, LOOKED_AT)
+        chunks = (
+            (part, begin(self.environment, part, self.limits))
+            for part in (seeds[start : start + SHOWN] for start in range(0, len(seeds), SHOWN))
+        )
+        return self._first_usable(self.environment, chunks, "first training")
+
+    def _first_usable(
+        self,
+        environment: Environment,
+        chunks: Iterable[tuple[list[int], Sequence[State | Broken]]],
+        which: str,
+    ) -> list[Play]:
+        """The plays of the first chunk of (seeds, states) in which a problem can be played.
+
+        Raises:
+          ValueError: no chunk has any.
+        """
         room = Room(self.positions, self.budgets.max_new_tokens)
-        first = None
-        for start in range(0, len(problems[0]), SHOWN):
-            seeds, states = (listed[start : start + SHOWN] for listed in problems)
+        looked_at, first = 0, ""
+        for seeds, states in chunks:
             shown = observe(environment, states, self.limits)
             plays = start_plays(seeds, states, shown, 1, self.key)
             begin_turns(plays, self.chat, self.album, room)
-            # A problem whose environment broke still shows how long the rules are.
-            usable = [play for play in plays if not is_prompt_error(play.error)]
-            if usable:
-                return usable
-            first = first or plays[0].error
+            if not all(play.error for play in plays):
+                # A problem whose environment broke still shows how long the rules are.
+                return [play for play in plays if not is_prompt_error(play.error)]
+            looked_at += len(plays)
+            first = first or plays[0].error.strip().splitlines()[-1]
         raise ValueError(
-            f"none of the {len(problems[0])} {which} problems of {self.name} has a prompt that "
-            f"can be used; the first: {first}"
+            f"none of the {looked_at} {which} problems of {self.name} can be played; the first: "
+            f"{first}"
         )
 
     @functools.cached_property
@@ -130,13 +158,11 @@ class Task:
         return tuple(sorted(len(play.prompt) for play in self.first_plays))
 
 
-def first_problems(
-    environment: Environment, collecting: Collecting, count: int
-) -> tuple[list[int], list[State]]:
-    """(seeds, states) of the first problems that a run trains on, at most `count`."""
+def first_seeds(collecting: Collecting, count: int) -> list[int]:
+    """Seeds of the first problems that a run trains on, at most `count`."""
     count = min(count, collecting.pool) if collecting.pool else count
     seeds, _ = draw_seeds(0, count, pool=collecting.pool, seed=collecting.seed)
-    return seeds, [environment.reset(seed) for seed in seeds]
+    return seeds
 
 
 def build_tasks(
@@ -159,7 +185,7 @@ def build_tasks(
 
     Raises:
       ValueError: an environment that cannot be built, shows images that the model cannot see, or
-        has no problem whose prompt can be used.
+        has no problem that can be played.
     """
     alone = of_environments(config)
     needed = heldout or plays_heldout(config)
@@ -173,8 +199,8 @@ def build_tasks(
         )
         for index, (name, c) in enumerate(alone.items())
     )
-    for task in tasks if positions else ():
-        _ = task.first_plays  # refuses problems of which no prompt can be used
+    for task in tasks:
+        _ = task.first_plays  # refuses problems none of which can be played
     return tasks
 
 
@@ -191,9 +217,10 @@ def _build(
 ) -> Task:
     environment = build_environment(config, "train")
     collecting = build_collecting(config)
+    limits = build_limits(config)
     heldout_environment = heldout = None
     if needs_heldout:
-        first_environment = heldout_environment = build_environment(config, "eval")
+        heldout_environment = build_environment(config, "eval")
         with first_goes_first("heldout"):
             heldout = datasets.heldout_problems(
                 heldout_environment,
@@ -201,18 +228,8 @@ def _build(
                 seed=config.eval.seed,
                 settings=environment_settings(config),
                 directory=cache_directory() / "datasets",
+                limits=limits,
             )
-        _, states = heldout
-    else:
-        first_environment = environment
-        _, states = first_problems(environment, collecting, 1)
-    limits = build_limits(config)
-    for shown in observe(first_environment, states[:1], limits):
-        if isinstance(shown, Broken):
-            continue
-        if album is not None:
-            album.meet(images_of(shown))  # which refuses what it cannot be shown
-        spans_of(shown, album)
     return Task(
         name=name,
         label=label,

@@ -9,7 +9,7 @@ Axes: B rows, T tokens, N images, P patches, C numbers of a patch.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,13 +27,14 @@ from ragen_jax.model import hf, vision
 from ragen_jax.model.images import Grid, preprocess
 from ragen_jax.model.positions import Images, table
 from ragen_jax.model.qwen import Qwen, init_params
+from ragen_jax.model.template import PromptError
 from ragen_jax.model.vision import Tower, VisionTower
 from ragen_jax.padding import length_bucket
 from ragen_jax.progress import reached
 from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.episode import images_of, spans_of
+from ragen_jax.rollout.episode import Room, check_images, images_of, spans_of
 from ragen_jax.rollout.play import Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.build import (
@@ -201,11 +202,16 @@ def imitate(
             **_expert(c),
         )
         reached("reading the demonstrations")
-        episodes += _as_episodes(examples, chat, album)
+        episodes += _as_episodes(examples, chat, album, shape.max_positions)
         seen = {example["identity"] for example in examples}
         problems = _check_problems(environment, seen, c)
         checks[name] = functools.partial(_success, c, chat, environment, *problems)
     batch = make_batch(episodes)
+    if len(batch.tokens_BT) < w.batch:
+        raise ValueError(
+            f"only {len(batch.tokens_BT)} rows can be imitated, fewer than config.warmstart.batch="
+            f"{w.batch}; lower it, or raise config.warmstart.rooms={w.rooms}"
+        )
     length = length_bucket(batch.tokens_BT.shape[1])
     tokens_BT = np.pad(batch.tokens_BT, ((0, 0), (0, length - batch.tokens_BT.shape[1])))
     mask_BT = np.pad(batch.mask_BT, ((0, 0), (0, length - batch.mask_BT.shape[1])))
@@ -379,41 +385,83 @@ def _pictures(album: Album, tokens_BT: np.ndarray, rows: int) -> Callable[[np.nd
 
 
 def _as_episodes(
-    examples: Iterable[dict[str, Any]], chat: Chat, album: Album | None
-) -> Iterator[Episode]:
-    """Demonstrations as the episodes that an agent would have played, so that rows, masks and
-    context modes are those of RL."""
-    turns: list[Turn] = []
+    examples: Sequence[dict[str, Any]], chat: Chat, album: Album | None, positions: int
+) -> list[Episode]:
+    """Return demonstrations as the episodes that an agent would have played.
+
+    Rows, masks and context modes are then those of RL. An episode ends before the first reply whose
+    prompt cannot be used. A line counts the replies that are left out.
+
+    Args:
+      examples: of `datasets.demonstrations`.
+      positions: of the model, which a prompt shares with its reply.
+
+    Raises:
+      ValueError: no reply can be imitated.
+    """
+    episodes: list[list[Turn]] = []
+    reason, left_out, cut = "", 0, False
     for index, example in enumerate(examples):
-        if example["turn"] == 0 and turns:
-            yield _episode(turns)
-            turns = []
-        observation = example["observation"]
-        if album is not None:
-            album.meet(images_of(observation))
-        spans = spans_of(observation, album)
-        message = chat.observe(
-            observation,
-            actions_used=chat.actions_per_turn * example["turn"],
-            last_valid=index % NOTICE_EVERY != 0,
+        if example["turn"] == 0:
+            episodes.append([])
+            cut = False
+        if not cut:
+            last_valid = index % NOTICE_EVERY != 0
+            try:
+                turn = _imitated_turn(example, episodes[-1], chat, album, positions, last_valid)
+            except PromptError as error:
+                reason, cut = reason or str(error), True
+            else:
+                episodes[-1].append(turn)
+        left_out += cut
+    kept = [_episode(turns) for turns in episodes if turns]
+    if not kept:
+        raise ValueError(f"none of {len(examples)} replies can be imitated; the first: {reason}")
+    if left_out:
+        console(
+            f"warning: {left_out} of {len(examples)} replies to be imitated are left out, because "
+            f"their prompts cannot be used; the first: {reason}"
         )
-        sampled = chat.reply_ids(example["reply"])
-        turns.append(
-            Turn(
-                prompt=chat.prompt_ids(turns, message, spans),
-                message=message,
-                sampled=sampled,
-                logp=np.zeros(len(sampled), np.float32),
-                reasoning=(0, 0),
-                answer=(0, 0),
-                actions=(),
-                valid=True,
-                reward=0.0,
-                info={},
-                spans=spans,
-            )
-        )
-    yield _episode(turns)
+    return kept
+
+
+def _imitated_turn(
+    example: dict[str, Any],
+    turns: Sequence[Turn],
+    chat: Chat,
+    album: Album | None,
+    positions: int,
+    last_valid: bool,
+) -> Turn:
+    """Return a demonstration as the turn after `turns`.
+
+    Raises:
+      PromptError: its prompt cannot be used, as in episode.begin_turns.
+    """
+    observation = example["observation"]
+    check_images(observation, album)
+    if album is not None:
+        album.meet(images_of(observation))
+    spans = spans_of(observation, album)
+    message = chat.observe(
+        observation, actions_used=chat.actions_per_turn * example["turn"], last_valid=last_valid
+    )
+    sampled = chat.reply_ids(example["reply"])
+    prompt = chat.prompt_ids(turns, message, spans)
+    Room(positions, len(sampled)).check(prompt, len(turns))
+    return Turn(
+        prompt=prompt,
+        message=message,
+        sampled=sampled,
+        logp=np.zeros(len(sampled), np.float32),
+        reasoning=(0, 0),
+        answer=(0, 0),
+        actions=(),
+        valid=True,
+        reward=0.0,
+        info={},
+        spans=spans,
+    )
 
 
 def _episode(turns: Iterable[Turn]) -> Episode:

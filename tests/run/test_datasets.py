@@ -26,6 +26,7 @@ from ragen_jax.envs import make_env
 from ragen_jax.envs.sokoban import Sokoban, split_of
 from ragen_jax.envs.types import Observation
 from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.rollout.acting import Broken
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.build import build_chat, build_environment, environment_settings
 from ragen_jax.run.datasets import (
@@ -231,6 +232,40 @@ def test_a_stored_problem_that_changed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "identity", lambda state: f"problem {(state + 2) // 2 % 10}")
     with pytest.raises(ValueError, match=f"held-out problem {seeds[0]} in .*{tmp_path.name}"):
         heldout(environment, tmp_path, count=3)
+
+
+class Raising(Counting):
+    """Raises for some of the problems."""
+
+    def __init__(self, raises):
+        super().__init__()
+        self.raises = raises
+
+    def reset(self, seed):
+        if self.raises(seed - EVALUATION_SEEDS):
+            raise KeyError(f"row {seed - EVALUATION_SEEDS}")
+        return super().reset(seed)
+
+
+def test_a_heldout_problem_for_which_the_environment_raises_is_left_out(tmp_path, capsys):
+    seeds, states = heldout(Raising(lambda n: n in (0, 1, 4)), tmp_path, count=3)
+    assert seeds == states == [EVALUATION_SEEDS + n for n in (2, 5, 6)]
+    line = "warning: 3 held-out problems cannot be built and are left out; the first: KeyError"
+    assert line in capsys.readouterr().out
+    # Stored problems keep their places: an episode of the second one breaks.
+    seeds, states = heldout(Raising(lambda n: n == 5), tmp_path, count=3)
+    assert [type(state) for state in states] == [int, Broken, int]
+    said = capsys.readouterr().out
+    assert "warning: 1 of 3 held-out problems cannot be built and are not evaluated; the" in said
+    with pytest.raises(ValueError, match="raises for all of its 3 held-out .*: KeyError: 'row 2'"):
+        heldout(Raising(lambda n: True), tmp_path, count=3)
+
+
+def test_an_environment_that_raises_for_every_heldout_problem_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="raises for all of the first 32 .*: KeyError: 'row 0'"):
+        heldout(Raising(lambda n: True), tmp_path, count=4)
+    with pytest.raises(ValueError, match=r"gave only 1 distinct problems \(it raised for 399: Key"):
+        heldout(Raising(lambda n: n > 1), tmp_path, count=4)
 
 
 # ---- demonstrations -----------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Several environments in one run: their parts of a step, of a config and of the figures."""
 
+import json
+import shutil
+import sys
 import types
 
 import numpy as np
@@ -8,9 +11,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from ragen_jax import train
-from ragen_jax.configs import base, frozen_lake, mixture, sokoban
+from ragen_jax.configs import base, dataset, frozen_lake, mixture, sokoban
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
+from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.groups import combine_metrics, label_metrics, measure_each, metrics_of_each
 from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model import hf
@@ -254,6 +258,209 @@ def test_a_run_without_evaluation_needs_no_evaluation_split(agent, no_eval_split
     config.log.trackers = ()
     assert train.train(config, tmp_path / "run") == 0
     assert not (tmp_path / "run" / "eval").exists()
+
+
+ROOMS = '''
+import numpy as np
+
+from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.types import IMAGE, Observation
+
+LONG = set()  # states that are shown as SHOWN: at more length than env.max_context, or otherwise
+
+
+class Rooms(Sokoban):
+    """Rooms of which some raise, and some are too long, by their number and split."""
+
+    def reset(self, seed):
+        number = seed % 2**32
+        if RAISES:
+            raise KeyError(f"room {{number}}")
+        state = super().reset(seed)
+        if IS_LONG:
+            LONG.add(state)
+        return state
+
+    def render(self, state):
+        return SHOWN if state in LONG else super().render(state)
+'''
+
+
+@pytest.fixture
+def rooms(agent, tmp_path, monkeypatch):
+    """rooms(raises, is_long) -> a config of two steps of two groups, played in such `ROOMS`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def write(raises="False", is_long="False", shown="'#' * 300"):
+        text = ROOMS.format().replace("RAISES", raises).replace("IS_LONG", is_long)
+        text = text.replace("return SHOWN", f"return {shown}")
+        (tmp_path / "own_rooms.py").write_text(text)
+        config = agent.config.copy_and_resolve_references()
+        config.model.path, config.steps = str(agent.directory), 2
+        config.env.update(name="own_rooms:Rooms", max_turns=1, max_actions=2, max_error_share=1.0)
+        config.env.max_context = 200
+        config.rollout.update(groups=2, group_size=4, save_every=0)
+        config.filter.strategy = "none"
+        config.optimizer.update(minibatches=1, micro_batch=4)
+        config.eval.update(episodes=4, every=1)
+        config.diagnose.every = config.report.every = 0
+        config.checkpoint.update(every=0, export=False)
+        config.log.trackers = ()
+        return config
+
+    yield write
+    sys.modules.pop("own_rooms", None)
+
+
+@pytest.mark.long
+def test_a_step_in_which_no_prompt_can_be_used_is_skipped(rooms, tmp_path, capsys):
+    config = rooms(is_long="self.split == 'train' and number < 2")
+    assert train.train(config, tmp_path / "run") == 0
+    first, second = read_metrics(tmp_path / "run" / "metrics.jsonl")[1:]
+    assert (first["rollout/errors"], first["filter/kept_ratio"]) == (8, 0)
+    assert first["update/count"] == 0 and first["eval/errors"] == 0
+    assert (second["rollout/errors"], second["update/count"]) == (0, 1)
+    said = capsys.readouterr().out
+    line = "warning: all 8 episodes of own_rooms:Rooms left out, so none to learn from; the first:"
+    assert said.count(line) == 1
+    assert "PromptError: environment seed " in said and "raise env.max_context" in said
+
+
+@pytest.mark.long
+def test_a_problem_whose_image_cannot_be_shown_is_left_out(rooms, tmp_path, capsys):
+    picture = "Observation(IMAGE, (np.zeros((8, 8, 3), np.uint8),))"
+    config = rooms(is_long="number == 0", shown=picture)  # the first of each split
+    assert train.train(config, tmp_path / "run") == 0
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row.get("rollout/errors") for row in rows] == [None, 4, 0]
+    assert [row["eval/errors"] for row in rows] == [1, 1, 1]
+    assert "but the model at config.model.path does not see" in capsys.readouterr().out
+
+
+MESSAGES = '''
+from ragen_jax.envs.dataset import Dataset
+from ragen_jax.envs.sokoban import Sokoban
+
+
+class Shown(Dataset):
+    """Rows whose prompts are rooms, which the tiny agent can read."""
+
+    words = Sokoban.words
+
+
+def score(prompt, reply, row):
+    return float(len(reply) % 3)
+
+
+def go_on(messages, row):
+    reply = messages[-1]["content"]
+    return "#" * 4000 if len(reply) % 2 else row["prompt"]
+'''
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slots", [0, 3])
+def test_a_message_that_is_too_long_ends_its_episode_and_the_run_resumes_exactly(
+    agent, tmp_path, monkeypatch, capsys, slots
+):
+    """A function that answers replies returns more than the model reads, to some of them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_messages.py").write_text(MESSAGES)
+    shown = {
+        split: [environment.render(environment.reset(seed)) for seed in range(6)]
+        for split in ("train", "eval")
+        for environment in [Sokoban(split=split)]
+    }
+    shown["train"][1] = "#" * 4000  # too long at once
+    rows = [dict(prompt=prompt, split=split) for split in shown for prompt in shown[split]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = tmp_path / "model"
+    shutil.copytree(agent.directory, model)
+    (model / "checksums.json").unlink()  # changed on purpose
+    settings = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 512}))
+
+    def run(name, steps):
+        config = dataset.get_config("llm")
+        config.model.update(path=str(model), dtype="float32")
+        config.steps = steps
+        config.env.update(name="own_messages:Shown", prompt="terse", max_turns=2, max_actions=2)
+        config.env.options.update(path="rows.jsonl", split_field="split")
+        config.env.options.update(reward="own_messages:score", step="own_messages:go_on")
+        config.rollout.update(groups=3, group_size=4, max_new_tokens=24, slots=slots)
+        config.rollout.save_every = 0
+        config.filter.strategy = "none"
+        config.optimizer.update(minibatches=1, micro_batch=4)
+        config.eval.update(episodes=4, every=1)
+        config.diagnose.every = config.report.every = 0
+        config.checkpoint.update(every=1, export=False)
+        config.log.trackers = ()
+        assert train.train(config, tmp_path / name) == 0
+        return [
+            {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))}
+            for row in read_metrics(tmp_path / name / "metrics.jsonl")
+        ]
+
+    whole = run("whole", 3)
+    run("parts", 1)
+    assert run("parts", 3) == whole
+    errors = [row["rollout/errors"] for row in whole[1:]]
+    assert any(0 < count < 12 for count in errors)
+    assert all(row["update/count"] for row in whole[1:])
+    said = capsys.readouterr().out
+    assert "the prompt of turn 2 has" in said and "the model has 512 positions" in said
+    sys.modules.pop("own_messages", None)
+
+
+@pytest.mark.long
+def test_problems_that_raise_are_left_out_of_a_run(rooms, tmp_path, capsys):
+    config = rooms(raises="number in (0, 3)")
+    assert train.train(config, tmp_path / "run") == 0
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row.get("rollout/errors") for row in rows] == [None, 4, 4]  # rooms 0 and 3
+    assert [row["eval/errors"] for row in rows] == [0, 0, 0]
+    line = "warning: 2 held-out problems cannot be built and are left out; the first: KeyError"
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            dict(is_long="self.split == 'train'"),
+            "error: none of the 256 first training problems of own_rooms:Rooms can be played; the "
+            "first: PromptError: environment seed 0: the prompt of turn 1 has ",
+        ),
+        (
+            dict(raises="self.split == 'train'"),
+            "error: none of the 256 first training problems of own_rooms:Rooms can be played; the "
+            "first: KeyError: 'room 0'",
+        ),
+        (
+            dict(is_long="self.split == 'eval'"),
+            "error: none of the 4 held-out problems of own_rooms:Rooms can be played; the first: "
+            "PromptError: environment seed ",
+        ),
+        (
+            dict(raises="self.split == 'eval'"),
+            "error: the environment raises for all of the first 32 held-out problems; the first: "
+            "KeyError: 'room 0'",
+        ),
+    ],
+)
+def test_a_run_none_of_whose_problems_can_be_played_is_refused(
+    rooms, tmp_path, capsys, changes, line
+):
+    with pytest.raises(SystemExit) as exit_:
+        train.train(rooms(**changes), tmp_path / "run")
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(line)
+    assert "PromptError" not in line or "raise env.max_context" in said
 
 
 @pytest.mark.long

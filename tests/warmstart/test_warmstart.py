@@ -1,5 +1,7 @@
 """warmstart.py: which directory an agent is kept in, and that each config's agent can be built."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -193,6 +195,44 @@ def test_what_is_imitated_is_text(tmp_path, monkeypatch):
         assert tokenizer.decode(turn.sampled).startswith(said)
         assert [i for i in turn.sampled if i in control] == [tokenizer.eos_token_id]
         assert turn.sampled[-1] == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("limit", ["env.max_context", "positions"])
+def test_what_does_not_fit_is_not_imitated(tmp_path, monkeypatch, capsys, limit):
+    def render(self, state):
+        return short(self, state) + "#" * 400 * is_long(state)
+
+    def seen(episodes):
+        raise Seen(episodes)
+
+    short = Countdown.render
+    monkeypatch.setattr(Countdown, "render", render)
+    config = countdown.get_config()
+    config.warmstart.update(rooms=32, check_episodes=4, batch=8)
+    if limit == "positions":
+        shape = imitate.tiny_shape
+        monkeypatch.setattr(
+            imitate, "tiny_shape", lambda *of: dataclasses.replace(shape(*of), max_positions=400)
+        )
+    else:
+        config.env.max_context = config.rollout.max_new_tokens + 200
+
+    with monkeypatch.context() as patch:
+        patch.setattr(imitate, "make_batch", seen)
+        is_long = lambda state: state.target % 2 == 1  # noqa: E731
+        with pytest.raises(Seen) as found:
+            imitate.imitate(config, tmp_path)
+    (episodes,) = found.value.args
+    assert 8 <= len(episodes) < 32
+    said = capsys.readouterr().out
+    assert f"warning: {32 - len(episodes)} of 32 replies to be imitated are left out, bec" in said
+    assert max(len(episode.turns[0].prompt) for episode in episodes) < 200
+    config.warmstart.batch = 32
+    with pytest.raises(ValueError, match=f"only {len(episodes)} rows can .*warmstart.batch=32;"):
+        imitate.imitate(config, tmp_path)
+    is_long = lambda state: True  # noqa: E731
+    with pytest.raises(ValueError, match="none of 32 replies can be imitated; the first: the pro"):
+        imitate.imitate(config, tmp_path)
 
 
 @pytest.mark.slow
