@@ -32,6 +32,8 @@ class Purpose(enum.IntEnum):
     DEMONSTRATION = 8  # noise while a demonstration is played: problem's seed
     RANDOM_GROUPS = 10  # which groups the filter's control keeps: run's seed, step, environment
     THOUGHTS = 9  # what its expert thinks: problem's seed, number of the style
+    NOISE_DETECTORS = 11  # of the laboratory's control: 0 for white noise, 1 for one that drifts
+    RANK_ORDERS = 12  # of the laboratory's permutation test
     # JAX
     PLAY = 16  # training episodes: run's seed, environment
     EVALUATE = 17  # held-out episodes: eval.seed

@@ -9,7 +9,7 @@ from ragen_jax.report.runs import read_run
 from ragen_jax.run.rows import read_metrics
 
 pytestmark = pytest.mark.fast
-MI = "collapse/first_turn/mi_released"
+MI = "collapse/first_turn/own_margin"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_bad_words_are_one_line_and_exit_code_2(folders, tmp_path):
     for words, expected in (
         ([], "name the folder of a run"),
         ([str(tmp_path)], "it has no config.json"),
-        ([str(folders[0]), "--metric=mi_released"], f"did you mean {MI}"),
+        ([str(folders[0]), "--metric=own_margin"], f"did you mean {MI}"),
         ([str(folders[0]), "--out=x.gif"], "must end with one of .png, .svg, .pdf"),
     ):
         code, out, err = call("ragen_jax.plot", *words)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
+from ragen_jax.randomness import Purpose, generator
+
 DRAWS = 1500  # detectors of each kind of noise
 KINDS = ("white", "drift")
 SPREAD = (0.025, 0.5, 0.975)  # quantiles that are shown
@@ -64,7 +66,7 @@ def control(truths: Mapping[object, Truth], kind: str, *, baseline: int, level: 
       baseline: probes that a score is counted from. level: quantile of healthy scores that is an
         alarm.
     """
-    rng = np.random.default_rng(0)
+    rng = generator(Purpose.NOISE_DETECTORS, int(kind == "drift"))
     runs = list(truths.values())
     scores = [_scores(rng, kind, len(run.step_P), baseline) for run in runs]
     collapsed = np.concatenate([run.collapsed_P for run in runs])

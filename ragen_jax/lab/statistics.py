@@ -12,6 +12,8 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 from scipy.stats import binomtest, rankdata
 
+from ragen_jax.randomness import Purpose, generator
+
 ERROR = 0.05  # probability of deciding a claim that is neither true nor false
 LEAST_SETTINGS = 6  # of a rank correlation; four decide by chance in 1 of 12 cases at best
 EXACT_UP_TO = 8  # settings whose orders are all counted: 8! = 40,320
@@ -83,7 +85,7 @@ def permutation_test(x: Sequence[float], y: Sequence[float]) -> tuple[float, flo
     if len(rank_x) <= EXACT_UP_TO:
         orders = np.array(list(itertools.permutations(rank_y)))
     else:
-        rng = np.random.default_rng(0)
+        rng = generator(Purpose.RANK_ORDERS)
         orders = np.array([rank_y, *(rng.permutation(rank_y) for _ in range(SHUFFLES))])
     found = np.abs(orders @ rank_x) / scale
     return observed, float(np.mean(found >= abs(observed) - 1e-9))
