@@ -171,7 +171,7 @@ def heavy(rng, runs):
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """How a run that keeps its information goes on."""
+    """How the information and the replies of a healthy run move."""
 
     multiples: Callable[..., np.ndarray] = steady
     length: float = 1.0  # what the replies' length has become at the end, by neutral tokens

@@ -115,7 +115,9 @@ def test_what_hangs_costs_its_episodes_alone(config, tmp_path, monkeypatch, caps
     assert time.perf_counter() - start < 60
     rows = rows_of(tmp_path / "run")
     assert [row["rollout/errors"] for row in rows[1:]] == [2, 2]
-    assert [row["filter/kept_ratio"] for row in rows[1:]] == pytest.approx([2 / 3, 2 / 3])
+    # Of the sound episodes, which are those of two groups of three.
+    assert [row["filter/kept_ratio"] for row in rows[1:]] == [1.0, 1.0]
+    assert [row["rollout/lost_groups"] for row in rows[1:]] == [1, 1]
     assert all(0.3 <= row["time/environment"] < row["time/rollout"] for row in rows[1:])
     assert rows[2]["eval/errors"] == 0  # no held-out problem is one of those
     said = capsys.readouterr().out
