@@ -147,7 +147,7 @@ def _ppo(
     next_row_B: Array,
 ) -> tuple[jax.Array, jax.Array]:
     arrays = reward_BT, value_BT, mask_BT
-    options = dict(gamma=credit.gamma, lam=credit.lam, next_row_B=next_row_B)
+    options: dict[str, Any] = dict(gamma=credit.gamma, lam=credit.lam, next_row_B=next_row_B)
     if credit.bi_level:
         advantage_BT, target_BT = advantage.bi_level_gae(
             *arrays, turn_end_BT, **options, turn_gamma=credit.turn_gamma

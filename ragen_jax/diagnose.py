@@ -267,7 +267,7 @@ def probe(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, 
             )
         valid = [e.turns[0].valid for e in episodes if not e.error]
         if valid:
-            figures["probe/valid_rate"] = np.mean(valid)
+            figures["probe/valid_rate"] = float(np.mean(valid))
         short = {
             "collapse/first_turn/": "probe/",
             "reasoning/style/": "probe/style/",

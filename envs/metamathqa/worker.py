@@ -314,10 +314,10 @@ def expressions(text: str) -> list[Any]:
     """Return the mathematics that math-verify reads in an answer; [] if it cannot be read."""
     from math_verify import parse
 
-    text = math_of(text)
-    if text is None:
+    mathematics = math_of(text)
+    if mathematics is None:
         return []
-    return parse(f"${text}$", fallback_mode="no_fallback", parsing_timeout=0)
+    return parse(f"${mathematics}$", fallback_mode="no_fallback", parsing_timeout=0)
 
 
 def compare(right: str, said: str) -> dict[str, Any]:

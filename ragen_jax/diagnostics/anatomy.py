@@ -53,8 +53,8 @@ def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
         raise ValueError(f"{len(episodes)} episodes, but return_GK is {return_GK.shape}")
     sound_GK = np.reshape([not episode.error for episode in episodes], return_GK.shape)
     member_GK = np.asarray(comparable_members(sound_GK))
-    judged_G = member_GK.any(1)
-    if not judged_G.any():
+    judged_G = np.any(member_GK, axis=1).tolist()
+    if not any(judged_G):
         return {}
     groups = [
         group

@@ -197,9 +197,9 @@ def update_levels(
     return _raise(s, test, judged_EF, v_EF, wander_EF), z_EF
 
 
-def bound(count: np.ndarray) -> np.ndarray:
+def bound(count: Array) -> np.ndarray:
     """What z must be above to tell a change from noise, of figures with so many values."""
-    return np.minimum(2.2 + 0.4 * np.log(np.maximum(count, 10) / 25), 3.3)
+    return np.minimum(2.2 + 0.4 * np.log(np.maximum(np.asarray(count), 10) / 25), 3.3)
 
 
 def _append(
@@ -273,8 +273,8 @@ def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarra
     for back in range(BLOCK):
         total_EF += at(s.last_weight_EFQ, back)
         sum_EF += at(s.last_weight_EFQ, back) * at(s.last_EFQ, back)
-    first_EF, second_EF = np.moveaxis(s.block_EF2.astype(float), -1, 0)
-    first_w_EF, second_w_EF = np.moveaxis(s.block_weight_EF2.astype(float), -1, 0)
+    first_EF, second_EF = np.moveaxis(np.asarray(s.block_EF2, float), -1, 0)
+    first_w_EF, second_w_EF = np.moveaxis(np.asarray(s.block_weight_EF2, float), -1, 0)
     compared_EF = full_EF & (first_w_EF > 0)
     # Of all values so far, not of the level: there may be none yet.
     size_EF = np.abs(
@@ -318,8 +318,8 @@ def _wander(s: Levels, test: Comparison) -> np.ndarray:
 
 
 def _mean(
-    x_EFN: np.ndarray,
-    weight_EFN: np.ndarray,
+    x_EFN: Array,
+    weight_EFN: Array,
     first: np.ndarray | int,
     end: np.ndarray | int,
     drop: int = 0,

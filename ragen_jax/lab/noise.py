@@ -12,7 +12,7 @@ noise detector does in at most 2 of DRAWS + 1 cases, any of thirty in less than 
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
@@ -59,7 +59,7 @@ def _scores(rng: np.random.Generator, kind: str, probes: int, baseline: int) -> 
     return values[:, baseline:] - values[:, :baseline].mean(axis=1, keepdims=True)
 
 
-def control(truths: Mapping[object, Truth], kind: str, *, baseline: int, level: float) -> Control:
+def control(truths: Mapping[Any, Truth], kind: str, *, baseline: int, level: float) -> Control:
     """What DRAWS detectors of noise seem to see of runs whose truth is known.
 
     Args:

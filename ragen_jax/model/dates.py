@@ -81,7 +81,7 @@ def _codes(day: datetime.date) -> dict[str, str]:
     moment = datetime.datetime.combine(day, datetime.time(), datetime.UTC)
     name, month = _DAYS.split()[day.weekday()], _MONTHS.split()[day.month - 1]
     short = f"{day.month:02}/{day.day:02}/{day.year % 100:02}"
-    found = {"a": name[:3], "A": name, "b": month[:3], "B": month, "h": month[:3]}
+    found: dict[str, str] = {"a": name[:3], "A": name, "b": month[:3], "B": month, "h": month[:3]}
     found |= {"c": f"{name[:3]} {month[:3]} {day.day:2} 00:00:00 {day.year}", "D": short}
     found |= {"F": day.isoformat(), "p": "AM", "P": "am", "r": "12:00:00 AM", "R": "00:00"}
     found |= {"T": "00:00:00", "x": short, "X": "00:00:00", "Z": "UTC", "z": "+0000"}

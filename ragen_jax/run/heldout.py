@@ -105,12 +105,14 @@ def play_heldout(
             f"the held-out problems of {task.name} were not built, because the config plays none; "
             "set config.eval.every above 0, or pass heldout=True to load_policy"
         )
+    seeds, states = task.heldout
     return play_problems(
         model,
         params,
         task.chat,
         task.heldout_environment,
-        *(listed[problems] for listed in task.heldout),
+        seeds[problems],
+        states[problems],
         samples=samples,
         rows=task.groups * task.group_size,
         key=stream_key(purpose, task.eval_seed),
@@ -271,9 +273,9 @@ def paired_gain(
         later evaluations; those of a problem that are no NaN are averaged. A problem counts that
         was played before and after.
     """
-    after_EN = np.asarray(after_EN, float)
-    played_N = np.sum(~np.isnan(after_EN), 0)
-    after_N = np.nansum(after_EN, 0) / np.where(played_N, played_N, np.nan)
+    later_EN = np.asarray(after_EN, float)
+    played_N = np.sum(~np.isnan(later_EN), 0)
+    after_N = np.nansum(later_EN, 0) / np.where(played_N, played_N, np.nan)
     difference_N = after_N - np.asarray(before_N, float)
     difference_N = difference_N[~np.isnan(difference_N)]
     error = difference_N.std(ddof=1) / math.sqrt(len(difference_N))

@@ -243,7 +243,7 @@ def deal_at_random(
         any are not drawn. None: a drawn group has the mask of the group in whose place it is drawn.
     """
     dealt_GK = np.zeros_like(keep_GK)
-    eligible_G = np.ones(len(keep_GK), bool) if member_GK is None else member_GK.any(1)
+    eligible_G = np.ones(len(keep_GK), bool) if member_GK is None else np.any(member_GK, axis=1)
     for number, (_, of_part) in enumerate(split_groups(parts, np.arange(len(keep_GK)))):
         rng = generator(Purpose.RANDOM_GROUPS, seed, step, number)
         eligible = of_part[eligible_G[of_part]]
@@ -339,15 +339,11 @@ def assign_credit(
         )
     )
     if learner.zvp_coef:
-        if outcomes.success_GK is None:
-            raise ValueError(
-                f"algorithm.zvp_coef is {learner.zvp_coef:g}, but an environment does not say "
-                "which episodes are solved; accepted: 0, or env.options.success_reward=NUMBER"
-            )
+        success_GK = _defined_success(learner, outcomes)
         entropy_BT = outcomes.sampled_entropy_BT
         if entropy_BT is None:
             entropy_BT = _needed(selection.entropy_BT)
-        sign_G = zero_variance_signs(return_GK, outcomes.success_GK, sound_GK=outcomes.sound_GK)
+        sign_G = zero_variance_signs(return_GK, success_GK, sound_GK=outcomes.sound_GK)
         shaped_BT = np.asarray(
             zero_variance_advantage(
                 entropy_BT,
@@ -386,6 +382,16 @@ def assign_credit(
     )
 
 
+def _defined_success(learner: Learner, outcomes: Outcomes) -> np.ndarray:
+    """success_GK, which RL-ZVP reads; ValueError where an environment does not say it."""
+    if outcomes.success_GK is None:
+        raise ValueError(
+            f"algorithm.zvp_coef is {learner.zvp_coef:g}, but an environment does not say "
+            "which episodes are solved; accepted: 0, or env.options.success_reward=NUMBER"
+        )
+    return outcomes.success_GK
+
+
 def sampled_entropy(
     learner: Learner, policy: Params, batch: Batch, outcomes: Outcomes
 ) -> np.ndarray:
@@ -398,7 +404,9 @@ def sampled_entropy(
       policy: parameters that sampled. batch, outcomes: of the step.
     """
     sign_G = np.asarray(
-        zero_variance_signs(outcomes.return_GK, outcomes.success_GK, sound_GK=outcomes.sound_GK)
+        zero_variance_signs(
+            outcomes.return_GK, _defined_success(learner, outcomes), sound_GK=outcomes.sound_GK
+        )
     )
     rows_B = np.flatnonzero((sign_G[batch.group_B] != 0) & (batch.weight_B > 0))
     if learner.album is not None:
