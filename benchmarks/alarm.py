@@ -3,9 +3,9 @@
     python -m benchmarks alarm [--repeats=RUNS] [--json]
 
 A simulated reasoning is 8 to 19 tokens out of 12, and neutral ones that are as likely under every
-prompt. Every prompt has a distribution of its own, softmax(c + s * theta): c is shared, theta its
-own, s the strength of the dependence. Turns of one room share half of theta's variance, and both
-scopes show the same rooms. Where rooms `differ`, each has a strength of its own, log-normal with
+prompt. Every prompt has its own distribution, softmax(c + s * theta): c is shared, theta is the
+prompt's, s the strength of the dependence. Turns of one room share half of theta's variance, and
+both scopes show the same rooms. Where rooms `differ`, each has its own strength, log-normal with
 that standard deviation. A step draws rooms, prompts and reasonings anew; its figures are those of a
 run: `information_metrics` and `confidence_intervals` of the true scores. They are read by
 `update_regimes` with the settings of configs/base.py, next to validity, truth, length and entropy.
@@ -37,7 +37,7 @@ STEPS, FALL_AT, WITHIN, WITHIN_OF_FIVE = 400, 100, 15, 30
 RETRIEVALS = (0.3, 0.4, 0.55, 0.75, 0.9, 0.97)
 MOST_FALSE, LEAST_SEEN, SEEN_FROM = 0.05, 0.90, 0.55
 VOCABULARY = 12
-CALIBRATION = 150  # steps behind each mean that a strength is sought for
+CALIBRATION = 150  # steps of each mean by which a strength is found
 BANK = 250  # steps that are scored at each level of the grid
 GRID_L = np.exp(np.linspace(np.log(0.2), np.log(2.2), 16))  # of own_margin, over the scene's
 NEUTRAL = 4.0  # neutral tokens for each other one: replies can get five times shorter
