@@ -19,9 +19,11 @@ from ragen_jax.configs import base, frozen_lake, mixture, sokoban
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.types import SUCCESS_UNDEFINED, Step
 from ragen_jax.groups import combine_metrics, label_metrics, measure_each, metrics_of_each
 from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model import hf
+from ragen_jax.run import recovery
 from ragen_jax.run import tasks as run_tasks
 from ragen_jax.run.build import build_learner, build_meshes, tiny_words
 from ragen_jax.run.check import check
@@ -341,6 +343,65 @@ def test_a_problem_whose_image_cannot_be_shown_is_left_out(rooms, tmp_path, caps
     assert [row.get("rollout/errors") for row in rows] == [None, 4, 0]
     assert [row["eval/errors"] for row in rows] == [1, 1, 1]
     assert "but the model at config.model.path does not see" in capsys.readouterr().out
+
+
+ENDLESS = "an episode that does not end says nothing"
+
+
+@pytest.mark.parametrize(
+    "says, fields, message",
+    [
+        ("never", {"algorithm.zvp_coef": 0.1}, "error: config.algorithm.zvp_coef is 0.1, but env"),
+        ("never", {}, "warning: config.stopping.success.action is 'stop', but environment 'goes:G"),
+        ("never", {"stopping.success.action": "off"}, None),
+        ("at the end", {"algorithm.zvp_coef": 0.1}, None),
+        (ENDLESS, {"algorithm.zvp_coef": 0.1}, None),
+    ],
+)
+def test_what_reads_success_is_refused_where_an_environment_defines_none(
+    agent, tmp_path, monkeypatch, says, fields, message
+):
+    class Goes(Sokoban):
+        """Sokoban whose episodes have four steps, and may end without a verdict."""
+
+        def reset(self, seed):
+            return super().reset(seed), 0
+
+        def render(self, state):
+            return super().render(state[0])
+
+        def identity(self, state):
+            return super().identity(state[0])
+
+        def step(self, state, action, rng=None):
+            room, count = state
+            step = super().step(room, action, rng)
+            done = count == 3 and says != ENDLESS
+            unsaid = {} if says == "at the end" and done else {SUCCESS_UNDEFINED: True}
+            return Step((step.state, count + 1), step.reward, done, {"success": False, **unsaid})
+
+    def stop(*_):
+        raise ValueError("nothing was refused")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "goes", types.SimpleNamespace(Goes=Goes))
+    monkeypatch.setattr(recovery, "find_damage", stop)  # called after all that is checked
+    fields = {
+        **{"model.path": agent.directory, "env.name": "goes:Goes", "env.prompt": "terse"},
+        **{"eval.episodes": 4, "filter.strategy": "none", "log.trackers": "()"},
+        **fields,
+    }
+    options = [f"--config.{name}={value}" for name, value in fields.items()]
+    code, out, err = call(
+        "ragen_jax.train", "--config=sokoban", f"--workdir={tmp_path}/x", *options
+    )
+    assert code == 2 and err.count("\n") == 1
+    if message and message.startswith("error"):
+        assert err.startswith(message)
+        assert "ironment 'goes:Goes' does not say which episodes are solved; accepted: 0" in err
+    else:
+        assert err == "error: nothing was refused\n"
+        assert (message in out) if message else "does not say which" not in out
 
 
 MESSAGES = '''
