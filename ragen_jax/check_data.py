@@ -5,7 +5,8 @@
 
 Of a file: the fields that are read, the problems that can be drawn, those of each split, whether
 enough of them are held out, and the first ones. Of generated problems: the first ones. It loads
-no model and compiles nothing; a file that cannot be used is told in one line, exit code 2.
+no model and compiles nothing. A file that cannot be used is reported in one line, exit code 2; so
+is, after everything else, that an environment raised for a problem.
 """
 
 import itertools
@@ -24,6 +25,7 @@ from ragen_jax.envs.types import (
     SolvableEnvironment,
     State,
 )
+from ragen_jax.rollout.acting import Broken, attempt, checked_observation
 from ragen_jax.run import command
 from ragen_jax.run.build import build_environment
 from ragen_jax.run.domains import plays_heldout
@@ -46,19 +48,27 @@ def describe(config: ConfigDict, rows: int) -> Iterator[str]:
     environment = build_environment(config, "train")
     options = config.env.options.to_dict()
     path = options.get("path") or options.get("hub")
+    failed: list[str] = []  # problems for which the environment raised
     if path is None or not isinstance(environment, FileEnvironment):
         yield f"{config.env.name}: generated"
         for seed in range(rows):
-            yield from _problem(environment, f"seed {seed}", environment.reset(seed))
+            state = attempt(lambda seed=seed: environment.reset(seed))
+            yield from _problem(environment, f"seed {seed}", state, failed)
+        _refuse_failed(failed, rows, config.env.name)
         return
     yield f"{config.env.name}: {path}"
     yield f"  fields      {', '.join(environment.fields)}"
     counts, different, shown = Counter(), defaultdict(set), []
     for row, split, state in environment.given():
         counts[split] += 1
-        different[split].add(environment.identity(state))
+        identity = attempt(lambda state=state: environment.identity(state))
+        if isinstance(identity, Broken):
+            failed.append(f"row {row} ({split}): {identity.error}")
+        else:
+            different[split].add(identity)
         if len(shown) < rows:
-            shown.append(_problem(environment, f"row {row} ({split})", state))
+            problem = identity if isinstance(identity, Broken) else state
+            shown.append(_problem(environment, f"row {row} ({split})", problem, failed))
     yield f"  problems    {counts.total()} can be drawn"
     for split in SPLITS:
         yield f"  {split:<11} {counts[split]}, {len(different[split])} of them different"
@@ -68,16 +78,43 @@ def describe(config: ConfigDict, rows: int) -> Iterator[str]:
             f"config.eval.episodes is {config.eval.episodes}, but {path} holds out only "
             f"{len(different['eval'])} different problems; lower it, or give a larger file"
         )
+    _refuse_failed(failed, counts.total(), config.env.name)
 
 
-def _problem(environment: Environment, name: str, state: State) -> list[str]:
-    """A problem as it is shown, and its solution where there is one to tell."""
-    lines = [f"  {name}"]
-    lines += [f"    {line}" for line in _in_words(environment.render(state))[:CUT].splitlines()]
-    if isinstance(environment, SolvableEnvironment):
-        plan = environment.solve(state)
-        lines.append(f"    -> {'no solution' if plan is None else ' || '.join(plan)[:CUT]}")
-    return lines
+def _refuse_failed(failed: list[str], count: int, name: str) -> None:
+    """Raise ValueError if the environment raised for any problem."""
+    if failed:
+        raise ValueError(
+            f"environment {name!r} raises for {len(failed)} of {count} problems; the first: "
+            f"{failed[0]}"
+        )
+
+
+def _problem(
+    environment: Environment, name: str, state: State | Broken, failed: list[str]
+) -> list[str]:
+    """A problem as it is shown, and its solution if the environment has a solver.
+
+    Args:
+      failed: is extended by a problem for which the environment raises.
+    """
+
+    def show():
+        lines = _in_words(checked_observation(environment.render(state)))[:CUT].splitlines()
+        if isinstance(environment, SolvableEnvironment):
+            plan = environment.solve(state)
+            lines.append(f"-> {'no solution' if plan is None else ' || '.join(plan)[:CUT]}")
+        return lines
+
+    shown = state
+    if not isinstance(state, Broken):
+        shown = attempt(show)
+    if isinstance(shown, Broken):
+        told = f"{name}: {shown.error}"
+        if told not in failed:
+            failed.append(told)
+        return [f"  {name}", f"    cannot be shown: {shown.error}"]
+    return [f"  {name}", *(f"    {line}" for line in shown)]
 
 
 def _in_words(observation: str | Observation) -> str:
@@ -96,9 +133,15 @@ def main(argv: Sequence[str]) -> None:
     with command.bad_input():
         if ROWS.value < 0:
             raise ValueError(f"--rows is {ROWS.value}; it must be at least 0")
+        faults = []
         for config in of_environments(CONFIG.value).values():
-            for line in describe(config, ROWS.value):
-                print(line, flush=True)
+            try:
+                for line in describe(config, ROWS.value):
+                    print(line, flush=True)
+            except ValueError as error:
+                faults.append(str(error))
+        if faults:
+            raise ValueError("; ".join(faults))
 
 
 if __name__ == "__main__":

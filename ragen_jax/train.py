@@ -40,6 +40,7 @@ from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.stages import inform, make_batch, watch
 from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
+from ragen_jax.run.verdicts import check_success
 from ragen_jax.run.workdir import new_folder, owned, same_run, set_evaluations_aside
 from ragen_jax.sharding import first_goes_first, is_first
 from ragen_jax.types import TrainState
@@ -156,6 +157,7 @@ def start(
         model, params, tokenizer, tasks = load_policy(config, workdir)
         for task in tasks:
             _ = task.first_training_plays  # refuses problems none of which can be played
+        check_success(config, tasks)
         with first_goes_first("damage"):
             for line in find_damage(workdir, repair) if is_first() else ():
                 console(f"warning: {line}")

@@ -6,6 +6,8 @@ import shlex
 import pytest
 from command_line import README, ROOT, call
 
+from ragen_jax.envs import ENVS
+from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.problems import SPLITS, split_by_hash
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
@@ -164,3 +166,40 @@ def test_of_pictures_the_size_is_told():
         head, seed, shown, plan = out.splitlines()
         assert (head, seed) == (f"{name}: generated", "  seed 0")
         assert shown == f"    [image of {side} x {side} pixels]" and plan.startswith("    -> ")
+
+
+@pytest.mark.parametrize("member", ["reset", "render", "solve"])
+def test_a_problem_for_which_the_environment_raises_is_reported(monkeypatch, member):
+    class Own(Countdown):
+        """Countdown with a fault in two of its problems."""
+
+        def reset(self, seed):
+            self.bad = seed in (1, 3)
+            if self.bad and member == "reset":
+                raise KeyError(f"row {seed}")
+            return super().reset(seed)
+
+        def render(self, state):
+            return 5 if self.bad and member == "render" else super().render(state)
+
+        def solve(self, state):
+            if self.bad and member == "solve":
+                raise RecursionError("too deep")
+            return super().solve(state)
+
+    monkeypatch.setitem(ENVS, "countdown", Own)
+    code, out, err = call("ragen_jax.check_data", "--config=mixture", "--rows=4")
+    errors = dict(
+        reset="KeyError: 'row 1'",
+        render="TypeError: render must return a str or an Observation, got int",
+        solve="RecursionError: too deep",
+    )
+    lines = out.splitlines()
+    assert code == 2
+    assert err == (
+        "error: environment 'countdown' raises for 2 of 4 problems; the first: seed 1: "
+        f"{errors[member]}\n"
+    )
+    assert lines.count(f"    cannot be shown: {errors[member]}") == (1 if member == "reset" else 2)
+    # What follows is shown, and so is the environment after it.
+    assert "frozen_lake: generated" in lines and lines.count("  seed 3") == 3

@@ -320,7 +320,8 @@ def training_programs(run: Run) -> Iterator[Program]:
         ),
         *(host(()), host((), jnp.float32), state.kl_scale),
         held=(rest, state.opt_state, state.params.get("tower")),
-        keywords={"unchanged": host((), jnp.bool_)} if own else {},
+        # Named even where it is None: JAX looks programs up by the keywords of a call.
+        keywords={"unchanged": host((), jnp.bool_) if own else None},
         trained=state,
         reference=in_loss,
     )

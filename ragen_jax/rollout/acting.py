@@ -83,6 +83,14 @@ class Acted:
     observation: str | Observation  # "" where the episode is over
 
 
+def attempt(call: Callable[[], Result]) -> Result | Broken:
+    """Return what `call` returns, or a `Broken` if the environment in it raises."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:  # whatever a foreign environment may raise
+        return _broken(error)
+
+
 def begin(
     environment: Environment,
     seeds: Sequence[int],
@@ -113,7 +121,9 @@ def observe(
     """What is shown of each state; of one that is broken, why."""
 
     def show(state, tick):
-        return state if isinstance(state, Broken) else _shown(environment.render(state))
+        return (
+            state if isinstance(state, Broken) else checked_observation(environment.render(state))
+        )
 
     return _each(show, states, limits, clock)
 
@@ -135,7 +145,7 @@ def act(
                 break
         over = done or len(ran) == job.actions_left
         tick()
-        observation = "" if over else _shown(environment.render(state))
+        observation = "" if over else checked_observation(environment.render(state))
         return Acted(state, tuple(ran), reward, info, done, observation)
 
     return _each(run, asked, limits, clock)
@@ -144,7 +154,7 @@ def act(
 # ------------------------------------------------------------------------------ what is accepted
 
 
-def _shown(observation: object) -> str | Observation:
+def checked_observation(observation: object) -> str | Observation:
     """An observation that can be shown, with images of its own: an environment may draw the next
     ones into the same arrays.
 
@@ -233,10 +243,7 @@ def _each(
     """call(job, tick) of each job, or a `Broken`; it calls tick at the start of each step."""
 
     def guarded(job, tick):
-        try:
-            return call(job, tick)
-        except (Exception, SystemExit) as error:  # whatever a foreign environment may raise
-            return _broken(error)
+        return attempt(lambda: call(job, tick))
 
     start = time.perf_counter()
     if limits.time_limit:

@@ -26,7 +26,16 @@ from ragen_jax.envs.types import (
 )
 from ragen_jax.progress import reached
 from ragen_jax.randomness import Purpose, generator
-from ragen_jax.rollout.acting import NO_LIMITS, Broken, Limits, begin, identify
+from ragen_jax.rollout.acting import (
+    NO_LIMITS,
+    Broken,
+    Limits,
+    attempt,
+    begin,
+    checked_observation,
+    identify,
+    observe,
+)
 from ragen_jax.run.log import console
 from ragen_jax.run.workdir import locked
 
@@ -236,6 +245,8 @@ def play_expert(
         frequent one and, with their shares over its share as chances, in the others, the actions
         being the same. None, or empty: what `explain` writes.
 
+    Raises whatever the environment raises, which `imitated_turns` catches.
+
     Yields:
       dicts, problem by problem, with `turn`, `observation`, `reply` (behind "<think>", without the
       stop token) and `identity` of the problem.
@@ -261,11 +272,22 @@ def play_expert(
         for explain in _ways_to_think(environment, thoughts or {}, seed):
             for turn, (state, plan, now) in enumerate(turns):
                 yield {
-                    "observation": environment.render(state),
+                    "observation": checked_observation(environment.render(state)),
                     "reply": f"{explain(state, plan)}</think><answer>{'||'.join(now)}</answer>",
                     "identity": identity,
                     "turn": turn,
                 }
+
+
+def imitated_turns(
+    environment: SolvableEnvironment, seed: int, **play: Any
+) -> list[dict[str, Any]] | Broken:
+    """The turns of `play_expert` on one problem; a `Broken` if the environment raises.
+
+    Args:
+      environment, play: as in `play_expert`.
+    """
+    return attempt(lambda: list(play_expert(environment, [seed], **play)))
 
 
 def _ways_to_think(
@@ -286,17 +308,20 @@ def fingerprint(environment: SolvableEnvironment, **settings: Any) -> str:
     """A hash of SAMPLE problems that an expert plays now, for names of caches.
 
     It changes with the environment's rules, rendering, solver, explanations or problems, which no
-    option of the config tells.
+    option of the config tells. Problems for which the environment raises are left out.
 
     Args:
       environment, settings: as in `play_expert`.
     """
     seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + SAMPLE)
-    played = [
+    played = [imitated_turns(environment, seed, **settings) for seed in seeds]
+    examples = [
         example | {"observation": _told(example["observation"])}
-        for example in play_expert(environment, seeds, **settings)
+        for turns in played
+        if not isinstance(turns, Broken)
+        for example in turns
     ]
-    return settings_hash(played)
+    return settings_hash(examples)
 
 
 def _told(observation: str | Observation) -> Any:
@@ -317,8 +342,9 @@ def demonstrations(
 ) -> list[dict[str, Any]]:
     """The examples of `play_expert` on so many problems, kept in a data set.
 
-    A line tells, when they are played, how many of the problems have no solution. Those of an
-    environment that draws are played anew each time: a data set keeps text alone.
+    Problems without a solution, and those for which the environment raises, are left out; a line
+    counts each kind when the problems are played. Those of an environment that draws are played
+    anew each time: a data set keeps text alone.
 
     Args:
       environment: as in `play_expert`. rooms: how many seeds are played.
@@ -330,23 +356,32 @@ def demonstrations(
       list of dicts.
 
     Raises:
-      ValueError: none of the problems has a solution.
+      ValueError: none of the problems has a solution and can be played.
     """
     import tensorflow_datasets as tfds
 
     unsolved = []  # seeds, if the problems are played now
+    failed: list[tuple[int, Broken]] = []  # seeds for which the environment raised, likewise
 
     def generate():
         for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
             reached(f"solving problem {seed - IMITATION_SEEDS + 1} of {rooms} to be imitated")
-            turns = list(play_expert(environment, [seed], **play))
-            yield from turns
-            if not turns:
+            turns = imitated_turns(environment, seed, **play)
+            if isinstance(turns, Broken):
+                failed.append((seed, turns))
+            elif turns:
+                yield from turns
+            else:
                 unsolved.append(seed)
+        if failed and len(unsolved) + len(failed) == rooms:
+            raise ValueError(
+                f"none of {rooms} imitation problems can be imitated: {len(unsolved)} have no "
+                f"solution, and the environment raises for {len(failed)}; {first_failed(failed)}"
+            )
         if len(unsolved) == rooms:
             raise ValueError(f"`solve` finds no solution of any of {rooms} imitation problems")
 
-    if isinstance(environment.render(environment.reset(IMITATION_SEEDS)), Observation):
+    if _draws(environment, rooms):
         examples = list(generate())
     else:
         examples = load_or_generate(
@@ -359,4 +394,24 @@ def demonstrations(
         )
     if unsolved:  # nothing is printed while TFDS generates
         console(f"{len(unsolved)} of {rooms} problems have no solution and are not imitated")
+    if failed:
+        console(
+            f"warning: {len(failed)} of {rooms} imitation problems cannot be played and are left "
+            f"out; {first_failed(failed)}"
+        )
     return examples
+
+
+def first_failed(failed: Sequence[tuple[int, Broken]]) -> str:
+    """The first of (seed, error) pairs, in words for the end of a line."""
+    seed, broken = failed[0]
+    return f"the first: seed {seed}: {broken.error}"
+
+
+def _draws(environment: Environment, rooms: int) -> bool:
+    """Whether the first imitation problem that can be shown is shown with images."""
+    for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
+        (shown,) = observe(environment, begin(environment, [seed], NO_LIMITS), NO_LIMITS)
+        if not isinstance(shown, Broken):
+            return isinstance(shown, Observation)
+    return False

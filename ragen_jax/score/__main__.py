@@ -12,6 +12,7 @@ there is a line each, and what the alarm says; score.html is a page of it all. A
 used is named, the others are scored; exit code 2 where none can.
 """
 
+import collections
 import dataclasses
 import json
 import math
@@ -36,6 +37,7 @@ from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import console, scores_to_show
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.score import notices
+from ragen_jax.score.days import day_lines
 from ragen_jax.score.encode import ANSWER, THINK, Encoder
 from ragen_jax.score.episodes import Step, Surprises, encode_rows, make_steps
 from ragen_jax.score.figures import Sampling, add_alarm, step_metrics
@@ -171,11 +173,9 @@ def main(argv: Sequence[str]) -> None:
         encoder = Encoder(tokenizer, shape.vocab_size, THINKING.value, ANSWERING.value, date)
         steps, read, surprises = prepare(encoder)
         tell(read, steps, surprises, encoder)
-        if not DATE.value and encoder.writes_date():
-            console(
-                f"the chat template writes the date: prompts are rendered with today's, {date}; "
-                "--date=YYYY-MM-DD gives the day of the rollouts"
-            )
+        if encoder.writes_date():
+            for line in day_lines(read.rows, date, given=bool(DATE.value)):
+                console(line)
         config = base.get_config()
         config.model.dtype = DTYPE.value
         mesh = make_mesh(data=-1, fsdp=1, tensor=1)
@@ -215,11 +215,13 @@ def write(
     path: Path, steps: Sequence[Step], rows: Sequence[Metrics], read: Read, encoder: Encoder
 ) -> None:
     """All figures and what they are of, as one JSON object."""
+    days = dict(collections.Counter(row.day or encoder.date for row in read.rows))
     shown: dict[str, Any] = {
         "model": MODEL.value,
         "rollouts": ROLLOUTS.value,
         "seed": SEED.value,
-        "date": encoder.date,
+        "date": next(iter(days)) if len(days) == 1 else None,
+        "dates": days,
         "rows": len(read.rows),
         "broken": [{"place": row.place, "reason": row.reason} for row in read.broken],
         "fields_not_read": read.unread,
@@ -280,7 +282,9 @@ if __name__ == "__main__":
     )
     REWARD = flags.DEFINE_list("reward", [], "Fields whose sum is the reward of a row.")
     DATE = flags.DEFINE_string(
-        "date", "", "Day that the chat template writes, YYYY-MM-DD; empty: today."
+        "date",
+        "",
+        "Day that chat templates write, YYYY-MM-DD, if rows record none; empty: today.",
     )
     FIRST = flags.DEFINE_integer(
         "first_turn_samples", d.first_turn_samples, "Reasonings scored a step; 0: all.", 0

@@ -51,7 +51,8 @@ class Encoder:
           vocabulary: ids of the model.
           think: the tags around a reasoning.
           answer: those around an answer; none: all that follows the reasoning is the answer.
-          date: the day that the chat template writes if it writes one: of `with_date`.
+          date: the day that the chat template writes if it writes one: of `with_date`. `set_date`
+            changes it.
 
         Raises:
           ValueError: not two tags, or an empty one; a tokenizer that is not byte-level; as
@@ -66,6 +67,7 @@ class Encoder:
                 )
         self.date, self._undated = date, tokenizer
         tokenizer = with_date(tokenizer, date)
+        self._dated = {date: tokenizer}  # by the day that its template writes
         self.tokenizer, self.vocabulary = tokenizer, vocabulary
         self.opening, self.closing = think
         self.answer = tuple(answer)
@@ -87,6 +89,12 @@ class Encoder:
         one, other = (with_date(self._undated, day) for day in ("2001-02-03", "2012-11-10"))
         return any(prompts.asked(one, s) != prompts.asked(other, s) for s in (False, True))
 
+    def set_date(self, date: str | None) -> None:
+        """Render what follows as on another day, YYYY-MM-DD, or NO_DAY for None."""
+        if date not in self._dated:
+            self._dated[date] = with_date(self._undated, date)
+        self.date, self.tokenizer = date, self._dated[date]
+
     def look(self, texts: Iterable[str]) -> None:
         """Finds out from all replies whether it is the prompt that opens their reasoning, as of a
         reply that is cut off nothing else tells."""
@@ -105,7 +113,9 @@ class Encoder:
         Raises:
           ValueError: messages that the template refuses, an id beyond the vocabulary, no ids.
         """
-        key = json.dumps([prompt, tools], default=str)  # members of a group show the same one
+        key = json.dumps(
+            [prompt, tools, self.date], default=str
+        )  # members of a group show the same one
         if key not in self._read:
             kind, ids, missing = self._prompt(prompt, tools)
             if not len(ids):

@@ -35,15 +35,21 @@ class Surprises:
 def encode_rows(
     rows: Sequence[Row], encoder: Encoder
 ) -> tuple[dict[str, list[Spoken]], list[Broken]]:
-    """({place: its replies} of the rows that can be encoded, the others)."""
+    """({place: its replies} of the rows that can be encoded, the others).
+
+    Rows that record no day are rendered with the day of the encoder.
+    """
     responses = [reply.response for row in rows for reply in row.replies]
     encoder.look(text for text in responses if isinstance(text, str))
     spoken, broken = {}, []
+    fallback = encoder.date
     for row in rows:
+        encoder.set_date(row.day or fallback)
         try:
             spoken[row.place] = [said for reply in row.replies for said in encoder.replies(reply)]
         except ValueError as error:
             broken.append(Broken(row.place, str(error)))
+    encoder.set_date(fallback)
     return spoken, broken
 
 

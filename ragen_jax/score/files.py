@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.score.days import FIELD, field_day, run_day
 from ragen_jax.score.formats import Row, read_row, shows_images
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")  # of the files that a folder stands for
@@ -43,7 +44,7 @@ class Read:
 
 def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
     """The rows of files. A row's step is its field, else the number in the file's name, else
-    the file's place in order, from 1.
+    the file's place in order, from 1. Its day is of its field `date`, else of the file's run.
 
     Args:
       names: of files; or of folders, for all rollouts directly in them.
@@ -58,6 +59,9 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
     digests: set[bytes] = set()  # of all rows
     for order, path in enumerate(paths, start=1):
         step = _step_of(path)
+        day, damage = run_day(path)
+        if damage and damage not in others:
+            others.append(damage)
         for number, record in _records(path):
             place = f"{path}:{number}"
             if shows_images(record):
@@ -72,6 +76,12 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
             except ValueError as error:
                 found.broken.append(Broken(place, str(error)))
                 continue
+            own = field_day(record.get(FIELD)) if isinstance(record, dict) else None
+            if own:
+                unread = unread - {FIELD}
+                row = dataclasses.replace(row, day=own, day_from=f"their field {FIELD!r}")
+            elif day:
+                row = dataclasses.replace(row, day=day, day_from="the config.json of their run")
             for name in sorted(unread):
                 found.unread[name] = found.unread.get(name, 0) + 1
             if row.step is None:

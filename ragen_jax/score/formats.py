@@ -60,6 +60,8 @@ class Row:
     success: bool | None
     # Number of messages with each key other than role, content and reasoning.
     message_keys: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    day: str | None = None  # YYYY-MM-DD on which it was sampled; None: not recorded
+    day_from: str = ""  # what recorded it, in words
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ from ragen_jax.model.vision import Tower, VisionTower
 from ragen_jax.padding import length_bucket
 from ragen_jax.progress import reached
 from ragen_jax.randomness import Purpose, stream_key
+from ragen_jax.rollout.acting import NO_LIMITS, Broken, begin, identify
 from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.episode import Room, check_images, images_of, spans_of
@@ -473,21 +474,35 @@ def _check_problems(
 ) -> tuple[list[int], list[State]]:
     """Imitation problems that are not among the demonstrations.
 
+    Seeds for which the environment raises are left out, and a line counts them.
+
     Raises:
       ValueError: the environment has too few problems.
     """
     count = config.warmstart.check_episodes
     first = seed = datasets.IMITATION_SEEDS + config.warmstart.rooms
-    seeds, states = [], []
+    seeds, states, failed = [], [], []
     while len(seeds) < count:
-        state = environment.reset(seed)
-        if environment.identity(state) not in seen:
+        (state,) = begin(environment, [seed], NO_LIMITS)
+        (identity,) = identify(environment, [state], NO_LIMITS)
+        if isinstance(identity, Broken):
+            failed.append((seed, identity))
+        elif identity not in seen:
             seeds.append(seed)
             states.append(state)
         seed += 1
         if seed - first > 100 * count:
-            raise ValueError(
-                f"100 x {count} seeds gave only {len(seeds)} problems besides the demonstrations; "
-                f"lower config.warmstart.rooms={config.warmstart.rooms} or widen env.options"
+            why = (
+                f" (it raised for {len(failed)}; {datasets.first_failed(failed)})" if failed else ""
             )
+            raise ValueError(
+                f"100 x {count} seeds gave only {len(seeds)} problems besides the demonstrations"
+                f"{why if failed else ''}; lower config.warmstart.rooms="
+                f"{config.warmstart.rooms} or widen env.options"
+            )
+    if failed:
+        console(
+            f"warning: {len(failed)} problems that check the imitation cannot be built and are "
+            f"left out; {datasets.first_failed(failed)}"
+        )
     return seeds, states

@@ -1,23 +1,29 @@
 """Several environments in one run: their parts of a step, of a config and of the figures."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
 import types
 
 import numpy as np
 import optax
 import pytest
+from command_line import ROOT, call
 from ml_collections import ConfigDict
 
 from ragen_jax import train
-from ragen_jax.configs import base, dataset, frozen_lake, mixture, sokoban
+from ragen_jax.configs import base, frozen_lake, mixture, sokoban
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.types import SUCCESS_UNDEFINED, Step
 from ragen_jax.groups import combine_metrics, label_metrics, measure_each, metrics_of_each
 from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model import hf
+from ragen_jax.run import recovery
 from ragen_jax.run import tasks as run_tasks
 from ragen_jax.run.build import build_learner, build_meshes, tiny_words
 from ragen_jax.run.check import check
@@ -339,7 +345,70 @@ def test_a_problem_whose_image_cannot_be_shown_is_left_out(rooms, tmp_path, caps
     assert "but the model at config.model.path does not see" in capsys.readouterr().out
 
 
+ENDLESS = "an episode that does not end says nothing"
+
+
+@pytest.mark.parametrize(
+    "says, fields, message",
+    [
+        ("never", {"algorithm.zvp_coef": 0.1}, "error: config.algorithm.zvp_coef is 0.1, but env"),
+        ("never", {}, "warning: config.stopping.success.action is 'stop', but environment 'goes:G"),
+        ("never", {"stopping.success.action": "off"}, None),
+        ("at the end", {"algorithm.zvp_coef": 0.1}, None),
+        (ENDLESS, {"algorithm.zvp_coef": 0.1}, None),
+    ],
+)
+def test_what_reads_success_is_refused_where_an_environment_defines_none(
+    agent, tmp_path, monkeypatch, says, fields, message
+):
+    class Goes(Sokoban):
+        """Sokoban whose episodes have four steps, and may end without a verdict."""
+
+        def reset(self, seed):
+            return super().reset(seed), 0
+
+        def render(self, state):
+            return super().render(state[0])
+
+        def identity(self, state):
+            return super().identity(state[0])
+
+        def step(self, state, action, rng=None):
+            room, count = state
+            step = super().step(room, action, rng)
+            done = count == 3 and says != ENDLESS
+            unsaid = {} if says == "at the end" and done else {SUCCESS_UNDEFINED: True}
+            return Step((step.state, count + 1), step.reward, done, {"success": False, **unsaid})
+
+    def stop(*_):
+        raise ValueError("nothing was refused")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "goes", types.SimpleNamespace(Goes=Goes))
+    monkeypatch.setattr(recovery, "find_damage", stop)  # called after all that is checked
+    fields = {
+        **{"model.path": agent.directory, "env.name": "goes:Goes", "env.prompt": "terse"},
+        **{"eval.episodes": 4, "filter.strategy": "none", "log.trackers": "()"},
+        **fields,
+    }
+    options = [f"--config.{name}={value}" for name, value in fields.items()]
+    code, out, err = call(
+        "ragen_jax.train", "--config=sokoban", f"--workdir={tmp_path}/x", *options
+    )
+    assert code == 2 and err.count("\n") == 1
+    if message and message.startswith("error"):
+        assert err.startswith(message)
+        assert "ironment 'goes:Goes' does not say which episodes are solved; accepted: 0" in err
+    else:
+        assert err == "error: nothing was refused\n"
+        assert (message in out) if message else "does not say which" not in out
+
+
 MESSAGES = '''
+import os
+import pathlib
+import signal
+
 from ragen_jax.envs.dataset import Dataset
 from ragen_jax.envs.sokoban import Sokoban
 
@@ -354,18 +423,28 @@ def score(prompt, reply, row):
     return float(len(reply) % 3)
 
 
+SAVED = pathlib.Path("parts/checkpoints/1")
+heard = 0
+
+
 def go_on(messages, row):
+    global heard
     reply = messages[-1]["content"]
+    if pathlib.Path("kill").exists() and SAVED.exists():
+        heard += 1
+        if heard == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
     return "#" * 4000 if len(reply) % 2 else row["prompt"]
 '''
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("slots", [0, 3])
-def test_a_message_that_is_too_long_ends_its_episode_and_the_run_resumes_exactly(
-    agent, tmp_path, monkeypatch, capsys, slots
+def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_exactly(
+    agent, tmp_path, monkeypatch, slots
 ):
-    """A function that answers replies returns more than the model reads, to some of them."""
+    """A function that answers replies returns more than the model reads, to some of them. The
+    process is killed in the middle of a step's rollout."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -384,34 +463,47 @@ def test_a_message_that_is_too_long_ends_its_episode_and_the_run_resumes_exactly
     settings = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 512}))
 
-    def run(name, steps):
-        config = dataset.get_config("llm")
-        config.model.update(path=str(model), dtype="float32")
-        config.steps = steps
-        config.env.update(name="own_messages:Shown", prompt="terse", max_turns=2, max_actions=2)
-        config.env.options.update(path="rows.jsonl", split_field="split")
-        config.env.options.update(reward="own_messages:score", step="own_messages:go_on")
-        config.rollout.update(groups=3, group_size=4, max_new_tokens=24, slots=slots)
-        config.rollout.save_every = 0
-        config.filter.strategy = "none"
-        config.optimizer.update(minibatches=1, micro_batch=4)
-        config.eval.update(episodes=4, every=1)
-        config.diagnose.every = config.report.every = 0
-        config.checkpoint.update(every=1, export=False)
-        config.log.trackers = ()
-        assert train.train(config, tmp_path / name) == 0
-        return [
+    fields = {
+        **{"model.path": str(model), "model.dtype": "float32", "steps": 3},
+        **{"env.name": "own_messages:Shown", "env.prompt": "terse"},
+        **{"env.max_turns": 2, "env.max_actions": 2},
+        **{"env.options.path": "rows.jsonl", "env.options.split_field": "split"},
+        **{"env.options.reward": "own_messages:score", "env.options.step": "own_messages:go_on"},
+        **{"rollout.groups": 3, "rollout.group_size": 4, "rollout.max_new_tokens": 24},
+        **{"rollout.slots": slots, "rollout.save_every": 0, "filter.strategy": "none"},
+        **{"optimizer.minibatches": 1, "optimizer.micro_batch": 4},
+        **{"eval.episodes": 4, "eval.every": 1, "diagnose.every": 0, "report.every": 0},
+        **{"checkpoint.every": 1, "checkpoint.export": False, "log.trackers": "()"},
+    }
+    options = [f"--config.{name}={value}" for name, value in fields.items()]
+
+    def run(name):
+        """The command in this process -> its rows."""
+        code, out, err = call(
+            "ragen_jax.train", "--config=dataset:llm", f"--workdir={name}", *options
+        )
+        assert code == 0, err
+        rows = [
             {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))}
             for row in read_metrics(tmp_path / name / "metrics.jsonl")
         ]
+        return rows, out
 
-    whole = run("whole", 3)
-    run("parts", 1)
-    assert run("parts", 3) == whole
+    whole, said = run("whole")
+    # In the third step at the latest, which begins when the first one is saved.
+    (tmp_path / "kill").touch()
+    command = [sys.executable, "-m", "ragen_jax.train", "--config=dataset:llm", "--workdir=parts"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    killed = subprocess.run([*command, *options], env=environ, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (tmp_path / "kill").unlink()
+    assert 2 <= len(read_metrics(tmp_path / "parts" / "metrics.jsonl")) < len(whole)
+    rows, resumed = run("parts")
+    assert rows == whole
+    assert "continuing parts behind step " in resumed
     errors = [row["rollout/errors"] for row in whole[1:]]
     assert any(0 < count < 12 for count in errors)
     assert all(row["update/count"] for row in whole[1:])
-    said = capsys.readouterr().out
     assert "the prompt of turn 2 has" in said and "the model has 512 positions" in said
     sys.modules.pop("own_messages", None)
 

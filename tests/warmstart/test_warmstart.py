@@ -235,6 +235,59 @@ def test_what_does_not_fit_is_not_imitated(tmp_path, monkeypatch, capsys, limit)
         imitate.imitate(config, tmp_path)
 
 
+@pytest.mark.parametrize("member", ["reset", "identity", "render", "solve", "explain", "step"])
+def test_a_problem_for_which_the_environment_raises_is_not_imitated(
+    tmp_path, monkeypatch, capsys, member
+):
+    """Of the problems to be imitated, and of those that check the imitation."""
+
+    def raising(self, about, *more):
+        problem = about if member == "reset" else about.target
+        if is_bad(problem):
+            raise KeyError(f"problem {problem}")
+        return sound(self, about, *more)
+
+    def seen(episodes):
+        raise Seen(episodes)
+
+    sound, is_bad = getattr(Countdown, member), lambda problem: problem % 3 == 1
+    config = countdown.get_config()
+    config.warmstart.update(rooms=24, check_episodes=8, batch=8)
+    monkeypatch.setattr(Countdown, member, raising)
+    with monkeypatch.context() as patch:
+        assert name_of(config, tmp_path, patch) == name_of(config, tmp_path, patch)
+    with monkeypatch.context() as patch:
+        patch.setattr(imitate, "make_batch", seen)
+        with pytest.raises(Seen) as found:
+            imitate.imitate(config, tmp_path)
+    (episodes,) = found.value.args
+    assert 8 <= len(episodes) < 24
+    printed = capsys.readouterr().out
+    out = f"warning: {24 - len(episodes)} of 24 imitation problems cannot be played and are left "
+    assert out in printed and "out; the first: seed 2305843009213" in printed
+    assert "KeyError: 'problem" in printed
+    checks = "problems that check the imitation cannot be built and are left out; the first: seed"
+    assert (checks in printed) == (member in ("reset", "identity"))
+    is_bad = lambda problem: True  # noqa: E731
+    message = "none of 24 imitation problems can be imitated: 0 have no solution, and the environ"
+    with pytest.raises(ValueError, match=message + "ment raises for 24; the first: seed .*KeyErr"):
+        imitate.imitate(config, tmp_path)
+
+
+def test_the_imitation_is_checked_on_problems_that_can_be_built(tmp_path, monkeypatch):
+    def raising(self, seed):
+        if seed >= datasets.IMITATION_SEEDS + 24:
+            raise KeyError(seed)
+        return sound(self, seed)
+
+    sound = Countdown.reset
+    monkeypatch.setattr(Countdown, "reset", raising)
+    config = countdown.get_config()
+    config.warmstart.update(rooms=24, check_episodes=2, batch=8)
+    with pytest.raises(ValueError, match=r"only 0 problems besides .* \(it raised for 201; the"):
+        imitate.imitate(config, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_imitates_trains_and_evaluates(name, tmp_path, monkeypatch):
