@@ -17,6 +17,7 @@ from ml_collections import ConfigDict, config_flags
 from ragen_jax import configs
 from ragen_jax.progress import signs_of_life
 from ragen_jax.run import help
+from ragen_jax.run.kept_programs import refuse_shared_cache
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.sharding import of_first
@@ -195,6 +196,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
     def run(argv):
         try:
             with unusable_paths(), full_disk(), signs_of_life():
+                refuse_shared_cache()
                 main(argv)
         except KeyboardInterrupt:  # where there is nothing yet to be saved
             sys.exit(130)
