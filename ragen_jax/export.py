@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> None:
         if names or command.config_given():
             raise ValueError("a run is exported as it is: no --config, no --config.FIELD")
         workdir = Path(WORKDIR.value)
-        config, step, policy, adapters = restore_run(workdir, step=STEP.value)
+        config, step, policy, adapters = restore_run(
+            workdir, step=STEP.value, trust=flags.FLAGS.trust
+        )
         folder = Path(OUT.value or workdir / f"export_step_{step:06d}")
         written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
     for path in written:

@@ -40,6 +40,7 @@ from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.stages import inform, make_batch, watch
 from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
+from ragen_jax.run.trust import sign
 from ragen_jax.run.workdir import new_folder, owned, same_run, set_evaluations_aside
 from ragen_jax.sharding import first_goes_first, is_first
 from ragen_jax.types import TrainState
@@ -177,6 +178,7 @@ def start(
     if is_first():
         if other and latest is not None:
             set_evaluations_aside(workdir, latest)
+        sign(workdir, config)
         write_whole(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
     if latest is not None:
         console(f"continuing {workdir} behind step {latest}")

@@ -22,6 +22,7 @@ from ragen_jax.run.log import console
 from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.training import exit_code
+from ragen_jax.run.trust import sign
 from ragen_jax.run.workdir import same_run
 from ragen_jax.warmstart.imitate import tiny_model
 from ragen_jax.whole import write_whole
@@ -194,6 +195,7 @@ def _log(root: Path, arm: Arm) -> Path:
 def _begin(arm: Arm, folder: Path) -> subprocess.Popen:
     """The process that trains an arm, from its folder's own config.json."""
     folder.mkdir(parents=True, exist_ok=True)
+    sign(folder, arm.config)
     write_whole(folder / "config.json", json.dumps(arm.config.to_dict(), indent=2) + "\n")
     with (folder / "console.log").open("a") as log:
         return subprocess.Popen(
