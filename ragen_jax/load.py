@@ -20,6 +20,7 @@ from ragen_jax.run.build import (
 )
 from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.links import refuse_links
 from ragen_jax.run.log import console
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.tasks import Task, build_tasks
@@ -66,6 +67,8 @@ def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = Fal
             path = tiny_model(config) if workdir is None else workdir / "model"
             if not path.exists():
                 unfinished = path.with_name(".model")  # a killed copy must not look like a model
+                if workdir is not None:
+                    refuse_links(workdir, path, unfinished)
                 shutil.copytree(tiny_model(config), unfinished, dirs_exist_ok=True)
                 unfinished.rename(path)
     reached(f"loading {path}")

@@ -49,10 +49,10 @@ def write_whole(path: str | Path, text: str) -> None:
 
 
 def _replace(path: Path, data: memoryview) -> None:
-    path = path.resolve()  # a link stays one
-    if path.exists() and not (path.is_file() or path.is_dir()):  # such as /dev/null
+    if path.exists() and not (path.is_file() or path.is_dir()):  # such as /dev/null, or a pipe
         path.write_bytes(data)
         return
+    path = path.resolve()  # a link that the user names stays one
     aside = path.with_name(ASIDE.format(name=path.name, pid=os.getpid()))
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.check import check
+from ragen_jax.run.links import refuse_links
 from ragen_jax.run.log import console
 from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.settle import settle, settle_date
@@ -142,6 +143,7 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
       SystemExit: a SIGTERM or Ctrl-C came; the arms have saved and stopped.
     """
     for arm in plan:  # those that are finished, too: other experiments may share the folder
+        refuse_links(root / arm.folder)
         same_run(arm.config, root / arm.folder)
     waiting = [arm for arm in plan if not finished(root / arm.folder, arm.config.steps)]
     for arm in waiting:
