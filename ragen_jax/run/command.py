@@ -21,8 +21,9 @@ from ragen_jax.run.kept_programs import refuse_shared_cache
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.trust import require_trust
+from ragen_jax.run.workdir import cache_directory
 from ragen_jax.sharding import of_first
-from ragen_jax.whole import refusal
+from ragen_jax.whole import refusal, remove_left_over
 
 BAD_INPUT = 2  # exit code
 DISK = 4  # exit code of a disk that is full or cannot be written
@@ -209,6 +210,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
         try:
             with unusable_paths(), full_disk(), signs_of_life():
                 refuse_shared_cache()
+                remove_left_over(cache_directory())
                 main(argv)
         except KeyboardInterrupt:  # where there is nothing yet to be saved
             sys.exit(130)

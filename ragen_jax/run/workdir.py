@@ -77,9 +77,10 @@ def owned(workdir: Path) -> Generator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
-            if not any(workdir.iterdir()):  # nothing came of it
-                workdir.rmdir()
+            with contextlib.suppress(FileNotFoundError):  # of a folder that was renamed
+                path.unlink(missing_ok=True)
+                if not any(workdir.iterdir()):  # nothing came of it
+                    workdir.rmdir()
 
 
 def _locked_now(path: Path) -> IO[str]:
