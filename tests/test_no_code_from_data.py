@@ -105,6 +105,14 @@ def test_every_call_that_could_load_code_is_listed_with_the_argument_that_forbid
     assert not faults, "\n".join(faults)
 
 
+def test_the_tests_that_hold_a_promise_are_there():
+    named = re.findall(r"`([\w/]*test_\w+\.py)`", (ROOT / "SECURITY.md").read_text())
+    there = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(set(named)) > 20
+    for name in named:
+        assert any(path == name or path.endswith(f"/{name}") for path in there), name
+
+
 def test_no_source_imports_a_format_that_is_code_or_starts_a_shell():
     for path in sources("ragen_jax", "envs", "configs", "launch", "benchmarks"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -5,6 +5,8 @@ import dataclasses
 import functools
 import io
 import json
+import pathlib
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -689,6 +691,21 @@ def test_an_index_names_files_of_its_own_folder_alone(saved, params, tmp_path):
     (saved / hf.INDEX).write_text(json.dumps(index))
     snapshot = stored_as_the_hub_does(saved, tmp_path / "hub")
     assert_same(hf.load(snapshot)[1], params)
+
+
+def test_weights_that_are_pickles_are_not_read(saved, tmp_path):
+    class Planted:
+        def __reduce__(self):
+            return pathlib.Path.touch, (tmp_path / "ran",)
+
+    (saved / hf.WEIGHTS).unlink()
+    (saved / "pytorch_model.bin").write_bytes(pickle.dumps(Planted()))
+    with pytest.raises(ValueError, match=f"neither {hf.WEIGHTS} nor {hf.INDEX}"):
+        hf.load(saved)
+    (saved / hf.WEIGHTS).write_bytes(pickle.dumps(Planted()))  # under the name of the other format
+    with pytest.raises(ValueError, match=f"cannot read .*{hf.WEIGHTS}"):
+        hf.load(saved)
+    assert not (tmp_path / "ran").exists()
 
 
 ASKING = """
