@@ -2,6 +2,7 @@
 argument that forbids it."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,9 @@ SETTINGS = {"jax_compilation_cache_dir"}  # whose value says where programs are 
 REFUSED = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "yaml", "jsonpickle"}
 
 
+parsed = functools.cache(ast.parse)
+
+
 def dotted(node: ast.expr) -> str:
     """The name that a call is written with: "np.load", or "" of what has none."""
     if isinstance(node, ast.Attribute):
@@ -53,7 +57,7 @@ def could_load_code(name: str) -> bool:
 
 def calls(text: str) -> Iterator[tuple[str, ast.Call]]:
     """(name, call) of the calls in a source file that could load code."""
-    tree, called = ast.parse(text), set()
+    tree, called = parsed(text), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called.add(node.func)
@@ -115,7 +119,7 @@ def test_the_tests_that_hold_a_promise_are_there():
 
 def test_no_source_imports_a_format_that_is_code_or_starts_a_shell():
     for path in sources("ragen_jax", "envs", "configs", "launch", "benchmarks"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             names = [word.name for word in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]

@@ -108,14 +108,11 @@ def test_tags_that_overlap_or_repeat_are_read_as_token_by_token(answer):
                 assert chat.read(ids) == read_one_by_one(chat, ids)
 
 
-@pytest.mark.parametrize(
-    "piece",
-    ["</think><answer>", "<answer>", " ", "\n", "</", "||", "Up||", "<tool_call>{", "\u3000"],
-)
+@pytest.mark.parametrize("piece", ["</think><answer>", " ", "Up||", "<tool_call>{"])
 def test_the_time_of_a_long_reply_grows_with_its_length(piece):
-    """100,000 pieces, of which a pass over all of the rest at each would take hours."""
+    """50,000 pieces, of which a pass over all of the rest at each would take hours."""
     encode = functools.partial(family("qwen").tokenizer.encode, add_special_tokens=False)
-    sampled = [*encode("so</think>"), *encode(piece) * 100_000]
+    sampled = [*encode("so</think>"), *encode(piece) * 50_000]
     start = time.perf_counter()
     for chat in chats("qwen"):
         chat.read(sampled)
