@@ -78,7 +78,7 @@ setup(
         "math": [MATH],  # whether two answers mean the same (compare=math_verify)
         "search": SEARCH,  # of search_qa, in process
         "faiss": [FAISS],
-        "data": ["datasets", "pyarrow"],  # to fetch and read public data sets
+        "data": ["datasets", "pyarrow>=14.0.1"],  # public data sets; older ones unpickle types
         "gym": ["reasoning-gym==0.1.25"],  # its tasks; no other version was read for what it runs
         "webshop": WEBSHOP,  # its search, and how it compares texts
         # What follows a run (config.log.trackers); the first, to look at its event files.

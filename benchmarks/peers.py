@@ -39,7 +39,9 @@ def torch_model(directory):
     torch = need("torch")
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, trust_remote_code=False
+    ).eval()
     model.generation_config.eos_token_id = None  # no early stop
     return model
 

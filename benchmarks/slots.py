@@ -51,7 +51,7 @@ def planted(*, heavy, turns=(5,) * 8, members=16, limit=LIMIT, shape=TEN_MILLION
     sizes = dict(turns=turns, members=members, new_tokens=limit, shape=shape, **prompts)
     with tiny_setting(context="full", **sizes) as (setting, _):
         params = setting.params | {"head": jnp.zeros_like(setting.params["head"])}
-        tokenizer = AutoTokenizer.from_pretrained(setting.directory)
+        tokenizer = AutoTokenizer.from_pretrained(setting.directory, trust_remote_code=False)
         hf.save(setting.directory, setting.model, params, tokenizer)  # for peers
         stops = tuple(range(round(shape.vocab_size / (TAIL * limit)))) if heavy else ()
         chat = dataclasses.replace(setting.chat, stop_ids=stops)

@@ -48,6 +48,12 @@ ENVS: dict[str, EnvironmentClass] = {
     "webshop": WebShop,
 }
 
+# Options that name code, or say what is called with what: an id of Gymnasium's may begin with a
+# module, and some registered environments make any other from their arguments.
+CODE_OPTIONS = {
+    "dataset": ("reward", "step", "tools"),
+    "gymnasium": ("id", "module", "maker", "arguments"),
+}
 
 OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS
 
@@ -55,6 +61,12 @@ OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # MODULE:CLASS
 def known(name: object) -> bool:
     """Whether a name is one of ours, or has the form of one's own."""
     return isinstance(name, str) and (name in ENVS or OWN.fullmatch(name) is not None)
+
+
+def names_code(name: str, option: str | None = None) -> bool:
+    """Whether the name of an environment, or an option of the environment called `name`, says what
+    code is imported and called."""
+    return name not in ENVS if option is None else option in CODE_OPTIONS.get(name, ())
 
 
 def find_env(name: str) -> EnvironmentClass:

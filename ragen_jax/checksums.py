@@ -9,7 +9,7 @@ import concurrent.futures
 import json
 import zlib
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ragen_jax.whole import write_whole
 
@@ -26,6 +26,18 @@ def write_checksums(folder: Path) -> None:
     write_whole(folder / CHECKSUMS, json.dumps({"crc32": found}, indent=2) + "\n")
 
 
+def is_below(name: object) -> bool:
+    """Whether a name that a file gives stays below the folder that the file is in.
+
+    The name alone is judged, not where a link of that name leads: in the Hugging Face hub's cache,
+    every file of a model is a link to ../../blobs.
+    """
+    if not isinstance(name, str) or "\0" in name or "\\" in name:
+        return False
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
 def damage(folder: Path) -> str | None:
     """What is not as `write_checksums` found it: a sentence that names the file, or None.
 
@@ -37,6 +49,8 @@ def damage(folder: Path) -> str | None:
         return None
     try:
         written = dict(json.loads(path.read_bytes())["crc32"])
+        if not all(map(is_below, written)):
+            raise ValueError("it names a file outside of its folder")
     except (ValueError, KeyError, TypeError, RecursionError):
         return f"{path} is damaged"
     except OSError as error:

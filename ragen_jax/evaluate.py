@@ -35,6 +35,7 @@ from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.domains import unread, warning
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.kept_programs import keep_programs
+from ragen_jax.run.links import refuse_links
 from ragen_jax.run.log import console, write_gradients
 from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.workdir import fields_of, read_run_config
@@ -165,6 +166,8 @@ def main(argv: Sequence[str]) -> None:
         out = Path(OUT.value) if OUT.value else None
         if WORKDIR.value:
             workdir = Path(WORKDIR.value)
+            if out is None or GRADIENTS.value:
+                refuse_links(workdir)
             config = config_of_run(workdir, names, GRADIENTS.value)
             settle_date(config, workdir, command.today())
             trained = restore_run(workdir, config, STEP.value, heldout=True)

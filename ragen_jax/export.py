@@ -14,6 +14,7 @@ from absl import flags
 from ragen_jax.load import restore_run, save_policy
 from ragen_jax.model.weights import SAVE_DTYPES
 from ragen_jax.run import command
+from ragen_jax.run.links import refuse_links
 from ragen_jax.run.log import console
 
 
@@ -28,7 +29,11 @@ def main(argv: Sequence[str]) -> None:
         if names or command.config_given():
             raise ValueError("a run is exported as it is: no --config, no --config.FIELD")
         workdir = Path(WORKDIR.value)
-        config, step, policy, adapters = restore_run(workdir, step=STEP.value)
+        if not OUT.value:
+            refuse_links(workdir)
+        config, step, policy, adapters = restore_run(
+            workdir, step=STEP.value, trust=flags.FLAGS.trust
+        )
         folder = Path(OUT.value or workdir / f"export_step_{step:06d}")
         written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
     for path in written:

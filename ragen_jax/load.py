@@ -20,9 +20,11 @@ from ragen_jax.run.build import (
 )
 from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.links import refuse_links
 from ragen_jax.run.log import console
 from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.tasks import Task, build_tasks
+from ragen_jax.run.trust import require_trust
 from ragen_jax.run.workdir import read_run_config
 from ragen_jax.sharding import first_goes_first, sampling_params
 from ragen_jax.types import Params
@@ -65,6 +67,8 @@ def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = Fal
             path = tiny_model(config) if workdir is None else workdir / "model"
             if not path.exists():
                 unfinished = path.with_name(".model")  # a killed copy must not look like a model
+                if workdir is not None:
+                    refuse_links(workdir, path, unfinished)
                 shutil.copytree(tiny_model(config), unfinished, dirs_exist_ok=True)
                 unfinished.rename(path)
     reached(f"loading {path}")
@@ -145,6 +149,7 @@ def restore_run(
     step: int | None = None,
     *,
     heldout: bool = False,
+    trust: bool = False,
 ) -> Trained:
     """What the checkpoint of a run's step holds.
 
@@ -152,12 +157,16 @@ def restore_run(
       config: the run's own with other values in fields of READ; None: as it was.
       step: one that is kept; None: the newest.
       heldout: as in `build_tasks`.
+      trust: whether code that the folder's config names may be imported although this user has not
+        started the run (run/trust.py); only asked if `config` is None.
 
     Raises:
-      ValueError: the folder holds no run, or no such checkpoint, or it is damaged; unusable values.
+      ValueError: the folder holds no run, or no such checkpoint, or it is damaged; unusable values;
+        it names code and is not trusted.
     """
     if config is None:
         config = read_run_config(workdir)
+        require_trust(workdir, config, trust=trust)
     check(config)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     kept = checkpoints.steps()

@@ -32,6 +32,7 @@ from ragen_jax.run.check import check
 from ragen_jax.run.checkpoint import Checkpoints, newest, not_finite
 from ragen_jax.run.compiling import Compiling, told_of_compiling
 from ragen_jax.run.domains import unread, warning
+from ragen_jax.run.folder import RunFolder, open_folder
 from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import MetricsLog, console
 from ragen_jax.run.precompile import Precompiler, start_programs
@@ -40,6 +41,7 @@ from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.stages import inform, make_batch, watch
 from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
+from ragen_jax.run.trust import sign
 from ragen_jax.run.verdicts import check_success
 from ragen_jax.run.workdir import new_folder, owned, same_run, set_evaluations_aside
 from ragen_jax.sharding import first_goes_first, is_first
@@ -58,15 +60,16 @@ def train(
       stall_timeout: seconds without progress behind which all of several processes end.
 
     Raises:
-      DiskRefused: for longer than checkpoint.patience.
+      DiskRefused: for longer than checkpoint.patience, or the folder was renamed or removed.
     """
     with contextlib.ExitStack() as held, told_of_compiling() as compiling:
         with command.bad_input():
             held.enter_context(owned(workdir))
+        folder = held.enter_context(open_folder(workdir))
         held.enter_context(patient(config.checkpoint.patience, console))
         preemption = Preemption()
         try:
-            run, learner, state = start(config, workdir, compiling, preemption, repair)
+            run, learner, state = start(config, folder, compiling, preemption, repair)
             exit_code = 1  # of what nobody foresaw
             if jax.process_count() > 1:
                 end_when_stalled(workdir, stall_timeout)
@@ -75,11 +78,13 @@ def train(
             finally:
                 run.close(exit_code)
         except Exception as error:
-            reason = refusal(error)
+            gone = folder.gone()
+            reason = gone or refusal(error)
             if reason is None:
                 raise
-            safe = newest(workdir / "checkpoints")
-            told = f"step {safe} is saved, --workdir={workdir} goes on behind it"
+            place = folder.whereabouts() or workdir
+            safe = newest(place / "checkpoints")
+            told = f"step {safe} is saved, --workdir={place} goes on behind it"
             raise DiskRefused(f"{reason}; {told if safe else 'no step is saved'}") from error
         return exit_code
 
@@ -138,15 +143,16 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
 
 def start(
     config: ConfigDict,
-    workdir: Path,
+    folder: RunFolder,
     compiling: Compiling,
     preemption: Preemption,
     repair: bool,
 ) -> tuple[Run, Learner, TrainState]:
-    """(`Run`, `Learner`, `TrainState`) of a config, as `workdir` holds them or at step 0.
+    """(`Run`, `Learner`, `TrainState`) of a config, as `folder` holds them or at step 0.
 
     Exits with 2 on input that no run could use, before anything is written.
     """
+    workdir = folder.path
     with command.bad_input():
         settle(config, jax.devices())
         settle_date(config, workdir, command.today())
@@ -179,6 +185,7 @@ def start(
     if is_first():
         if other and latest is not None:
             set_evaluations_aside(workdir, latest)
+        sign(workdir, config)
         write_whole(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
     if latest is not None:
         console(f"continuing {workdir} behind step {latest}")
@@ -186,7 +193,7 @@ def start(
         if live:
             console(f"warning: {', '.join(live)} does not do the same again: numbers will differ")
     run = Run(
-        workdir=workdir,
+        folder=folder,
         seed=config.seed,
         schedule=Schedule(
             steps=config.steps,

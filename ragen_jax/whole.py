@@ -7,9 +7,12 @@ may not be written, is tried again for as long as `patient` says.
 import contextlib
 import dataclasses
 import errno
+import fcntl
+import glob
 import io
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -18,6 +21,8 @@ from typing import IO, Any, TypeVar
 T = TypeVar("T")
 
 ASIDE = ".{name}.writing-{pid}"
+# And how model/hf.py calls folders that it writes, and the ones that these replace.
+LEFT_OVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>writing|saving|replaced)-(?P<pid>[1-9]\d*)", re.S)
 PAUSE = 1.0  # seconds between two attempts
 # What only writing meets: no space, no quota, a limit to a file's size, a read-only file system.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -49,12 +54,13 @@ def write_whole(path: str | Path, text: str) -> None:
 
 
 def _replace(path: Path, data: memoryview) -> None:
-    path = path.resolve()  # a link stays one
-    if path.exists() and not (path.is_file() or path.is_dir()):  # such as /dev/null
+    if path.exists() and not (path.is_file() or path.is_dir()):  # such as /dev/null, or a pipe
         path.write_bytes(data)
         return
+    path = path.resolve()  # a link that the user names stays one
     aside = path.with_name(ASIDE.format(name=path.name, pid=os.getpid()))
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left_over_of(path)
     try:
         with aside.open("wb") as file:
             file.write(data)
@@ -63,6 +69,16 @@ def _replace(path: Path, data: memoryview) -> None:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _remove_left_over_of(path: Path) -> None:
+    """Removes what killed writers of a file have left beside it: nobody owns the folder of a file
+    that the user names."""
+    for entry in path.parent.glob(ASIDE.format(name=glob.escape(path.name), pid="[1-9]*")):
+        found = LEFT_OVER.fullmatch(entry.name)
+        if found and not _is_running(int(found["pid"])):
+            with contextlib.suppress(OSError):
+                entry.unlink()
 
 
 def append(file: io.FileIO, text: str) -> None:
@@ -82,12 +98,57 @@ def append(file: io.FileIO, text: str) -> None:
 
 
 def remove_left_over(folder: Path) -> None:
-    """Removes what killed writers of files below a folder have left aside.
+    """Removes what killed writers of files and folders below a folder have left aside.
 
-    For the folder's owner: it would take away what another process is writing.
+    What a running process of this machine is writing stays, so that several may share the folder.
+    A folder that was moved away to be replaced, and was not, is moved back. What this process may
+    not remove stays.
     """
-    for path in folder.rglob(ASIDE.format(name="*", pid="*")):
-        path.unlink(missing_ok=True)
+    for inside, folders, files in os.walk(folder):
+        for entry in [Path(inside) / name for name in (*folders, *files)]:
+            found = LEFT_OVER.fullmatch(entry.name)
+            if found is None or _is_running(int(found["pid"])):
+                continue
+            if _is_locked(entry.with_name(f"{found['name']}.lock")):  # perhaps by another machine
+                continue
+            folders[:] = [name for name in folders if name != entry.name]
+            with contextlib.suppress(OSError):
+                _remove_aside(entry, entry.with_name(found["name"]), found["kind"])
+
+
+def _remove_aside(entry: Path, final: Path, kind: str) -> None:
+    if kind == "replaced" and not final.exists():
+        entry.rename(final)
+    elif entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink(missing_ok=True)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process, of any machine, has the lock by which the cache's folders are made."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
+
+
+def _is_running(process: int) -> bool:
+    """Whether another process of this machine has that number. In containers, this one may have the
+    number of one before it."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 # ------------------------------------------------------------------------------ disks that refuse

@@ -45,6 +45,10 @@ def test_every_bit_that_flips_is_found(folder):
     assert damage(folder) is None
 
 
+def name_in(folder, name):
+    (folder / CHECKSUMS).write_text(json.dumps({"crc32": {name: 0}}))
+
+
 @pytest.mark.parametrize(
     "change, told",
     [
@@ -54,8 +58,10 @@ def test_every_bit_that_flips_is_found(folder):
         (lambda folder: (folder / CHECKSUMS).write_text("[]"), "checksums.json is damaged"),
         (lambda folder: (folder / CHECKSUMS).write_bytes(b"\xff"), "checksums.json is damaged"),
         (lambda folder: (folder / CHECKSUMS).write_text("[" * 99_999), "checksums.json is damaged"),
+        (lambda folder: name_in(folder, "../other/d"), "checksums.json is damaged"),
+        (lambda folder: name_in(folder, "/dev/zero"), "checksums.json is damaged"),  # has no end
     ],
-    ids=["gone", "cut short", "half", "another value", "no text", "too deep"],
+    ids=["gone", "cut short", "half", "another value", "no text", "too deep", "above", "absolute"],
 )
 def test_damage_is_named(folder, change, told):
     change(folder)

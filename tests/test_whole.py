@@ -1,5 +1,6 @@
 """whole.py: a file is the one of before or the one of after, whoever dies in its writing."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -54,6 +55,53 @@ def test_who_is_killed_leaves_what_was_there_and_its_rest_is_removed(tmp_path):
     assert path.read_text() == "before" and len(names(path.parent)) == 2
     remove_left_over(tmp_path)
     assert path.read_text() == "before" and names(path.parent) == ["step_000002.json"]
+
+
+def dead():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_what_a_dead_writer_left_beside_a_file_goes_with_the_next_write(tmp_path):
+    """As of the killed `score`, whose output lies in no folder of ours."""
+    gone, odd = dead(), tmp_path / "sc*re [1].json"
+    left = [tmp_path / f".{odd.name}.writing-{gone}", tmp_path / f".score.json.writing-{gone}"]
+    lives = tmp_path / f".{odd.name}.writing-{os.getppid()}"
+    for path in (*left, lives):
+        path.touch()
+    write_whole(odd, "figures")
+    assert not left[0].exists() and left[1].exists() and lives.exists()
+
+
+def test_what_is_left_over_in_a_shared_folder_goes_and_what_is_being_written_stays(tmp_path):
+    gone, lives = dead(), os.getppid()
+    for pid in (gone, lives):
+        (tmp_path / f"datasets/a/.checksums.json.writing-{pid}").parent.mkdir(
+            parents=True, exist_ok=True
+        )
+        (tmp_path / f"datasets/a/.checksums.json.writing-{pid}").touch()
+        (tmp_path / f"models/.tiny.saving-{pid}/part").mkdir(parents=True)
+    (tmp_path / f"models/tiny_2.replaced-{gone}").touch()  # begins with no dot: nobody's
+    (tmp_path / f"models/.lost.replaced-{gone}").mkdir()
+    (tmp_path / f"models/.there.replaced-{gone}").mkdir()
+    (tmp_path / "models/there").mkdir()
+    (tmp_path / f"models/.made.saving-{gone}").mkdir()  # on another machine, as its lock shows
+    lock = (tmp_path / "models/made.lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"models/.link.saving-{gone}").symlink_to(tmp_path / "elsewhere")
+    remove_left_over(tmp_path)
+    assert names(tmp_path / "datasets/a") == [f".checksums.json.writing-{lives}"]
+    assert names(tmp_path / "models") == sorted(
+        [
+            *(f".tiny.saving-{lives}", "lost", "there", f"tiny_2.replaced-{gone}"),
+            *(f".made.saving-{gone}", "made.lock"),
+        ]
+    )
+    lock.close()
+    assert (tmp_path / "elsewhere").exists()
 
 
 def test_a_link_stays_one_and_what_is_no_file_is_written_to(tmp_path):

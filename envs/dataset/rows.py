@@ -102,14 +102,23 @@ def hub_source(name: str, *, subset: str, split: str, revision: str) -> Source:
     subset: its configuration; "": the only one. revision: a commit, tag or branch; "": the newest.
 
     Raises:
-      ValueError: `datasets` is not installed, or finds no such thing.
+      ValueError: `datasets` is not installed, or finds no such thing, or the name is "pandas": its
+        reader of pickles.
     """
+    if name == "pandas":
+        raise ValueError(f"hub={name!r} reads pickles, which are code; give JSON or parquet files")
     if importlib.util.find_spec("datasets") is None:
         raise ValueError(f"hub={name!r} needs datasets: pip install 'ragen_jax[data]'")
     datasets: Any = importlib.import_module("datasets")  # an extra, which types cannot be told of
     where = "/".join(part for part in (name, subset, split) if part)
     try:
-        data = datasets.load_dataset(name, subset or None, split=split, revision=revision or None)
+        data = datasets.load_dataset(
+            name,
+            subset or None,
+            split=split,
+            revision=revision or None,
+            trust_remote_code=False,  # versions before 4 ask on standard input
+        )
     except Exception as error:  # of its many readers, and of the network
         line = " ".join(str(error).split())[:300]
         raise ValueError(

@@ -85,7 +85,7 @@ class Passages(Sequence[str]):
         """Raises ValueError where they are missing or incomplete."""
         folder = Path(folder).expanduser()
         try:
-            self._ends = np.load(folder / ENDS, mmap_mode="r")
+            self._ends = np.load(folder / ENDS, mmap_mode="r", allow_pickle=False)
             size = (folder / TEXTS).stat().st_size
         except (OSError, ValueError, EOFError) as error:
             raise ValueError(

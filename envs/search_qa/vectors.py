@@ -39,7 +39,7 @@ def open_vectors(path: str | Path) -> Vectors:
 
 def _numpy(path: Path) -> Vectors:
     try:
-        matrix = np.load(path, mmap_mode="r")
+        matrix = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:  # EOFError: an empty file
         raise ValueError(f"{path} is no complete .npy file: {error}") from None
     if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.name not in DTYPES:

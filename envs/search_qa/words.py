@@ -65,7 +65,7 @@ def _join(
             for name, dtype in ((DOCUMENTS, np.int32), (WEIGHTS, np.float32))
         )
         for piece in pieces:
-            word, document, count = np.load(piece).astype(np.int64)
+            word, document, count = np.load(piece, allow_pickle=False).astype(np.int64)
             starts, runs = np.unique(word, return_index=True, return_counts=True)[1:]
             place = next_W[word] + np.arange(len(word)) - np.repeat(starts, runs)
             documents[place] = document
@@ -97,9 +97,9 @@ class Words:
         try:
             stem = json.loads((folder / SETTINGS).read_text())["stem"]
             words = (folder / WORDS).read_text(encoding="utf-8").split("\n")[:-1]
-            self._start_W = np.load(folder / STARTS)
-            self._documents = np.load(folder / DOCUMENTS, mmap_mode="r")
-            self._weights = np.load(folder / WEIGHTS, mmap_mode="r")
+            self._start_W = np.load(folder / STARTS, allow_pickle=False)
+            self._documents = np.load(folder / DOCUMENTS, mmap_mode="r", allow_pickle=False)
+            self._weights = np.load(folder / WEIGHTS, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{folder} holds no index of words ({error}); make one with python -m "

@@ -95,7 +95,7 @@ def open_shop(paths: Paths, *, seed: int) -> Shop:
 @functools.lru_cache(maxsize=4)
 def _open(folder: Path, seed: int) -> Shop:
     def numbers(name):
-        return np.load(folder / f"{name}.npy", mmap_mode="r")
+        return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
 
     products = KeptProducts(folder / "products.jsonl", numbers("product_ends"))
     keys = json.loads((folder / "keys.json").read_text())

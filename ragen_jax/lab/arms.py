@@ -18,10 +18,12 @@ from ml_collections import ConfigDict
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.check import check
+from ragen_jax.run.links import refuse_links
 from ragen_jax.run.log import console
 from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.training import exit_code
+from ragen_jax.run.trust import sign
 from ragen_jax.run.workdir import same_run
 from ragen_jax.warmstart.imitate import tiny_model
 from ragen_jax.whole import write_whole
@@ -141,6 +143,7 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
       SystemExit: a SIGTERM or Ctrl-C came; the arms have saved and stopped.
     """
     for arm in plan:  # those that are finished, too: other experiments may share the folder
+        refuse_links(root / arm.folder)
         same_run(arm.config, root / arm.folder)
     waiting = [arm for arm in plan if not finished(root / arm.folder, arm.config.steps)]
     for arm in waiting:
@@ -194,6 +197,7 @@ def _log(root: Path, arm: Arm) -> Path:
 def _begin(arm: Arm, folder: Path) -> subprocess.Popen:
     """The process that trains an arm, from its folder's own config.json."""
     folder.mkdir(parents=True, exist_ok=True)
+    sign(folder, arm.config)
     write_whole(folder / "config.json", json.dumps(arm.config.to_dict(), indent=2) + "\n")
     with (folder / "console.log").open("a") as log:
         return subprocess.Popen(

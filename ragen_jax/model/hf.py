@@ -204,12 +204,16 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
         raise ValueError(f"{directory} has neither tokenizer.json nor vocab.json and merges.txt")
     try:
         if (directory / "tokenizer.json").exists():
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
             # For `tokenizer_config.save_tokenizer`: the class above is not the source's.
             tokenizer.init_kwargs["tokenizer_class"] = tokenizer_config.source_class(directory)
             return tokenizer
         # ty: ignore[invalid-explicit-return] of these two files it makes a fast one
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # of any kind: the library behind it raises bare ones
         raise ValueError(f"the tokenizer of {directory} cannot be read: {error!r}") from error
 

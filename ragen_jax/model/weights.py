@@ -27,6 +27,7 @@ from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from ragen_jax.checksums import is_below
 from ragen_jax.model import qwen
 from ragen_jax.model.families import family_of
 from ragen_jax.model.families.types import FLAT, JOIN, SPLIT
@@ -144,11 +145,16 @@ def open_tensors(directory: str | Path) -> Generator[dict[str, safe_open]]:
         files = [single]
     elif index.exists():
         try:
-            files = sorted(
-                {directory / n for n in json.loads(index.read_text())["weight_map"].values()}
-            )
+            names = set(json.loads(index.read_text())["weight_map"].values())
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"{index} is not an index of weights: {error!r}") from error
+        outside = [name for name in names if not is_below(name)]
+        if outside:
+            raise ValueError(
+                f"{index} names {outside[0]!r}, which is no file of its folder; the weights of a "
+                "model must be in the model's directory"
+            )
+        files = sorted(directory / name for name in names)
     else:
         raise ValueError(f"{directory} has neither {WEIGHTS} nor {INDEX}")
     with contextlib.ExitStack() as stack:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from ragen_jax.report import episodes, matrices, sentences, timelines
 from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
 from ragen_jax.report.verdict import Verdict, judge
+from ragen_jax.run.links import refuse_links
 from ragen_jax.run.log import console
 from ragen_jax.whole import write_whole
 
@@ -63,12 +64,15 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
       out: default: report.html of the first.
 
     Raises:
-      ValueError: a folder is no run's, has no finished step, or `out` cannot be written.
+      ValueError: a folder is no run's, has no finished step, `out` cannot be written, or the page
+        of the first run is a link to elsewhere.
     """
+    if out is None:
+        out = Path(paths[0]) / "report.html"
+        refuse_links(Path(paths[0]), out)
     found = [read_contents(Path(path)) for path in paths]
     for line in sentences.damaged(contents.run for contents in found):
         console(f"warning: {line}")
-    out = out or Path(paths[0]) / "report.html"
     if not out.parent.is_dir():
         raise ValueError(f"--out is {out}, but there is no folder {out.parent}")
     write_page(found, out)

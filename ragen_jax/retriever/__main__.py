@@ -22,6 +22,7 @@ from ragen_jax.envs.search_qa.protocols import MAX_DOCUMENTS
 from ragen_jax.retriever.build import build_texts, build_vectors, build_words
 from ragen_jax.retriever.serve import Server, open_index
 from ragen_jax.run import command
+from ragen_jax.run.kept_programs import refuse_shared_cache
 from ragen_jax.run.log import console
 from ragen_jax.sharding import make_mesh
 
@@ -54,6 +55,7 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 
 def main(words: Sequence[str]) -> None:
+    refuse_shared_cache()
     with command.bad_input():
         if words[0] == "build":
             build()

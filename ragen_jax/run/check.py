@@ -91,6 +91,8 @@ def _check_value(config: ConfigDict, name: str, domain: Domain) -> None:
 
 def _check_also(config: ConfigDict) -> None:
     for name, part in config.also.items():
+        if "/" in name or name.startswith("."):  # a folder of the run is called like that
+            raise ValueError(f"config.also has {name!r}, which cannot name a folder")
         if not isinstance(part, ConfigDict) or set(part) != {"groups", "env"}:
             raise ValueError(f"config.also.{name} must have groups and env, see configs/base.py")
         if name == config.env.name:

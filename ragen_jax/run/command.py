@@ -17,10 +17,13 @@ from ml_collections import ConfigDict, config_flags
 from ragen_jax import configs
 from ragen_jax.progress import signs_of_life
 from ragen_jax.run import help
+from ragen_jax.run.kept_programs import refuse_shared_cache
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.run.sizes import of_environments
+from ragen_jax.run.trust import require_trust
+from ragen_jax.run.workdir import cache_directory
 from ragen_jax.sharding import of_first
-from ragen_jax.whole import refusal
+from ragen_jax.whole import refusal, remove_left_over
 
 BAD_INPUT = 2  # exit code
 DISK = 4  # exit code of a disk that is full or cannot be written
@@ -39,6 +42,12 @@ def define_config() -> flags.FlagHolder[ConfigDict]:
         False,
         "Join the run's other processes: JAX finds them on TPU pods, GKE, Slurm and Open MPI; "
         "elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say.",
+    )
+    flags.DEFINE_bool(
+        "trust",
+        False,
+        "Import the code that the run in --workdir names (an environment, functions of its owner), "
+        "though you have not started the run on this machine.",
     )
     return config_flags.DEFINE_config_file(
         "config",
@@ -178,7 +187,8 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
         ):
             # No default of the flag's own: absl would read it outside of this function.
             sys.argv[:] = config_first(argv)  # where ml_collections looks for overrides
-            rest = flags.FLAGS(with_config_file(sys.argv))
+            given_words = with_config_file(sys.argv)
+            rest = flags.FLAGS(given_words)
             if len(rest) > 1 + words:
                 raise ValueError(
                     f"unexpected argument {rest[1 + words]!r}; overrides are --config.FIELD=VALUE"
@@ -190,11 +200,17 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
             )
             if flags.FLAGS.distributed:
                 join_processes(os.environ)
+            source, _, workdir = (_value(given_words, "config") or "").partition(":")
+            if source == str(RUN_CONFIG):
+                trust = flags.FLAGS.trust
+                require_trust(Path(workdir), config, overrides(), trust=trust)
             return rest
 
     def run(argv):
         try:
             with unusable_paths(), full_disk(), signs_of_life():
+                refuse_shared_cache()
+                remove_left_over(cache_directory())
                 main(argv)
         except KeyboardInterrupt:  # where there is nothing yet to be saved
             sys.exit(130)

@@ -82,7 +82,7 @@ def read_scores(folder: Path, say: Say = warn) -> dict[int, Scores]:
     """{step: `Scores`} of what `log.write_scores` wrote, in order."""
 
     def read(path: Path) -> Scores:
-        with np.load(path) as arrays:
+        with np.load(path, allow_pickle=False) as arrays:
             scores = Scores(**arrays)
         if scores.score_MN.shape != (len(scores.length_M), scores.score_MN.shape[1]):
             raise ValueError("a row a reasoning is expected")

@@ -30,6 +30,7 @@ from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.play import compile_ahead
 from ragen_jax.run.checkpoint import Checkpoints, not_finite
 from ragen_jax.run.compiling import Compiling
+from ragen_jax.run.folder import RunFolder
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import (
     MetricsLog,
@@ -118,7 +119,7 @@ class Schedule:
 class Run:
     """The parts of a training run that no mathematics receives."""
 
-    workdir: Path
+    folder: RunFolder
     seed: int
     schedule: Schedule
     step_rows: int  # the most rows of a step
@@ -137,6 +138,15 @@ class Run:
     precompiler: Precompiler
     fresh: bool  # whether nothing of it was there before
     preemption: "Preemption"
+
+    @property
+    def workdir(self) -> Path:
+        """The run's folder.
+
+        Raises:
+          FolderGone: it is no longer at its path.
+        """
+        return self.folder.here()
 
     # -------------------------------------------------------------------------- schedules
 
@@ -267,6 +277,7 @@ class Run:
 
     def _save(self, step: int, state: TrainState, actions: set[str]) -> int | None:
         """Saves the state if it is due; returns the exit code of a run that ends here."""
+        _ = self.workdir  # a checkpoint is written there too
         failed = self.checkpoints.failed()
         if failed:
             console(f"warning: {failed}; saving step {step} instead")

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict, config_dict
 from ragen_jax.configs import base
 from ragen_jax.model.dates import AUTO
 from ragen_jax.run.flat import flat
+from ragen_jax.run.links import refuse_links
 from ragen_jax.run.log import console
 from ragen_jax.sharding import is_first
 from ragen_jax.whole import remove_left_over
@@ -50,7 +51,8 @@ def owned(workdir: Path) -> Generator[None]:
     removed.
 
     Raises:
-      ValueError: another run has it, or it cannot be made or written.
+      ValueError: another run has it, it cannot be made or written, or what is written there would
+        be written elsewhere (links.py).
     """
     if not is_first():
         yield
@@ -58,6 +60,7 @@ def owned(workdir: Path) -> Generator[None]:
     path = workdir / LOCK
     try:
         workdir.mkdir(parents=True, exist_ok=True)
+        refuse_links(workdir)
         file = _locked_now(path)
     except BlockingIOError:
         holder = path.read_text().strip() or "another process"
@@ -74,9 +77,10 @@ def owned(workdir: Path) -> Generator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
-            if not any(workdir.iterdir()):  # nothing came of it
-                workdir.rmdir()
+            with contextlib.suppress(FileNotFoundError):  # of a folder that was renamed
+                path.unlink(missing_ok=True)
+                if not any(workdir.iterdir()):  # nothing came of it
+                    workdir.rmdir()
 
 
 def _locked_now(path: Path) -> IO[str]:
@@ -84,9 +88,16 @@ def _locked_now(path: Path) -> IO[str]:
 
     Raises:
       BlockingIOError: another process has it.
+      ValueError: the file has another name somewhere, under which it would be emptied as well.
     """
     while True:
-        file = path.open("a")
+        # A link that somebody has put there since `refuse_links` fails.
+        file = open(
+            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "a"
+        )
+        if os.fstat(file.fileno()).st_nlink > 1:
+            file.close()
+            raise ValueError(f"{path} is a hard link to another file; remove it")
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which forked processes do not have
         except BlockingIOError:

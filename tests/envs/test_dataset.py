@@ -408,6 +408,7 @@ def test_a_file_that_cannot_be_used_is_named_by_row_and_field(own, text, said):
     [
         (dict(path="nowhere.jsonl"), "there is no file nowhere.jsonl"),
         (dict(path=None), "give path, a file, or hub, a data set: got None and ''"),
+        (dict(path=None, hub="pandas"), "hub='pandas' reads pickles, which are code; give JSON"),
         (dict(hub="a/b"), "give path, a file, or hub, a data set: got 'rows.jsonl' and 'a/b'"),
         (dict(reward=""), "reward must be MODULE:FUNCTION of (prompt, reply, row), got ''"),
         (dict(reward="mine"), "reward must be MODULE:FUNCTION, got 'mine'"),

@@ -1,9 +1,14 @@
 """model/hf.py: what is saved comes back, other writers' directories open, bad ones are named."""
 
+import contextlib
 import dataclasses
 import functools
+import io
 import json
+import pathlib
+import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -658,6 +663,82 @@ def test_bad_index(saved, text):
     (saved / hf.INDEX).write_text(text)
     with pytest.raises(ValueError, match=f"{hf.INDEX} is not an index of weights"):
         hf.load(saved)
+
+
+def stored_as_the_hub_does(model, cache):
+    """A model directory all of whose files are links to ../../blobs."""
+    snapshot = cache / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    for file in model.iterdir():
+        shutil.move(file, cache / "blobs" / f"{file.name}.blob")
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}.blob")
+    return snapshot
+
+
+def test_an_index_names_files_of_its_own_folder_alone(saved, params, tmp_path):
+    elsewhere = tmp_path / "elsewhere.safetensors"
+    shutil.move(saved / hf.WEIGHTS, elsewhere)
+    weight_map = dict.fromkeys(load_file(elsewhere))
+    for name in (f"../{elsewhere.name}", str(elsewhere), f"part/../../{elsewhere.name}", "", 3):
+        index = {"weight_map": {tensor: name for tensor in weight_map}}
+        (saved / hf.INDEX).write_text(json.dumps(index))
+        with pytest.raises(ValueError, match=f"{hf.INDEX} names .*, which is no file of its fol"):
+            hf.load(saved)
+    # A link is what the owner of the folder made, or the hub's cache, in which all files are links.
+    shutil.copy(elsewhere, saved / "model-00001-of-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(weight_map, "model-00001-of-00001.safetensors")}
+    (saved / hf.INDEX).write_text(json.dumps(index))
+    snapshot = stored_as_the_hub_does(saved, tmp_path / "hub")
+    assert_same(hf.load(snapshot)[1], params)
+
+
+def test_weights_that_are_pickles_are_not_read(saved, tmp_path):
+    class Planted:
+        def __reduce__(self):
+            return pathlib.Path.touch, (tmp_path / "ran",)
+
+    (saved / hf.WEIGHTS).unlink()
+    (saved / "pytorch_model.bin").write_bytes(pickle.dumps(Planted()))
+    with pytest.raises(ValueError, match=f"neither {hf.WEIGHTS} nor {hf.INDEX}"):
+        hf.load(saved)
+    (saved / hf.WEIGHTS).write_bytes(pickle.dumps(Planted()))  # under the name of the other format
+    with pytest.raises(ValueError, match=f"cannot read .*{hf.WEIGHTS}"):
+        hf.load(saved)
+    assert not (tmp_path / "ran").exists()
+
+
+ASKING = """
+import os, pathlib
+pathlib.Path(os.environ["PLANTED"]).touch()
+from transformers import PreTrainedTokenizerFast as Planted
+"""
+
+
+def test_code_in_a_model_directory_is_not_run_and_nobody_is_asked(saved, tmp_path, monkeypatch):
+    ran = tmp_path / "ran"
+    monkeypatch.setenv("PLANTED", str(ran))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    (saved / "planted.py").write_text(ASKING)
+    planted = {
+        "AutoTokenizer": ["planted.Planted", "planted.Planted"],
+        **dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "planted.Planted"),
+    }
+    file = saved / "tokenizer_config.json"
+    fields = json.loads(file.read_text()) | {"auto_map": planted}
+    file.write_text(json.dumps(fields | {"tokenizer_class": "Planted"}))
+    config = json.loads((saved / "config.json").read_text()) | {"auto_map": planted}
+    (saved / "config.json").write_text(json.dumps(config))
+    hf.load(saved)  # tokenizer.json says all that is needed
+    words = json.loads((saved / "tokenizer.json").read_text())["model"]["vocab"]
+    (saved / "tokenizer.json").unlink()
+    (saved / "vocab.json").write_text(json.dumps(words))
+    (saved / "merges.txt").write_text("")
+    for kind in ("qwen2", "planted"):
+        (saved / "config.json").write_text(json.dumps(config | {"model_type": kind}))
+        with contextlib.suppress(ValueError):
+            hf.load_tokenizer(saved)
+        assert not ran.exists() and len(sys.stdin.getvalue()) - sys.stdin.tell() == 18
 
 
 def test_tokenizer_larger_than_the_model(tmp_path):

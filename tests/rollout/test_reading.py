@@ -1,6 +1,7 @@
 """Replies read at once, as they were read token by token (benchmarks/reading.py keeps how)."""
 
 import functools
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -105,3 +106,15 @@ def test_tags_that_overlap_or_repeat_are_read_as_token_by_token(answer):
             for chat in chats("llama"):
                 ids = encode(before + answer + behind)
                 assert chat.read(ids) == read_one_by_one(chat, ids)
+
+
+@pytest.mark.parametrize("piece", ["</think><answer>", " ", "Up||", "<tool_call>{"])
+def test_the_time_of_a_long_reply_grows_with_its_length(piece):
+    """50,000 pieces, of which a pass over all of the rest at each would take hours."""
+    encode = functools.partial(family("qwen").tokenizer.encode, add_special_tokens=False)
+    sampled = [*encode("so</think>"), *encode(piece) * 50_000]
+    start = time.perf_counter()
+    for chat in chats("qwen"):
+        chat.read(sampled)
+        chat.read([*sampled, *encode("</answer>")])
+    assert time.perf_counter() - start < 60

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ragen_jax.run.kept_programs import delete_oldest
+from ragen_jax.run.ownership import exposure
 from ragen_jax.run.rows import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +75,70 @@ def test_a_folder_of_the_users_own_is_used_and_an_unusable_one_stops_nothing(tmp
     told, _, counts = found.stdout.splitlines()
     assert told.startswith("warning: compiled programs are not kept: ") and "ragen_jax" in told
     assert counts == "0 0" and found.returncode == 0
+
+
+def test_programs_that_others_could_have_put_there_are_not_loaded(tmp_path):
+    """Of a folder that others may write, that another user owns, or that lies in such a folder."""
+    first = started(tmp_path, "-c", PROGRAM)
+    assert first.stdout.splitlines()[1] == "0 1"
+    folder = tmp_path / "ragen_jax" / "compiled"
+    folder.chmod(0o777)
+    found = started(tmp_path, "-c", PROGRAM)
+    told, _, counts = found.stdout.splitlines()
+    assert counts == "0 0" and found.returncode == 0 and not found.stderr
+    assert told.startswith(f"warning: compiled programs in {folder} are neither loaded nor kept: ")
+    assert "others may write" in told and "mode 0777" in told
+
+    own = tmp_path / "own"  # named by the user
+    own.mkdir(mode=0o700)
+    own.chmod(0o777)
+    found = started(tmp_path, "-c", PROGRAM, JAX_COMPILATION_CACHE_DIR=str(own))
+    assert found.stdout.splitlines()[2] == "0 0" and not [*own.iterdir()]
+    assert f"compiled programs in {own} are neither loaded nor kept" in found.stdout
+
+
+def test_who_could_put_files_at_a_path(tmp_path):
+    folder = tmp_path / "cache" / "compiled"
+    folder.mkdir(parents=True)
+    folder.chmod(0o700)
+    assert exposure(folder) is None
+    folder.parent.chmod(0o777)  # others may put another folder in its place
+    assert f"others may write {folder.parent} (mode 0777)" in exposure(folder)
+    folder.parent.chmod(0o1777)  # as /tmp: they may not rename it
+    assert exposure(folder) is None
+    folder.chmod(0o1777)
+    assert f"others may write {folder} (mode 1777)" in exposure(folder)
+    folder.chmod(0o755)
+
+    link = tmp_path / "link"  # as where ~/.cache is on another disk
+    link.symlink_to("cache")
+    assert exposure(link / "compiled") is None
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    (open_folder / "hop").symlink_to(tmp_path / "cache")
+    link.unlink()
+    link.symlink_to(open_folder / "hop")  # which others may make lead elsewhere
+    assert f"others may write {open_folder}" in exposure(link / "compiled")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        exposure(tmp_path / "loop")
+    with pytest.raises(FileNotFoundError):
+        exposure(tmp_path / "none")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+def test_a_folder_of_another_user_or_group_is_not_ones_own(tmp_path):
+    folder = tmp_path / "cache" / "compiled"
+    folder.mkdir(parents=True)
+    for path in (folder, folder.parent):
+        os.chown(path, 12345, -1)
+        assert f"{path} belongs to user 12345, not to you (0)" in exposure(folder)
+        os.chown(path, 0, -1)
+    folder.chmod(0o770)
+    assert exposure(folder) is None  # of a group of this user alone
+    os.chown(folder, -1, 12345)
+    assert "others may write" in exposure(folder)
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path):

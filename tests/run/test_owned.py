@@ -1,5 +1,6 @@
 """workdir.owned: one run in a folder, for as long as its process lives."""
 
+import os
 import subprocess
 import sys
 
@@ -59,3 +60,17 @@ def test_a_folder_that_cannot_be_one_is_refused(tmp_path):
     with pytest.raises(ValueError, match="--workdir is .*file/run, which cannot be used"):
         with owned(tmp_path / "file" / "run"):
             pass
+
+
+def test_the_next_command_clears_the_cache_of_what_killed_ones_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    folder = tmp_path / "ragen_jax" / "models"
+    folder.mkdir(parents=True)
+    left, lives = (folder / f".tiny.saving-{pid}" for pid in (gone.pid, os.getppid()))
+    left.mkdir()
+    lives.mkdir()
+    code, _, err = call("ragen_jax.export")
+    assert code == 2 and "give --workdir" in err
+    assert not left.exists() and lives.exists()

@@ -1,0 +1,153 @@
+"""Code that the config.json of a run's folder names: an environment, functions of its owner.
+
+It is imported if this user started the run, which a signature in the folder shows, or if the
+command line names it or says --trust. Otherwise whoever made the folder would choose what runs.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from ragen_jax.envs import names_code
+from ragen_jax.run.log import console
+from ragen_jax.run.ownership import exposure
+from ragen_jax.run.workdir import cache_directory, locked, read_config_file
+from ragen_jax.sharding import of_first
+from ragen_jax.whole import write_whole
+
+SIGNATURE = ".signature"  # in a run's folder
+KEY_BYTES = 32
+
+
+def code_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """{dotted field: value} of a config, as plain dictionaries, for the fields that name code."""
+    found = {}
+    for prefix, name, options in _environments(config):
+        if names_code(name):
+            found[f"{prefix}.name"] = name
+        for option, value in options.items():
+            if value and names_code(name, option):
+                found[f"{prefix}.options.{option}"] = value
+    taught = config.get("warmstart", {}).get("options", {})
+    for option, value in taught.items():  # which replace those of env.options
+        if value and names_code(config["env"]["name"], option):
+            found[f"warmstart.options.{option}"] = value
+    return found
+
+
+def _environments(config: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """(field, name, options) of all environments of a config."""
+    found = {"env": config["env"]}
+    for name, part in config.get("also", {}).items():
+        found[f"also.{name}.env"] = part["env"]
+    return [(prefix, env["name"], env.get("options") or {}) for prefix, env in found.items()]
+
+
+def require_trust(
+    workdir: Path, config: ConfigDict, named: Collection[str] = (), *, trust: bool = False
+) -> None:
+    """Refuses a config that came from a run's folder and names code, unless the user trusts it.
+
+    Args:
+      config: the folder's, with the command line's values.
+      named: dotted fields that the command line sets.
+      trust: whether the user says so.
+
+    Raises:
+      ValueError: fields that name code are not in `named`, and this user has not started the run.
+    """
+    foreign = {n: v for n, v in code_fields(config.to_dict()).items() if n not in named}
+    if not foreign or trust:
+        return
+    reason = _unsigned(workdir)
+    if of_first(int(reason is not None)):
+        listed = ", ".join(f"config.{name}={value!r}" for name, value in foreign.items())
+        raise ValueError(
+            f"{workdir} names code that would be imported: {listed}; "
+            f"{reason or 'the first process does not trust it'}. If you trust whoever made the "
+            "folder, give --trust"
+        )
+
+
+def sign(workdir: Path, config: ConfigDict) -> None:
+    """Notes in a run's folder that this user started the run, if its config names code.
+
+    Without that, resuming and evaluating it ask for --trust. A line says if it cannot be noted.
+    """
+    if not code_fields(config.to_dict()):
+        return
+    try:
+        key = _key(create=True)
+    except (OSError, ValueError) as error:
+        console(f"warning: resuming {workdir} will need --trust: {error}")
+        return
+    write_whole(workdir / SIGNATURE, f"{_signature(key, json_of(config))}\n")
+
+
+def json_of(config: ConfigDict) -> dict[str, Any]:
+    """A config as config.json holds it."""
+    return json.loads(json.dumps(config.to_dict()))
+
+
+def _unsigned(workdir: Path) -> str | None:
+    """Why a run's folder does not count as this user's; None: it does."""
+    try:
+        found = (workdir / SIGNATURE).read_text().strip()
+        expected = _signature(_key(create=False), read_config_file(workdir))
+    except FileNotFoundError:
+        return "it was not started by you on this machine, or by an earlier version"
+    except (OSError, ValueError) as error:
+        return f"whether you started it is not known ({error})"
+    if not hmac.compare_digest(found.encode(), expected.encode()):
+        return f"its {SIGNATURE} is of another user, another machine or another config.json"
+    return None
+
+
+def _signature(key: bytes, config: Mapping[str, Any]) -> str:
+    """Hex digits that only who has the key can make, for the environments of a config.json."""
+    signed = [_environments(config), config.get("warmstart", {}).get("options", {})]
+    return hmac.new(key, json.dumps(signed, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+
+
+def _key(*, create: bool) -> bytes:
+    """This user's key, of the cache directory.
+
+    Args:
+      create: whether to make one if there is none.
+
+    Raises:
+      OSError: there is none, or it cannot be read or made.
+      ValueError: others may read it, or put theirs in its place.
+    """
+    path = cache_directory() / "key"
+    if create and not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(path):
+            if not path.exists():  # no other process has made it meanwhile
+                _make_key(path)
+    if found := exposure(path):
+        raise ValueError(found)
+    if path.stat().st_mode & 0o077:
+        raise ValueError(f"others may read {path}; delete it")
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path} is damaged; delete it")
+    return key
+
+
+def _make_key(path: Path) -> None:
+    aside = path.with_name(f".{path.name}.making")
+    aside.unlink(missing_ok=True)  # of a process that was killed
+    file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(file, "wb") as opened:
+        opened.write(secrets.token_bytes(KEY_BYTES))
+        opened.flush()
+        os.fsync(opened.fileno())
+    aside.replace(path)

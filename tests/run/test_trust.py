@@ -1,0 +1,186 @@
+"""trust.py: code that a run's folder names is imported for who started the run, or says --trust."""
+
+import inspect
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import call
+
+from ragen_jax.configs import sokoban
+from ragen_jax.envs import CODE_OPTIONS, ENVS, make_env, names_code
+from ragen_jax.run.trust import SIGNATURE, code_fields, require_trust, sign
+from ragen_jax.run.workdir import read_run_config
+from ragen_jax.whole import write_whole
+
+DOCS = Path(__file__).parents[2] / "docs/environments.md"
+PLANTED = "import builtins\nbuiltins.planted = True\n"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """The folder in which a user starts commands, with code in it that shows that it ran."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.py").write_text(PLANTED)
+    yield tmp_path
+    sys.modules.pop("theirs", None)
+
+
+def ran():
+    """Whether the planted code has run, which is forgotten."""
+    sys.modules.pop("theirs", None)
+    return bool(sys.modules["builtins"].__dict__.pop("planted", False))
+
+
+def foreign(folder, **fields):
+    """A run's folder that somebody else has made."""
+    config = sokoban.get_config()
+    config.update_from_flattened_dict(fields)
+    write_whole(folder / "config.json", json.dumps(config.to_dict()))
+    return config
+
+
+NAMING = {
+    "environment": {"env.name": "theirs:Env"},
+    "reward": {"env.name": "dataset", "env.options.reward": "theirs:f"},
+    "module": {"env.name": "gymnasium", "env.options.id": "a", "env.options.module": "theirs"},
+    "id": {"env.name": "gymnasium", "env.options.id": "theirs:Env-v0"},
+    "maker": {"env.name": "gymnasium", "env.options.id": "x", "env.options.maker": "os:system"},
+    "warm start": {"env.name": "dataset", "warmstart.options.reward": "theirs:f"},
+}
+
+
+def folder_naming(folder, fields):
+    config = sokoban.get_config().to_dict()
+    for name, value in fields.items():
+        *parts, last = name.split(".")
+        section = config
+        for part in parts:
+            section = section[part]
+        section[last] = value
+    write_whole(folder / "config.json", json.dumps(config))
+
+
+@pytest.mark.parametrize("fields", NAMING.values(), ids=NAMING)
+@pytest.mark.parametrize("command", ["evaluate", "export", "train"])
+def test_a_folder_of_somebody_else_runs_no_code(here, command, fields):
+    folder_naming(here / "run", fields)
+    code, out, err = call(f"ragen_jax.{command}", "--workdir=run")
+    assert code == 2 and err.count("error: ") == 1 and not ran(), (out, err)
+    assert "error: run names code that would be imported: " in err and "--trust" in err
+    assert all(f"config.{name}=" in err for name in [*fields][-1:])
+    assert sorted(path.name for path in (here / "run").iterdir()) == ["config.json"]
+
+
+def test_an_environment_of_a_mixture_counts(here):
+    folder_naming(here / "run", {})
+    config = json.loads((here / "run/config.json").read_text())
+    config["also"] = {"other": {"groups": 2, "env": {**config["env"], "name": "theirs:Env"}}}
+    write_whole(here / "run/config.json", json.dumps(config))
+    code, _, err = call("ragen_jax.evaluate", "--workdir=run")
+    assert code == 2 and "config.also.other.env.name='theirs:Env'" in err and not ran()
+
+
+def test_what_the_user_names_or_trusts_is_imported(here):
+    folder_naming(here / "run", NAMING["environment"])
+    for words in (["--trust"], ["--config.env.name=theirs:Env"]):
+        code, _, err = call("ragen_jax.train", "--workdir=run", *words)
+        assert code == 2 and "theirs.py has no class Env" in err and ran(), words
+
+
+def test_the_report_of_a_folder_imports_nothing(here):
+    folder_naming(here / "run", NAMING["environment"])
+    write_whole(here / "run/metrics.jsonl", json.dumps({"step": 1, "rollout/return": 0.5}) + "\n")
+    call("ragen_jax.report", "run")
+    assert not ran()
+
+
+def test_who_started_a_run_is_not_asked(here):
+    folder_naming(here / "run", NAMING["environment"])
+    config = read_run_config(here / "run")
+    sign(here / "run", config)
+    require_trust(here / "run", config)
+    (here / "run").rename(here / "renamed")
+    require_trust(here / "renamed", config)
+    assert (here / "home/ragen_jax/key").stat().st_mode & 0o077 == 0
+
+    # What somebody has changed since is not what the user started.
+    changed = json.loads((here / "renamed/config.json").read_text())
+    changed["env"]["options"] = {"command": "other"}
+    write_whole(here / "renamed/config.json", json.dumps(changed))
+    with pytest.raises(ValueError, match="is of another user, another machine or another config"):
+        require_trust(here / "renamed", read_run_config(here / "renamed"))
+    write_whole(here / "renamed/config.json", json.dumps(config.to_dict()))
+    require_trust(here / "renamed", config)
+
+    # A key that others may read is no proof, and neither is somebody else's signature.
+    (here / "home/ragen_jax/key").chmod(0o644)
+    with pytest.raises(ValueError, match="others may read .*key; delete it"):
+        require_trust(here / "renamed", config)
+    (here / "home/ragen_jax/key").unlink()
+    with pytest.raises(ValueError, match="not started by you on this machine"):
+        require_trust(here / "renamed", config)
+    sign(here / "other", config)  # makes another key
+    with pytest.raises(ValueError, match="is of another user, another machine or another config"):
+        require_trust(here / "renamed", config)
+
+
+def test_a_run_that_names_no_code_needs_no_key(here):
+    config = foreign(here / "run")
+    assert code_fields(config.to_dict()) == {}
+    sign(here / "run", config)
+    require_trust(here / "run", read_run_config(here / "run"))
+    assert not (here / "run" / SIGNATURE).exists() and not (here / "home/ragen_jax").exists()
+
+
+@pytest.mark.long
+def test_a_run_with_an_own_environment_is_resumed_by_its_folder_alone(here, language_model):
+    """As docs/own_task.md has it: train with --config, from then on only --workdir."""
+    (here / "larger.py").write_text(re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)[0])
+    words = [f"--config.model.path={language_model}", "--config.steps=0", "--config.eval.every=0"]
+    words += ["--config.rollout.groups=2", "--config.rollout.group_size=2"]
+    words += ["--config.optimizer.minibatches=1", "--config.optimizer.micro_batch=2"]
+    words += ["--config.checkpoint.export=False", "--config.rollout.max_new_tokens=8"]
+    code, _, err = call("ragen_jax.train", "--config=larger.py:llm", "--workdir=run", *words)
+    assert code == 0, err
+    code, out, err = call("ragen_jax.train", "--workdir=run")
+    assert code == 0 and "done: run" in out, err
+    shutil.rmtree(here / "home")  # as on another machine
+    code, _, err = call("ragen_jax.train", "--workdir=run")
+    assert code == 2 and "config.env.name='larger:Larger'" in err
+    assert call("ragen_jax.train", "--workdir=run", "--trust")[0] == 0
+    assert call("ragen_jax.train", "--workdir=run")[0] == 0  # it is noted
+
+
+# ---------------------------------------------------------------- which options name code
+
+SMALL = {"dataset": {"path": "rows.jsonl", "reward": "builtins:max"}, "gymnasium": {"id": "x"}}
+VALUES = ("theirs", "theirs:f", "theirs:Env-v0", {"env_id": "theirs:Env-v0"}, {"a": "theirs:f"})
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_every_option_that_imports_is_known_to_name_code(here, name):
+    (here / "rows.jsonl").write_text(json.dumps({"prompt": "a"}) + "\n")
+    options = inspect.signature(ENVS[name]).parameters
+    texts = [
+        n for n, x in options.items() if n != "split" and not isinstance(x.default, int | float)
+    ]
+    found = set()
+    for option in texts:
+        for value in VALUES:
+            try:
+                make_env(name, **{**SMALL.get(name, {}), option: value}, split="train").reset(0)
+            except Exception:  # of any kind: most of these values are nonsense
+                pass
+            if ran():
+                found.add(option)
+    known = set(CODE_OPTIONS.get(name, ()))
+    assert found <= known and known - found <= {"arguments"}  # which engines alone read
+    assert not names_code(name)
