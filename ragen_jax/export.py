@@ -15,6 +15,7 @@ from ragen_jax.load import restore_run, save_policy
 from ragen_jax.model.weights import SAVE_DTYPES
 from ragen_jax.run import command
 from ragen_jax.run.log import console
+from ragen_jax.whole import patient
 
 
 def main(argv: Sequence[str]) -> None:
@@ -30,7 +31,8 @@ def main(argv: Sequence[str]) -> None:
         workdir = Path(WORKDIR.value)
         config, step, policy, adapters = restore_run(workdir, step=STEP.value)
         folder = Path(OUT.value or workdir / f"export_step_{step:06d}")
-        written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
+        with patient(config.checkpoint.patience, console):
+            written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
     for path in written:
         console(f"written: {path}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen_jax.types import Metrics
-from ragen_jax.whole import write_whole
+from ragen_jax.whole import whole, write_whole
 
 SET_ASIDE = "metrics.damaged.jsonl"  # beside it: the lines that `repair` took out
 
@@ -40,8 +40,10 @@ def repair(path: Path) -> list[str]:
     if not damaged:
         return []
     aside = path.with_name(SET_ASIDE)
-    with aside.open("a", errors="surrogateescape") as file:
-        file.writelines(f"{line}\n" for _, line in damaged)
+    before = aside.read_bytes() if aside.exists() else b""
+    lines = "".join(f"{line}\n" for _, line in damaged)
+    with whole(aside, "wb") as file:
+        file.write(before + lines.encode(errors="surrogateescape"))
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
     numbers = ", ".join(str(number) for number, _ in damaged)
     return [f"{path}: line(s) {numbers} were no rows; they are in {aside.name} now"]
