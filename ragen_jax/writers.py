@@ -21,7 +21,10 @@ class _Plain:
     """A binary file of which NumPy sees `write` alone, so that it does not write past Python."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.write = file.write
+        self._file = file
+
+    def write(self, data: bytes, /) -> object:
+        return self._file.write(data)
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
