@@ -96,7 +96,7 @@ def test_data_for_a_cache(refusing, tmp_path, monkeypatch):
 def test_a_tiny_agent_for_a_cache(refusing, monkeypatch):
     folder, reason = refusing()
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    words = ["--config=sokoban", "--config.checkpoint.patience=0", "--config.warmstart.rooms=8"]
+    words = ["--config=sokoban", "--config.checkpoint.patience=0", "--config.warmstart.rooms=64"]
     assert_refused(call("ragen_jax.warmstart", *words), reason)
 
 
