@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from ragen_jax.whole import write_whole
+from ragen_jax.whole import refusal, write_whole
 
 CHECKSUMS = "checksums.json"
 PIECE_BYTES = 1 << 20  # of one read: it stays in the cache while it is summed
@@ -54,12 +54,16 @@ def damage(folder: Path) -> str | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return f"{path} is damaged"
     except OSError as error:
+        if refusal(error) is not None:  # too many open files say nothing about this one
+            raise
         return f"{path} cannot be read: {error}"
     try:
         found = _checksums(folder, written)
     except FileNotFoundError as error:
         return f"{error.filename} is gone"
     except OSError as error:
+        if refusal(error) is not None:
+            raise
         return f"{error.filename} cannot be read: {error}"
     changed = [name for name in written if found[name] != written[name]]
     return f"{folder / changed[0]} is not what was written" if changed else None

@@ -16,6 +16,7 @@ from ragen_jax.model.weights import SAVE_DTYPES
 from ragen_jax.run import command
 from ragen_jax.run.links import refuse_links
 from ragen_jax.run.log import console
+from ragen_jax.whole import patient
 
 
 def main(argv: Sequence[str]) -> None:
@@ -35,7 +36,8 @@ def main(argv: Sequence[str]) -> None:
             workdir, step=STEP.value, trust=flags.FLAGS.trust
         )
         folder = Path(OUT.value or workdir / f"export_step_{step:06d}")
-        written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
+        with patient(config.checkpoint.patience, console):
+            written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
     for path in written:
         console(f"written: {path}")
 

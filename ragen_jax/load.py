@@ -1,6 +1,7 @@
 """The policy that a config, or a run's folder, starts from: its model, and the tasks it plays."""
 
 import dataclasses
+import functools
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ from ragen_jax.run.workdir import read_run_config
 from ragen_jax.sharding import first_goes_first, sampling_params
 from ragen_jax.types import Params
 from ragen_jax.warmstart.imitate import tiny_model
+from ragen_jax.whole import retried
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -66,11 +68,10 @@ def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = Fal
         if path == "tiny":
             path = tiny_model(config) if workdir is None else workdir / "model"
             if not path.exists():
-                unfinished = path.with_name(".model")  # a killed copy must not look like a model
                 if workdir is not None:
-                    refuse_links(workdir, path, unfinished)
-                shutil.copytree(tiny_model(config), unfinished, dirs_exist_ok=True)
-                unfinished.rename(path)
+                    refuse_links(workdir, path, _unfinished(path))
+                made = tiny_model(config)
+                retried(functools.partial(_copy, made, path), path)
     reached(f"loading {path}")
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     model = build_model(config, model.config, mesh)
@@ -94,6 +95,18 @@ def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = Fal
         **eyes,
     )
     return Policy(model, params, tokenizer, tasks)
+
+
+def _unfinished(path: Path) -> Path:
+    """The name of a copy until it is complete: a killed copy must not look like a model."""
+    return path.with_name(f".{path.name}")
+
+
+def _copy(source: Path, path: Path) -> None:
+    """Copies a folder, which is at `path` as a whole or not at all."""
+    unfinished = _unfinished(path)
+    shutil.copytree(source, unfinished, dirs_exist_ok=True)
+    unfinished.rename(path)
 
 
 def check_reader(config: ConfigDict) -> None:

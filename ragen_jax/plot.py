@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 from ragen_jax.report import sentences, timelines
 from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
 from ragen_jax.report.timelines import CHARTS, Chart
 from ragen_jax.run import command
+from ragen_jax.writers import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +69,7 @@ def draw(runs: Sequence[Recorded], charts: Sequence[Chart], out: Path) -> None:
         _chart(axis, chart, runs, columns, steps)
     for axis in axes.flat[len(charts) :]:
         axis.set_axis_off()
-    fig.savefig(out, dpi=150)
+    save_figure(fig, out, dpi=150)
     plt.close(fig)
 
 
@@ -159,4 +160,4 @@ if __name__ == "__main__":
     )
     OUT = flags.DEFINE_string("out", "curves.png", "The picture.")
     logging.set_verbosity(logging.ERROR)  # of the libraries
-    app.run(main, flags_parser=parse)
+    command.run_words(main, parse)

@@ -7,6 +7,7 @@ well.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import jax
 from tqdm import tqdm
+
+from ragen_jax.whole import make_folder, retried
 
 FOLDER = ".progress"  # in the run's: what `stalled` is given of process N, in N.json
 LOOK = 0.05  # between two looks, as a share of the limit
@@ -124,11 +127,14 @@ def end_when_stalled(workdir: Path, limit: float) -> None:
     def watch() -> None:
         told, since, last = None, time.monotonic(), {}
         while True:
-            if told != (_now.meetings, _now.place):
-                told = _now.meetings, _now.place
-                aside = folder / f".{mine}"
-                aside.write_text(json.dumps(told))
-                aside.replace(folder / mine)
+            now = _now.meetings, _now.place
+            # Where the disk is full, again at the next look: what writes for the run reports it.
+            with contextlib.suppress(OSError):
+                if told != now:
+                    aside = folder / f".{mine}"
+                    aside.write_text(json.dumps(now))
+                    aside.replace(folder / mine)
+                    told = now
             found = {}
             for process, file in enumerate(files):
                 with contextlib.suppress(FileNotFoundError):  # it has not begun
@@ -141,6 +147,7 @@ def end_when_stalled(workdir: Path, limit: float) -> None:
                 os._exit(1)
             time.sleep(LOOK * limit)
 
-    folder.mkdir(exist_ok=True)
-    (folder / mine).unlink(missing_ok=True)  # of an earlier start
+    make_folder(folder)
+    earlier = folder / mine
+    retried(functools.partial(earlier.unlink, missing_ok=True), earlier)
     threading.Thread(target=watch, daemon=True).start()

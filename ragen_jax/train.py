@@ -10,7 +10,6 @@ run, it goes on where that run's newest checkpoint stands.
 """
 
 import contextlib
-import functools
 import json
 import sys
 import time
@@ -47,7 +46,7 @@ from ragen_jax.run.workdir import new_folder, owned, same_run, set_evaluations_a
 from ragen_jax.sharding import first_goes_first, is_first
 from ragen_jax.types import TrainState
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
-from ragen_jax.whole import DiskRefused, patient, refusal, retried, write_whole
+from ragen_jax.whole import DiskRefused, patient, refusal, write_whole
 
 
 def train(
@@ -63,12 +62,13 @@ def train(
       DiskRefused: for longer than checkpoint.patience, or the folder was renamed or removed.
     """
     with contextlib.ExitStack() as held, told_of_compiling() as compiling:
-        with command.bad_input():
-            held.enter_context(owned(workdir))
-        folder = held.enter_context(open_folder(workdir))
         held.enter_context(patient(config.checkpoint.patience, console))
-        preemption = Preemption()
+        folder = None
         try:
+            with command.bad_input():
+                held.enter_context(owned(workdir))
+            folder = held.enter_context(open_folder(workdir))
+            preemption = Preemption()
             run, learner, state = start(config, folder, compiling, preemption, repair)
             exit_code = 1  # of what nobody foresaw
             if jax.process_count() > 1:
@@ -78,11 +78,11 @@ def train(
             finally:
                 run.close(exit_code)
         except Exception as error:
-            gone = folder.gone()
+            gone = folder and folder.gone()
             reason = gone or refusal(error)
             if reason is None:
                 raise
-            place = folder.whereabouts() or workdir
+            place = (folder and folder.whereabouts()) or workdir
             safe = newest(place / "checkpoints")
             told = f"step {safe} is saved, --workdir={place} goes on behind it"
             raise DiskRefused(f"{reason}; {told if safe else 'no step is saved'}") from error
@@ -132,11 +132,7 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
 
     run.checkpoints.close()
     if config.checkpoint.export:
-        write = functools.partial(export, config, run, learner, state)
-        if jax.process_count() == 1:
-            retried(write, run.workdir / "policy")
-        else:  # they gather what is written: one alone must not begin again
-            write()
+        export(config, run, learner, state)
     run.finish()
     return 0
 
@@ -257,7 +253,8 @@ def main(argv: Sequence[str]) -> None:
                 raise ValueError(f"--workdir is {workdir}, a file; it must be a folder")
         else:
             name = f"{config.env.name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
-            workdir = new_folder(Path("runs"), name)
+            with patient(config.checkpoint.patience, console):
+                workdir = new_folder(Path("runs"), name)
     kind = f"{len(devices)} x {devices[0].device_kind}"
     console(f"{workdir}: {config.env.name}, model {config.model.path}, on {kind}")
     line = warning(unread(config, command.overrides()))

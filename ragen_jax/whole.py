@@ -8,13 +8,14 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import glob
 import io
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -24,12 +25,33 @@ ASIDE = ".{name}.writing-{pid}"
 # And how model/hf.py calls folders that it writes, and the ones that these replace.
 LEFT_OVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>writing|saving|replaced)-(?P<pid>[1-9]\d*)", re.S)
 PAUSE = 1.0  # seconds between two attempts
-# What only writing meets: no space, no quota, a limit to a file's size, a read-only file system.
+# Only writing fails with these: no space, no quota, a limit to a file's size, a read-only disk.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-# And what passes by itself, or when somebody gives leave.
-AWAY = (*(errno.EACCES, errno.EPERM, errno.EIO), *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN))
-# As TensorStore writes an errno, in exceptions that are no OSError.
-OS_ERROR = re.compile(r"os_error_code='(\d+)'|OS error (\d+)")
+# Whatever is opened can fail with these, and nobody else's input is at fault.
+HANDLES = (errno.EMFILE, errno.ENFILE)
+# Errors of writing and of reading. These may pass, or end when somebody gives leave.
+AWAY = (
+    *(errno.EACCES, errno.EPERM, errno.EIO, errno.EBUSY, errno.ETXTBSY),
+    *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN),
+)
+# These stay: no folder, no locks, no links, a name that this file system does not take.
+LASTING = (
+    *(errno.ENOENT, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK),
+    *(errno.EINVAL, errno.ENOTEMPTY, errno.ENODEV, errno.ENXIO),
+)
+# These are about the path, whatever the disk: commands report them as input that is unusable.
+OF_A_PATH = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+# How libraries write an errno into exceptions that are no OSError: TensorStore, and Rust
+# (safetensors, tokenizers).
+OS_ERROR = re.compile(r"os_error_code='(\d+)'|os error (\d+)", re.IGNORECASE)
+# And shutil into an OSError without one.
+ERRNO = re.compile(r"\[Errno (\d+)\]")
+# array_record writes the text alone; pathlib before Python 3.13 its own, and tempfile.
+TEXTS = {
+    **{os.strerror(n): n for n in (*FULL, *HANDLES, *AWAY, *LASTING, *OF_A_PATH)},
+    "Symlink loop": errno.ELOOP,
+}
+NO_TEMPORARY = "No usable temporary directory"
 
 
 @contextlib.contextmanager
@@ -69,6 +91,11 @@ def _replace(path: Path, data: memoryview) -> None:
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def make_folder(path: str | Path) -> None:
+    """Makes a folder, with its parents, unless it is there."""
+    retried(functools.partial(Path(path).mkdir, parents=True, exist_ok=True), path)
 
 
 def _remove_left_over_of(path: Path) -> None:
@@ -155,7 +182,7 @@ def _is_running(process: int) -> bool:
 
 
 class DiskRefused(OSError):
-    """What could not be written, and why, in words."""
+    """The message says what could not be written, and why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,46 +213,123 @@ def retried(write: Callable[[], T], what: object) -> T:
     """write(), again and again while a disk refuses it and the patience lasts.
 
     Args:
+      write: does the same each time, and reads nothing that somebody else gave (`reading`).
       what: a path, or the name of what is written.
 
     Raises:
-      DiskRefused: the patience is over.
+      DiskRefused: the patience is over, or waiting does not help.
     """
-    begin, told = time.monotonic(), False
+    begin, said = time.monotonic(), False
     while True:
         try:
             value = write()
         except Exception as error:
-            cause = _cause(error)
-            if cause not in FULL + AWAY:
+            refused = _refused(error, what)
+            if refused is error:
                 raise
-            reason = f"{what} cannot be written ({os.strerror(cause)})"
-            if time.monotonic() - begin >= _patience.seconds:
-                raise DiskRefused(reason) from error
-            if not told:
-                _patience.say(f"warning: {reason}: trying again for {_patience.seconds:g} s")
-                told = True
+            may_pass = isinstance(refused, DiskRefused) and _cause(error) not in LASTING
+            if not may_pass or time.monotonic() - begin >= _patience.seconds:
+                raise refused from error
+            if not said:
+                _patience.say(f"warning: {refused}: trying again for {_patience.seconds:g} s")
+                said = True
             time.sleep(min(PAUSE, _patience.seconds))
         else:
-            if told:
+            if said:
                 _patience.say(f"written after {time.monotonic() - begin:.0f} s")
             return value
 
 
+@contextlib.contextmanager
+def writing(what: object) -> Generator[None]:
+    """Reports what a disk refuses in its body as `retried` does, at once: for writing that cannot
+    begin again.
+
+    Raises:
+      DiskRefused: the disk refused it.
+    """
+    try:
+        yield
+    except Exception as error:
+        refused = _refused(error, what)
+        if refused is error:
+            raise
+        raise refused from error
+
+
+@contextlib.contextmanager
+def reading() -> Generator[None]:
+    """Keeps errors of its body what they are, also within `retried` and `writing`: for a source
+    that is read while a file is written from it."""
+    try:
+        yield
+    except OSError as error:
+        error.add_note(_READING)
+        raise
+
+
+_READING = "raised while reading"
+
+
 def refusal(error: BaseException) -> str | None:
-    """What a disk has refused to write, in words; None: the error is of another kind."""
-    if isinstance(error, DiskRefused):
-        return str(error)
+    """The message for a disk that refused to write, or too many open files, wherever that happened;
+    None: the error is of another kind."""
+    for each in _chain(error):
+        if isinstance(each, DiskRefused):
+            return str(each)
     cause = _cause(error)
-    if cause not in FULL:
+    if cause not in FULL + HANDLES:
         return None
     path = error.filename if isinstance(error, OSError) else None
-    return f"{path or 'a file'} cannot be written ({os.strerror(cause)})"
+    verb = "opened" if cause in HANDLES else "written"
+    return f"{path or 'a file'} cannot be {verb} ({_words(cause)})"
+
+
+def _refused(error: Exception, what: object) -> Exception:
+    """The error to raise where writing `what` failed: `DiskRefused` for the disk's, an OSError for
+    the path's, else the same."""
+    if any(isinstance(each, DiskRefused) for each in _chain(error)):
+        return error
+    cause = _cause(error)
+    if cause in OF_A_PATH and not (isinstance(error, OSError) and error.errno):
+        return OSError(cause, os.strerror(cause), str(what))
+    if cause not in FULL + HANDLES + AWAY + LASTING:
+        return error
+    return DiskRefused(f"{what} cannot be written ({_words(cause)})")
+
+
+def _words(cause: int) -> str:
+    """What an errno says, and a remedy that is not obvious."""
+    hint = "; raise the limit, ulimit -n" if cause in HANDLES else ""
+    return os.strerror(cause) + hint
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _cause(error: BaseException) -> int:
-    """The errno that an error has or tells of; 0: none."""
+    """The errno that an error, or one that it was raised from, has or names; 0: none."""
+    for each in _chain(error):
+        if _READING in getattr(each, "__notes__", ()):
+            return each.errno if isinstance(each, OSError) and each.errno in FULL else 0
+        if found := _errno(each):
+            return found
+    return 0
+
+
+def _errno(error: BaseException) -> int:
+    text = str(error)
+    if NO_TEMPORARY in text:
+        return errno.ENOSPC
     if isinstance(error, OSError):
-        return error.errno or 0
-    found = OS_ERROR.search(str(error))
-    return int(found[1] or found[2]) if found else 0
+        found = ERRNO.search(text)
+        return error.errno or (int(found[1]) if found else 0)
+    if found := OS_ERROR.search(text):
+        return int(found[1] or found[2])
+    if isinstance(error, RuntimeError):
+        return next((number for words, number in TEXTS.items() if words in text), 0)
+    return 0

@@ -18,6 +18,7 @@ import numpy as np
 
 from ragen_jax.envs.files import is_text, json_rows, json_value, open_parquet
 from ragen_jax.envs.problems import SPLITS, split_by_hash
+from ragen_jax.whole import refusal
 
 if TYPE_CHECKING:
     from ragen_jax.run.datasets import Stored
@@ -120,6 +121,8 @@ def hub_source(name: str, *, subset: str, split: str, revision: str) -> Source:
             trust_remote_code=False,  # versions before 4 ask on standard input
         )
     except Exception as error:  # of its many readers, and of the network
+        if refusal(error) is not None:  # of the cache that it is downloaded to
+            raise
         line = " ".join(str(error).split())[:300]
         raise ValueError(
             f"datasets.load_dataset finds no {where}: {type(error).__name__}: {line}"

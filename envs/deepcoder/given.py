@@ -76,6 +76,7 @@ def load_problems(path: str | Path) -> Problems:
         told = Counter() if stored else left_out
 
         def generate(fields=fields, told=told):
+            told.clear()  # of an attempt that a full disk has ended
             for example in _examples(files, Path(path).is_dir(), told):
                 yield {field: example[field] for field in fields}
 

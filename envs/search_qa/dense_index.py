@@ -21,6 +21,7 @@ from ragen_jax.envs.search_qa.vectors import open_vectors
 from ragen_jax.envs.types import Resident
 from ragen_jax.model import hf
 from ragen_jax.sharding import make_mesh
+from ragen_jax.whole import write_whole
 
 SETTINGS = "dense.json"
 VECTORS = "vectors.npy"
@@ -40,7 +41,7 @@ class Settings:
     dtype: str
 
     def write(self, folder: Path) -> None:
-        (folder / SETTINGS).write_text(json.dumps(asdict(self), indent=2) + "\n")
+        write_whole(folder / SETTINGS, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def read_settings(folder: Path) -> Settings:

@@ -14,6 +14,9 @@ from typing import overload
 
 import numpy as np
 
+from ragen_jax.whole import reading, writing
+from ragen_jax.writers import save_array
+
 FIELD = "contents"
 TEXTS, ENDS = "texts.bin", "ends.npy"  # UTF-8 one behind the other; where each ends, in bytes
 CHUNK = 20_000  # texts that are in memory at a time
@@ -62,8 +65,9 @@ def write_passages(folder: Path, texts: Iterator[str]) -> Iterator[list[str]]:
       ValueError: there is none.
     """
     ends, chunk, end = [np.zeros(1, np.int64)], [], 0
-    with (folder / TEXTS).open("wb") as file:
-        for text in texts:
+    path = folder / TEXTS
+    with writing(path), path.open("wb") as file:
+        for text in _read(texts):
             end += file.write(text.encode())
             chunk.append((text, end))
             if len(chunk) == CHUNK:
@@ -75,7 +79,13 @@ def write_passages(folder: Path, texts: Iterator[str]) -> Iterator[list[str]]:
             ends.append(np.array([end for _, end in chunk]))
     if len(ends) == 1:
         raise ValueError("a corpus must hold at least one text, got none")
-    np.save(folder / ENDS, np.concatenate(ends))
+    save_array(folder / ENDS, np.concatenate(ends))
+
+
+def _read(texts: Iterator[str]) -> Iterator[str]:
+    """The same texts; errors in reading them stay those of reading."""
+    with reading():
+        yield from texts
 
 
 class Passages(Sequence[str]):

@@ -15,6 +15,8 @@ import numpy as np
 from ragen_jax.envs.bm25 import K1, B, best
 from ragen_jax.envs.search_qa.passages import Passages
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document, splitter
+from ragen_jax.whole import retried, whole, write_whole
+from ragen_jax.writers import map_array, save_array
 
 # Files of an index: of the postings of all words the documents and weights, where each word's
 # start, the words, a line each in their order, and whether their endings are cut off.
@@ -40,13 +42,13 @@ def write_words(folder: Path, chunks: Iterator[list[str]], *, stem: bool) -> Non
         frequency_W = np.pad(frequency_W, (0, len(ids) - len(frequency_W)))
         frequency_W += np.bincount(word, minlength=len(ids))
         pieces.append(folder / f"{len(pieces)}.piece.npy")
-        np.save(pieces[-1], np.stack([word, document, counts]).astype(np.uint32))
+        save_array(pieces[-1], np.stack([word, document, counts]).astype(np.uint32))
         lengths.append(length_N.astype(np.int32))
     length_N = np.concatenate(lengths)
     _join(folder, pieces, frequency_W, length_N)
-    with (folder / WORDS).open("w", encoding="utf-8") as file:
+    with whole(folder / WORDS) as file:
         file.writelines(f"{word}\n" for word in ids)
-    (folder / SETTINGS).write_text(json.dumps({"stem": stem}) + "\n")
+    write_whole(folder / SETTINGS, json.dumps({"stem": stem}) + "\n")
 
 
 def _join(
@@ -54,7 +56,7 @@ def _join(
 ) -> None:
     """Turns pieces of (words, documents, counts) into one list of postings, and deletes them."""
     start_W = np.concatenate([np.zeros(1, np.int64), np.cumsum(frequency_W)])
-    np.save(folder / STARTS, start_W)
+    save_array(folder / STARTS, start_W)
     idf_W = np.log(1 + (len(length_N) - frequency_W + 0.5) / (frequency_W + 0.5))
     norm_N = K1 * (1 - B + B * length_N / max(length_N.mean(), 1e-9))
     next_W = start_W[:-1].copy()  # where a word's next posting goes
@@ -71,7 +73,7 @@ def _join(
             documents[place] = document
             weights[place] = idf_W[word] * count / (count + norm_N[document])
             next_W[word[starts]] += runs
-            piece.unlink()
+            retried(piece.unlink, piece)
 
 
 @contextlib.contextmanager
@@ -79,12 +81,12 @@ def _mapped(path: Path, dtype: type, size: int) -> Generator[np.ndarray]:
     """An array in a file that is written in place."""
     if not size:  # nothing cannot be mapped
         empty = np.zeros(0, dtype)
-        np.save(path, empty)
+        save_array(path, empty)
         yield empty
         return
-    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
+    array = map_array(path, dtype, (size,))
     yield array
-    array.flush()
+    retried(array.flush, path)
 
 
 class Words:

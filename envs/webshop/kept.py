@@ -19,6 +19,8 @@ from ragen_jax.envs.webshop.files import Paths, read_products
 from ragen_jax.envs.webshop.goals import Goals, count_goals, deal_released, shuffled_goals
 from ragen_jax.envs.webshop.search import IndexBuilder, indexed_text, load_index
 from ragen_jax.envs.webshop.shop import Shop, listed_under
+from ragen_jax.whole import make_folder, reading, retried, write_whole
+from ragen_jax.writers import save_array
 
 FORMAT = 1  # raise it when a change of what is kept changes the result
 
@@ -115,12 +117,18 @@ def _keep(paths: Paths, seed: int, folder: Path) -> None:
     console(f"webshop: reading {paths.products} (once; kept in {folder})")
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a process that was stopped
-    part.mkdir(parents=True)
+    make_folder(part)
     try:
-        _write(read_products(paths, seed=seed), part, paths)
-        part.rename(folder)
+        retried(lambda: _write(_read(paths, seed), part, paths), folder)
+        retried(functools.partial(part.rename, folder), folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _read(paths: Paths, seed: int) -> Iterator[Product]:
+    """The products of the files; errors in reading them stay those of reading."""
+    with reading():
+        yield from read_products(paths, seed=seed)
 
 
 def _write(products: Iterable[Product], folder: Path, paths: Paths) -> None:
@@ -143,12 +151,12 @@ def _write(products: Iterable[Product], folder: Path, paths: Paths) -> None:
         deal_released(order)
     except ValueError as error:
         raise ValueError(f"{paths.products} and {paths.attributes}: {error}") from error
-    np.save(folder / "product_ends.npy", np.array(product_ends))
-    np.save(folder / "goal_ends.npy", np.array(goal_ends))
-    np.save(folder / "goals.npy", order)
-    (folder / "keys.json").write_text(json.dumps(list(lists)))
-    np.save(folder / "key_ends.npy", np.cumsum([len(places) for places in lists.values()]))
-    np.save(folder / "listed.npy", np.concatenate([np.array(x) for x in lists.values()]))
+    save_array(folder / "product_ends.npy", np.array(product_ends))
+    save_array(folder / "goal_ends.npy", np.array(goal_ends))
+    save_array(folder / "goals.npy", order)
+    write_whole(folder / "keys.json", json.dumps(list(lists)))
+    save_array(folder / "key_ends.npy", np.cumsum([len(places) for places in lists.values()]))
+    save_array(folder / "listed.npy", np.concatenate([np.array(x) for x in lists.values()]))
     del lists
     builder.index().save(folder / "index")
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ragen_jax.envs import bm25
 from ragen_jax.envs.webshop.catalogue import Product
+from ragen_jax.whole import retried
 
 if TYPE_CHECKING:
     import bm25s
@@ -70,7 +71,7 @@ class Index:
 
     def save(self, folder: Path) -> None:
         """Writes it, to be read with `load_index`."""
-        self._texts.save(folder, show_progress=False)
+        retried(functools.partial(self._texts.save, folder, show_progress=False), folder)
 
 
 class IndexBuilder:

@@ -148,7 +148,7 @@ if __name__ == "__main__":
     )
     REPORT = flags.DEFINE_string("report", "docs/lab", "Folder of the page and its figure.")
     if sys.argv[1:2] == ["pages"] and not help.is_asked(sys.argv):
-        with command.bad_input(flags.Error, OSError):
+        with command.disk_errors(), command.bad_input(flags.Error, OSError):
             unexpected = command.words_of(sys.argv)[1:]
             if unexpected:
                 raise ValueError(f"unexpected argument {unexpected[0]!r} after `pages`")

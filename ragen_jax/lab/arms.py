@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from ragen_jax.run.training import exit_code
 from ragen_jax.run.trust import sign
 from ragen_jax.run.workdir import same_run
 from ragen_jax.warmstart.imitate import tiny_model
-from ragen_jax.whole import write_whole
+from ragen_jax.whole import retried, write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,10 +197,10 @@ def _log(root: Path, arm: Arm) -> Path:
 
 def _begin(arm: Arm, folder: Path) -> subprocess.Popen:
     """The process that trains an arm, from its folder's own config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
     sign(folder, arm.config)
     write_whole(folder / "config.json", json.dumps(arm.config.to_dict(), indent=2) + "\n")
-    with (folder / "console.log").open("a") as log:
+    path = folder / "console.log"
+    with retried(functools.partial(path.open, "a"), path) as log:
         return subprocess.Popen(
             [sys.executable, "-m", "ragen_jax.train", f"--workdir={folder}"],
             stdout=log,

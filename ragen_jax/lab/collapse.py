@@ -26,6 +26,7 @@ from ragen_jax.lab.curves import (
 )
 from ragen_jax.lab.identical import SAME, distinct, is_unchanged
 from ragen_jax.lab.statistics import judge_count
+from ragen_jax.writers import save_figure
 
 LOST = 0.5  # of success or information: the share of it that counts as lost
 HEALTHY = (0.5, 2.0)  # entropy, over its baseline, that looks healthy
@@ -332,5 +333,5 @@ def draw(runs: Runs, path: Path) -> None:
     axes[0, 0].legend(fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("step")
-    fig.savefig(path, dpi=110)
+    save_figure(fig, path, dpi=110)
     plt.close(fig)

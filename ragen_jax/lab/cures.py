@@ -34,6 +34,7 @@ from ragen_jax.lab.curves import (
 from ragen_jax.lab.identical import SAME, is_unchanged
 from ragen_jax.lab.organism import ENTROPY, GROUNDED, MI, OTHER, VALID_RATE
 from ragen_jax.lab.statistics import ERROR, holm, p_value
+from ragen_jax.writers import save_figure
 
 PLAIN, BEST_OF_PAPER = "no filter", "top-p 0.9"
 NOT_TESTABLE = "not testable (the same runs)"
@@ -314,5 +315,5 @@ def draw(runs: Runs, path: Path) -> None:
     axis.set_xlabel("information kept: mean of mi_seq over its first value")
     axis.set_ylabel("held-out success, mean of all evaluations")
     label_points(fig, axis, middles)
-    fig.savefig(path, dpi=110)
+    save_figure(fig, path, dpi=110)
     plt.close(fig)

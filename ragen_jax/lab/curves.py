@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from ragen_jax.types import Metrics
+from ragen_jax.writers import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -189,7 +190,7 @@ def draw_ranking(
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_xlim(*limits)
     axis.set_xlabel(label)
-    fig.savefig(path, dpi=110)
+    save_figure(fig, path, dpi=110)
     plt.close(fig)
 
 

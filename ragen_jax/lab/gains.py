@@ -51,6 +51,7 @@ from ragen_jax.lab.statistics import (
     p_within,
     permutation_test,
 )
+from ragen_jax.writers import save_figure
 
 MARGIN = 0.03  # of success, that counts as no difference
 SIDES = {1: "higher", -1: "lower", 0: f"no other (within {MARGIN:g})"}  # claimed
@@ -335,5 +336,5 @@ def draw(runs: Runs, path: Path) -> None:
         axis.set_xticks(range(len(settings)), settings, fontsize=8)
         axis.legend(fontsize=7, ncols=2)
     axis.set_ylabel("held-out success")
-    fig.savefig(path, dpi=110)
+    save_figure(fig, path, dpi=110)
     plt.close(fig)

@@ -39,6 +39,7 @@ from ragen_jax.lab.identical import is_unchanged
 from ragen_jax.lab.looks import confidence, looks
 from ragen_jax.lab.organism import GROUNDED, MI
 from ragen_jax.lab.statistics import ERROR, p_value, p_within
+from ragen_jax.writers import save_figure
 
 ALL, UPPER, LOWER = "bonus on all", "bonus on the upper half", "bonus on the lower half"
 QUARTERS = 4
@@ -282,5 +283,5 @@ def draw(runs: Runs, path: Path) -> None:
     right.set_xlabel("step")
     right.set_ylim(bottom=0)
     right.legend(fontsize=8)
-    fig.savefig(path, dpi=110)
+    save_figure(fig, path, dpi=110)
     plt.close(fig)

@@ -35,6 +35,7 @@ from ragen_jax.lab.curves import (
 )
 from ragen_jax.lab.identical import SAME, distinct, is_unchanged
 from ragen_jax.lab.statistics import judge_count, p_value
+from ragen_jax.writers import save_figure
 
 MI, RELEASED, RETRIEVAL = "probe/mi_seq", "probe/mi_released", "probe/retrieval_acc"
 ENTROPY, VALID_RATE = "probe/h_cond", "probe/valid_rate"
@@ -241,5 +242,5 @@ def draw(runs: Runs, path: Path) -> None:
         axis.set_xlabel("step")
         axis.set_ylim(bottom=0)
     axes[0].legend(fontsize=8)
-    fig.savefig(path, dpi=110)
+    save_figure(fig, path, dpi=110)
     plt.close(fig)

@@ -15,7 +15,7 @@ from ragen_jax.lab import (
 )
 from ragen_jax.lab.curves import Runs
 from ragen_jax.lab.identical import describe
-from ragen_jax.whole import write_whole
+from ragen_jax.whole import make_folder, write_whole
 
 PAGES = {
     "collapse": collapse,
@@ -48,7 +48,7 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
 
     matplotlib.use("Agg")
     page = PAGES[name]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     picture = path.with_suffix(".png")
     page.draw(runs, picture)
     head = ["# Laboratory: " + name, "", experiment.question, ""]

@@ -18,6 +18,7 @@ from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.anatomy import CLASSES
 from ragen_jax.lab.ceiling import AT
 from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, factors
+from ragen_jax.writers import save_figure
 
 MI, RETRIEVAL, CHANCE = "probe/mi_seq", "probe/retrieval_acc", "probe/retrieval_chance"
 ENTROPY, VALID_RATE = "probe/h_cond", "probe/valid_rate"
@@ -137,5 +138,5 @@ def draw(runs: Runs, path: Path) -> None:
         axis.set_title(treatment, fontsize=10)
         axis.set_xlabel("H(Z|X) of the probe, nats a token")
     axes[0, 0].set_ylabel("mi_seq of the probe, nats")
-    fig.savefig(path, dpi=110)
+    save_figure(fig, path, dpi=110)
     plt.close(fig)

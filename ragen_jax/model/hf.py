@@ -7,6 +7,7 @@ and images.py preprocessor_config.json.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from ragen_jax.model import (
 from ragen_jax.model.weights import INDEX, WEIGHTS
 from ragen_jax.sharding import is_first, param_shardings
 from ragen_jax.types import Params
+from ragen_jax.whole import refusal, retried, write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -158,6 +160,8 @@ def resolve(path: str | Path) -> Path:
     try:
         folder = huggingface_hub.snapshot_download(name, allow_patterns=list(DOWNLOADED))
     except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
+        if refusal(error) is not None:  # of the cache that it is downloaded to
+            raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"no directory {name} here, and the model {name} could not be downloaded from the "
@@ -319,14 +323,10 @@ def replacement(path: str | Path, *, writer: bool = True) -> Generator[Path]:
     if not writer:
         yield fresh
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
+    retried(functools.partial(_begin_anew, fresh), path)
     try:
         yield fresh
-        for file in fresh.iterdir():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
+        retried(functools.partial(_sync, fresh), path)
         if path.exists():
             lost = sorted(set(os.listdir(path)) - set(os.listdir(fresh)))
             lost = [name for name in lost if not re.fullmatch(WEIGHT_FILES, name)]
@@ -335,13 +335,31 @@ def replacement(path: str | Path, *, writer: bool = True) -> Generator[Path]:
                     f"{path} holds other files ({', '.join(lost[:4])}); save elsewhere"
                 )
             old = path.with_name(f".{path.name}.replaced-{os.getpid()}")
-            path.rename(old)
-            fresh.rename(path)
-            shutil.rmtree(old)
+            retried(functools.partial(path.rename, old), path)
+            try:
+                retried(functools.partial(fresh.rename, path), path)
+            except OSError:
+                old.rename(path)
+                raise
+            shutil.rmtree(old, ignore_errors=True)  # the new one is there, whatever is left of it
         else:
-            fresh.rename(path)
+            retried(functools.partial(fresh.rename, path), path)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _begin_anew(folder: Path) -> None:
+    """Makes a folder, and its parents, that is empty."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _sync(folder: Path) -> None:
+    """Returns when the files of a folder are on the disk."""
+    for file in folder.iterdir():
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -363,4 +381,4 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def write_json(file: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file as Hugging Face's libraries lay it out."""
-    file.write_text(json.dumps(value, indent=2) + "\n")
+    write_whole(file, json.dumps(value, indent=2) + "\n")

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from ragen_jax.model import hf, qwen, vision_tensors, weights
 from ragen_jax.model.families import decoder, name_in_memory
@@ -275,9 +274,7 @@ def save_adapter(
         return
     with hf.replacement(path) as fresh:
         hf.write_json(fresh / CONFIG, description)
-        save_file(tensors, fresh / WEIGHTS, metadata={"format": "pt"})
-        # safetensors keeps its files to their owner; see weights.write.
-        (fresh / WEIGHTS).chmod(fresh.stat().st_mode & 0o666)
+        weights.write_tensors(fresh / WEIGHTS, tensors)
 
 
 def is_adapter(path: str | Path) -> bool:

@@ -1,8 +1,11 @@
 """tokenizer_config.json as both transformers 4 and 5 read it."""
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ragen_jax.whole import retried, write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -42,7 +45,7 @@ def save_tokenizer(directory: Path, tokenizer: "PreTrainedTokenizerFast") -> Non
       tokenizer: as `hf.load_tokenizer` returns it, which notes the source's class in
         `init_kwargs["tokenizer_class"]`; without that note, `GENERIC` is written.
     """
-    tokenizer.save_pretrained(directory)
+    retried(functools.partial(tokenizer.save_pretrained, directory), directory)
     file = directory / FILE
     fields = json.loads(file.read_text())
     noted = tokenizer.init_kwargs.get("tokenizer_class")
@@ -51,4 +54,4 @@ def save_tokenizer(directory: Path, tokenizer: "PreTrainedTokenizerFast") -> Non
     if isinstance(fields.get("extra_special_tokens"), list):
         fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
     fields = {name: value for name, value in fields.items() if name not in OF_LOADING}
-    file.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
+    write_whole(file, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")

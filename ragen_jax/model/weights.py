@@ -32,6 +32,7 @@ from ragen_jax.model import qwen
 from ragen_jax.model.families import family_of
 from ragen_jax.model.families.types import FLAT, JOIN, SPLIT
 from ragen_jax.types import Array, Params
+from ragen_jax.whole import retried, write_whole
 
 Tensors = Mapping[str, Any]  # tensor name -> the open file that holds it: get_slice(name)
 Slice = Any  # a tensor in a file, to be cut: safetensors has no type for it
@@ -408,14 +409,26 @@ def write(
             if writer:
                 made[tensor.name] = _joined(tensor, parts, dtype)
         if writer:
-            save_file(made, directory / file, metadata={"format": "pt"})
-            # safetensors keeps its files to their owner; a model is as public as its folder.
-            (directory / file).chmod(directory.stat().st_mode & 0o666)
+            write_tensors(directory / file, made)
     if writer and len(shards) > 1:
         names = {tensor.name: file for file in shards for tensor in shards[file]}
         size = sum(math.prod(tensor.shape) for tensor in tensors) * jnp.dtype(dtype).itemsize
         index = {"metadata": {"total_size": size}, "weight_map": names}
-        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        write_whole(directory / INDEX, json.dumps(index, indent=2) + "\n")
+
+
+def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Writes a file of safetensors, as public as its folder.
+
+    Raises:
+      DiskRefused: the disk refuses it.
+    """
+
+    def write() -> None:
+        save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors keeps them to their owner
+
+    retried(write, path)
 
 
 def _joined(tensor: Stored, parts: Sequence[np.ndarray], dtype: str) -> np.ndarray:

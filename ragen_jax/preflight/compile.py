@@ -16,6 +16,7 @@ from jax.experimental import topologies
 from ragen_jax.preflight.programs import Program
 from ragen_jax.preflight.roofline import CHIPS, Chip
 from ragen_jax.preflight.shapes import bytes_per_chip
+from ragen_jax.whole import writing
 
 GIB = 2**30
 
@@ -100,7 +101,7 @@ def quiet_stderr() -> Generator[None]:
     """Drops what libtpu writes to file descriptor 2; exceptions pass."""
     sys.stderr.flush()
     kept = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
+    with writing(os.devnull), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     try:
         yield

@@ -15,6 +15,8 @@ from ragen_jax.envs.search_qa.words import write_words
 from ragen_jax.model import hf
 from ragen_jax.model.hf import replacement
 from ragen_jax.run.log import console
+from ragen_jax.whole import retried
+from ragen_jax.writers import map_array
 
 TOLD = 1_000_000  # texts between two lines of progress
 
@@ -47,15 +49,13 @@ def build_vectors(corpus: str, index: str, *, encoder: str, dtype: str, mesh: Me
             pass
         texts = Passages(fresh)
         shape = (len(texts), encode.width)
-        vectors = np.lib.format.open_memmap(
-            fresh / VECTORS, mode="w+", dtype=np.float16, shape=shape
-        )
+        vectors = map_array(fresh / VECTORS, np.float16, shape)
         starts = range(0, len(texts), CHUNK)
         for start, chunk in zip(
             starts, _told(texts[start : start + CHUNK] for start in starts), strict=True
         ):
             vectors[start : start + len(chunk)] = encode(chunk)
-        vectors.flush()
+        retried(vectors.flush, fresh / VECTORS)
         Settings("", _lasting(encoder), dtype).write(fresh)
         return len(texts)
 

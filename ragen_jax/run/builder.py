@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
+from ragen_jax.whole import reading
+
 
 class Generated(tfds.core.GeneratorBasedBuilder):
     """The examples of a generator, in its order; `index` is for those made when TFDS shuffled."""
@@ -33,5 +35,6 @@ class Generated(tfds.core.GeneratorBasedBuilder):
         return {"examples": self._generate_examples()}
 
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for index, example in enumerate(self._generate()):
-            yield index, {"index": index, **example}
+        with reading():  # a source that fails is no disk that refuses what is written
+            for index, example in enumerate(self._generate()):
+                yield index, {"index": index, **example}

@@ -3,13 +3,15 @@
 Importing Orbax takes half a second, so that it is done when a folder is opened.
 """
 
+import contextlib
 import errno
 import functools
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -21,11 +23,13 @@ import numpy as np
 from ragen_jax.checksums import damage, write_checksums
 from ragen_jax.sharding import is_first
 from ragen_jax.types import Params, TrainState
-from ragen_jax.whole import refusal, retried
+from ragen_jax.whole import make_folder, refusal, retried, writing
 
 ITEM = "default"  # Orbax's name of the folder of a step's arrays
 METADATA = "_CHECKPOINT_METADATA"  # Orbax's file about a step
 MOST_NAMED = 3  # arrays of an error
+FILES = 64  # more than a checkpoint has, which are 20 to 30
+SETTLE = 1.0  # seconds from the error of a failed save to the last report of a thread, at most
 UNFINISHED = ".orbax-checkpoint-tmp"  # and the end of a step's name while it is written
 
 
@@ -57,10 +61,11 @@ class Checkpoints:
         )
         # Compressed, numbers as random as these are 8 % smaller, and cost three times the time.
         handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+        make = functools.partial(
+            ocp.CheckpointManager, self.directory, options=options, item_handlers=handler
+        )
         try:
-            self.manager = ocp.CheckpointManager(
-                self.directory, options=options, item_handlers=handler
-            )
+            self.manager = make() if read_only else retried(make, self.directory)
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"a checkpoint in {self.directory} cannot be opened: {error}; look at the files "
@@ -95,7 +100,7 @@ class Checkpoints:
 
         def save() -> None:
             # TensorStore's threads print hundreds of tracebacks where they find no room.
-            if shutil.disk_usage(self.directory).free < size:
+            if not _has_room(self.directory, size):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._save(step, state, wait)
 
@@ -108,7 +113,9 @@ class Checkpoints:
         if is_first():  # what a failed attempt has left
             shutil.rmtree(self.directory / f"{step}{UNFINISHED}", ignore_errors=True)
         self._saving = step
-        if not self.manager.save(step, args=ocp.args.PyTreeSave(state)):
+        with self._abandoned_on_failure():
+            saved = self.manager.save(step, args=ocp.args.PyTreeSave(state))
+        if not saved:
             raise RuntimeError(f"checkpoint of step {step} was not saved: does it exist already?")
         if wait:
             self._finish()
@@ -121,15 +128,25 @@ class Checkpoints:
         try:
             self._finish()
         except Exception as error:
-            return f"the checkpoint of step {self._saving} was not saved: {refusal(error) or error}"
+            reason = " ".join((refusal(error) or str(error)).split())
+            return f"the checkpoint of step {self._saving} was not saved: {reason}"
         finally:
             self._saving = 0
         return None
 
     def _finish(self) -> None:
-        try:
+        with self._abandoned_on_failure():
             self.manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _abandoned_on_failure(self) -> Generator[None]:
+        """Leaves nothing of the save under way if its body raises."""
+        try:
+            yield
         except Exception:
+            # TensorStore's threads report every array, the first of which ends the save: a process
+            # that ends meanwhile would print the others' tracebacks.
+            time.sleep(SETTLE)
             if is_first():  # where the disk is full, the half of it is in the way
                 left = self.directory / f"{self._saving}{UNFINISHED}"
                 shutil.rmtree(left, ignore_errors=True)
@@ -187,8 +204,17 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for the last save."""
-        self._finish()
-        self.manager.close()
+        with writing(self.directory):
+            self._finish()
+            self.manager.close()
+
+
+def _has_room(directory: Path, size: int) -> bool:
+    """Whether the disk of a folder takes a checkpoint of `size` bytes."""
+    stat = os.statvfs(directory)
+    # Some file systems (Btrfs) do not count their files, and report 0 of 0.
+    takes_files = not stat.f_files or stat.f_favail >= FILES
+    return takes_files and shutil.disk_usage(directory).free >= size
 
 
 def _arrays(tree: Any) -> set[str]:
@@ -220,9 +246,10 @@ def set_damaged_aside(directory: Path) -> list[str]:
     told = []
     for step, found in bad.items():
         aside = directory.parent / "damaged"
-        aside.mkdir(exist_ok=True)
+        make_folder(aside)
         number = sum(path.name.startswith(f"{step}-") for path in aside.iterdir()) + 1
-        (directory / str(step)).rename(aside / f"{step}-{number}")
+        place = directory / str(step)
+        retried(functools.partial(place.rename, aside / f"{step}-{number}"), aside)
         told.append(
             f"the checkpoint of step {step} is damaged ({found}); it is in {aside} now, and the "
             f"run goes on behind step {steps[-1]}"

@@ -2,13 +2,13 @@
 
 import contextlib
 import datetime
-import errno
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 from absl import app, flags, logging
@@ -23,11 +23,12 @@ from ragen_jax.run.sizes import of_environments
 from ragen_jax.run.trust import require_trust
 from ragen_jax.run.workdir import cache_directory
 from ragen_jax.sharding import of_first
-from ragen_jax.whole import refusal, remove_left_over
+from ragen_jax.whole import OF_A_PATH, DiskRefused, refusal, remove_left_over
+
+T = TypeVar("T")
 
 BAD_INPUT = 2  # exit code
 DISK = 4  # exit code of a disk that is full or cannot be written
-UNUSABLE = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)  # of a path
 SHOWN = 200  # characters of a path in a message, at most
 DEFAULT_CONFIG = "sokoban"
 CONFIGS = Path(configs.__file__).parent
@@ -208,7 +209,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
 
     def run(argv):
         try:
-            with unusable_paths(), full_disk(), signs_of_life():
+            with disk_errors(), signs_of_life():
                 refuse_shared_cache()
                 remove_left_over(cache_directory())
                 main(argv)
@@ -224,6 +225,16 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code if isinstance(code, int) else 1)
+
+    app.run(run, flags_parser=parse)
+
+
+def run_words(main: Callable[[T], None], parse: Callable[[list[str]], T]) -> None:
+    """Runs `main(parse(argv))`, for a command without a config."""
+
+    def run(parsed: T) -> None:
+        with disk_errors():
+            main(parsed)
 
     app.run(run, flags_parser=parse)
 
@@ -255,9 +266,18 @@ def bad_input(*further: type[Exception]) -> Generator[None]:
     try:
         with unusable_paths():
             yield
+    except DiskRefused:  # which no input is to blame for, also where OSError is named
+        raise
     except (ValueError, *further) as error:
         print(f"error: {_one_line(error)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
+
+
+@contextlib.contextmanager
+def disk_errors() -> Generator[None]:
+    """`full_disk` and `unusable_paths`: what a file system refuses is one line and an exit code."""
+    with unusable_paths(), full_disk():
+        yield
 
 
 @contextlib.contextmanager
@@ -269,18 +289,19 @@ def full_disk() -> Generator[None]:
         reason = refusal(error)
         if reason is None:
             raise
-        print(f"error: {reason}", file=sys.stderr)
+        print(f"error: {' '.join(reason.split())}", file=sys.stderr)
         raise SystemExit(DISK) from None
 
 
 @contextlib.contextmanager
 def unusable_paths() -> Generator[None]:
     """Turns what can only be the fault of a path that was given into one line on stderr and exit
-    code 2: too long a name, a folder where a file is written, a file where a folder is read."""
+    code 2: too long a name, a folder where a file is written, a file where a folder is expected,
+    links that lead to each other."""
     try:
         yield
     except OSError as error:
-        if error.errno not in UNUSABLE:
+        if error.errno not in OF_A_PATH:
             raise
         path = str(error.filename2 or error.filename)
         path = path if len(path) <= SHOWN else f"{path[:SHOWN]}..."

@@ -12,11 +12,11 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ragen_jax.checksums import damage, write_checksums
+from ragen_jax.checksums import CHECKSUMS, damage, write_checksums
 from ragen_jax.envs.types import (
     Environment,
     Observation,
@@ -38,6 +38,10 @@ from ragen_jax.rollout.acting import (
 )
 from ragen_jax.run.log import console
 from ragen_jax.run.workdir import locked
+from ragen_jax.whole import retried
+
+if TYPE_CHECKING:
+    from ragen_jax.run.builder import Generated
 
 # First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
 EVALUATION_SEEDS = 1 << 62
@@ -65,7 +69,8 @@ def open_or_generate(
 
     Args:
       name: of the dataset. settings: JSON-like; everything that decides the examples.
-      features: name -> TFDS feature. generate: () -> iterator of examples.
+      features: name -> TFDS feature. generate: () -> iterator of examples, from the first again
+        where a full disk has ended the one before.
       directory: where TFDS keeps its files.
     """
     import tensorflow_datasets as tfds  # which takes half a second, as `builder` does
@@ -80,14 +85,19 @@ def open_or_generate(
         with locked(folder):
             if found := damage(folder):  # still: no other process has made it meanwhile
                 console(f"warning: {found}: generating it anew")
-                shutil.rmtree(folder)
-            builder = make()
-            if not builder.is_prepared():
-                with contextlib.redirect_stdout(io.StringIO()):
-                    builder.download_and_prepare()
+                retried(functools.partial(shutil.rmtree, folder), folder)
+            retried(lambda: _prepare(make()), folder)
+            if not (folder / CHECKSUMS).exists():
                 write_checksums(folder)
     builder = make()
     return Stored(builder.as_data_source(split="examples"))
+
+
+def _prepare(builder: "Generated") -> None:
+    """Generates a dataset, unless it is there."""
+    if not builder.is_prepared():
+        with contextlib.redirect_stdout(io.StringIO()):
+            builder.download_and_prepare()
 
 
 class Stored:
@@ -152,6 +162,7 @@ def heldout_problems(
     failed: list[Broken] = []  # of the seeds left out, if the set is generated now
 
     def generate():
+        failed.clear()
         first = candidate = EVALUATION_SEEDS + (seed << 32)
         seen = set()
         while len(seen) < count:
@@ -364,6 +375,7 @@ def demonstrations(
     failed: list[tuple[int, Broken]] = []  # seeds for which the environment raised, likewise
 
     def generate():
+        unsolved.clear()
         for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
             reached(f"solving problem {seed - IMITATION_SEEDS + 1} of {rooms} to be imitated")
             turns = imitated_turns(environment, seed, **play)

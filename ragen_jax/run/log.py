@@ -73,7 +73,7 @@ class MetricsLog:
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
         self.totals = Totals(rows)
         write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
-        self.file = self.path.open("r+b", buffering=0)
+        self.file = retried(functools.partial(self.path.open, "r+b", buffering=0), self.path)
         for name in dict.fromkeys(trackers):
             self.followers.append(Follower(name, self.path, config or {}, console))
             self.followers[-1].wake()  # with the rows that it may lack
@@ -177,7 +177,7 @@ def write_rollouts(
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     for left in folder.glob("*.png"):
         if left.name not in images:
-            left.unlink()
+            retried(functools.partial(left.unlink, missing_ok=True), left)
 
 
 def console(line: str) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ragen_jax.run import rows
 from ragen_jax.run.checkpoint import newest, set_damaged_aside
+from ragen_jax.whole import retried
 
 
 def find_damage(workdir: Path, repair: bool) -> list[str]:
@@ -22,6 +23,7 @@ def find_damage(workdir: Path, repair: bool) -> list[str]:
         listed += ", ...)" if len(lost) > 8 else ")"
         if not repair and not path.with_name(rows.SET_ASIDE).exists():
             raise ValueError(f"{listed}, which its checkpoint is behind; --repair goes on without")
-        path.with_name(rows.SET_ASIDE).touch()  # the next start need not be told again
+        aside = path.with_name(rows.SET_ASIDE)
+        retried(aside.touch, aside)  # the next start need not be told again
         told.append(listed)
     return told

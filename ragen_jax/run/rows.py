@@ -41,10 +41,9 @@ def repair(path: Path) -> list[str]:
         return []
     aside = path.with_name(SET_ASIDE)
     before = aside.read_bytes() if aside.exists() else b""
+    lines = "".join(f"{line}\n" for _, line in damaged)
     with whole(aside, "wb") as file:
-        file.write(before)
-        for _, line in damaged:
-            file.write(f"{line}\n".encode(errors="surrogateescape"))
+        file.write(before + lines.encode(errors="surrogateescape"))
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
     numbers = ", ".join(str(number) for number, _ in damaged)
     return [f"{path}: line(s) {numbers} were no rows; they are in {aside.name} now"]

@@ -20,7 +20,7 @@ from ragen_jax.run.flat import flat
 from ragen_jax.run.links import refuse_links
 from ragen_jax.run.log import console
 from ragen_jax.sharding import is_first
-from ragen_jax.whole import remove_left_over
+from ragen_jax.whole import OF_A_PATH, make_folder, remove_left_over, retried
 
 LOCK = ".lock"  # in a run's folder, while a process has it
 
@@ -37,9 +37,10 @@ def locked(path: Path) -> Generator[None]:
 
     For what is generated on first use, which several runs may begin with at the same time.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f"{path.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+    make_folder(path.parent)
+    place = path.with_name(f"{path.name}.lock")
+    with retried(functools.partial(place.open, "w"), place) as file:
+        retried(functools.partial(fcntl.flock, file, fcntl.LOCK_EX), place)  # until it is closed
         yield
 
 
@@ -51,17 +52,17 @@ def owned(workdir: Path) -> Generator[None]:
     removed.
 
     Raises:
-      ValueError: another run has it, it cannot be made or written, or what is written there would
-        be written elsewhere (links.py).
+      ValueError: another run has it, its path cannot be that of a folder, or what is written there
+        would be written elsewhere (links.py).
+      DiskRefused: it cannot be made or written.
     """
     if not is_first():
         yield
         return
     path = workdir / LOCK
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
         refuse_links(workdir)
-        file = _locked_now(path)
+        file = retried(functools.partial(_locked_now, path), workdir)
     except BlockingIOError:
         holder = path.read_text().strip() or "another process"
         raise ValueError(
@@ -69,48 +70,55 @@ def owned(workdir: Path) -> Generator[None]:
             "another folder"
         ) from None
     except OSError as error:
+        if error.errno not in OF_A_PATH:
+            raise
         raise ValueError(f"--workdir is {workdir}, which cannot be used: {error}") from None
     with file:
-        file.write(f"process {os.getpid()} on {platform.node()}\n")
-        file.flush()
-        remove_left_over(workdir)
         try:
+            retried(functools.partial(remove_left_over, workdir), workdir)
             yield
         finally:
-            with contextlib.suppress(FileNotFoundError):  # of a folder that was renamed
+            # The lock ends with the file: one that a failing disk keeps is in nobody's way, and
+            # must not hide what the disk refused before.
+            with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
                 if not any(workdir.iterdir()):  # nothing came of it
                     workdir.rmdir()
 
 
-def _locked_now(path: Path) -> IO[str]:
-    """An open file that is locked for this process.
+def _locked_now(path: Path) -> IO[bytes]:
+    """An open file that is locked for this process, whose name is in it; its folder is made.
 
     Raises:
       BlockingIOError: another process has it.
       ValueError: the file has another name somewhere, under which it would be emptied as well.
     """
     while True:
-        # A link that somebody has put there since `refuse_links` fails.
-        file = open(
-            os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "a"
-        )
-        if os.fstat(file.fileno()).st_nlink > 1:
-            file.close()
-            raise ValueError(f"{path} is a hard link to another file; remove it")
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which forked processes do not have
-        except BlockingIOError:
-            file.close()
-            raise
-        except OSError as error:  # of some network file systems
-            console(f"warning: {path} cannot be locked ({error}): start no second run there")
-            return file
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as unless_locked:
+            # A link that somebody has put there since `refuse_links` fails. Unbuffered: what a full
+            # disk has not taken is not written again when it is closed.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            file = unless_locked.enter_context(open(os.open(path, flags, 0o666), "ab", buffering=0))
+            if os.fstat(file.fileno()).st_nlink > 1:
+                raise ValueError(f"{path} is a hard link to another file; remove it")
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # forked processes do not have it
+            except BlockingIOError:
+                raise
+            except OSError as error:  # of some network file systems
+                console(f"warning: {path} cannot be locked ({error}): start no second run there")
+            else:
+                try:
+                    current = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+                except FileNotFoundError:
+                    current = False
+                if not current:  # who had it has removed it meanwhile
+                    continue
                 file.truncate(0)
-                return file
-        file.close()  # who had it has removed it meanwhile
+            file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
+            unless_locked.pop_all()
+            return file
 
 
 def new_folder(parent: Path, name: str) -> Path:
@@ -120,9 +128,9 @@ def new_folder(parent: Path, name: str) -> Path:
     """
     for number in itertools.count(1):
         path = parent / (name if number == 1 else f"{name}-{number}")
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folder(parent)
         with contextlib.suppress(FileExistsError):
-            path.mkdir()
+            retried(path.mkdir, path)
             return path
     raise AssertionError("numbers do not end")
 
@@ -320,7 +328,7 @@ def set_evaluations_aside(workdir: Path, step: int) -> None:
     old = workdir / "eval"
     if old.exists():
         aside = workdir / f"eval_until_step_{step:06d}"
-        old.rename(aside)
+        retried(functools.partial(old.rename, aside), aside)
         console(f"config.eval has changed: what was evaluated before is in {aside}")
 
 

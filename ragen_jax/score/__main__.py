@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from absl import app, flags, logging
+from absl import flags, logging
 
 from ragen_jax.configs import base
 from ragen_jax.diagnostics.scopes import Scores
@@ -298,4 +298,4 @@ if __name__ == "__main__":
     OUT = flags.DEFINE_string("out", "score.json", "JSON file of all figures.")
     logging.set_verbosity(logging.ERROR)  # of the libraries
     keep_freed_memory()
-    app.run(main, flags_parser=parse)
+    command.run_words(main, parse)

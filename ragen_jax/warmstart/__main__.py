@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from ragen_jax.run.check import check
 from ragen_jax.run.command import bad_input, define_config, run_command
 from ragen_jax.run.kept_programs import keep_programs
+from ragen_jax.run.log import console
 from ragen_jax.warmstart.imitate import tiny_model
+from ragen_jax.whole import patient
 
 
 def main(argv: Sequence[str]) -> None:
@@ -21,7 +23,8 @@ def main(argv: Sequence[str]) -> None:
     keep_programs()
     with bad_input():
         check(config)
-        directory = tiny_model(config)
+        with patient(config.checkpoint.patience, console):
+            directory = tiny_model(config)
     print(json.dumps({"model": str(directory)}))
 
 

@@ -1,6 +1,7 @@
 """A disk that is full: waited for, then left with all that was saved; nothing is half."""
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -98,14 +99,25 @@ def test_a_full_disk_is_waited_for(disk):
     assert len(told) == 3 and path.read_text() == "[]"
 
 
-def test_other_errors_are_raised_at_once():
+@pytest.mark.parametrize(
+    "error, raised",
+    [
+        (ConnectionResetError(errno.ECONNRESET, "reset"), ConnectionResetError),
+        (ValueError("[Errno 28] No space left on device"), ValueError),  # a text of somebody's
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 28 bytes"), RuntimeError),
+        (IsADirectoryError(errno.EISDIR, "is a folder"), IsADirectoryError),
+        (FileNotFoundError(errno.ENOENT, "no folder"), DiskRefused),  # for which nobody waits
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
+)
+def test_other_errors_are_raised_at_once(error, raised):
     calls = []
 
     def write():
         calls.append(1)
-        raise FileNotFoundError(2, "No such file")
+        raise error
 
-    with patient(60, pytest.fail), pytest.raises(FileNotFoundError):
+    with patient(60, pytest.fail), pytest.raises(raised):
         retried(write, "it")
     assert len(calls) == 1
 
