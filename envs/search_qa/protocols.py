@@ -11,17 +11,20 @@ Both are posted to /retrieve, and told apart by the name of what holds the queri
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragen_jax.envs.search_qa.retrieve import Document
+from ragen_jax import http_json
+from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 
 PROTOCOLS = ("ragen", "search_r1")
 PATH = "/retrieve"
 HEALTH = "/health"  # of ragen; GET
 MAX_DOCUMENTS = 50  # of a query (RAGEN asks for no more: ragen/env/search/retrieval_client.py:92)
-MAX_QUERIES = 10_000  # of a request
+MAX_QUERIES = 512  # of a request to our server
+MAX_VALUES = 40_000  # of JSON in a request to our server; see http_json.parse_json
+MAX_LETTERS = 64_000  # of all queries of a request to our server; MAX_QUERY of each count
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,27 @@ class Request:
     scores: bool = True  # whether search_r1 is to send them
 
 
-def request_body(protocol: str, queries: Sequence[str], k: int) -> bytes:
-    """What is posted: of ragen one query."""
+def request_fields(protocol: str, queries: Sequence[str], k: int) -> dict[str, Any]:
+    """The value that is posted as JSON; a request of ragen has one query."""
     if protocol == "ragen":
         (query,) = queries
-        return json.dumps({"query": query, "top_k": k}).encode()
-    return json.dumps({"queries": list(queries), "topk": k, "return_scores": True}).encode()
+        return {"query": query, "top_k": k}
+    return {"queries": list(queries), "topk": k, "return_scores": True}
+
+
+def split_queries(queries: Sequence[str], *, most: int, letters: int) -> Iterator[tuple[str, ...]]:
+    """The queries in their order, in parts of up to `most` queries and up to `letters` characters
+    (or a single query)."""
+    part: list[str] = []
+    size = 0
+    for query in queries:
+        if part and (len(part) == most or size + len(query) > letters):
+            yield tuple(part)
+            part, size = [], 0
+        part.append(query)
+        size += len(query)
+    if part:
+        yield tuple(part)
 
 
 def read_request(body: bytes, k: int) -> Request:
@@ -48,10 +66,14 @@ def read_request(body: bytes, k: int) -> Request:
     Args:
       k: documents where the request does not say.
 
+    Returns:
+      Its queries are cut to MAX_QUERY characters.
+
     Raises:
-      ValueError: it is of neither protocol.
+      ValueError: it is of neither protocol, or asks for more than MAX_QUERIES, MAX_LETTERS or
+        MAX_DOCUMENTS allow.
     """
-    fields = _object(body)
+    fields = _object(http_json.parse_json(body, max_values=MAX_VALUES))
     if "query" in fields:
         wanted = _count(fields, "top_k", "k", default=k)  # "k": server.py:91 takes it, too
         return Request("ragen", _texts([fields["query"]], "query"), wanted)
@@ -60,8 +82,15 @@ def read_request(body: bytes, k: int) -> Request:
         queries = fields["queries"]
         if not isinstance(queries, list) or len(queries) > MAX_QUERIES:
             raise ValueError(f"queries must be a list of at most {MAX_QUERIES} texts")
+        texts = _texts(queries, "queries")
+        letters = sum(map(len, texts))
+        if letters > MAX_LETTERS:
+            raise ValueError(
+                f"queries must hold at most {MAX_LETTERS} characters together, got {letters}: ask "
+                "in several requests"
+            )
         scores = bool(fields.get("return_scores", False))
-        return Request("search_r1", _texts(queries, "queries"), wanted, scores)
+        return Request("search_r1", texts, wanted, scores)
     raise ValueError("a request holds query and top_k, or queries and topk")
 
 
@@ -80,13 +109,13 @@ def _search_r1_document(document: Document, scores: bool) -> dict[str, Any]:
     return {"document": shown, "score": document.score} if scores else shown
 
 
-def read_answer(protocol: str, body: bytes, queries: int, k: int) -> list[list[Document]]:
-    """The documents in an answer to so many queries, at most k of each.
+def read_answer(protocol: str, answer: Any, queries: int, k: int) -> list[list[Document]]:
+    """The documents in an answer (a value of JSON) to `queries` queries, at most k of each.
 
     Raises:
       ValueError: it is not what the protocol says, in any part.
     """
-    fields = _object(body)
+    fields = _object(answer)
     name = "results" if protocol == "ragen" else "result"
     if name not in fields:
         raise ValueError(f"the answer has no field {name!r}, as {protocol} has")
@@ -129,14 +158,10 @@ def _document(name: Any, text: Any, score: Any) -> Document:
     return Document(str(name), text, float(score))
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise ValueError(f"no JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"no JSON object, but {fields!r:.80}")
-    return fields
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"no JSON object, but {value!r:.80}")
+    return value
 
 
 def _count(fields: dict[str, Any], *names: str, default: int) -> int:
@@ -156,4 +181,4 @@ def _texts(values: Sequence[Any], name: str) -> tuple[str, ...]:
     for value in values:
         if not isinstance(value, str):
             raise ValueError(f"{name} must hold texts, got {value!r:.80}")
-    return tuple(values)
+    return tuple(value[:MAX_QUERY] for value in values)

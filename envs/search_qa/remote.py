@@ -1,35 +1,29 @@
 """Retrieval from a server over HTTP, which may be slow, drop requests or send half an answer.
 
-A request is tried again until a whole answer of the protocol's form has come in time. What has not
-that form is never shown. Each try has a connection of its own: an answer that comes late cannot be
-taken for that to another question.
+A request is tried again until a whole answer of the protocol's form has come in time. An answer of
+another form is never shown. Each try is an exchange of its own (ragen_jax/http_json.py): an answer
+that comes late cannot be taken for the answer to another question.
 """
 
 import concurrent.futures
-import http.client
 import random
-import socket
 import threading
 import time
-import urllib.parse
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
+from ragen_jax import http_json
 from ragen_jax.envs.search_qa import protocols
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 
-Result = TypeVar("Result")
-
-AT_ONCE = 16  # requests side by side, where each is of one query
-FIRST_PAUSE = 0.1  # seconds behind the first try; doubled with each, and drawn from its upper half
+AT_ONCE = 16  # requests in parallel, where each is of one query
+QUERIES = 256  # of a request of search_r1
+FIRST_PAUSE = 0.1  # seconds after the first try; doubled with each, and drawn from its upper half
 LONGEST_PAUSE = 10.0
-MAX_BYTES = 64 << 20  # of an answer
-PIECE = 1 << 16
-TRY_AGAIN = (408, 425, 429)  # of the statuses 4xx; all others say that the request is wrong
 
-
-class Refused(Exception):
-    """A server's answer that another try would not change."""
+# The longest answer, in bytes, follows from what is asked: the sum of a part of its own and a part
+# for each document, but never more than the last. A document is shown with at most 50,000
+# characters, which are 200,000 bytes of UTF-8.
+BYTES_OF_ANSWER, BYTES_OF_DOCUMENT, MAX_BYTES = 1 << 20, 1 << 18, 32 << 20
 
 
 class Remote:
@@ -40,7 +34,7 @@ class Remote:
     ) -> None:
         """
         Args:
-          url: of the server, such as http://127.0.0.1:8000; /retrieve may stand behind it.
+          url: of the server, such as http://127.0.0.1:8000, with or without /retrieve.
           protocol: one of `protocols.PROTOCOLS`.
           time_limit: seconds of a try, from connecting to the answer's last byte.
           tries: of a request, at least 1.
@@ -49,13 +43,7 @@ class Remote:
         Raises:
           ValueError: one of these cannot be used.
         """
-        parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
-        try:
-            port = parts.port
-        except ValueError:
-            port = 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise ValueError(f"url must be as http://HOST:PORT, got {url!r}")
+        http_json.parse_url(url)
         if protocol not in protocols.PROTOCOLS:
             known = ", ".join(protocols.PROTOCOLS)
             raise ValueError(f"protocol must be one of {known}, got {protocol!r}")
@@ -63,9 +51,7 @@ class Remote:
             raise ValueError(f"time_limit must be a positive number of seconds, got {time_limit!r}")
         if not isinstance(tries, int) or tries < 1:
             raise ValueError(f"tries must be a whole number of at least 1, got {tries!r}")
-        self.url = f"{parts.scheme}://{parts.netloc}"
-        self._host, self._port, self._secure = parts.hostname, port, parts.scheme == "https"
-        self._folder = parts.path.rstrip("/").removesuffix(protocols.PATH)
+        self.url = url.partition("?")[0].partition("#")[0].rstrip("/").removesuffix(protocols.PATH)
         self._protocol, self._time_limit, self._tries = protocol, time_limit, tries
         self._random, self._lock = random.Random(seed), threading.Lock()
 
@@ -77,28 +63,31 @@ class Remote:
             raise ValueError(f"{error} (protocol {self._protocol})") from None
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Document]]:
-        """What the server finds, in its order: all queries in one request, or a request each."""
-        queries = [query[:MAX_QUERY] for query in queries]
-        if not queries:
-            return []
-        if self._protocol == "search_r1":
-            return self._ask(queries, k)
-        if len(queries) == 1:
-            return self._ask(queries, k)
-        with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(queries))) as threads:
-            return [found for (found,) in threads.map(lambda q: self._ask([q], k), queries)]
-
-    def _ask(self, queries: Sequence[str], k: int) -> list[list[Document]]:
-        body = protocols.request_body(self._protocol, queries, k)
-        return self._persist(
-            lambda: protocols.read_answer(self._protocol, self._post(body), len(queries), k)
-        )
-
-    def _persist(self, attempt: Callable[[], Result]) -> Result:
-        """What an attempt returns, as soon as one succeeds.
+        """Return what the server finds, in its order: search_r1 with up to QUERIES queries a
+        request, ragen with one.
 
         Raises:
-          ConnectionError: none did, or the server will not have it.
+          ConnectionError: no usable answer came in any try, or the server refuses the request.
+        """
+        most = QUERIES if self._protocol == "search_r1" else 1
+        parts = list(
+            protocols.split_queries(
+                [query[:MAX_QUERY] for query in queries],
+                most=most,
+                letters=protocols.MAX_LETTERS,
+            )
+        )
+        if len(parts) <= 1:
+            return [found for part in parts for found in self._ask(part, k)]
+        with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(parts))) as threads:
+            asked = threads.map(lambda part: self._ask(part, k), parts)
+            return [found for answer in asked for found in answer]
+
+    def _ask(self, queries: Sequence[str], k: int) -> list[list[Document]]:
+        """Send one request, up to `tries` times.
+
+        Raises:
+          ConnectionError: as `search`.
         """
         pause, reason = FIRST_PAUSE, ""
         for number in range(self._tries):
@@ -108,62 +97,22 @@ class Remote:
                 time.sleep(share * pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             try:
-                return attempt()
-            except Refused as error:
-                raise ConnectionError(f"retriever {self.url} refuses: {error}") from None
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                reason = f"{type(error).__name__}: {error}"
+                return self._exchange(queries, k)
+            except http_json.ExchangeError as error:
+                reason = str(error)
+                if not error.retry:
+                    raise ConnectionError(f"retriever {self.url} refuses: {reason}") from None
+            except ValueError as error:  # an answer of another form than the protocol's
+                reason = http_json.one_line(f"ValueError: {error}")
         raise ConnectionError(
-            f"retriever {self.url} gave no usable answer in {self._tries} tries; the last: "
-            f"{' '.join(reason.split())[:200]}"
+            f"retriever {self.url} gave no usable answer in {self._tries} tries; the last: {reason}"
         )
 
-    def _post(self, body: bytes) -> bytes:
-        """The whole answer to a request."""
-        deadline = time.monotonic() + self._time_limit
-        make = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = make(self._host, self._port, timeout=self._time_limit)
-        try:
-            connection.connect()
-            sock = connection.sock  # an answer that ends with the connection takes it over
-            headers = {"Content-Type": "application/json", "Connection": "close"}
-            connection.request("POST", self._folder + protocols.PATH, body, headers)
-            self._hurry(sock, deadline)
-            response = connection.getresponse()
-            answer = self._read(response, sock, deadline)
-            status = response.status
-        finally:
-            connection.close()
-        if status == http.client.OK:
-            return answer
-        said = f"status {status} {response.reason}: {answer[:200].decode(errors='replace')}"
-        if 400 <= status < 500 and status not in TRY_AGAIN:
-            raise Refused(said)
-        raise http.client.HTTPException(said)
-
-    def _read(
-        self, response: http.client.HTTPResponse, sock: socket.socket, deadline: float
-    ) -> bytes:
-        pieces, size, more = [], 0, True
-        while more:
-            self._hurry(sock, deadline)
-            more = response.read1(PIECE)
-            pieces.append(more)
-            size += len(more)
-            if size > MAX_BYTES:
-                raise ValueError(f"the answer is longer than {MAX_BYTES} bytes")
-        if response.length:  # bytes that were promised and have not come
-            raise http.client.IncompleteRead(b"", response.length)
-        return b"".join(pieces)
-
-    def _hurry(self, sock: socket.socket, deadline: float) -> None:
-        """Sets how long the next read may take.
-
-        Raises:
-          TimeoutError: no time is left.
-        """
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"no whole answer within {self._time_limit:g} s")
-        if sock.fileno() >= 0:  # it is closed behind an answer's last byte
-            sock.settimeout(left)
+    def _exchange(self, queries: Sequence[str], k: int) -> list[list[Document]]:
+        answer = http_json.post_json(
+            self.url + protocols.PATH,
+            protocols.request_fields(self._protocol, queries, k),
+            timeout_s=self._time_limit,
+            max_bytes=min(MAX_BYTES, BYTES_OF_ANSWER + len(queries) * k * BYTES_OF_DOCUMENT),
+        )
+        return protocols.read_answer(self._protocol, answer, len(queries), k)

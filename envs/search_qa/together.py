@@ -36,7 +36,8 @@ class Together:
         mine = _Call(list(queries), k)
         with self._changed:
             self._waiting.append(mine)
-            while self._busy and not mine.done:
+            # First come, first served: who asks again and again must not keep others waiting.
+            while not mine.done and (self._busy or self._waiting[0] is not mine):
                 self._changed.wait()
             if not mine.done:
                 self._busy = True

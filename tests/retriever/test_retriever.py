@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -26,6 +27,7 @@ from ragen_jax.envs.search_qa.remote import Remote
 from ragen_jax.envs.search_qa.retrieve import Document
 from ragen_jax.envs.search_qa.words import Words
 from ragen_jax.envs.search_qa.world import make_world
+from ragen_jax.retriever import serve
 from ragen_jax.retriever.serve import Server, open_index
 from ragen_jax.sharding import make_mesh
 
@@ -146,7 +148,7 @@ def test_whatever_is_asked_the_server_goes_on(capsys):
             status, answer = post(url, body)
             assert status == 400 and answer["error"].startswith(reason)
         status, answer = post(url, b"{}", headers={"Content-Length": str(10**12)})
-        assert status == 400 and "Content-Length must be at most" in answer["error"]
+        assert status == 413 and "Content-Length must be at most" in answer["error"]
         status, answer = post(url, b"{}", "/search")
         assert status == 404 and answer["error"] == "POST is for /retrieve, got /search"
         assert post(url, None, "/retrieve", "GET")[0] == 404
@@ -271,3 +273,132 @@ def test_a_server_of_its_own(tmp_path, corpus):
         finally:
             server.kill()
     assert Path(tmp_path / "index").exists()
+
+
+def status_of(sock):
+    """The status and the error that a raw connection gets."""
+    sock.settimeout(20)
+    data = b""
+    while piece := sock.recv(1 << 16):
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert body.count(b"\n") == 0
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def connected(url):
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)))
+
+
+POST = b"POST /retrieve HTTP/1.1\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_, status, reason",
+    [
+        (POST + b"\r\n", 400, "a request needs Content-Length"),
+        (POST + b"Content-Length: -1\r\n\r\n", 400, "a request needs Content-Length"),
+        (POST + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", 413, "must be at most"),
+        (POST + b"Content-Length: 9999999\r\n\r\n" + b"x" * 9999999, 413, "must be at most"),
+        (POST + b"Transfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n", 400, "no Transfer-E"),
+        (POST + b"X: y\r\n" * 200 + b"\r\n", 431, "Too many headers"),
+        (POST + (b"X: " + b"y" * 900 + b"\r\n") * 90 + b"\r\n", 431, "more bytes came"),
+        (b"\x16\x03\x01\x02" * 100 + b"\r\n", 400, "Bad"),
+        (b"GET /" + b"x" * 70_000, 431, "more bytes came"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_requests_that_are_too_much_get_a_line(request_, status, reason):
+    with serving(Moody()) as url, connected(url) as sock:
+        with contextlib.suppress(OSError):  # the server has refused it already
+            sock.sendall(request_)
+        got, error = status_of(sock)
+        assert got == status and reason in error and len(error) <= 200
+        assert remote(url, "ragen").search(["a"], 1) == [[Document("1", "a", 1.0)]]
+
+
+@pytest.mark.parametrize(
+    "fields, reason",
+    [
+        ({"queries": ["a"] * 513}, "a list of at most 512 texts"),
+        ({"queries": ["a"] * 10_000}, "a list of at most 512 texts"),
+        ({"queries": ["a" * 1000] * 160}, "at most 64000 characters together, got 160000"),
+        ({"queries": [[]] * 50_000}, "JSON of more than 40000 values"),
+        ({"queries": ["a"], "topk": 10**9}, "topk must be from 1 to 50"),
+        ({"query": "a", "top_k": float("nan")}, "NaN is no JSON"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_work_that_is_too_much_is_refused(fields, reason):
+    with serving(Moody()) as url:
+        status, answer = post(url, json.dumps(fields))
+        assert status == 400 and reason in answer["error"]
+
+
+class Counting(Moody):
+    """Takes a while for each query, and keeps what was searched for in which order."""
+
+    def __init__(self, seconds=0.0):
+        self.searches, self.seconds = [], seconds
+
+    def search(self, queries, k):
+        self.searches.append(list(queries))
+        time.sleep(self.seconds * len(queries))
+        return super().search(queries, k)
+
+
+def test_others_are_served_between_the_parts_of_a_large_request():
+    retriever = Counting(seconds=0.004)
+    with serving(retriever) as url:
+        many = json.dumps({"queries": ["a"] * 512, "topk": 2})  # 2 s
+        thread = threading.Thread(target=post, args=(url, many), daemon=True)
+        thread.start()
+        while not retriever.searches:
+            time.sleep(0.01)
+        assert post(url, '{"query": "b", "k": 1}')[0] == 200
+        assert thread.is_alive() or len(retriever.searches) < 17
+        thread.join(30)
+    assert max(map(len, retriever.searches)) <= 32
+    assert retriever.searches.index(["b"]) < len(retriever.searches) - 2
+
+
+def test_a_search_that_takes_too_long_is_given_up(monkeypatch):
+    monkeypatch.setattr(serve, "SEARCH_SECONDS", 0.1)
+    retriever = Counting(seconds=0.005)
+    with serving(retriever) as url:
+        status, answer = post(url, json.dumps({"queries": ["a"] * 512}))
+    assert status == 503 and "took more than 0.1 s" in answer["error"]
+    assert len(retriever.searches) < 10
+
+
+def test_an_answer_that_is_too_large_is_refused(monkeypatch):
+    monkeypatch.setattr(serve, "MAX_ANSWER", 1000)
+    with serving(Moody()) as url:
+        status, answer = post(url, json.dumps({"queries": ["a" * 100] * 20}))
+    assert status == 413 and "more than 1000 characters" in answer["error"]
+
+
+def test_slow_clients_neither_keep_threads_nor_keep_others_out(monkeypatch):
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 8)
+    before = threading.active_count()
+    with serving(Moody()) as url, contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(connected(url)) for _ in range(40)]
+        for sock in slow:
+            with contextlib.suppress(OSError):  # the oldest are closed already
+                sock.sendall(POST)  # and no more
+        for _ in range(5):
+            assert remote(url, "ragen").search(["a"], 1) == [[Document("1", "a", 1.0)]]
+        assert threading.active_count() - before < 8 + 8  # some are ending
+
+
+def test_a_request_that_drips_ends_at_its_limit(monkeypatch):
+    monkeypatch.setattr(serve, "REQUEST_SECONDS", 0.5)
+    for start in (POST + b"X: ", POST + b"Content-Length: 100000\r\n\r\n"):
+        with serving(Moody()) as url, connected(url) as sock:
+            sock.sendall(start)
+            ended = time.monotonic() + 20
+            with pytest.raises(OSError):  # the server closes the connection
+                while time.monotonic() < ended:
+                    sock.sendall(b"x")
+                    time.sleep(0.05)
