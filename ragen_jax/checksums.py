@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from ragen_jax.limits import read_json
 from ragen_jax.whole import write_whole
 
 CHECKSUMS = "checksums.json"
@@ -36,7 +37,7 @@ def damage(folder: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        written = dict(json.loads(path.read_bytes())["crc32"])
+        written = dict(read_json(path)["crc32"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return f"{path} is damaged"
     except OSError as error:

@@ -6,13 +6,14 @@ compressed (.gz). Texts are known by their place.
 
 import codecs
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
 import numpy as np
+
+from ragen_jax.limits import parse_json, read_lines
 
 FIELD = "contents"
 TEXTS, ENDS = "texts.bin", "ends.npy"  # UTF-8 one behind the other; where each ends, in bytes
@@ -31,7 +32,7 @@ def read_corpus(path: str | Path) -> Iterator[str]:
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(read_lines(file, path), start=1):
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
@@ -42,8 +43,8 @@ def read_corpus(path: str | Path) -> Iterator[str]:
 
 def _text(line: bytes, place: str) -> str:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line)
+    except ValueError as error:
         raise ValueError(f"{place} is not JSON: {error}") from None
     text = row.get(FIELD) if isinstance(row, dict) else None
     if not isinstance(text, str):

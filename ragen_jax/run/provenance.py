@@ -18,6 +18,7 @@ import ragen_jax
 from ragen_jax import envs
 from ragen_jax.envs import ENVS, OWN
 from ragen_jax.envs.own_code import files_hash, own_files
+from ragen_jax.limits import read_json
 from ragen_jax.model import hf
 from ragen_jax.run.build import hash_option_files
 from ragen_jax.run.log import console
@@ -126,7 +127,7 @@ def _read(workdir: Path) -> list[dict[str, Any]] | None:
     if not path.exists():
         return []
     try:
-        records = json.loads(path.read_bytes())
+        records = read_json(path)
         parts = [part for each in records for part in each["made_with"].items()]
         if not records or not all(isinstance(x, str) for part in parts for x in part):
             return None
