@@ -80,7 +80,9 @@ def json_rows(path: str | Path) -> Iterator[Any]:
     """
     try:
         with open(path, "rb") as file:
-            lines = (line.removeprefix(codecs.BOM_UTF8).decode() for line in read_lines(file, path))
+            if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+                file.seek(0)
+            lines = (line.decode() for line in read_lines(file, path))
             for index, line in enumerate(line for line in lines if line.strip()):
                 try:
                     yield parse_json(line)

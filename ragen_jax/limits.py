@@ -23,6 +23,10 @@ PIECE_BYTES = 1 << 20  # of one read
 GZIP = b"\x1f\x8b"
 
 
+class LimitExceeded(ValueError):
+    """A file that holds more than is read, and by which limit."""
+
+
 def read_bytes(path: str | Path, most: int | None = None) -> bytes:
     """The content of a file, unpacked if it is gzip.
 
@@ -30,7 +34,7 @@ def read_bytes(path: str | Path, most: int | None = None) -> bytes:
       most: bytes, MAX_FILE_BYTES by default.
 
     Raises:
-      ValueError: it holds more. OSError, EOFError, zlib.error: it cannot be read.
+      LimitExceeded: it holds more. OSError, EOFError, zlib.error: it cannot be read.
     """
     most = MAX_FILE_BYTES if most is None else most
     path, content = Path(path), bytearray()
@@ -40,11 +44,11 @@ def read_bytes(path: str | Path, most: int | None = None) -> bytes:
         file: io.BufferedIOBase = gzip.GzipFile(fileobj=plain) if begins == GZIP else plain
         # A regular file has a size; a pipe has none, and gzip's is not to be trusted.
         if begins != GZIP and path.stat().st_size > most:
-            raise ValueError(_too_large(path, most))
+            raise LimitExceeded(_too_large(path, most))
         while piece := file.read(PIECE_BYTES):
             content += piece
             if len(content) > most:
-                raise ValueError(_too_large(path, most))
+                raise LimitExceeded(_too_large(path, most))
     return bytes(content)
 
 
@@ -65,7 +69,7 @@ def read_lines(file: io.BufferedIOBase, path: str | Path) -> Iterator[bytes]:
     while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > MAX_LINE_BYTES:
-            raise ValueError(f"line {number} of {path} has more than {MAX_LINE_BYTES:,} bytes")
+            raise LimitExceeded(f"line {number} of {path} has more than {MAX_LINE_BYTES:,} bytes")
         yield line
 
 
@@ -84,11 +88,11 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         # ty: ignore[invalid-argument-type] the marks are of the text's type
         values = 1 + sum(text.count(mark) for mark in marks)
         if values > MAX_JSON_VALUES:
-            raise ValueError(f"may hold {values:,} values; accepted: {MAX_JSON_VALUES:,}")
+            raise LimitExceeded(f"may hold {values:,} values; accepted: {MAX_JSON_VALUES:,}")
     try:
         return json.loads(text, **options)
     except RecursionError:
-        raise ValueError("is nested too deep") from None
+        raise LimitExceeded("is nested too deep") from None
 
 
 def read_json(path: str | Path, most: int | None = None) -> Any:
@@ -114,7 +118,7 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
         members = archive.infolist()
         size = sum(member.file_size for member in members)  # zipfile unpacks no more than it says
         if size > MAX_ARRAYS_BYTES:
-            raise ValueError(f"{path} unpacks to {size:,} bytes; accepted: {MAX_ARRAYS_BYTES:,}")
+            raise LimitExceeded(f"{path} unpacks to {size:,} bytes; accepted: {MAX_ARRAYS_BYTES:,}")
         for member in members:
             with archive.open(member) as file:
                 shape, dtype = _array_header(file)
@@ -123,7 +127,7 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
             for length in shape:
                 promised *= length
             if promised > member.file_size:
-                raise ValueError(f"{member.filename} in {path} is shorter than its header says")
+                raise LimitExceeded(f"{member.filename} in {path} is shorter than its header says")
     with np.load(path, allow_pickle=False) as arrays:
         return dict(arrays)
 
