@@ -6,11 +6,9 @@ folder where the command is started, or installed).
 The contract, how they are built included, is in `envs/types.py`.
 """
 
-import hashlib
 import importlib
 import inspect
 import re
-from pathlib import Path
 from typing import Any
 
 from ragen_jax.envs.bandit import Bandit
@@ -21,6 +19,7 @@ from ragen_jax.envs.frozen_lake import FrozenLake
 from ragen_jax.envs.game_2048 import Game2048
 from ragen_jax.envs.gymnasium_text import Gymnasium
 from ragen_jax.envs.metamathqa import MetaMathQA
+from ragen_jax.envs.own_code import files_hash, own_files
 from ragen_jax.envs.reasoning_gym_tasks import ReasoningGym
 from ragen_jax.envs.rubik import Rubik
 from ragen_jax.envs.search_qa import SearchQA
@@ -95,14 +94,15 @@ def find_env(name: str) -> EnvironmentClass:
 
 
 def code_hash(name: str) -> str | None:
-    """SHA-256 of the file that defines an environment of one's own; None of one of ours.
+    """SHA-256 of the sources of an environment of one's own; None of one of ours.
 
-    Problems and agents that are kept on disk were made by that code. Other files that it imports
-    do not count.
+    Problems and agents that are kept on disk were made by that code: the module that is named and
+    the user's own modules that it imports (`own_code.own_files`).
     """
     if name in ENVS:
         return None
-    return hashlib.sha256(Path(inspect.getfile(find_env(name))).read_bytes()).hexdigest()
+    find_env(name)  # refuses what cannot be imported
+    return files_hash(own_files(name.partition(":")[0]))
 
 
 def make_env(name: str, **options: Any) -> Environment:

@@ -1,12 +1,16 @@
 """What loaders of files of problems share: rows, texts, and when two texts are one problem."""
 
+import codecs
 import contextlib
 import importlib.util
-import json
 import re
+import zlib
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ragen_jax.confined import BATCH_ROWS, check_parquet
+from ragen_jax.limits import parse_json, read_bytes, read_lines
 
 if TYPE_CHECKING:
     from pyarrow import parquet
@@ -26,12 +30,14 @@ def normal(text: str) -> str:
 
 
 @contextlib.contextmanager
-def open_parquet(path: str | Path, needed: Sequence[str] = ()) -> Generator["parquet.ParquetFile"]:
-    """A parquet file that has the columns `needed`.
+def open_parquet(
+    path: str | Path, needed: Sequence[str] = (), *, rows: int = BATCH_ROWS
+) -> Generator["parquet.ParquetFile"]:
+    """A parquet file that has the columns `needed`, to be read in batches of `rows`.
 
     Raises:
       ValueError: pyarrow is not installed, the file is missing, is no parquet (which may show while
-        it is read), or lacks a column.
+        it is read), lacks a column, or decodes to more than `confined.check_parquet` accepts.
     """
     if importlib.util.find_spec("pyarrow") is None:
         raise ValueError(f"reading {path} needs pyarrow: pip install 'ragen_jax[data]'")
@@ -41,6 +47,7 @@ def open_parquet(path: str | Path, needed: Sequence[str] = ()) -> Generator["par
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
     try:
+        check_parquet(path, rows=rows)
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             missing = [name for name in needed if name not in names]
@@ -60,8 +67,8 @@ def json_value(path: str | Path) -> Any:
       ValueError: the file cannot be read, or is no JSON.
     """
     try:
-        return json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        return parse_json(read_bytes(path))
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
 
 
@@ -72,11 +79,14 @@ def json_rows(path: str | Path) -> Iterator[Any]:
       ValueError: the file cannot be read, or a row is no JSON.
     """
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            for index, line in enumerate(line for line in file if line.strip()):
+        with open(path, "rb") as file:
+            if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+                file.seek(0)
+            lines = (line.decode() for line in read_lines(file, path))
+            for index, line in enumerate(line for line in lines if line.strip()):
                 try:
-                    yield json.loads(line)
-                except (ValueError, RecursionError) as error:
+                    yield parse_json(line)
+                except ValueError as error:
                     raise ValueError(
                         f"row {index} of {path} cannot be read as JSON: {error}"
                     ) from error

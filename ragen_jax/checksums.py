@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from ragen_jax.limits import read_json
 from ragen_jax.whole import refusal, write_whole
 
 CHECKSUMS = "checksums.json"
@@ -48,7 +49,7 @@ def damage(folder: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        written = dict(json.loads(path.read_bytes())["crc32"])
+        written = dict(read_json(path)["crc32"])
         if not all(map(is_below, written)):
             raise ValueError("it names a file outside of its folder")
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -11,6 +11,7 @@ run, it goes on where that run's newest checkpoint stands.
 
 import contextlib
 import json
+import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from ragen_jax.run.folder import RunFolder, open_folder
 from ragen_jax.run.kept_programs import keep_programs
 from ragen_jax.run.log import MetricsLog, console
 from ragen_jax.run.precompile import Precompiler, start_programs
+from ragen_jax.run.provenance import Provenance, provenance_of, record, report_changes
 from ragen_jax.run.recovery import find_damage
 from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.stages import inform, make_batch, watch
@@ -50,12 +52,18 @@ from ragen_jax.whole import DiskRefused, patient, refusal, write_whole
 
 
 def train(
-    config: ConfigDict, workdir: Path, *, repair: bool = False, stall_timeout: float = STALL_TIMEOUT
+    config: ConfigDict,
+    workdir: Path,
+    *,
+    repair: bool = False,
+    strict: bool = False,
+    stall_timeout: float = STALL_TIMEOUT,
 ) -> int:
     """Runs or continues a training run in `workdir`; returns the exit code.
 
     Args:
       repair: whether to go on where lines of its metrics.jsonl are damaged or lost.
+      strict: whether to refuse to resume with other versions, devices, code or files.
       stall_timeout: seconds without progress behind which all of several processes end.
 
     Raises:
@@ -69,7 +77,7 @@ def train(
                 held.enter_context(owned(workdir))
             folder = held.enter_context(open_folder(workdir))
             preemption = Preemption()
-            run, learner, state = start(config, folder, compiling, preemption, repair)
+            run, learner, state = start(config, folder, compiling, preemption, repair, strict)
             exit_code = 1  # of what nobody foresaw
             if jax.process_count() > 1:
                 end_when_stalled(workdir, stall_timeout)
@@ -78,11 +86,11 @@ def train(
             finally:
                 run.close(exit_code)
         except Exception as error:
-            gone = folder and folder.gone()
+            gone = folder.gone() if folder else None
             reason = gone or refusal(error)
             if reason is None:
                 raise
-            place = (folder and folder.whereabouts()) or workdir
+            place = (folder.whereabouts() if folder else None) or workdir
             safe = newest(place / "checkpoints")
             told = f"step {safe} is saved, --workdir={place} goes on behind it"
             raise DiskRefused(f"{reason}; {told if safe else 'no step is saved'}") from error
@@ -143,6 +151,7 @@ def start(
     compiling: Compiling,
     preemption: Preemption,
     repair: bool,
+    strict: bool,
 ) -> tuple[Run, Learner, TrainState]:
     """(`Run`, `Learner`, `TrainState`) of a config, as `folder` holds them or at step 0.
 
@@ -156,6 +165,12 @@ def start(
         require(config.log.trackers)
         mesh, sampling_mesh = build_meshes(config)
         changed = same_run(config, workdir)
+        made_with: Provenance = {}
+        with first_goes_first("provenance"):
+            if is_first():
+                made_with = provenance_of(config, platform.python_version())
+                if newest(workdir / "checkpoints"):
+                    report_changes(workdir, made_with, strict=strict)
         model, params, tokenizer, tasks = load_policy(config, workdir)
         for task in tasks:
             _ = task.first_training_plays  # refuses problems none of which can be played
@@ -183,6 +198,7 @@ def start(
             set_evaluations_aside(workdir, latest)
         sign(workdir, config)
         write_whole(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
+        record(workdir, made_with, latest)
     if latest is not None:
         console(f"continuing {workdir} behind step {latest}")
         live = [task.name for task in tasks if not resumable(task.environment)]
@@ -261,7 +277,9 @@ def main(argv: Sequence[str]) -> None:
     if line:
         console(line)
     keep_programs()
-    sys.exit(train(config, workdir, repair=REPAIR.value, stall_timeout=STALL.value))
+    sys.exit(
+        train(config, workdir, repair=REPAIR.value, strict=STRICT.value, stall_timeout=STALL.value)
+    )
 
 
 if __name__ == "__main__":
@@ -274,6 +292,12 @@ if __name__ == "__main__":
         False,
         "Go on where lines of the run's metrics.jsonl are damaged or lost; the damaged ones are "
         "kept beside it.",
+    )
+    STRICT = flags.DEFINE_bool(
+        "strict",
+        False,
+        "Refuse to resume a run with other versions, devices, code or data files than it was last "
+        "run with, where numbers would differ.",
     )
     STALL = flags.DEFINE_float(
         "stall_timeout",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.confined import BATCH_ROWS
 from ragen_jax.envs.countdown import solver
 from ragen_jax.envs.files import open_parquet
 from ragen_jax.envs.problems import Draws, split_by_hash
@@ -60,7 +61,7 @@ def load_problems(path: str | Path, *, max_rows: int | None = None) -> tuple[Pro
     """
     rows = []
     with open_parquet(path, FIELDS) as file:
-        for batch in file.iter_batches(columns=list(FIELDS)):
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=list(FIELDS)):
             rows += batch.to_pylist()
             if max_rows is not None and len(rows) >= max_rows:
                 break

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragen_jax.confined import BATCH_ROWS
 from ragen_jax.envs.files import is_text, json_rows, json_value, open_parquet
 from ragen_jax.envs.problems import SPLITS, split_by_hash
 from ragen_jax.whole import refusal
@@ -292,5 +293,5 @@ def _letters(name: str, examples: "Stored", field: str, left_out: list[int]) -> 
 
 def _parquet(path: Path) -> Iterator[Any]:
     with open_parquet(path) as file:
-        for batch in file.iter_batches(batch_size=1000):
+        for batch in file.iter_batches(batch_size=BATCH_ROWS):
             yield from batch.to_pylist()

@@ -15,6 +15,7 @@ import numpy as np
 
 from ragen_jax.envs.deepcoder.problems import Problem, Test
 from ragen_jax.envs.files import is_text, normal, open_parquet
+from ragen_jax.limits import parse_json
 
 if TYPE_CHECKING:
     from ragen_jax.run.datasets import Stored
@@ -142,7 +143,7 @@ def _examples(files: Sequence[Path], named: bool, left_out: Counter) -> Iterator
 
 def _rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number, row) of a file, with the columns `wanted` and the optional ones that it has."""
-    with open_parquet(path, wanted) as file:
+    with open_parquet(path, wanted, rows=BATCH) as file:
         columns = [*wanted, *(name for name in OPTIONAL if name in file.schema_arrow.names)]
         batches = file.iter_batches(batch_size=BATCH, columns=columns)
         yield from enumerate(row for batch in batches for row in batch.to_pylist())
@@ -226,6 +227,6 @@ def _read(value: Any, where: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
+        return parse_json(value)
+    except ValueError as error:
         raise ValueError(f"{where} is no JSON: {error}") from error

@@ -6,7 +6,6 @@ compressed (.gz). Texts are known by their place.
 
 import codecs
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import overload
 
 import numpy as np
 
+from ragen_jax.limits import parse_json, read_lines
 from ragen_jax.whole import reading, writing
 from ragen_jax.writers import save_array
 
@@ -34,7 +34,7 @@ def read_corpus(path: str | Path) -> Iterator[str]:
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(read_lines(file, path), start=1):
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
@@ -45,8 +45,8 @@ def read_corpus(path: str | Path) -> Iterator[str]:
 
 def _text(line: bytes, place: str) -> str:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line)
+    except ValueError as error:
         raise ValueError(f"{place} is not JSON: {error}") from None
     text = row.get(FIELD) if isinstance(row, dict) else None
     if not isinstance(text, str):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.confined import BATCH_ROWS
 from ragen_jax.envs.files import is_text, json_rows, open_parquet
 from ragen_jax.envs.problems import split_by_hash
 from ragen_jax.envs.search_qa.world import Link
@@ -103,5 +104,5 @@ def _parquet_rows(path: str | Path) -> Iterator[Any]:
         if QUESTION not in columns or len(columns) < 2:
             missing = QUESTION if QUESTION not in columns else FIELDS[1]
             raise ValueError(f"{path} lacks the column {missing}; it has {', '.join(names)}")
-        for batch in file.iter_batches(columns=columns):
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
             yield from batch.to_pylist()

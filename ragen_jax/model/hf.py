@@ -5,6 +5,7 @@ vision_tensors.py those of its tower, which is loaded beside the language model 
 and images.py preprocessor_config.json.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from ragen_jax import confined, limits
 from ragen_jax.checksums import CHECKSUMS, damage, write_checksums
 from ragen_jax.model import (
     config_json,
@@ -30,6 +32,7 @@ from ragen_jax.model import (
     vision_tensors,
     weights,
 )
+from ragen_jax.model.tokenizer import CHAT_TEMPLATE, SEEING_TEMPLATE
 from ragen_jax.model.weights import INDEX, WEIGHTS
 from ragen_jax.sharding import is_first, param_shardings
 from ragen_jax.types import Params
@@ -40,6 +43,13 @@ if TYPE_CHECKING:
 
 NEEDED = f"config.json, {WEIGHTS} (or {INDEX} and its shards), tokenizer.json"
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_FILES = (  # what transformers reads a tokenizer from
+    *("tokenizer.json", tokenizer_config.FILE, TEMPLATE_FILE, "additional_chat_templates/*"),
+    *("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
+    "chat_template.json",
+)
+PLAIN_BYTES = 1 << 20  # of a file of a tokenizer that needs no child process
 WEIGHT_FILES = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -71,7 +81,11 @@ def load(
             f"the model is damaged: {found}; copy it anew (or delete {directory / CHECKSUMS} if it "
             "was changed on purpose)"
         )
-    model, params = load_weights(directory, mesh=mesh, dtype=dtype)
+    with concurrent.futures.ThreadPoolExecutor(1) as beside:
+        # Its child process takes a second, in which the weights are read.
+        checked = beside.submit(check_tokenizer, directory)
+        model, params = load_weights(directory, mesh=mesh, dtype=dtype)
+        checked.result()
     tokenizer = load_tokenizer(directory)
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(
@@ -196,7 +210,8 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of a model directory.
 
     Raises:
-      ValueError: the directory has no tokenizer files, or they are damaged.
+      ValueError: the directory has no tokenizer files, they are damaged, or `check_tokenizer`
+        refuses them.
     """
     directory = Path(directory)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -206,6 +221,7 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
     two = (directory / "vocab.json").exists() and (directory / "merges.txt").exists()
     if not (directory / "tokenizer.json").exists() and not two:
         raise ValueError(f"{directory} has neither tokenizer.json nor vocab.json and merges.txt")
+    check_tokenizer(directory)
     try:
         if (directory / "tokenizer.json").exists():
             tokenizer = PreTrainedTokenizerFast.from_pretrained(
@@ -220,6 +236,48 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
         )
     except Exception as error:  # of any kind: the library behind it raises bare ones
         raise ValueError(f"the tokenizer of {directory} cannot be read: {error!r}") from error
+
+
+def check_tokenizer(directory: Path) -> None:
+    """Refuses a tokenizer or chat template that exhausts memory or time (ragen_jax.confined).
+
+    One like those of our own tiny agents needs no child process: it has no normaliser, no
+    expression, no merges, and our template.
+
+    Raises:
+      ValueError: that, or a file of it is larger than limits.MAX_CONFIG_BYTES.
+    """
+    files = [file for pattern in TOKENIZER_FILES for file in sorted(directory.glob(pattern))]
+    for file in files:
+        if file.stat().st_size > limits.MAX_CONFIG_BYTES:
+            raise ValueError(
+                f"{file} has {file.stat().st_size:,} bytes; accepted of a tokenizer's file: "
+                f"{limits.MAX_CONFIG_BYTES:,}"
+            )
+    if files and not _is_plain_tokenizer(directory, files):
+        confined.check_tokenizer(directory, files)
+
+
+def _is_plain_tokenizer(directory: Path, files: Sequence[Path]) -> bool:
+    """Whether a tokenizer is of the kind that `tokenizer.build_tokenizer` makes."""
+    names = {file.name for file in files}
+    if names != {"tokenizer.json", tokenizer_config.FILE, TEMPLATE_FILE}:
+        return False
+    try:
+        fields = limits.read_json(directory / "tokenizer.json", PLAIN_BYTES)
+        others = limits.read_json(directory / tokenizer_config.FILE, PLAIN_BYTES)
+        template, after = (directory / TEMPLATE_FILE).read_text(), fields["post_processor"]
+        return (
+            template in (CHAT_TEMPLATE, SEEING_TEMPLATE)
+            and "chat_template" not in others
+            and fields["normalizer"] is None
+            and (after is None or (after["special_tokens"] == {} and len(after["single"]) == 1))
+            and fields["pre_tokenizer"]["type"] == "ByteLevel"
+            and fields["model"]["type"] == "BPE"
+            and fields["model"]["merges"] == []
+        )
+    except (ValueError, KeyError, TypeError, OSError):  # what it is shows when it is loaded
+        return False
 
 
 def load_weights(
@@ -369,10 +427,10 @@ def read_json(file: Path) -> dict[str, Any]:
       ValueError: there is none.
     """
     try:
-        content = json.loads(file.read_text())
+        content = limits.read_json(file)
     except FileNotFoundError as error:
         raise ValueError(f"no {file}; a model directory must hold {NEEDED}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} is not a JSON object")

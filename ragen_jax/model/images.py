@@ -8,13 +8,14 @@ Axes: H, W pixels of an image, 3 colours, P patches, C numbers of a patch.
 """
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from ragen_jax import limits
 
 Grid = tuple[int, int, int]  # patches of an image along time (1), height and width
 
@@ -108,10 +109,10 @@ def read_config(directory: str | Path) -> ImageConfig:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = limits.read_json(file)
     except FileNotFoundError as error:
         raise ValueError(f"no {file}: a model that reads images has one") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{file} is not a JSON object")

@@ -331,6 +331,7 @@ def load_adapter(
     }
     file = directory / WEIGHTS
     try:
+        weights.check_header(file)
         opened = safe_open(file, framework="numpy")
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot read {file}: {error}") from error

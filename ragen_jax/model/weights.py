@@ -27,6 +27,7 @@ from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from ragen_jax import limits
 from ragen_jax.checksums import is_below
 from ragen_jax.model import qwen
 from ragen_jax.model.families import family_of
@@ -43,6 +44,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = "model-{:05}-of-{:05}.safetensors"
 DISK_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 SAVE_DTYPES = ("float32", "bfloat16", "float16")
+MAX_HEADER_BYTES = 16 << 20  # of a safetensors file
 PIECE_BYTES = 4 << 20  # of one read; a transposed copy of larger pieces misses the CPU's cache
 
 IGNORED = "rotary_emb.inv_freq"  # old Llama files hold these constants, too
@@ -146,7 +148,7 @@ def open_tensors(directory: str | Path) -> Generator[dict[str, safe_open]]:
         files = [single]
     elif index.exists():
         try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
+            names = set(limits.read_json(index)["weight_map"].values())
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"{index} is not an index of weights: {error!r}") from error
         outside = [name for name in names if not is_below(name)]
@@ -162,11 +164,27 @@ def open_tensors(directory: str | Path) -> Generator[dict[str, safe_open]]:
         tensors = {}
         for file in files:
             try:
+                check_header(file)
                 opened = stack.enter_context(safe_open(file, framework="numpy"))
             except (OSError, SafetensorError) as error:
                 raise ValueError(f"cannot read {file}: {error}") from error
             tensors |= dict.fromkeys(opened.keys(), opened)
         yield tensors
+
+
+def check_header(file: Path) -> None:
+    """Refuses a safetensors file whose header names so many tensors that it takes gigabytes.
+
+    Raises:
+      ValueError: that. OSError: it cannot be read.
+    """
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+    if size > MAX_HEADER_BYTES and size <= file.stat().st_size:
+        raise ValueError(
+            f"{file} has a header of {size:,} bytes; accepted: {MAX_HEADER_BYTES:,}, which "
+            "is enough for 100,000 tensors"
+        )
 
 
 def by_published_names(tensors: Tensors, config: qwen.ModelConfig) -> Tensors:

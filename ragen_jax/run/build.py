@@ -74,20 +74,30 @@ def environment_settings(config: ConfigDict) -> dict[str, Any]:
     """What decides the problems of config.env, JSON-like: for cache names.
 
     A file of problems (the option `path`, and those called `..._path`) counts by its content,
-    wherever it lies, and so does the file of an environment of one's own.
+    wherever it lies, and so do the sources of an environment of one's own.
 
     Raises:
       ValueError: the file cannot be read.
     """
-    options = config.env.options.to_dict()
-    for name, value in options.items():
-        if (name == "path" or name.endswith("_path")) and value is not None:
-            try:
-                options[name] = content_hash(value)
-            except OSError as error:
-                raise ValueError(f"config.env.options.{name} cannot be read: {error}") from error
+    options = config.env.options.to_dict() | hash_option_files(config)
     code = code_hash(config.env.name)
     return {"env": config.env.name if code is None else f"{config.env.name} {code}", **options}
+
+
+def hash_option_files(config: ConfigDict) -> dict[str, str]:
+    """{option: hash of the content} of the files and folders that config.env.options name.
+
+    Raises:
+      ValueError: one cannot be read.
+    """
+    found = {}
+    for name, value in config.env.options.to_dict().items():
+        if (name == "path" or name.endswith("_path")) and value is not None:
+            try:
+                found[name] = content_hash(value)
+            except OSError as error:
+                raise ValueError(f"config.env.options.{name} cannot be read: {error}") from error
+    return found
 
 
 TINY_NEEDS = ("words", "solve", "explain")  # of envs.types.SolvableEnvironment

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.limits import parse_json, read_bytes
 from ragen_jax.types import Metrics
 from ragen_jax.whole import whole, write_whole
 
@@ -57,7 +58,9 @@ def lost_steps(rows: Iterable[Metrics], last_step: int) -> list[int]:
 
 def _read(path: Path) -> tuple[list[Metrics], list[tuple[int, str]]]:
     """(rows, (number, text) of the lines that are none, those at the end apart)."""
-    lines = path.read_text(errors="surrogateescape").split("\n") if path.exists() else [""]
+    lines = [""]
+    if path.exists():
+        lines = read_bytes(path).decode(errors="surrogateescape").split("\n")
     found = {  # what follows the last newline was torn
         number: (row, line)
         for number, line in enumerate(lines[:-1], start=1)
@@ -95,8 +98,8 @@ def _ascending(steps: dict[int, int]) -> set[int]:
 def _row(line: str) -> Metrics | None:
     """The row that a line is, or None."""
     try:
-        row: Any = json.loads(line, parse_constant=_no_number)
-    except (ValueError, RecursionError):
+        row: Any = parse_json(line, parse_constant=_no_number)
+    except ValueError:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int) or row["step"] < 0:
         return None

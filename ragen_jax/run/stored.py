@@ -1,6 +1,5 @@
 """What a run has stored step by step, read back; of files that cannot be read somebody is told."""
 
-import json
 import math
 import re
 import zipfile
@@ -9,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from tqdm import tqdm
 
 from ragen_jax.diagnostics.scopes import Scores
+from ragen_jax.limits import parse_json, read_arrays, read_bytes, read_json
 from ragen_jax.types import Metrics
 
 T = TypeVar("T")
@@ -37,12 +36,12 @@ def warn(line: str) -> None:
 def read_events(path: Path, say: Say = warn) -> list[dict[str, Any]]:
     """What `log.write_events` wrote, without the lines that are damaged; [] of no file."""
     found = []
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    lines = read_bytes(path).split(b"\n") if path.exists() else []
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
-            event = json.loads(line)
+            event = parse_json(line)
             texts = [event[name] for name in ("rule", "action", "reason")]
             if type(event["step"]) is not int or not all(isinstance(x, str) for x in texts):
                 raise ValueError("a step and three texts are expected")
@@ -59,7 +58,7 @@ def read_outcomes(folder: Path, say: Say = warn) -> dict[int, list[float]]:
     """
 
     def read(path: Path) -> list[float]:
-        solved = [solved for _, solved in json.loads(path.read_bytes())]
+        solved = [solved for _, solved in read_json(path)]
         known = [x for x in solved if x is not None]
         if not known or not all(type(x) is int and x in (0, 1) for x in known):
             raise ValueError("a problem is solved, 1, or not, 0, or null where it broke")
@@ -72,7 +71,7 @@ def read_gradients(workdir: Path, say: Say = warn) -> dict[int, Metrics]:
     """{step: gradient/* metrics} of what `log.write_gradients` wrote, in order."""
 
     def read(path: Path) -> Metrics:
-        figures = json.loads(path.read_bytes())
+        figures = read_json(path)
         return {str(name): _finite(value) for name, value in figures.items()}
 
     return _of_steps(workdir / "gradients", "json", read, say)
@@ -82,8 +81,7 @@ def read_scores(folder: Path, say: Say = warn) -> dict[int, Scores]:
     """{step: `Scores`} of what `log.write_scores` wrote, in order."""
 
     def read(path: Path) -> Scores:
-        with np.load(path, allow_pickle=False) as arrays:
-            scores = Scores(**arrays)
+        scores = Scores(**read_arrays(path))
         if scores.score_MN.shape != (len(scores.length_M), scores.score_MN.shape[1]):
             raise ValueError("a row a reasoning is expected")
         return scores
@@ -95,7 +93,7 @@ def read_rollouts(folder: Path, say: Say = warn) -> dict[int, list[dict[str, Any
     """{step: episodes} of what `log.write_rollouts` wrote, in order."""
 
     def read(path: Path) -> list[dict[str, Any]]:
-        records = [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+        records = [parse_json(line) for line in read_bytes(path).split(b"\n") if line]
         for record in records:
             for name in ("seed", "group", "member"):
                 _whole_numbers([record[name]])

@@ -15,6 +15,7 @@ from typing import IO, Any
 from ml_collections import ConfigDict, config_dict
 
 from ragen_jax.configs import base
+from ragen_jax.limits import read_json
 from ragen_jax.model.dates import AUTO
 from ragen_jax.run.flat import flat
 from ragen_jax.run.links import refuse_links
@@ -169,7 +170,7 @@ def read_config_file(workdir: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
     try:
-        config = json.loads(path.read_bytes())
+        config = read_json(path)
         config["env"]["name"], config["model"]["path"]  # which all versions have
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None

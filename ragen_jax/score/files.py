@@ -2,7 +2,6 @@
 
 import codecs
 import dataclasses
-import gzip
 import hashlib
 import io
 import json
@@ -13,6 +12,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from ragen_jax import limits
+from ragen_jax.confined import BATCH_ROWS, check_parquet
+from ragen_jax.limits import parse_json, read_bytes, read_lines
 from ragen_jax.score.days import FIELD, field_day, run_day
 from ragen_jax.score.formats import Row, read_row, shows_images
 
@@ -138,15 +140,18 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
     """(number of the line or row from 1, what it holds, or a ValueError why that is unreadable)."""
     if path.suffix == ".parquet":
         try:
-            from pyarrow import ArrowInvalid, parquet
+            from pyarrow import ArrowException, parquet
         except ImportError as error:
             raise ValueError(f"--rollouts={path} needs pyarrow: pip install pyarrow") from error
         try:
-            table = parquet.read_table(path)
-        except (ArrowInvalid, OSError) as error:
+            check_parquet(path, most=limits.MAX_FILE_BYTES)
+            with parquet.ParquetFile(path) as file:
+                batches = file.iter_batches(batch_size=BATCH_ROWS)
+                records = (record for batch in batches for record in batch.to_pylist())
+                for number, record in enumerate(records, start=1):
+                    yield number, {name: _plain(value) for name, value in record.items()}
+        except (ArrowException, OSError) as error:
             raise ValueError(f"--rollouts={path} is no Parquet file: {error}") from error
-        for number, record in enumerate(table.to_pylist(), start=1):
-            yield number, {name: _plain(value) for name, value in record.items()}
         return
     try:
         lines = _lines(path)
@@ -159,8 +164,8 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:  # of UTF-8, too
+            yield number, parse_json(line)
+        except ValueError as error:  # of UTF-8, too
             yield number, ValueError(f"is not JSON: {error}")
 
 
@@ -187,17 +192,15 @@ def _plain(value: Any) -> Any:
 def _document(lines: Sequence[bytes]) -> Any:
     """The list or object of a .json file, or None if it is JSON lines."""
     try:
-        return json.loads(b"".join(lines))
-    except (ValueError, RecursionError):
+        return parse_json(b"".join(lines))
+    except ValueError:
         return None
 
 
 def _lines(path: Path) -> list[bytes]:
     """Lines of a text file as UTF-8, without byte-order marks, of UTF-16 and gzip files, too."""
-    content = path.read_bytes()
-    if content.startswith(b"\x1f\x8b"):
-        content = gzip.decompress(content)
+    content = read_bytes(path)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         content = content.decode("utf-16", errors="surrogateescape").encode(errors="surrogatepass")
-    lines = io.BytesIO(content)  # split at line feeds alone
+    lines = read_lines(io.BytesIO(content), path)
     return [line.removeprefix(codecs.BOM_UTF8) for line in lines]  # files may be concatenated

@@ -6,7 +6,6 @@ Numbers, booleans, lists and objects may be written as text, as tables and CSV e
 """
 
 import ast
-import json
 import math
 import re
 import warnings
@@ -14,6 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from ragen_jax.limits import parse_json
+
+MAX_REPR = 16 << 20  # characters of a Python expression that is read, and its values at most
+MAX_REPR_VALUES = 1_000_000
 MISSING_TEXT = ("nan", "none", "null", "<na>", "nat")
 BOOLEAN_TEXT = {"true": True, "false": False}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -91,9 +94,12 @@ def parse_nested(value: Any) -> Any:
     if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except (ValueError, RecursionError):
         pass  # perhaps Python's repr, which pandas writes
+    # A parsed expression takes hundreds of bytes for each of its values.
+    if len(value) > MAX_REPR or sum(map(value.count, ",[{:(")) > MAX_REPR_VALUES:
+        return value
     try:
         with warnings.catch_warnings(action="ignore"):  # on escapes in a text that is no repr
             found = ast.literal_eval(value.strip())

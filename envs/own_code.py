@@ -1,0 +1,126 @@
+"""The source files that code of a user's own consists of: a module, its package, its imports."""
+
+import ast
+import hashlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+OURS = "ragen_jax"
+# Folders of installed packages, whose files are not a user's own.
+INSTALLED = ("site-packages", "dist-packages")
+
+
+def own_files(module: str) -> dict[str, Path]:
+    """{module name: file} of a module and of the user's own modules that it imports, sorted.
+
+    Nothing is imported or executed: `import` statements are read from the sources, those inside
+    functions included. Where the module is part of a package, the package's other modules count as
+    well. Not followed are the standard library, installed packages other than the module's own, and
+    ragen_jax. Imports by computed names and data files are not seen.
+
+    Args:
+      module: dotted name, as Python would import it.
+
+    Returns:
+      {} if there is no such module.
+    """
+    top = module.partition(".")[0]
+    found: dict[str, Path] = {}
+    waiting = [module, *_siblings(module)]
+    while waiting:
+        name = waiting.pop()
+        # A package's __init__.py runs before its modules.
+        for part in _with_parents(name):
+            file = _find(part)
+            is_followed = part == module or _is_own(part, file, top)
+            if part in found or file is None or not is_followed:
+                continue
+            found[part] = file
+            waiting += _imports(file, part)
+    return dict(sorted(found.items()))
+
+
+def files_hash(files: Mapping[str, Path]) -> str:
+    """SHA-256 of the names and contents of files, in hex digits.
+
+    Raises:
+      OSError: one cannot be read.
+    """
+    digest = hashlib.sha256()
+    for name, path in sorted(files.items()):
+        content = path.read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def _siblings(module: str) -> list[str]:
+    """The other modules of the package that a module is in; [] outside of packages."""
+    file, package = _find(module), module.rpartition(".")[0]
+    if file is None or not package or package.partition(".")[0] == OURS:
+        return []
+    stems = sorted(path.stem for path in file.parent.glob("*.py"))
+    return [f"{package}.{stem}" for stem in stems if stem != "__init__"]
+
+
+def _with_parents(name: str) -> list[str]:
+    """a, a.b, a.b.c of "a.b.c"."""
+    parts = name.split(".")
+    return [".".join(parts[: end + 1]) for end in range(len(parts))]
+
+
+def _find(name: str) -> Path | None:
+    """The file of a module, found without importing anything; None: there is none."""
+    top, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # of __main__, and of modules made by hand
+        return None
+    if spec is None:
+        return None
+    if not rest:
+        return Path(spec.origin) if spec.origin and Path(spec.origin).is_file() else None
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder).joinpath(*rest)
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+            if file.is_file():
+                return file
+    return None
+
+
+def _is_own(name: str, file: Path | None, own_top: str) -> bool:
+    """Whether a module that an own module imports is the user's own too."""
+    top = name.partition(".")[0]
+    if top == OURS or file is None:
+        return False
+    if top == own_top:
+        return True
+    paths = sysconfig.get_paths()
+    is_standard = top in sys.stdlib_module_names or any(
+        file.is_relative_to(paths[folder]) for folder in ("stdlib", "platstdlib")
+    )
+    return not is_standard and not set(INSTALLED) & set(file.parts)
+
+
+def _imports(file: Path, module: str) -> Iterator[str]:
+    """Names of the modules that a source file may import, as they are written in it."""
+    if file.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # its content counts anyway
+        return
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([node.module] if node.module else [])])
+            if base:
+                # What is imported from a package may be a module of it.
+                yield from (f"{base}.{alias.name}" for alias in node.names)

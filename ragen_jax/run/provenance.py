@@ -1,0 +1,197 @@
+"""What a run was made with: versions, devices, code and files, recorded in its folder.
+
+A resumed run repeats the numbers of an uninterrupted one only where all of these are the same.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+import ragen_jax
+from ragen_jax import envs
+from ragen_jax.envs import ENVS, OWN
+from ragen_jax.envs.own_code import files_hash, own_files
+from ragen_jax.limits import read_json
+from ragen_jax.model import hf
+from ragen_jax.run.build import hash_option_files
+from ragen_jax.run.log import console
+from ragen_jax.run.sizes import of_environments
+from ragen_jax.whole import write_whole
+
+FILE = "provenance.json"
+# Packages whose versions can change numbers: of the model, its optimizer, prompts and problems.
+PACKAGES = (
+    *("jax", "jaxlib", "flax", "optax", "numpy", "transformers", "tokenizers", "jinja2"),
+    "pillow",
+)
+ENGINES = {  # and of the packages that pose the problems of built-in environments
+    "gymnasium": ("gymnasium",),
+    "metamathqa": ("math-verify", "sympy"),
+    "reasoning_gym": ("reasoning-gym",),
+    "textarena": ("textarena",),
+}
+JAX_SETTINGS = (
+    *("jax_default_matmul_precision", "jax_enable_x64"),
+    *("jax_default_prng_impl", "jax_threefry_partitionable"),
+)
+# Parts of ragen_jax that no number of a training run comes from.
+READERS = ("lab", "preflight", "report", "retriever", "score")
+SHOWN = 12  # hex digits of a hash in a message
+
+Provenance = dict[str, str]  # name -> version, number or hash, as a message shows it
+
+
+def provenance_of(config: ConfigDict, python: str) -> Provenance:
+    """What a run of a config would be made with now.
+
+    Args:
+      python: version of Python.
+
+    Raises:
+      ValueError: the model is not there.
+    """
+    device = jax.devices()[0]
+    platform = " ".join(device.client.platform_version.split())
+    found = {"ragen_jax": ragen_jax.__version__, "sources of ragen_jax": _our_sources()}
+    found |= {"python": python} | {name: _version(name) for name in PACKAGES}
+    found |= {name: str(getattr(jax.config, name)) for name in JAX_SETTINGS}
+    found |= {
+        "devices": f"{jax.device_count()} x {device.device_kind}",
+        "processes": str(jax.process_count()),
+        "backend": f"{device.platform} {platform}",
+    }
+    for name, c in of_environments(config).items():
+        found |= {package: _version(package) for package in ENGINES.get(name, ())}
+        found |= _own_code(c)
+        try:
+            files = hash_option_files(c)
+        except (ValueError, TypeError):  # building the environment refuses it, by its own rules
+            files = {}
+        found |= {f"file of {name}'s option {o}": digest for o, digest in files.items()}
+    if config.model.path != "tiny":  # whose copy is in the run's folder
+        found["files of model.path"] = _model_files(hf.resolve(config.model.path))
+    return found
+
+
+def report_changes(workdir: Path, now: Provenance, *, strict: bool) -> None:
+    """Prints one line if a run is resumed with anything else than it was last started with.
+
+    Raises:
+      ValueError: instead of the line, if `strict`.
+    """
+    records = _read(workdir)
+    if not records:
+        reason = "is damaged" if records is None else "is not there (an older version wrote none)"
+        found = (
+            f"{workdir / FILE} {reason}: whether versions, devices and code are those that the "
+            "run was last started with is not known, and"
+        )
+        effect = "numbers may differ"
+    else:
+        before = records[-1]["made_with"]
+        changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
+        if not changed:
+            return
+        listed = (f"{n} {_shown(before.get(n))} -> {_shown(now.get(n))}" for n in changed)
+        found = f"{workdir} was last started with others: {', '.join(listed)};"
+        effect = "numbers will differ"
+    if strict:
+        raise ValueError(
+            f"{found} {effect}: --strict refuses to resume; restore them, or resume without it"
+        )
+    console(f"warning: {found} {effect} (they are recorded from now on; --strict refuses this)")
+
+
+def record(workdir: Path, now: Provenance, step: int | None) -> None:
+    """Adds to the records of a run's folder what a start is made with, if it is something else.
+
+    Args:
+      step: after which the run resumes; None: it starts, and records of before say nothing of it.
+    """
+    records = (step is not None and _read(workdir)) or []
+    if not records or records[-1]["made_with"] != now:
+        records.append({"after_step": step or 0, "made_with": now})
+        write_whole(workdir / FILE, json.dumps(records, indent=2) + "\n")
+
+
+def _read(workdir: Path) -> list[dict[str, Any]] | None:
+    """The records of a run's folder, oldest first; [] of none; None: they are damaged."""
+    path = workdir / FILE
+    if not path.exists():
+        return []
+    try:
+        records = read_json(path)
+        parts = [part for each in records for part in each["made_with"].items()]
+        if not records or not all(isinstance(x, str) for part in parts for x in part):
+            return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return records
+
+
+def _shown(value: str | None) -> str:
+    """A value as a message shows it: of a hash its beginning."""
+    if value is None:
+        return "(none)"
+    return value[:SHOWN] if re.fullmatch("[0-9a-f]{64}", value) else value
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _our_sources() -> str:
+    """A hash of the modules that a run's numbers come from."""
+    found = {}
+    for name, folder in (("ragen_jax", Path(ragen_jax.__file__).parent), ("envs", _envs_folder())):
+        for path in folder.rglob("*.py"):
+            inside = path.relative_to(folder)
+            if name == "envs" or inside.parts[0] not in (*READERS, "envs", "configs"):
+                found[f"{name}/{inside.as_posix()}"] = path
+    return files_hash(found)
+
+
+def _envs_folder() -> Path:
+    return Path(envs.__file__).parent
+
+
+def _own_code(config: ConfigDict) -> Provenance:
+    """{name: hash} of what env.name and the options of config.env name as MODULE:NAME."""
+    names = [config.env.name] if config.env.name not in ENVS else []
+    names += [t for t in _texts(config.env.options.to_dict()) if OWN.fullmatch(t)]
+    found = {name: own_files(name.partition(":")[0]) for name in names}
+    return {f"code of {name}": files_hash(files) for name, files in found.items() if files}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _texts(part)
+
+
+def _model_files(directory: Path) -> str:
+    """A hash of a model directory: contents of its small files, names and sizes of its weights.
+
+    Weights that `checksums.json` lists count by their content, as that file does.
+    """
+    digest = hashlib.sha256()
+    for pattern in hf.DOWNLOADED:
+        for path in sorted(directory.glob(pattern)):
+            content = b"" if path.suffix == ".safetensors" else path.read_bytes()
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode() + content)
+    return digest.hexdigest()
