@@ -2,11 +2,12 @@
 
 import contextlib
 import importlib.util
-import json
 import re
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ragen_jax.clean_text import load_json
 
 if TYPE_CHECKING:
     from pyarrow import parquet
@@ -60,7 +61,7 @@ def json_value(path: str | Path) -> Any:
       ValueError: the file cannot be read, or is no JSON.
     """
     try:
-        return json.loads(Path(path).read_bytes())
+        return load_json(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
 
@@ -75,7 +76,7 @@ def json_rows(path: str | Path) -> Iterator[Any]:
         with open(path, encoding="utf-8-sig") as file:
             for index, line in enumerate(line for line in file if line.strip()):
                 try:
-                    yield json.loads(line)
+                    yield load_json(line)
                 except (ValueError, RecursionError) as error:
                     raise ValueError(
                         f"row {index} of {path} cannot be read as JSON: {error}"

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from absl import flags
 from ml_collections import ConfigDict
 
+from ragen_jax.console_streams import show
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import (
     IMAGE,
@@ -98,7 +99,7 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(f"--rows is {ROWS.value}; it must be at least 0")
         for config in of_environments(CONFIG.value).values():
             for line in describe(config, ROWS.value):
-                print(line, flush=True)
+                show(line)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
+from ragen_jax.console_streams import show
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.types import Metrics
 
@@ -31,7 +31,7 @@ IMAGE_FILE = re.compile(r"step_\d+_images/[0-9a-f]{16}\.png", re.ASCII)
 
 def warn(line: str) -> None:
     """Prints a warning above any progress bar."""
-    tqdm.write(f"warning: {line}")
+    show(f"warning: {line}")
 
 
 def read_events(path: Path, say: Say = warn) -> list[dict[str, Any]]:

@@ -15,15 +15,15 @@ used is named, the others are scored; exit code 2 where none can.
 import dataclasses
 import json
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from absl import app, flags, logging
+from absl import flags
 
 from ragen_jax.configs import base
+from ragen_jax.console_streams import show_line
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.model import hf
 from ragen_jax.model.dates import is_day
@@ -267,7 +267,7 @@ def _words(row: Broken) -> str:
 
 
 def _warn(line: str) -> None:
-    print(f"warning: {' '.join(line.split())}", file=sys.stderr)
+    show_line("warning", line)
 
 
 if __name__ == "__main__":
@@ -292,6 +292,5 @@ if __name__ == "__main__":
     SEED = flags.DEFINE_integer("seed", DEFAULTS.seed, "Of draws and permutations.", 0)
     DTYPE = flags.DEFINE_enum("dtype", "float32", hf.COMPUTE_DTYPES, "Of activations.")
     OUT = flags.DEFINE_string("out", "score.json", "JSON file of all figures.")
-    logging.set_verbosity(logging.ERROR)  # of the libraries
     keep_freed_memory()
-    app.run(main, flags_parser=parse)
+    command.run_parsed(main, parse)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragen_jax.score.encode import Encoder, Spoken
-from ragen_jax.score.files import Broken
+from ragen_jax.score.files import Broken, broken
 from ragen_jax.score.formats import Row
 from ragen_jax.types import Episode
 
@@ -38,13 +38,13 @@ def encode_rows(
     """({place: its replies} of the rows that can be encoded, the others)."""
     responses = [reply.response for row in rows for reply in row.replies]
     encoder.look(text for text in responses if isinstance(text, str))
-    spoken, broken = {}, []
+    spoken, unusable = {}, []
     for row in rows:
         try:
             spoken[row.place] = [said for reply in row.replies for said in encoder.replies(reply)]
-        except ValueError as error:
-            broken.append(Broken(row.place, str(error)))
-    return spoken, broken
+        except Exception as error:  # by the chat template or the tokenizer
+            unusable.append(broken(row.place, error))
+    return spoken, unusable
 
 
 def make_steps(

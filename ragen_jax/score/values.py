@@ -6,7 +6,6 @@ Numbers, booleans, lists and objects may be written as text, as tables and CSV e
 """
 
 import ast
-import json
 import math
 import re
 import warnings
@@ -14,10 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from ragen_jax.clean_text import load_json
+
 MISSING_TEXT = ("nan", "none", "null", "<na>", "nat")
 BOOLEAN_TEXT = {"true": True, "false": False}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _STEP = re.compile(r"(?:global[_\- ]?)?step[_\- ]?(\d+)", re.IGNORECASE)
+MAX_REWARD = 1e15  # of a row: the squares of larger ones are too much for a variance in float32
 MOST = 2**32 - 1  # steps are 32-bit words of the random streams, and so are token ids
 
 
@@ -91,7 +93,7 @@ def parse_nested(value: Any) -> Any:
     if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
         return value
     try:
-        return json.loads(value)
+        return load_json(value)
     except (ValueError, RecursionError):
         pass  # perhaps Python's repr, which pandas writes
     try:
@@ -135,6 +137,17 @@ def number(value: Any, name: str) -> float | None:
     return result
 
 
+def reward(value: float | None) -> float | None:
+    """The reward of a row, or None if it has none.
+
+    Raises:
+      ValueError: it is beyond MAX_REWARD.
+    """
+    if value is not None and not abs(value) <= MAX_REWARD:
+        raise ValueError(f"has a reward of {value:g}; expected one within +-{MAX_REWARD:g}")
+    return value
+
+
 def total(value: Any, name: str) -> float | None:
     """A reward: a number; the sum of a list of numbers (of turns or tokens); or the sum of an
     object {name: number} or {name: {"score", "weight"}} (1 where no weight is given). None if it is
@@ -151,7 +164,15 @@ def total(value: Any, name: str) -> float | None:
     else:
         return number(value, name)
     given = [part for part in parts if part is not None]
-    return math.fsum(given) if given and len(given) == len(parts) else None
+    return add(given) if given and len(given) == len(parts) else None
+
+
+def add(parts: Sequence[float]) -> float:
+    """The sum of the parts of a reward; infinity if it is beyond float64."""
+    try:
+        return math.fsum(parts)
+    except (OverflowError, ValueError):  # of large parts; of infinities of both signs
+        return math.inf
 
 
 def _weighted(value: Any, name: str) -> float | None:
@@ -258,5 +279,8 @@ def first(scopes: Sequence[Fields], names: Sequence[str]) -> Iterator[tuple[Fiel
 
 def shown(value: Any) -> str:
     """A value as an error message shows it."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or a deep list
+        text = f"{type(value).__name__} that cannot be printed"
     return text if len(text) <= 60 else f"{text[:57]}..."

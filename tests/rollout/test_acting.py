@@ -102,7 +102,6 @@ TOO_LARGE = np.broadcast_to(np.uint8(0), (4097, 4096, 3))  # takes no memory
 OF_IMAGES = {  # text, images, what is said
     "number": (3, (), "TypeError: Observation.text must be a str, got int"),
     "much": ("x" * (MAX_TEXT + 1), (), f"at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
-    "half": ("\ud800", (), "UnicodeEncodeError"),
     "list": (IMAGE, [PICTURE], "TypeError: Observation.images must be a tuple, got list"),
     "array": (IMAGE, PICTURE[None], "Observation.images must be a tuple, got ndarray"),
     "no place": ("", (PICTURE,), "once for each image, got 0 of it and 1 image(s)"),
@@ -129,7 +128,6 @@ OF_IMAGES = {  # text, images, what is said
 }
 OF_RENDER = NONSENSE | {
     "much": (lambda: "x" * 10_000_000, f"at most {MAX_TEXT} characters, got 10000000"),
-    "half": (lambda: "\ud800", "UnicodeEncodeError"),
     **{
         f"image: {name}": (lambda shown=shown: Observation(*shown), said)
         for name, (*shown, said) in OF_IMAGES.items()
