@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ragen_jax.clean_text import clean_text
 from ragen_jax.console_streams import show
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
@@ -84,7 +85,7 @@ class MetricsLog:
         for name, value in metrics.items():
             value = float(value)
             if math.isfinite(value):
-                row[name] = value
+                row[clean_text(name)] = value
         self.last = row
         if self.file:
             append(self.file, json.dumps(row, allow_nan=False) + "\n")

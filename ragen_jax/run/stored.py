@@ -1,6 +1,5 @@
 """What a run has stored step by step, read back; of files that cannot be read somebody is told."""
 
-import json
 import math
 import re
 import zipfile
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ragen_jax.clean_text import load_json
 from ragen_jax.console_streams import show
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.types import Metrics
@@ -42,7 +42,7 @@ def read_events(path: Path, say: Say = warn) -> list[dict[str, Any]]:
         if not line:
             continue
         try:
-            event = json.loads(line)
+            event = load_json(line)
             texts = [event[name] for name in ("rule", "action", "reason")]
             if type(event["step"]) is not int or not all(isinstance(x, str) for x in texts):
                 raise ValueError("a step and three texts are expected")
@@ -59,7 +59,7 @@ def read_outcomes(folder: Path, say: Say = warn) -> dict[int, list[float]]:
     """
 
     def read(path: Path) -> list[float]:
-        solved = [solved for _, solved in json.loads(path.read_bytes())]
+        solved = [solved for _, solved in load_json(path.read_bytes())]
         known = [x for x in solved if x is not None]
         if not known or not all(type(x) is int and x in (0, 1) for x in known):
             raise ValueError("a problem is solved, 1, or not, 0, or null where it broke")
@@ -72,7 +72,7 @@ def read_gradients(workdir: Path, say: Say = warn) -> dict[int, Metrics]:
     """{step: gradient/* metrics} of what `log.write_gradients` wrote, in order."""
 
     def read(path: Path) -> Metrics:
-        figures = json.loads(path.read_bytes())
+        figures = load_json(path.read_bytes())
         return {str(name): _finite(value) for name, value in figures.items()}
 
     return _of_steps(workdir / "gradients", "json", read, say)
@@ -95,7 +95,7 @@ def read_rollouts(folder: Path, say: Say = warn) -> dict[int, list[dict[str, Any
     """{step: episodes} of what `log.write_rollouts` wrote, in order."""
 
     def read(path: Path) -> list[dict[str, Any]]:
-        records = [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+        records = [load_json(line) for line in path.read_bytes().split(b"\n") if line]
         for record in records:
             for name in ("seed", "group", "member"):
                 _whole_numbers([record[name]])

@@ -168,7 +168,14 @@ def main(argv: Sequence[str]) -> None:
         date = DATE.value or command.today().isoformat()
         if not is_day(date):
             raise ValueError(f"--date={date} is no day; expected YYYY-MM-DD")
-        encoder = Encoder(tokenizer, shape.vocab_size, THINKING.value, ANSWERING.value, date)
+        encoder = Encoder(
+            tokenizer,
+            shape.vocab_size,
+            THINKING.value,
+            ANSWERING.value,
+            date,
+            shape.max_positions,
+        )
         steps, read, surprises = prepare(encoder)
         tell(read, steps, surprises, encoder)
         if not DATE.value and encoder.writes_date():
