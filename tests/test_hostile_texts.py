@@ -20,7 +20,7 @@ from ragen_jax.report.page import write_report
 from ragen_jax.rollout.acting import MAX_TEXT, Acted, Asked, Broken, Limits, act, begin, identify
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.rollout.wire import from_bytes, to_bytes
-from ragen_jax.run import command, trackers
+from ragen_jax.run import command
 from ragen_jax.run.log import MetricsLog, console, write_events, write_rollouts
 from ragen_jax.run.stages import errors
 from ragen_jax.run.stored import read_events, read_rollouts
@@ -174,7 +174,7 @@ def rows_of(text):
 @every_text
 def test_rows_that_are_scored(name, tokenizer, tmp_path, console_is_clean):
     """Each is read, or left out, counted and named; the others stay what they are."""
-    rows = [*rows_of(HOSTILE[name])]
+    rows = [*rows_of(HOSTILE[name][:3_000_000])]  # more than is read
     path = tmp_path / "rollouts.jsonl"
     good = {"prompt": "a", "response": "b</think><answer>c</answer>"}
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, good]))
@@ -219,9 +219,8 @@ def test_messages_of_commands(name, capsys):
 
 def file_name(text):
     """A text as a file's name, as far as it can be one."""
-    name = clean_text(text) if not text.startswith("name") else text
-    name = name.replace("/", "").replace("\0", "")[:40]
-    return f"a{name}"
+    name = clean_text(text[:100]).replace("/", "").replace("\0", "")
+    return f"a{name.encode()[:200].decode(errors='ignore')}"
 
 
 @every_text
@@ -252,7 +251,11 @@ def test_folders_of_runs(name, tmp_path, tokenizer, console_is_clean):
     assert page.read_text().startswith("<!doctype html>") and page.stat().st_size > 10_000
 
 
-def test_the_folder_of_a_run_is_named_in_bytes(tmp_path):
-    """A name that is no UTF-8, as `--workdir` gets it."""
-    name = os.fsdecode(b"run\xff")
-    assert trackers._texts({"a": name, name: 1}) == {"a": "run\ufffd", "run\ufffd": 1}
+def test_a_folder_that_is_not_utf_8_is_refused(tmp_path, capsys):
+    """TensorStore, which writes the checkpoints, can use no such name."""
+    folder = tmp_path / os.fsdecode(b"run\xff")
+    with pytest.raises(SystemExit, match="2"), command.bad_input(), owned(folder):
+        pass
+    err = capsys.readouterr().err
+    assert "run\\udcff, which is not UTF-8; give another folder" in err
+    assert not folder.exists()

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from ml_collections import ConfigDict, config_dict
 
+from ragen_jax.clean_text import clean_text
 from ragen_jax.configs import base
 from ragen_jax.model.dates import AUTO
 from ragen_jax.run.flat import flat
@@ -50,8 +51,11 @@ def owned(workdir: Path) -> Generator[None]:
     removed.
 
     Raises:
-      ValueError: another run has it, or it cannot be made or written.
+      ValueError: another run has it, it cannot be made or written, or its path is no UTF-8.
     """
+    path = str(workdir.resolve())
+    if clean_text(path) != path:  # which TensorStore cannot write
+        raise ValueError(f"--workdir is {path}, which is not UTF-8; give another folder")
     if not is_first():
         yield
         return
