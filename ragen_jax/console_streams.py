@@ -79,7 +79,7 @@ class _Stream(io.TextIOWrapper):
 
     def __init__(self, descriptor: int, encoding: str) -> None:
         super().__init__(
-            _Descriptor(descriptor),
+            _Descriptor(descriptor),  # ty: ignore[invalid-argument-type] raw, as with python -u
             encoding=encoding,
             errors="backslashreplace",
             newline="\n",

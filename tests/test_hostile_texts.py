@@ -2,11 +2,13 @@
 
 import json
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command_line import call
+from command_line import ROOT, call
 from event_files import read_events as read_tensorboard
 from hostile_texts import HOSTILE, QUICK, raw_characters
 from simulated_runs import episode as recorded_episode
@@ -22,6 +24,7 @@ from ragen_jax.rollout.chat import make_chat
 from ragen_jax.rollout.wire import from_bytes, to_bytes
 from ragen_jax.run import command
 from ragen_jax.run.log import MetricsLog, console, write_events, write_rollouts
+from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.stages import errors
 from ragen_jax.run.stored import read_events, read_rollouts
 from ragen_jax.run.workdir import owned
@@ -143,7 +146,7 @@ def test_tools(name, monkeypatch):
         return text
 
     module = SimpleNamespace(TOOLS=[look_up])
-    monkeypatch.setitem(__import__("sys").modules, "hostile_tools", module)
+    monkeypatch.setitem(sys.modules, "hostile_tools", module)
     tools = Tools("tools", "hostile_tools:TOOLS")
     for query in ("a", "raise", text):
         call_ = json.dumps({"name": "look_up", "arguments": {"query": query}})
@@ -259,3 +262,99 @@ def test_a_folder_that_is_not_utf_8_is_refused(tmp_path, capsys):
     err = capsys.readouterr().err
     assert "run\\udcff, which is not UTF-8; give another folder" in err
     assert not folder.exists()
+
+
+CONFIG = """
+import asyncio
+import sys
+
+sys.path.insert(0, {tests!r})
+from hostile_texts import HOSTILE
+
+from ragen_jax import envs
+from ragen_jax.configs import base
+from ragen_jax.envs.types import Step
+
+TEXTS = [text for text in HOSTILE.values() if len(text) < 20_000]
+
+
+class Mute(BaseException):
+    def __str__(self):
+        raise GeneratorExit
+
+
+KINDS = (ValueError, asyncio.CancelledError, GeneratorExit, Mute, SystemExit, RecursionError)
+
+
+class Hostile:
+    actions, instructions = ("1", "2"), "Say a number. \\ud800"
+
+    def __init__(self, *, split):
+        self.first = 0 if split == "train" else 1
+
+    def reset(self, seed):
+        return 2 * (seed % 1000) + self.first
+
+    def render(self, state):
+        text = TEXTS[state % len(TEXTS)]
+        print(text)
+        if state % 3 == 0 and self.first == 0:
+            raise KINDS[state // 6 % 6](text)
+        return f"{{state}} {{text}}"
+
+    def identity(self, state):
+        return f"{{state}}\\ud800"
+
+    def step(self, state, action, rng):
+        return Step(state, 1.0, True, {{"success": True}})
+
+
+envs.ENVS["hostile"] = Hostile
+
+
+def get_config():
+    config = base.get_config()
+    config.env.update(name="hostile", max_turns=2, actions_per_turn=1, max_actions=2)
+    config.env.max_error_share = 1.0
+    config.model.path = {model!r}
+    config.steps = 1
+    config.rollout.update(groups=36, group_size=2, max_new_tokens=4, save_every=1, compact=False)
+    config.optimizer.update(minibatches=1, micro_batch=18)
+    config.diagnose.update(flow_every=0, every=0)
+    config.eval.update(episodes=4, every=1)
+    for rule in ("variance", "success", "empty"):
+        config.stopping[rule].action = "off"
+    return config
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("redirection", ["> /dev/full", "| head -1", "0<&- 1>&- 2>&-", "> seen"])
+def test_a_run_ends_as_if_nothing_had_happened(redirection, tmp_path, language_model):
+    """All texts in observations and in errors of every kind, on consoles of every kind."""
+    config = tmp_path / "hostile.py"
+    config.write_text(CONFIG.format(tests=str(ROOT / "tests"), model=str(language_model)))
+    words = [sys.executable, "-m", "ragen_jax.train", f"--config={config}", "--workdir=run"]
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {redirection}; exit ${{PIPESTATUS[0]}}', "bash", *words],
+        capture_output=True,
+        cwd=tmp_path,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONIOENCODING": "latin-1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (row, _) = read_metrics(tmp_path / "run" / "metrics.jsonl")[::-1]
+    assert row["step"] == 1 and 24 <= row["rollout/errors"] < 40  # some are too long, too
+    records = read_rollouts(tmp_path / "run" / "rollouts", pytest.fail)[1]
+    lines = [record["error"].rpartition("\n")[2] for record in records if "error" in record]
+    kinds = {line.partition(":")[0] for line in lines}
+    assert kinds >= {"ValueError", "CancelledError", "GeneratorExit", "Mute", "SystemExit"}
+    events = read_events(tmp_path / "run" / "events.jsonl", pytest.fail)
+    failed = [event["reason"] for event in events if event["rule"] == "console"]
+    why = {"> /dev/full": "No space left on device", "| head -1": "Broken pipe"}.get(redirection)
+    expected = f"standard output cannot be written ({why}); what it would show is lost"
+    assert failed == ([expected] if why else [])
+    assert (tmp_path / "run" / "report.html").exists()
+    if redirection == "> seen":
+        shown = (tmp_path / "seen").read_bytes() + done.stderr
+        assert not raw_characters(shown.decode("latin-1")) and b"\\u63a8" in shown
