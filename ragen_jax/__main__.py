@@ -7,6 +7,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from ragen_jax.console_streams import set_up_console, show_line
+
 COMMANDS = {
     "train": "train an agent, or go on with a run",
     "evaluate": "success, return, pass@k and collapse of a run or a model",
@@ -40,6 +42,7 @@ def script() -> None:
 
 
 def main() -> None:
+    set_up_console()
     name, *rest = sys.argv[1:] or ["--help"]
     if name in ("-h", "-help", "--help"):
         print(listed())
@@ -48,7 +51,7 @@ def main() -> None:
         run(name)
     else:
         known = ", ".join(COMMANDS)
-        print(f"error: ragen_jax has no command {name!r}; accepted: {known}", file=sys.stderr)
+        show_line("error", f"ragen_jax has no command {name!r}; accepted: {known}")
         sys.exit(2)
 
 

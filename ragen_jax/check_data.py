@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from absl import flags
 from ml_collections import ConfigDict
 
+from ragen_jax.console_streams import show
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import (
     IMAGE,
@@ -137,7 +138,7 @@ def main(argv: Sequence[str]) -> None:
         for config in of_environments(CONFIG.value).values():
             try:
                 for line in describe(config, ROWS.value):
-                    print(line, flush=True)
+                    show(line)
             except ValueError as error:
                 faults.append(str(error))
         if faults:

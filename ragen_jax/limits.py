@@ -5,13 +5,14 @@ Raise a constant here if a file of yours is refused that should not be.
 
 import gzip
 import io
-import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+from ragen_jax.clean_text import load_json
 
 MAX_FILE_BYTES = 2 << 30  # of a file that is read whole; of one with gzip, unpacked
 MAX_LINE_BYTES = 256 << 20  # of a line of a file that is read line by line
@@ -74,7 +75,7 @@ def read_lines(file: io.BufferedIOBase, path: str | Path) -> Iterator[bytes]:
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """The value of a JSON text.
+    """The value of a JSON text, with clean texts (clean_text.py).
 
     Args:
       options: of json.loads.
@@ -90,7 +91,7 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         if values > MAX_JSON_VALUES:
             raise LimitExceeded(f"may hold {values:,} values; accepted: {MAX_JSON_VALUES:,}")
     try:
-        return json.loads(text, **options)
+        return load_json(text, **options)
     except RecursionError:
         raise LimitExceeded("is nested too deep") from None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from absl import flags, logging
+from absl import flags
 
 from ragen_jax.report import sentences, timelines
 from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
@@ -159,5 +159,4 @@ if __name__ == "__main__":
         "metric", [], "Figures of metrics.jsonl; default: the page's charts."
     )
     OUT = flags.DEFINE_string("out", "curves.png", "The picture.")
-    logging.set_verbosity(logging.ERROR)  # of the libraries
-    command.run_words(main, parse)
+    command.run_parsed(main, parse)

@@ -17,8 +17,8 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import jax
-from tqdm import tqdm
 
+from ragen_jax.console_streams import show
 from ragen_jax.whole import make_folder, retried
 
 FOLDER = ".progress"  # in the run's: what `stalled` is given of process N, in N.json
@@ -93,7 +93,7 @@ def _sign(limit: float) -> float:
         return limit
     seconds = round(time.monotonic() - _now.since)
     lasting = f": {seconds} s so far" if seconds else ""
-    tqdm.write(f"{_now.place}{lasting}", file=sys.stderr)
+    show(f"{_now.place}{lasting}", error=True)
     spoke()
     return limit * 2 if _now.begun else limit
 
@@ -142,6 +142,7 @@ def end_when_stalled(workdir: Path, limit: float) -> None:
             if found != last:
                 last, since = found, time.monotonic()
             elif time.monotonic() - since >= limit:
+                # Not by `show`, whose lock the thread that hangs may have.
                 print(f"error: {stalled(found)}: ended after {limit:g} s", file=sys.stderr)
                 sys.stderr.flush()
                 os._exit(1)

@@ -60,10 +60,10 @@ def whole(path: str | Path, mode: str = "w") -> Generator[IO[Any]]:
     if nothing failed.
 
     Args:
-      mode: "w" (UTF-8) or "wb".
+      mode: "w" (UTF-8; halves of surrogate pairs as JSON escapes them) or "wb".
     """
     data = io.BytesIO()
-    file = data if "b" in mode else io.TextIOWrapper(data, encoding="utf-8")
+    file = data if "b" in mode else io.TextIOWrapper(data, "utf-8", "backslashreplace")
     yield file
     file.flush()
     retried(lambda: _replace(Path(path), data.getbuffer()), path)
@@ -110,7 +110,7 @@ def _remove_left_over_of(path: Path) -> None:
 
 def append(file: io.FileIO, text: str) -> None:
     """Adds a line, or several, to the end of a file: whole or not at all."""
-    data, end = text.encode(), os.fstat(file.fileno()).st_size
+    data, end = text.encode(errors="backslashreplace"), os.fstat(file.fileno()).st_size
 
     def write() -> None:
         written = 0

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from ragen_jax.clean_text import clean_text, error_message
 from ragen_jax.envs.options import attribute_of
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"  # of a call, as rollout/chat.py hands it on
@@ -55,9 +56,9 @@ class Tools:
             return f"error: {name}: {error}"
         try:
             result = function(**arguments)
-        except Exception as error:  # which what the agent asks for may make it do
-            return f"error: {name}: {type(error).__name__}: {error}"
-        return result if isinstance(result, str) else json.dumps(result, default=str)
+        except (Exception, SystemExit) as error:  # which what the agent asks for may make it do
+            return f"error: {name}: {error_message(error)}"
+        return clean_text(result if isinstance(result, str) else json.dumps(result, default=str))
 
 
 def is_call(action: str) -> bool:

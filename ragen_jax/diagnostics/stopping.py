@@ -48,7 +48,7 @@ class StoppingState:
 class Fired:
     """A rule that fired, the alarm of regimes.py, or what environments did (run/stages.py)."""
 
-    rule: str  # one of RULES, "regimes", "errors" or "prompts"
+    rule: str  # one of RULES, "regimes", "errors", "prompts" or "console"
     action: str  # "stop" or "warn"; of the alarm, one of regimes.ACTIONS
     reason: str  # a sentence with the numbers
 

@@ -26,6 +26,7 @@ import jax
 from absl import flags
 
 from ragen_jax.configs.experiments import EXPERIMENTS
+from ragen_jax.console_streams import set_up_console
 from ragen_jax.lab.arms import arms, dated, run_arms, set_by, shortened
 from ragen_jax.lab.claims import write_claims
 from ragen_jax.lab.looks import certain, looks
@@ -147,6 +148,7 @@ if __name__ == "__main__":
         "reuse", False, "Read arms from the rows in the report's folder; run those it has not."
     )
     REPORT = flags.DEFINE_string("report", "docs/lab", "Folder of the page and its figure.")
+    set_up_console()
     if sys.argv[1:2] == ["pages"] and not help.is_asked(sys.argv):
         with command.disk_errors(), command.bad_input(flags.Error, OSError):
             unexpected = command.words_of(sys.argv)[1:]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragen_jax.clean_text import clean_text
 from ragen_jax.model.dates import with_date
 
 if TYPE_CHECKING:
@@ -309,7 +310,7 @@ def plain_ids(
     Raises:
       PromptError: the tokenizer refuses the text, or makes a control token of one character.
     """
-    pieces = [whole_characters(text)]
+    pieces = [clean_text(text)]
     while True:
         try:
             encoded = tokenizer(pieces, add_special_tokens=False, return_attention_mask=False)
@@ -324,15 +325,6 @@ def plain_ids(
             for row, piece in enumerate(pieces)
             for part in ([piece] if whole[row] else _cut(piece, encoded[row], control))
         ]
-
-
-def whole_characters(text: str) -> str:
-    """A text whose half surrogate pairs, which are no text, are U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
 
 
 def _cut(text: str, encoding: "Encoding", control: frozenset[int]) -> list[str]:

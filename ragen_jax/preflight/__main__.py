@@ -16,6 +16,7 @@ import sys
 import jax
 from absl import flags
 
+from ragen_jax.console_streams import show
 from ragen_jax.diagnose import DIAGNOSTICS
 from ragen_jax.preflight.compile import compile_program, find_topology, quiet_stderr
 from ragen_jax.preflight.programs import programs
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> None:
     summary = report(results, chip, len(devices))
     print(json.dumps(summary) if JSON.value else table(results, chip, summary), flush=True)
     for line in complaints(results, chip):
-        print(line, file=sys.stderr)
+        show(line, error=True)
     sys.exit(0 if summary["fits"] else DOES_NOT_FIT)
 
 

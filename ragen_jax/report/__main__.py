@@ -9,7 +9,7 @@ intervals (Student's t). Reads the folders alone: no model, no checkpoint, nothi
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags, logging
+from absl import flags
 
 from ragen_jax.report.page import write_report
 from ragen_jax.run import command
@@ -32,5 +32,4 @@ def main(runs: list[Path]) -> None:
 
 if __name__ == "__main__":
     OUT = flags.DEFINE_string("out", None, "The page; default: report.html of the first run.")
-    logging.set_verbosity(logging.ERROR)  # of the libraries
-    command.run_words(main, parse)
+    command.run_parsed(main, parse)

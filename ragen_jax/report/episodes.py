@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ragen_jax.clean_text import shorten
 from ragen_jax.report.runs import Recorded
 from ragen_jax.run.stored import Say, read_rollouts, text_of
 
@@ -71,11 +72,11 @@ def find_tokenizer(folder: Path, run: Recorded, say: Say) -> Tokenizer | None:
     None: it is not on this machine. `say` is told of one that is damaged."""
     for place in (folder / "model", folder / "policy", Path(run.config["model"]["path"])):
         file = place / "tokenizer.json"
-        if file.is_file():
-            try:
+        try:
+            if file.is_file():
                 return Tokenizer.from_file(str(file))
-            except Exception as error:  # of no narrower kind
-                say(f"{file} is damaged: {error}")
+        except Exception as error:  # of no narrower kind; of a name that is no path, too
+            say(f"{shorten(str(file), 200)} is damaged: {shorten(str(error), 400)}")
     return None
 
 

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from absl import flags, logging
+from absl import flags
 
 from ragen_jax.envs.search_qa import dense
 from ragen_jax.envs.search_qa.protocols import MAX_DOCUMENTS
@@ -95,5 +95,4 @@ if __name__ == "__main__":
     HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to serve at.")
     PORT = flags.DEFINE_integer("port", 8000, "The port to serve at; 0: any.", 0, 65535)
     DOCUMENTS = flags.DEFINE_integer("documents", 5, "Found where a request does not say.")
-    logging.set_verbosity(logging.ERROR)  # of the libraries
-    command.run_words(main, parse)
+    command.run_parsed(main, parse)

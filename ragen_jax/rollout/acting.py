@@ -13,15 +13,14 @@ given up: nobody waits for its thread again.
 
 import dataclasses
 import functools
-import math
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from ragen_jax.clean_text import clean_text, describe_error, format_error
 from ragen_jax.envs.scalars import plain_scalar, real_number
 from ragen_jax.envs.types import IMAGE, Environment, Observation, State, Step
 
@@ -29,6 +28,7 @@ MAX_TEXT = 100_000  # characters of an observation; more is no text to be read
 MAX_IMAGES = 16  # of an observation
 MAX_PIXELS = 4096 * 4096  # of an image
 MAX_REWARD = 1e6  # of a step: the squares of larger ones are too much for a variance in float32
+MAX_NUMBER = 1.7e308  # of an info: larger integers are no float
 KEPT = (bool, int, float, str)  # of an info, what is handed on; a text of up to MAX_TEXT
 
 Job = TypeVar("Job")
@@ -87,7 +87,11 @@ def attempt(call: Callable[[], Result]) -> Result | Broken:
     """Return what `call` returns, or a `Broken` if the environment in it raises."""
     try:
         return call()
-    except (Exception, SystemExit) as error:  # whatever a foreign environment may raise
+    except BaseException as error:  # whatever a foreign environment may raise
+        # Ctrl-C and signals, which only the main thread gets, are not of the environment.
+        here = threading.current_thread() is threading.main_thread()
+        if here and isinstance(error, KeyboardInterrupt):
+            raise
         return _broken(error)
 
 
@@ -107,7 +111,12 @@ def identify(
     """Return the `identity` of each state, or the `Broken` in its place."""
 
     def name(state, tick):
-        return state if isinstance(state, Broken) else environment.identity(state)
+        if isinstance(state, Broken):
+            return state
+        identity = environment.identity(state)
+        if not isinstance(identity, str):
+            raise TypeError(f"identity must return a str, got {type(identity).__name__}")
+        return clean_text(identity)
 
     return _each(name, states, limits, None)
 
@@ -159,8 +168,8 @@ def checked_observation(observation: object) -> str | Observation:
     ones into the same arrays.
 
     Raises:
-      TypeError, ValueError: another thing, too long a text or one with half a character, images
-        that are none or too large, or not as many as the text has places for.
+      TypeError, ValueError: another thing, too long a text, images that are none or too large, or
+        not as many as the text has places for.
     """
     if not isinstance(observation, Observation):
         return _text("render must return a str or an Observation", observation)
@@ -182,8 +191,7 @@ def _text(what: str, text: object) -> str:
         raise TypeError(f"{what}, got {type(text).__name__}")
     if len(text) > MAX_TEXT:
         raise ValueError(f"render must return at most {MAX_TEXT} characters, got {len(text)}")
-    text.encode()  # UnicodeEncodeError, a ValueError, of lone surrogates
-    return text
+    return clean_text(text)
 
 
 def _image(number: int, image: object) -> np.ndarray:
@@ -215,20 +223,27 @@ def _checked(step: object) -> Step:
         raise TypeError(f"Step.done must be a bool, got {step.done!r:.80}")
     if not isinstance(info, dict):
         raise TypeError(f"Step.info must be a dict, got {type(info).__name__}")
-    plain = {name: plain_scalar(value) for name, value in info.items()}
-    kept = {
-        name: value
-        for name, value in plain.items()
-        if isinstance(value, KEPT)
-        and not (isinstance(value, str) and len(value) > MAX_TEXT)
-        and not (isinstance(value, float) and not math.isfinite(value))
-    }
-    return Step(step.state, reward, done, kept)
+    return Step(step.state, reward, done, _kept(info))
+
+
+def _kept(info: dict[Any, Any]) -> dict[str, bool | int | float | str]:
+    """The entries of an info that JSON holds: finite numbers, bools and texts, under names that are
+    texts."""
+    kept = {}
+    for name, value in info.items():
+        value = plain_scalar(value)
+        if not isinstance(name, str) or not isinstance(value, KEPT):
+            continue
+        if isinstance(value, str):
+            if len(value) <= MAX_TEXT:
+                kept[clean_text(name)] = clean_text(value)
+        elif abs(value) <= MAX_NUMBER:  # not of NaN
+            kept[clean_text(name)] = value
+    return kept
 
 
 def _broken(error: BaseException) -> Broken:
-    line = " ".join(f"{type(error).__name__}: {error}".split())
-    return Broken(line[:500], "".join(traceback.format_exception(error)))
+    return Broken(describe_error(error), format_error(error))
 
 
 # ------------------------------------------------------------------------------ one by one, or not

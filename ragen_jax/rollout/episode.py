@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from ragen_jax.clean_text import last_line
 from ragen_jax.envs.types import Environment, Observation, State
 from ragen_jax.model.images import image_grid
 from ragen_jax.model.template import PromptError, Span
@@ -239,8 +240,7 @@ def act_on(
         if isinstance(result, Broken):
             play.error = result.traceback
         if not isinstance(result, Acted):
-            line = play.error.strip().splitlines()[-1]
-            result = Acted(play.state, (), 0.0, {"error": line}, True, "")
+            result = Acted(play.state, (), 0.0, {"error": last_line(play.error)}, True, "")
         images = images_of(play.observation)
         play.state, play.observation = result.state, result.observation
         play.actions_used += len(result.actions)

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from ragen_jax.clean_text import clean_text
 from ragen_jax.envs.types import IMAGE
-from ragen_jax.model.template import ASKED_TO_THINK, Template, whole_characters
+from ragen_jax.model.template import ASKED_TO_THINK, Template
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.types import Turn
 
@@ -110,14 +111,14 @@ def images_as_one(ids: np.ndarray, vocabulary: int, pad: int | None) -> np.ndarr
 
 
 def _message(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "content": whole_characters(content)}
+    return {"role": role, "content": clean_text(content)}
 
 
 def _shown(role: str, turn: Turn, folder: str) -> dict[str, Any]:
     """The message of a turn: text, or where it shows images the parts between and with them."""
     if not turn.images:
         return _message(role, turn.message)
-    first, *others = whole_characters(turn.message).split(IMAGE)
+    first, *others = clean_text(turn.message).split(IMAGE)
     parts = [_text_part(first)]
     for file, text in zip(image_files(turn, folder), others, strict=True):
         parts += [{"type": "image_url", "image_url": {"url": file}}, _text_part(text)]

@@ -8,13 +8,15 @@ import sys
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from ragen_jax import configs
+from ragen_jax.clean_text import shorten
+from ragen_jax.console_streams import set_up_console, show_line
 from ragen_jax.progress import signs_of_life
 from ragen_jax.run import help
 from ragen_jax.run.kept_programs import refuse_shared_cache
@@ -24,8 +26,6 @@ from ragen_jax.run.trust import require_trust
 from ragen_jax.run.workdir import cache_directory
 from ragen_jax.sharding import of_first
 from ragen_jax.whole import OF_A_PATH, DiskRefused, refusal, remove_left_over
-
-T = TypeVar("T")
 
 BAD_INPUT = 2  # exit code
 DISK = 4  # exit code of a disk that is full or cannot be written
@@ -173,7 +173,6 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
     Args:
       words: how many that are no flags the command takes.
     """
-    logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console
 
     def parse(argv):
         if help.is_asked(argv):
@@ -213,29 +212,39 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
                 refuse_shared_cache()
                 remove_left_over(cache_directory())
                 main(argv)
-        except KeyboardInterrupt:  # where there is nothing yet to be saved
-            sys.exit(130)
-        except (Exception, SystemExit) as error:
-            code = error.code if isinstance(error, SystemExit) else 1
+        except BaseException as error:
+            code = 1
+            if isinstance(error, KeyboardInterrupt):  # where there is nothing yet to be saved
+                code = getattr(error, "exit_code", 130)
+            elif isinstance(error, SystemExit):
+                code = error.code
             if jax.process_count() == 1 or not code:
+                if isinstance(error, KeyboardInterrupt):
+                    sys.exit(code)
                 raise
             # JAX would first wait for the other processes, which wait for this one.
-            if not isinstance(error, SystemExit):
+            if not isinstance(error, (SystemExit, KeyboardInterrupt)):
                 traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code if isinstance(code, int) else 1)
 
-    app.run(run, flags_parser=parse)
+    run_parsed(run, parse)
 
 
-def run_words(main: Callable[[T], None], parse: Callable[[list[str]], T]) -> None:
-    """Runs `main(parse(argv))`, for a command without a config."""
+def run_parsed(main: Callable[[Any], None], parse: Callable[[Sequence[str]], Any]) -> None:
+    """Run `main(parse(argv))` on a console that cannot end it (console_streams.py).
 
-    def run(parsed: T) -> None:
+    What a file system refuses is one line and an exit code.
+    """
+
+    def run(parsed: Any) -> None:
         with disk_errors():
             main(parsed)
 
+    set_up_console()
+    logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console
+    logging.get_absl_handler().python_handler.setStream(sys.stderr)
     app.run(run, flags_parser=parse)
 
 
@@ -269,7 +278,7 @@ def bad_input(*further: type[Exception]) -> Generator[None]:
     except DiskRefused:  # which no input is to blame for, also where OSError is named
         raise
     except (ValueError, *further) as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr)
+        show_line("error", _message(error))
         raise SystemExit(BAD_INPUT) from None
 
 
@@ -289,7 +298,7 @@ def full_disk() -> Generator[None]:
         reason = refusal(error)
         if reason is None:
             raise
-        print(f"error: {' '.join(reason.split())}", file=sys.stderr)
+        show_line("error", reason)
         raise SystemExit(DISK) from None
 
 
@@ -303,13 +312,12 @@ def unusable_paths() -> Generator[None]:
     except OSError as error:
         if error.errno not in OF_A_PATH:
             raise
-        path = str(error.filename2 or error.filename)
-        path = path if len(path) <= SHOWN else f"{path[:SHOWN]}..."
-        print(f"error: {path}: {os.strerror(error.errno)}", file=sys.stderr)
+        path = shorten(str(error.filename2 or error.filename), SHOWN)
+        show_line("error", f"{path}: {os.strerror(error.errno)}")
         raise SystemExit(BAD_INPUT) from None
 
 
-def _one_line(error: Exception) -> str:
+def _message(error: Exception) -> str:
     # ml_collections hands on what a config file raised as the text of its traceback.
     text = str(error).rsplit("ValueError: ", 1)[-1]
     if isinstance(error, flags.UnrecognizedFlagError):
@@ -321,4 +329,4 @@ def _one_line(error: Exception) -> str:
         text = f"the config has no field {name[0] if name else text!r}"
         text += f"; did you mean {suggestion[0][13:]}?" if suggestion else ""
         text += " (configs/base.py lists every field, env.options are the environment's)"
-    return " ".join(text.split()) or type(error).__name__
+    return text if text.strip() else type(error).__name__

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
+from ragen_jax.clean_text import clean_text
+from ragen_jax.console_streams import show
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.progress import spoke
@@ -71,7 +72,7 @@ class MetricsLog:
         if not is_first():
             return
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
-        self.totals = Totals(rows)
+        self.totals, self.last = Totals(rows), rows[-1] if rows else {}
         write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         self.file = retried(functools.partial(self.path.open, "r+b", buffering=0), self.path)
         for name in dict.fromkeys(trackers):
@@ -84,7 +85,7 @@ class MetricsLog:
         for name, value in metrics.items():
             value = float(value)
             if math.isfinite(value):
-                row[name] = value
+                row[clean_text(name)] = value
         self.last = row
         if self.file:
             append(self.file, json.dumps(row, allow_nan=False) + "\n")
@@ -105,15 +106,18 @@ class MetricsLog:
         self.followers = []
 
 
-def write_events(path: Path, step: int, fired: Iterable[Fired]) -> None:
+def write_events(path: Path, step: int, fired: Iterable[Fired], *, further: bool = False) -> None:
     """events.jsonl: step, rule, action and reason of what fired, a line each.
 
     What a step writes replaces what an earlier pass over it and later steps wrote: a run that was
     continued from before it writes them again.
+
+    Args:
+      further: add to the events of the step instead.
     """
     if not is_first():
         return
-    events = [event for event in read_events(path) if event["step"] < step]
+    events = [event for event in read_events(path) if event["step"] < step + further]
     events += [{"step": step} | dataclasses.asdict(rule) for rule in fired]
     if not events and not path.exists():
         return
@@ -183,14 +187,13 @@ def write_rollouts(
 def console(line: str) -> None:
     """Prints a line above any progress bar; the first process's alone."""
     if is_first():
-        tqdm.write(line)
+        show(line)
         spoke()
-        sys.stdout.flush()  # who reads it through a pipe or from a file sees it now
 
 
 def step_line(step: int, steps: int, row: Metrics) -> str:
     """The console line of a step: of COLUMNS, from the first on, what a terminal's width holds."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else math.inf
     line = f"step {step:>{len(str(steps))}}/{steps}"
     for cell in _cells(row):
         if len(line) + 2 + len(cell) > width:

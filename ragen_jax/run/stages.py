@@ -15,6 +15,7 @@ import numpy as np
 from ragen_jax import batch as rows
 from ragen_jax.advantage import comparable_members, sample_variance
 from ragen_jax.bonus import gates, pointwise_information, spread
+from ragen_jax.clean_text import last_line
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.regimes import information_share, update_regimes
 from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
@@ -127,7 +128,7 @@ def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
         return fired
     words = f"{len(broken)} of {len(episodes)} episodes of {task.name} broke; the first: "
     if len(broken) <= task.max_error_share * len(episodes):
-        return [*fired, Fired("errors", "warn", words + broken[0].strip().splitlines()[-1])]
+        return [*fired, Fired("errors", "warn", words + last_line(broken[0]))]
     words = f"more than env.max_error_share = {task.max_error_share:g}: {words}\n{broken[0]}"
     return [*fired, Fired("errors", "stop", words)]
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
+from ragen_jax.console_streams import show
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.limits import parse_json, read_arrays, read_bytes, read_json
 from ragen_jax.types import Metrics
@@ -30,7 +29,7 @@ IMAGE_FILE = re.compile(r"step_\d+_images/[0-9a-f]{16}\.png", re.ASCII)
 
 def warn(line: str) -> None:
     """Prints a warning above any progress bar."""
-    tqdm.write(f"warning: {line}")
+    show(f"warning: {line}")
 
 
 def read_events(path: Path, say: Say = warn) -> list[dict[str, Any]]:

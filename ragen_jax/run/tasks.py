@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import jax
 from ml_collections import ConfigDict
 
+from ragen_jax.clean_text import last_line
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.randomness import Purpose, stream_key
@@ -146,7 +147,7 @@ class Task:
                 # A problem whose environment broke still shows how long the rules are.
                 return [play for play in plays if not is_prompt_error(play.error)]
             looked_at += len(plays)
-            first = first or plays[0].error.strip().splitlines()[-1]
+            first = first or last_line(plays[0].error)
         raise ValueError(
             f"none of the {looked_at} {which} problems of {self.name} can be played; the first: "
             f"{first}"

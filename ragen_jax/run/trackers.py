@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.clean_text import clean_text, describe_error
 from ragen_jax.run.flat import flat
 from ragen_jax.types import Metrics
 from ragen_jax.whole import write_whole
@@ -310,9 +311,9 @@ class Follower:
             except Exception as error:  # of a package of others, its disk or its network
                 tracker, next_try = None, time.monotonic() + RETRY_SECONDS
                 if not warned:
-                    words = " ".join(f"{type(error).__name__}: {error}".split())
+                    why = describe_error(error)
                     self._say(
-                        f"warning: tracker {self.name} fails ({words}); the run goes on, and it is "
+                        f"warning: tracker {self.name} fails ({why}); the run goes on, and it is "
                         "tried again now and then; metrics.jsonl has every row"
                     )
                 warned = True
@@ -361,9 +362,12 @@ def _keep_id(workdir: Path, name: str, id_: str) -> None:
 
 
 def _texts(config: dict[str, Any]) -> dict[str, Any]:
-    """{"a.b": value} of a nested config; what is no number, bool or text as JSON."""
-
-    return {
-        name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-        for name, value in flat(config).items()
-    }
+    """{"a.b": value} of a nested config, clean; what is no number, bool or text as JSON."""
+    found = {}
+    for name, value in flat(config).items():
+        if isinstance(value, str):
+            value = clean_text(value)
+        elif not isinstance(value, (bool, int, float)):
+            value = json.dumps(value)
+        found[clean_text(name)] = value
+    return found

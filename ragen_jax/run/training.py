@@ -8,7 +8,6 @@ workdir/  metrics.jsonl  events.jsonl  tensorboard/  trackers/  eval/  rollouts/
 import dataclasses
 import functools
 import signal
-import sys
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from ragen_jax.console_streams import take_failures
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.groups import split_groups
 from ragen_jax.model.qwen import Qwen
@@ -250,7 +250,7 @@ class Run:
         spoke(begun=True)
         if "eval/return" in row:
             console(eval_line(step, row))
-        fired = [*played.fired, *fired]
+        fired = [*played.fired, *fired, *_console_failures()]
         for rule in fired:
             console(f"{ACTIONS[rule.action]}: {rule.reason}")
             if rule.rule == "nonfinite" and is_first():
@@ -314,6 +314,10 @@ class Run:
             console(f"warning: the last checkpoint was not saved: {error}")  # what ended it is told
         finally:
             self.log.close(exit_code)
+            failures = _console_failures()
+            if failures:
+                step = int(self.log.last.get("step", 0))
+                write_events(self.workdir / "events.jsonl", step, failures, further=True)
 
     def finish(self) -> None:
         """Shows the learning curve of a whole run."""
@@ -322,6 +326,15 @@ class Run:
             console(learning_curve(self.workdir / "eval" / task.label, title))
         self.reports.write_last()
         console(f"done: {self.workdir}")
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that ends the run at once. No SystemExit: one that an environment raises breaks its
+    episode alone."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
 
 
 class Preemption:
@@ -341,11 +354,16 @@ class Preemption:
     def _request(self, signum: int, frame: FrameType | None) -> None:
         if not self.saves:
             console("stopped before the first step of this start: there is nothing to be saved")
-            sys.exit(exit_code(signum))
+            raise Stopped(exit_code(signum))
         self.signal = signum
         if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends the process at once
             console("stopping behind this step, which is saved; Ctrl-C again: at once, unsaved")
+
+
+def _console_failures() -> list[Fired]:
+    """An event for each standard stream that cannot be written since the last call."""
+    return [Fired("console", "warn", failure) for failure in take_failures()]
 
 
 def exit_code(signum: int) -> int:

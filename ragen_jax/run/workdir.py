@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from ml_collections import ConfigDict, config_dict
 
+from ragen_jax.clean_text import clean_text
 from ragen_jax.configs import base
 from ragen_jax.limits import read_json
 from ragen_jax.model.dates import AUTO
@@ -53,10 +54,13 @@ def owned(workdir: Path) -> Generator[None]:
     removed.
 
     Raises:
-      ValueError: another run has it, its path cannot be that of a folder, or what is written there
-        would be written elsewhere (links.py).
+      ValueError: another run has it, its path is no UTF-8 or cannot be that of a folder, or what is
+        written there would be written elsewhere (links.py).
       DiskRefused: it cannot be made or written.
     """
+    path = str(workdir.resolve())
+    if clean_text(path) != path:  # which TensorStore cannot write
+        raise ValueError(f"--workdir is {path}, which is not UTF-8; give another folder")
     if not is_first():
         yield
         return

@@ -16,15 +16,15 @@ import collections
 import dataclasses
 import json
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from absl import flags, logging
+from absl import flags
 
 from ragen_jax.configs import base
+from ragen_jax.console_streams import show_line
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.model import hf
 from ragen_jax.model.dates import is_day
@@ -170,7 +170,14 @@ def main(argv: Sequence[str]) -> None:
         date = DATE.value or command.today().isoformat()
         if not is_day(date):
             raise ValueError(f"--date={date} is no day; expected YYYY-MM-DD")
-        encoder = Encoder(tokenizer, shape.vocab_size, THINKING.value, ANSWERING.value, date)
+        encoder = Encoder(
+            tokenizer,
+            shape.vocab_size,
+            THINKING.value,
+            ANSWERING.value,
+            date,
+            shape.max_positions,
+        )
         steps, read, surprises = prepare(encoder)
         tell(read, steps, surprises, encoder)
         if encoder.writes_date():
@@ -269,7 +276,7 @@ def _words(row: Broken) -> str:
 
 
 def _warn(line: str) -> None:
-    print(f"warning: {' '.join(line.split())}", file=sys.stderr)
+    show_line("warning", line)
 
 
 if __name__ == "__main__":
@@ -296,6 +303,5 @@ if __name__ == "__main__":
     SEED = flags.DEFINE_integer("seed", DEFAULTS.seed, "Of draws and permutations.", 0)
     DTYPE = flags.DEFINE_enum("dtype", "float32", hf.COMPUTE_DTYPES, "Of activations.")
     OUT = flags.DEFINE_string("out", "score.json", "JSON file of all figures.")
-    logging.set_verbosity(logging.ERROR)  # of the libraries
     keep_freed_memory()
-    command.run_words(main, parse)
+    command.run_parsed(main, parse)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 THINK = ("<think>", "</think>")
 ANSWER = ("<answer>", "</answer>")
+MAX_TEXT = 2_000_000  # characters of a prompt or a reply: more than models have positions for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,13 @@ class Spoken:
 
     given: np.ndarray  # int32, the prompt as it was given
     turn: Turn  # whose prompt ends where the reasoning begins, and whose reply begins there
+
+
+def _size(value: Prompt) -> int:
+    """Characters of a text or of messages; 0 of token ids."""
+    if isinstance(value, str):
+        return len(value)
+    return sum(len(json.dumps(each, default=str)) for each in value if isinstance(each, dict))
 
 
 class Encoder:
@@ -45,6 +53,7 @@ class Encoder:
         think: Sequence[str] = THINK,
         answer: Sequence[str] = ANSWER,
         date: str | None = None,
+        positions: int = 0,
     ) -> None:
         """
         Args:
@@ -53,6 +62,7 @@ class Encoder:
           answer: those around an answer; none: all that follows the reasoning is the answer.
           date: the day that the chat template writes if it writes one: of `with_date`. `set_date`
             changes it.
+          positions: of the model; 0: replies of any length are read.
 
         Raises:
           ValueError: not two tags, or an empty one; a tokenizer that is not byte-level; as
@@ -68,7 +78,7 @@ class Encoder:
         self.date, self._undated = date, tokenizer
         tokenizer = with_date(tokenizer, date)
         self._dated = {date: tokenizer}  # by the day that its template writes
-        self.tokenizer, self.vocabulary = tokenizer, vocabulary
+        self.tokenizer, self.vocabulary, self.positions = tokenizer, vocabulary, positions
         self.opening, self.closing = think
         self.answer = tuple(answer)
         self.prefilled = False  # whether prompts open the reasoning and no reply does
@@ -181,9 +191,14 @@ class Encoder:
         """A reply, or those of all turns that its text holds (see transcript.py).
 
         Raises:
-          ValueError: as `prompt` does.
+          ValueError: as `prompt` does; a text of more than MAX_TEXT characters, or more tokens than
+            the model has positions.
         """
         given, said = reply.prompt, reply.response
+        for what, value in (("prompt", given), ("reply", said)):
+            size = _size(value)
+            if size > MAX_TEXT:
+                raise ValueError(f"has a {what} of {size} characters; at most {MAX_TEXT} are read")
         if not reply.transcript or not isinstance(said, str):
             return [self.reply(reply)]
         if not isinstance(given, str) and not isinstance(given[0], dict):  # token ids
@@ -232,6 +247,12 @@ class Encoder:
         else:
             sampled = np.asarray(self._checked(reply.response), np.int32)
         (start, end), (first, last), said = self._spans(sampled, reply.whole)
+        length = len(given) + len(opening) + len(sampled)
+        if self.positions and length > self.positions:
+            raise ValueError(
+                f"has {length} tokens up to the end of a reply; the model has {self.positions} "
+                "positions"
+            )
         actions = reply.actions
         if actions is None:
             actions = (said,) if said else ()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragen_jax.score.encode import Encoder, Spoken
-from ragen_jax.score.files import Broken
+from ragen_jax.score.files import Broken, broken
 from ragen_jax.score.formats import Row
 from ragen_jax.types import Episode
 
@@ -41,16 +41,16 @@ def encode_rows(
     """
     responses = [reply.response for row in rows for reply in row.replies]
     encoder.look(text for text in responses if isinstance(text, str))
-    spoken, broken = {}, []
+    spoken, unusable = {}, []
     fallback = encoder.date
     for row in rows:
         encoder.set_date(row.day or fallback)
         try:
             spoken[row.place] = [said for reply in row.replies for said in encoder.replies(reply)]
-        except ValueError as error:
-            broken.append(Broken(row.place, str(error)))
+        except Exception as error:  # by the chat template or the tokenizer
+            unusable.append(broken(row.place, error))
     encoder.set_date(fallback)
-    return spoken, broken
+    return spoken, unusable
 
 
 def make_steps(

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ragen_jax import limits
+from ragen_jax.clean_text import describe_error, shorten
 from ragen_jax.confined import BATCH_ROWS, check_parquet
 from ragen_jax.limits import parse_json, read_bytes, read_lines
 from ragen_jax.score.days import FIELD, field_day, run_day
 from ragen_jax.score.formats import Row, read_row, shows_images
+from ragen_jax.score.values import MOST
 
+MOST_REASON = 1000  # characters
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")  # of the files that a folder stands for
 # The number of a step in the name of a file (step_000010.jsonl, 10.jsonl,
 # completions_00010.parquet) or of a folder that it is in (step_10/train/all/traces.jsonl).
@@ -33,6 +36,13 @@ class Broken:
     reason: str
 
 
+def broken(place: str, error: Exception) -> Broken:
+    """A row that cannot be used because reading it raised: ValueErrors say why in words."""
+    if isinstance(error, ValueError):
+        return Broken(place, shorten(str(error), MOST_REASON))
+    return Broken(place, f"cannot be read: {describe_error(error)}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Read:
     """Content of files; every row is in `rows` or in `broken`."""
@@ -45,8 +55,9 @@ class Read:
 
 
 def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
-    """The rows of files. A row's step is its field, else the number in the file's name, else
-    the file's place in order, from 1. Its day is of its field `date`, else of the file's run.
+    """The rows of files. A row's step is its field, else the number in the file's name (below
+    2**32), else the file's place in order, from 1. Its day is of its field `date`, else of the
+    file's run.
 
     Args:
       names: of files; or of folders, for all rollouts directly in them.
@@ -75,8 +86,11 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
                 if isinstance(record, ValueError):
                     raise record
                 row, unread = read_row(record, place, rewards)
-            except ValueError as error:
-                found.broken.append(Broken(place, str(error)))
+                if row.step is None:
+                    row = dataclasses.replace(row, step=order if step is None else step)
+                digest = _digest(row.step, record)
+            except Exception as error:  # whatever its content leads to
+                found.broken.append(broken(place, error))
                 continue
             own = field_day(record.get(FIELD)) if isinstance(record, dict) else None
             if own:
@@ -86,15 +100,16 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
                 row = dataclasses.replace(row, day=day, day_from="the config.json of their run")
             for name in sorted(unread):
                 found.unread[name] = found.unread.get(name, 0) + 1
-            if row.step is None:
-                row = dataclasses.replace(row, step=order if step is None else step)
             found.rows.append(row)
-            content = json.dumps([row.step, record], sort_keys=True, default=str)
-            digest = hashlib.blake2b(content.encode(errors="surrogatepass")).digest()
             if digest in digests:
                 found.repeated.append(place)
             digests.add(digest)
     return found
+
+
+def _digest(step: int | None, record: Any) -> bytes:
+    content = json.dumps([step, record], sort_keys=True, default=str)
+    return hashlib.blake2b(content.encode()).digest()
 
 
 def _paths(names: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -133,7 +148,7 @@ def _step_of(path: Path) -> int | None:
     found = _FILE_STEP.search(path.name.removesuffix(".gz").rpartition(".")[0])
     for folder in path.parents:
         found = found or _FOLDER_STEP.search(folder.name)
-    return int(found[1]) if found else None
+    return int(found[1]) if found and int(found[1]) <= MOST else None
 
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:

@@ -14,7 +14,6 @@ replies, and a row of FORMATS. Where the writers are (read in 2026):
 
 import collections
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,7 +109,7 @@ def read_row(record: Any, place: str, rewards: Sequence[str] = ()) -> tuple[Row,
         group=_group(scopes),
         step=values.step(step[2]) if step else None,
         success=_success(scopes),
-        reward=_reward(form, fields, scopes, rewards),
+        reward=values.reward(_reward(form, fields, scopes, rewards)),
         message_keys=_message_keys(form, fields),
     )
     return row, fields.unread
@@ -156,7 +155,7 @@ def _reward(
         found = [next(values.first(scopes, (name,)), None) for name in rewards]
         parts = [values.total(each[2], each[1]) if each else None for each in found]
         given = [part for part in parts if part is not None]
-        return math.fsum(given) if len(given) == len(parts) else None
+        return values.add(given) if len(given) == len(parts) else None
     own = form.reward(fields) if form.reward else None
     if own is not None:
         return own
@@ -243,7 +242,7 @@ def _episode_reward(record: Fields) -> float | None:
     found = [trace.get("rewards") for trace in record.objects("traces")]
     parts = [values.total(each, "rewards") for each in found if each]
     given = [part for part in parts if part is not None]
-    return math.fsum(given) if given and len(given) == len(parts) else None
+    return values.add(given) if given and len(given) == len(parts) else None
 
 
 def _ragen(record: Fields) -> tuple[Reply, ...]:
@@ -274,7 +273,7 @@ def _trl_reward(record: Fields) -> float | None:
     """The sum of its reward columns; a function that does not apply to a row has none there."""
     found = [values.number(record.get(name), name) for name in _reward_columns(record)]
     given = [value for value in found if value is not None]
-    return math.fsum(given) if given else None
+    return values.add(given) if given else None
 
 
 FORMATS = {  # the first of which a record has all fields

@@ -21,6 +21,7 @@ MISSING_TEXT = ("nan", "none", "null", "<na>", "nat")
 BOOLEAN_TEXT = {"true": True, "false": False}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _STEP = re.compile(r"(?:global[_\- ]?)?step[_\- ]?(\d+)", re.IGNORECASE)
+MAX_REWARD = 1e15  # of a row: the squares of larger ones are too much for a variance in float32
 MOST = 2**32 - 1  # steps are 32-bit words of the random streams, and so are token ids
 
 
@@ -141,6 +142,17 @@ def number(value: Any, name: str) -> float | None:
     return result
 
 
+def reward(value: float | None) -> float | None:
+    """The reward of a row, or None if it has none.
+
+    Raises:
+      ValueError: it is beyond MAX_REWARD.
+    """
+    if value is not None and not abs(value) <= MAX_REWARD:
+        raise ValueError(f"has a reward of {value:g}; expected one within +-{MAX_REWARD:g}")
+    return value
+
+
 def total(value: Any, name: str) -> float | None:
     """A reward: a number; the sum of a list of numbers (of turns or tokens); or the sum of an
     object {name: number} or {name: {"score", "weight"}} (1 where no weight is given). None if it is
@@ -157,7 +169,15 @@ def total(value: Any, name: str) -> float | None:
     else:
         return number(value, name)
     given = [part for part in parts if part is not None]
-    return math.fsum(given) if given and len(given) == len(parts) else None
+    return add(given) if given and len(given) == len(parts) else None
+
+
+def add(parts: Sequence[float]) -> float:
+    """The sum of the parts of a reward; infinity if it is beyond float64."""
+    try:
+        return math.fsum(parts)
+    except (OverflowError, ValueError):  # of large parts; of infinities of both signs
+        return math.inf
 
 
 def _weighted(value: Any, name: str) -> float | None:
@@ -264,5 +284,8 @@ def first(scopes: Sequence[Fields], names: Sequence[str]) -> Iterator[tuple[Fiel
 
 def shown(value: Any) -> str:
     """A value as an error message shows it."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or a deep list
+        text = f"{type(value).__name__} that cannot be printed"
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -13,6 +13,7 @@ import pytest
 from chat_families import FAMILIES, QWEN, QWEN3, Family, family
 from transformers import PreTrainedTokenizerFast
 
+from ragen_jax.clean_text import clean_text
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import template
 from ragen_jax.model.template import plain_ids, take_apart
@@ -525,7 +526,7 @@ def test_that_fuzz_finds_what_a_tokenizer_forges_that_reads_text_as_control(
     name, make_turn, monkeypatch
 ):
     def forging(tokenizer, control, text):
-        text = template.whole_characters(text)
+        text = clean_text(text)
         return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
 
     monkeypatch.setattr(template, "plain_ids", forging)

@@ -1,8 +1,12 @@
 """rollout/acting.py: what raises, hangs or returns nonsense ends its own episode alone."""
 
+import asyncio
 import dataclasses
+import json
+import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,9 +26,11 @@ from ragen_jax.rollout.acting import (
     Limits,
     act,
     begin,
+    identify,
     observe,
 )
 from ragen_jax.rollout.play import Sampling, rollout
+from ragen_jax.run.training import Preemption, Stopped
 
 SERIAL, TIMED = Limits(), Limits(time_limit=0.5, workers=3)
 
@@ -89,9 +95,31 @@ def hangs():
     time.sleep(60)
 
 
+class Own(BaseException):
+    pass
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise SystemExit(1)
+
+    __repr__ = __str__
+
+
+def recurse():
+    return recurse()
+
+
 NONSENSE = {
     "raises": (raises(RuntimeError("gone")), "RuntimeError: gone"),
     "exits": (raises(SystemExit(7)), "SystemExit: 7"),
+    "cancelled": (raises(asyncio.CancelledError("late")), "CancelledError: late"),
+    "generator": (raises(GeneratorExit()), "GeneratorExit:"),
+    "own base": (raises(Own("gone")), "Own: gone"),
+    "pytest": (pytest.fail, "Failed:"),
+    "no words": (raises(Mute()), "Mute: (its message cannot be shown: SystemExit)"),
+    "surrogate": (raises(ValueError("\ud800")), "ValueError: \ufffd"),
+    "recurses truly": (recurse, "RecursionError: "),
     "recurses": (raises(RecursionError("deep")), "RecursionError: deep"),
     "number": (lambda: 3, "got int"),
     "nothing": (lambda: None, "got NoneType"),
@@ -102,7 +130,6 @@ TOO_LARGE = np.broadcast_to(np.uint8(0), (4097, 4096, 3))  # takes no memory
 OF_IMAGES = {  # text, images, what is said
     "number": (3, (), "TypeError: Observation.text must be a str, got int"),
     "much": ("x" * (MAX_TEXT + 1), (), f"at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
-    "half": ("\ud800", (), "UnicodeEncodeError"),
     "list": (IMAGE, [PICTURE], "TypeError: Observation.images must be a tuple, got list"),
     "array": (IMAGE, PICTURE[None], "Observation.images must be a tuple, got ndarray"),
     "no place": ("", (PICTURE,), "once for each image, got 0 of it and 1 image(s)"),
@@ -129,7 +156,6 @@ OF_IMAGES = {  # text, images, what is said
 }
 OF_RENDER = NONSENSE | {
     "much": (lambda: "x" * 10_000_000, f"at most {MAX_TEXT} characters, got 10000000"),
-    "half": (lambda: "\ud800", "UnicodeEncodeError"),
     **{
         f"image: {name}": (lambda shown=shown: Observation(*shown), said)
         for name, (*shown, said) in OF_IMAGES.items()
@@ -198,6 +224,52 @@ def test_an_info_that_is_not_finite_is_left_out_and_is_no_success():
     environment = Evil(Count(), "step", does, lambda seed: True)
     (done,) = act(environment, [asked((1, True), "1")], SERIAL)
     assert done.info == {"near": 0.5, "moves": 3}
+
+
+@pytest.mark.fast
+def test_texts_are_clean_and_an_info_is_json():
+    info = {"why": "\ud800", "\udc00": 1, ("a", 1): 2, 3: 4, b"b": 5, "deep": [[]], "big": 10**400}
+    environment = Evil(Count(), "step", steps(state=(1, True), info=info), lambda seed: True)
+    (done,) = act(environment, [asked((1, True), "1")], SERIAL)
+    assert done.info == {"why": "\ufffd", "\ufffd": 1}
+    assert json.loads(json.dumps(done.info)) == done.info
+    environment = Evil(Count(), "render", lambda: "a\x00\ud800\n\t", lambda seed: True)
+    assert observe(environment, [(0, True)], SERIAL) == ["a\x00\ufffd\n\t"]
+    pictured = Observation(f"\udfff{IMAGE}", (PICTURE,))
+    environment = Evil(Count(), "render", lambda: pictured, lambda seed: True)
+    (shown,) = observe(environment, [(0, True)], SERIAL)
+    assert shown.text == f"\ufffd{IMAGE}"
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("identity", [3, None, ["a"], b"a"])
+def test_an_identity_that_is_no_text_is_named(identity):
+    environment = SimpleNamespace(identity=lambda state: identity)
+    (broken,) = identify(environment, [1], SERIAL)
+    assert "identity must return a str, got" in broken.error
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Stopped(143)])
+def test_a_signal_ends_the_run_and_not_an_episode(error):
+    """Handlers of signals raise in the main thread; no other thread gets any."""
+    environment = Evil(Count(), "step", raises(error), lambda seed: True)
+    with pytest.raises(type(error)):
+        act(environment, [asked((1, True), "1")], SERIAL)
+    (broken,) = act(environment, [asked((1, True), "1")], TIMED)
+    assert broken.error.startswith(type(error).__name__)
+
+
+@pytest.mark.fast
+def test_a_signal_before_the_first_step_is_no_systemexit(capsys):
+    preemption = Preemption()
+    environment = Evil(
+        Count(), "step", lambda: signal.raise_signal(signal.SIGTERM), lambda seed: True
+    )
+    with pytest.raises(Stopped) as stopped:
+        act(environment, [asked((1, True), "1")], SERIAL)
+    assert stopped.value.exit_code == 143 and not preemption.signal
+    assert "there is nothing to be saved" in capsys.readouterr().out
 
 
 def test_the_largest_reward_and_text_are_accepted():

@@ -180,3 +180,74 @@ def test_what_cannot_be_scored_is_said_in_a_line(language_model, tmp_path, words
     files["dumped"].write_bytes(pickle.dumps([1]))
     code, _, errors = call("ragen_jax.score", *(word.format(**files) for word in words))
     assert code == 2 and said in errors.splitlines()[-1]
+
+
+ROW = {"prompt": "a", "response": "b</think><answer>c</answer>"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reward": "9" * 400}, "has '999999"),
+        ({"reward": "9" * 5000}, "as its reward; expected a finite number"),
+        ({"reward": 10**400}, "as its reward; expected a finite number"),
+        ({"reward": [1e308, 1e308]}, "has a reward of inf; expected one within +-1e+15"),
+        ({"reward": {"a": {"score": 1e300, "weight": 1e300}}}, "has a reward of inf"),
+        ({"reward": -1e16}, "has a reward of -1e+16; expected one within +-1e+15"),
+        ({"step": 2**64}, "expected a number from 0 below 2**32"),
+        ({"step": "9" * 5000}, "expected a number from 0 below 2**32"),
+        ({"step": -1}, "has the step -1; expected"),
+        ({"step": 1e300}, "expected a number from 0 below 2**32"),
+        ({"response": "x" * 300_000 + "</think>"}, "; the model has 4096 positions"),
+        ({"prompt": "x" * 300_000}, "; the model has 4096 positions"),
+        ({"prompt": "x" * 10_000_000}, "has a prompt of 10000000 characters; at most 2000000"),
+        ({"response": "x" * 10_000_000}, "has a reply of 10000000 characters; at most 2000000"),
+    ],
+    ids=range(14),
+)
+def test_a_row_beyond_every_measure_is_named_and_the_others_are_read(
+    changes, said, tokenizer, tmp_path
+):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (ROW, ROW | changes, ROW)))
+    read = read_files([str(path)])
+    spoken, others = encode_rows(read.rows, Encoder(tokenizer, len(tokenizer), positions=4096))
+    assert list(spoken) == [f"{path}:1", f"{path}:3"]
+    ((place, reason),) = [(row.place, row.reason) for row in (*read.broken, *others)]
+    assert place == f"{path}:2" and said in reason and len(reason) < 300
+
+
+def test_halves_of_surrogate_pairs_are_read(tokenizer, tmp_path):
+    path = tmp_path / "a.jsonl"
+    said = {"prompt": "a\ud800", "response": "b\udc00</think><answer>c</answer>", "group": "\ud800"}
+    nested = {"prompt": json.dumps([{"role": "user", "content": "\ud800"}]), "response": "b"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (said, nested)))
+    read = read_files([str(path)])
+    spoken, others = encode_rows(read.rows, Encoder(tokenizer, len(tokenizer)))
+    assert len(spoken) == 2 and not others and not read.broken
+    assert read.rows[0].replies[0].prompt == "a\ufffd"
+    assert read.rows[1].replies[0].prompt == [{"role": "user", "content": "\ufffd"}]
+
+
+def test_a_number_in_a_file_name_beyond_steps_is_no_step(tmp_path):
+    for name in ("20261125103000123456.jsonl", f"step_{'9' * 200}.jsonl", "7.jsonl"):
+        (tmp_path / name).write_text(json.dumps(ROW))
+    read = read_files([str(tmp_path)])
+    assert [row.step for row in read.rows] == [1, 7, 3]
+
+
+def test_a_template_that_raises_leaves_out_its_row(tokenizer, tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (ROW, ROW | {"prompt": "bad"})))
+    encoder = Encoder(tokenizer, len(tokenizer))
+    prompt = encoder.prompt
+
+    def refuse(given, tools=()):
+        if given == "bad":
+            raise KeyError("\ud800")
+        return prompt(given, tools)
+
+    monkeypatch.setattr(encoder, "prompt", refuse)
+    spoken, (left_out,) = encode_rows(read_files([str(path)]).rows, encoder)
+    assert list(spoken) == [f"{path}:1"] and left_out.place == f"{path}:2"
+    assert left_out.reason == "cannot be read: KeyError: '\\ud800'"
