@@ -254,11 +254,29 @@ def changed_code(trial: Trial) -> None:
         raise Wrong(f"no line says that the code has changed: {lines}")
 
 
+def folder_of_somebody_else(trial: Trial) -> None:
+    """A folder that names code and was not written with this user's key is resumed with --trust."""
+    trial.kill_midway()
+    for path in (trial.cache / "key", trial.run / ".signature"):
+        path.unlink(missing_ok=True)
+    before = trial.contents()
+    code = trial.code / "chaos_breaking.py"
+    text = code.read_text()
+    marker = trial.folder / "imported"
+    code.write_text(f"open({str(marker)!r}, 'w').close()\n{text}")
+    trial.expect_end(trial.start(), 2, says="--trust")
+    if trial.contents() != before or marker.exists():
+        raise Wrong("its code was imported, or files were changed, by a start that was refused")
+    code.write_text(text)
+    trial.resume("--trust")
+
+
 WITH_ERRORS: dict[str, Callable[[Trial], None]] = {
     "an environment's error with half a character": raising(TEXTS),
     "an environment raises an odd BaseException": raising(ODD),
     "an environment's error without a text": raising(NO_TEXT),
     "an environment's code changed": changed_code,
+    "a folder of somebody else names code": folder_of_somebody_else,
 }
 WITH_REWARD: dict[str, Callable[[Trial], None]] = {
     "a reward's error with half a character": raising(TEXTS),
