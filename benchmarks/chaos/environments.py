@@ -4,10 +4,11 @@ The twin of an environment that raises something odd raises a plain error at the
 all their figures are the same.
 """
 
+import itertools
 import json
 from collections.abc import Callable
 
-from benchmarks.chaos.trial import Setup, Trial, Wrong
+from benchmarks.chaos.trial import LEARNER, Setup, Trial, Wrong
 from ragen_jax.run.rows import read_metrics
 
 # What CHAOS_ERROR lets both raise.
@@ -107,6 +108,11 @@ GRADING = '''
 import zlib
 
 import chaos_errors
+from ragen_jax.envs.dataset import Dataset
+
+
+class Graded(Dataset):
+    words = ("Up", "Down", "Left", "Right")  # which the agent's tokenizer has
 
 
 def score(prompt, reply, row):
@@ -139,7 +145,8 @@ TEXTS = (
 class Hostile(Sokoban):
     def render(self, state):
         room = super().render(state)
-        return room + "\\n" + TEXTS[zlib.crc32(room.encode()) % len(TEXTS)]
+        drawn = zlib.crc32(room.encode())  # the agent has something to learn in two of three rooms
+        return room if drawn % 3 else room + "\\n" + TEXTS[drawn // 3 % len(TEXTS)]
 
     def step(self, state, action, rng):
         found = super().step(state, action, rng)
@@ -161,19 +168,34 @@ class Comparing(Sokoban):
         return found
 '''
 
-_MODEL = {"model.path": "{root}/twin_plain/run/model", "env.max_error_share": 1.0}
 _ERRORS = {"chaos_errors.py": ERRORS}
+_CELLS = [
+    "P____OX__",
+    "_P_X___O_",
+    "O__P__X__",
+    "__X_P_O__",
+    "X_P___O__",
+    "_O__X_P__",
+    "PX_O_____",
+    "OX_____P_",
+]
+_ROOMS = [
+    f"#####\n#{cells[:3]}#\n#{cells[3:6]}#\n#{cells[6:]}#\n#####"
+    for first in _CELLS
+    for cells in (first[turn:] + first[:turn] for turn in range(9))
+]
 _PROMPTS = "".join(
-    json.dumps({"prompt": f"Move number {number}.", "split": split}) + "\n"
-    for number, split in enumerate(("train", "eval") * 40)
+    json.dumps({"prompt": room, "split": split}) + "\n"
+    for room, split in zip(dict.fromkeys(_ROOMS), itertools.cycle(("eval", "eval", "train")))
 )
 SETUPS = {
     "breaking": Setup(
-        _MODEL | {"env.name": "chaos_breaking:Breaking"}, _ERRORS | {"chaos_breaking.py": BREAKING}
+        LEARNER | {"env.name": "chaos_breaking:Breaking"}, _ERRORS | {"chaos_breaking.py": BREAKING}
     ),
     "grading": Setup(
-        _MODEL
+        LEARNER
         | {
+            "env.name": "chaos_grading:Graded",
             "env.options.path": "{code}/prompts.jsonl",
             "env.options.reward": "chaos_grading:score",
             "env.options.split_field": "split",
@@ -181,11 +203,13 @@ SETUPS = {
             "rollout.max_new_tokens": 22,
         },
         _ERRORS | {"chaos_grading.py": GRADING, "prompts.jsonl": _PROMPTS},
-        config="dataset",
+        config="dataset:tiny",
     ),
-    "hostile": Setup(_MODEL | {"env.name": "chaos_hostile:Hostile"}, {"chaos_hostile.py": HOSTILE}),
+    "hostile": Setup(
+        LEARNER | {"env.name": "chaos_hostile:Hostile"}, {"chaos_hostile.py": HOSTILE}
+    ),
     "comparing": Setup(
-        _MODEL | {"env.name": "chaos_comparing:Comparing"}, {"chaos_comparing.py": COMPARING}
+        LEARNER | {"env.name": "chaos_comparing:Comparing"}, {"chaos_comparing.py": COMPARING}
     ),
 }
 

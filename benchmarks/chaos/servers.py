@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator
 
-from benchmarks.chaos.trial import STEPS, Setup, Trial, Wrong
+from benchmarks.chaos.trial import LEARNER, STEPS, Setup, Trial, Wrong
 from ragen_jax.envs.search_qa import protocols
 from ragen_jax.envs.search_qa.retrievers import open_bm25
 from ragen_jax.run.rows import read_metrics
@@ -39,13 +39,12 @@ QUESTIONS = "".join(
 )
 CORPUS = json.dumps([f"{name} {n} lives in Town {n}." for n in range(12) for name in NAMES])
 SETUP = Setup(
-    {
-        "model.path": "{root}/twin_plain/run/model",
+    LEARNER
+    | {
         "env.name": "chaos_searching:Searching",
         "env.options.path": "{code}/questions.jsonl",
         "env.options.corpus": "{code}/corpus.json",
         "env.options.documents": 2,
-        "env.max_error_share": 1.0,
         "rollout.max_new_tokens": 22,
     },
     {"chaos_searching.py": SEARCHING, "questions.jsonl": QUESTIONS, "corpus.json": CORPUS},

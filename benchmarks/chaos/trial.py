@@ -25,6 +25,13 @@ FIELDS: dict[str, object] = {
     **{"eval.every": 4, "eval.episodes": 32, "diagnose.scores_every": 4, "env.max_turns": 3},
     "optimizer.micro_batch": 4,
 }
+# Of environments of our own: the agent of the plain twin, and no rule that stops it when it learns
+# little or episodes break.
+LEARNER: dict[str, object] = {
+    "model.path": "{root}/twin_plain/run/model",
+    "env.max_error_share": 1.0,
+    **{f"stopping.{rule}.action": "off" for rule in ("variance", "success", "empty")},
+}
 CLOCK_FIELDS = ("time/", "throughput/", "memory/")
 PATIENCE = 600.0  # seconds for a process to do what it should
 # Each trial has its own cache and console encoding, whatever the shell sets.
