@@ -444,6 +444,26 @@ def test_kinds_can_be_named_on_the_command_line(capsys):
     assert left.value.code == 2 and "no such kind: no such fault;" in capsys.readouterr().err
 
 
+def test_a_twin_that_fails_costs_the_kinds_of_its_setup_alone(monkeypatch, tmp_path, capsys):
+    def run_twin(name, root):
+        if name == "searching":
+            raise Wrong("exit code 1")
+
+    monkeypatch.setattr(chaos.loop, "run_twin", run_twin)
+    monkeypatch.setattr(chaos.loop, "attempt", lambda *_: "")
+    words = [
+        "chaos",
+        "--minutes=0",
+        "--at-a-time=1",
+        "--kinds=a retriever fails now and then,SIGTERM",
+    ]
+    with pytest.raises(SystemExit) as left:
+        command.main(words)
+    printed = capsys.readouterr().out
+    assert left.value.code == 1 and "| all 1 kinds | 1 | 1 |" in printed
+    assert "the twin of the setup searching: WRONG: exit code 1" in printed
+
+
 @pytest.fixture
 def trial(tmp_path):
     """A trial whose run and twin have the same rows, evaluations and model."""

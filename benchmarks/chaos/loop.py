@@ -47,6 +47,19 @@ def run_twin(name: str, root: Path) -> Path:
     return trial.run
 
 
+def run_twins(kinds: Sequence[str], root: Path) -> dict[str, str]:
+    """Runs the twins of some kinds; returns what was wrong, by setup."""
+    needed = {KINDS[kind].setup for kind in kinds} | {"plain"}
+    wrong = {}
+    for name in SETUPS:  # the plain one first, whose cache and agent the others begin with
+        if name in needed and "plain" not in wrong:
+            try:
+                run_twin(name, root)
+            except Wrong as error:
+                wrong[name] = str(error)
+    return wrong
+
+
 def attempt(kind: str, number: int, seed: int, root: Path) -> str:
     """Runs a trial; returns what was wrong with it, or "" if it survived."""
     name = KINDS[kind].setup
@@ -117,10 +130,12 @@ def main(argv: Sequence[str], description: str | None = None) -> None:
         parser.error(f"no such kind: {', '.join(unknown)}; --help lists them")
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"{len(kinds)} kinds, seed {given.seed}, in {root}", flush=True)
-    needed = {KINDS[kind].setup for kind in kinds} | {"plain"}
-    for name in SETUPS:  # the plain one first, whose cache the others begin with
-        if name in needed:
-            run_twin(name, root)
+    lost = run_twins(kinds, root)
+    for name, wrong in lost.items():
+        print(f"the twin of the setup {name}: WRONG: {wrong}", flush=True)
+    kinds = [kind for kind in kinds if not {KINDS[kind].setup, "plain"} & lost.keys()]
+    if not kinds:
+        sys.exit(1)
     end, trials = time.monotonic() + 60 * given.minutes, []
     for trial in run_trials(kinds, given.seed, end, given.at_a_time, root):
         trials.append(trial)
@@ -129,6 +144,6 @@ def main(argv: Sequence[str], description: str | None = None) -> None:
         if given.out:
             given.out.write_text(json.dumps({"seed": given.seed, "trials": trials}, indent=1))
     print(as_table(trials))
-    if any(trial["wrong"] for trial in trials):
+    if lost or any(trial["wrong"] for trial in trials):
         sys.exit(1)
     shutil.rmtree(root)

@@ -24,7 +24,13 @@ from ragen_jax.envs.search_qa import SearchQA
 
 
 class Searching(SearchQA):
-    words = ("Up", "Down", "Left", "Right")  # which the agent's tokenizer has
+    @property
+    def words(self):
+        return ("Up", "Down", "Left", "Right")  # which the agent's tokenizer has
+
+    @words.setter
+    def words(self, value):
+        pass
 
     def step(self, state, action, rng):
         if state.query is None:
