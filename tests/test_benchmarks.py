@@ -31,12 +31,14 @@ from benchmarks import (
     searching,
     slots,
 )
-from benchmarks.chaos import clocks, environments
+from benchmarks.chaos import clocks, environments, servers
 from benchmarks.chaos.kinds import KINDS, SETUPS
 from benchmarks.chaos.trial import Trial, Wrong
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
 from benchmarks.slots import TEN_MILLION
+from ragen_jax.envs.search_qa.remote import Remote
+from ragen_jax.envs.search_qa.retrievers import open_bm25
 
 pytestmark = pytest.mark.long
 
@@ -519,6 +521,23 @@ def test_how_a_process_may_end(trial, printed, code, wrong):
         return
     with pytest.raises(Wrong, match=wrong):
         trial.expect_end(process, 0, 4, says="x")
+
+
+@pytest.mark.parametrize("wrong", ["", *servers.QUICK, "drips", "hangs"])
+def test_a_spoiled_answer_is_none(tmp_path, wrong):
+    trial = Trial(tmp_path, tmp_path, np.random.default_rng(0), servers.SETUP)
+    query = ["Where does Berta 17 live?"]
+    with servers.serving(trial, lambda body, before: wrong if before == 0 else "") as server:
+        url = str(trial.fields["env.options.url"])
+        found = [
+            Remote(url, protocol="ragen", time_limit=1.0, tries=tries, seed=0) for tries in (1, 2)
+        ]
+        if wrong:
+            with pytest.raises(ConnectionError, match="no usable answer in 1 tries"):
+                found[0].search(query, 2)
+        expected = open_bm25(str(trial.code / "corpus.json")).search(query, 2)
+        assert found[1].search(query, 2) == expected and expected[0][0].text.startswith("Berta 17")
+    assert server.answers[wrong] >= 1 and "env.options.corpus" not in trial.setup.fields
 
 
 def test_errors_of_environments_are_what_they_are_called():
