@@ -74,7 +74,15 @@ class Disk:
 def small_disk(folder: Path) -> Generator[Disk]:
     """Mounts a tmpfs of 48 MiB at a folder, for the duration of the body."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=48m,nr_inodes=100000", "tmpfs", str(folder)]
+    command = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        "size=48m,nr_inodes=100000,mode=700",
+        "tmpfs",
+        str(folder),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     try:
         yield Disk(folder)
