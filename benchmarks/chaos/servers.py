@@ -40,10 +40,10 @@ class Searching(SearchQA):
 NAMES = ("Ada", "Berta", "Carla", "Dora", "Emma", "Frida", "Greta", "Hanna", "Ida", "Jutta")
 QUESTIONS = "".join(
     json.dumps({"question": f"Where does {name} {number} live?", "answer": f"Town {number}"}) + "\n"
-    for number in range(10, 22)
+    for number in range(10, 60)
     for name in NAMES
 )
-CORPUS = json.dumps([f"{name} {n} lives in Town {n}." for n in range(10, 22) for name in NAMES])
+CORPUS = json.dumps([f"{name} {n} lives in Town {n}." for n in range(10, 60) for name in NAMES])
 SETUP = Setup(
     LEARNER
     | {
