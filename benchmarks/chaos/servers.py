@@ -20,6 +20,9 @@ from ragen_jax.run.rows import read_metrics
 SEARCHING = '''
 """SearchQA that searches for its question and whatever the agent says first."""
 
+import random
+import zlib
+
 from ragen_jax.envs.search_qa import SearchQA
 
 
@@ -31,6 +34,13 @@ class Searching(SearchQA):
     @words.setter
     def words(self, value):
         pass
+
+    def render(self, state):
+        """A room of Sokoban, which the agent answers, drawn from what would be shown."""
+        cells = list("PXO" + "_" * 13)
+        random.Random(zlib.crc32(super().render(state).encode())).shuffle(cells)
+        rows = ("".join(cells[i : i + 4]) for i in range(0, 16, 4))
+        return "\\n".join(["######", *(f"#{row}#" for row in rows), "######"])
 
     def step(self, state, action, rng):
         if state.query is None:
