@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+import subprocess
 import sys
 
 import jax
@@ -30,9 +31,14 @@ from benchmarks import (
     searching,
     slots,
 )
+from benchmarks.chaos import clocks, environments, servers
+from benchmarks.chaos.kinds import KINDS, SETUPS
+from benchmarks.chaos.trial import Trial, Wrong
 from benchmarks.episodes import tiny_setting
 from benchmarks.measure import Limits, Row
 from benchmarks.slots import TEN_MILLION
+from ragen_jax.envs.search_qa.remote import Remote
+from ragen_jax.envs.search_qa.retrievers import open_bm25
 
 pytestmark = pytest.mark.long
 
@@ -420,16 +426,131 @@ def test_the_alarm_command(monkeypatch, capsys):
 
 
 def test_faults_are_tried_in_turn_each_kind_before_one_comes_again(monkeypatch, tmp_path):
-    clock, kinds = itertools.count(), list(chaos.KINDS)[:3]
-    monkeypatch.setattr(chaos.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(chaos, "attempt", lambda kind, *_: "lost" if kind == kinds[1] else "")
-    trials = list(chaos._tried(kinds, 0, 40, 1, tmp_path, {}))
+    clock, kinds = itertools.count(), list(KINDS)[:3]
+    monkeypatch.setattr(chaos.loop.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(chaos.loop, "attempt", lambda kind, *_: "lost" if kind == kinds[1] else "")
+    trials = list(chaos.loop.run_trials(kinds, 0, 40, 1, tmp_path))
     assert len(trials) >= 6 and [one["number"] for one in trials] == list(range(len(trials)))
     for start in (0, 3):
         assert {trial["kind"] for trial in trials[start : start + 3]} == set(kinds)
     assert all(bool(trial["wrong"]) == (trial["kind"] == kinds[1]) for trial in trials)
     lost = sum(trial["kind"] == kinds[1] for trial in trials)
-    assert f"| {kinds[1]} | {lost} | 0 |" in chaos.as_table(trials)
+    assert f"| {kinds[1]} | {lost} | 0 |" in chaos.loop.as_table(trials)
+
+
+def test_kinds_can_be_named_on_the_command_line(capsys):
+    assert len(KINDS) > 90 and not any("," in name for name in KINDS)
+    assert {kind.setup for kind in KINDS.values()} == set(SETUPS) and list(SETUPS)[0] == "plain"
+    with pytest.raises(SystemExit) as left:
+        command.main(["chaos", "--kinds=SIGTERM,no such fault"])
+    assert left.value.code == 2 and "no such kind: no such fault;" in capsys.readouterr().err
+
+
+def test_a_twin_that_fails_costs_the_kinds_of_its_setup_alone(monkeypatch, tmp_path, capsys):
+    def run_twin(name, root):
+        if name == "searching":
+            raise Wrong("exit code 1")
+
+    monkeypatch.setattr(chaos.loop, "run_twin", run_twin)
+    monkeypatch.setattr(chaos.loop, "attempt", lambda *_: "")
+    words = [
+        "chaos",
+        "--minutes=0",
+        "--at-a-time=1",
+        "--kinds=a retriever fails now and then,SIGTERM",
+    ]
+    with pytest.raises(SystemExit) as left:
+        command.main(words)
+    printed = capsys.readouterr().out
+    assert left.value.code == 1 and "| all 1 kinds | 1 | 1 |" in printed
+    assert "the twin of the setup searching: WRONG: exit code 1" in printed
+
+
+@pytest.fixture
+def trial(tmp_path):
+    """A trial whose run and twin have the same rows, evaluations and model."""
+    for folder in (tmp_path / "run", tmp_path / "twin"):
+        (folder / "eval").mkdir(parents=True)
+        (folder / "policy").mkdir()
+        (folder / "policy/model.safetensors").touch()
+        rows = [{"step": step, "loss": 0.5, "time/step": hash(folder)} for step in range(3)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "eval/step_000000.json").write_text("[[7, 1], [8, 0]]")
+    return Trial(tmp_path, tmp_path / "twin", np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    "path, old, new, wrong",
+    [
+        (
+            "metrics.jsonl",
+            '"step": 1, "loss": 0.5',
+            '"step": 1, "loss": 0.25',
+            r"\(1, \['loss'\]\)",
+        ),
+        ("metrics.jsonl", '{"step": 2', '{"step": 3', r"\(3, \['step'\]\)"),
+        ("eval/step_000000.json", "[8, 0]", "[8, 1]", "evaluations differ"),
+        ("policy/model.safetensors", None, None, "was not exported"),
+    ],
+)
+def test_a_trial_is_compared_with_its_twin(trial, path, old, new, wrong):
+    trial.compare()
+    file = trial.run / path
+    if old is None:
+        file.unlink()
+    else:
+        file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(Wrong, match=wrong):
+        trial.compare()
+
+
+@pytest.mark.parametrize(
+    "printed, code, wrong",
+    [
+        ("error: x cannot be written", 4, ""),
+        ("error: x cannot be written", 1, "exit code 1, not"),
+        ("error: y", 4, "did not say 'x'"),
+        ("Traceback (most recent call last): x", 4, "a traceback"),
+    ],
+)
+def test_how_a_process_may_end(trial, printed, code, wrong):
+    (trial.folder / "output0").write_text(printed)
+    process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+    if not wrong:
+        assert trial.expect_end(process, 0, 4, says="x") == 4
+        return
+    with pytest.raises(Wrong, match=wrong):
+        trial.expect_end(process, 0, 4, says="x")
+
+
+@pytest.mark.parametrize("wrong", ["", *servers.QUICK, "drips", "hangs"])
+def test_a_spoiled_answer_is_none(tmp_path, wrong):
+    trial = Trial(tmp_path, tmp_path, np.random.default_rng(0), servers.SETUP)
+    query = ["Where does Berta 17 live?"]
+    with servers.serving(trial, lambda body, before: wrong if before == 0 else "") as server:
+        url = str(trial.fields["env.options.url"])
+        found = [
+            Remote(url, protocol="ragen", time_limit=1.0, tries=tries, seed=0) for tries in (1, 2)
+        ]
+        if wrong:
+            with pytest.raises(ConnectionError, match="no usable answer in 1 tries"):
+                found[0].search(query, 2)
+        expected = open_bm25(str(trial.code / "corpus.json")).search(query, 2)
+        assert found[1].search(query, 2) == expected and expected[0][0].text.startswith("Berta 17")
+    assert server.answers[wrong] >= 1 and "env.options.corpus" not in trial.setup.fields
+
+
+def test_errors_of_environments_are_what_they_are_called():
+    names = environments.TEXTS + environments.ODD + environments.NO_TEXT
+    space = {}
+    exec(environments.ERRORS, space)
+    assert set(space["MAKE"]) == {*names, "plain", "chinese"}
+    for name, make in space["MAKE"].items():
+        error = make()
+        assert isinstance(error, BaseException), name
+        assert isinstance(error, Exception) == (name not in environments.ODD), name
+    for text in (environments.BREAKING, environments.GRADING, environments.HOSTILE, clocks.SITE):
+        compile(text, "text", "exec")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Faults of clocks: the time of day jumps during a run, or between two starts."""
+
+import os
+from collections.abc import Callable
+
+from benchmarks.chaos.trial import Trial
+
+DAY = 86400.0
+# Imported by every Python process at its start. CHAOS_CLOCK: seconds by which the clock is wrong,
+# seconds until it jumps, and by how much it is wrong then.
+SITE = """\
+import os
+import time
+
+_first, _until, _then = map(float, os.environ.get("CHAOS_CLOCK", "0 1e9 0").split())
+_begin, _time, _time_ns = time.monotonic(), time.time, time.time_ns
+_localtime, _gmtime = time.localtime, time.gmtime
+
+
+def _shift():
+    return _first if time.monotonic() - _begin < _until else _then
+
+
+time.time = lambda: _time() + _shift()
+time.time_ns = lambda: _time_ns() + int(_shift() * 1e9)
+time.localtime = lambda seconds=None: _localtime(time.time() if seconds is None else seconds)
+time.gmtime = lambda seconds=None: _gmtime(time.time() if seconds is None else seconds)
+"""
+
+
+def _jump(trial: Trial) -> float:
+    """Seconds, from an hour to three years, forwards or backwards."""
+    days = float(trial.rng.choice([1 / 24, 1.0, 40.0, 1000.0]))
+    return days * DAY * float(trial.rng.choice([-1, 1]))
+
+
+def jumps_during(trial: Trial) -> None:
+    """The clock jumps at a moment of the run."""
+    (trial.code / "sitecustomize.py").write_text(SITE)
+    until = trial.rng.uniform(3, 25)
+    trial.variables["CHAOS_CLOCK"] = f"0 {until:.2f} {_jump(trial):.0f}"
+    trial.expect_end(trial.start(), 0)
+    trial.compare()
+
+
+def jumps_between(trial: Trial) -> None:
+    """The clock is another between the kill and the resume, and comes back in the middle."""
+    (trial.code / "sitecustomize.py").write_text(SITE)
+    trial.kill_midway()
+    trial.variables["CHAOS_CLOCK"] = f"{_jump(trial):.0f} {trial.rng.uniform(3, 25):.2f} 0"
+    trial.resume()
+
+
+def files_of_another_time(trial: Trial) -> None:
+    """Every file of the run and of the cache has a time in the past or in the future."""
+    trial.kill_midway()
+    for folder in (trial.run, trial.cache):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.stat().st_nlink > 1:  # of other trials' caches as well
+                trial.rewrite(path, path.read_bytes())
+            when = path.stat().st_mtime + _jump(trial)
+            os.utime(path, (when, when))
+    trial.resume()
+
+
+CLOCKS: dict[str, Callable[[Trial], None]] = {
+    "the clock jumps during a run": jumps_during,
+    "the clock jumps before a resume": jumps_between,
+    "files of the past and the future": files_of_another_time,
+}

@@ -1,0 +1,79 @@
+"""Faults of the console: a reader that leaves, closed descriptors, full devices, encodings."""
+
+import os
+from collections.abc import Callable
+
+from benchmarks.chaos.trial import Trial, Wrong
+
+ENCODINGS: tuple[dict[str, str], ...] = (
+    {"PYTHONIOENCODING": "latin-1"},
+    {"PYTHONIOENCODING": "ascii:strict", "LC_ALL": "C"},
+    {"LC_ALL": "C"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    {"LC_ALL": "POSIX", "PYTHONIOENCODING": "latin-1"},
+)
+
+
+def reader_leaves(trial: Trial) -> None:
+    """As `| head -3`: the pipe is closed after the first lines."""
+    reading, writing = os.pipe()
+    process = trial.start(stdout=writing, stderr=writing if trial.rng.integers(2) else None)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        for _ in range(3):
+            pipe.readline()
+    trial.expect_end(process, 0)
+    trial.compare()
+
+
+def closed_descriptors(trial: Trial) -> None:
+    """Standard output, errors or input closed by the shell that starts it."""
+    closed = [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"][trial.rng.integers(4)]
+    wrapper = ("bash", "-c", f'exec "$@" {closed}', "bash")
+    trial.expect_end(trial.start(wrapper=wrapper), 0)
+    trial.compare()
+
+
+def full_device(trial: Trial) -> None:
+    """/dev/full, which refuses every line, as standard output, errors or both."""
+    which = trial.rng.integers(3)
+    with open("/dev/full", "wb") as full:
+        process = trial.start(
+            stdout=full if which != 1 else None, stderr=full if which != 0 else None
+        )
+    trial.expect_end(process, 0)
+    trial.compare()
+
+
+def terminal_closed(trial: Trial) -> None:
+    """A terminal that is closed while the run is under way."""
+    ours, theirs = os.openpty()
+    try:
+        process = trial.start(stdout=theirs, stderr=theirs)
+    finally:
+        os.close(theirs)
+    os.read(ours, 16)
+    os.close(ours)
+    trial.expect_end(process, 0)
+    trial.compare()
+
+
+def narrow_encoding(trial: Trial) -> None:
+    """A console that cannot write the name of the run's folder, or what an environment raised."""
+    variables = ENCODINGS[trial.rng.integers(len(ENCODINGS))]
+    trial.variables |= variables | {"CHAOS_ERROR": "chinese"}
+    if "PYTHONUTF8" not in variables:  # otherwise folders have such names neither
+        trial.name = "运行_ü"
+    trial.expect_end(trial.start(), 0)
+    if "broke; the first" not in trial.output():
+        raise Wrong(f"no line names the error: {trial.output()[-1500:]}")
+    trial.compare()
+
+
+CONSOLES: dict[str, Callable[[Trial], None]] = {
+    "| head -3": reader_leaves,
+    "closed descriptors": closed_descriptors,
+    "/dev/full as console": full_device,
+    "the terminal closed": terminal_closed,
+}
+WITH_ERRORS = {"Chinese on a console in Latin-1": narrow_encoding}

@@ -1,0 +1,224 @@
+"""Faults in files: damaged, cut, removed or foreign ones between a kill and the resume."""
+
+import shutil
+from collections.abc import Callable
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from benchmarks.chaos.trial import EVERY, STEPS, Trial, Wrong
+from ragen_jax.run.rows import read_metrics
+
+
+def damaged_checkpoint(how: str) -> Callable[[Trial], None]:
+    def strike(trial: Trial) -> None:
+        trial.kill_midway()
+        newest = trial.newest()
+        path = trial.one_of(newest / "default")
+        if how == "flipped":
+            trial.flip(path)
+        elif how == "cut":
+            trial.rewrite(path, path.read_bytes()[: int(trial.rng.integers(path.stat().st_size))])
+        else:
+            path.unlink()
+        trial.resume(says=f"the checkpoint of step {newest.name} is damaged")
+
+    return strike
+
+
+def newest_checkpoint_removed(trial: Trial) -> None:
+    trial.kill_midway()
+    shutil.rmtree(trial.newest())
+    trial.resume()
+
+
+def all_checkpoints_damaged(trial: Trial) -> None:
+    trial.kill_midway()
+    mends = [trial.flip(trial.one_of(path / "default")) for path in trial.saved()]
+    trial.expect_refusal(lambda: [mend() for mend in mends], "every checkpoint in")
+
+
+def weights_flipped(trial: Trial) -> None:
+    trial.kill_midway()
+    trial.expect_refusal(
+        trial.flip(trial.run / "model" / "model.safetensors"), "is not what was written"
+    )
+
+
+def weights_not_finite(trial: Trial) -> None:
+    trial.kill_midway()
+    path, sums = trial.run / "model" / "model.safetensors", trial.run / "model" / "checksums.json"
+    kept, checksums = path.read_bytes(), sums.read_bytes()
+    arrays = load_file(path)
+    name = sorted(arrays)[trial.rng.integers(len(arrays))]
+    arrays[name] = arrays[name].copy()
+    arrays[name].flat[trial.rng.integers(arrays[name].size)] = trial.rng.choice([np.nan, np.inf])
+    save_file(arrays, path, metadata={"format": "pt"})
+    sums.unlink()  # as of a model that somebody else wrote
+
+    def mend() -> None:
+        path.write_bytes(kept)
+        sums.write_bytes(checksums)
+
+    trial.expect_refusal(mend, name)
+
+
+def torn_row(trial: Trial) -> None:
+    trial.kill_midway()
+    tails = [b'{"step": 8, "rollout/succ', b"\0" * 40, b"\xff\xfe", b"{}\n", b"null\n[]\n"]
+    with (trial.run / "metrics.jsonl").open("ab") as file:
+        file.write(tails[trial.rng.integers(len(tails))])
+    trial.resume()
+
+
+def foreign_row(trial: Trial) -> None:
+    trial.kill_midway()
+    lines = trial.lines()
+    at = int(trial.rng.integers(1, EVERY + 1))
+    lines[at] = [b"\0\0\n", b"\xff" + lines[at], lines[at][:9] + b"\n"][trial.rng.integers(3)]
+    mend = trial.rewrite(trial.run / "metrics.jsonl", b"".join(lines))
+    trial.expect_refusal(mend, f"line {at + 1} is not the row")
+
+
+def lost_rows(trial: Trial) -> None:
+    trial.kill_midway()
+    lines = trial.lines()
+    del lines[int(trial.rng.integers(1, EVERY + 1))]
+    trial.expect_refusal(
+        trial.rewrite(trial.run / "metrics.jsonl", b"".join(lines)), "lacks the rows of 1"
+    )
+
+
+def repaired(trial: Trial) -> None:
+    """With --repair it goes on without the row that is lost."""
+    trial.kill_midway()
+    lines = trial.lines()
+    lost = int(trial.rng.integers(1, EVERY + 1))
+    lines[lost] = b"\xff" + lines[lost]
+    trial.rewrite(trial.run / "metrics.jsonl", b"".join(lines))
+    trial.expect_end(trial.start("--repair"), 0)
+    found = [row["step"] for row in read_metrics(trial.run / "metrics.jsonl")]
+    if found != [step for step in range(STEPS + 1) if step != lost]:
+        raise Wrong(f"rows of steps {found}, without that of {lost}")
+
+
+def metrics_removed(trial: Trial) -> None:
+    trial.kill_midway()
+    path = trial.run / "metrics.jsonl"
+    content = path.read_bytes()
+    path.unlink()
+    trial.expect_refusal(lambda: path.write_bytes(content), "lacks the rows of")
+
+
+def config_damaged(trial: Trial) -> None:
+    trial.kill_midway()
+    path = trial.run / "config.json"
+    content = path.read_bytes()
+    cut = content[: int(trial.rng.integers(len(content) - 2))]
+    trial.expect_refusal(trial.rewrite(path, cut), "config.json is damaged")
+
+
+def config_removed(trial: Trial) -> None:
+    trial.kill_midway()
+    path = trial.run / "config.json"
+    content = path.read_bytes()
+    path.unlink()
+    trial.expect_refusal(lambda: path.write_bytes(content), "has checkpoints but no config.json")
+
+
+def other_settings(trial: Trial) -> None:
+    trial.kill_midway()
+    before = trial.contents()
+    trial.expect_end(trial.start("--config.rollout.groups=5"), 2, says="config.rollout.groups=4")
+    if trial.contents() != before:
+        raise Wrong("files were changed by a start that was refused")
+    trial.resume()
+
+
+def left_over(trial: Trial) -> None:
+    trial.kill_midway()
+    (trial.run / "eval" / ".step_000004.json.writing-7").write_text("[[1,")
+    (trial.run / ".config.json.writing-7").write_text("{")
+    shutil.copytree(trial.newest(), trial.run / "checkpoints" / "99.orbax-checkpoint-tmp")
+    trial.resume()
+    if any(trial.run.rglob(".*.writing-*")) or any(trial.run.rglob("*orbax-checkpoint-tmp")):
+        raise Wrong("what a killed writer has left was not removed")
+
+
+def events_damaged(trial: Trial) -> None:
+    trial.kill_midway()
+    (trial.run / "events.jsonl").write_bytes(b'{"step": 1, "rule"\n\xff\n')
+    trial.resume()
+
+
+def stored_damaged(trial: Trial) -> None:
+    """A file that the page is made of: the run ends as ever, and the page names it."""
+    trial.kill_midway()
+    folder = trial.run / ("rollouts", "diagnostics")[trial.rng.integers(2)]
+    path = trial.one_of(folder, "step_*")
+    trial.rewrite(path, path.read_bytes()[: path.stat().st_size // 2])
+    rewritten = int(path.stem[5:]) > int(trial.newest().name)  # by the steps that are done again
+    trial.resume(says="" if rewritten else f"{path} is damaged")
+
+
+def dataset_damaged(trial: Trial) -> None:
+    trial.kill_midway()
+    folder = next(p for p in (trial.cache / "datasets").glob("heldout_*") if p.is_dir())
+    trial.flip(trial.one_of(folder, "*examples*"))
+    trial.resume(says="generating it anew")
+
+
+def program_damaged(trial: Trial) -> None:
+    trial.kill_midway()
+    for _ in range(5):
+        trial.flip(trial.one_of(trial.cache / "compiled", "*-cache"))
+    trial.resume()
+
+
+def cache_removed(trial: Trial) -> None:
+    trial.kill_midway()
+    shutil.rmtree(trial.folder / "cache")
+    trial.resume()
+
+
+def left_over_in_cache(trial: Trial) -> None:
+    """What killed writers have left in the cache is not read, and does not stop another writer."""
+    trial.kill_midway()
+    dead = "writing-4194000"  # above the largest process id of this machine, or of nobody
+    for folder in [trial.cache, *(path for path in trial.cache.iterdir() if path.is_dir())]:
+        (folder / f".model.safetensors.{dead}").write_bytes(b"half")
+    for folder in list((trial.cache / "datasets").iterdir()):
+        if folder.is_dir():
+            shutil.copytree(folder, folder.with_name(f"{folder.name}.incomplete_ABC123"))
+            (folder / f".checksums.json.{dead}").write_text("{")
+    for folder in list((trial.cache / "models").iterdir()):
+        if folder.is_dir():
+            (folder.with_name(f".{folder.name}.saving-4194000")).mkdir()
+            (folder / f".config.json.{dead}").write_text("{")
+    trial.resume()
+
+
+DAMAGE: dict[str, Callable[[Trial], None]] = {
+    "a checkpoint's bit flipped": damaged_checkpoint("flipped"),
+    "a checkpoint's file cut": damaged_checkpoint("cut"),
+    "a checkpoint's file gone": damaged_checkpoint("gone"),
+    "newest checkpoint removed": newest_checkpoint_removed,
+    "all checkpoints damaged": all_checkpoints_damaged,
+    "a bit of the weights flipped": weights_flipped,
+    "NaN or infinity in the weights": weights_not_finite,
+    "a torn or foreign end of the rows": torn_row,
+    "a foreign row in the middle": foreign_row,
+    "a row lost": lost_rows,
+    "--repair": repaired,
+    "metrics.jsonl removed": metrics_removed,
+    "half a config.json": config_damaged,
+    "config.json removed": config_removed,
+    "other settings": other_settings,
+    "left-overs of killed writers in the run": left_over,
+    "left-overs of killed writers in the cache": left_over_in_cache,
+    "events damaged": events_damaged,
+    "rollouts or scores damaged": stored_damaged,
+    "cached problems: a bit flipped": dataset_damaged,
+    "kept programs: bits flipped": program_damaged,
+    "cache removed": cache_removed,
+}

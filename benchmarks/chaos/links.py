@@ -1,0 +1,84 @@
+"""Faults of trust: links that lead out of the run's folder, and a cache that others may write."""
+
+import os
+import shutil
+from collections.abc import Callable
+
+from benchmarks.chaos.trial import Trial, Wrong
+
+
+def linked(name: str) -> Callable[[Trial], None]:
+    """A file of the run is a link to another file, which is not written.
+
+    The run replaces the link, or refuses it by name.
+    """
+
+    def strike(trial: Trial) -> None:
+        trial.kill_midway()
+        path, elsewhere = trial.run / name, trial.folder / f"elsewhere_{name}"
+        dangling = bool(trial.rng.integers(2)) and name != "metrics.jsonl"
+        content = b"what somebody else has written\n"
+        if path.exists() and name == "metrics.jsonl":
+            content = path.read_bytes()
+        if not dangling:
+            elsewhere.write_bytes(content)
+        path.unlink(missing_ok=True)
+        path.symlink_to(elsewhere)
+        code = trial.expect_end(trial.start(), 0, 2)
+        if dangling and elsewhere.exists():
+            raise Wrong(f"a link from {name} was followed: a file was made elsewhere")
+        if not dangling and (not elsewhere.exists() or elsewhere.read_bytes() != content):
+            raise Wrong(f"a link from {name} was followed: a file elsewhere was changed")
+        if code == 0:
+            trial.compare()
+            return
+        if name not in trial.output():
+            raise Wrong(f"refused without its name: {trial.output()[-600:]}")
+        path.unlink()
+        if name == "metrics.jsonl":
+            path.write_bytes(content)
+        trial.resume()
+
+    return strike
+
+
+def programs_of_others(trial: Trial) -> None:
+    """Compiled programs that others may have put there are neither loaded nor kept."""
+    folder = trial.cache / "compiled"
+    how = trial.rng.integers(3)
+    if how == 0:
+        folder.chmod(0o777)
+    elif how == 1:
+        os.chown(folder, 65534, 65534)
+    else:
+        trial.cache.chmod(0o777)
+    before = sorted(path.name for path in folder.iterdir())
+    process = trial.start()
+    trial.expect_end(process, 0, 2, says=str(folder))
+    if sorted(path.name for path in folder.iterdir()) != before:
+        raise Wrong("programs were kept there")
+    if process.returncode == 0:
+        trial.compare()
+    else:
+        shutil.rmtree(folder)
+        trial.cache.chmod(0o700)
+        trial.resume()
+
+
+def no_tokenizer(trial: Trial) -> None:
+    """A model directory without tokenizer.json."""
+    trial.kill_midway()
+    path = trial.run / "model" / "tokenizer.json"
+    content = path.read_bytes()
+    path.unlink()
+    trial.expect_refusal(lambda: path.write_bytes(content), "tokenizer.json")
+
+
+LINKS: dict[str, Callable[[Trial], None]] = {
+    "report.html is a link": linked("report.html"),
+    ".lock is a link": linked(".lock"),
+    "metrics.jsonl is a link": linked("metrics.jsonl"),
+    "events.jsonl is a link": linked("events.jsonl"),
+    "a cache of programs that others may write": programs_of_others,
+    "a model without tokenizer.json": no_tokenizer,
+}
