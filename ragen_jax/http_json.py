@@ -26,6 +26,8 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Any
 
+from ragen_jax.clean_text import load_json, one_line
+
 MAX_HEAD = 1 << 16  # bytes of an answer's status lines, headers, chunk sizes and trailers
 BYTES_PER_VALUE = 32  # of the limit of an answer, for each value that it may hold
 MAX_DIGITS = 300  # of a whole number; one of 309 or more may be too large for a float
@@ -35,8 +37,6 @@ TRY_AGAIN = (408, 425, 429)  # of the statuses 4xx; all others say that the requ
 
 # A string, or a character that another value begins with or follows.
 _VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,\[{]', re.DOTALL)
-_HALF_ESCAPED = re.compile(rb"\\u[dD][89a-fA-F]")  # of a surrogate pair
-_HALVES = re.compile("[\ud800-\udfff]")
 
 
 class ExchangeError(ConnectionError):
@@ -109,16 +109,18 @@ def post_json(url: str, payload: Any, *, timeout_s: float, max_bytes: int) -> An
             return parse_json(answer, max_values=max_values(max_bytes))
     except TimeoutError as error:
         cause = f"TimeoutError: no whole answer within {timeout_s:g} s"
-        detail = f" ({one_line(str(error))})" if str(error) else ""
+        detail = f" ({one_line(str(error), SHOWN)})" if str(error) else ""
         raise ExchangeError(f"{url}: {cause}{detail}", retry=True) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        cause = f"{type(error).__name__}: {one_line(str(error))}"
+        cause = f"{type(error).__name__}: {one_line(str(error), SHOWN)}"
         raise ExchangeError(f"{url}: {cause}", retry=True) from None
-    shown = one_line(answer[:SHOWN].decode(errors="replace"))
+    shown = one_line(answer[:SHOWN].decode(errors="replace"), SHOWN)
     if 300 <= status < 400:
         shown = "redirects are not followed; use the final URL"
     refused = 300 <= status < 500 and status not in TRY_AGAIN
-    raise ExchangeError(f"{url}: status {status} {one_line(reason)}: {shown}", retry=not refused)
+    raise ExchangeError(
+        f"{url}: status {status} {one_line(reason, SHOWN)}: {shown}", retry=not refused
+    )
 
 
 def max_values(max_bytes: int) -> int:
@@ -142,23 +144,16 @@ def parse_json(data: bytes | bytearray, *, max_values: int) -> Any:
     if next(itertools.islice(_VALUE.finditer(data), max_values, None), None) is not None:
         raise ValueError(f"JSON of more than {max_values} values")
     try:
-        value = json.loads(
+        return load_json(
             data.decode("utf-8-sig", errors="replace"),
             parse_int=_whole,
             parse_float=_real,
             parse_constant=_refuse_constant,
         )
-        return _replace_halves(value) if _HALF_ESCAPED.search(data) else value
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"no JSON: {error}") from None
-
-
-def one_line(text: str) -> str:
-    """The first SHOWN characters of a server's text, in one line of printable characters."""
-    shown = "".join(c if c.isprintable() else " " for c in text[: 2 * SHOWN])
-    return " ".join(shown.split())[:SHOWN]
 
 
 def _whole(digits: str) -> int:
@@ -176,16 +171,6 @@ def _real(digits: str) -> float:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
-
-
-def _replace_halves(value: Any) -> Any:
-    if isinstance(value, str):
-        return _HALVES.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_replace_halves(item) for item in value]
-    if isinstance(value, dict):
-        return {_replace_halves(name): _replace_halves(item) for name, item in value.items()}
-    return value
 
 
 # ------------------------------------------------------------------------------ one exchange

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from ragen_jax import http_json
+from ragen_jax.clean_text import one_line
 from ragen_jax.envs.search_qa import protocols
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 
@@ -103,7 +104,7 @@ class Remote:
                 if not error.retry:
                     raise ConnectionError(f"retriever {self.url} refuses: {reason}") from None
             except ValueError as error:  # an answer of another form than the protocol's
-                reason = http_json.one_line(f"ValueError: {error}")
+                reason = one_line(f"ValueError: {error}")
         raise ConnectionError(
             f"retriever {self.url} gave no usable answer in {self._tries} tries; the last: {reason}"
         )

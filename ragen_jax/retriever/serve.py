@@ -20,12 +20,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from ragen_jax.clean_text import one_line
 from ragen_jax.envs.search_qa import dense_index, protocols
 from ragen_jax.envs.search_qa.dense_index import DenseIndex
 from ragen_jax.envs.search_qa.retrieve import Document, Retriever
 from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.search_qa.words import Words
-from ragen_jax.http_json import TimedReader, one_line
+from ragen_jax.http_json import TimedReader
 
 MAX_BODY = 2 << 20  # bytes of a request's body
 MAX_HEAD = 1 << 16  # bytes of a request's first line and headers
