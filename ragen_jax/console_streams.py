@@ -14,7 +14,8 @@ import re
 import select
 import sys
 import threading
-from typing import TextIO
+from collections.abc import Iterable
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -47,7 +48,7 @@ class _Descriptor(io.RawIOBase):
         except OSError:
             return False
 
-    def write(self, data) -> int:
+    def write(self, data: Any) -> int:
         rest = memoryview(data).cast("B")
         size = len(rest)
         while rest:
@@ -101,7 +102,7 @@ class _Stream(io.TextIOWrapper):
                 self._emit(self._rest.rfind("\n") + 1)
         return len(text)
 
-    def writelines(self, lines) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 

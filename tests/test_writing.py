@@ -15,6 +15,7 @@ import sys
 import types
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
@@ -26,9 +27,9 @@ from ragen_jax.checksums import write_checksums
 from ragen_jax.model import hf, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.report.background import Reports
-from ragen_jax.run import checkpoint, kept_programs, recovery, trackers, workdir
+from ragen_jax.run import checkpoint, kept_programs, recovery, trackers, trust, workdir
 from ragen_jax.run.log import MetricsLog, console, write_rollouts
-from ragen_jax.whole import append, make_folder, refusal, write_whole
+from ragen_jax.whole import append, make_folder, refusal, remove_left_over, write_whole
 from ragen_jax.writers import map_array, save_array, save_figure
 
 PAGE = ROOT / "docs" / "disks.md"
@@ -173,11 +174,45 @@ def append_a_line(tmp_path, injected):
         append(file, "line\n")
 
 
-@drives("ragen_jax/whole.py", "remove_left_over")
+GONE = 2**30 - 1  # no process has this number
+
+
+@drives("ragen_jax/whole.py", "_remove_aside")
 def remove_left_overs(tmp_path, injected):
-    (tmp_path / ".a.writing-1").touch()
+    (tmp_path / f".a.writing-{GONE}").touch()
     with workdir.owned(tmp_path):
         pass
+
+
+@drives("ragen_jax/whole.py", "_is_locked")
+def remove_the_left_overs_of_a_lock(tmp_path, injected):
+    (tmp_path / f".a.saving-{GONE}").mkdir()
+    (tmp_path / "a.lock").touch()
+    remove_left_over(tmp_path)
+
+
+@drives("ragen_jax/whole.py", "_remove_left_over_of")
+def remove_the_left_overs_of_a_file(tmp_path, injected):
+    (tmp_path / f".b.json.writing-{GONE}").touch()
+    write_whole(tmp_path / "b.json", "{}")
+
+
+@drives("ragen_jax/run/trust.py", "_make_key")
+def make_a_key(tmp_path, injected):
+    injected.patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    trust._key(create=True)
+
+
+@drives("ragen_jax/run/kept_programs.py", "refuse_shared_cache")
+def use_a_folder_of_programs(tmp_path, injected):
+    names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache")
+    before = [getattr(jax.config, name) for name in names]
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "programs"))
+    try:
+        kept_programs.refuse_shared_cache()
+    finally:
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
 
 
 @drives("ragen_jax/writers.py", "save_array.save")
@@ -432,6 +467,7 @@ def begin_an_arm(tmp_path, injected):
     config = types.SimpleNamespace(to_dict=dict)
     if injected.number != errno.EMFILE:  # no process is to be begun
         injected.fail(subprocess, "Popen")
+    injected.patch.setattr(arms, "sign", lambda *_: None)  # a row of its own
     arms._begin(types.SimpleNamespace(config=config), tmp_path / "arm")
 
 

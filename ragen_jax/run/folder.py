@@ -6,6 +6,8 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
+from ragen_jax.whole import make_folder
+
 
 class FolderGone(Exception):
     """The message says where the folder is now."""
@@ -59,7 +61,7 @@ class RunFolder:
 @contextlib.contextmanager
 def open_folder(path: Path) -> Generator[RunFolder]:
     """Keeps the folder of a run open; of several processes, one may come here before it is made."""
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield RunFolder(path, descriptor)

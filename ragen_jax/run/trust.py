@@ -4,6 +4,7 @@ It is imported if this user started the run, which a signature in the folder sho
 command line names it or says --trust. Otherwise whoever made the folder would choose what runs.
 """
 
+import functools
 import hashlib
 import hmac
 import json
@@ -20,7 +21,7 @@ from ragen_jax.run.log import console
 from ragen_jax.run.ownership import exposure
 from ragen_jax.run.workdir import cache_directory, locked, read_config_file
 from ragen_jax.sharding import of_first
-from ragen_jax.whole import write_whole
+from ragen_jax.whole import make_folder, retried, write_whole
 
 SIGNATURE = ".signature"  # in a run's folder
 KEY_BYTES = 32
@@ -128,10 +129,10 @@ def _key(*, create: bool) -> bytes:
     """
     path = cache_directory() / "key"
     if create and not path.exists():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent)
         with locked(path):
             if not path.exists():  # no other process has made it meanwhile
-                _make_key(path)
+                retried(functools.partial(_make_key, path), path)
     if found := exposure(path):
         raise ValueError(found)
     if path.stat().st_mode & 0o077:
