@@ -28,6 +28,7 @@ from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.search_qa.words import Words
 from ragen_jax.http_json import TimedReader
 
+SHOWN = 150  # characters of a reason that an answer repeats
 MAX_BODY = 2 << 20  # bytes of a request's body
 MAX_HEAD = 1 << 16  # bytes of a request's first line and headers
 MAX_ANSWER = 64 << 20  # characters of all documents of an answer
@@ -229,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         """Answer with a status and one line, and end the connection."""
         self.close_connection = True
-        self._answer(status, json.dumps({"error": one_line(reason)}).encode())
+        self._answer(status, json.dumps({"error": one_line(reason, SHOWN)}).encode())
         # Closed with bytes unread, the connection would be reset and the answer lost.
         self.connection.shutdown(socket.SHUT_WR)
         self._reader.deadline = time.monotonic() + DISCARD_SECONDS
