@@ -110,9 +110,7 @@ class Comparison:
     baseline: int  # values that a level is at least a mean of
     recent: int  # steps of the recent mean
     long: int  # values that a level is at most a mean of
-    prior_F: (
-        np.ndarray
-    )  # fraction of the level by which a healthy figure wanders, before it is seen
+    prior_F: np.ndarray  # fraction of its level by which a figure wanders, before that is seen
     rise_F: np.ndarray  # the least such fraction where a level rises; infinite: it does not rise
     log_F: np.ndarray  # bool, figures that are log(1 + x), of whose x the fractions are
 
