@@ -7,7 +7,7 @@ prompt. Every prompt has its own distribution, softmax(c + s * theta): c is shar
 prompt's, s the strength of the dependence. Turns of one room share half of theta's variance, and
 both scopes show the same rooms. Where rooms `differ`, each has its own strength, log-normal with
 that standard deviation. A step draws rooms, prompts and reasonings anew; its figures are those of a
-run: `information_metrics` and `confidence_intervals` of the true scores. They are read by
+run: `information_metrics` and `log_margin` of the true scores. They are read by
 `update_regimes` with the settings of configs/base.py, next to validity, truth, length and entropy.
 Steps are drawn from banks of scored ones, at a grid of strengths.
 
@@ -30,7 +30,7 @@ from scipy.special import log_softmax
 
 from ragen_jax.configs import base
 from ragen_jax.diagnostics.information import information_metrics
-from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.intervals import log_margin
 from ragen_jax.diagnostics.regimes import SCOPES, init_regimes, update_regimes
 
 STEPS, FALL_AT, WITHIN, WITHIN_OF_FIVE = 400, 100, 15, 30
@@ -94,8 +94,9 @@ def draw_step(rng, scene, strength):
     for scope, (theta_NV, room_N, own_M) in prompts.items():
         logits_NV = shared_V + strength_G[room_N, None] * theta_NV
         scores = *_scores(rng, logits_NV, own_M), own_M
-        metrics = information_metrics(*scores) | confidence_intervals(*scores, group_N=room_N)
-        names = ("own_margin", "own_margin_ci95", "mi_seq", "mi_upper_bound", "retrieval_acc")
+        metrics = information_metrics(*scores) | log_margin(scores[0], own_M, group_N=room_N)
+        names = ("own_margin", "mi_seq", "mi_upper_bound", "retrieval_acc")
+        names += ("own_margin_log", "own_margin_log_ci95")
         row |= {f"{scope}/{name}": metrics[name] for name in names}
     return row
 

@@ -224,7 +224,7 @@ def get_config() -> ConfigDict:
                 # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
                 action="warn",
                 baseline=5,  # values, the fewest that a level is a mean of
-                recent=15,  # steps of the mean that is judged, at least its last 4 values
+                recent=15,  # steps of the mean that is judged, at least its last 4 to 6 values
                 long=100,  # values, the most that a level is a mean of
                 clear_patience=5,  # steps nearer to the level that end a sign
                 recover=0.5,  # the way back: this share of it, in logarithms, towards the level

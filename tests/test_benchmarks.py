@@ -344,7 +344,7 @@ def test_simulated_steps_have_the_figures_of_a_run_in_both_scopes(scene):
     ):
         assert row[f"{scope}/mi_upper_bound"] == pytest.approx(np.log(prompts))
         assert row[f"{scope}/own_margin"] > 5 * weak[f"{scope}/own_margin"] > 0
-        assert row[f"{scope}/own_margin_ci95"] > 0 and row[f"{scope}/retrieval_acc"] > 0.3
+        assert row[f"{scope}/own_margin_log_ci95"] > 0 and row[f"{scope}/retrieval_acc"] > 0.3
 
 
 def test_neutral_tokens_are_as_likely_under_every_prompt(monkeypatch):

@@ -164,6 +164,44 @@ def confidence_intervals(
     return {name + "_ci95": float(value) for name, value in half.items()}
 
 
+def log_margin(
+    score_MN: Array,
+    prompt_M: Array,
+    *,
+    prompt_id_N: np.ndarray | None = None,
+    group_N: np.ndarray | None = None,
+) -> Metrics:
+    """The mean over groups of sign(x) log(1 + |x|), x the mean own_margin of a group's reasonings.
+
+    exp of it, less 1, is a typical group's margin. Groups may differ by an order of magnitude in
+    how much their reasonings say; own_margin is then mostly that of the few largest, and varies
+    with which were drawn. The logarithm weighs them alike: a fall of all groups stands out further
+    from the draw of the groups.
+
+    Args:
+      score_MN, prompt_M, prompt_id_N, group_N: as in `confidence_intervals`.
+
+    Returns:
+      own_margin_log and, from three groups with a reasoning on, own_margin_log_ci95, the half-width
+      of its 95 % interval over groups (Student's t).
+
+    Raises:
+      ValueError, AssertionError: as `information_metrics` does.
+    """
+    length_M = np.ones(len(np.asarray(prompt_M)), int)
+    score_MN, _, own_M, prompt_id_N = checked_scores(score_MN, length_M, prompt_M, prompt_id_N)
+    group_N = prompt_id_N if group_N is None else np.asarray(group_N)
+    margin_M = own_margins(score_MN, own_M, prompt_id_N)
+    _, group_M = np.unique(group_N[own_M], return_inverse=True)
+    x_G = np.bincount(group_M, margin_M) / np.bincount(group_M)
+    x_G = np.sign(x_G) * np.log1p(np.abs(x_G))
+    metrics = {"own_margin_log": float(x_G.mean())}
+    if len(x_G) >= LEAST_GROUPS:
+        half = t_quantile(len(x_G)) * x_G.std(ddof=1) / np.sqrt(len(x_G))
+        metrics["own_margin_log_ci95"] = float(half)
+    return metrics
+
+
 def jackknife(deleted_G: Sequence[float] | np.ndarray, floor: float = 0.0) -> float:
     """Half-width of the 95 % interval of a figure, of which `deleted_G` are the figures without
     each group: t(0.975, G - 1) * sqrt(floor^2 + (G - 1) / G * sum_g (f_g - mean f_g)^2).

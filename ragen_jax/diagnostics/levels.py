@@ -3,30 +3,36 @@
 A figure is a noisy number of each step. Compared are its *level*, from the start of the run, and
 its *recent* mean:
 
-    level   mean of the first third of the values: at least `baseline`, at most `long` of them
+    level   mean of the first third of the values, or of all but the last SINCE if these are more:
+            at least `baseline`, at most `long` of them
     recent  mean of the last third of the values: at least FEWEST, at most those of the last
-            `recent` steps
+            `recent` steps or the last SPARSE values, whichever are more
 
 The highest value of the first and the lowest of the second are left out (the other way round where
 a rise is looked for), so that no single step decides. The test statistic is
 
-    z = (level - recent) / sqrt(v / W_recent + v / W_level + w^2 level^2 (c_recent + c_level))
+    z = (level - recent) / sqrt(v / W_recent + v / W_level + w^2 size^2 (c_recent + c_level))
 
-where W sums the weights of the values, v / weight is the variance of a value, w the share of its
-level by which a healthy figure wanders slowly, and c = 1 / (1 + steps / WANDER_STEPS) how much of
-that is left in a mean over so many steps. A figure has *fallen* where z is above `bound` and
-recent is below a share of the level that depends on its kind; *risen* likewise.
+where W sums the weights of the values, v / weight is the variance of a value, w the fraction of its
+level by which a healthy figure wanders slowly, and c = 1 / (1 + steps / WANDER_STEPS) the part of
+that variance that remains in a mean over that number of steps. size is the level; for a figure that
+is log(1 + x), the change of the figure where x changes by all of itself, x / (1 + x). A figure has
+*fallen* where z is above `bound` and recent is below a fraction of the level that depends on its
+kind; *risen* likewise.
 
 **Nothing is assumed of the noise that the run does not show.** v is the larger of half the mean
 squared difference of neighbouring values and the mean of the variances that come with them
 (of margins). w^2 is estimated from the second differences of the means of blocks of BLOCK values
 (a steady rise or fall is no wandering), in excess of their noise, and shrunk to the square of the
-figure's prior with the weight of WANDER_WEIGHT blocks. Both are learnt from values at least LAG
-old, and not while the figure is a sign: a fall does not widen the bound that it is tested against.
+figure's prior with the weight of WANDER_WEIGHT blocks. A block weighs (p^2 / (p^2 + noise))^2, with
+p the prior, at least LEAST_PRIOR: the square of its noise is the variance of what it says of w^2,
+and a block that is nearly all noise must neither widen nor narrow the bound. Both are learnt from
+values at least LAG old, and not while the figure is a sign: a fall does not widen the bound that it
+is tested against.
 Weights are the numbers of prompts where these are known, so that a step with 8 prompts counts for a
 third of one with 24.
 
-**The bound grows** with the number n of values, bound = 2.2 + 0.4 log(n / 25), at most 3.3: the
+**The bound grows** with the number n of values, 2.2 + 0.4 log(n / 25) between 2.2 and 3.3: the
 chance of a false alarm is spent about evenly over the logarithm of the run's length, early falls
 are seen early, and the error of a whole run stays bounded (`python -m benchmarks alarm` measures
 it). This is a window-limited generalised likelihood-ratio test (Lai 1995, section 3; Siegmund and
@@ -34,8 +40,8 @@ Venkatraman 1995) of a change with unknown level and unknown time, for one windo
 
 **A level does not fall.** While a figure is a sign, its level stays a mean of the values that it
 was of. **It may rise.** A mean of RISE values whose lower end, RISE_BOUND standard errors below it
-and with a wander of at least RISE_WANDER, is above the level becomes the level, at that lower end:
-information that rises and then crashes is compared with what was surely reached.
+and with a wander of at least the figure's `rise`, is above the level becomes the level, at that
+lower end: information that rises and then crashes is compared with what was surely reached.
 
 Axes: E environments, F figures, A first values, Q last values. All state is float32 unless stated
 otherwise, and all of it is replaced as one, so that a run and its resumed twin compute the same.
@@ -51,17 +57,20 @@ from ragen_jax.types import Array
 FIRST = 100  # values kept from the start: the most that a level is a mean of
 LAST = 32  # values kept from the end
 FEWEST = 4  # values of a recent mean
+SPARSE = 6  # values of a recent mean whose steps hold fewer, where these are a third of all
+SINCE = 40  # newest values that are in no level, unless they are two thirds of all
 LAG = 8  # values between the newest and the newest that noise is learnt from
 NOISE_VALUES = 40  # values over which noise is averaged
 NOISE_DOUBT = 2.0  # v is raised by this over the number of values that it is learnt from
 BLOCK = 8  # values whose mean shows slow wandering
 BLOCKS = 30  # blocks over which wandering is averaged
 WANDER_WEIGHT = 4.0  # blocks that the prior of wandering counts as
+LEAST_PRIOR = 0.05  # of the priors that blocks are weighed by
 # Mean square of the second differences of blocks, over the variance of what wanders: 1.2 for AR(1)
 # with a coefficient of 0.9.
 WANDER_DIFFERENCES = 1.2
 WANDER_STEPS = 20.0  # steps after which half of the wandering is averaged out
-RISE, RISE_BOUND, RISE_WANDER = 20, 3.0, 0.08
+RISE, RISE_BOUND = 20, 3.0
 SURE = 4.0  # standard errors that a level must be above 0 to be watched
 
 
@@ -85,11 +94,10 @@ class Levels:
         Array  # the means of the last two full blocks, newest last, and their weights; 0: none
     )
     block_weight_EF2: Array
-    blocks_EF: Array  # int32, second differences of blocks so far
-    wander_EF: Array  # w^2 from their mean square in excess of noise
-    raised_EF: Array  # a level that was raised, its weight and its values; 0: none
+    blocks_EF: Array  # weights of the second differences of blocks so far
+    wander_EF: Array  # w^2 from their weighted mean square in excess of noise
+    raised_EF: Array  # a level that was raised, the mean of RISE values, and its weight; 0: none
     raised_weight_EF: Array
-    raised_values_EF: Array
     level_values_EF: Array  # int32, how many of the first values the level is a mean of
     level_EF: Array  # what recent is compared with; 0 before there is one
     recent_EF: Array
@@ -102,8 +110,9 @@ class Comparison:
     baseline: int  # values that a level is at least a mean of
     recent: int  # steps of the recent mean
     long: int  # values that a level is at most a mean of
-    prior_F: np.ndarray  # share of the level by which a healthy figure wanders, before it is seen
-    rises_F: np.ndarray  # bool, figures whose level may rise
+    prior_F: np.ndarray  # fraction of its level by which a figure wanders, before that is seen
+    rise_F: np.ndarray  # the least such fraction where a level rises; infinite: it does not rise
+    log_F: np.ndarray  # bool, figures that are log(1 + x), of whose x the fractions are
 
 
 def init_levels(environments: int, figures: int) -> Levels:
@@ -111,7 +120,7 @@ def init_levels(environments: int, figures: int) -> Levels:
     E, F = environments, figures
     shapes = {"E": (E,), "EF": (E, F), "EF2": (E, F, 2)}
     shapes |= {"EFA": (E, F, FIRST), "EFQ": (E, F, LAST)}
-    whole = {"count_EF", "step_E", "first_step_EF", "last_step_EFQ", "blocks_EF"}
+    whole = {"count_EF", "step_E", "first_step_EF", "last_step_EFQ"}
     whole |= {"first_count_EF", "level_values_EF"}
     return Levels(
         **{
@@ -156,9 +165,10 @@ def update_levels(
         np.arange(LAST) >= LAST - np.minimum(count_EF, LAST)[..., None]
     )
     third_EF = count_EF // 3
-    recent_n_EF = np.minimum(np.maximum(third_EF, test.baseline), within_EF.sum(axis=-1))
+    most_EF = np.maximum(within_EF.sum(axis=-1), SPARSE)
+    recent_n_EF = np.minimum(np.maximum(third_EF, test.baseline), most_EF)
     recent_n_EF = np.clip(np.minimum(recent_n_EF, count_EF - test.baseline), FEWEST, LAST)
-    level_n_EF = np.clip(third_EF, test.baseline, test.long)
+    level_n_EF = np.clip(np.maximum(third_EF, count_EF - SINCE), test.baseline, test.long)
     level_n_EF = np.minimum(level_n_EF, np.maximum(count_EF - recent_n_EF, 1))
     level_n_EF = np.minimum(level_n_EF, s.first_count_EF)
     level_n_EF = np.where(fixed_EF & (s.level_values_EF > 0), s.level_values_EF, level_n_EF)
@@ -174,10 +184,11 @@ def update_levels(
         level_EF, level_w_EF = _mean(s.first_EFA, s.first_weight_EFA, 0, level_n_EF, drop=-sign)
         level_EF = np.where(raised_EF, s.raised_EF, level_EF)
         level_w_EF = np.where(raised_EF, s.raised_weight_EF, level_w_EF)
-        level_steps_EF = np.where(raised_EF, s.raised_values_EF, level_n_EF) * gap_EF
+        level_steps_EF = np.where(raised_EF, RISE, level_n_EF) * gap_EF
         left_EF = 1 / (1 + recent_n_EF * gap_EF / WANDER_STEPS)
         left_EF = left_EF + 1 / (1 + level_steps_EF / WANDER_STEPS)
-        variance_EF = v_EF / recent_w_EF + v_EF / level_w_EF + wander_EF * level_EF**2 * left_EF
+        variance_EF = v_EF / recent_w_EF + v_EF / level_w_EF
+        variance_EF += wander_EF * _size(level_EF, test) ** 2 * left_EF
         with np.errstate(invalid="ignore", divide="ignore"):
             z = (level_EF - recent_EF) / np.sqrt(variance_EF)
         sure_EF = level_EF > SURE * np.sqrt(v_EF / level_w_EF)
@@ -199,7 +210,7 @@ def update_levels(
 
 def bound(count: Array) -> np.ndarray:
     """What z must be above to tell a change from noise, of figures with so many values."""
-    return np.minimum(2.2 + 0.4 * np.log(np.maximum(np.asarray(count), 10) / 25), 3.3)
+    return np.minimum(2.2 + 0.4 * np.log(np.maximum(np.asarray(count), 25) / 25), 3.3)
 
 
 def _append(
@@ -277,30 +288,32 @@ def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarra
     first_w_EF, second_w_EF = np.moveaxis(np.asarray(s.block_weight_EF2, float), -1, 0)
     compared_EF = full_EF & (first_w_EF > 0)
     # Of all values so far, not of the level: there may be none yet.
-    size_EF = np.abs(
-        _mean(s.first_EFA, s.first_weight_EFA, 0, np.minimum(learnt_EF, s.first_count_EF))[0]
-    )
+    so_far_EF = np.minimum(learnt_EF, s.first_count_EF)
+    size_EF = _size(_mean(s.first_EFA, s.first_weight_EFA, 0, so_far_EF)[0], test)
+    scale_EF = WANDER_DIFFERENCES * np.maximum(size_EF**2, np.finfo(np.float32).tiny)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_EF = sum_EF / total_EF
-        excess_EF = (mean_EF - 2 * second_EF + first_EF) ** 2
-        weight_EF = 1 / total_EF + 4 / second_w_EF + 1 / first_w_EF
-        excess_EF -= np.maximum(noise_EF, error_EF) * weight_EF
-        excess_EF /= WANDER_DIFFERENCES * size_EF**2
+        square_EF = (mean_EF - 2 * second_EF + first_EF) ** 2 / scale_EF
+        own_EF = np.maximum(noise_EF, error_EF) / scale_EF
+        own_EF = own_EF * (1 / total_EF + 4 / second_w_EF + 1 / first_w_EF)
+        prior_F = np.maximum(test.prior_F, LEAST_PRIOR) ** 2
+        block_EF = np.where(compared_EF, (prior_F / (prior_F + own_EF)) ** 2, 0.0)
+        blocks_EF = s.blocks_EF + block_EF
+        rate_EF = np.minimum(block_EF / np.minimum(blocks_EF, BLOCKS), 1)
+        wander_EF = s.wander_EF + rate_EF * (square_EF - own_EF - s.wander_EF)
 
     def pushed(old_EF2, new_EF):
         new_EF2 = np.stack([old_EF2[..., 1], new_EF], axis=-1)
         return np.where(full_EF[..., None], new_EF2, old_EF2).astype("f4")
 
-    blocks_EF = s.blocks_EF + compared_EF
-    wander_EF = running(s.wander_EF, excess_EF, blocks_EF, BLOCKS, compared_EF)
     return dataclasses.replace(
         s,
         noise_EF=noise_EF.astype("f4"),
         error_EF=error_EF.astype("f4"),
         block_EF2=pushed(s.block_EF2, mean_EF),
         block_weight_EF2=pushed(s.block_weight_EF2, total_EF),
-        blocks_EF=blocks_EF.astype(np.int32),
-        wander_EF=wander_EF.astype("f4"),
+        blocks_EF=blocks_EF.astype("f4"),
+        wander_EF=np.where(block_EF > 0, wander_EF, s.wander_EF).astype("f4"),
     )
 
 
@@ -315,6 +328,11 @@ def _wander(s: Levels, test: Comparison) -> np.ndarray:
     blocks_EF = s.blocks_EF.astype(float)
     known_EF = WANDER_WEIGHT * test.prior_F**2 + blocks_EF * s.wander_EF
     return np.maximum(known_EF / (WANDER_WEIGHT + blocks_EF), 0)
+
+
+def _size(level_EF: np.ndarray, test: Comparison) -> np.ndarray:
+    """The change of a figure where what it is of changes by all of itself, float64 [E, F]."""
+    return np.where(test.log_F, -np.expm1(-np.abs(level_EF)), np.abs(level_EF))
 
 
 def _mean(
@@ -349,13 +367,14 @@ def _raise(
     """The levels raised to what was surely reached."""
     count_EF = s.count_EF.astype(int)
     mean_EF, weight_EF = _mean(s.last_EFQ, s.last_weight_EFQ, LAST - RISE, LAST)
-    spread_EF = v_EF / weight_EF + np.maximum(wander_EF, RISE_WANDER**2) * mean_EF**2
+    rises_F = np.isfinite(test.rise_F)
+    least_F = np.where(rises_F, test.rise_F, 0.0) ** 2
+    spread_EF = v_EF / weight_EF + np.maximum(wander_EF, least_F) * _size(mean_EF, test) ** 2
     lower_EF = mean_EF - RISE_BOUND * np.sqrt(spread_EF)
-    up_EF = judged_EF & test.rises_F & (count_EF > test.baseline + RISE) & (lower_EF > s.level_EF)
+    up_EF = judged_EF & rises_F & (count_EF > test.baseline + RISE) & (lower_EF > s.level_EF)
     return dataclasses.replace(
         s,
         raised_EF=np.where(up_EF, lower_EF, s.raised_EF).astype("f4"),
         raised_weight_EF=np.where(up_EF, weight_EF, s.raised_weight_EF).astype("f4"),
-        raised_values_EF=np.where(up_EF, RISE, s.raised_values_EF).astype("f4"),
         level_EF=np.where(up_EF, lower_EF, s.level_EF).astype("f4"),
     )

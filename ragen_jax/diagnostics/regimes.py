@@ -13,7 +13,7 @@ level; low is below `low` of that.
 **The alarm** watches figures of each environment separately:
 
     kind          figures                                               a sign where it has
-    mi            collapse/first_turn/ and trajectory/own_margin        fallen; an alarm on its own
+    mi            collapse/first_turn/ and trajectory/own_margin_log    fallen; an alarm on its own
     mi_sign       the same, with a smaller fall                         fallen
     valid_think   rollout/valid_think_rate                              fallen
     valid_action  rollout/valid_rate                                    fallen
@@ -29,13 +29,18 @@ levels.py.
 **Information** is `own_margin` (information.py), in nats a reasoning: how much likelier a reasoning
 is under its own prompt than under the others. It estimates I(X;Z) plus the lautum information, is
 not bounded by log N, and does not change with tokens that are as likely under every prompt: replies
-may grow or shrink. `mi_seq` and retrieval are at their ceilings in healthy runs and stay there
-while the dependence fades; `mi` and `mi_released`, per token, move with the length.
+may grow or shrink. Compared is `own_margin_log` (intervals.py), the mean over rooms of the
+logarithm of 1 + their margin: the mean margin is mostly that of the few rooms that say most.
+`mi_seq` and retrieval are at their ceilings in healthy runs and stay there while the dependence
+fades; `mi` and `mi_released`, per token, move with the length.
 
-**Both scopes are one piece of evidence**: the mean of the margins of first turns and trajectories,
-of which a step may have one. Its square root is compared, with the sign kept: margins vary with
-their size, and prompts whose dependence is strong count for less. A value weighs as many prompts as
-were scored (exp(mi_upper_bound)).
+**Both scopes are one piece of evidence**: the mean of the figures of first turns and trajectories,
+of which a step may have one. Shares are of exp of it, less 1, a typical room's margin. A value
+weighs as many prompts as were scored (exp(mi_upper_bound)). Rows of earlier versions have
+`own_margin` alone, and are read as if their rooms were alike.
+
+**A shallow fall must be surer.** Information that wanders seldom loses half; a collapse loses more.
+Where `low` of the level is left or more, z must be above the bound by SHALLOW as well.
 
 A sign ends when the recent mean has for `clear_patience` steps been nearer to the level (`recover`
 of the way, in logarithms). Steps without a figure leave it as it is.
@@ -65,7 +70,10 @@ EITHER = ("length", "entropy")  # a sign where fallen or risen, never an alarm o
 SIGNS = 2  # kinds that make an alarm
 NAMES = ("diverse reasoning", "compressed", "template collapse", "low-entropy collapse")
 SCOPES = ("collapse/first_turn", "collapse/trajectory")
-MARGINS = tuple(f"{scope}/own_margin" for scope in SCOPES)
+MARGINS = tuple(f"{scope}/own_margin_log" for scope in SCOPES)
+MEANS = tuple(f"{scope}/own_margin" for scope in SCOPES)  # of rows without those
+SHALLOW = 0.6  # standard errors
+RISE_WANDER = 0.08  # fraction of its level by which a figure wanders, at least, where that rises
 Z95 = 1.96  # standard errors in a 95 % half-width, where the number of groups is not known
 
 
@@ -76,17 +84,18 @@ class Figure:
     kind: str
     keys: tuple[str, ...]  # in the row of a run's only environment; the mean of those it has
     words: str  # for reasons
-    wander: float  # share of its level by which it wanders slowly in a healthy run
+    wander: float  # fraction of its level by which it wanders slowly in a healthy run
+    rise: float = RISE_WANDER  # the least of it where a level rises
 
     @property
-    def rooted(self) -> bool:
-        """Whether the signed square root is compared."""
+    def log(self) -> bool:
+        """Whether it is the logarithm of 1 + a margin."""
         return self.keys == MARGINS
 
 
 FIGURES = (
-    Figure("mi", MARGINS, "margin of the own prompt", 0.05),
-    Figure("mi_sign", MARGINS, "margin of the own prompt", 0.05),
+    Figure("mi", MARGINS, "margin of the own prompt", 0.14, 2 * RISE_WANDER),
+    Figure("mi_sign", MARGINS, "margin of the own prompt", 0.14, 2 * RISE_WANDER),
     Figure("valid_think", ("rollout/valid_think_rate",), "valid thinking", 0.01),
     Figure("valid_action", ("rollout/valid_rate",), "valid actions", 0.01),
     Figure("grounded", ("reasoning/grounded_rate",), "grounded facts", 0.01),
@@ -94,8 +103,9 @@ FIGURES = (
     Figure("entropy", ("collapse/first_turn/h_cond",), "first-turn H(Z|X)", 0.05),
 )
 MI, H = 0, len(FIGURES) - 1  # the two axes
-RISES_F = np.array([figure.kind in FALLING for figure in FIGURES])  # levels that may rise
-ROOTED_F = np.array([figure.rooted for figure in FIGURES])
+# Levels of figures that may rise as well as fall stay where they began.
+RISE_F = np.array([figure.rise if figure.kind in FALLING else np.inf for figure in FIGURES])
+LOG_F = np.array([figure.log for figure in FIGURES])
 
 
 @flax.struct.dataclass
@@ -125,10 +135,14 @@ def relative(state: RegimeState) -> np.ndarray:
     """float64 [E, F]: the recent mean of each figure over its level; NaN before there is one."""
     level_EF = np.asarray(state.levels.level_EF, np.float64)
     recent_EF = np.asarray(state.levels.recent_EF, np.float64)
-    share_EF = np.divide(
-        recent_EF, level_EF, out=np.full(level_EF.shape, np.nan), where=level_EF > 0
-    )
-    return np.where(ROOTED_F, np.sign(share_EF) * share_EF**2, share_EF)
+    level_EF, recent_EF = _plain(level_EF), _plain(recent_EF)
+    return np.divide(recent_EF, level_EF, out=np.full(level_EF.shape, np.nan), where=level_EF > 0)
+
+
+def _plain(x_EF: np.ndarray) -> np.ndarray:
+    """Margins in nats in place of their logarithms; other figures as they are."""
+    margin_EF = np.sign(x_EF) * np.expm1(np.where(LOG_F, np.abs(x_EF), 0.0))
+    return np.where(LOG_F, margin_EF, x_EF)
 
 
 def information_share(state: RegimeState) -> np.ndarray:
@@ -208,21 +222,29 @@ def _read(rows: Sequence[Metrics]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     value_EF, error_EF, weight_EF = np.full(shape, np.nan), np.zeros(shape), np.ones(shape)
     for e, row in enumerate(rows):
         for f, figure in enumerate(FIGURES):
-            found = [(row[key], row.get(f"{key}_ci95", 0.0)) for key in figure.keys if key in row]
+            if figure.log:
+                found = [_log_margin(row, *keys) for keys in zip(MARGINS, MEANS, strict=True)]
+            else:
+                found = [(row.get(key, math.nan), 0.0) for key in figure.keys]
             found = [(x, half) for x, half in found if math.isfinite(x)]
             if not found:
                 continue
             value_EF[e, f] = np.mean([x for x, _ in found])
-            if figure.rooted:
+            if figure.log:
                 weight_EF[e, f] = prompts = _prompts(row)
                 # Scopes share their rooms: as if their errors were one.
                 halves = [half if math.isfinite(half) else 0.0 for _, half in found]
                 quantile = t_quantile(prompts) if prompts > 1 else Z95
                 error_EF[e, f] = np.sqrt(np.mean(np.square(halves))) / quantile
-    size_EF = np.maximum(np.abs(value_EF), np.maximum(error_EF, np.finfo(np.float32).tiny))
-    error_EF = np.where(ROOTED_F, error_EF / (2 * np.sqrt(size_EF)), error_EF)
-    value_EF = np.where(ROOTED_F, np.sign(value_EF) * np.sqrt(np.abs(value_EF)), value_EF)
     return value_EF, error_EF, weight_EF
+
+
+def _log_margin(row: Metrics, log_key: str, mean_key: str) -> tuple[float, float]:
+    """(own_margin_log, half-width of its interval or 0) of a scope; (NaN, 0): not in the row."""
+    if log_key in row:
+        return row[log_key], row.get(f"{log_key}_ci95", 0.0)
+    mean, half = row.get(mean_key, math.nan), row.get(f"{mean_key}_ci95", 0.0)
+    return math.copysign(math.log1p(abs(mean)), mean), half / (1 + abs(mean))
 
 
 def _prompts(row: Metrics) -> float:
@@ -238,7 +260,8 @@ def _judge(state: RegimeState, settings: Mapping[str, Any], rows: Sequence[Metri
         recent=settings["recent"],
         long=settings["long"],
         prior_F=np.array([figure.wander for figure in FIGURES]),
-        rises_F=RISES_F,
+        rise_F=RISE_F,
+        log_F=LOG_F,
     )
     value_EF, error_EF, weight_EF = _read(rows)
     before_E = np.asarray(state.levels.step_E)
@@ -247,7 +270,7 @@ def _judge(state: RegimeState, settings: Mapping[str, Any], rows: Sequence[Metri
     )
     on_EF = np.asarray(state.sign_EF) > 0
     fixed_EF = on_EF.copy()
-    fixed_EF[:, ROOTED_F] = on_EF[:, ROOTED_F].any(axis=1, keepdims=True)
+    fixed_EF[:, LOG_F] = on_EF[:, LOG_F].any(axis=1, keepdims=True)
     levels, z_EF = update_levels(
         state.levels, test, step_E, value_EF, error_EF, weight_EF, fixed_EF
     )
@@ -257,7 +280,9 @@ def _judge(state: RegimeState, settings: Mapping[str, Any], rows: Sequence[Metri
     ranges = [settings[figure.kind] for figure in FIGURES]
     ranges = [x if isinstance(x, dict) else {"fall": x, "rise": math.inf} for x in ranges]
     fall_F, rise_F = (np.array([x[way] for x in ranges], float) for way in ("fall", "rise"))
-    surely_EF = np.abs(z_EF) > bound(levels.count_EF)
+    with np.errstate(invalid="ignore"):  # before there is a level
+        shallow_EF = LOG_F & (share_EF >= settings["low"])
+    surely_EF = np.abs(z_EF) > bound(levels.count_EF) + SHALLOW * shallow_EF
     back = 1 - settings["recover"]
     with np.errstate(invalid="ignore"):  # before there is a level
         left_EF = surely_EF & ((share_EF < fall_F) | (share_EF > rise_F))
@@ -277,8 +302,8 @@ def _judge(state: RegimeState, settings: Mapping[str, Any], rows: Sequence[Metri
 
 def _reason(state: RegimeState, share_EF: np.ndarray, e: int, label: str, index: int | None) -> str:
     """A sentence with the numbers of an environment's signs."""
-    power_F = np.where(ROOTED_F, 2, 1)
-    recent_F, level_F = state.levels.recent_EF[e] ** power_F, state.levels.level_EF[e] ** power_F
+    recent_F = _plain(np.asarray(state.levels.recent_EF, np.float64))[e]
+    level_F = _plain(np.asarray(state.levels.level_EF, np.float64))[e]
     words = [
         f"{figure.words} {recent_F[f]:.3g}, {share_EF[e, f]:.2f} of its level {level_F[f]:.3g}"
         for f, figure in enumerate(FIGURES)

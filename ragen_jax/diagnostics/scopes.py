@@ -18,7 +18,7 @@ import numpy as np
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.flow import score_flow
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
-from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.intervals import confidence_intervals, log_margin
 from ragen_jax.diagnostics.permutation import retrieval_p
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.randomness import Purpose, generator
@@ -87,7 +87,8 @@ def collapse_metrics(
     Returns:
       collapse/{first_turn,trajectory}/*, collapse/trajectory_within_depth/* and with `chat`
       collapse/trajectory_stripped{,_within_depth}/* of `information_metrics` (`within_metrics`
-      within depth), `confidence_intervals` and `retrieval_p`; with `flow` also
+      within depth), `confidence_intervals` and `retrieval_p`, all but those within depth also
+      of `log_margin`; with `flow` also
       flow/{first_turn,trajectory}/* of `flow_metrics`. A scope is left out when fewer than two
       prompts have a scorable reasoning.
     """
@@ -156,6 +157,7 @@ def _figures(
     own_M = sample.prompt_M
     if part_N is None:
         metrics = information_metrics(score_MN, length_M, own_M, prompt_id_N=prompt_id_N)
+        metrics |= log_margin(score_MN, own_M, prompt_id_N=prompt_id_N, group_N=sample.group_N)
     else:
         metrics = within_metrics(score_MN, length_M, own_M, part_N, prompt_id_N=prompt_id_N)
     if not metrics:

@@ -14,6 +14,7 @@ from ragen_jax.diagnostics.regimes import (
     CONFIRMED,
     FIGURES,
     MARGINS,
+    MEANS,
     SCOPES,
     init_regimes,
     relative,
@@ -208,7 +209,7 @@ def _spans(steps: list[int], all_steps: list[int]) -> list[tuple[int, int]]:
 def information_unwatched(rows: list[Metrics]) -> bool:
     """Whether rows have mutual information but no margin, as those of earlier versions."""
     names = set().union(*rows)
-    return f"{SCOPES[0]}/mi_seq" in names and not names & set(MARGINS)
+    return f"{SCOPES[0]}/mi_seq" in names and not names & {*MARGINS, *MEANS}
 
 
 def find_information(rows: list[Metrics]) -> Information | None:

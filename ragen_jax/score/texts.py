@@ -8,7 +8,7 @@ import numpy as np
 from ragen_jax.configs import base
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.information import information_metrics
-from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.intervals import confidence_intervals, log_margin
 from ragen_jax.diagnostics.permutation import retrieval_p
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.randomness import Purpose, generator
@@ -77,6 +77,6 @@ def mutual_information(
     rows = base.get_config().diagnose.micro_batch if micro_batch is None else micro_batch
     score_MN, length_M = cross_score(model, params, read_N, said_M, micro_batch=rows)
     metrics = information_metrics(score_MN, length_M, own_M)
-    metrics |= confidence_intervals(score_MN, length_M, own_M)
+    metrics |= confidence_intervals(score_MN, length_M, own_M) | log_margin(score_MN, own_M)
     p = retrieval_p(score_MN, own_M, rng=generator(Purpose.PERMUTATIONS, seed))
     return metrics | {"retrieval_p": p}

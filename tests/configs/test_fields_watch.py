@@ -201,7 +201,7 @@ REGIMES = {
     ),
     "regimes.mi": Entry(0.5, never, given=mi((15, 20.0), (12, 12.0))),
     "regimes.mi_sign": Entry(
-        0.5, never, given=series((15, {}), (12, margin(14.0) | {ACTION: 0.01}))
+        0.5, never, given=series((60, {}), (20, margin(14.0) | {ACTION: 0.01}))
     ),
     "regimes.valid_think": Entry(0.5, never, given=fallen_with(THINK, 0.6)),
     "regimes.valid_action": Entry(0.5, never, given=fallen_with(ACTION, 0.6)),

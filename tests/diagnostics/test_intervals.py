@@ -11,12 +11,14 @@ import math
 import numpy as np
 import pytest
 from numpy.random import default_rng as fresh
+from scipy.special import stdtrit
 from scipy.stats import rankdata
 
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
 from ragen_jax.diagnostics.intervals import (
     confidence_intervals,
     effective_trials,
+    log_margin,
     mean_with_interval,
     proportion_interval,
     rate_with_interval,
@@ -487,3 +489,22 @@ def test_intervals_of_rates_cover(G, K):
     # No wider than need be where groups do not differ: 1.96 standard errors are a lower bound.
     plain = 1.96 * math.sqrt(0.25 / (G * K))
     assert widths[0.5, 0.0, False] < 1.6 * plain
+
+
+def test_log_margin_by_hand():
+    # Reasonings of two prompts of one group, and of two other groups.
+    score_MN = np.array(
+        [[0.0, -3, -5, -7], [-2, -1.0, -4, -6], [-9, -9, 0.0, -9], [-1, -1, -1, -4.0]]
+    )
+    own_M, group_N = np.array([0, 1, 2, 3]), np.array([0, 0, 1, 2])
+    margin_M = [5, -1 + 4, 9, -4 + 1]
+    x_G = np.array([math.log(1 + (margin_M[0] + margin_M[1]) / 2), math.log(10), -math.log(4)])
+    found = log_margin(score_MN, own_M, group_N=group_N)
+    assert found["own_margin_log"] == pytest.approx(x_G.mean())
+    half = stdtrit(2, 0.975) * x_G.std(ddof=1) / math.sqrt(3)
+    assert found["own_margin_log_ci95"] == pytest.approx(half)
+    # Groups without a reasoning do not count; of two there is no interval.
+    found = log_margin(score_MN[:3], own_M[:3], group_N=group_N)
+    assert found == {"own_margin_log": pytest.approx(x_G[:2].mean())}
+    alike = log_margin(score_MN[:, [0, 0, 0]], np.zeros(4, int), prompt_id_N=np.zeros(3))
+    assert alike == {"own_margin_log": 0.0}

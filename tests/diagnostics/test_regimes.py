@@ -2,6 +2,7 @@
 has left its level is tested by test_levels.py."""
 
 import copy
+import functools
 import math
 
 import jax
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 
 from ragen_jax.configs import base
+from ragen_jax.diagnostics import regimes
 from ragen_jax.diagnostics.regimes import (
     ACTIONS,
     ALONE,
     EITHER,
     FALLING,
     FIGURES,
+    SCOPES,
     information_share,
     init_regimes,
     update_regimes,
@@ -110,11 +113,71 @@ def test_the_four_regimes():
 
 def test_both_scopes_are_one_figure_their_mean():
     _, history, _ = run([row(mi=4.0, mi2=14.0)] * AFTER, settings())
-    assert history[-1]["regime/mi_relative"] == pytest.approx(9 / 20)
+    # Of logarithms of 1 + a margin.
+    assert history[-1]["regime/mi_relative"] == pytest.approx(((5 * 15) ** 0.5 - 1) / 20)
     # A step may have one of them alone; that no step has the other is nothing new.
     alone = [row(mi2=None)] * BEFORE + [row(mi=9.0, mi2=None)] * AFTER
     _, history, _ = run(alone, settings(), init_regimes())
     assert history[-1]["regime/mi_relative"] == pytest.approx(9 / 20)
+
+
+def test_rows_with_the_mean_margin_alone_are_read_as_of_rooms_that_are_alike():
+    logs = {f"{scope}/own_margin_log": math.log(10) for scope in SCOPES}
+    _, history, _ = run([row(both=9.0)] * AFTER, settings())
+    steps = [row(both=1e3) | {key: math.log(21) for key in logs}] * BEFORE
+    steps += [row(both=1e3) | logs] * AFTER  # the logarithms count
+    _, by_logs, _ = run(steps, settings(), init_regimes())
+    assert by_logs[-1]["regime/mi_relative"] == pytest.approx(9 / 20)
+    assert by_logs[-1]["regime/mi_relative"] == pytest.approx(history[-1]["regime/mi_relative"])
+
+
+def rooms_that_differ(rng, runs, steps, fall_at, left):
+    """Rows of steps of 8 rooms whose margins are log-normal (1.2) around 8, [T] lists of R."""
+    found = []
+    for step in range(1, steps + 1):
+        margin_RG = 8 * (left if step > fall_at else 1) * np.exp(1.2 * rng.normal(size=(runs, 8)))
+        log_RG = np.log1p(margin_RG)
+        values = {
+            "own_margin": margin_RG.mean(axis=1),
+            "own_margin_ci95": 2.36 * margin_RG.std(axis=1, ddof=1) / np.sqrt(8),
+            "own_margin_log": log_RG.mean(axis=1),
+            "own_margin_log_ci95": 2.36 * log_RG.std(axis=1, ddof=1) / np.sqrt(8),
+            "mi_upper_bound": np.full(runs, np.log(8)),
+        }
+        columns = {f"{scope}/{name}": x for scope in SCOPES for name, x in values.items()}
+        found.append([{key: x[r] for key, x in columns.items()} for r in range(runs)])
+    return found
+
+
+def test_a_fall_of_rooms_that_differ_is_seen_within_15_steps():
+    """From margins whose mean varies by half from step to step, for which rooms are drawn."""
+    rules, labels = base.get_config().regimes.to_dict(), [""] * 60
+    state, on = init_regimes(60), []
+    for rows in rooms_that_differ(np.random.default_rng(0), 60, 115, 100, 0.36):
+        state, metrics, _ = update_regimes(state, rules, rows, labels)
+        on.append([found["regime/alarm"] for found in metrics])
+    on_TR = np.array(on, bool)
+    quiet_R = ~on_TR[:100].any(axis=0)
+    assert quiet_R.mean() >= 0.95
+    assert on_TR[100:, quiet_R].any(axis=0).mean() >= 0.9
+
+
+def test_a_shallow_fall_must_be_surer_than_a_deep_one(monkeypatch):
+    """What is between 0.5 and 0.63 of its level must be above the bound by 0.6 as well."""
+
+    def measured(above, *args):
+        levels, z_EF = regimes.levels_update(*args)
+        far_EF = regimes.bound(levels.count_EF) + above
+        return levels, np.where(z_EF == 0, 0, np.sign(z_EF) * far_EF)
+
+    monkeypatch.setattr(regimes, "levels_update", regimes.update_levels, raising=False)
+    rules = base.get_config().regimes.to_dict()
+    for left, above, alarm in ((0.45, 0.1, 1), (0.6, 0.1, 0), (0.6, 0.5, 0), (0.6, 0.7, 1)):
+        monkeypatch.setattr(regimes, "update_levels", functools.partial(measured, above))
+        state, _, _ = run([row()] * BEFORE, settings(mi=0.01, mi_sign=0.01), init_regimes())
+        _, history, _ = run([row(both=20 * left)] * AFTER, rules, state)
+        assert history[-1]["regime/mi_relative"] == pytest.approx(left)
+        assert history[-1]["regime/alarm"] == alarm
 
 
 def test_a_reply_that_gets_longer_by_tokens_that_carry_nothing_changes_no_information():

@@ -12,7 +12,7 @@ from numpy.random import default_rng as fresh
 from ragen_jax.diagnostics import scopes
 from ragen_jax.diagnostics.cross_scoring import cross_score_pairs
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
-from ragen_jax.diagnostics.intervals import confidence_intervals
+from ragen_jax.diagnostics.intervals import confidence_intervals, log_margin
 from ragen_jax.diagnostics.permutation import retrieval_p
 from ragen_jax.diagnostics.scopes import (
     collapse_metrics,
@@ -213,6 +213,7 @@ def figures_of(scope, scores, sample, ids, index, **case):
     part_N = case.get("part_N")
     if part_N is None:
         found = information_metrics(score_MN, length_M, sample.prompt_M, prompt_id_N=ids)
+        found |= log_margin(score_MN, sample.prompt_M, prompt_id_N=ids, group_N=sample.group_N)
     else:
         found = within_metrics(score_MN, length_M, sample.prompt_M, part_N, prompt_id_N=ids)
     intervals = confidence_intervals(
