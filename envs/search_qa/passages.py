@@ -51,10 +51,6 @@ def _text(line: bytes, place: str) -> str:
     text = row.get(FIELD) if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise ValueError(f"{place}: the field {FIELD!r} must be a text, got {text!r:.80}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # half a character
-        raise ValueError(f"{place}: the field {FIELD!r} is no Unicode: {error}") from None
     return text
 
 

@@ -60,13 +60,14 @@ def test_a_corpus_that_is_none(tmp_path):
         (b'{"contents": 7}', "line 3: the field 'contents' must be a text, got 7"),
         (b'["a"]', "line 3: the field 'contents' must be a text, got None"),
         (b"[" * 100_000, "line 3 is not JSON"),
-        (b'{"contents": "\\ud800"}', "line 3: the field 'contents' is no Unicode"),
     ):
         path.write_bytes(good + b"\n" + line + b"\n" + good)
         with pytest.raises(ValueError, match=f"corpus.jsonl, {reason}"):
             list(read_corpus(path))
     with pytest.raises(ValueError, match="no corpus at .*nowhere.jsonl"):
         list(read_corpus(tmp_path / "nowhere.jsonl"))
+    path.write_bytes(b'{"contents": "half \\ud800"}\n')  # half of a surrogate pair
+    assert list(read_corpus(path)) == ["half \ufffd"]
     path.write_bytes(b"\n")
     with pytest.raises(ValueError, match="at least one text, got none"):
         list(write_passages(tmp_path, read_corpus(path)))
