@@ -211,19 +211,19 @@ def limited(limit: str) -> Callable[[Trial], None]:
 def folder_renamed(trial: Trial) -> None:
     """The run's folder gets another name while the run continues.
 
-    The process ends by itself, whatever its code, without a traceback; the renamed folder resumes.
+    It ends with code 4 and a line that says where the folder is now, and writes nothing at the old
+    path; under its new name it resumes.
     """
-    trial.fields["checkpoint.patience"] = 1.0
     process = trial.start()
     trial.wait_for_step(process, int(trial.rng.integers(2 * EVERY + 1, STEPS)))
-    before = trial.run
-    after = trial.folder / "renamed"
+    before, after = trial.run, trial.folder / "renamed"
     before.rename(after)
-    code = trial.wait(process)
-    if code not in (0, 2, 4) or "Traceback" in trial.output():
-        raise Wrong(f"exit code {code}: {trial.output()[-1500:]}")
-    shutil.rmtree(before, ignore_errors=True)  # begun anew under the old name
-    trial.name = "renamed"
+    code = trial.expect_end(process, 4, 0)  # 0: it was done before
+    if code == 4 and f"{before} was renamed to {after} while" not in trial.output():
+        raise Wrong(f"no line says where the folder is: {trial.output()[-1500:]}")
+    if before.exists():
+        raise Wrong(f"written at the old path: {sorted(map(str, before.rglob('*')))[:9]}")
+    trial.name = after.name
     trial.resume()
 
 
