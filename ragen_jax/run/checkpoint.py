@@ -4,6 +4,7 @@ Importing Orbax takes half a second, so that it is done when a folder is opened.
 """
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import logging
@@ -21,12 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.checksums import damage, write_checksums
+from ragen_jax.run.log import console
 from ragen_jax.sharding import is_first
 from ragen_jax.types import Params, TrainState
 from ragen_jax.whole import make_folder, refusal, retried, writing
 
 ITEM = "default"  # Orbax's name of the folder of a step's arrays
 METADATA = "_CHECKPOINT_METADATA"  # Orbax's file about a step
+ALARM = "regimes"  # the field of a state that holds the alarm
 MOST_NAMED = 3  # arrays of an error
 FILES = 64  # more than a checkpoint has, which are 20 to 30
 SETTLE = 1.0  # seconds from the error of a failed save to the last report of a thread, at most
@@ -168,6 +171,9 @@ class Checkpoints:
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of `step`, with the shapes, dtypes and shardings of `like`.
 
+        If only the alarm's arrays are of another version, the alarm is that of `like`, and a line
+        says so.
+
         Raises:
           ValueError: it holds other arrays than `like`, which are named, or cannot be read.
         """
@@ -181,6 +187,12 @@ class Checkpoints:
             )
         except (ValueError, KeyError, TypeError) as error:
             there, asked = _arrays(self.manager.item_metadata(step).tree), _arrays(target)
+            if there != asked and all(name.startswith(ALARM) for name in there ^ asked):
+                console(
+                    f"the checkpoint of step {step} holds the alarm of another version: the alarm "
+                    "starts again"
+                )
+                return self._restore_without_alarm(step, like)
             words = [f"has {name}" for name in sorted(there - asked)[:MOST_NAMED]]
             words += [f"has no {name}" for name in sorted(asked - there)[:MOST_NAMED]]
             reason = f"it {', '.join(words)}" if words else str(error).strip().splitlines()[0]
@@ -189,6 +201,21 @@ class Checkpoints:
                 f"settings: {reason}"
             ) from error
         return cast(TrainState, state)  # Orbax gives back what it is asked for
+
+    def _restore_without_alarm(self, step: int, like: TrainState) -> TrainState:
+        """The state of `step`, with the alarm of `like`, which remembers nothing of the run."""
+        import orbax.checkpoint as ocp
+
+        target = jax.tree.map(
+            ocp.utils.to_shape_dtype_struct, dataclasses.replace(like, regimes=None)
+        )
+        restore = ocp.args.PyTreeRestore(
+            target,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+            partial_restore=True,
+        )
+        state = self.manager.restore(step, args=restore)
+        return dataclasses.replace(state, regimes=like.regimes)
 
     def restore_params(self, step: int, like: Params) -> Params:
         """The parameters alone of `step`, with the shapes and shardings of `like`."""

@@ -225,6 +225,19 @@ def test_a_state_of_other_arrays_is_refused_by_their_names(opened):
         checkpoints.restore(1, more)
 
 
+def test_an_alarm_of_another_version_starts_again(opened, capsys):
+    """Its arrays differ, and nothing else does."""
+    checkpoints, state = opened(), state_of(2)
+    checkpoints.save(2, state.replace(regimes={"level": jnp.ones(3), "old": jnp.ones(2)}))
+    checkpoints.manager.wait_until_finished()
+    like = state_of(0).replace(regimes={"level": jnp.zeros(4), "new": jnp.zeros(1)})
+    found = checkpoints.restore(2, like)
+    assert_same_bits(found, state.replace(regimes=like.regimes))
+    assert "step 2 holds the alarm of another version" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="it has regimes/level, has regimes/old, has no streak_P"):
+        checkpoints.restore(2, like.replace(streak_P={"lake": jnp.zeros(3)}, regimes=None))
+
+
 def test_parameters_alone_come_back(opened):
     saved(opened(), 3)
     found = opened().restore_params(3, state_of(0).params)
