@@ -46,12 +46,13 @@ OF_A_PATH = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAME
 OS_ERROR = re.compile(r"os_error_code='(\d+)'|os error (\d+)", re.IGNORECASE)
 # And shutil into an OSError without one.
 ERRNO = re.compile(r"\[Errno (\d+)\]")
-# array_record writes the text alone; pathlib before Python 3.13 its own, and tempfile.
+# array_record writes the text alone; pathlib before Python 3.13 its own.
 TEXTS = {
     **{os.strerror(n): n for n in (*FULL, *HANDLES, *AWAY, *LASTING, *OF_A_PATH)},
     "Symlink loop": errno.ELOOP,
 }
-NO_TEMPORARY = "No usable temporary directory"
+# Messages without an errno: of tempfile, and of tensorflow_datasets before it generates.
+NO_ROOM = ("No usable temporary directory", "Not enough disk space")
 
 
 @contextlib.contextmanager
@@ -323,7 +324,7 @@ def _cause(error: BaseException) -> int:
 
 def _errno(error: BaseException) -> int:
     text = str(error)
-    if NO_TEMPORARY in text:
+    if any(words in text for words in NO_ROOM):
         return errno.ENOSPC
     if isinstance(error, OSError):
         found = ERRNO.search(text)

@@ -9,6 +9,10 @@ from safetensors.numpy import load_file, save_file
 from benchmarks.chaos.trial import EVERY, STEPS, Trial, Wrong
 from ragen_jax.run.rows import read_metrics
 
+# Process id in the names of left-over files: Linux's upper bound, which no process gets. Files of a
+# running process are kept, and a small number may belong to one.
+DEAD = 1 << 22
+
 
 def damaged_checkpoint(how: str) -> Callable[[Trial], None]:
     def strike(trial: Trial) -> None:
@@ -137,8 +141,8 @@ def other_settings(trial: Trial) -> None:
 
 def left_over(trial: Trial) -> None:
     trial.kill_midway()
-    (trial.run / "eval" / ".step_000004.json.writing-7").write_text("[[1,")
-    (trial.run / ".config.json.writing-7").write_text("{")
+    (trial.run / "eval" / f".step_000004.json.writing-{DEAD}").write_text("[[1,")
+    (trial.run / f".config.json.writing-{DEAD}").write_text("{")
     shutil.copytree(trial.newest(), trial.run / "checkpoints" / "99.orbax-checkpoint-tmp")
     trial.resume()
     if any(trial.run.rglob(".*.writing-*")) or any(trial.run.rglob("*orbax-checkpoint-tmp")):
@@ -184,17 +188,16 @@ def cache_removed(trial: Trial) -> None:
 def left_over_in_cache(trial: Trial) -> None:
     """What killed writers have left in the cache is not read, and does not stop another writer."""
     trial.kill_midway()
-    dead = "writing-4194000"  # above the largest process id of this machine, or of nobody
     for folder in [trial.cache, *(path for path in trial.cache.iterdir() if path.is_dir())]:
-        (folder / f".model.safetensors.{dead}").write_bytes(b"half")
+        (folder / f".model.safetensors.writing-{DEAD}").write_bytes(b"half")
     for folder in list((trial.cache / "datasets").iterdir()):
         if folder.is_dir():
             shutil.copytree(folder, folder.with_name(f"{folder.name}.incomplete_ABC123"))
-            (folder / f".checksums.json.{dead}").write_text("{")
+            (folder / f".checksums.json.writing-{DEAD}").write_text("{")
     for folder in list((trial.cache / "models").iterdir()):
         if folder.is_dir():
-            (folder.with_name(f".{folder.name}.saving-4194000")).mkdir()
-            (folder / f".config.json.{dead}").write_text("{")
+            (folder.with_name(f".{folder.name}.saving-{DEAD}")).mkdir()
+            (folder / f".config.json.writing-{DEAD}").write_text("{")
     trial.resume()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -40,6 +41,7 @@ from ragen_jax.run.datasets import (
     play_expert,
     settings_hash,
 )
+from ragen_jax.whole import DiskRefused, patient
 
 pytestmark = pytest.mark.fast
 
@@ -155,6 +157,29 @@ def test_what_fails_while_it_is_generated_is_generated_again(tmp_path):
         with pytest.raises(ValueError, match="^row 1 is no number$"):
             load(broken)
     assert [example["x"] for example in load(lambda: [{"x": 3}])] == [3]
+
+
+def test_a_disk_without_a_free_byte_is_refused_and_waited_for(tmp_path, monkeypatch):
+    def load():
+        return load_or_generate(
+            "things", {}, features={"x": np.int64}, generate=lambda: [{"x": 3}], directory=tmp_path
+        )
+
+    usage, full, said = shutil.disk_usage(tmp_path), [True], []
+
+    def say(line):
+        said.append(line)
+        full.clear()
+
+    # tensorflow_datasets asks for the free bytes before it writes.
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: usage._replace(free=0) if full else usage
+    )
+    with pytest.raises(DiskRefused, match=r"things_\w+ cannot be written \(No space left"):
+        load()
+    with patient(60.0, say):
+        assert load() == [{"index": 0, "x": 3}]
+    assert "No space left on device): trying again for 60 s" in said[0] and len(said) == 2
 
 
 def test_a_damaged_dataset_is_told_of_and_generated_again(tmp_path, capsys):
