@@ -446,7 +446,6 @@ def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_ex
     """A function that answers replies returns more than the model reads, to some of them. The
     process is killed in the middle of a step's rollout."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_messages.py").write_text(MESSAGES)
     shown = {
@@ -477,24 +476,27 @@ def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_ex
     }
     options = [f"--config.{name}={value}" for name, value in fields.items()]
 
-    def run(name):
-        """The command in this process -> its rows."""
-        code, out, err = call(
-            "ragen_jax.train", "--config=dataset:llm", f"--workdir={name}", *options
+    def command(name):
+        words = ("-m", "ragen_jax.train", "--config=dataset:llm", f"--workdir={name}")
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+        return subprocess.run(
+            [sys.executable, *words, *options], env=environ, capture_output=True, text=True
         )
-        assert code == 0, err
+
+    def run(name):
+        """(rows of the command, what it prints)"""
+        done = command(name)
+        assert done.returncode == 0, done.stderr
         rows = [
             {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))}
             for row in read_metrics(tmp_path / name / "metrics.jsonl")
         ]
-        return rows, out
+        return rows, done.stdout
 
     whole, said = run("whole")
     # In the third step at the latest, which begins when the first one is saved.
     (tmp_path / "kill").touch()
-    command = [sys.executable, "-m", "ragen_jax.train", "--config=dataset:llm", "--workdir=parts"]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    killed = subprocess.run([*command, *options], env=environ, capture_output=True, text=True)
+    killed = command("parts")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (tmp_path / "kill").unlink()
     assert 2 <= len(read_metrics(tmp_path / "parts" / "metrics.jsonl")) < len(whole)
@@ -505,7 +507,6 @@ def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_ex
     assert any(0 < count < 12 for count in errors)
     assert all(row["update/count"] for row in whole[1:])
     assert "the prompt of turn 2 has" in said and "the model has 512 positions" in said
-    sys.modules.pop("own_messages", None)
 
 
 @pytest.mark.long
