@@ -25,7 +25,7 @@ from benchmarks.measure import Row, summarise
 from ragen_jax import train
 from ragen_jax.configs import sokoban
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.storage.metrics_reader import read_metrics
 
 STEPS = 5  # of a piece of a run; the middle ones are measured
 TURNS, WORKERS = 3, 16

@@ -6,8 +6,8 @@ import numpy as np
 from benchmarks.episodes import tiny_setting
 from benchmarks.generation import FIVE, ONE
 from benchmarks.measure import Row, compare
+from ragen_jax.core.padding import length_bucket
 from ragen_jax.model.qwen import head
-from ragen_jax.padding import length_bucket
 from ragen_jax.rollout.sample import prefill
 
 

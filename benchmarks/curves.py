@@ -26,12 +26,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from ragen_jax.config.build import build_environment
 from ragen_jax.configs import sokoban
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
-from ragen_jax.preflight.roofline import Work
-from ragen_jax.run.build import build_environment
+from ragen_jax.programs.roofline import Work
 
 CONFIG = "configs/sokoban.py"
 STEPS = 3  # of a run; the first compiles
@@ -230,7 +230,7 @@ def size_of(row):
 
 
 def flops(row):
-    """Operations of a step, by the formulas of preflight/roofline.py on the tokens that were met.
+    """Operations of a step, by the formulas of programs/roofline.py on the tokens that were met.
 
     A rollout of all episodes in lock step, its cache kept from turn to turn, and updates in
     micro-batches on whole rows; nothing padded, neither reference model nor critic.

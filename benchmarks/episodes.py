@@ -12,13 +12,13 @@ import tempfile
 import jax
 import numpy as np
 
+from ragen_jax.config.build import build_chat, build_environment, tiny_shape
 from ragen_jax.configs import sokoban
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import Chat, Reply
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
-from ragen_jax.run.build import build_chat, build_environment, tiny_shape
 
 ROOM = (8, 7)  # a first prompt of 72 tokens
 MOVES = ("Up", "Left")

@@ -6,11 +6,11 @@ import numpy as np
 from benchmarks.episodes import tiny_setting
 from benchmarks.generation import FIVE
 from benchmarks.measure import Row, compare
-from ragen_jax.batch import make_batch, take_rows
+from ragen_jax.algorithm.batch import make_batch, take_rows
+from ragen_jax.config.build import build_learner, build_meshes
+from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import sokoban
-from ragen_jax.padding import length_bucket
-from ragen_jax.run.build import build_learner, build_meshes
-from ragen_jax.run.sizes import step_rows
+from ragen_jax.core.padding import length_bucket
 from ragen_jax.update.learner import Outcomes, Selection, assign_credit, update
 
 

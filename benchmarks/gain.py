@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ragen_jax.lab.curves import interval
-from ragen_jax.run.heldout import paired_gain
-from ragen_jax.run.stored import read_outcomes
+from ragen_jax.diagnostics.intervals import interval, paired_gain
+from ragen_jax.run.run_files import read_outcomes
 
 
 def environments(workdir):

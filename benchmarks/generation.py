@@ -21,8 +21,8 @@ from benchmarks.peers import (
     tunix_generator,
     tunix_logits,
 )
+from ragen_jax.core.padding import length_bucket
 from ragen_jax.model.qwen import logits
-from ragen_jax.padding import length_bucket
 
 # Turns that each of eight groups plays. SHRINKING leaves 128, 112, 96, 80 and 64 episodes.
 FIVE = (5,) * 8

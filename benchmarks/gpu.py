@@ -9,8 +9,9 @@ from benchmarks.lengths import length_shape, train_length
 from benchmarks.llm import decode_bytes, decode_flops, decoder, random_params
 from benchmarks.measure import Row, compare
 from benchmarks.paper_step import paper_step
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.sharding import make_mesh, sampling_params
 
 DTYPE = "bfloat16"
 TINY = dict(decode_rows=(8,), cached=64, steps=8)

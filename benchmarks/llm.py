@@ -10,11 +10,11 @@ import optax
 
 from benchmarks.measure import Row, compare
 from benchmarks.peers import PeerMissing, need
-from ragen_jax.losses import minibatch_weights
+from ragen_jax.algorithm.losses import minibatch_weights
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.families import SHAPES
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rollout.sample import decode, episode_keys, prefill
-from ragen_jax.sharding import make_mesh
 from ragen_jax.update.optimize import (
     apply_gradient,
     micro_batches,

@@ -26,8 +26,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from benchmarks.curves import make_agent
-from ragen_jax.checksums import CHECKSUMS
 from ragen_jax.configs import sokoban
+from ragen_jax.storage.checksums import CHECKSUMS
 
 LIVES = 30.0  # seconds
 SILENCE = 10.0  # seconds; a line that is due every 10 may come a second late, or more under load

@@ -9,11 +9,11 @@ import optax
 
 from benchmarks.llm import LEARNING_RATE, LOSS, random_params, update_flops
 from benchmarks.measure import Row, compare
+from ragen_jax.core.padding import length_bucket
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.core.types import Batch
 from ragen_jax.model.qwen import ModelConfig, Qwen
-from ragen_jax.padding import length_bucket
-from ragen_jax.sharding import make_mesh
-from ragen_jax.types import Batch
-from ragen_jax.update import cutting
+from ragen_jax.update import buckets as cutting
 from ragen_jax.update.policy import init_state, update_policy
 
 # Rows of a quarter of the paper's tokens, and a model that two cores update in seconds.

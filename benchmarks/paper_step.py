@@ -19,9 +19,10 @@ from benchmarks.llm import LEARNING_RATE, LOSS
 from benchmarks.measure import Row, compare
 from benchmarks.padding import whole
 from benchmarks.slots import planted
-from ragen_jax.batch import make_batch
-from ragen_jax.sharding import make_mesh, sampling_params
-from ragen_jax.update import cutting
+from ragen_jax.algorithm.batch import make_batch
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.model.layout import sampling_params
+from ragen_jax.update import buckets as cutting
 from ragen_jax.update.policy import init_state, update_policy
 
 TURNS, MEMBERS, LIMIT = (5,) * 8, 16, 400

@@ -12,12 +12,12 @@ import time
 import jax
 from absl import flags
 
+from ragen_jax.config import command_line as command
+from ragen_jax.config.build import build_budgets, build_chat, build_environment
 from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
 from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
-from ragen_jax.load import load_policy
 from ragen_jax.rollout.play import Sampling, rollout
-from ragen_jax.run import command
-from ragen_jax.run.build import build_budgets, build_chat, build_environment
+from ragen_jax.run.load import load_policy
 
 
 def main(argv):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from benchmarks.measure import Row, compare, summarise
 from ragen_jax.run import checkpoint
-from ragen_jax.types import TrainState
+from ragen_jax.update.state import TrainState
 
 ARRAYS, SIDE = 20, 2500  # of float32: 500 MB
 PRODUCTS = 10  # of matrices of that side, which run beside a save

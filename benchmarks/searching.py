@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from benchmarks.measure import Row, compare
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa.dense import place
 from ragen_jax.envs.search_qa.retrieve import BM25
 from ragen_jax.envs.search_qa.vectors import open_vectors
-from ragen_jax.sharding import make_mesh
 
 PASSAGES, WORDS = 50_000, 100  # of wiki-18's length
 VOCABULARY = 100_000

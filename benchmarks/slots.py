@@ -26,7 +26,7 @@ from ragen_jax import train
 from ragen_jax.configs import sokoban
 from ragen_jax.model import hf
 from ragen_jax.model.qwen import ModelConfig
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.storage.metrics_reader import read_metrics
 
 LIMIT = 64  # tokens of a reply
 TAIL = 0.3  # mean length, as a share of the limit

@@ -1,6 +1,6 @@
 """Every field of a run, once, with its unit and meaning. Data only.
 
-What each may hold, and which runs read it, is in ragen_jax/run/domains.py.
+What each may hold, and which runs read it, is in ragen_jax/config/fields.py.
 
 A config file copies this and changes what it needs; `--config.a.b=v` changes one field. The
 values here are the paper's (RAGEN-2, arXiv 2604.06268, section 4.1 and appendix B.2) where it

@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragen_jax.confined import BATCH_ROWS, check_parquet
-from ragen_jax.limits import parse_json, read_bytes, read_lines
+from ragen_jax.storage.confined import BATCH_ROWS, check_parquet
+from ragen_jax.storage.limits import parse_json, read_bytes, read_lines
 
 if TYPE_CHECKING:
     from pyarrow import parquet

@@ -92,7 +92,7 @@ class Gymnasium(EngineEnvironment):
         """As `EngineEnvironment.step`; prints a line at the first end without a verdict."""
         step = super().step(state, action, rng)
         if step.done and step.info.get(SUCCESS_UNDEFINED) and not self._warned:
-            from ragen_jax.run.log import console  # not above: it imports environments
+            from ragen_jax.storage.console import console
 
             self._warned = True
             console(

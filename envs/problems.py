@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import TypeVar
 
-from ragen_jax.randomness import philox
+from ragen_jax.core.randomness import philox
 
 # Split -> share of all problems, in percent.
 SPLIT_SHARES = {"imitation": 40, "train": 40, "eval": 20}

@@ -50,7 +50,7 @@ class Observation:
 
     text: holds IMAGE once for each image, in order
     images: uint8 [height, width, 3] each, red, green and blue from 0 to 255; at most MAX_IMAGES of
-        MAX_PIXELS (ragen_jax/rollout/acting.py)
+        MAX_PIXELS (ragen_jax/rollout/env_calls.py)
     """
 
     text: str

@@ -11,43 +11,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ragen_jax.advantage import bi_level_gae as bi_level_gae
-    from ragen_jax.advantage import gae as gae
-    from ragen_jax.advantage import group_relative as group_relative
-    from ragen_jax.advantage import leave_one_out as leave_one_out
+    from ragen_jax.algorithm.advantage import bi_level_gae as bi_level_gae
+    from ragen_jax.algorithm.advantage import gae as gae
+    from ragen_jax.algorithm.advantage import group_relative as group_relative
+    from ragen_jax.algorithm.advantage import leave_one_out as leave_one_out
+    from ragen_jax.algorithm.filter import group_scores as group_scores
+    from ragen_jax.algorithm.filter import select_groups as select_groups
+    from ragen_jax.algorithm.filter import select_members as select_members
     from ragen_jax.diagnostics.cross_scoring import cross_score as cross_score
     from ragen_jax.diagnostics.flow import flow_metrics as flow_metrics
     from ragen_jax.diagnostics.information import information_metrics as information_metrics
     from ragen_jax.diagnostics.information import within_metrics as within_metrics
     from ragen_jax.diagnostics.intervals import confidence_intervals as confidence_intervals
     from ragen_jax.diagnostics.permutation import retrieval_p as retrieval_p
-    from ragen_jax.filter import group_scores as group_scores
-    from ragen_jax.filter import select_groups as select_groups
-    from ragen_jax.filter import select_members as select_members
     from ragen_jax.model import hf as _hf
+    from ragen_jax.model.likelihood import token_logps as token_logps
     from ragen_jax.score.texts import mutual_information as mutual_information
-    from ragen_jax.update.likelihood import token_logps as token_logps
 
     load_model = _hf.load
 
 __version__ = "0.1.0"
 
 EXPORTS = {  # name: where it is
-    "bi_level_gae": ("ragen_jax.advantage", "bi_level_gae"),
+    "bi_level_gae": ("ragen_jax.algorithm.advantage", "bi_level_gae"),
     "confidence_intervals": ("ragen_jax.diagnostics.intervals", "confidence_intervals"),
     "cross_score": ("ragen_jax.diagnostics.cross_scoring", "cross_score"),
     "flow_metrics": ("ragen_jax.diagnostics.flow", "flow_metrics"),
-    "gae": ("ragen_jax.advantage", "gae"),
-    "group_relative": ("ragen_jax.advantage", "group_relative"),
-    "group_scores": ("ragen_jax.filter", "group_scores"),
+    "gae": ("ragen_jax.algorithm.advantage", "gae"),
+    "group_relative": ("ragen_jax.algorithm.advantage", "group_relative"),
+    "group_scores": ("ragen_jax.algorithm.filter", "group_scores"),
     "information_metrics": ("ragen_jax.diagnostics.information", "information_metrics"),
-    "leave_one_out": ("ragen_jax.advantage", "leave_one_out"),
+    "leave_one_out": ("ragen_jax.algorithm.advantage", "leave_one_out"),
     "load_model": ("ragen_jax.model.hf", "load"),
     "mutual_information": ("ragen_jax.score.texts", "mutual_information"),
     "retrieval_p": ("ragen_jax.diagnostics.permutation", "retrieval_p"),
-    "select_groups": ("ragen_jax.filter", "select_groups"),
-    "select_members": ("ragen_jax.filter", "select_members"),
-    "token_logps": ("ragen_jax.update.likelihood", "token_logps"),
+    "select_groups": ("ragen_jax.algorithm.filter", "select_groups"),
+    "select_members": ("ragen_jax.algorithm.filter", "select_members"),
+    "token_logps": ("ragen_jax.model.likelihood", "token_logps"),
     "within_metrics": ("ragen_jax.diagnostics.information", "within_metrics"),
 }
 

@@ -7,7 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from ragen_jax.console_streams import set_up_console, show_line
+from ragen_jax.storage.console_streams import set_up_console, show_line
 
 COMMANDS = {
     "train": "train an agent, or go on with a run",

@@ -16,7 +16,10 @@ from collections.abc import Iterator, Sequence
 from absl import flags
 from ml_collections import ConfigDict
 
-from ragen_jax.console_streams import show
+from ragen_jax.config import command_line as command
+from ragen_jax.config.build import build_environment
+from ragen_jax.config.fields import plays_heldout
+from ragen_jax.config.per_task import of_environments
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import (
     IMAGE,
@@ -26,11 +29,8 @@ from ragen_jax.envs.types import (
     SolvableEnvironment,
     State,
 )
-from ragen_jax.rollout.acting import Broken, attempt, checked_observation
-from ragen_jax.run import command
-from ragen_jax.run.build import build_environment
-from ragen_jax.run.domains import plays_heldout
-from ragen_jax.run.sizes import of_environments
+from ragen_jax.rollout.env_calls import Broken, attempt, checked_observation
+from ragen_jax.storage.console_streams import show
 
 CUT = 300  # characters of a problem that are shown
 

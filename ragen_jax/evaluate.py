@@ -22,26 +22,28 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from ragen_jax.diagnose import Diagnosis, heldout_gradients
+from ragen_jax.config import command_line as command
+from ragen_jax.config.auto_fields import settle, settle_date
+from ragen_jax.config.build import build_learner, build_meshes
+from ragen_jax.config.check import check
+from ragen_jax.config.fields import unread, warning
+from ragen_jax.core.heartbeat import reached
+from ragen_jax.core.sharding import is_first
+from ragen_jax.core.task_shares import combine_metrics
+from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.scopes import collapse_metrics
-from ragen_jax.groups import combine_metrics
-from ragen_jax.load import Policy, for_sampling, load_adapted, load_policy, restore_run
 from ragen_jax.model import lora
-from ragen_jax.progress import reached
-from ragen_jax.run import command
-from ragen_jax.run.build import build_learner, build_meshes
-from ragen_jax.run.check import check
+from ragen_jax.model.layout import sampling_params
+from ragen_jax.programs.cache import keep_programs
 from ragen_jax.run.checkpoint import Checkpoints
-from ragen_jax.run.domains import unread, warning
+from ragen_jax.run.diagnose import Diagnosis, heldout_gradients
 from ragen_jax.run.heldout import evaluate
-from ragen_jax.run.kept_programs import keep_programs
-from ragen_jax.run.links import refuse_links
-from ragen_jax.run.log import console, write_gradients
-from ragen_jax.run.settle import settle, settle_date
+from ragen_jax.run.load import Policy, for_sampling, load_adapted, load_policy, restore_run
+from ragen_jax.run.log import write_gradients
 from ragen_jax.run.workdir import fields_of, read_run_config
-from ragen_jax.sharding import is_first, sampling_params
-from ragen_jax.types import Metrics
-from ragen_jax.whole import write_whole
+from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.console import console
+from ragen_jax.storage.links import refuse_links
 
 # Fields that an evaluation reads, and sections of them. (A micro-batch must split over the mesh.)
 READ = (

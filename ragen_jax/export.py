@@ -11,12 +11,12 @@ from pathlib import Path
 
 from absl import flags
 
-from ragen_jax.load import restore_run, save_policy
+from ragen_jax.config import command_line as command
 from ragen_jax.model.weights import SAVE_DTYPES
-from ragen_jax.run import command
-from ragen_jax.run.links import refuse_links
-from ragen_jax.run.log import console
-from ragen_jax.whole import patient
+from ragen_jax.run.load import restore_run, save_policy
+from ragen_jax.storage.atomic_io import patient
+from ragen_jax.storage.console import console
+from ragen_jax.storage.links import refuse_links
 
 
 def main(argv: Sequence[str]) -> None:

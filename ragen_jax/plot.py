@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from absl import flags
 
+from ragen_jax.config import command_line as command
 from ragen_jax.report import sentences, timelines
 from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
 from ragen_jax.report.timelines import CHARTS, Chart
-from ragen_jax.run import command
-from ragen_jax.writers import save_figure
+from ragen_jax.storage.writers import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

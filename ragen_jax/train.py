@@ -21,34 +21,34 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from ragen_jax.diagnose import Diagnosis, diagnose
-from ragen_jax.load import Policy, load_policy, save_policy
-from ragen_jax.progress import STALL_TIMEOUT, end_when_stalled, reached
+from ragen_jax.config import command_line as command
+from ragen_jax.config.auto_fields import settle, settle_date
+from ragen_jax.config.build import build_learner, build_meshes, resumable
+from ragen_jax.config.check import check
+from ragen_jax.config.fields import unread, warning
+from ragen_jax.core.heartbeat import STALL_TIMEOUT, end_when_stalled, reached
+from ragen_jax.core.sharding import first_goes_first, is_first
+from ragen_jax.programs.cache import keep_programs
+from ragen_jax.programs.monitor import Compiling, told_of_compiling
+from ragen_jax.programs.precompile import Precompiler, start_programs
 from ragen_jax.report.background import Reports
-from ragen_jax.run import command
 from ragen_jax.run.ahead import Rollouts
-from ragen_jax.run.build import build_learner, build_meshes, resumable
-from ragen_jax.run.check import check
-from ragen_jax.run.checkpoint import Checkpoints, newest, not_finite
-from ragen_jax.run.compiling import Compiling, told_of_compiling
-from ragen_jax.run.domains import unread, warning
+from ragen_jax.run.checkpoint import Checkpoints, find_damage, newest, not_finite
+from ragen_jax.run.diagnose import Diagnosis, diagnose
 from ragen_jax.run.folder import RunFolder, open_folder
-from ragen_jax.run.kept_programs import keep_programs
-from ragen_jax.run.log import MetricsLog, console
-from ragen_jax.run.precompile import Precompiler, start_programs
+from ragen_jax.run.load import Policy, load_policy, save_policy
+from ragen_jax.run.log import MetricsLog
 from ragen_jax.run.provenance import Provenance, provenance_of, record, report_changes
-from ragen_jax.run.recovery import find_damage
-from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.stages import inform, make_batch, watch
 from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
 from ragen_jax.run.trust import sign
-from ragen_jax.run.verdicts import check_success
+from ragen_jax.run.undefined_success import check_success
 from ragen_jax.run.workdir import new_folder, owned, same_run, set_evaluations_aside
-from ragen_jax.sharding import first_goes_first, is_first
-from ragen_jax.types import TrainState
+from ragen_jax.storage.atomic_io import DiskRefused, patient, refusal, write_whole
+from ragen_jax.storage.console import console
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
-from ragen_jax.whole import DiskRefused, patient, refusal, write_whole
+from ragen_jax.update.state import TrainState
 
 
 def train(

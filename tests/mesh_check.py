@@ -3,7 +3,7 @@
     XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
         python tests/mesh_check.py MODEL_DIR data,fsdp,tensor [data,fsdp,tensor ...]
 
-Run by tests/test_sharding.py in a process of its own, because the number of devices is fixed when
+Run by tests/core/test_sharding.py in a process of its own, because the number of devices is fixed when
 JAX starts. Prints one JSON object a mesh.
 """
 
@@ -14,19 +14,20 @@ import jax
 import numpy as np
 import optax
 
-from ragen_jax.batch import make_batch
+from ragen_jax.algorithm.batch import make_batch
+from ragen_jax.config.build import build_chat, build_environment
 from ragen_jax.configs import sokoban
+from ragen_jax.core.randomness import Purpose, generator
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.flow import score_flow
 from ragen_jax.diagnostics.gradients import bucket_gradients
 from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
 from ragen_jax.model import hf
+from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import logits
-from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
-from ragen_jax.run.build import build_chat, build_environment
-from ragen_jax.sharding import make_mesh, sampling_params
 from ragen_jax.update.policy import Loss, init_state, update_policy
 
 BUDGETS = Budgets(max_turns=2, max_actions=4, max_new_tokens=22)

@@ -14,9 +14,9 @@ import sys
 import jax
 import numpy as np
 
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa.dense import nearest, place
 from ragen_jax.envs.search_qa.vectors import open_vectors
-from ragen_jax.sharding import make_mesh
 
 
 def exact(matrix_ND, query_QD, k):

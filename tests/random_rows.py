@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ragen_jax.types import Batch
-from ragen_jax.update.likelihood import token_logps
+from ragen_jax.core.types import Batch
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.update.policy import Loss
 
 V, T = 30, 12

@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent / "rollout"))
 from same_episodes import assert_same_episode
 from test_slots import play_seeds, played_by
 
-from ragen_jax.sharding import make_mesh, shard_params
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.model.layout import shard_params
 
 MESHES = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (2, 1, 2))
 

@@ -10,17 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ragen_jax import algorithms, diagnose, filter, objectives
-from ragen_jax.batch import make_batch, take_rows
+from ragen_jax.algorithm import algorithms, filter, objectives
+from ragen_jax.algorithm.batch import make_batch, take_rows
+from ragen_jax.algorithm.rewards import add_rewards
+from ragen_jax.config.build import build_learner, build_meshes
+from ragen_jax.config.check import check
+from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import base
 from ragen_jax.model import config_json, families, weights
 from ragen_jax.model.families import decoder
 from ragen_jax.model.families.types import Family
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.rewards import add_rewards
-from ragen_jax.run.build import build_learner, build_meshes
-from ragen_jax.run.check import check
-from ragen_jax.run.sizes import step_rows
+from ragen_jax.run import diagnose
 from ragen_jax.run.stages import Played
 from ragen_jax.update import token_logps
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update

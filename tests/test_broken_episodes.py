@@ -12,22 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen_jax import advantage, filter, rewards
-from ragen_jax.algorithms import ALGORITHMS, Credit, token_advantages
-from ragen_jax.batch import make_batch
-from ragen_jax.bonus import entropy_weights
+from ragen_jax.algorithm import advantage, filter, rewards
+from ragen_jax.algorithm.algorithms import ALGORITHMS, Credit, token_advantages
+from ragen_jax.algorithm.batch import make_batch
+from ragen_jax.algorithm.bonus import entropy_weights
+from ragen_jax.algorithm.zero_variance import zero_variance_signs
+from ragen_jax.core.task_shares import Part
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics, style_metrics
+from ragen_jax.diagnostics.intervals import paired_gain
 from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
 from ragen_jax.diagnostics.scopes import first_turns
 from ragen_jax.diagnostics.stopping import init_stopping, update_stopping
-from ragen_jax.groups import Part
 from ragen_jax.rollout.collect import collect_groups, differ_in_reward
-from ragen_jax.run.heldout import paired_gain, summarise
+from ragen_jax.run.heldout import summarise
 from ragen_jax.run.log import eval_line, learning_curve, write_outcomes
+from ragen_jax.run.run_files import read_outcomes
 from ragen_jax.run.stages import Played, mean_variance
-from ragen_jax.run.stored import read_outcomes
 from ragen_jax.update.learner import Outcomes, deal_at_random, filter_metrics
-from ragen_jax.zero_variance import zero_variance_signs
 
 pytestmark = pytest.mark.fast
 

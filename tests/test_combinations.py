@@ -5,11 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from ragen_jax import batch, train
-from ragen_jax.algorithms import token_advantages
+from ragen_jax import train
+from ragen_jax.algorithm import batch
+from ragen_jax.algorithm.algorithms import token_advantages
 from ragen_jax.configs import countdown, frozen_lake, recipes, sokoban
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.update import cutting
+from ragen_jax.storage.metrics_reader import read_metrics
+from ragen_jax.update import buckets as cutting
 from ragen_jax.update.critic import critic_gradient
 from ragen_jax.update.policy import policy_gradient
 

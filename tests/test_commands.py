@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 from command_line import README, ROOT, call
 
-from ragen_jax import load
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import NONE, TOP_P
 from ragen_jax.lab import arms, mechanism
 from ragen_jax.lab.curves import SUCCESS
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.run import load
 from ragen_jax.run.workdir import read_run_config
+from ragen_jax.storage.metrics_reader import read_metrics
 
 # Of running modules that are imported already, and of how ml_collections reads a config file.
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
@@ -462,7 +462,7 @@ def test_a_wheel_runs_beside_folders_of_the_same_names(elsewhere):
         text=True,
     )
     assert done.returncode == 2 and done.stderr.startswith("error: config.rollout.groups is 0")
-    script = "import ragen_jax.run.command as c, ragen_jax.envs as e; print(c.CONFIGS, e.__file__)"
+    script = "import ragen_jax.config.command_line as c, ragen_jax.envs as e; print(c.CONFIGS, e.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ | {"PYTHONPATH": str(elsewhere / "site")},

@@ -122,7 +122,7 @@ def test_the_pages_of_the_laboratory(refusing, monkeypatch):
 
 
 def _figure(picture):
-    from ragen_jax.writers import save_figure
+    from ragen_jax.storage.writers import save_figure
 
     figure = type("Figure", (), {"savefig": lambda self, file, **_: file.write(b"x" * 9000)})
     save_figure(figure(), picture, dpi=1)

@@ -14,24 +14,25 @@ from hostile_texts import HOSTILE, QUICK, raw_characters
 from simulated_runs import episode as recorded_episode
 from simulated_runs import write_run
 
-from ragen_jax.clean_text import clean_text
+from ragen_jax.config import command_line as command
+from ragen_jax.core.clean_text import clean_text
+from ragen_jax.core.types import Episode
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.envs.dataset.tools import Tools
 from ragen_jax.envs.types import Step
 from ragen_jax.report.page import write_report
-from ragen_jax.rollout.acting import MAX_TEXT, Acted, Asked, Broken, Limits, act, begin, identify
 from ragen_jax.rollout.chat import make_chat
+from ragen_jax.rollout.env_calls import MAX_TEXT, Acted, Asked, Broken, Limits, act, begin, identify
 from ragen_jax.rollout.wire import from_bytes, to_bytes
-from ragen_jax.run import command
-from ragen_jax.run.log import MetricsLog, console, write_events, write_rollouts
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.run.log import MetricsLog, write_events, write_rollouts
+from ragen_jax.run.run_files import read_events, read_rollouts
 from ragen_jax.run.stages import errors
-from ragen_jax.run.stored import read_events, read_rollouts
 from ragen_jax.run.workdir import owned
 from ragen_jax.score.encode import Encoder
 from ragen_jax.score.episodes import encode_rows, make_steps
 from ragen_jax.score.files import read_files
-from ragen_jax.types import Episode
+from ragen_jax.storage.console import console
+from ragen_jax.storage.metrics_reader import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 every_text = pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from simulated_runs import write_run
 
 from ragen_jax import plot
 from ragen_jax.report.runs import read_run
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.storage.metrics_reader import read_metrics
 
 pytestmark = pytest.mark.fast
 MI = "collapse/first_turn/own_margin"

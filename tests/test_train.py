@@ -15,12 +15,12 @@ from ragen_jax.configs import frozen_lake
 from ragen_jax.diagnostics import anatomy
 from ragen_jax.diagnostics.scopes import SCOPES
 from ragen_jax.evaluate import checkpoint_gradients
-from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model import hf
 from ragen_jax.run import stages
 from ragen_jax.run.heldout import evaluate
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.run.load import for_sampling, restore_run
 from ragen_jax.run.training import STOPPED
+from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.update import learner
 
 DOCUMENTED = """

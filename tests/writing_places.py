@@ -26,7 +26,12 @@ OURS = {
     *("write_tensors", "write_checksums", "locked", "replacement", "write_json"),
 }
 OWN_FILES = {
-    *("ragen_jax.whole", "ragen_jax.writers", "ragen_jax.checksums", "ragen_jax.run.workdir"),
+    *(
+        "ragen_jax.storage.atomic_io",
+        "ragen_jax.storage.writers",
+        "ragen_jax.storage.checksums",
+        "ragen_jax.run.workdir",
+    ),
     *("ragen_jax.model.hf", "ragen_jax.model.weights"),
 }
 MODES = set("wax+")

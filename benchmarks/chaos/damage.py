@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.chaos.trial import EVERY, STEPS, Trial, Wrong
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.storage.metrics_reader import read_metrics
 
 # Process id in the names of left-over files: Linux's upper bound, which no process gets. Files of a
 # running process are kept, and a small number may belong to one.

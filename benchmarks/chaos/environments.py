@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 
 from benchmarks.chaos.trial import LEARNER, Setup, Trial, Wrong
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.storage.metrics_reader import read_metrics
 
 # What CHAOS_ERROR lets both raise.
 ERRORS = """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from benchmarks.chaos.trial import LEARNER, STEPS, Setup, Trial, Wrong
 from ragen_jax.envs.search_qa import protocols
 from ragen_jax.envs.search_qa.retrievers import open_bm25
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.storage.metrics_reader import read_metrics
 
 # The tiny agent has never searched: its first answer is made a search, and the next one is final.
 SEARCHING = '''

@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.run.stored import read_outcomes
+from ragen_jax.run.run_files import read_outcomes
+from ragen_jax.storage.metrics_reader import read_metrics
 
 STEPS, EVERY = 8, 2  # of a run; between two checkpoints
 FIELDS: dict[str, object] = {

@@ -20,7 +20,7 @@ class Experiment:
     minutes: float  # that an arm was seen to take, one at a time on one core
     quick: "Quick | None" = None
     # After so many seeds, and after each further one, it ends if its verdict is certain
-    # (ragen_jax/lab/looks.py); 0: after all.
+    # (ragen_jax/lab/interim_analyses.py); 0: after all.
     least_seeds: int = 0
     claims: "tuple[Claim, ...]" = ()
     runs: str = ""  # of which experiment, where some are the same; "": its own

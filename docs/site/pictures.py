@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from svg import Picture
 
+from ragen_jax.algorithm.filter import group_scores, select_groups
 from ragen_jax.diagnostics.information import information_metrics
-from ragen_jax.filter import group_scores, select_groups
 
 DOCS = Path(__file__).parents[1]
 PICTURES = DOCS / "pictures"

@@ -1,4 +1,4 @@
-"""The reference of the settings, as Markdown: configs/base.py beside ragen_jax/run/domains.py.
+"""The reference of the settings, as Markdown: configs/base.py beside ragen_jax/config/fields.py.
 
 python docs/site/settings_table.py
 """
@@ -12,8 +12,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from ragen_jax.config.fields import DOMAINS, leaves
 from ragen_jax.configs import base
-from ragen_jax.run.domains import DOMAINS, leaves
 
 BASE = Path(base.__file__)
 HEAD = (

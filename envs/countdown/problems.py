@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.confined import BATCH_ROWS
 from ragen_jax.envs.countdown import solver
 from ragen_jax.envs.files import open_parquet
 from ragen_jax.envs.problems import Draws, split_by_hash
+from ragen_jax.storage.confined import BATCH_ROWS
 
 TAG = 0xC0117D03  # of this environment's `Draws`
 

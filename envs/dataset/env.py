@@ -16,7 +16,7 @@ With `tools`, a reply may call a function instead of answering, and the next tur
 
 A reply is what stands in <answer>. The functions are called in the trainer's process, perhaps in
 several threads (env.time_limit), and must return the same for the same arguments where a run has to
-go on exactly; what raises, hangs or returns nonsense costs its episode alone (rollout/acting.py).
+go on exactly; what raises, hangs or returns nonsense costs its episode alone (rollout/env_calls.py).
 """
 
 import re
@@ -37,7 +37,7 @@ from ragen_jax.envs.types import Step
 
 TAG = 0xDA7A5E7  # of this environment's `Draws`
 MAX_ROWS = 10**7
-MAX_SUCCESS = 1e6  # rewards beyond are refused (rollout/acting.py)
+MAX_SUCCESS = 1e6  # rewards beyond are refused (rollout/env_calls.py)
 EXPLAINED = "so "  # before a solution, in an imitated reasoning
 WORDS_OF, WORDS = 2000, 1000  # rows whose words are counted; the most that are kept whole
 

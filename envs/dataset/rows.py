@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ragen_jax.confined import BATCH_ROWS
 from ragen_jax.envs.files import is_text, json_rows, json_value, open_parquet
 from ragen_jax.envs.problems import SPLITS, split_by_hash
-from ragen_jax.whole import refusal
+from ragen_jax.storage.atomic_io import refusal
+from ragen_jax.storage.confined import BATCH_ROWS
 
 if TYPE_CHECKING:
-    from ragen_jax.run.datasets import Stored
+    from ragen_jax.storage.datasets import Stored
 
 FORMAT = 1  # of what is kept; raise it when a change of this file changes that
-MAX_TEXT = 100_000  # characters of a prompt: more is shown of no environment (rollout/acting.py)
+MAX_TEXT = 100_000  # characters of a prompt: more is shown of no environment (rollout/env_calls.py)
 ROLES = ("system", "user")  # of the messages of a prompt
 
 # What a row's field of splits may say -> split.
@@ -78,7 +78,7 @@ def file_source(path: str | Path) -> Source:
     Raises:
       ValueError: there is no such file, or it cannot be read.
     """
-    from ragen_jax.run.workdir import content_hash  # not above: it imports environments
+    from ragen_jax.storage.cache import content_hash
 
     path = Path(path)
     if not path.is_file():
@@ -147,9 +147,9 @@ def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: s
       ValueError: nothing can be read, or a row is no object or lacks a field; with row and field.
     """
     # Not above: these modules import environments, and TFDS takes seconds.
-    from ragen_jax.run.datasets import open_or_generate
-    from ragen_jax.run.log import console
-    from ragen_jax.run.workdir import cache_directory
+    from ragen_jax.storage.cache import cache_directory
+    from ragen_jax.storage.console import console
+    from ragen_jax.storage.datasets import open_or_generate
 
     settings = {
         **source.content,

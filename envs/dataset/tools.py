@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ragen_jax.clean_text import clean_text, error_message
+from ragen_jax.core.clean_text import clean_text, error_message
 from ragen_jax.envs.options import attribute_of
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"  # of a call, as rollout/chat.py hands it on

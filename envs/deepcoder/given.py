@@ -15,10 +15,10 @@ import numpy as np
 
 from ragen_jax.envs.deepcoder.problems import Problem, Test
 from ragen_jax.envs.files import is_text, normal, open_parquet
-from ragen_jax.limits import parse_json
+from ragen_jax.storage.limits import parse_json
 
 if TYPE_CHECKING:
-    from ragen_jax.run.datasets import Stored
+    from ragen_jax.storage.datasets import Stored
 
 FIELDS = ("problem", "tests")  # of a row
 OPTIONAL = ("starter_code", "metadata")
@@ -59,9 +59,9 @@ def load_problems(path: str | Path) -> Problems:
         column or holds a row that is no problem.
     """
     # Not above: these modules import environments, and TFDS takes seconds.
-    from ragen_jax.run.datasets import open_or_generate
-    from ragen_jax.run.log import console
-    from ragen_jax.run.workdir import cache_directory, content_hash
+    from ragen_jax.storage.cache import cache_directory, content_hash
+    from ragen_jax.storage.console import console
+    from ragen_jax.storage.datasets import open_or_generate
 
     if importlib.util.find_spec("pyarrow") is None:
         raise ValueError(f"reading {path} needs pyarrow: pip install 'ragen_jax[data]'")

@@ -154,7 +154,7 @@ def find_sandbox(demand: str | None = None) -> str:
 
 @functools.cache
 def _warn(missing: str) -> None:
-    from ragen_jax.run.log import console  # not above: that module imports environments
+    from ragen_jax.storage.console import console
 
     console(f"warning: tested programs are held by limits of their process alone ({missing})")
 

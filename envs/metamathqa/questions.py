@@ -11,7 +11,7 @@ from ragen_jax.envs.files import is_text, json_value, normal
 from ragen_jax.envs.problems import split_by_hash
 
 if TYPE_CHECKING:
-    from ragen_jax.run.datasets import Stored
+    from ragen_jax.storage.datasets import Stored
 
 FIELDS = ("type", "query", "original_question", "response")
 MARKER = "The answer is: "  # before the answer, at the end of a response
@@ -72,9 +72,9 @@ def load_questions(path: str | Path) -> Questions:
       ValueError: the file is missing, no JSON, no such list, or without any answer.
     """
     # Not above: these modules import environments, and TFDS takes seconds.
-    from ragen_jax.run.datasets import open_or_generate
-    from ragen_jax.run.log import console
-    from ragen_jax.run.workdir import cache_directory, content_hash
+    from ragen_jax.storage.cache import cache_directory, content_hash
+    from ragen_jax.storage.console import console
+    from ragen_jax.storage.datasets import open_or_generate
 
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ragen_jax.core.sharding import MESH_AXES
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 from ragen_jax.envs.search_qa.vectors import Vectors
 from ragen_jax.envs.types import Resident
-from ragen_jax.sharding import MESH_AXES
 
 DTYPES = ("float32", "bfloat16")  # of the matrix
 BLOCK = 16_384  # rows, at most, whose scores are in memory at a time

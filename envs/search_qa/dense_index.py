@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa import dense
 from ragen_jax.envs.search_qa.dense import Dense
 from ragen_jax.envs.search_qa.e5 import E5, QUERY, read_shape
@@ -20,8 +21,7 @@ from ragen_jax.envs.search_qa.retrieve import Document
 from ragen_jax.envs.search_qa.vectors import open_vectors
 from ragen_jax.envs.types import Resident
 from ragen_jax.model import hf
-from ragen_jax.sharding import make_mesh
-from ragen_jax.whole import write_whole
+from ragen_jax.storage.atomic_io import write_whole
 
 SETTINGS = "dense.json"
 VECTORS = "vectors.npy"

@@ -18,10 +18,10 @@ import numpy as np
 import tokenizers
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ragen_jax.core.padding import length_bucket
+from ragen_jax.core.sharding import MESH_AXES, place, replicate
 from ragen_jax.model import hf
 from ragen_jax.model.weights import open_tensors
-from ragen_jax.padding import length_bucket
-from ragen_jax.sharding import MESH_AXES, place, replicate
 
 QUERY, PASSAGE = "query: ", "passage: "  # in front of what is asked, and of what is found
 TEXTS = 32  # of a call; fewer are filled up

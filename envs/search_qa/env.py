@@ -29,7 +29,7 @@ TAG = 0x5EA2C402  # of the `Draws` of a question
 
 MAX_ROWS = 10**7  # of a file
 MAX_WORLDS = 256  # whose indices are kept in memory
-MAX_CHARS = 50_000  # of what a search shows: more is no observation (rollout/acting.py)
+MAX_CHARS = 50_000  # of what a search shows: more is no observation (rollout/env_calls.py)
 SHOWN = 60  # characters of a query or an answer that are repeated
 
 _RULES = """\

@@ -13,9 +13,9 @@ from typing import overload
 
 import numpy as np
 
-from ragen_jax.limits import parse_json, read_lines
-from ragen_jax.whole import reading, writing
-from ragen_jax.writers import save_array
+from ragen_jax.storage.atomic_io import reading, writing
+from ragen_jax.storage.limits import parse_json, read_lines
+from ragen_jax.storage.writers import save_array
 
 FIELD = "contents"
 TEXTS, ENDS = "texts.bin", "ends.npy"  # UTF-8 one behind the other; where each ends, in bytes

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragen_jax import http_json
+from ragen_jax.core import http_json
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 
 PROTOCOLS = ("ragen", "search_r1")

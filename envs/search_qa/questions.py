@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.confined import BATCH_ROWS
 from ragen_jax.envs.files import is_text, json_rows, open_parquet
 from ragen_jax.envs.problems import split_by_hash
 from ragen_jax.envs.search_qa.world import Link
+from ragen_jax.storage.confined import BATCH_ROWS
 
 QUESTION = "question"
 ANSWERS = ("ground_truth", "answer", "answers", "golden_answers")  # one of these, a text or several

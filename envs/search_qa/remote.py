@@ -1,7 +1,7 @@
 """Retrieval from a server over HTTP, which may be slow, drop requests or send half an answer.
 
 A request is tried again until a whole answer of the protocol's form has come in time. An answer of
-another form is never shown. Each try is an exchange of its own (ragen_jax/http_json.py): an answer
+another form is never shown. Each try is an exchange of its own (ragen_jax/core/http_json.py): an answer
 that comes late cannot be taken for the answer to another question.
 """
 
@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ragen_jax import http_json
-from ragen_jax.clean_text import one_line
+from ragen_jax.core import http_json
+from ragen_jax.core.clean_text import one_line
 from ragen_jax.envs.search_qa import protocols
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 

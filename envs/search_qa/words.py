@@ -15,8 +15,8 @@ import numpy as np
 from ragen_jax.envs.bm25 import K1, B, best
 from ragen_jax.envs.search_qa.passages import Passages
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document, splitter
-from ragen_jax.whole import retried, whole, write_whole
-from ragen_jax.writers import map_array, save_array
+from ragen_jax.storage.atomic_io import retried, whole, write_whole
+from ragen_jax.storage.writers import map_array, save_array
 
 # Files of an index: of the postings of all words the documents and weights, where each word's
 # start, the words, a line each in their order, and whether their endings are cut off.

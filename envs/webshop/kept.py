@@ -19,8 +19,8 @@ from ragen_jax.envs.webshop.files import Paths, read_products
 from ragen_jax.envs.webshop.goals import Goals, count_goals, deal_released, shuffled_goals
 from ragen_jax.envs.webshop.search import IndexBuilder, indexed_text, load_index
 from ragen_jax.envs.webshop.shop import Shop, listed_under
-from ragen_jax.whole import make_folder, reading, retried, write_whole
-from ragen_jax.writers import save_array
+from ragen_jax.storage.atomic_io import make_folder, reading, retried, write_whole
+from ragen_jax.storage.writers import save_array
 
 FORMAT = 1  # raise it when a change of what is kept changes the result
 
@@ -74,8 +74,8 @@ def open_shop(paths: Paths, *, seed: int) -> Shop:
       ValueError: a file cannot be used (`files.read_products`), or has too few goals.
     """
     # Not above: these modules import environments.
-    from ragen_jax.run.datasets import settings_hash
-    from ragen_jax.run.workdir import cache_directory, content_hash, locked
+    from ragen_jax.storage.cache import cache_directory, content_hash, locked
+    from ragen_jax.storage.datasets import settings_hash
 
     files = {name: path for name, path in vars(paths).items() if path is not None}
     for path in files.values():
@@ -112,7 +112,7 @@ def _open(folder: Path, seed: int) -> Shop:
 
 def _keep(paths: Paths, seed: int, folder: Path) -> None:
     """Reads the files and writes the folder, which is there as a whole or not at all."""
-    from ragen_jax.run.log import console
+    from ragen_jax.storage.console import console
 
     console(f"webshop: reading {paths.products} (once; kept in {folder})")
     part = folder.with_name(f"{folder.name}.part")

@@ -15,7 +15,7 @@ import numpy as np
 
 from ragen_jax.envs import bm25
 from ragen_jax.envs.webshop.catalogue import Product
-from ragen_jax.whole import retried
+from ragen_jax.storage.atomic_io import retried
 
 if TYPE_CHECKING:
     import bm25s

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.advantage import comparable_members, sample_variance
+from ragen_jax.algorithm.advantage import comparable_members, sample_variance
+from ragen_jax.algorithm.filter import ZERO_SCORE
+from ragen_jax.algorithm.rewards import success_is_defined
+from ragen_jax.core.types import Episode, Metrics, Turn
 from ragen_jax.diagnostics.intervals import rate_with_interval
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import IMAGE
-from ragen_jax.filter import ZERO_SCORE
-from ragen_jax.rewards import success_is_defined
-from ragen_jax.types import Episode, Metrics, Turn
 
 CLASSES = ("mixed", "solved", "failed", "tied")
 

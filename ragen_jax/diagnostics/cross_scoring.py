@@ -23,14 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Wrapped
 
-from ragen_jax.compiled import compiled
+from ragen_jax.core.compilation import compiled
+from ragen_jax.core.padding import length_bucket, pad_rows
+from ragen_jax.core.sharding import constrain, row_shards
+from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Segment
+from ragen_jax.model.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.positions import of_params, position_behind, token_positions
 from ragen_jax.model.qwen import Qwen, head
-from ragen_jax.padding import length_bucket, pad_rows
-from ragen_jax.sharding import constrain, row_shards
-from ragen_jax.types import Params
-from ragen_jax.update.likelihood import token_logps, vocabulary_statistics
 
 LEAST_PREFIX = 64  # common tokens from which on saving their reading is worth a call of its own
 

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from ragen_jax.core.types import Batch, Params
 from ragen_jax.envs.styles import Style
 from ragen_jax.model.qwen import Qwen, logits
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.types import Batch, Params
 from ragen_jax.update import optimize
 from ragen_jax.update.policy import Frozen
 

@@ -46,10 +46,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ragen_jax.core.types import Metrics, Params, Turn
 from ragen_jax.diagnostics.cross_scoring import Ids, Spoken, cross_score_actions
 from ragen_jax.diagnostics.intervals import LEAST_GROUPS, grouped, jackknife
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.types import Metrics, Params, Turn
 
 PANEL = 4  # reasonings that an action is scored behind, its own included
 

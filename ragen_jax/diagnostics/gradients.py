@@ -30,14 +30,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ragen_jax import losses
-from ragen_jax.advantage import comparable_members, deviations, sample_variance
-from ragen_jax.filter import ZERO_SCORE
+from ragen_jax.algorithm import losses
+from ragen_jax.algorithm.advantage import comparable_members, deviations, sample_variance
+from ragen_jax.algorithm.filter import ZERO_SCORE
+from ragen_jax.core.types import Array, Batch, Metrics, Params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.types import Array, Batch, Metrics, Params, TrainState
 from ragen_jax.update import optimize
 from ragen_jax.update.learner import Learner
 from ragen_jax.update.policy import Frozen, Loss, loss_parts, rounding_decides
+from ragen_jax.update.state import TrainState
 
 ZERO = -1  # the bucket of groups without variance
 LOST = -2  # of groups with too few sound members, which is not measured

@@ -10,7 +10,7 @@ import chex
 import numpy as np
 from scipy.special import gammaln
 
-from ragen_jax.types import Array, Metrics
+from ragen_jax.core.types import Array, Metrics
 
 RECALL_AT = (2, 4, 8)
 

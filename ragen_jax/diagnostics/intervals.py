@@ -66,14 +66,24 @@ little, whatever the number of members: 8 groups at a rate of 0.98 have half-wid
 compared from step to step should take the differences of neighbours, too (regimes.py).
 """
 
+import math
+import statistics
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import chex
 import numpy as np
 from scipy.special import betaincinv, stdtrit
 
+from ragen_jax.core.types import Array, Metrics
 from ragen_jax.diagnostics.information import checked_scores, first_ranks, own_margins, parts
-from ragen_jax.types import Array, Metrics
+
+if TYPE_CHECKING:
+    pass
+if TYPE_CHECKING:  # importing it takes TFDS
+    pass
+if TYPE_CHECKING:  # importing it takes TFDS
+    pass
 
 # Below three groups, deleting one leaves a single one, which may be all alike.
 LEAST_GROUPS = 3
@@ -341,3 +351,70 @@ def grouped(x_M: np.ndarray, group_M: np.ndarray, floor: float = 0.0) -> float:
 def t_quantile(G: float) -> float:
     """0.975 quantile of Student's t with G - 1 degrees of freedom."""
     return stdtrit(G - 1, 0.975)
+
+
+def paired_gain(
+    before_N: Sequence[float] | np.ndarray, after_EN: Sequence[Sequence[float]] | list[np.ndarray]
+) -> tuple[float, float]:
+    """Gain in success over the same problems, and its 95 % half-width (1.96 standard errors).
+
+    Args:
+      before_N: success of each problem at first, NaN where its environment broke. after_EN: at E
+        later evaluations; those of a problem that are no NaN are averaged. A problem counts that
+        was played before and after.
+    """
+    later_EN = np.asarray(after_EN, float)
+    played_N = np.sum(~np.isnan(later_EN), 0)
+    after_N = np.nansum(later_EN, 0) / np.where(played_N, played_N, np.nan)
+    difference_N = after_N - np.asarray(before_N, float)
+    difference_N = difference_N[~np.isnan(difference_N)]
+    error = difference_N.std(ddof=1) / math.sqrt(len(difference_N))
+    return float(difference_N.mean()), float(1.96 * error)
+
+
+def wilson_interval(
+    success_NK: np.ndarray, sound_NK: np.ndarray | None = None, z: float = 1.959964
+) -> tuple[float, float]:
+    """(lower, upper end) of the 95 % interval of a success rate over problems.
+
+    Wilson's score interval (1927): with p the rate and n the number of independent episodes
+
+        (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+
+    Unlike p +- 1.96 standard errors it is not empty where all problems were solved, or none. K
+    episodes of one problem are not independent: n is `intervals.effective_trials`, from N to N K.
+
+    Args:
+      success_NK: 0 or 1, of each of N problems K episodes.
+      sound_NK: bool, the episodes that count, at least one; None: all.
+    """
+    success_NK = np.asarray(success_NK, float)
+    sound_NK = np.ones(success_NK.shape, bool) if sound_NK is None else sound_NK
+    solved_N, played_N = (success_NK * sound_NK).sum(1), sound_NK.sum(1)
+    p = solved_N.sum() / played_N.sum()
+    here_N = played_N > 0
+    n = effective_trials(solved_N[here_N], played_N[here_N])
+    middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
+    half_width = z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
+    return float(middle - half_width), float(middle + half_width)
+
+
+def pass_at_k(
+    solved_N: Sequence[float] | np.ndarray, samples: int | Sequence[int] | np.ndarray, k: int
+) -> float:
+    """Mean over problems of 1 - C(samples - solved, k) / C(samples, k).
+
+    Args:
+      samples: episodes of each problem, at least k; one number, or one a problem.
+    """
+    pairs = zip(solved_N, np.broadcast_to(samples, len(solved_N)).tolist(), strict=True)
+    return float(np.mean([1 - math.comb(n - int(s), k) / math.comb(n, k) for s, n in pairs]))
+
+
+def interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float]:
+    """(mean, half-width by Student's t) over runs; infinite for one run."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, math.inf
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return mean, float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * error

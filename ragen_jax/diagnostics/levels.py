@@ -52,7 +52,7 @@ import dataclasses
 import flax.struct
 import numpy as np
 
-from ragen_jax.types import Array
+from ragen_jax.core.types import Array
 
 FIRST = 100  # values kept from the start: the most that a level is a mean of
 LAST = 32  # values kept from the end

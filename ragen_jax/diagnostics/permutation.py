@@ -41,8 +41,8 @@ batch; over many steps 5 % of a collapsed run's lie below 0.05.
 
 import numpy as np
 
+from ragen_jax.core.types import Array
 from ragen_jax.diagnostics.information import best_columns, checked_scores, parts
-from ragen_jax.types import Array
 
 
 def retrieval_p(

@@ -56,10 +56,10 @@ from typing import Any
 import flax.struct
 import numpy as np
 
+from ragen_jax.core.types import Array, Metrics
 from ragen_jax.diagnostics.intervals import t_quantile
 from ragen_jax.diagnostics.levels import Comparison, Levels, bound, init_levels, update_levels
 from ragen_jax.diagnostics.stopping import Fired
-from ragen_jax.types import Array, Metrics
 
 ACTIONS = ("warn", "stop", "checkpoint", "tighten", "off")
 ALONE = ("mi",)  # kinds that are an alarm on their own

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ragen_jax.algorithm.rewards import success_is_defined
+from ragen_jax.core.types import Episode, Metrics
 from ragen_jax.diagnostics.intervals import mean_with_interval, rate_with_interval
-from ragen_jax.rewards import success_is_defined
-from ragen_jax.types import Episode, Metrics
 
 
 def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:

@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ragen_jax.core.randomness import Purpose, generator
+from ragen_jax.core.types import Episode, Metrics, Params, Turn
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.flow import score_flow
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals, log_margin
 from ragen_jax.diagnostics.permutation import retrieval_p
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.types import Episode, Metrics, Params, Turn
 
 FORMS = (
     "first_turn",

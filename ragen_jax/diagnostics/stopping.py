@@ -28,7 +28,7 @@ import flax.struct
 import numpy as np
 from jax.typing import ArrayLike
 
-from ragen_jax.types import Array
+from ragen_jax.core.types import Array
 
 RULES = ("variance", "success", "empty", "nonfinite")
 ACTIONS = ("stop", "warn", "off")

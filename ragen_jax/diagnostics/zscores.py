@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import flax.struct
 import numpy as np
 
-from ragen_jax.types import Array, Metrics
+from ragen_jax.core.types import Array, Metrics
 
 DECAY = 0.9  # the paper's alpha
 STD_EPS = 1e-3  # the paper's epsilon, as in information_metrics

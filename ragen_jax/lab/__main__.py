@@ -25,18 +25,19 @@ from pathlib import Path
 import jax
 from absl import flags
 
+from ragen_jax.config import command_line as command
+from ragen_jax.config import help
+from ragen_jax.config.fields import warning
 from ragen_jax.configs.experiments import EXPERIMENTS
-from ragen_jax.console_streams import set_up_console
 from ragen_jax.lab.arms import arms, dated, run_arms, set_by, shortened
 from ragen_jax.lab.claims import write_claims
-from ragen_jax.lab.looks import certain, looks
+from ragen_jax.lab.interim_analyses import certain, looks
 from ragen_jax.lab.pages import PRIMARY, figures, write_page
 from ragen_jax.lab.recorded import cut, read_runs, write_runs
-from ragen_jax.run import command, help
-from ragen_jax.run.domains import warning
-from ragen_jax.run.kept_programs import keep_programs
-from ragen_jax.run.log import console
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.programs.cache import keep_programs
+from ragen_jax.storage.console import console
+from ragen_jax.storage.console_streams import set_up_console
+from ragen_jax.storage.metrics_reader import read_metrics
 
 
 def main(argv: list[str]) -> None:

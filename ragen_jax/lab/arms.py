@@ -17,17 +17,17 @@ from typing import NoReturn
 import jax
 from ml_collections import ConfigDict
 
+from ragen_jax.config.auto_fields import settle, settle_date
+from ragen_jax.config.check import check
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.run.check import check
-from ragen_jax.run.links import refuse_links
-from ragen_jax.run.log import console
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.run.settle import settle, settle_date
 from ragen_jax.run.training import exit_code
 from ragen_jax.run.trust import sign
 from ragen_jax.run.workdir import same_run
+from ragen_jax.storage.atomic_io import retried, write_whole
+from ragen_jax.storage.console import console
+from ragen_jax.storage.links import refuse_links
+from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.warmstart.imitate import tiny_model
-from ragen_jax.whole import retried, write_whole
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ragen_jax.lab.curves import Verdict
 from ragen_jax.lab.pages import PAGES
 from ragen_jax.lab.recorded import read_runs
 from ragen_jax.lab.statistics import ERROR, holm
-from ragen_jax.whole import write_whole
+from ragen_jax.storage.atomic_io import write_whole
 
 DECIDED = ("reproduced", "reversed")
 

@@ -26,7 +26,7 @@ from ragen_jax.lab.curves import (
 )
 from ragen_jax.lab.identical import SAME, distinct, is_unchanged
 from ragen_jax.lab.statistics import judge_count
-from ragen_jax.writers import save_figure
+from ragen_jax.storage.writers import save_figure
 
 LOST = 0.5  # of success or information: the share of it that counts as lost
 HEALTHY = (0.5, 2.0)  # entropy, over its baseline, that looks healthy

@@ -3,17 +3,15 @@
 `runs` maps (setting, treatment, seed) to a run's rows.
 """
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
-from ragen_jax.types import Metrics
-from ragen_jax.writers import save_figure
+from ragen_jax.core.types import Metrics
+from ragen_jax.diagnostics.intervals import interval
+from ragen_jax.storage.writers import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,15 +118,6 @@ def at_update(rows: Rows, name: str, updates: float) -> float | None:
 def updates(rows: Rows) -> int:
     """Updates of the whole run."""
     return int(sum(row.get("update/count", 0) for row in rows))
-
-
-def interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float]:
-    """(mean, half-width by Student's t) over runs; infinite for one run."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, math.inf
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return mean, float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * error
 
 
 def judged(mean: float, half_width: float) -> str:

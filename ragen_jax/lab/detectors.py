@@ -27,7 +27,8 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.lab import noise, organism
+from ragen_jax.lab import model_organism as organism
+from ragen_jax.lab import noise
 from ragen_jax.lab.curves import (
     WINDOW,
     Rows,

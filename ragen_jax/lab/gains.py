@@ -29,6 +29,7 @@ import numpy as np
 
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.configs.experiments.experiment import Claim
+from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab import ceiling
 from ragen_jax.lab.curves import (
     OF_OTHERS,
@@ -37,7 +38,6 @@ from ragen_jax.lab.curves import (
     Verdict,
     end,
     factors,
-    interval,
     judged,
     judged_within,
     start,
@@ -51,7 +51,7 @@ from ragen_jax.lab.statistics import (
     p_within,
     permutation_test,
 )
-from ragen_jax.writers import save_figure
+from ragen_jax.storage.writers import save_figure
 
 MARGIN = 0.03  # of success, that counts as no difference
 SIDES = {1: "higher", -1: "lower", 0: f"no other (within {MARGIN:g})"}  # claimed

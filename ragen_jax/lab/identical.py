@@ -6,8 +6,8 @@ Two runs are identical if every figure of every row is equal; times are not comp
 
 from collections.abc import Sequence
 
+from ragen_jax.core.types import Metrics
 from ragen_jax.lab.curves import Rows, Runs, factors
-from ragen_jax.types import Metrics
 
 Key = tuple[str, str, int]  # setting, treatment, seed
 NOT_COMPARED = ("time/", "throughput/")  # the only figures that may differ in identical runs

@@ -23,23 +23,15 @@ from pathlib import Path
 import numpy as np
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.lab import cures, organism
-from ragen_jax.lab.curves import (
-    SUCCESS,
-    Rows,
-    Runs,
-    Verdict,
-    curve,
-    factors,
-    interval,
-    judged,
-    judged_within,
-)
+from ragen_jax.diagnostics.intervals import interval
+from ragen_jax.lab import model_organism as organism
+from ragen_jax.lab import treatments as cures
+from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, factors, judged, judged_within
 from ragen_jax.lab.identical import is_unchanged
-from ragen_jax.lab.looks import confidence, looks
-from ragen_jax.lab.organism import GROUNDED, MI
+from ragen_jax.lab.interim_analyses import confidence, looks
+from ragen_jax.lab.model_organism import GROUNDED, MI
 from ragen_jax.lab.statistics import ERROR, p_value, p_within
-from ragen_jax.writers import save_figure
+from ragen_jax.storage.writers import save_figure
 
 ALL, UPPER, LOWER = "bonus on all", "bonus on the upper half", "bonus on the lower half"
 QUARTERS = 4

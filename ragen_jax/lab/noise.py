@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
-from ragen_jax.randomness import Purpose, generator
+from ragen_jax.core.randomness import Purpose, generator
 
 DRAWS = 1500  # detectors of each kind of noise
 KINDS = ("white", "drift")

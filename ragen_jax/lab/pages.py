@@ -3,19 +3,12 @@
 from pathlib import Path
 
 from ragen_jax.configs.experiments import Experiment
-from ragen_jax.lab import (
-    collapse,
-    correlations,
-    cures,
-    detectors,
-    gains,
-    mechanism,
-    organism,
-    tasks,
-)
+from ragen_jax.lab import collapse, correlations, detectors, gains, mechanism, tasks
+from ragen_jax.lab import model_organism as organism
+from ragen_jax.lab import treatments as cures
 from ragen_jax.lab.curves import Runs
 from ragen_jax.lab.identical import describe
-from ragen_jax.whole import make_folder, write_whole
+from ragen_jax.storage.atomic_io import make_folder, write_whole
 
 PAGES = {
     "collapse": collapse,

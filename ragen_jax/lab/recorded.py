@@ -15,7 +15,7 @@ from ragen_jax.configs.experiments.experiment import Fields
 from ragen_jax.lab.arms import Arm
 from ragen_jax.lab.curves import Rows, Runs
 from ragen_jax.run.workdir import fields_of
-from ragen_jax.whole import whole
+from ragen_jax.storage.atomic_io import whole
 
 RUN = ("setting", "treatment", "seed")
 DIGITS = 7  # significant ones, of a figure

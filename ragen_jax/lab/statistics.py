@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 from scipy.stats import binomtest, rankdata
 
-from ragen_jax.randomness import Purpose, generator
+from ragen_jax.core.randomness import Purpose, generator
 
 ERROR = 0.05  # probability of deciding a claim that is neither true nor false
 LEAST_SETTINGS = 6  # of a rank correlation; four decide by chance in 1 of 12 cases at best

@@ -18,7 +18,7 @@ from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.anatomy import CLASSES
 from ragen_jax.lab.ceiling import AT
 from ragen_jax.lab.curves import SUCCESS, Rows, Runs, Verdict, curve, factors
-from ragen_jax.writers import save_figure
+from ragen_jax.storage.writers import save_figure
 
 MI, RETRIEVAL, CHANCE = "probe/mi_seq", "probe/retrieval_acc", "probe/retrieval_chance"
 ENTROPY, VALID_RATE = "probe/h_cond", "probe/valid_rate"

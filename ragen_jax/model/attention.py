@@ -25,8 +25,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from ragen_jax.core.sharding import by_shard
 from ragen_jax.model.kernels import KERNELS
-from ragen_jax.sharding import by_shard
 
 # Keys or values of all layers: stacked, or layer by layer (see Segment).
 Layers = jax.Array | tuple[jax.Array, ...]

@@ -21,22 +21,18 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from ragen_jax import confined, limits
-from ragen_jax.checksums import CHECKSUMS, damage, write_checksums
-from ragen_jax.model import (
-    config_json,
-    images,
-    qwen,
-    tokenizer_config,
-    vision,
-    vision_tensors,
-    weights,
-)
+from ragen_jax.core.sharding import is_first
+from ragen_jax.core.types import Params
+from ragen_jax.model import config_json, qwen, tokenizer_config, weights
+from ragen_jax.model.layout import param_shardings
 from ragen_jax.model.tokenizer import CHAT_TEMPLATE, SEEING_TEMPLATE
+from ragen_jax.model.vision import images
+from ragen_jax.model.vision import tensors as vision_tensors
+from ragen_jax.model.vision import tower as vision
 from ragen_jax.model.weights import INDEX, WEIGHTS
-from ragen_jax.sharding import is_first, param_shardings
-from ragen_jax.types import Params
-from ragen_jax.whole import refusal, retried, write_whole
+from ragen_jax.storage import confined, limits
+from ragen_jax.storage.atomic_io import refusal, retried, write_whole
+from ragen_jax.storage.checksums import CHECKSUMS, damage, write_checksums
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -239,7 +235,7 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Refuses a tokenizer or chat template that exhausts memory or time (ragen_jax.confined).
+    """Refuses a tokenizer or chat template that exhausts memory or time (ragen_jax.storage.confined).
 
     One like those of our own tiny agents needs no child process: it has no normaliser, no
     expression, no merges, and our template.

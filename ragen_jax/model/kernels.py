@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from ragen_jax.sharding import spec
+from ragen_jax.core.sharding import spec
 
 SPLASH_BLOCK = 128  # T is padded to a multiple; also the kernel's lanes
 

@@ -27,11 +27,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from safetensors import SafetensorError, safe_open
 
-from ragen_jax.model import hf, qwen, vision_tensors, weights
+from ragen_jax.core.sharding import apart
+from ragen_jax.core.types import Params
+from ragen_jax.model import hf, qwen, weights
 from ragen_jax.model.families import decoder, name_in_memory
 from ragen_jax.model.families.types import SPLIT
-from ragen_jax.sharding import apart, param_shardings
-from ragen_jax.types import Params
+from ragen_jax.model.layout import param_shardings
+from ragen_jax.model.vision import tensors as vision_tensors
 
 # Our name of a projection -> (its module in a file, layout of its kernel).
 PROJECTIONS = {

@@ -2,7 +2,7 @@
 
 In a row an image is one `<|vision_start|>`, a token for each merged square of the image, and an
 end. The tokens of an image are numbers past the vocabulary, every image's its own
-(rollout/album.py): rows that show other images are other rows, wherever rows are compared, and what
+(rollout/image_table.py): rows that show other images are other rows, wherever rows are compared, and what
 a policy samples is never an image. What these numbers stand for is a table, `Images`, which goes
 with the parameters, as `params["images"]`.
 
@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.sharding import constrain
-from ragen_jax.types import Array, Params
+from ragen_jax.core.sharding import constrain
+from ragen_jax.core.types import Array, Params
 
 NO_TOKEN = np.iinfo(np.int32).max  # behind the last row of a table that has room for more
 

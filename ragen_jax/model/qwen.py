@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ragen_jax.core.sharding import constrain
+from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Layers, Segment, attend
 from ragen_jax.model.kernels import SCALED_QUERIES
 from ragen_jax.model.positions import splice, token_positions
-from ragen_jax.model.vision_config import ImageTokens, VisionConfig
-from ragen_jax.sharding import constrain
-from ragen_jax.types import Params
+from ragen_jax.model.vision.config import ImageTokens, VisionConfig
 
 # Models of so few layers run them one after the other instead of as a scan: a scan's backward
 # pass first copies every saved activation into an array stacked over layers, which on CPU costs

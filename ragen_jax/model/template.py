@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ragen_jax.clean_text import clean_text
+from ragen_jax.core.clean_text import clean_text
 from ragen_jax.model.dates import with_date
 
 if TYPE_CHECKING:

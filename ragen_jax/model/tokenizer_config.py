@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragen_jax.whole import retried, write_whole
+from ragen_jax.storage.atomic_io import retried, write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -27,13 +27,13 @@ from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from ragen_jax import limits
-from ragen_jax.checksums import is_below
+from ragen_jax.core.types import Array, Params
 from ragen_jax.model import qwen
 from ragen_jax.model.families import family_of
 from ragen_jax.model.families.types import FLAT, JOIN, SPLIT
-from ragen_jax.types import Array, Params
-from ragen_jax.whole import retried, write_whole
+from ragen_jax.storage import limits
+from ragen_jax.storage.atomic_io import retried, write_whole
+from ragen_jax.storage.checksums import is_below
 
 Tensors = Mapping[str, Any]  # tensor name -> the open file that holds it: get_slice(name)
 Slice = Any  # a tensor in a file, to be cut: safetensors has no type for it

@@ -16,15 +16,15 @@ import sys
 import jax
 from absl import flags
 
-from ragen_jax.console_streams import show
-from ragen_jax.diagnose import DIAGNOSTICS
+from ragen_jax.config import command_line as command
+from ragen_jax.config.auto_fields import is_open, need_path, settle
+from ragen_jax.config.check import check
 from ragen_jax.preflight.compile import compile_program, find_topology, quiet_stderr
-from ragen_jax.preflight.programs import programs
 from ragen_jax.preflight.report import complaints, report, table
-from ragen_jax.preflight.shapes import model_shape
-from ragen_jax.run import command
-from ragen_jax.run.check import check
-from ragen_jax.run.settle import is_open, need_path, settle
+from ragen_jax.programs.shapes import model_shape
+from ragen_jax.programs.training import programs
+from ragen_jax.run.diagnose import DIAGNOSTICS
+from ragen_jax.storage.console_streams import show
 
 DOES_NOT_FIT = 1  # exit code
 # Tokens of a prompt, unless the flags say otherwise. With them the paper's setting, five turns of

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from ragen_jax.preflight.programs import Program
-from ragen_jax.preflight.roofline import CHIPS, Chip
-from ragen_jax.preflight.shapes import bytes_per_chip
-from ragen_jax.whole import writing
+from ragen_jax.programs.roofline import CHIPS, Chip
+from ragen_jax.programs.shapes import bytes_per_chip
+from ragen_jax.programs.training import Program
+from ragen_jax.storage.atomic_io import writing
 
 GIB = 2**30
 

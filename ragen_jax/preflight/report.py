@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ragen_jax.preflight.compile import Result
-from ragen_jax.preflight.roofline import Chip
+from ragen_jax.programs.roofline import Chip
 
 
 def report(results: Sequence[Result], chip: Chip, devices: int) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from absl import flags
 
+from ragen_jax.config import command_line as command
 from ragen_jax.report.page import write_report
-from ragen_jax.run import command
 
 
 def parse(argv: Sequence[str]) -> list[Path]:

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ragen_jax.config.per_task import due
+from ragen_jax.core.sharding import is_first
 from ragen_jax.report.page import write_report
-from ragen_jax.run.log import console
-from ragen_jax.run.sizes import due
-from ragen_jax.sharding import is_first
+from ragen_jax.storage.console import console
 
 NICENESS = 19  # the processors are the run's before they are the page's
 

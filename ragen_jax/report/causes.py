@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ragen_jax.core.types import Metrics
 from ragen_jax.report.episodes import Truncation
-from ragen_jax.types import Metrics
 
 CUT = 0.1  # share of replies that were cut off: truncation
 # Where no episode is saved: mean length of the replies, of rollout.max_new_tokens, while CUT of the

@@ -13,9 +13,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ragen_jax.clean_text import shorten
+from ragen_jax.core.clean_text import shorten
 from ragen_jax.report.runs import Recorded
-from ragen_jax.run.stored import Say, read_rollouts, text_of
+from ragen_jax.run.run_files import Say, read_rollouts, text_of
 
 PNG = b"\x89PNG\r\n\x1a\n"  # with which such a file begins
 BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a token decodes to that ends inside a letter

@@ -10,7 +10,7 @@ import numpy as np
 
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.report.runs import Recorded
-from ragen_jax.run.stored import Say, read_scores
+from ragen_jax.run.run_files import Say, read_scores
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from ragen_jax.report import episodes, matrices, sentences, timelines
 from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
 from ragen_jax.report.verdict import Verdict, judge
-from ragen_jax.run.links import refuse_links
-from ragen_jax.run.log import console
-from ragen_jax.whole import write_whole
+from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.console import console
+from ragen_jax.storage.links import refuse_links
 
 EPISODE_BYTES = 1_100_000  # of the page, of all runs together
 MATRIX_BYTES = 300_000

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from ragen_jax.lab.curves import interval
+from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.report.causes import Cause
 from ragen_jax.report.runs import Recorded
 from ragen_jax.report.verdict import Gain, Information, Move, Verdict

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from ragen_jax.lab.curves import interval
-from ragen_jax.types import Metrics
+from ragen_jax.core.types import Metrics
+from ragen_jax.diagnostics.intervals import interval
 
 DIGITS = 7  # significant ones, of a figure on the page
 FIRST = 10  # values that a healthy band is made of

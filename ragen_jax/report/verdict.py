@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ragen_jax.core.types import Metrics
+from ragen_jax.diagnostics.intervals import paired_gain
 from ragen_jax.diagnostics.regimes import (
     CONFIRMED,
     FIGURES,
@@ -23,8 +25,6 @@ from ragen_jax.diagnostics.regimes import (
 from ragen_jax.report.causes import Cause, Evidence, find_causes
 from ragen_jax.report.episodes import Truncation
 from ragen_jax.report.runs import Recorded
-from ragen_jax.run.heldout import paired_gain
-from ragen_jax.types import Metrics
 
 LOST = 0.75  # of its highest: success below it is lost (docs/lab/organism.md)
 WORDS = {  # kind of a sign -> what moved, in words

@@ -14,9 +14,9 @@ from ragen_jax.envs.search_qa.vectors import open_vectors
 from ragen_jax.envs.search_qa.words import write_words
 from ragen_jax.model import hf
 from ragen_jax.model.hf import replacement
-from ragen_jax.run.log import console
-from ragen_jax.whole import retried
-from ragen_jax.writers import map_array
+from ragen_jax.storage.atomic_io import retried
+from ragen_jax.storage.console import console
+from ragen_jax.storage.writers import map_array
 
 TOLD = 1_000_000  # texts between two lines of progress
 

@@ -20,13 +20,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.clean_text import one_line
+from ragen_jax.core.clean_text import one_line
+from ragen_jax.core.http_json import TimedReader
 from ragen_jax.envs.search_qa import dense_index, protocols
 from ragen_jax.envs.search_qa.dense_index import DenseIndex
 from ragen_jax.envs.search_qa.retrieve import Document, Retriever
 from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.search_qa.words import Words
-from ragen_jax.http_json import TimedReader
 
 SHOWN = 150  # characters of a reason that an answer repeats
 MAX_BODY = 2 << 20  # bytes of a request's body

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ragen_jax.core.types import Turn
 from ragen_jax.envs.types import IMAGE, Observation, ToolEnvironment
 from ragen_jax.model.template import NOTICE, Message, PromptError, Span, Template, take_apart
-from ragen_jax.types import Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

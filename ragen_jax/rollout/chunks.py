@@ -27,6 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ragen_jax.core.sharding import by_shard, constrain
+from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Layers, Segment, write
 from ragen_jax.model.positions import token_positions
 from ragen_jax.model.qwen import Qwen
@@ -39,8 +41,6 @@ from ragen_jax.rollout.sample import (
     put,
     truncate,
 )
-from ragen_jax.sharding import by_shard, constrain
-from ragen_jax.types import Params
 
 Page = tuple[Layers, Layers]  # keys and values, as in `Segment`
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from ragen_jax.advantage import sample_variance
-from ragen_jax.filter import ZERO_SCORE
-from ragen_jax.rewards import broken_episodes, sum_turns
+from ragen_jax.algorithm.advantage import sample_variance
+from ragen_jax.algorithm.filter import ZERO_SCORE
+from ragen_jax.algorithm.rewards import broken_episodes, sum_turns
+from ragen_jax.core.sharding import place
+from ragen_jax.core.types import Episode, Metrics
 from ragen_jax.rollout.pool import count_visits, draw_seeds, play_chances
-from ragen_jax.sharding import place
-from ragen_jax.types import Episode, Metrics, TrainState
+from ragen_jax.update.state import TrainState
 
 if TYPE_CHECKING:
     from ragen_jax.run.tasks import Task

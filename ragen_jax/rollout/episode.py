@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from ragen_jax.clean_text import last_line
+from ragen_jax.core.clean_text import last_line
+from ragen_jax.core.randomness import Purpose, generator, key_word
+from ragen_jax.core.types import Episode, Turn
 from ragen_jax.envs.types import Environment, Observation, State
-from ragen_jax.model.images import image_grid
 from ragen_jax.model.template import PromptError, Span
-from ragen_jax.randomness import Purpose, generator, key_word
-from ragen_jax.rollout.acting import Acted, Asked, Broken, Clock, Limits, act
-from ragen_jax.rollout.album import Album
+from ragen_jax.model.vision.images import image_grid
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.types import Episode, Turn
+from ragen_jax.rollout.env_calls import Acted, Asked, Broken, Clock, Limits, act
+from ragen_jax.rollout.image_table import Album
 
 NO_EYES = (
     "the environment shows images, but the model at config.model.path does not see: give a model "

@@ -15,6 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.stages import Lowered, Wrapped
 from jax.typing import DTypeLike
 
+from ragen_jax.core.sharding import ROWS, row_shards, spec
+from ragen_jax.core.types import Params, Turn
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.template import PromptError
 from ragen_jax.rollout.chat import Chat
@@ -22,8 +24,6 @@ from ragen_jax.rollout.chunks import decode_chunk, empty_page, fold, keep_rows, 
 from ragen_jax.rollout.episode import Budgets, Play, Sampling
 from ragen_jax.rollout.pages import Sizes
 from ragen_jax.rollout.slots import NOTHING, common
-from ragen_jax.sharding import ROWS, row_shards, spec
-from ragen_jax.types import Params, Turn
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,13 +15,21 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from ragen_jax.core.padding import length_bucket, row_bucket
+from ragen_jax.core.sharding import (
+    agree,
+    gather_bytes,
+    place_rows,
+    processes,
+    read_rows,
+    row_shards,
+)
+from ragen_jax.core.types import Episode, Params
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.padding import length_bucket, row_bucket
-from ragen_jax.rollout.acting import NO_LIMITS, Broken, Clock, Limits, begin, observe
-from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.env_calls import NO_LIMITS, Broken, Clock, Limits, begin, observe
 from ragen_jax.rollout.episode import (
     Budgets,
     Play,
@@ -32,11 +40,10 @@ from ragen_jax.rollout.episode import (
     begin_turns,
     start_plays,
 )
+from ragen_jax.rollout.image_table import Album
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
 from ragen_jax.rollout.slots import play_in_slots
 from ragen_jax.rollout.wire import from_bytes, to_bytes
-from ragen_jax.sharding import agree, gather_bytes, place_rows, processes, read_rows, row_shards
-from ragen_jax.types import Episode, Params
 
 # The play of each of this process's rows, shard by shard; None is padding.
 Rows = list[Play | None]

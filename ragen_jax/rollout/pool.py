@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ragen_jax.randomness import Purpose, philox
+from ragen_jax.core.randomness import Purpose, philox
 
 
 def draw_seeds(

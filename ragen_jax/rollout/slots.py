@@ -22,11 +22,12 @@ from collections.abc import Callable, Generator, Sequence
 import jax
 import numpy as np
 
+from ragen_jax.core.sharding import agree, row_shards, shards_are_shared
+from ragen_jax.core.types import Params
 from ragen_jax.envs.types import Environment
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.rollout.acting import Clock, Limits
-from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.env_calls import Clock, Limits
 from ragen_jax.rollout.episode import (
     Budgets,
     Play,
@@ -35,10 +36,9 @@ from ragen_jax.rollout.episode import (
     act_on,
     begin_turns,
 )
+from ragen_jax.rollout.image_table import Album
 from ragen_jax.rollout.pages import Cache, News, Replying, cache_sizes
 from ragen_jax.rollout.sample import episode_keys
-from ragen_jax.sharding import agree, row_shards, shards_are_shared
-from ragen_jax.types import Params
 
 NOTHING = np.zeros(0, np.int32)
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.clean_text import clean_text
+from ragen_jax.core.clean_text import clean_text
+from ragen_jax.core.types import Turn
 from ragen_jax.envs.types import IMAGE
 from ragen_jax.model.template import ASKED_TO_THINK, Template
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.types import Turn
 
 CLOSED, OTHER_STOP, TRUNCATED = "closed", "other stop", "truncated"  # how a reply ends
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.types import Episode, Turn
+from ragen_jax.core.types import Episode, Turn
 
 ARRAYS = {"prompt": np.int32, "sampled": np.int32, "logp": np.float32}  # of a turn
 

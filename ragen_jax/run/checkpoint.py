@@ -21,11 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.checksums import damage, write_checksums
-from ragen_jax.run.log import console
-from ragen_jax.sharding import is_first
-from ragen_jax.types import Params, TrainState
-from ragen_jax.whole import make_folder, refusal, retried, writing
+from ragen_jax.core.sharding import is_first
+from ragen_jax.core.types import Params
+from ragen_jax.storage import metrics_reader as rows
+from ragen_jax.storage.atomic_io import make_folder, refusal, retried, writing
+from ragen_jax.storage.checksums import damage, write_checksums
+from ragen_jax.storage.console import console
+from ragen_jax.update.state import TrainState
 
 ITEM = "default"  # Orbax's name of the folder of a step's arrays
 METADATA = "_CHECKPOINT_METADATA"  # Orbax's file about a step
@@ -327,3 +329,25 @@ def _show_unless_closed(
     began = "" if trace is None else trace.tb_frame.f_code.co_filename
     if kind is not RuntimeError or "/asyncio/" not in began or "loop is closed" not in str(error):
         show(kind, error, trace)
+
+
+def find_damage(workdir: Path, repair: bool) -> list[str]:
+    """What is damaged in a run's folder and can be gone on without, a sentence each.
+
+    Raises:
+      ValueError: what cannot, or not without --repair.
+    """
+    told = set_damaged_aside(workdir / "checkpoints")
+    path = workdir / "metrics.jsonl"
+    if repair:
+        told += rows.repair(path)
+    lost = rows.lost_steps(rows.read_metrics(path), newest(workdir / "checkpoints"))
+    if lost:
+        listed = f"{path} lacks the rows of {len(lost)} steps ({', '.join(map(str, lost[:8]))}"
+        listed += ", ...)" if len(lost) > 8 else ")"
+        if not repair and not path.with_name(rows.SET_ASIDE).exists():
+            raise ValueError(f"{listed}, which its checkpoint is behind; --repair goes on without")
+        aside = path.with_name(rows.SET_ASIDE)
+        retried(aside.touch, aside)  # the next start need not be told again
+        told.append(listed)
+    return told

@@ -1,22 +1,14 @@
-"""Datasets that the project generates: imitation demonstrations and held-out problems.
+"""The data sets that a run generates: imitation demonstrations and held-out problems."""
 
-Both are TFDS builders whose examples lie in array_record files, so that they can be read at
-random and without TensorFlow, in a folder named by a hash of all that decides them.
-"""
-
-import contextlib
-import functools
 import hashlib
-import io
-import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ragen_jax.checksums import CHECKSUMS, damage, write_checksums
+from ragen_jax.core.heartbeat import reached
+from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.types import (
     Environment,
     Observation,
@@ -24,9 +16,7 @@ from ragen_jax.envs.types import (
     State,
     StyledEnvironment,
 )
-from ragen_jax.progress import reached
-from ragen_jax.randomness import Purpose, generator
-from ragen_jax.rollout.acting import (
+from ragen_jax.rollout.env_calls import (
     NO_LIMITS,
     Broken,
     Limits,
@@ -36,85 +26,16 @@ from ragen_jax.rollout.acting import (
     identify,
     observe,
 )
-from ragen_jax.run.log import console
-from ragen_jax.run.workdir import locked
-from ragen_jax.whole import retried
+from ragen_jax.storage.console import console
+from ragen_jax.storage.datasets import open_or_generate, settings_hash
 
 if TYPE_CHECKING:
-    from ragen_jax.run.builder import Generated
+    pass
 
 # First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
 EVALUATION_SEEDS = 1 << 62
 IMITATION_SEEDS = 1 << 61
 MOST_FAILED = 32  # first problems for which an environment may raise before it is refused
-
-
-def settings_hash(settings: dict[str, Any] | list[dict[str, Any]]) -> str:
-    """12 hex digits of the SHA-256 of JSON-like settings."""
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def open_or_generate(
-    name: str,
-    settings: dict[str, Any],
-    *,
-    features: dict[str, Any],
-    generate: Callable[[], Iterable[dict[str, Any]]],
-    directory: Path,
-) -> "Stored":
-    """The examples of a dataset, generated on first use; each is read when it is asked for.
-
-    One whose files are not what was written is told of, and generated anew.
-
-    Args:
-      name: of the dataset. settings: JSON-like; everything that decides the examples.
-      features: name -> TFDS feature. generate: () -> iterator of examples, from the first again
-        where a full disk has ended the one before.
-      directory: where TFDS keeps its files.
-    """
-    import tensorflow_datasets as tfds  # which takes half a second, as `builder` does
-
-    from ragen_jax.run.builder import Generated
-
-    folder = Path(directory) / f"{name}_{settings_hash(settings)}"
-    tfds.disable_progress_bar()  # its bars and notices would break the run's own
-    make = functools.partial(Generated, generate=generate, features=features, data_dir=str(folder))
-    if damage(folder) or not make().is_prepared():
-        reached(f"generating {folder.name}")  # or waiting for who does
-        with locked(folder):
-            if found := damage(folder):  # still: no other process has made it meanwhile
-                console(f"warning: {found}: generating it anew")
-                retried(functools.partial(shutil.rmtree, folder), folder)
-            retried(lambda: _prepare(make()), folder)
-            if not (folder / CHECKSUMS).exists():
-                write_checksums(folder)
-    builder = make()
-    return Stored(builder.as_data_source(split="examples"))
-
-
-def _prepare(builder: "Generated") -> None:
-    """Generates a dataset, unless it is there."""
-    if not builder.is_prepared():
-        with contextlib.redirect_stdout(io.StringIO()):
-            builder.download_and_prepare()
-
-
-class Stored:
-    """The examples of a dataset in the order of its files; text as str."""
-
-    def __init__(self, source: Sequence[dict[str, Any]]) -> None:
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        example = self._source[index]
-        return {k: v.decode() if isinstance(v, bytes) else v for k, v in example.items()}
 
 
 def load_or_generate(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
-from ragen_jax.whole import make_folder
+from ragen_jax.storage.atomic_io import make_folder
 
 
 class FolderGone(Exception):

@@ -1,24 +1,23 @@
 """Playing a fixed set of problems, and what the episodes say about a policy."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from ragen_jax.diagnostics.intervals import effective_trials
+from ragen_jax.algorithm.rewards import success_is_defined, turn_reward
+from ragen_jax.core.randomness import Purpose, stream_key
+from ragen_jax.core.task_shares import combine_metrics
+from ragen_jax.core.types import Episode, Metrics, Params
+from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
 from ragen_jax.envs.types import Environment, State
-from ragen_jax.groups import combine_metrics
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rewards import success_is_defined, turn_reward
-from ragen_jax.rollout.acting import NO_LIMITS, Limits
-from ragen_jax.rollout.album import Album
 from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.env_calls import NO_LIMITS, Limits
+from ragen_jax.rollout.image_table import Album
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
-from ragen_jax.types import Episode, Metrics, Params
 
 if TYPE_CHECKING:  # importing it takes TFDS
     from ragen_jax.run.tasks import Task
@@ -222,61 +221,3 @@ def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: floa
             metrics[f"eval/pass_at_{k}"] = pass_at_k(solved_N[enough_N], played_N[enough_N], k)
         k *= 2
     return metrics
-
-
-def wilson_interval(
-    success_NK: np.ndarray, sound_NK: np.ndarray | None = None, z: float = 1.959964
-) -> tuple[float, float]:
-    """(lower, upper end) of the 95 % interval of a success rate over problems.
-
-    Wilson's score interval (1927): with p the rate and n the number of independent episodes
-
-        (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
-
-    Unlike p +- 1.96 standard errors it is not empty where all problems were solved, or none. K
-    episodes of one problem are not independent: n is `intervals.effective_trials`, from N to N K.
-
-    Args:
-      success_NK: 0 or 1, of each of N problems K episodes.
-      sound_NK: bool, the episodes that count, at least one; None: all.
-    """
-    success_NK = np.asarray(success_NK, float)
-    sound_NK = np.ones(success_NK.shape, bool) if sound_NK is None else sound_NK
-    solved_N, played_N = (success_NK * sound_NK).sum(1), sound_NK.sum(1)
-    p = solved_N.sum() / played_N.sum()
-    here_N = played_N > 0
-    n = effective_trials(solved_N[here_N], played_N[here_N])
-    middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
-    half_width = z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
-    return float(middle - half_width), float(middle + half_width)
-
-
-def pass_at_k(
-    solved_N: Sequence[float] | np.ndarray, samples: int | Sequence[int] | np.ndarray, k: int
-) -> float:
-    """Mean over problems of 1 - C(samples - solved, k) / C(samples, k).
-
-    Args:
-      samples: episodes of each problem, at least k; one number, or one a problem.
-    """
-    pairs = zip(solved_N, np.broadcast_to(samples, len(solved_N)).tolist(), strict=True)
-    return float(np.mean([1 - math.comb(n - int(s), k) / math.comb(n, k) for s, n in pairs]))
-
-
-def paired_gain(
-    before_N: Sequence[float] | np.ndarray, after_EN: Sequence[Sequence[float]] | list[np.ndarray]
-) -> tuple[float, float]:
-    """Gain in success over the same problems, and its 95 % half-width (1.96 standard errors).
-
-    Args:
-      before_N: success of each problem at first, NaN where its environment broke. after_EN: at E
-        later evaluations; those of a problem that are no NaN are averaged. A problem counts that
-        was played before and after.
-    """
-    later_EN = np.asarray(after_EN, float)
-    played_N = np.sum(~np.isnan(later_EN), 0)
-    after_N = np.nansum(later_EN, 0) / np.where(played_N, played_N, np.nan)
-    difference_N = after_N - np.asarray(before_N, float)
-    difference_N = difference_N[~np.isnan(difference_N)]
-    error = difference_N.std(ddof=1) / math.sqrt(len(difference_N))
-    return float(difference_N.mean()), float(1.96 * error)

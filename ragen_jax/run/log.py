@@ -15,22 +15,21 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ragen_jax.clean_text import clean_text
-from ragen_jax.console_streams import show
+from ragen_jax.algorithm.rewards import success_is_defined
+from ragen_jax.core.clean_text import clean_text
+from ragen_jax.core.sharding import is_first
+from ragen_jax.core.types import Episode, Metrics, Turn
+from ragen_jax.diagnostics.intervals import paired_gain
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
-from ragen_jax.progress import spoke
-from ragen_jax.rewards import success_is_defined
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.transcript import image_files, transcript
-from ragen_jax.run.heldout import paired_gain
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.run.stored import read_events, read_outcomes
-from ragen_jax.run.totals import Totals
+from ragen_jax.run.counters import Totals
+from ragen_jax.run.run_files import read_events, read_outcomes
 from ragen_jax.run.trackers import Follower, end_all
-from ragen_jax.sharding import is_first
-from ragen_jax.types import Episode, Metrics, Turn
-from ragen_jax.whole import append, retried, whole, write_whole
+from ragen_jax.storage.atomic_io import append, retried, whole, write_whole
+from ragen_jax.storage.console import console
+from ragen_jax.storage.metrics_reader import read_metrics
 
 # Console columns: metric, short name, format.
 COLUMNS = (
@@ -182,13 +181,6 @@ def write_rollouts(
     for left in folder.glob("*.png"):
         if left.name not in images:
             retried(functools.partial(left.unlink, missing_ok=True), left)
-
-
-def console(line: str) -> None:
-    """Prints a line above any progress bar; the first process's alone."""
-    if is_first():
-        show(line)
-        spoke()
 
 
 def step_line(step: int, steps: int, row: Metrics) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from ragen_jax.types import Metrics
+from ragen_jax.core.types import Metrics
 
 # glibc's mallopt parameters (malloc.h).
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8

@@ -16,14 +16,14 @@ from ml_collections import ConfigDict
 
 import ragen_jax
 from ragen_jax import envs
+from ragen_jax.config.build import hash_option_files
+from ragen_jax.config.per_task import of_environments
 from ragen_jax.envs import ENVS, OWN
 from ragen_jax.envs.own_code import files_hash, own_files
-from ragen_jax.limits import read_json
 from ragen_jax.model import hf
-from ragen_jax.run.build import hash_option_files
-from ragen_jax.run.log import console
-from ragen_jax.run.sizes import of_environments
-from ragen_jax.whole import write_whole
+from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.console import console
+from ragen_jax.storage.limits import read_json
 
 FILE = "provenance.json"
 # Packages whose versions can change numbers: of the model, its optimizer, prompts and problems.

@@ -12,23 +12,10 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from ragen_jax import batch as rows
-from ragen_jax.advantage import comparable_members, sample_variance
-from ragen_jax.bonus import gates, pointwise_information, spread
-from ragen_jax.clean_text import last_line
-from ragen_jax.diagnostics.cross_scoring import cross_score
-from ragen_jax.diagnostics.regimes import information_share, update_regimes
-from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
-from ragen_jax.diagnostics.stopping import Fired, update_stopping
-from ragen_jax.groups import (
-    combine_metrics,
-    concatenate_episodes,
-    label_metrics,
-    measure_each,
-    metrics_of_each,
-)
-from ragen_jax.padding import length_bucket
-from ragen_jax.rewards import (
+from ragen_jax.algorithm import batch as rows
+from ragen_jax.algorithm.advantage import comparable_members, sample_variance
+from ragen_jax.algorithm.bonus import gates, pointwise_information, spread
+from ragen_jax.algorithm.rewards import (
     Penalties,
     add_rewards,
     broken_episodes,
@@ -36,13 +23,27 @@ from ragen_jax.rewards import (
     sum_turns,
     turn_rewards,
 )
-from ragen_jax.rollout.acting import Clock, begin
+from ragen_jax.core.clean_text import last_line
+from ragen_jax.core.padding import length_bucket
+from ragen_jax.core.sharding import place
+from ragen_jax.core.task_shares import (
+    combine_metrics,
+    concatenate_episodes,
+    label_metrics,
+    measure_each,
+    metrics_of_each,
+)
+from ragen_jax.core.types import Batch, Episode, Metrics, Params
+from ragen_jax.diagnostics.cross_scoring import cross_score
+from ragen_jax.diagnostics.regimes import information_share, update_regimes
+from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
+from ragen_jax.diagnostics.stopping import Fired, update_stopping
 from ragen_jax.rollout.collect import collect, mark_played
+from ragen_jax.rollout.env_calls import Clock, begin
 from ragen_jax.rollout.episode import is_prompt_error
 from ragen_jax.rollout.play import rollout
-from ragen_jax.sharding import place
-from ragen_jax.types import AheadState, Batch, Episode, Metrics, Params, TrainState
 from ragen_jax.update.learner import Learner, Outcomes, sampled_entropy
+from ragen_jax.update.state import AheadState, TrainState
 
 if TYPE_CHECKING:
     from ragen_jax.run.tasks import Task

@@ -12,26 +12,8 @@ from typing import TYPE_CHECKING
 import jax
 from ml_collections import ConfigDict
 
-from ragen_jax.clean_text import last_line
-from ragen_jax.envs.styles import Style
-from ragen_jax.envs.types import Environment, State
-from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rewards import Penalties
-from ragen_jax.rollout.acting import Broken, Limits, begin, observe
-from ragen_jax.rollout.album import Album
-from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.collect import Collecting
-from ragen_jax.rollout.episode import (
-    Play,
-    Room,
-    begin_turns,
-    is_prompt_error,
-    start_plays,
-)
-from ragen_jax.rollout.play import Budgets, Sampling
-from ragen_jax.rollout.pool import draw_seeds
-from ragen_jax.run import datasets
-from ragen_jax.run.build import (
+from ragen_jax.algorithm.rewards import Penalties
+from ragen_jax.config.build import (
     build_budgets,
     build_chat,
     build_collecting,
@@ -43,11 +25,29 @@ from ragen_jax.run.build import (
     build_styles,
     environment_settings,
 )
-from ragen_jax.run.domains import plays_heldout
-from ragen_jax.run.sizes import of_environments, step_rows
-from ragen_jax.run.workdir import cache_directory
-from ragen_jax.sharding import first_goes_first
-from ragen_jax.types import Episode, Params
+from ragen_jax.config.fields import plays_heldout
+from ragen_jax.config.per_task import of_environments, step_rows
+from ragen_jax.core.clean_text import last_line
+from ragen_jax.core.randomness import Purpose, stream_key
+from ragen_jax.core.sharding import first_goes_first
+from ragen_jax.core.types import Episode, Params
+from ragen_jax.envs.styles import Style
+from ragen_jax.envs.types import Environment, State
+from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.collect import Collecting
+from ragen_jax.rollout.env_calls import Broken, Limits, begin, observe
+from ragen_jax.rollout.episode import (
+    Play,
+    Room,
+    begin_turns,
+    is_prompt_error,
+    start_plays,
+)
+from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.play import Budgets, Sampling
+from ragen_jax.rollout.pool import draw_seeds
+from ragen_jax.run import datasets
+from ragen_jax.storage.cache import cache_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

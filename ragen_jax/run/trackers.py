@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.clean_text import clean_text, describe_error
-from ragen_jax.run.flat import flat
-from ragen_jax.types import Metrics
-from ragen_jax.whole import write_whole
+from ragen_jax.config.flatten import flat
+from ragen_jax.core.clean_text import clean_text, describe_error
+from ragen_jax.core.types import Metrics
+from ragen_jax.storage.atomic_io import write_whole
 
 PROJECT = "ragen_jax"  # of runs whose environment variables name none
 RETRY_SECONDS = 60.0  # between two tries of a tracker that fails

@@ -20,21 +20,23 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from ragen_jax.console_streams import take_failures
+from ragen_jax.algorithm.rewards import turn_reward
+from ragen_jax.config.per_task import due
+from ragen_jax.core.heartbeat import met, reached, spoke
+from ragen_jax.core.sharding import agree, is_first
+from ragen_jax.core.task_shares import split_groups
+from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.diagnostics.stopping import Fired
-from ragen_jax.groups import split_groups
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.progress import met, reached, spoke
+from ragen_jax.programs.monitor import Compiling
+from ragen_jax.programs.precompile import Precompiler
 from ragen_jax.report.background import Reports
-from ragen_jax.rewards import turn_reward
 from ragen_jax.rollout.play import compile_ahead
 from ragen_jax.run.checkpoint import Checkpoints, not_finite
-from ragen_jax.run.compiling import Compiling
 from ragen_jax.run.folder import RunFolder
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.log import (
     MetricsLog,
-    console,
     eval_line,
     learning_curve,
     live_figures,
@@ -44,17 +46,16 @@ from ragen_jax.run.log import (
     write_rollouts,
 )
 from ragen_jax.run.memory import memory_metrics
-from ragen_jax.run.precompile import Precompiler
-from ragen_jax.run.sizes import due
-from ragen_jax.sharding import agree, is_first
-from ragen_jax.types import Batch, Metrics, Params, TrainState
+from ragen_jax.storage.atomic_io import whole
+from ragen_jax.storage.console import console
+from ragen_jax.storage.console_streams import take_failures
 from ragen_jax.update.learner import Selection, StepCredit
-from ragen_jax.whole import whole
+from ragen_jax.update.state import TrainState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from ragen_jax.diagnose import Diagnosis
+    from ragen_jax.run.diagnose import Diagnosis
     from ragen_jax.run.stages import Played
     from ragen_jax.run.tasks import Task
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from ragen_jax.core.sharding import of_first
 from ragen_jax.envs import names_code
-from ragen_jax.run.log import console
-from ragen_jax.run.ownership import exposure
-from ragen_jax.run.workdir import cache_directory, locked, read_config_file
-from ragen_jax.sharding import of_first
-from ragen_jax.whole import make_folder, retried, write_whole
+from ragen_jax.run.workdir import read_config_file
+from ragen_jax.storage.atomic_io import make_folder, retried, write_whole
+from ragen_jax.storage.cache import cache_directory, locked
+from ragen_jax.storage.console import console
+from ragen_jax.storage.ownership import exposure
 
 SIGNATURE = ".signature"  # in a run's folder
 KEY_BYTES = 32

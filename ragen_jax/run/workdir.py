@@ -1,49 +1,27 @@
 """Folders: the cache, and what a run's folder says about the run that it holds."""
 
 import contextlib
-import fcntl
 import functools
-import hashlib
 import itertools
 import json
-import os
-import platform
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from ragen_jax.clean_text import clean_text
+from ragen_jax.config.flatten import flat
 from ragen_jax.configs import base
-from ragen_jax.limits import read_json
+from ragen_jax.core.clean_text import clean_text
+from ragen_jax.core.sharding import is_first
 from ragen_jax.model.dates import AUTO
-from ragen_jax.run.flat import flat
-from ragen_jax.run.links import refuse_links
-from ragen_jax.run.log import console
-from ragen_jax.sharding import is_first
-from ragen_jax.whole import OF_A_PATH, make_folder, remove_left_over, retried
+from ragen_jax.storage.atomic_io import OF_A_PATH, make_folder, remove_left_over, retried
+from ragen_jax.storage.cache import _locked_now
+from ragen_jax.storage.console import console
+from ragen_jax.storage.limits import read_json
+from ragen_jax.storage.links import refuse_links
 
 LOCK = ".lock"  # in a run's folder, while a process has it
-
-
-def cache_directory() -> Path:
-    """Where generated models and datasets are kept: $XDG_CACHE_HOME (or ~/.cache)/ragen_jax."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ragen_jax"
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Generator[None]:
-    """Holds what `path` names for this process; others that ask for it wait meanwhile.
-
-    For what is generated on first use, which several runs may begin with at the same time.
-    """
-    make_folder(path.parent)
-    place = path.with_name(f"{path.name}.lock")
-    with retried(functools.partial(place.open, "w"), place) as file:
-        retried(functools.partial(fcntl.flock, file, fcntl.LOCK_EX), place)  # until it is closed
-        yield
 
 
 @contextlib.contextmanager
@@ -91,41 +69,6 @@ def owned(workdir: Path) -> Generator[None]:
                     workdir.rmdir()
 
 
-def _locked_now(path: Path) -> IO[bytes]:
-    """An open file that is locked for this process, whose name is in it; its folder is made.
-
-    Raises:
-      BlockingIOError: another process has it.
-      ValueError: the file has another name somewhere, under which it would be emptied as well.
-    """
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as unless_locked:
-            # A link that somebody has put there since `refuse_links` fails. Unbuffered: what a full
-            # disk has not taken is not written again when it is closed.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-            file = unless_locked.enter_context(open(os.open(path, flags, 0o666), "ab", buffering=0))
-            if os.fstat(file.fileno()).st_nlink > 1:
-                raise ValueError(f"{path} is a hard link to another file; remove it")
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # forked processes do not have it
-            except BlockingIOError:
-                raise
-            except OSError as error:  # of some network file systems
-                console(f"warning: {path} cannot be locked ({error}): start no second run there")
-            else:
-                try:
-                    current = os.path.samestat(path.stat(), os.fstat(file.fileno()))
-                except FileNotFoundError:
-                    current = False
-                if not current:  # who had it has removed it meanwhile
-                    continue
-                file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
-            unless_locked.pop_all()
-            return file
-
-
 def new_folder(parent: Path, name: str) -> Path:
     """Makes the folder `name` of `parent`, or the first of name-2, name-3, ... that is not there.
 
@@ -138,30 +81,6 @@ def new_folder(parent: Path, name: str) -> Path:
             retried(path.mkdir, path)
             return path
     raise AssertionError("numbers do not end")
-
-
-def content_hash(path: str | Path) -> str:
-    """SHA-256 of a file's content in hex digits, read once while its size and times stay.
-
-    Of a folder: of the names and contents of all files below it, hidden ones apart.
-
-    Raises:
-      OSError: it cannot be read.
-    """
-    path = Path(path).resolve()
-    if path.is_dir():
-        names = sorted(file.relative_to(path) for file in path.rglob("[!.]*") if file.is_file())
-        shown = [name for name in names if not any(part.startswith(".") for part in name.parts)]
-        text = "\n".join(f"{content_hash(path / name)} {name.as_posix()}" for name in shown)
-        return hashlib.sha256(text.encode()).hexdigest()
-    stat = path.stat()
-    return _content_hash(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-
-
-@functools.lru_cache(maxsize=256)
-def _content_hash(path: Path, *_: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_config_file(workdir: str | Path) -> dict[str, Any]:

@@ -23,18 +23,20 @@ from typing import Any
 import jax
 from absl import flags
 
+from ragen_jax.config import command_line as command
+from ragen_jax.config.build import build_model
 from ragen_jax.configs import base
-from ragen_jax.console_streams import show_line
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.model import hf
 from ragen_jax.model.dates import is_day
+from ragen_jax.model.layout import sampling_params
+from ragen_jax.programs.cache import keep_programs
 from ragen_jax.report.matrices import Stored
 from ragen_jax.report.page import write_page
 from ragen_jax.report.runs import ONLY
-from ragen_jax.run import command
-from ragen_jax.run.build import build_model
-from ragen_jax.run.kept_programs import keep_programs
-from ragen_jax.run.log import console, scores_to_show
+from ragen_jax.run.log import scores_to_show
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.score import notices
 from ragen_jax.score.days import day_lines
@@ -43,9 +45,9 @@ from ragen_jax.score.episodes import Step, Surprises, encode_rows, make_steps
 from ragen_jax.score.figures import Sampling, add_alarm, step_metrics
 from ragen_jax.score.files import Broken, Read, read_files
 from ragen_jax.score.page import contents
-from ragen_jax.sharding import make_mesh, sampling_params
-from ragen_jax.types import Metrics
-from ragen_jax.whole import write_whole
+from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.console import console
+from ragen_jax.storage.console_streams import show_line
 
 DEFAULTS = base.get_config()
 SETTINGS = (  # flags that the page shows

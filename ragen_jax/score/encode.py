@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragen_jax.core.types import Turn
 from ragen_jax.model.dates import with_date
 from ragen_jax.rollout.chat import token_bytes, token_span
 from ragen_jax.score import prompts, transcript
 from ragen_jax.score.formats import Prompt, Reply
 from ragen_jax.score.messages import CALL_KEYS, CLOSE, OPEN, Messages, read_messages
-from ragen_jax.types import Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

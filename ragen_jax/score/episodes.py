@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ragen_jax.core.types import Episode
 from ragen_jax.score.encode import Encoder, Spoken
 from ragen_jax.score.files import Broken, broken
 from ragen_jax.score.formats import Row
-from ragen_jax.types import Episode
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.anatomy import action_metrics, anatomy_metrics
 from ragen_jax.diagnostics.regimes import init_regimes, update_regimes
 from ragen_jax.diagnostics.rollouts import rollout_metrics
@@ -15,7 +16,6 @@ from ragen_jax.diagnostics.scopes import Scores, collapse_metrics
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.score.episodes import Step
-from ragen_jax.types import Episode, Metrics, Params
 
 
 @dataclasses.dataclass(frozen=True)

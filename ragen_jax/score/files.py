@@ -12,13 +12,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from ragen_jax import limits
-from ragen_jax.clean_text import describe_error, shorten
-from ragen_jax.confined import BATCH_ROWS, check_parquet
-from ragen_jax.limits import parse_json, read_bytes, read_lines
+from ragen_jax.core.clean_text import describe_error, shorten
 from ragen_jax.score.days import FIELD, field_day, run_day
 from ragen_jax.score.formats import Row, read_row, shows_images
 from ragen_jax.score.values import MOST
+from ragen_jax.storage import limits
+from ragen_jax.storage.confined import BATCH_ROWS, check_parquet
+from ragen_jax.storage.limits import parse_json, read_bytes, read_lines
 
 MOST_REASON = 1000  # characters
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")  # of the files that a folder stands for

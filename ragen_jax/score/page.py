@@ -6,12 +6,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from ragen_jax.core.types import Metrics, Turn
 from ragen_jax.report.episodes import Saved
 from ragen_jax.report.matrices import Stored
 from ragen_jax.report.page import Contents
 from ragen_jax.report.runs import ONLY, Recorded
 from ragen_jax.score.episodes import Step
-from ragen_jax.types import Metrics, Turn
 
 
 def contents(

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ragen_jax.configs import base
+from ragen_jax.core.randomness import Purpose, generator
+from ragen_jax.core.types import Metrics, Params
 from ragen_jax.diagnostics.cross_scoring import cross_score
 from ragen_jax.diagnostics.information import information_metrics
 from ragen_jax.diagnostics.intervals import confidence_intervals, log_margin
 from ragen_jax.diagnostics.permutation import retrieval_p
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.randomness import Purpose, generator
 from ragen_jax.score.encode import THINK, Encoder
 from ragen_jax.score.formats import Prompt
 from ragen_jax.score.prompts import text_ids
-from ragen_jax.types import Metrics, Params
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

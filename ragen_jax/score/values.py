@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from ragen_jax.limits import parse_json
+from ragen_jax.storage.limits import parse_json
 
 MAX_REPR = 16 << 20  # characters of a Python expression that is read, and its values at most
 MAX_REPR_VALUES = 1_000_000

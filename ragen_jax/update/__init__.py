@@ -4,4 +4,4 @@
 minibatches; `likelihood` reads log-probs and entropies off whole rows.
 """
 
-from ragen_jax.update.likelihood import token_logps as token_logps
+from ragen_jax.model.likelihood import token_logps as token_logps

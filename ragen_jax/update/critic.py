@@ -10,27 +10,19 @@ import dataclasses
 import functools
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from ragen_jax import losses
+from ragen_jax.algorithm import losses
+from ragen_jax.core.types import Array, Batch, Metrics, Params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.types import Array, Batch, Metrics, Params
 from ragen_jax.update import optimize
-from ragen_jax.update.cutting import row_lengths
+from ragen_jax.update.buckets import row_lengths
 from ragen_jax.update.policy import Frozen, on_mesh
-
-
-@flax.struct.dataclass
-class CriticState:
-    """What the critic has learnt: part of `TrainState`."""
-
-    params: Params  # {"backbone": parameters or adapters, "value": float32 [D]}
-    opt_state: Any  # of the optimizer
+from ragen_jax.update.state import CriticState
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     select -> assign_credit -> update
 
-`Learner` holds what stays the same from step to step; run/build.py makes it of a config.
+`Learner` holds what stays the same from step to step; config/build.py makes it of a config.
 
 Axes: G groups, K episodes a group, B rows, T tokens, E environments.
 """
@@ -18,25 +18,27 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from ragen_jax import losses
-from ragen_jax.advantage import comparable_members
-from ragen_jax.algorithms import Credit, token_advantages
-from ragen_jax.bonus import entropy_weights
-from ragen_jax.filter import Filter, eligible_members, loss_scales, select_episodes
-from ragen_jax.groups import Part, measure_each, split_groups
+from ragen_jax.algorithm import losses
+from ragen_jax.algorithm.advantage import comparable_members
+from ragen_jax.algorithm.algorithms import Credit, token_advantages
+from ragen_jax.algorithm.bonus import entropy_weights
+from ragen_jax.algorithm.filter import Filter, eligible_members, loss_scales, select_episodes
+from ragen_jax.algorithm.objectives import mismatch_kl, mismatch_weights
+from ragen_jax.algorithm.rewards import adapt_kl_coef
+from ragen_jax.algorithm.zero_variance import zero_variance_advantage, zero_variance_signs
+from ragen_jax.core.randomness import Purpose, generator
+from ragen_jax.core.sharding import data_shards, in_memory, rests_on_host
+from ragen_jax.core.task_shares import Part, measure_each, split_groups
+from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
+from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.objectives import mismatch_kl, mismatch_weights
-from ragen_jax.randomness import Purpose, generator
-from ragen_jax.rewards import adapt_kl_coef
-from ragen_jax.rollout.album import Album
-from ragen_jax.sharding import data_shards, in_memory, rests_on_host, sampling_params
-from ragen_jax.types import AheadState, Batch, Metrics, Params, Sampler, TrainState
+from ragen_jax.rollout.image_table import Album
 from ragen_jax.update.critic import ValueLoss, update_critic
 from ragen_jax.update.optimize import Through
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
 from ragen_jax.update.policy import Frozen, Loss, update_policy, with_embeds
-from ragen_jax.zero_variance import zero_variance_advantage, zero_variance_signs
+from ragen_jax.update.state import AheadState, Sampler, TrainState
 
 Needed = TypeVar("Needed")
 
@@ -539,7 +541,7 @@ def _attached(learner: Learner, adapters: Params) -> Params:
 
 
 def _needed(x: Needed | None) -> Needed:
-    """x, which is there wherever the settings need it: run/build.py and `select` see to that."""
+    """x, which is there wherever the settings need it: config/build.py and `select` see to that."""
     if x is None:
         raise TypeError("the settings of this step need what is None here")
     return x

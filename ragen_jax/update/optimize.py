@@ -19,14 +19,15 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from ragen_jax import losses
-from ragen_jax.sharding import shard_micro_batches
-from ragen_jax.types import Metrics, Params, TrainState
-from ragen_jax.update import cutting
-from ragen_jax.update.cutting import Piece
+from ragen_jax.algorithm import losses
+from ragen_jax.core.sharding import shard_micro_batches
+from ragen_jax.core.types import Metrics, Params
+from ragen_jax.update import buckets as cutting
+from ragen_jax.update.buckets import Piece
+from ragen_jax.update.state import TrainState
 
 if TYPE_CHECKING:
-    from ragen_jax.update.critic import CriticState
+    from ragen_jax.update.state import CriticState
 
 State = TypeVar("State", TrainState, "CriticState")
 # Micro-batches on the mesh, and how many of them hold any rows.

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from ragen_jax.core.types import Array, Batch, Params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.types import Array, Batch, Params
+from ragen_jax.update.buckets import padded_rows
 from ragen_jax.update.critic import token_values
-from ragen_jax.update.cutting import padded_rows
 from ragen_jax.update.optimize import micro_batches
 from ragen_jax.update.policy import Frozen
 from ragen_jax.update.reading import Pass, read_micro_batches, statistics

@@ -15,17 +15,18 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from ragen_jax import losses
+from ragen_jax.algorithm import losses
+from ragen_jax.algorithm.objectives import OBJECTIVES
+from ragen_jax.core.sharding import replicate
+from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
+from ragen_jax.model.likelihood import token_logps, token_statistics
 from ragen_jax.model.positions import Images
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.objectives import OBJECTIVES
-from ragen_jax.sharding import replicate
-from ragen_jax.types import Batch, Metrics, Params, TrainState
 from ragen_jax.update import optimize
-from ragen_jax.update.cutting import row_lengths
-from ragen_jax.update.likelihood import token_logps, token_statistics
+from ragen_jax.update.buckets import row_lengths
 from ragen_jax.update.reading import minibatch_logps
+from ragen_jax.update.state import TrainState
 
 Tree = TypeVar("Tree")
 

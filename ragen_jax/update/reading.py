@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ragen_jax.core.sharding import constrain
+from ragen_jax.core.types import Array, Params
+from ragen_jax.model.likelihood import token_statistics
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.sharding import constrain
-from ragen_jax.types import Array, Params
-from ragen_jax.update.likelihood import token_statistics
 from ragen_jax.update.optimize import Dealt, micro_batches
 
 # (model, params, tokens_BT, extra) -> arrays [B, T]: `statistics`, whose `extra` is the

@@ -9,12 +9,12 @@ and `evaluate` build it when the config's model is "tiny" and it is not there ye
 import json
 from collections.abc import Sequence
 
-from ragen_jax.run.check import check
-from ragen_jax.run.command import bad_input, define_config, run_command
-from ragen_jax.run.kept_programs import keep_programs
-from ragen_jax.run.log import console
+from ragen_jax.config.check import check
+from ragen_jax.config.command_line import bad_input, define_config, run_command
+from ragen_jax.programs.cache import keep_programs
+from ragen_jax.storage.atomic_io import patient
+from ragen_jax.storage.console import console
 from ragen_jax.warmstart.imitate import tiny_model
-from ragen_jax.whole import patient
 
 
 def main(argv: Sequence[str]) -> None:

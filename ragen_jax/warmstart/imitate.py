@@ -21,24 +21,8 @@ import optax
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from ragen_jax.batch import make_batch
-from ragen_jax.envs.types import Environment, SolvableEnvironment, State
-from ragen_jax.model import hf, vision
-from ragen_jax.model.images import Grid, preprocess
-from ragen_jax.model.positions import Images, table
-from ragen_jax.model.qwen import Qwen, init_params
-from ragen_jax.model.template import PromptError
-from ragen_jax.model.vision import Tower, VisionTower
-from ragen_jax.padding import length_bucket
-from ragen_jax.progress import reached
-from ragen_jax.randomness import Purpose, stream_key
-from ragen_jax.rollout.acting import NO_LIMITS, Broken, begin, identify
-from ragen_jax.rollout.album import Album
-from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.episode import Room, check_images, images_of, spans_of
-from ragen_jax.rollout.play import Sampling
-from ragen_jax.run import datasets
-from ragen_jax.run.build import (
+from ragen_jax.algorithm.batch import make_batch
+from ragen_jax.config.build import (
     build_budgets,
     build_chat,
     build_environment,
@@ -49,12 +33,30 @@ from ragen_jax.run.build import (
     tiny_tokenizer,
     tiny_words,
 )
+from ragen_jax.config.per_task import of_environments
+from ragen_jax.core.heartbeat import reached
+from ragen_jax.core.padding import length_bucket
+from ragen_jax.core.randomness import Purpose, stream_key
+from ragen_jax.core.types import Array, Episode, Params, Turn
+from ragen_jax.envs.types import Environment, SolvableEnvironment, State
+from ragen_jax.model import hf
+from ragen_jax.model.likelihood import token_logps
+from ragen_jax.model.positions import Images, table
+from ragen_jax.model.qwen import Qwen, init_params
+from ragen_jax.model.template import PromptError
+from ragen_jax.model.vision import tower as vision
+from ragen_jax.model.vision.images import Grid, preprocess
+from ragen_jax.model.vision.tower import Tower, VisionTower
+from ragen_jax.rollout.chat import Chat
+from ragen_jax.rollout.env_calls import NO_LIMITS, Broken, begin, identify
+from ragen_jax.rollout.episode import Room, check_images, images_of, spans_of
+from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.play import Sampling
+from ragen_jax.run import datasets
 from ragen_jax.run.heldout import play_problems
-from ragen_jax.run.log import console
-from ragen_jax.run.sizes import of_environments
-from ragen_jax.run.workdir import cache_directory, locked
-from ragen_jax.types import Array, Episode, Params, Turn
-from ragen_jax.update.likelihood import token_logps
+from ragen_jax.storage.cache import cache_directory, locked
+from ragen_jax.storage.console import console
+from ragen_jax.storage.datasets import settings_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -93,7 +95,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
         "max_new_tokens": config.rollout.max_new_tokens,
         **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
     }
-    directory = cache / "models" / f"tiny_{datasets.settings_hash(settings)}"
+    directory = cache / "models" / f"tiny_{settings_hash(settings)}"
     if directory.exists():  # which may be where nothing can be written, a lock neither
         return directory
     with locked(directory):

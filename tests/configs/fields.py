@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
+from ragen_jax.config.check import check
+from ragen_jax.config.fields import field, unread
 from ragen_jax.configs import base
-from ragen_jax.run.check import check
-from ragen_jax.run.domains import field, unread
 
 
 @dataclasses.dataclass(frozen=True)

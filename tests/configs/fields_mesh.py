@@ -15,9 +15,10 @@ import jax
 import numpy as np
 from fields import configured
 
+from ragen_jax.config.build import build_meshes
+from ragen_jax.core.sharding import place_rows, shard_micro_batches
+from ragen_jax.model.layout import sampling_params, shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.run.build import build_meshes
-from ragen_jax.sharding import place_rows, sampling_params, shard_micro_batches, shard_params
 
 SHAPE = ModelConfig(
     vocab_size=64, width=32, layers=1, heads=8, kv_heads=8, head_dim=4, mlp_width=64

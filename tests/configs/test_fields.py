@@ -9,8 +9,8 @@ import test_fields_start
 import test_fields_watch
 from fields import Entry, check_entry
 
+from ragen_jax.config.fields import DOMAINS, leaves
 from ragen_jax.configs import base
-from ragen_jax.run.domains import DOMAINS, leaves
 
 pytestmark = pytest.mark.fast
 

@@ -15,17 +15,17 @@ import pytest
 from fields import Entry, check_entry, configured, once
 from flax.traverse_util import flatten_dict
 
-from ragen_jax import advantage
-from ragen_jax.batch import take_rows
-from ragen_jax.diagnose import Diagnosis, task_gradients
+from ragen_jax.algorithm import advantage
+from ragen_jax.algorithm.batch import take_rows
+from ragen_jax.config.build import build_learner, build_meshes, build_penalties
+from ragen_jax.config.per_task import step_rows
+from ragen_jax.core.sharding import rests_on_host
+from ragen_jax.model.likelihood import token_statistics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.run.build import build_learner, build_meshes, build_penalties
-from ragen_jax.run.sizes import step_rows
+from ragen_jax.run.diagnose import Diagnosis, task_gradients
 from ragen_jax.run.stages import rewarded_batch
-from ragen_jax.sharding import rests_on_host
 from ragen_jax.update import policy as policy_file
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update
-from ragen_jax.update.likelihood import token_statistics
 
 pytestmark = pytest.mark.long
 

@@ -12,13 +12,13 @@ from devices import on_devices
 from fields import Entry, check_entry, configured, once
 from ml_collections import ConfigDict
 
+from ragen_jax.config.build import build_chat, build_environment, build_model, tiny_words
 from ragen_jax.configs import sokoban
-from ragen_jax.load import load_policy
 from ragen_jax.model import hf
 from ragen_jax.model.families import SHAPES
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.run.build import build_chat, build_environment, build_model, tiny_words
-from ragen_jax.update.likelihood import token_logps
+from ragen_jax.run.load import load_policy
 from ragen_jax.warmstart import imitate
 
 pytestmark = pytest.mark.long

@@ -11,7 +11,7 @@ from fields import Entry, check_entry, configured, once
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.run.stages import watch
-from ragen_jax.types import TrainState
+from ragen_jax.update.state import TrainState
 
 pytestmark = pytest.mark.fast
 

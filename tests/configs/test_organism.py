@@ -6,13 +6,13 @@ import re
 import jax
 import pytest
 
+from ragen_jax.config.build import build_environment, build_styles, tiny_words
+from ragen_jax.config.check import check
 from ragen_jax.configs import countdown, organism
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.styles import Style
-from ragen_jax.run.build import build_environment, build_styles, tiny_words
-from ragen_jax.run.check import check
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.tasks import build_tasks
-from ragen_jax.sharding import make_mesh
 
 
 @pytest.mark.parametrize("world", organism.WORLDS)

@@ -2,7 +2,9 @@
 
 import pytest
 
-from ragen_jax.algorithms import ALGORITHMS
+from ragen_jax.algorithm.algorithms import ALGORITHMS
+from ragen_jax.config.check import check
+from ragen_jax.config.fields import field
 from ragen_jax.configs import (
     bandit,
     countdown,
@@ -18,8 +20,6 @@ from ragen_jax.configs import (
     webshop,
 )
 from ragen_jax.configs.recipes import RECIPES
-from ragen_jax.run.check import check
-from ragen_jax.run.domains import field
 
 pytestmark = pytest.mark.fast
 

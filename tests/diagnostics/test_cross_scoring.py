@@ -12,8 +12,8 @@ from ragen_jax.diagnostics.cross_scoring import (
     cross_score_actions,
     cross_score_pairs,
 )
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.update.likelihood import token_logps
 
 V = 50
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from random_rows import LOSS, V, random_batch
 
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.diagnostics.drift import log_odds_gradient, openings
 from ragen_jax.diagnostics.gradients import bucket_gradients
 from ragen_jax.envs.styles import Style, sentences
 from ragen_jax.model import lora
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.sharding import make_mesh
 from ragen_jax.update.policy import Frozen
 
 G, K = 4, 3

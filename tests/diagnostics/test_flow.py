@@ -19,8 +19,8 @@ from ragen_jax.diagnostics.flow import (
 )
 from ragen_jax.diagnostics.intervals import jackknife
 from ragen_jax.diagnostics.scopes import collapse_metrics
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.update.likelihood import token_logps
 
 KEYS = {"za_swap", "xa_swap", "za_given_x", "xa_given_z"}
 NEITHER = Panel(np.zeros((2, 1)), np.array([[0], [1]]))  # own reasonings alone

@@ -14,14 +14,14 @@ import optax
 import pytest
 from random_rows import LOSS, T, V, random_batch
 
-from ragen_jax import losses
-from ragen_jax.advantage import deviations, sample_variance
+from ragen_jax.algorithm import losses
+from ragen_jax.algorithm.advantage import deviations, sample_variance
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.diagnostics import gradients
 from ragen_jax.diagnostics.gradients import ZERO, bucket_gradients, figures, variance_buckets
 from ragen_jax.model import lora
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.sharding import make_mesh
-from ragen_jax.update.likelihood import token_logps
 from ragen_jax.update.policy import Frozen, init_state, loss_parts, update_policy
 
 G, K = 5, 3

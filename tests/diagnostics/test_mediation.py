@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.mediation import MEASURES, mediation_metrics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.types import Episode, Turn
 
 CONFIG = ModelConfig(
     vocab_size=23, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=24

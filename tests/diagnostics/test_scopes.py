@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from numpy.random import default_rng as fresh
 
+from ragen_jax.config.build import build_chat
+from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.diagnostics import scopes
 from ragen_jax.diagnostics.cross_scoring import cross_score_pairs
 from ragen_jax.diagnostics.information import information_metrics, within_metrics
@@ -20,9 +22,7 @@ from ragen_jax.diagnostics.scopes import (
     reasoning_ids,
     trajectory_turns,
 )
-from ragen_jax.randomness import Purpose, generator
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
-from ragen_jax.run.build import build_chat
 
 G, K, TURNS = 5, 4, 3
 FIGURES = (

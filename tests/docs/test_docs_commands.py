@@ -11,9 +11,9 @@ import pytest
 from command_line import DOCS, README, ROOT, call, commands_of
 from simulated_runs import write_run
 
-from ragen_jax import load
 from ragen_jax.lab import arms
 from ragen_jax.preflight import compile as compiling
+from ragen_jax.run import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 STOPPED = "nothing is loaded here"

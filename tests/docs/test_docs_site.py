@@ -9,7 +9,7 @@ import pytest
 from command_line import ROOT
 
 import ragen_jax
-from ragen_jax.run.domains import DOMAINS
+from ragen_jax.config.fields import DOMAINS
 
 SITE = ROOT / "docs/site"
 

@@ -17,14 +17,14 @@ from chat_families import TOOL_TEMPLATE, family
 from command_line import call
 from transformers import AutoTokenizer
 
+from ragen_jax.config.build import build_chat, build_environment, build_limits
 from ragen_jax.configs import dataset as dataset_config
+from ragen_jax.core.types import Turn
 from ragen_jax.envs import make_env
 from ragen_jax.envs.problems import SPLITS, split_by_hash
 from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment, ToolEnvironment
-from ragen_jax.rollout.acting import NO_LIMITS, Asked, Broken, Limits, act
-from ragen_jax.run.build import build_chat, build_environment, build_limits
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.types import Turn
+from ragen_jax.rollout.env_calls import NO_LIMITS, Asked, Broken, Limits, act
+from ragen_jax.storage.metrics_reader import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 

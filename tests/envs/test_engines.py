@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from ragen_jax import train
+from ragen_jax.config.auto_fields import settle
+from ragen_jax.config.build import build_environment
+from ragen_jax.config.check import check
 from ragen_jax.configs import base, recipes
 from ragen_jax.configs import gymnasium as gymnasium_config
 from ragen_jax.diagnostics.rollouts import rollout_metrics
 from ragen_jax.envs import make_env
 from ragen_jax.envs.engines import EngineEnvironment, Moved
 from ragen_jax.envs.types import SUCCESS_UNDEFINED, Environment, LiveEnvironment
-from ragen_jax.rollout.acting import Asked, Limits, act, begin
-from ragen_jax.run.build import build_environment
-from ragen_jax.run.check import check
+from ragen_jax.rollout.env_calls import Asked, Limits, act, begin
 from ragen_jax.run.heldout import summarise
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.run.settle import settle
+from ragen_jax.storage.metrics_reader import read_metrics
 
 DOCS = Path(__file__).parents[2] / "docs/environments.md"
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare
 
+from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.game_2048 import Game2048, board, split_of
 from ragen_jax.envs.game_2048 import env as game_env
@@ -21,7 +22,6 @@ from ragen_jax.envs.types import (
     ReversibleEnvironment,
     SolvableEnvironment,
 )
-from ragen_jax.randomness import Purpose, generator
 
 pytestmark = pytest.mark.fast
 

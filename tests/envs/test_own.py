@@ -10,7 +10,7 @@ import pytest
 
 from ragen_jax.envs import ENVS, code_hash, find_env, make_env
 from ragen_jax.envs.types import SolvableEnvironment
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.storage.metrics_reader import read_metrics
 
 DOCS = Path(__file__).parents[2] / "docs/environments.md"
 ROOT = Path(__file__).parents[2]

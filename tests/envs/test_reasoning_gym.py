@@ -21,6 +21,9 @@ from ml_collections import ConfigDict
 
 pytest.importorskip("reasoning_gym")
 
+from ragen_jax.config.auto_fields import settle
+from ragen_jax.config.build import build_chat, build_environment, environment_settings
+from ragen_jax.config.check import check
 from ragen_jax.configs import presets, reasoning_gym
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.problems import SPLITS
@@ -28,10 +31,7 @@ from ragen_jax.envs.reasoning_gym_tasks import Problem, ReasoningGym, package
 from ragen_jax.envs.reasoning_gym_tasks import env as tasks_env
 from ragen_jax.envs.types import Environment, SolvableEnvironment
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.run.build import build_chat, build_environment, environment_settings
-from ragen_jax.run.check import check
 from ragen_jax.run.datasets import demonstrations
-from ragen_jax.run.settle import settle
 
 pytestmark = pytest.mark.fast
 

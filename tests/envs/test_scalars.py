@@ -13,7 +13,7 @@ import pytest
 from ragen_jax.envs import make_env
 from ragen_jax.envs.scalars import plain_scalar, real_number
 from ragen_jax.envs.types import Step
-from ragen_jax.rollout.acting import NO_LIMITS, Asked, Broken, act
+from ragen_jax.rollout.env_calls import NO_LIMITS, Asked, Broken, act
 
 REAL = {  # what a function returns: the reward, exactly
     "bool": (True, 1.0),

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 
+from ragen_jax.config.build import build_chat, build_environment
 from ragen_jax.configs import search_qa as config_file
 from ragen_jax.envs import ENVS, make_env
 from ragen_jax.envs.problems import SPLITS
@@ -42,7 +43,6 @@ from ragen_jax.envs.types import (
 )
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.run import datasets
-from ragen_jax.run.build import build_chat, build_environment
 
 pytest.importorskip("bm25s")
 pytestmark = pytest.mark.fast

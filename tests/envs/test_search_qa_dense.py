@@ -10,11 +10,11 @@ import pytest
 from devices import ROOT, on_devices
 from nearest_check import exact
 
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa import dense
 from ragen_jax.envs.search_qa.dense import Dense, fit, matrix_struct, nearest, place
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document, Retriever
 from ragen_jax.envs.search_qa.vectors import open_vectors
-from ragen_jax.sharding import make_mesh
 
 pytestmark = pytest.mark.fast
 

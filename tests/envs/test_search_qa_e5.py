@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa import e5
 from ragen_jax.envs.search_qa.e5 import E5, PASSAGE, QUERY
-from ragen_jax.sharding import make_mesh
 
 pytestmark = pytest.mark.fast
 

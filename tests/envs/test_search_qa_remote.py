@@ -15,7 +15,7 @@ from ragen_jax.envs.search_qa.remote import Remote
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document, Retriever
 from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.types import Step
-from ragen_jax.rollout.acting import Acted, Asked, Broken, Limits, act
+from ragen_jax.rollout.env_calls import Acted, Asked, Broken, Limits, act
 
 pytestmark = pytest.mark.fast
 

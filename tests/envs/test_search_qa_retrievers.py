@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from retrieval_servers import echo, serve
 
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs import make_env
 from ragen_jax.envs.search_qa import remote
 from ragen_jax.envs.search_qa.dense_index import Settings
@@ -16,8 +17,7 @@ from ragen_jax.envs.search_qa.passages import write_passages
 from ragen_jax.envs.search_qa.protocols import PROTOCOLS
 from ragen_jax.envs.search_qa.retrievers import open_retriever
 from ragen_jax.envs.search_qa.words import write_words
-from ragen_jax.rollout.acting import Acted, Asked, Limits, act, observe
-from ragen_jax.sharding import make_mesh
+from ragen_jax.rollout.env_calls import Acted, Asked, Limits, act, observe
 
 pytest.importorskip("bm25s")
 pytestmark = pytest.mark.fast

@@ -1,6 +1,6 @@
 """Ten thousand episodes of each environment, by players that say anything (pytest -m slow).
 
-Through what a rollout does with a reply: read by the chat, run by rollout/acting.py.
+Through what a rollout does with a reply: read by the chat, run by rollout/env_calls.py.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from listed import OURS
 
+from ragen_jax.config.build import build_chat, build_environment
 from ragen_jax.configs import base
+from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.randomness import Purpose, generator
-from ragen_jax.rollout.acting import Asked, Broken, Limits, act, begin
-from ragen_jax.run.build import build_chat, build_environment
+from ragen_jax.rollout.env_calls import Asked, Broken, Limits, act, begin
 
 EPISODES, TURNS, AT_ONCE = 10_000, 3, 100
 GROWTH = 1.05  # of resident memory behind the first fifth

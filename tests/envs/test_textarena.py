@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.envs import make_env
-from ragen_jax.rollout.acting import Asked, Limits, act, begin
+from ragen_jax.rollout.env_calls import Asked, Limits, act, begin
 
 GUESS = "GuessTheNumber-v0-raw"
 

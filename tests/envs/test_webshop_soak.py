@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from test_soak import GROWTH, HOSTILE, resident, said
 
+from ragen_jax.config.build import build_chat, build_environment
 from ragen_jax.configs import webshop
+from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.webshop import pages
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.randomness import Purpose, generator
-from ragen_jax.rollout.acting import Asked, Broken, Limits, act, begin
-from ragen_jax.run.build import build_chat, build_environment
+from ragen_jax.rollout.env_calls import Asked, Broken, Limits, act, begin
 
 for package in ("bm25s", "Stemmer", "thefuzz"):
     pytest.importorskip(package)

@@ -7,7 +7,9 @@ import pytest
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Claim
-from ragen_jax.lab import ceiling, correlations, cures, gains, organism, tasks
+from ragen_jax.lab import ceiling, correlations, gains, tasks
+from ragen_jax.lab import model_organism as organism
+from ragen_jax.lab import treatments as cures
 from ragen_jax.lab.correlations import MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.gains import MI

@@ -19,7 +19,7 @@ from ragen_jax.lab.detectors import (
     read,
     truth,
 )
-from ragen_jax.lab.organism import GROUNDED, MI
+from ragen_jax.lab.model_organism import GROUNDED, MI
 from ragen_jax.lab.pages import figures, write_page
 from ragen_jax.lab.recorded import cut, read_runs, write_runs
 

@@ -8,7 +8,8 @@ from test_gains import world as gained
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Claim
-from ragen_jax.lab import collapse, correlations, cures, detectors, gains, mechanism
+from ragen_jax.lab import collapse, correlations, detectors, gains, mechanism
+from ragen_jax.lab import treatments as cures
 from ragen_jax.lab.correlations import MI_ZSCORE, correlation
 from ragen_jax.lab.identical import classes, describe, distinct, is_unchanged, unchanged
 from ragen_jax.lab.pages import write_page

@@ -16,8 +16,10 @@ import pytest
 from ragen_jax.configs import organism as organism_config
 from ragen_jax.configs import sokoban
 from ragen_jax.configs.experiments import EXPERIMENTS
+from ragen_jax.diagnostics import intervals
 from ragen_jax.lab import arms as lab_arms
-from ragen_jax.lab import collapse, curves, organism
+from ragen_jax.lab import collapse, curves
+from ragen_jax.lab import model_organism as organism
 from ragen_jax.lab.arms import Arm, arms, dated, finished, run_arms, shortened
 from ragen_jax.lab.collapse import ENTROPY, MI, MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
@@ -94,7 +96,7 @@ def test_arms_are_compared_after_equally_many_updates():
 
 def test_interval_by_hand():
     # 1, 2, 3: standard deviation 1, t with two degrees of freedom 4.303.
-    mean, half_width = curves.interval([1.0, 2.0, 3.0])
+    mean, half_width = intervals.interval([1.0, 2.0, 3.0])
     assert mean == 2 and half_width == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from ragen_jax.configs.experiments import EXPERIMENTS
+from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab import mechanism
-from ragen_jax.lab.curves import SUCCESS, interval
-from ragen_jax.lab.looks import certain, looks
+from ragen_jax.lab.curves import SUCCESS
+from ragen_jax.lab.interim_analyses import certain, looks
 from ragen_jax.lab.mechanism import ALL, LOWER, UPPER
-from ragen_jax.lab.organism import GROUNDED, MI
+from ragen_jax.lab.model_organism import GROUNDED, MI
 from ragen_jax.lab.pages import write_page
 
 pytestmark = pytest.mark.fast

@@ -9,8 +9,9 @@ from scipy.stats import spearmanr, ttest_1samp
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import Claim
+from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab import gains
-from ragen_jax.lab.curves import SUCCESS, interval, judged, judged_within
+from ragen_jax.lab.curves import SUCCESS, judged, judged_within
 from ragen_jax.lab.gains import SPREAD, VARIANCE
 from ragen_jax.lab.statistics import holm, judge_count, p_value, p_within, permutation_test
 

@@ -7,8 +7,11 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from ragen_jax.model import hf, images, positions, qwen, vision, vision_tensors, weights
-from ragen_jax.rollout import album
+from ragen_jax.model import hf, positions, qwen, weights
+from ragen_jax.model.vision import images
+from ragen_jax.model.vision import tensors as vision_tensors
+from ragen_jax.model.vision import tower as vision
+from ragen_jax.rollout import image_table as album
 
 
 class Seeing(NamedTuple):

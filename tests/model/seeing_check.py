@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from seeing import arrange, embed, forward, load, seen_by, shown
 
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import hf
-from ragen_jax.sharding import make_mesh, shard_params
+from ragen_jax.model.layout import shard_params
 
 
 def main(directory, sizes):

@@ -19,11 +19,11 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
-from ragen_jax.checksums import CHECKSUMS
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import config_json, families, hf, qwen, weights
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.sharding import make_mesh
+from ragen_jax.storage.checksums import CHECKSUMS
 
 pytestmark = pytest.mark.fast
 

@@ -21,10 +21,11 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
+from ragen_jax.core.sharding import MESH_AXES, make_mesh
 from ragen_jax.model import hf, lora, qwen
+from ragen_jax.model.layout import shard_params
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.rollout import sample
-from ragen_jax.sharding import MESH_AXES, make_mesh, shard_params
-from ragen_jax.update.likelihood import token_logps
 
 REFERENCE = Path(__file__).parent / "reference"
 NAMES = ("qwen2_tied", "qwen2_untied")

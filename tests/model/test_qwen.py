@@ -19,8 +19,8 @@ import pytest
 
 from ragen_jax.model import families, hf, qwen
 from ragen_jax.model.attention import Segment, append, attend
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.rollout import sample
-from ragen_jax.update.likelihood import token_logps
 
 REFERENCE = Path(__file__).parent / "reference"
 # 4 query heads over 2; 6 over 1; 3 over 1, normed, in so many layers that they run as a scan.

@@ -12,12 +12,14 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 from seeing import arrange, forward, load, seen_by, shown, torch_logps
 
-from ragen_jax.checksums import CHECKSUMS
-from ragen_jax.model import config_json, families, hf, images, qwen, vision
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.model import config_json, families, hf, qwen
 from ragen_jax.model.families import known_shape
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.model.vision_config import ImageTokens, VisionConfig
-from ragen_jax.sharding import make_mesh
+from ragen_jax.model.vision import images
+from ragen_jax.model.vision import tower as vision
+from ragen_jax.model.vision.config import ImageTokens, VisionConfig
+from ragen_jax.storage.checksums import CHECKSUMS
 
 pytestmark = pytest.mark.fast
 

@@ -13,14 +13,14 @@ import pytest
 from chat_families import FAMILIES, QWEN, QWEN3, Family, family
 from transformers import PreTrainedTokenizerFast
 
-from ragen_jax.clean_text import clean_text
+from ragen_jax.config.build import build_chat, build_environment
+from ragen_jax.core.clean_text import clean_text
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import template
 from ragen_jax.model.template import plain_ids, take_apart
 from ragen_jax.model.tokenizer import SPECIAL, TAGS, build_tokenizer
 from ragen_jax.rollout.chat import CONTEXTS, make_chat, token_bytes
 from ragen_jax.rollout.transcript import transcript
-from ragen_jax.run.build import build_chat, build_environment
 
 MARKS = ("system mark", "user mark 1", "reply mark", "user mark 2")
 TINY = Family(build_tokenizer(Sokoban.words), SPECIAL)

@@ -12,11 +12,11 @@ os.environ.update(LIBTPU)
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
+from ragen_jax.core.sharding import make_mesh  # noqa: E402
 from ragen_jax.preflight.compile import compile_program, find_topology  # noqa: E402
-from ragen_jax.preflight.program import program  # noqa: E402
-from ragen_jax.preflight.roofline import Cost  # noqa: E402
-from ragen_jax.preflight.shapes import struct  # noqa: E402
-from ragen_jax.sharding import make_mesh  # noqa: E402
+from ragen_jax.programs.program import program  # noqa: E402
+from ragen_jax.programs.roofline import Cost  # noqa: E402
+from ragen_jax.programs.shapes import struct  # noqa: E402
 
 
 def main():

@@ -15,19 +15,22 @@ import pytest
 from devices import ROOT
 
 from ragen_jax.configs import mixture, search_qa, sokoban
-from ragen_jax.diagnose import DIAGNOSTICS
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.search_qa import dense
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.model import config_json, images
+from ragen_jax.model import config_json
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen
-from ragen_jax.model.vision_config import ImageTokens, VisionConfig
+from ragen_jax.model.vision import images
+from ragen_jax.model.vision.config import ImageTokens, VisionConfig
 from ragen_jax.preflight import compile as compiling
-from ragen_jax.preflight import programs, residing, shapes
-from ragen_jax.preflight import seeing as seeing_programs
 from ragen_jax.preflight.report import complaints, report, table
-from ragen_jax.preflight.roofline import CHIPS, Chip, Cost, TowerWork, Work
-from ragen_jax.update.likelihood import token_logps
+from ragen_jax.programs import images as seeing_programs
+from ragen_jax.programs import residents as residing
+from ragen_jax.programs import shapes
+from ragen_jax.programs import training as programs
+from ragen_jax.programs.roofline import CHIPS, Chip, Cost, TowerWork, Work
+from ragen_jax.run.diagnose import DIAGNOSTICS
 
 SMALL = ModelConfig(
     vocab_size=10, width=4, layers=2, heads=2, kv_heads=1, head_dim=3, mlp_width=5, tied=False

@@ -12,12 +12,12 @@ os.environ.update(LIBTPU)
 
 import jax  # noqa: E402
 
+from ragen_jax.core.sharding import make_mesh  # noqa: E402
 from ragen_jax.envs.search_qa.dense import resident  # noqa: E402
 from ragen_jax.preflight.compile import GIB, compile_program, find_topology  # noqa: E402
-from ragen_jax.preflight.program import program  # noqa: E402
-from ragen_jax.preflight.roofline import Cost  # noqa: E402
-from ragen_jax.preflight.shapes import bytes_per_chip  # noqa: E402
-from ragen_jax.sharding import make_mesh  # noqa: E402
+from ragen_jax.programs.program import program  # noqa: E402
+from ragen_jax.programs.roofline import Cost  # noqa: E402
+from ragen_jax.programs.shapes import bytes_per_chip  # noqa: E402
 
 ROWS, WIDTH = 21_015_324, 768  # of wiki-18 and E5-base
 

@@ -13,7 +13,7 @@ from simulated_runs import episode, write_run
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.run.log import write_events, write_gradients, write_scores
-from ragen_jax.run.stored import read_outcomes
+from ragen_jax.run.run_files import read_outcomes
 
 pytestmark = pytest.mark.fast
 

@@ -11,14 +11,14 @@ from PIL import Image
 from simulated_runs import LEVELS, episode, write_run
 
 from ragen_jax.configs import base
+from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.report.matrices import Stored
 from ragen_jax.report.page import in_script, write_page, write_report
 from ragen_jax.run.log import write_scores
-from ragen_jax.run.rows import read_metrics
 from ragen_jax.score.episodes import Step
 from ragen_jax.score.page import contents
-from ragen_jax.types import Episode, Turn
+from ragen_jax.storage.metrics_reader import read_metrics
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 ATTACKS = (

@@ -13,7 +13,7 @@ from ragen_jax.report.causes import CAUSES
 from ragen_jax.report.episodes import Truncation
 from ragen_jax.report.runs import read_run
 from ragen_jax.report.verdict import judge, success_lost
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.storage.metrics_reader import read_metrics
 
 pytestmark = pytest.mark.fast
 MI = {

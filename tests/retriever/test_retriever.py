@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from command_line import ROOT, call
 
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa import passages
 from ragen_jax.envs.search_qa.dense_index import DenseIndex
 from ragen_jax.envs.search_qa.e5 import E5, PASSAGE, QUERY
@@ -29,7 +30,6 @@ from ragen_jax.envs.search_qa.words import Words
 from ragen_jax.envs.search_qa.world import make_world
 from ragen_jax.retriever import serve
 from ragen_jax.retriever.serve import Server, open_index
-from ragen_jax.sharding import make_mesh
 
 pytest.importorskip("bm25s")
 pytestmark = [

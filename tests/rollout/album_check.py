@@ -17,10 +17,11 @@ import jax
 import numpy as np
 from test_album import play, seeing
 
-from ragen_jax.batch import make_batch
-from ragen_jax.rollout.album import Album
-from ragen_jax.sharding import make_mesh, shard_params
-from ragen_jax.update.likelihood import token_logps
+from ragen_jax.algorithm.batch import make_batch
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.model.layout import shard_params
+from ragen_jax.model.likelihood import token_logps
+from ragen_jax.rollout.image_table import Album
 
 
 def main(count):

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from same_episodes import assert_same_episode
 
-from ragen_jax.batch import make_batch
+from ragen_jax.algorithm.batch import make_batch
+from ragen_jax.core.padding import length_bucket, row_bucket
 from ragen_jax.envs.types import IMAGE, Observation
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.template import PromptError
 from ragen_jax.model.tokenizer import SPECIAL
-from ragen_jax.padding import length_bucket, row_bucket
 from ragen_jax.rollout import play as play_file
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.chat import CONTEXTS, make_chat
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
-from ragen_jax.update.likelihood import token_logps
 
 BUDGETS = Budgets(max_turns=5, max_actions=10, max_new_tokens=24)
 GROWING = 3  # turns where each has programs of its own

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
+from ragen_jax.core.padding import length_bucket
 from ragen_jax.envs.types import Step
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.padding import length_bucket
 from ragen_jax.rollout import expected, pages, play, slots
 from ragen_jax.rollout.chat import Reply
-from ragen_jax.update import cutting
+from ragen_jax.update import buckets as cutting
 
 STOP = 1
 GROUPS, MEMBERS, TURNS, TOKENS = 8, 16, 5, 400  # of the paper

@@ -12,15 +12,15 @@ import pytest
 from devices import on_devices
 from same_episodes import assert_same_episode
 
+from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.envs import ENVS
 from ragen_jax.model import attention
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.randomness import Purpose, stream_key
 from ragen_jax.rollout import chunks, pages, slots
-from ragen_jax.rollout.acting import NO_LIMITS, Clock, Limits
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.rollout.collect import Collecting, collect
+from ragen_jax.rollout.env_calls import NO_LIMITS, Clock, Limits
 from ragen_jax.rollout.episode import start_plays
 from ragen_jax.rollout.expected import expected_lengths, expected_programs
 from ragen_jax.rollout.play import Budgets, Sampling, rollout

@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
+from ragen_jax.core.types import Episode, Turn
 from ragen_jax.rollout.wire import from_bytes, to_bytes
-from ragen_jax.types import Episode, Turn
 
 pytestmark = pytest.mark.fast
 

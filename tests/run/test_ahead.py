@@ -11,18 +11,17 @@ import pytest
 from devices import on_devices
 
 from ragen_jax import train
+from ragen_jax.config.auto_fields import settle
+from ragen_jax.config.build import build_learner, build_meshes, build_penalties
+from ragen_jax.config.check import check
+from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import base, sokoban
+from ragen_jax.model.layout import shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run import ahead
-from ragen_jax.run.build import build_learner, build_meshes, build_penalties
-from ragen_jax.run.check import check
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.run.settle import settle
-from ragen_jax.run.sizes import step_rows
 from ragen_jax.run.stages import Played, inform, rewarded_batch
 from ragen_jax.run.workdir import read_run_config
-from ragen_jax.sharding import shard_params
-from ragen_jax.types import AheadState, TrainState
+from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.update.learner import (
     Outcomes,
     Selection,
@@ -32,6 +31,7 @@ from ragen_jax.update.learner import (
     sampling_policy,
     select,
 )
+from ragen_jax.update.state import AheadState, TrainState
 
 
 def timeless(rows):

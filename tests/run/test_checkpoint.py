@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.run.checkpoint import (
     ITEM,
     METADATA,
@@ -21,8 +22,7 @@ from ragen_jax.run.checkpoint import (
     not_finite,
     set_damaged_aside,
 )
-from ragen_jax.sharding import make_mesh
-from ragen_jax.types import TrainState
+from ragen_jax.update.state import TrainState
 
 pytestmark = pytest.mark.fast
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from ragen_jax.checksums import damage
+from ragen_jax.config.build import build_chat, build_environment, environment_settings
 from ragen_jax.configs import (
     bandit,
     countdown,
@@ -27,9 +27,8 @@ from ragen_jax.envs import make_env
 from ragen_jax.envs.sokoban import Sokoban, split_of
 from ragen_jax.envs.types import Observation
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.acting import Broken
 from ragen_jax.rollout.chat import make_chat
-from ragen_jax.run.build import build_chat, build_environment, environment_settings
+from ragen_jax.rollout.env_calls import Broken
 from ragen_jax.run.datasets import (
     EVALUATION_SEEDS,
     IMITATION_SEEDS,
@@ -37,11 +36,11 @@ from ragen_jax.run.datasets import (
     fingerprint,
     heldout_problems,
     load_or_generate,
-    open_or_generate,
     play_expert,
-    settings_hash,
 )
-from ragen_jax.whole import DiskRefused, patient
+from ragen_jax.storage.atomic_io import DiskRefused, patient
+from ragen_jax.storage.checksums import damage
+from ragen_jax.storage.datasets import open_or_generate, settings_hash
 
 pytestmark = pytest.mark.fast
 

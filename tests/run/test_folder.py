@@ -9,7 +9,7 @@ from command_line import call
 
 from ragen_jax.run.folder import FolderGone, open_folder
 from ragen_jax.run.log import MetricsLog
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.storage.metrics_reader import read_metrics
 
 
 @pytest.mark.fast

@@ -16,9 +16,9 @@ import pytest
 from command_line import ROOT
 
 from ragen_jax.run.checkpoint import Checkpoints
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.types import TrainState
-from ragen_jax.whole import DiskRefused, append, patient, retried, write_whole
+from ragen_jax.storage.atomic_io import DiskRefused, append, patient, retried, write_whole
+from ragen_jax.storage.metrics_reader import read_metrics
+from ragen_jax.update.state import TrainState
 
 MEGABYTE = 1 << 20
 

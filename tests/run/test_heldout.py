@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
 from ragen_jax.run import heldout
-from ragen_jax.run.heldout import pass_at_k, play_problems, summarise, wilson_interval
+from ragen_jax.run.heldout import play_problems, summarise
 
 pytestmark = pytest.mark.fast
 

@@ -29,9 +29,9 @@ from ragen_jax.run.log import (
     write_scores,
 )
 from ragen_jax.run.memory import memory_metrics
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.run.stored import read_events, read_rollouts, read_scores
+from ragen_jax.run.run_files import read_events, read_rollouts, read_scores
 from ragen_jax.run.training import Stages
+from ragen_jax.storage.metrics_reader import read_metrics
 
 pytestmark = pytest.mark.fast
 

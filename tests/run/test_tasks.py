@@ -15,31 +15,31 @@ from command_line import ROOT, call
 from ml_collections import ConfigDict
 
 from ragen_jax import train
-from ragen_jax.configs import base, frozen_lake, mixture, sokoban
-from ragen_jax.diagnostics.regimes import init_regimes
-from ragen_jax.diagnostics.stopping import init_stopping
-from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.envs.types import SUCCESS_UNDEFINED, Step
-from ragen_jax.groups import combine_metrics, label_metrics, measure_each, metrics_of_each
-from ragen_jax.load import for_sampling, restore_run
-from ragen_jax.model import hf
-from ragen_jax.run import recovery
-from ragen_jax.run import tasks as run_tasks
-from ragen_jax.run.build import build_learner, build_meshes, tiny_words
-from ragen_jax.run.check import check
-from ragen_jax.run.heldout import evaluate
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.run.sizes import (
+from ragen_jax.config.build import build_learner, build_meshes, tiny_words
+from ragen_jax.config.check import check
+from ragen_jax.config.per_task import (
     groups_of_environments,
     of_environments,
     row_tokens,
     step_groups,
     step_rows,
 )
+from ragen_jax.configs import base, frozen_lake, mixture, sokoban
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.core.task_shares import combine_metrics, label_metrics, measure_each, metrics_of_each
+from ragen_jax.diagnostics.regimes import init_regimes
+from ragen_jax.diagnostics.stopping import init_stopping
+from ragen_jax.envs.sokoban import Sokoban
+from ragen_jax.envs.types import SUCCESS_UNDEFINED, Step
+from ragen_jax.model import hf
+from ragen_jax.run import checkpoint
+from ragen_jax.run import tasks as run_tasks
+from ragen_jax.run.heldout import evaluate
+from ragen_jax.run.load import for_sampling, restore_run
+from ragen_jax.run.run_files import read_outcomes
 from ragen_jax.run.stages import watch
-from ragen_jax.run.stored import read_outcomes
 from ragen_jax.run.tasks import build_tasks
-from ragen_jax.sharding import make_mesh
+from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.update.learner import Outcomes, select
 from ragen_jax.update.policy import init_state
 
@@ -385,7 +385,7 @@ def test_what_reads_success_is_refused_where_an_environment_defines_none(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "goes", types.SimpleNamespace(Goes=Goes))
-    monkeypatch.setattr(recovery, "find_damage", stop)  # called after all that is checked
+    monkeypatch.setattr(checkpoint, "find_damage", stop)  # called after all that is checked
     fields = {
         **{"model.path": agent.directory, "env.name": "goes:Goes", "env.prompt": "terse"},
         **{"eval.episodes": 4, "filter.strategy": "none", "log.trackers": "()"},

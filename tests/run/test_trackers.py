@@ -17,9 +17,9 @@ from ragen_jax.configs import base
 from ragen_jax.run import log, trackers
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.log import MetricsLog
-from ragen_jax.run.rows import read_metrics
 from ragen_jax.run.trackers import TRACKERS, Kind, Opened, require
 from ragen_jax.run.training import Run
+from ragen_jax.storage.metrics_reader import read_metrics
 
 pytestmark = [
     pytest.mark.fast,

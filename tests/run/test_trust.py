@@ -14,7 +14,7 @@ from ragen_jax.configs import sokoban
 from ragen_jax.envs import CODE_OPTIONS, ENVS, make_env, names_code
 from ragen_jax.run.trust import SIGNATURE, code_fields, require_trust, sign
 from ragen_jax.run.workdir import read_run_config
-from ragen_jax.whole import write_whole
+from ragen_jax.storage.atomic_io import write_whole
 
 DOCS = Path(__file__).parents[2] / "docs/environments.md"
 PLANTED = "import builtins\nbuiltins.planted = True\n"

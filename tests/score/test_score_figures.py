@@ -8,13 +8,13 @@ import pytest
 from command_line import call
 
 from ragen_jax.configs import base
+from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.anatomy import anatomy_metrics
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.model import hf
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.log import write_rollouts
 from ragen_jax.score.figures import add_alarm
-from ragen_jax.types import Episode, Turn
 
 GROUPS, MEMBERS = 5, 4
 WORDS = ("Left", "Up", "Down", "Right")

@@ -1,6 +1,6 @@
 """On four devices: how far gradients are from those of rows that are not cut by length.
 
-Run by tests/update/test_cutting.py in a process of its own, because the number of devices is fixed
+Run by tests/update/test_buckets.py in a process of its own, because the number of devices is fixed
 when JAX starts. Prints one JSON object.
 """
 
@@ -11,8 +11,8 @@ import pytest
 from random_rows import V
 from test_cutting import gradients_apart
 
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.sharding import make_mesh
 
 
 def main():

@@ -1,6 +1,6 @@
 """On several devices: what of the output head is gathered, and how far figures are from one device.
 
-Run by tests/update/test_likelihood.py in a process of its own, because the number of devices is
+Run by tests/model/test_likelihood.py in a process of its own, because the number of devices is
 fixed when JAX starts. Prints one JSON object.
 """
 
@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ragen_jax.core.sharding import MESH_AXES, ROWS, make_mesh, place
+from ragen_jax.model import likelihood
+from ragen_jax.model.layout import shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.sharding import MESH_AXES, ROWS, make_mesh, place, shard_params
-from ragen_jax.update import likelihood
 
 V, D, T = 488, 16, 12  # of four parts of 122, which chunks of 31 do not divide
 COEFFICIENTS = np.arange(T, dtype=np.float32)

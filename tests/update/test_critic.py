@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.core.types import Batch
 from ragen_jax.model import lora
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.sharding import make_mesh
-from ragen_jax.types import Batch
 from ragen_jax.update import critic
 from ragen_jax.update.passes import over_rows, values
 from ragen_jax.update.policy import Frozen

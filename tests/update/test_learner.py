@@ -9,23 +9,19 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from ragen_jax import losses
-from ragen_jax.algorithms import ALGORITHMS, OF_TOKENS
-from ragen_jax.batch import take_rows
+from ragen_jax.algorithm import losses
+from ragen_jax.algorithm.algorithms import ALGORITHMS, OF_TOKENS
+from ragen_jax.algorithm.batch import take_rows
+from ragen_jax.algorithm.rewards import GROUPINGS, METHODS, PLACEMENTS
+from ragen_jax.config.build import build_learner, build_meshes, build_penalties, check_host_memory
+from ragen_jax.config.check import check
+from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import base, recipes
-from ragen_jax.groups import Part
+from ragen_jax.core.sharding import MEMORIES
+from ragen_jax.core.task_shares import Part
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.rewards import GROUPINGS, METHODS, PLACEMENTS
-from ragen_jax.run.build import (
-    build_learner,
-    build_meshes,
-    build_penalties,
-    check_host_memory,
-)
-from ragen_jax.run.check import check
-from ragen_jax.run.sizes import step_rows
 from ragen_jax.run.stages import rewarded_batch
-from ragen_jax.sharding import MEMORIES
 from ragen_jax.update.learner import (
     Outcomes,
     assign_credit,
@@ -34,7 +30,6 @@ from ragen_jax.update.learner import (
     select,
     update,
 )
-from ragen_jax.update.likelihood import token_logps
 
 V, G, K = 40, 4, 4
 

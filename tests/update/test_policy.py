@@ -10,11 +10,14 @@ import pytest
 from flax.traverse_util import flatten_dict
 from random_rows import LOSS, T, V, random_batch
 
-from ragen_jax.losses import Weights
+from ragen_jax.algorithm.losses import Weights
+from ragen_jax.core.sharding import make_mesh
+from ragen_jax.model import likelihood
+from ragen_jax.model.layout import param_shardings
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.sharding import make_mesh, param_shardings
-from ragen_jax.update import cutting, likelihood, optimize
-from ragen_jax.update.likelihood import token_logps
+from ragen_jax.update import buckets as cutting
+from ragen_jax.update import optimize
 from ragen_jax.update.optimize import micro_batches
 from ragen_jax.update.policy import init_state, policy_gradient, update_policy
 

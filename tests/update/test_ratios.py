@@ -10,12 +10,12 @@ import pytest
 from random_rows import LOSS, V, random_batch
 
 from ragen_jax import train
+from ragen_jax.algorithm.objectives import OBJECTIVES
+from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import lora
+from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.objectives import OBJECTIVES
-from ragen_jax.run.rows import read_metrics
-from ragen_jax.sharding import make_mesh
-from ragen_jax.update.likelihood import token_logps
+from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.update.policy import Frozen, init_state, rounding_decides, update_policy
 
 ROWS = 13

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ragen_jax import train
+from ragen_jax.config.build import build_environment
 from ragen_jax.configs import (
     bandit,
     countdown,
@@ -23,11 +24,10 @@ from ragen_jax.configs import (
 )
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.load import for_sampling, restore_run
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
 from ragen_jax.run import datasets
-from ragen_jax.run.build import build_environment
-from ragen_jax.run.rows import read_metrics
+from ragen_jax.run.load import for_sampling, restore_run
+from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.warmstart import imitate
 
 CONFIGS = {

@@ -13,8 +13,8 @@ from typing import Any
 from ragen_jax.model.families import decoder, qwen2
 from ragen_jax.model.families.types import Family
 from ragen_jax.model.qwen import ModelConfig
-from ragen_jax.model.vision import ROPE_THETA
-from ragen_jax.model.vision_config import ImageTokens, VisionConfig
+from ragen_jax.model.vision.config import ImageTokens, VisionConfig
+from ragen_jax.model.vision.tower import ROPE_THETA
 
 # What transformers takes for a field that is not there. Its version 4 leaves out, of nested
 # objects, every field that has this value.

@@ -1,0 +1,412 @@
+"""Advantages: of episodes within their group, of tokens with a critic (GAE) or without, whitening.
+
+Axes: G groups (prompts), K episodes a group, B rows, T tokens. Everything here is pure, has
+static shapes and returns float32, so it works under jit and vmap.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ragen_jax.core.types import Array
+
+WHITEN_EPS = 1e-8
+
+
+def comparable_members(sound_GK: Array) -> jax.Array:
+    """Sound members of the groups in which something can be compared.
+
+    A group of two or more members needs two sound ones; a group of one needs that one.
+
+    Args:
+      sound_GK: bool, the episodes whose environment did not break.
+    Returns:
+      bool [G, K]; False throughout a group with too few sound members.
+    Raises:
+      AssertionError: sound_GK is not of rank 2.
+    """
+    chex.assert_rank(sound_GK, 2)
+    sound_GK = jnp.asarray(sound_GK, bool)
+    enough_G = jnp.sum(sound_GK, axis=1) >= min(2, sound_GK.shape[1])
+    return sound_GK & enough_G[:, None]
+
+
+def deviations(x_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
+    """Each member minus the mean of its group: x_gk - mean_j x_gj.
+
+    Args:
+      x_GK: any real dtype; not read where sound_GK is False, even if NaN.
+      sound_GK: bool, the members that the mean is over; None: all.
+    Returns:
+      float32 [G, K]; exactly 0 where all members of a group are equal, and where sound_GK is False.
+    Raises:
+      AssertionError: x_GK is not of rank 2, or sound_GK of another shape.
+    """
+    chex.assert_rank(x_GK, 2)
+    x_GK = jnp.asarray(x_GK, jnp.float32)
+    # Subtracting the first member changes nothing on paper. In float32 the mean of K equal
+    # numbers may be off by one unit in the last place, and a dead group would then show a tiny
+    # spread that the division by a tiny standard deviation blows up again.
+    if sound_GK is None:
+        shifted_GK = x_GK - x_GK[:, :1]
+        return shifted_GK - jnp.mean(shifted_GK, axis=1, keepdims=True)
+    sound_GK = jnp.asarray(sound_GK, bool)
+    chex.assert_equal_shape([x_GK, sound_GK])
+    first_G1 = jnp.argmax(sound_GK, axis=1, keepdims=True)
+    shifted_GK = x_GK - jnp.take_along_axis(x_GK, first_G1, axis=1)
+    shifted_GK = jnp.where(sound_GK, shifted_GK, 0.0)
+    members_G1 = jnp.maximum(jnp.sum(sound_GK, axis=1, keepdims=True), 1)
+    mean_G1 = jnp.sum(shifted_GK, axis=1, keepdims=True) / members_G1
+    return jnp.where(sound_GK, shifted_GK - mean_G1, 0.0)
+
+
+def sample_variance(x_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
+    """Variance inside each group: sum_k (x_gk - mean_g)^2 / (n - 1) over its n members.
+
+    Args:
+      x_GK, sound_GK: as in `deviations`.
+    Returns:
+      float32 [G]; exactly 0 where all members of a group are equal, and of fewer than two members.
+    Raises:
+      AssertionError: as in `deviations`.
+    """
+    deviation_GK = deviations(x_GK, sound_GK=sound_GK)
+    return jnp.sum(deviation_GK**2, axis=1) / jnp.maximum(_members(x_GK, sound_GK) - 1, 1)
+
+
+def _members(x_GK: Array, sound_GK: Array | None) -> jax.Array | int:
+    """Number of the members that count: int32 [G], or K where all of them do."""
+    return jnp.shape(x_GK)[1] if sound_GK is None else jnp.sum(jnp.asarray(sound_GK, bool), axis=1)
+
+
+def group_relative(
+    return_GK: Array,
+    *,
+    normalize_by_std: bool = True,
+    eps: float = 1e-6,
+    sound_GK: Array | None = None,
+) -> jax.Array:
+    """GRPO's advantage: (R - mean of the group) / (sample std of the group + eps).
+
+    A group of one has nothing to be compared with: mean 0 and std 1, so R / (1 + eps).
+    RAGEN-2, section 4.1 (GRPO); without the division it is Dr.GRPO.
+
+    Args:
+      return_GK: undiscounted episode returns, penalties included.
+      normalize_by_std: False leaves the deviation as it is.
+      eps: added to the standard deviation.
+      sound_GK: bool, the members that are compared (`deviations`); None: all.
+    Returns:
+      advantage_GK float32; each group sums to 0 up to rounding (K > 1). 0 where sound_GK is False,
+      and in a group of two or more with fewer than two sound members.
+    Raises:
+      AssertionError: return_GK is not of rank 2, or sound_GK of another shape.
+    """
+    chex.assert_rank(return_GK, 2)
+    return_GK = jnp.asarray(return_GK, jnp.float32)
+    if return_GK.shape[1] == 1:
+        return_GK = _sound_or_zero(return_GK, sound_GK)
+        return return_GK / (1.0 + eps) if normalize_by_std else return_GK
+    deviation_GK = deviations(return_GK, sound_GK=sound_GK)
+    if not normalize_by_std:
+        return deviation_GK
+    std_G = jnp.sqrt(sample_variance(return_GK, sound_GK=sound_GK))
+    return deviation_GK / (std_G[:, None] + eps)
+
+
+def leave_one_out(return_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
+    """RLOO's advantage: R_i - mean of the other members of its group.
+
+    A group of one has no others: the baseline is 0 and the advantage is R itself.
+
+    Args:
+      return_GK: undiscounted episode returns.
+      sound_GK: bool, the members that are compared (`deviations`); None: all.
+    Returns:
+      advantage_GK float32 = n / (n - 1) * (R - mean of the n members). 0 where sound_GK is False,
+      and in a group of two or more with fewer than two sound members.
+    Raises:
+      AssertionError: return_GK is not of rank 2, or sound_GK of another shape.
+    """
+    chex.assert_rank(return_GK, 2)
+    if jnp.shape(return_GK)[1] == 1:
+        return _sound_or_zero(jnp.asarray(return_GK, jnp.float32), sound_GK)
+    if sound_GK is None:
+        K = jnp.shape(return_GK)[1]
+        return deviations(return_GK) * (K / (K - 1))
+    n_G = jnp.sum(jnp.asarray(sound_GK, bool), axis=1)
+    factor_G = n_G / jnp.maximum(n_G - 1, 1)
+    return deviations(return_GK, sound_GK=sound_GK) * factor_G[:, None]
+
+
+def _sound_or_zero(x_GK: jax.Array, sound_GK: Array | None) -> jax.Array:
+    """x, with 0 where sound_GK is False."""
+    if sound_GK is None:
+        return x_GK
+    sound_GK = jnp.asarray(sound_GK, bool)
+    chex.assert_equal_shape([x_GK, sound_GK])
+    return jnp.where(sound_GK, x_GK, 0.0)
+
+
+def whiten(x_BT: Array, mask_BT: Array) -> jax.Array:
+    """(x - masked mean) * rsqrt(masked unbiased variance + 1e-8), over the whole batch.
+
+    Applied to every entry; those outside the mask take part in neither statistic and mean
+    nothing afterwards. With one masked token the variance is 0, with none the mean is 0 too.
+
+    Args:
+      x_BT: numbers to whiten, usually advantages.
+      mask_BT: nonzero where x counts.
+    Returns:
+      x_BT float32.
+    Raises:
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    chex.assert_rank([x_BT, mask_BT], 2)
+    chex.assert_equal_shape([x_BT, mask_BT])
+    x_BT = jnp.asarray(x_BT, jnp.float32)
+    counts_BT = jnp.asarray(mask_BT) != 0
+    tokens = jnp.sum(counts_BT).astype(jnp.float32)
+    mean = jnp.sum(jnp.where(counts_BT, x_BT, 0.0)) / jnp.maximum(tokens, 1.0)
+    square = jnp.sum(jnp.where(counts_BT, (x_BT - mean) ** 2, 0.0))
+    variance = square / jnp.maximum(tokens - 1.0, 1.0)
+    return (x_BT - mean) * lax.rsqrt(variance + WHITEN_EPS)
+
+
+def soft_weights(
+    return_GK: Array,
+    *,
+    environment_G: Array | None = None,
+    eps: float = 1e-6,
+    sound_GK: Array | None = None,
+) -> jax.Array:
+    """Weight of each group: its sample std of returns / (largest std of the batch + eps).
+
+    Multiplied into the advantages it is the soft form of filtering by reward variance: a group
+    that says little counts little, a dead one nothing. RAGEN's released code offers it for
+    Dr.GRPO; behind a division by the group's own std it restores what that division took away.
+
+    Args:
+      return_GK: undiscounted episode returns, penalties included.
+      environment_G: int in 0..G-1, the environment of each group: the largest is then that of its
+        own environment, whose rewards may have another scale. None: all have the same.
+      eps: keeps a batch of dead groups at weight 0.
+      sound_GK: bool, the members that the stds are over (`deviations`); None: all.
+    Returns:
+      weight_G float32 in [0, 1).
+    Raises:
+      AssertionError: return_GK is not of rank 2, or sound_GK of another shape.
+    """
+    std_G = jnp.sqrt(sample_variance(return_GK, sound_GK=sound_GK))
+    largest_G = jnp.max(std_G)
+    if environment_G is not None:
+        of_environment = jax.ops.segment_max(std_G, environment_G, num_segments=len(std_G))
+        largest_G = of_environment[environment_G]
+    return std_G / (largest_G + eps)
+
+
+def gae(
+    reward_BT: Array,
+    value_BT: Array,
+    mask_BT: Array,
+    *,
+    gamma: float,
+    lam: float,
+    next_row_B: Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Generalized advantage estimation over the sampled tokens of each row, or of several.
+
+    With t' the next sampled token, however many observation tokens lie between (nothing is
+    discounted for those), and V = A = 0 after the last one:
+    delta_t = r_t + gamma V_t' - V_t;  A_t = delta_t + gamma lam A_t'.
+    Schulman et al., arXiv 1506.02438, equation 16. Advantages are not whitened.
+
+    Rows that continue each other are one sequence: after the last sampled token of a row comes the
+    first one of its next row, as if the episode were laid out as a single row.
+
+    Args:
+      reward_BT: rewards; those outside the mask are not read.
+      value_BT: the critic's values; those outside the mask are not read, even if NaN.
+      mask_BT: nonzero where the policy sampled the token.
+      gamma: discount per sampled token.
+      lam: lambda, 0 (one step ahead) to 1 (the whole rest of the sequence).
+      next_row_B: int, the row that continues each row, -1 if none (`rewards.next_rows`); without
+        cycles. None: every row is a sequence.
+    Returns:
+      (advantage_BT, return_BT = advantage + value), float32, 0 outside the mask.
+    Raises:
+      AssertionError: ranks are not 2 (next_row_B: 1) or shapes differ.
+    """
+    arrays = [reward_BT, value_BT, mask_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    end_BT = jnp.zeros(jnp.shape(mask_BT), bool)
+    return _backward(*arrays, end_BT, gamma, lam, next_row_B)
+
+
+def bi_level_gae(
+    reward_BT: Array,
+    value_BT: Array,
+    mask_BT: Array,
+    turn_end_BT: Array,
+    *,
+    gamma: float,
+    lam: float,
+    turn_gamma: float,
+    next_row_B: Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """GAE over turns, then over the tokens of each turn.
+
+    1. Over the turn ends alone, with n the next turn end, of the row or of the rows after it:
+       delta = r + turn_gamma V_n - V;  A = delta + turn_gamma lam A_n;  R = A + V.
+    2. Each turn end's reward is replaced by its R; then `gae` inside each turn with gamma and
+       lam, and nothing is bootstrapped across a turn end.
+
+    So a discount per token need not bury a reward some turns away. RAGEN's bi-level GAE, except
+    that turns end where turn_end_BT says: the released code takes tokens with a reward other than
+    zero, and loses the turns that earned nothing. Rewards within a turn (a KL penalty, say) enter
+    the second stage only.
+
+    Args:
+      reward_BT, value_BT, mask_BT, gamma, lam, next_row_B: as in `gae`.
+      turn_end_BT: nonzero on the last sampled token of each turn.
+      turn_gamma: discount per turn.
+    Returns:
+      (advantage_BT, return_BT = advantage + value), float32, 0 outside the mask.
+    Raises:
+      AssertionError: ranks are not 2 (next_row_B: 1) or shapes differ.
+    """
+    arrays = [reward_BT, value_BT, mask_BT, turn_end_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    end_BT = (jnp.asarray(turn_end_BT) != 0) & (jnp.asarray(mask_BT) != 0)
+    _, turn_return_BT = gae(
+        reward_BT, value_BT, end_BT, gamma=turn_gamma, lam=lam, next_row_B=next_row_B
+    )
+    reward_BT = jnp.where(end_BT, turn_return_BT, jnp.asarray(reward_BT, jnp.float32))
+    return _backward(reward_BT, value_BT, mask_BT, end_BT, gamma, lam, next_row_B)
+
+
+def _backward(
+    reward_BT: Array,
+    value_BT: Array,
+    mask_BT: Array,
+    end_BT: Array,
+    gamma: float,
+    lam: float,
+    next_row_B: Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """The recursion of `gae`, begun anew (V = A = 0) at each token of end_BT."""
+    inside_BT = jnp.asarray(mask_BT) != 0
+    # Masked out here, so that junk under the mask cannot enter as 0 * NaN.
+    reward_BT, value_BT = (
+        jnp.where(inside_BT, jnp.asarray(x_BT, jnp.float32), 0.0) for x_BT in (reward_BT, value_BT)
+    )
+
+    def step(carry, token):
+        next_value_B, next_advantage_B = carry
+        reward_B, value_B, inside_B, end_B = token
+        bootstrap_B = jnp.where(end_B, 0.0, next_value_B)
+        running_B = jnp.where(end_B, 0.0, next_advantage_B)
+        advantage_B = reward_B + gamma * bootstrap_B - value_B + gamma * lam * running_B
+        carry = (
+            jnp.where(inside_B, value_B, next_value_B),
+            jnp.where(inside_B, advantage_B, next_advantage_B),
+        )
+        return carry, jnp.where(inside_B, advantage_B, 0.0)
+
+    tokens = tuple(x_BT.T for x_BT in (reward_BT, value_BT, inside_BT, end_BT))
+    zero_B = jnp.zeros(inside_BT.shape[0], jnp.float32)
+    last = zero_B, zero_B
+    if next_row_B is None:
+        _, advantage_TB = lax.scan(step, last, tokens, reverse=True)
+        return advantage_TB.T, advantage_TB.T + value_BT
+
+    chex.assert_shape(next_row_B, inside_BT.shape[:1])
+    next_row_B = jnp.asarray(next_row_B)
+    continues_B = next_row_B >= 0
+
+    def from_next_row(first):
+        return tuple(jnp.where(continues_B, x_B[next_row_B], 0.0) for x_B in first)
+
+    # By the same additions as along a single row: the pass before the last one settles what the
+    # rows before the last ones of their sequences start with, and so on.
+    def hand_back(_, carry):
+        return from_next_row(lax.scan(step, carry, tokens, reverse=True)[0])
+
+    last = lax.fori_loop(0, _longest_sequence(next_row_B) - 1, hand_back, last)
+    _, advantage_TB = lax.scan(step, last, tokens, reverse=True)
+    return advantage_TB.T, advantage_TB.T + value_BT
+
+
+def _longest_sequence(next_row_B: jax.Array) -> jax.Array:
+    """Rows of the longest sequence, int32 scalar."""
+
+    def goes_on(carry):
+        row_B, rows = carry
+        return jnp.any(row_B >= 0) & (rows < len(next_row_B))
+
+    def advance(carry):
+        row_B, rows = carry
+        return jnp.where(row_B >= 0, next_row_B[row_B], -1), rows + 1
+
+    return lax.while_loop(goes_on, advance, (next_row_B, jnp.int32(1)))[1]
+
+
+def reinforce_plus_plus(
+    reward_BT: Array, mask_BT: Array, *, gamma: float, next_row_B: Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """REINFORCE++: discounted returns-to-go of the tokens, whitened over the whole batch.
+
+    G_t = r_t + gamma G_t', with t' the next sampled token of the row, or of the rows after it. Hu,
+    arXiv 2501.03262; its token rewards hold the KL penalty (rewards.penalize_kl).
+
+    Args:
+      reward_BT: rewards; those outside the mask are not read.
+      mask_BT: nonzero where the policy sampled the token.
+      gamma: discount per sampled token.
+      next_row_B: as in `gae`.
+    Returns:
+      (advantage_BT, return_BT before whitening), float32, 0 outside the mask.
+    Raises:
+      AssertionError: ranks are not 2 (next_row_B: 1) or shapes differ.
+    """
+    # GAE without a critic and with lambda 1 is the discounted return.
+    value_BT = jnp.zeros(jnp.shape(reward_BT))
+    _, return_BT = gae(reward_BT, value_BT, mask_BT, gamma=gamma, lam=1.0, next_row_B=next_row_B)
+    return _whiten_inside(return_BT, mask_BT), return_BT
+
+
+def reinforce_plus_plus_baseline(
+    return_GK: Array, episode_B: Array, mask_BT: Array, *, sound_GK: Array | None = None
+) -> jax.Array:
+    """REINFORCE++ with a group baseline: R - mean of its group on each token, whitened.
+
+    The spread is the whole batch's, not the group's as in GRPO: a group of nearly equal returns
+    is not blown up. Hu, arXiv 2501.03262. A group of one has no baseline but the batch's mean.
+
+    Args:
+      return_GK: undiscounted episode returns, penalties included.
+      episode_B: int, index of each row's episode into return_GK.reshape(-1); any on padding rows.
+      mask_BT: nonzero where the policy sampled the token.
+      sound_GK: bool, the members that the baseline is over (`deviations`); None: all.
+    Returns:
+      advantage_BT float32, 0 outside the mask; weighed by tokens, it sums to 0.
+    Raises:
+      AssertionError: return_GK or mask_BT is not of rank 2, episode_B not of rank 1, or the
+        numbers of rows differ.
+    """
+    chex.assert_rank([episode_B, mask_BT], [1, 2])
+    chex.assert_equal_shape_prefix([episode_B, mask_BT], 1)
+    advantage_GK = group_relative(return_GK, normalize_by_std=False, sound_GK=sound_GK)
+    advantage_E = advantage_GK.reshape(-1)
+    episode_B = jnp.asarray(episode_B)
+    advantage_B1 = advantage_E[episode_B][:, None]
+    if sound_GK is not None:
+        mask_BT = mask_BT * jnp.asarray(sound_GK, bool).reshape(-1)[episode_B][:, None]
+    return _whiten_inside(jnp.broadcast_to(advantage_B1, jnp.shape(mask_BT)), mask_BT)
+
+
+def _whiten_inside(x_BT: Array, mask_BT: Array) -> jax.Array:
+    return jnp.where(jnp.asarray(mask_BT) != 0, whiten(x_BT, mask_BT), 0.0)

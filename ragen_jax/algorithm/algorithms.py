@@ -1,0 +1,198 @@
+"""From rewards to advantages: which tokens an algorithm credits with what.
+
+    reward_BT, return_GK -> placed, normalised, less the KL -> advantage_BT, the critic's target
+
+To add an algorithm, write the function that makes its advantages and give it a row of ALGORITHMS.
+
+Axes: G groups, K episodes a group, B rows, T tokens.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.algorithm import advantage, rewards
+from ragen_jax.core.types import Array, Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Credit:
+    """Settings; see configs/base.py (algorithm, reward)."""
+
+    name: str  # a key of ALGORITHMS
+    gamma: float
+    lam: float
+    bi_level: bool
+    turn_gamma: float
+    soft_weights: bool
+    level: str
+    normalize: str
+    grouping: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """What an algorithm learns from."""
+
+    # of_tokens: (credit, reward_BT, value_BT, mask_BT, turn_end_BT, next_row_B) -> (advantage_BT,
+    # target_BT), where next_row_B is the row that continues each row (rewards.next_rows);
+    # otherwise: (return_GK, episode_B, mask_BT) -> advantage_BT
+    advantages: Callable[..., Any]
+    of_tokens: bool = False  # from the rewards along rows; otherwise from the episodes' returns
+    # Whether it takes the keyword sound_GK, the episodes whose environment did not break. Without
+    # it, a broken episode has the mean return of its group's sound ones.
+    takes_sound: bool = False
+    critic: bool = False  # whether it has one, which learns target_BT
+
+
+@functools.partial(jax.jit, static_argnames="credit")
+def token_advantages(
+    credit: Credit,
+    batch: Batch,
+    keep_GK: Array,
+    return_GK: Array,
+    *,
+    value_BT: Array | None = None,
+    kl_BT: Array | None = None,
+    kl_coef: Array | float = 0.0,
+    environment_G: Array | None = None,
+    sound_GK: Array | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Advantages of the kept episodes' tokens.
+
+    - ppo: rewards where credit.level puts them, then GAE (bi-level or plain), then whitened.
+      Where returns are normalised, an episode's normalised return lies on its last token instead.
+      The rows of an episode are one sequence: the recursion continues in the next row, discounted
+      as inside a row, KL included.
+    - reinforce_plus_plus: the same rewards; discounted returns-to-go, whitened.
+    - reinforce_plus_plus_baseline, grpo, dr_grpo, rloo: of the (normalised) returns, the same for
+      all tokens of an episode.
+
+    Statistics over tokens, environments and the batch are those of the kept episodes; those of a
+    group are of all its sound episodes. A KL in the reward comes before them; soft weights are
+    about the returns without it.
+
+    Args:
+      batch: with reward_BT; rows of any number, padding included.
+      keep_GK: bool, the episodes that the update reads.
+      return_GK: undiscounted episode returns, penalties included.
+      value_BT: the critic's values (ppo).
+      kl_BT: KL to the reference at each token, for KL in the reward, of all episodes of the groups
+        that hold a kept one; kl_coef: its weight.
+      environment_G: int, the environment of each group (for reward.grouping "environment" and soft
+        weights); None: all are of one.
+      sound_GK: bool, the episodes whose environment did not break; None: all.
+
+    Returns:
+      (advantage_BT, target_BT): float32, 0 outside the kept episodes' sampled tokens; target_BT is
+      what the critic should have said, None without one.
+    """
+    algorithm = ALGORITHMS[credit.name]
+    keep_GK = jnp.asarray(keep_GK)
+    keep_B = keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0)
+    mask_BT = batch.mask_BT * keep_B[:, None]
+    rewarded_GK = return_GK
+    if kl_BT is not None and not algorithm.of_tokens:
+        kl_B = (batch.mask_BT * kl_BT).sum(1)
+        kl_E = jax.ops.segment_sum(kl_B, batch.episode_B, num_segments=return_GK.size)
+        rewarded_GK = return_GK - kl_coef * kl_E.reshape(return_GK.shape)
+    normal_GK = rewards.normalize_returns(
+        rewarded_GK,
+        method=credit.normalize,
+        grouping=credit.grouping,
+        environment_G=environment_G,
+        keep_GK=keep_GK,
+        sound_GK=sound_GK,
+    )
+    target_BT = None
+    if algorithm.of_tokens:
+        reward_BT = _placed_rewards(credit, batch, normal_GK)
+        if kl_BT is not None:
+            reward_BT = rewards.penalize_kl(reward_BT, kl_BT, batch.mask_BT, coef=kl_coef)
+        next_row_B = rewards.next_rows(batch.turn_BT, batch.episode_B)
+        advantage_BT, target_BT = algorithm.advantages(
+            credit, reward_BT, value_BT, mask_BT, batch.turn_end_BT, next_row_B
+        )
+    else:
+        options = {"sound_GK": sound_GK} if algorithm.takes_sound else {}
+        advantage_BT = algorithm.advantages(normal_GK, batch.episode_B, mask_BT, **options)
+    if credit.soft_weights:
+        weight_G = advantage.soft_weights(return_GK, environment_G=environment_G, sound_GK=sound_GK)
+        advantage_BT = advantage_BT * weight_G[batch.group_B][:, None]
+    return jnp.where(mask_BT > 0, advantage_BT, 0.0), target_BT
+
+
+def _placed_rewards(credit: Credit, batch: Batch, normal_GK: jax.Array) -> jax.Array:
+    """reward_BT as credit.level places it, or each episode's normalised return on its last
+    token."""
+    places = batch.turn_BT, batch.turn_end_BT, batch.episode_B
+    if credit.normalize == "identity":
+        return rewards.place_rewards(batch.reward_BT, batch.mask_BT, *places, level=credit.level)
+    return rewards.place_returns(normal_GK.reshape(-1)[batch.episode_B], *places)
+
+
+# ------------------------------------------------------------------------------ the algorithms
+
+
+def _ppo(
+    credit: Credit,
+    reward_BT: Array,
+    value_BT: Array,
+    mask_BT: Array,
+    turn_end_BT: Array,
+    next_row_B: Array,
+) -> tuple[jax.Array, jax.Array]:
+    arrays = reward_BT, value_BT, mask_BT
+    options: dict[str, Any] = dict(gamma=credit.gamma, lam=credit.lam, next_row_B=next_row_B)
+    if credit.bi_level:
+        advantage_BT, target_BT = advantage.bi_level_gae(
+            *arrays, turn_end_BT, **options, turn_gamma=credit.turn_gamma
+        )
+    else:
+        advantage_BT, target_BT = advantage.gae(*arrays, **options)
+    return advantage.whiten(advantage_BT, mask_BT), target_BT
+
+
+def _reinforce_plus_plus(
+    credit: Credit,
+    reward_BT: Array,
+    value_BT: None,
+    mask_BT: Array,
+    turn_end_BT: Array,
+    next_row_B: Array,
+) -> tuple[jax.Array, None]:
+    advantage_BT, _ = advantage.reinforce_plus_plus(
+        reward_BT, mask_BT, gamma=credit.gamma, next_row_B=next_row_B
+    )
+    return advantage_BT, None
+
+
+def _same_for_all_tokens(of_groups: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Advantages of a group's returns, (return_GK) -> advantage_GK, at each of their tokens.
+
+    Keywords are passed on to `of_groups`: sound_GK where the algorithm takes it.
+    """
+
+    def advantages(return_GK, episode_B, mask_BT, **options):
+        return of_groups(return_GK, **options).reshape(-1)[episode_B][:, None]
+
+    return advantages
+
+
+_dr_grpo = functools.partial(advantage.group_relative, normalize_by_std=False)
+
+ALGORITHMS = {
+    "ppo": Algorithm(_ppo, of_tokens=True, critic=True),
+    "reinforce_plus_plus": Algorithm(_reinforce_plus_plus, of_tokens=True),
+    "reinforce_plus_plus_baseline": Algorithm(
+        advantage.reinforce_plus_plus_baseline, takes_sound=True
+    ),
+    "grpo": Algorithm(_same_for_all_tokens(advantage.group_relative), takes_sound=True),
+    "dr_grpo": Algorithm(_same_for_all_tokens(_dr_grpo), takes_sound=True),
+    "rloo": Algorithm(_same_for_all_tokens(advantage.leave_one_out), takes_sound=True),
+}
+OF_TOKENS = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.of_tokens)

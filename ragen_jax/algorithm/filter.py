@@ -1,0 +1,485 @@
+"""SNR-aware filtering: score each group of episodes, then keep the groups worth learning from.
+
+Axes: G groups (prompts), K episodes a group. A filter returns a mask, never a smaller batch.
+Names (metric, strategy, mode, keep) and the numbers value and eps are static Python values; arrays
+are traced, so both functions work under jit and vmap. Source: RAGEN-2, section 3.3 and appendix G.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, nn
+
+from ragen_jax.algorithm.advantage import comparable_members, sample_variance
+from ragen_jax.core.tables import look_up
+from ragen_jax.core.types import Array
+
+ZERO_SCORE = 1e-10  # a score this small counts as zero, and is the slack of min_p
+
+
+def _std(x_GK: Array, *, sound_GK: Array | None) -> jax.Array:
+    return jnp.sqrt(sample_variance(x_GK, sound_GK=sound_GK))
+
+
+def _sum(x_GK: Array, *, sound_GK: Array | None) -> jax.Array:
+    x_GK = jnp.asarray(x_GK, jnp.float32)
+    if sound_GK is None:
+        return jnp.sum(x_GK, axis=1)
+    return _mean(x_GK, sound_GK=sound_GK) * x_GK.shape[1]
+
+
+def _mean(x_GK: Array, *, sound_GK: Array | None) -> jax.Array:
+    where_GK = None if sound_GK is None else jnp.asarray(sound_GK, bool)
+    return jnp.mean(jnp.asarray(x_GK, jnp.float32), axis=1, where=where_GK)
+
+
+# metric -> (argument of group_scores it reads, its statistic over the sound members of a group)
+METRICS = {
+    "reward_variance": ("return_GK", sample_variance),
+    "reward_std": ("return_GK", _std),
+    "reward_sum": ("return_GK", _sum),
+    "reward_mean": ("return_GK", _mean),
+    "entropy": ("entropy_GK", _mean),
+    "entropy_variance": ("entropy_GK", sample_variance),
+    "length": ("length_GK", _mean),
+}
+
+
+def group_scores(
+    return_GK: Array,
+    metric: str = "reward_variance",
+    *,
+    entropy_GK: Array | None = None,
+    length_GK: Array | None = None,
+    sound_GK: Array | None = None,
+) -> jax.Array:
+    """One number a group, by which select_groups ranks it.
+
+    | metric | formula over the K members, or over the sound ones |
+    | --- | --- |
+    | reward_variance | sum (R - mean R)^2 / (K - 1); 0 for a group of one (the paper) |
+    | reward_std | its square root (the released code) |
+    | reward_sum, reward_mean | sum R (of sound members: K * their mean), mean R |
+    | entropy, entropy_variance | mean, sample variance of entropy_GK |
+    | length | mean of length_GK |
+
+    Args:
+      return_GK: undiscounted episode returns, penalties included, before any normalisation.
+      metric: a key of METRICS.
+      entropy_GK: mean policy entropy of each episode; needed by the entropy metrics.
+      length_GK: sampled tokens of each episode; needed by `length`.
+      sound_GK: bool, the episodes whose environment did not break; None: all.
+    Returns:
+      score_G float32; NaN for a group of two or more with fewer than two sound members, which is
+      then no candidate.
+    Raises:
+      ValueError: unknown metric, or the array that it reads is missing.
+      AssertionError: an array is not of rank 2, or shapes differ.
+    """
+    inputs = {"return_GK": return_GK, "entropy_GK": entropy_GK, "length_GK": length_GK}
+    given = [x_GK for x_GK in (*inputs.values(), sound_GK) if x_GK is not None]
+    chex.assert_rank(given, 2)
+    chex.assert_equal_shape(given)
+    source, statistic = look_up(METRICS, "metric", metric)
+    x_GK = inputs[source]
+    if x_GK is None:
+        raise ValueError(f"metric {metric!r} needs {source}")
+    score_G = statistic(x_GK, sound_GK=sound_GK)
+    if sound_GK is None:
+        return score_G
+    return jnp.where(comparable_members(sound_GK).any(axis=1), score_G, jnp.nan)
+
+
+def select_groups(
+    score_G: Array,
+    *,
+    strategy: str = "top_p",
+    value: float = 0.9,
+    mode: str = "linear",
+    keep: str = "largest",
+    include_zero: bool = False,
+    eps: float = 0.01,
+) -> jax.Array:
+    """Mask of the groups to learn from; may be empty, and then the batch is skipped.
+
+    Candidates are all groups, or with include_zero=False those with |score| > 1e-10; without
+    candidates nothing is kept. Ties go to the lower index. "First" below means largest score
+    first, or smallest first with keep="smallest".
+
+    - top_p, value >= 1: every candidate.
+    - top_p, linear: threshold = value * (sum of candidate scores) - eps. Walk over positive
+      scores, first to last, and stop before adding once the running sum has reached the
+      threshold. Keep those walked if the sum reached it, else none. A batch whose whole mass is
+      below eps is rejected: the threshold is reached before the first step.
+    - top_p, softmax: the shortest prefix, at least one group, whose softmax probabilities (of the
+      negated scores for keep="smallest") sum to value.
+    - top_k: the first int(value * G) candidates; top_k_abs: the first int(value); at least one.
+    - min_p: score >= value * max - 1e-10, or score <= min / value + 1e-10.
+    - quarter: the value-th quarter of the candidates, of n of them those of ranks
+      n * (value - 1) / 4 <= rank < n * value / 4 (rank from 0, first to last).
+    - none: every group, candidate or not.
+
+    Args:
+      score_G: real numbers; a NaN is never a candidate.
+      strategy, mode, keep: keys of STRATEGIES, MODES, KEEP.
+      value, eps: static.
+      include_zero: whether groups with score zero are candidates.
+    Returns:
+      keep_G bool.
+    Raises:
+      ValueError: unknown strategy, mode or keep; min_p over the smallest with value <= 0.
+      AssertionError: score_G is not of rank 1.
+    """
+    chex.assert_rank(score_G, 1)
+    select = look_up(STRATEGIES, "strategy", strategy).select
+    accumulate = look_up(MODES, "mode", mode)
+    sign = look_up(KEEP, "keep", keep)
+    score_G = jnp.asarray(score_G, jnp.float32)
+    candidate_G = ~jnp.isnan(score_G)
+    if not include_zero:
+        candidate_G &= jnp.abs(score_G) > ZERO_SCORE
+    return select(score_G, candidate_G, value=value, sign=sign, accumulate=accumulate, eps=eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter:
+    """Settings; see configs/base.py (filter)."""
+
+    strategy: str
+    value: float
+    metric: str
+    mode: str
+    keep: str
+    include_zero: bool
+    eps: float
+    loss_scale: str
+    at_random: bool
+    top_members: int
+    bottom_members: int
+
+
+@functools.partial(jax.jit, static_argnames=("settings", "groups_E", "value_E"))
+def select_episodes(
+    settings: Filter,
+    groups_E: tuple[int, ...],
+    return_GK: Array,
+    length_GK: Array,
+    entropy_GK: Array | None,
+    *,
+    value_E: tuple[float, ...],
+    sound_GK: Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Scores the groups and selects episodes, each environment's by themselves.
+
+    Args:
+      groups_E: groups of each environment.
+      return_GK, length_GK, entropy_GK, sound_GK: as in `group_scores`.
+      value_E: in place of settings.value, of each environment.
+
+    Returns:
+      (score_G, keep_GK bool): sound members of groups that have a score.
+    """
+    s = settings
+    score_G = group_scores(
+        return_GK, s.metric, entropy_GK=entropy_GK, length_GK=length_GK, sound_GK=sound_GK
+    )
+    keep_G = select_by_environment(
+        score_G,
+        groups_E,
+        strategy=s.strategy,
+        value=value_E,
+        mode=s.mode,
+        keep=s.keep,
+        include_zero=s.include_zero,
+        eps=s.eps,
+    )
+    return score_G, keep_G[:, None] & eligible_members(s, return_GK, sound_GK)
+
+
+def eligible_members(
+    settings: Filter, return_GK: Array, sound_GK: Array | None = None
+) -> jax.Array:
+    """bool [G, K]: the members that an update reads if their group is kept.
+
+    The sound members of groups in which something can be compared, and of these the best and the
+    worst where the settings say so.
+    """
+    member_GK = jnp.ones(jnp.shape(return_GK), bool)
+    if sound_GK is not None:
+        member_GK = comparable_members(sound_GK)
+    if settings.top_members + settings.bottom_members:
+        member_GK &= select_members(
+            return_GK,
+            top=settings.top_members,
+            bottom=settings.bottom_members,
+            sound_GK=sound_GK,
+        )
+    return member_GK
+
+
+def select_by_environment(
+    score_G: Array,
+    groups_E: Sequence[int],
+    *,
+    value: float | Sequence[float] = 0.9,
+    **options: Any,
+) -> jax.Array:
+    """select_groups for each environment alone, so that none is starved by another's rewards.
+
+    Args:
+      score_G: scores, listed environment by environment.
+      groups_E: static, the groups of each environment; they sum to G. Where all and
+        their values are equal this is jax.vmap of select_groups over score_G.reshape(E, -1).
+      value: static; one number, or one of each environment.
+      options: further keyword arguments of select_groups, the same for all.
+    Returns:
+      keep_G bool.
+    Raises:
+      ValueError: groups_E do not sum to G; whatever select_groups raises.
+      AssertionError: score_G is not of rank 1.
+    """
+    chex.assert_rank(score_G, 1)
+    score_G = jnp.asarray(score_G, jnp.float32)
+    if sum(groups_E) != score_G.shape[0]:
+        raise ValueError(f"groups_E {groups_E} sum to {sum(groups_E)}, got {len(score_G)} scores")
+    ends = list(itertools.accumulate(groups_E))
+    parts = jnp.split(score_G, ends[:-1])
+    value_E = np.broadcast_to(value, len(groups_E)).tolist()
+    return jnp.concatenate(
+        [select_groups(x, value=v, **options) for x, v in zip(parts, value_E, strict=True)]
+    )
+
+
+def select_members(
+    return_GK: Array, *, top: int, bottom: int, sound_GK: Array | None = None
+) -> jax.Array:
+    """Mask of the best and the worst members of each group: filtering episodes, not prompts.
+
+    Members are ranked by falling return, ties by index; the first `top` and the last `bottom` of
+    the ranking are kept, and all if these are as many or more. RAGEN-2, table 7 (trajectory level).
+
+    Args:
+      return_GK: undiscounted episode returns, penalties included.
+      top, bottom: static, at least 0, not both 0.
+      sound_GK: bool, the episodes whose environment did not break, which alone are ranked; None:
+        all.
+    Returns:
+      keep_GK bool, the same number in each group of as many sound members.
+    Raises:
+      ValueError: a negative number, or nobody to be kept.
+      AssertionError: return_GK is not of rank 2, or sound_GK of another shape.
+    """
+    chex.assert_rank(return_GK, 2)
+    if min(top, bottom) < 0 or top + bottom == 0:
+        raise ValueError(f"top and bottom must be >= 0 and not both 0, got {top} and {bottom}")
+    return_GK = jnp.asarray(return_GK, jnp.float32)
+    K = return_GK.shape[1]
+    if sound_GK is None:
+        sound_GK = jnp.ones(return_GK.shape, bool)
+    chex.assert_equal_shape([return_GK, sound_GK])
+    sound_GK = jnp.asarray(sound_GK, bool)
+    order_GK = jax.vmap(_order, in_axes=(0, 0, None))(return_GK, sound_GK, KEEP["largest"])
+    members_G1 = sound_GK.sum(axis=1, keepdims=True)
+    rank_GK = jnp.arange(K)[None, :]
+    wanted_GK = (rank_GK < top) | (rank_GK >= members_G1 - bottom)
+    return jax.vmap(_unsort)(wanted_GK & (rank_GK < members_G1), order_GK)
+
+
+# keep rate -> (factor of the whole loss, factor of the advantages)
+LOSS_SCALES = {
+    "none": lambda kept: (1.0, 1.0),
+    "linear": lambda kept: (kept, 1.0),
+    "sqrt": lambda kept: (kept**0.5, 1.0),
+    "advantage": lambda kept: (1.0, kept),
+}
+
+
+# The same for a loss that is a sum over the rows, which falls with the keep rate as it is.
+SUMMED_LOSS_SCALES = {
+    "none": lambda kept: (1.0, 1.0),
+    "linear": lambda kept: (1.0, 1.0),
+    "sqrt": lambda kept: (kept**-0.5, 1.0),
+    "advantage": lambda kept: (1.0 / kept, kept),
+}
+
+
+def loss_scales(kept: float, mode: str, *, summed: bool = False) -> tuple[float, float]:
+    """How much less a step should weigh of which only a part of the groups was kept.
+
+    linear: the loss times the keep rate (RAGEN-2, section 3.3), sqrt: times its square root,
+    none: unscaled. advantage: the policy term alone times the keep rate, KL and entropy at full
+    weight, as the released code does.
+
+    A loss that is a sum over the rows and not a mean (losses.SUMMED) has fallen with the keep rate
+    already: for it the factors are those that are left to the same weights, and none leaves it as
+    it is.
+
+    Args:
+      kept: share of the groups that was kept, from 0 to 1; above 0 if summed.
+      mode: a key of LOSS_SCALES.
+      summed: whether the loss is a sum over the kept rows.
+    Returns:
+      (factor of the whole loss, factor of the advantages).
+    Raises:
+      ValueError: unknown mode.
+    """
+    scales = SUMMED_LOSS_SCALES if summed else LOSS_SCALES
+    return look_up(scales, "loss_scale", mode)(kept)
+
+
+# keep -> sign that makes an ascending sort put the wanted scores first
+KEEP = {"largest": -1.0, "smallest": 1.0}
+
+
+def _none(score_G: jax.Array, candidate_G: jax.Array, **_: Any) -> jax.Array:
+    return jnp.ones_like(candidate_G)
+
+
+def _top_p(
+    score_G: jax.Array,
+    candidate_G: jax.Array,
+    *,
+    value: float,
+    sign: float,
+    accumulate: Callable[..., jax.Array],
+    eps: float,
+) -> jax.Array:
+    if value >= 1:
+        return candidate_G
+    return accumulate(score_G, candidate_G, value=value, sign=sign, eps=eps)
+
+
+def _linear(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, eps: float
+) -> jax.Array:
+    walkable_G = candidate_G & (score_G > 0)
+    order_G = _order(score_G, walkable_G, sign)
+    mass_G = jnp.where(candidate_G, score_G, 0.0)[order_G]
+    before_G, after_G = _running_sum(mass_G)
+    # The total is the last running sum, not jnp.sum: another order of addition could round it
+    # above everything the walk can reach, and a good batch would be rejected. Negative scores lie
+    # behind the walk and only lower it.
+    threshold = value * jnp.sum(after_G[-1:]) - eps
+    # Walkable scores are positive and sorted to the front, so these are a prefix.
+    walked_G = walkable_G[order_G] & (before_G < threshold)
+    reached = jnp.any(walked_G & (after_G >= threshold))
+    return _unsort(walked_G & reached, order_G)
+
+
+def _softmax(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, eps: float
+) -> jax.Array:
+    del eps  # belongs to the linear threshold
+    order_G = _order(score_G, candidate_G, sign)
+    logit_G = jnp.where(candidate_G, -sign * score_G, jnp.finfo(jnp.float32).min)
+    before_G, _ = _running_sum(nn.softmax(logit_G)[order_G])
+    first_G = jnp.arange(score_G.shape[0]) == 0
+    return _unsort(first_G | (before_G < value), order_G) & candidate_G
+
+
+def _top_k(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, **_: Any
+) -> jax.Array:
+    return _first(score_G, candidate_G, int(value * score_G.shape[0]), sign)
+
+
+def _top_k_abs(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, **_: Any
+) -> jax.Array:
+    return _first(score_G, candidate_G, int(value), sign)
+
+
+def _quarter(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, **_: Any
+) -> jax.Array:
+    rank_G = jnp.arange(score_G.shape[0])
+    of_G = 4 * rank_G // jnp.maximum(candidate_G.sum(), 1)
+    return _unsort(of_G == int(value) - 1, _order(score_G, candidate_G, sign)) & candidate_G
+
+
+def _min_p(
+    score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, **_: Any
+) -> jax.Array:
+    if sign == KEEP["largest"]:
+        best = jnp.max(score_G, initial=-jnp.inf, where=candidate_G)
+        return candidate_G & (score_G >= value * best - ZERO_SCORE)
+    if value <= 0:
+        raise ValueError(f"min_p with keep='smallest' divides by value: need > 0, got {value}")
+    best = jnp.min(score_G, initial=jnp.inf, where=candidate_G)
+    return candidate_G & (score_G <= best / value + ZERO_SCORE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """A way to select groups by their scores."""
+
+    # (score_G, candidate_G, *, value, sign, accumulate, eps) -> keep_G
+    select: Callable[..., jax.Array]
+    accepts: Callable[[float], bool]  # value -> whether it can use it
+    what: str  # that value, in words behind "it must be"
+    tightened: bool = False  # whether a lower value keeps less
+
+
+MODES = {"linear": _linear, "softmax": _softmax}  # how top_p accumulates
+STRATEGIES = {
+    "top_p": Strategy(
+        _top_p,
+        lambda value: 0 < value <= 1,
+        "a share of the mass above 0, at most 1",
+        tightened=True,
+    ),
+    "top_k": Strategy(
+        _top_k,
+        lambda value: 0 < value <= 1,
+        "a share of the groups above 0, at most 1",
+        tightened=True,
+    ),
+    "top_k_abs": Strategy(
+        _top_k_abs,
+        lambda value: value >= 1 and value % 1 == 0,
+        "a whole number from 1",
+        tightened=True,
+    ),
+    "min_p": Strategy(_min_p, lambda value: value <= 1, "a share of the largest score from 0 to 1"),
+    "quarter": Strategy(_quarter, lambda value: value in (1, 2, 3, 4), "1, 2, 3 or 4"),
+    "none": Strategy(_none, lambda value: True, ""),
+}
+
+
+def _first(score_G: jax.Array, candidate_G: jax.Array, count: int, sign: float) -> jax.Array:
+    # Candidates are sorted to the front, so the mask also caps count at their number.
+    first_G = jnp.arange(score_G.shape[0]) < max(count, 1)
+    order_G = _order(score_G, candidate_G, sign)
+    return _unsort(first_G, order_G) & candidate_G
+
+
+def _order(score_G: jax.Array, front_G: jax.Array, sign: float) -> jax.Array:
+    """Indices that list the groups of front_G by sign * score, ties by index, then the rest."""
+    by_score_G = jnp.argsort(sign * score_G, stable=True)
+    # A second stable sort, by membership, rather than infinite keys for the rest: an infinite
+    # score would tie with them.
+    return by_score_G[jnp.argsort(~front_G[by_score_G], stable=True)]
+
+
+def _unsort(x_G: jax.Array, order_G: jax.Array) -> jax.Array:
+    return jnp.zeros_like(x_G).at[order_G].set(x_G)
+
+
+def _running_sum(x_G: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sums before and after each element, added one after the other as the walk does.
+
+    jnp.cumsum adds in a tree whose shape depends on the backend: the last bit of the sum, and
+    with it which group crosses the threshold, would depend on the machine.
+    """
+    return lax.scan(_add, jnp.float32(0), x_G)[1]
+
+
+def _add(total: jax.Array, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return total + x, (total, total + x)

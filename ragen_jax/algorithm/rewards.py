@@ -1,0 +1,447 @@
+"""Rewards: of turns and episodes, where they are placed, how they are normalised and penalised.
+
+Axes: B rows, T tokens, G groups (prompts), K episodes a group. All but turn_reward and add_rewards
+is pure, has static shapes and returns float32, so it works under jit.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ragen_jax.core.tables import look_up
+from ragen_jax.core.types import Array, Batch, Episode, Turn
+from ragen_jax.envs.types import SUCCESS_UNDEFINED
+
+DEAD_STD = 1e-6  # a block that spreads less than this has no scale to be divided by
+ASYMMETRIC_CLIP = (-1.0, 3.0)  # of the released code: failures are bounded, rare successes less
+
+
+@dataclasses.dataclass(frozen=True)
+class Penalties:
+    """What is taken off an environment's rewards, as `turn_rewards` names it."""
+
+    format_penalty: float  # added to an invalid turn, at most 0
+    max_length: int  # tokens of a reply at which `overlong_penalty` is whole
+    overlong_buffer: int  # tokens over which it grows; 0: none
+
+
+def turn_reward(turn: Turn, *, format_penalty: float) -> float:
+    """The environment's reward of a turn, plus `format_penalty` (<= 0) for an invalid reply."""
+    return turn.reward + (0.0 if turn.valid else format_penalty)
+
+
+def turn_rewards(
+    episodes: Sequence[Episode],
+    *,
+    format_penalty: float | np.ndarray,
+    max_length: int = 0,
+    overlong_buffer: int = 0,
+) -> list[list[float]]:
+    """The reward of each turn of each episode as training counts it, penalties included.
+
+    Arguments as in add_rewards. An episode's return is the sum of its list.
+    """
+    groups = episodes[-1].group + 1
+    format_G = np.broadcast_to(format_penalty, groups).tolist()
+    penalties: Iterator[float] = itertools.repeat(0.0)
+    if overlong_buffer:
+        lengths = np.array([len(turn.sampled) for e in episodes for turn in e.turns])
+        penalty = overlong_penalty(lengths, max_length=max_length, buffer=overlong_buffer)
+        penalties = iter(np.asarray(penalty, float))
+    return [
+        [turn_reward(turn, format_penalty=format_G[e.group]) + next(penalties) for turn in e.turns]
+        for e in episodes
+    ]
+
+
+def add_rewards(
+    batch: Batch,
+    episodes: Sequence[Episode],
+    *,
+    format_penalty: float | np.ndarray,
+    max_length: int = 0,
+    overlong_buffer: int = 0,
+) -> tuple[Batch, np.ndarray]:
+    """Puts each turn's reward on its last sampled token and sums them up by episode.
+
+    Args:
+      batch: `batch.make_batch(episodes)`.
+      episodes: G * K episodes, group by group.
+      format_penalty: added to an invalid turn, at most 0; one number, or one a group.
+      max_length, overlong_buffer: of `overlong_penalty` of a reply's tokens; buffer 0: none.
+
+    Returns:
+      (batch with reward_BT, return_GK): return_GK float32 is the undiscounted sum of an
+      episode's rewards, penalties included, before any normalisation.
+
+    Raises:
+      ValueError: groups of unequal size.
+    """
+    G = max(episode.group for episode in episodes) + 1
+    if len(episodes) % G or any(
+        e.group != i // (len(episodes) // G) for i, e in enumerate(episodes)
+    ):
+        raise ValueError(f"{len(episodes)} episodes are not {G} groups of equal size, in order")
+
+    rewards = turn_rewards(
+        episodes,
+        format_penalty=format_penalty,
+        max_length=max_length,
+        overlong_buffer=overlong_buffer,
+    )
+    reward_BT = np.zeros_like(batch.reward_BT)
+    for b, t in zip(*np.nonzero(batch.turn_end_BT), strict=True):
+        reward_BT[b, t] = rewards[batch.episode_B[b]][batch.turn_BT[b, t]]
+    return dataclasses.replace(batch, reward_BT=reward_BT), sum_turns(rewards, episodes)
+
+
+def sum_turns(rewards: Sequence[Sequence[float]], episodes: Sequence[Episode]) -> np.ndarray:
+    """return_GK float32 of `turn_rewards` of G groups of episodes.
+
+    An episode whose environment broke has the mean of its group's others, which changes neither
+    that mean nor who is above it (0 where none is left): what broke says nothing of the policy.
+    """
+    groups = episodes[-1].group + 1
+    return_GK = np.asarray([sum(turns) for turns in rewards], np.float32).reshape(groups, -1)
+    sound_GK = ~broken_episodes(episodes)
+    for return_K, sound_K in zip(return_GK, sound_GK, strict=True):
+        if not sound_K.all():
+            return_K[~sound_K] = return_K[sound_K].mean() if sound_K.any() else 0.0
+    return return_GK
+
+
+def broken_episodes(episodes: Sequence[Episode]) -> np.ndarray:
+    """bool [G, K]: the episodes, group by group, whose environment broke."""
+    broken = [bool(episode.error) for episode in episodes]
+    return np.reshape(broken, (episodes[-1].group + 1, -1))
+
+
+def success_is_defined(episodes: Sequence[Episode]) -> bool:
+    """Whether the environment says which episodes are solved (envs.types.SUCCESS_UNDEFINED).
+
+    The last action of each sound episode is asked. True where there was no action: nothing is
+    solved by doing nothing.
+    """
+    last = [
+        next((turn.info for turn in reversed(episode.turns) if turn.info), {})
+        for episode in episodes
+        if not episode.error
+    ]
+    undefined = [info[SUCCESS_UNDEFINED] for info in last if SUCCESS_UNDEFINED in info]
+    said = [info for info in last if "success" in info and SUCCESS_UNDEFINED not in info]
+    return bool(said) or not any(undefined)
+
+
+# ---------------------------------------------------------------- placement
+
+
+def place_rewards(
+    reward_BT: Array,
+    mask_BT: Array,
+    turn_BT: Array,
+    turn_end_BT: Array,
+    episode_B: Array,
+    *,
+    level: str,
+) -> jax.Array:
+    """Moves the rewards of turn ends to where `level` wants them; their sum stays the same.
+
+    | level | an episode's rewards lie |
+    | --- | --- |
+    | turn | each on its turn's last sampled token, where add_rewards puts them |
+    | token | each spread evenly over its turn's sampled tokens |
+    | episode | all on the last sampled token of the episode's last row |
+
+    Args:
+      reward_BT: rewards on turn ends.
+      mask_BT: nonzero where the policy sampled the token.
+      turn_BT: int, the turn of a sampled token, -1 elsewhere.
+      turn_end_BT: bool, the last sampled token of each turn.
+      episode_B: int, the episode of each row.
+      level: a key of PLACEMENTS.
+    Returns:
+      reward_BT float32.
+    Raises:
+      ValueError: unknown level.
+      AssertionError: ranks are not 2 (episode_B: 1) or shapes differ.
+    """
+    arrays = [reward_BT, mask_BT, turn_BT, turn_end_BT]
+    chex.assert_rank([*arrays, episode_B], [2, 2, 2, 2, 1])
+    chex.assert_equal_shape(arrays)
+    place = look_up(PLACEMENTS, "level", level)
+    return place(jnp.asarray(reward_BT, jnp.float32), mask_BT, turn_BT, turn_end_BT, episode_B)
+
+
+def place_returns(
+    return_B: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array
+) -> jax.Array:
+    """Each episode's return on the last sampled token of its last row, 0 elsewhere.
+
+    Args:
+      return_B: the return of each row's episode, normalised or not.
+      turn_BT, turn_end_BT, episode_B: as in place_rewards; padding rows have no turn end.
+    Returns:
+      reward_BT float32.
+    Raises:
+      AssertionError: ranks are not 1, 2, 2, 1, or shapes differ.
+    """
+    chex.assert_rank([return_B, turn_BT, turn_end_BT, episode_B], [1, 2, 2, 1])
+    chex.assert_equal_shape([turn_BT, turn_end_BT])
+    last_row_B = ~jnp.any(_later_rows(turn_BT, episode_B), axis=1)
+    place_BT = _last_end(turn_end_BT) & last_row_B[:, None]
+    return jnp.where(place_BT, jnp.asarray(return_B, jnp.float32)[:, None], 0.0)
+
+
+def next_rows(turn_BT: Array, episode_B: Array) -> jax.Array:
+    """The row that continues each row: the one with the next turns of its episode.
+
+    Where an episode is cut into rows (sliding contexts), a recursion along the row alone would end
+    with the row. `advantage.gae` continues it in the next row, so that what later rows earn and
+    cost, KL included, is discounted as inside a row.
+
+    Args:
+      turn_BT: int, the turn of a sampled token, -1 elsewhere.
+      episode_B: int, the episode of each row; rows in any order.
+    Returns:
+      next_row_B int32, -1 for an episode's last row and for padding rows.
+    Raises:
+      AssertionError: turn_BT is not of rank 2, episode_B not of rank 1, or the numbers of rows
+        differ.
+    """
+    chex.assert_rank([turn_BT, episode_B], [2, 1])
+    chex.assert_equal_shape_prefix([turn_BT, episode_B], 1)
+    turn_B = jnp.max(jnp.asarray(turn_BT), axis=1)
+    later_BB = _later_rows(turn_BT, episode_B)
+    far = jnp.iinfo(turn_B.dtype).max
+    next_B = jnp.argmin(jnp.where(later_BB, turn_B[None, :], far), axis=1)
+    return jnp.where(jnp.any(later_BB, axis=1), next_B, -1).astype(jnp.int32)
+
+
+def _on_turns(
+    reward_BT: jax.Array, mask_BT: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array
+) -> jax.Array:
+    return reward_BT
+
+
+def _on_tokens(
+    reward_BT: jax.Array, mask_BT: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array
+) -> jax.Array:
+    T = reward_BT.shape[1]
+
+    def row(reward_T, inside_T, turn_T):
+        segment_T = turn_T + 1  # -1, no turn, is segment 0; there are at most T turns
+        total_S = jax.ops.segment_sum(reward_T, segment_T, T + 1)
+        tokens_S = jax.ops.segment_sum(inside_T, segment_T, T + 1)
+        return inside_T * (total_S / jnp.maximum(tokens_S, 1.0))[segment_T]
+
+    inside_BT = (jnp.asarray(mask_BT) != 0).astype(jnp.float32)
+    return jax.vmap(row)(reward_BT, inside_BT, jnp.asarray(turn_BT))
+
+
+def _on_episodes(
+    reward_BT: jax.Array, mask_BT: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array
+) -> jax.Array:
+    episode_B = jnp.asarray(episode_B)
+    same_BB = episode_B[:, None] == episode_B[None, :]
+    return_B = jnp.sum(jnp.where(same_BB, jnp.sum(reward_BT, axis=1)[None, :], 0.0), axis=1)
+    return place_returns(return_B, turn_BT, turn_end_BT, episode_B)
+
+
+PLACEMENTS = {"turn": _on_turns, "token": _on_tokens, "episode": _on_episodes}
+
+
+def _later_rows(turn_BT: Array, episode_B: Array) -> jax.Array:
+    """later_BB[b, c]: row c holds later turns of the episode of row b."""
+    episode_B, turn_B = jnp.asarray(episode_B), jnp.max(jnp.asarray(turn_BT), axis=1)
+    return (episode_B[:, None] == episode_B[None, :]) & (turn_B[None, :] > turn_B[:, None])
+
+
+def _last_end(turn_end_BT: Array) -> jax.Array:
+    """bool [B, T], the last turn end of each row."""
+    end_BT = jnp.asarray(turn_end_BT) != 0
+    after_BT = jnp.cumsum(end_BT[:, ::-1], axis=1)[:, ::-1]  # turn ends from here on
+    return end_BT & (after_BT == 1)
+
+
+# ---------------------------------------------------------------- normalisation
+
+
+def normalize_returns(
+    return_GK: Array,
+    *,
+    method: str,
+    grouping: str = "state",
+    environment_G: Array | None = None,
+    keep_GK: Array | None = None,
+    sound_GK: Array | None = None,
+) -> jax.Array:
+    """Returns of episodes, compared with those of their block.
+
+    Blocks: grouping "state": the sound episodes of the group; "environment": the kept episodes of
+    all groups with equal environment_G; "batch": all kept episodes. With m and s the block's mean
+    and sample standard deviation:
+
+    | method | result |
+    | --- | --- |
+    | identity | R |
+    | mean | R - m |
+    | mean_std | (R - m) / (s + 1e-6); 0 where s <= 1e-6 or the block is at most one episode |
+    | asymmetric_clip | the same, clipped to [-1, 3] |
+
+    RAGEN's released reward normalisation. It leaves format penalties out and adds them behind;
+    for that pass returns without penalties. Filters read the returns from before it.
+
+    Args:
+      return_GK: undiscounted episode returns.
+      method: a key of METHODS. grouping: a key of GROUPINGS.
+      environment_G: int, the environment of each group; needed by grouping "environment".
+      keep_GK: bool, the episodes that the update reads; None: all.
+      sound_GK: bool, the episodes whose environment did not break, which are in no block; None:
+        all are sound.
+    Returns:
+      float32 [G, K]; of episodes that are not kept, what they are to their block.
+    Raises:
+      ValueError: unknown method or grouping, or environment_G is missing.
+      AssertionError: return_GK is not of rank 2, environment_G not of shape [G], or keep_GK or
+        sound_GK not of return_GK's shape.
+    """
+    chex.assert_rank(return_GK, 2)
+    normalize = look_up(METHODS, "method", method)
+    block = look_up(GROUPINGS, "grouping", grouping)
+    return_GK = jnp.asarray(return_GK, jnp.float32)
+    G, K = return_GK.shape
+    if environment_G is not None:
+        chex.assert_shape(environment_G, (G,))
+    elif grouping == "environment":
+        raise ValueError("grouping 'environment' needs environment_G")
+    block_G = block(G, environment_G)
+    same_GG = block_G[:, None] == block_G[None, :]
+    counts_GK = jnp.ones((G, K), bool)
+    if keep_GK is not None and grouping != "state":
+        chex.assert_shape(keep_GK, (G, K))
+        counts_GK = jnp.asarray(keep_GK, bool)
+    if sound_GK is not None:
+        chex.assert_shape(sound_GK, (G, K))
+        counts_GK &= jnp.asarray(sound_GK, bool)
+
+    def block_sum(x_GK):
+        sum_G = jnp.sum(jnp.where(counts_GK, x_GK, 0.0), axis=1)
+        return jnp.sum(jnp.where(same_GG, sum_G[None, :], 0.0), axis=1, keepdims=True)
+
+    episodes_G1 = block_sum(jnp.ones((G, K)))
+    # Shifted by the first return that counts, so that equal returns deviate by exactly 0 (as in
+    # advantage.deviations).
+    counts_GGK = same_GG[:, :, None] & counts_GK
+    first_G = jnp.argmax(counts_GGK.reshape(G, -1), axis=1)
+    shifted_GK = return_GK - return_GK.reshape(-1)[first_G][:, None]
+    deviation_GK = shifted_GK - block_sum(shifted_GK) / jnp.maximum(episodes_G1, 1)
+    std_G1 = jnp.sqrt(block_sum(deviation_GK**2) / jnp.maximum(episodes_G1 - 1, 1))
+    return normalize(return_GK, deviation_GK, std_G1)
+
+
+GROUPINGS = {
+    "state": lambda G, environment_G: jnp.arange(G),
+    "environment": lambda G, environment_G: jnp.asarray(environment_G),
+    "batch": lambda G, environment_G: jnp.zeros(G, jnp.int32),
+}
+
+
+def _identity(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
+    return return_GK
+
+
+def _mean(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
+    return deviation_GK
+
+
+def _mean_std(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
+    return jnp.where(std_G1 > DEAD_STD, deviation_GK / (std_G1 + DEAD_STD), 0.0)
+
+
+def _asymmetric_clip(return_GK: jax.Array, deviation_GK: jax.Array, std_G1: jax.Array) -> jax.Array:
+    return jnp.clip(_mean_std(return_GK, deviation_GK, std_G1), *ASYMMETRIC_CLIP)
+
+
+METHODS = {
+    "identity": _identity,
+    "mean": _mean,
+    "mean_std": _mean_std,
+    "asymmetric_clip": _asymmetric_clip,
+}
+
+
+# ---------------------------------------------------------------- penalties
+
+
+def overlong_penalty(length: Array | float, *, max_length: int, buffer: int) -> jax.Array:
+    """DAPO's soft penalty of long replies, to be added to their reward.
+
+    0 up to max_length - buffer, then linear down to -1 at max_length, and -1 beyond.
+    Yu et al., arXiv 2503.14476, equation 13.
+
+    Args:
+      length: sampled tokens, any shape and real dtype.
+      max_length: tokens from which the penalty is whole.
+      buffer: tokens over which it grows, from 1 to max_length.
+    Returns:
+      float32 of length's shape, from -1 to 0.
+    Raises:
+      ValueError: buffer is out of its range.
+    """
+    if not 1 <= buffer <= max_length:
+        raise ValueError(f"buffer must be from 1 to max_length = {max_length}, got {buffer}")
+    over = jnp.asarray(length, jnp.float32) - (max_length - buffer)
+    return -jnp.clip(over / buffer, 0.0, 1.0)
+
+
+def penalize_kl(
+    reward_BT: Array, kl_BT: Array, mask_BT: Array, *, coef: Array | float
+) -> jax.Array:
+    """KL in the reward: r - coef * KL at each sampled token, r elsewhere.
+
+    Ziegler et al., arXiv 1909.08593, equation 2, token by token. For it the KL is a number, not a
+    term of the loss: use the k1 estimate (losses.kl) of the policy that sampled.
+
+    Args:
+      reward_BT: rewards.
+      kl_BT: KL(policy || reference) at each token; not read outside the mask, even if NaN.
+      mask_BT: nonzero where the policy sampled the token.
+      coef: weight of the KL, in reward per nat.
+    Returns:
+      reward_BT float32.
+    Raises:
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    arrays = [reward_BT, kl_BT, mask_BT]
+    chex.assert_rank(arrays, 2)
+    chex.assert_equal_shape(arrays)
+    kl_BT = jnp.where(jnp.asarray(mask_BT) != 0, jnp.asarray(kl_BT, jnp.float32), 0.0)
+    return jnp.asarray(reward_BT, jnp.float32) - coef * kl_BT
+
+
+def adapt_kl_coef(
+    coef: Array | float, kl: Array | float, *, target: float, gain: float = 0.1
+) -> jax.Array:
+    """The next KL coefficient, which steers the KL towards a target in log space.
+
+    coef * (1 + gain * clip((kl - target) / target, -0.2, 0.2)). Ziegler et al., arXiv 1909.08593,
+    section 2.2; their code's gain is episodes of the step / a horizon of 10,000.
+
+    Args:
+      coef: the coefficient in use.
+      kl: what the step measured, in the unit of target: nats a token, or nats an episode.
+      target: > 0. gain: at least 0; 0 keeps the coefficient.
+    Returns:
+      float32 scalar.
+    Raises:
+      ValueError: target <= 0.
+    """
+    if target <= 0:
+        raise ValueError(f"target must be > 0, got {target}")
+    error = jnp.clip((jnp.asarray(kl, jnp.float32) - target) / target, -0.2, 0.2)
+    return jnp.asarray(coef, jnp.float32) * (1.0 + gain * error)

@@ -1,0 +1,83 @@
+"""Learning from groups whose members all earned the same: RL-ZVP's entropy-shaped advantages.
+
+A group-relative advantage is 0 there. RL-ZVP (Le et al., arXiv 2509.21880) rewards what is always
+solved, most where the policy was unsure, and punishes what never is, least where it was unsure:
+
+    all solved    A_t =  coef * H_t
+    all failed    A_t = -coef * (max over the reply of H - H_t)
+
+with H the policy's entropy over the vocabulary at token t when it sampled, a constant of the loss.
+The formulas are those of two public write-ups that agree; that entropies are constants and the
+maximum is over one reply is how one implementation does it. The paper's own text was not at hand.
+Here a reply is a row: with several turns in a row, the maximum is over all of them.
+
+Axes: B rows, T tokens, G groups, K episodes of a group.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.algorithm.advantage import comparable_members, sample_variance
+from ragen_jax.algorithm.filter import ZERO_SCORE
+from ragen_jax.core.types import Array
+
+
+def zero_variance_signs(
+    return_GK: Array, success_GK: Array, *, sound_GK: Array | None = None
+) -> jax.Array:
+    """Which groups are without variance, and of what kind.
+
+    Args:
+      return_GK: undiscounted episode returns, penalties included.
+      success_GK: bool, whether the episode solved its problem.
+      sound_GK: bool, the episodes whose environment did not break, which alone are looked at; None:
+        all.
+
+    Returns:
+      sign_G float32: 1 where all returns are equal and all members succeeded, -1 where all are
+      equal and none did, 0 elsewhere, and in a group of two or more with fewer than two sound
+      members.
+
+    Raises:
+      AssertionError: ranks are not 2 or shapes differ.
+    """
+    chex.assert_rank([return_GK, success_GK], 2)
+    chex.assert_equal_shape([return_GK, success_GK])
+    success_GK = jnp.asarray(success_GK, bool)
+    if sound_GK is None:
+        sound_GK = jnp.ones(success_GK.shape, bool)
+    chex.assert_equal_shape([return_GK, sound_GK])
+    member_GK = comparable_members(sound_GK)
+    judged_G = member_GK.any(1) & (sample_variance(return_GK, sound_GK=member_GK) <= ZERO_SCORE)
+    solved_G, failed_G = (success_GK | ~member_GK).all(1), ~(success_GK & member_GK).any(1)
+    sign_G = jnp.where(solved_G, 1.0, jnp.where(failed_G, -1.0, 0.0))
+    return jnp.where(judged_G, sign_G, 0.0)
+
+
+def zero_variance_advantage(
+    entropy_BT: Array, mask_BT: Array, sign_B: Array, *, coef: float
+) -> jax.Array:
+    """RL-ZVP's advantages, to be added to those of groups with variance.
+
+    Args:
+      entropy_BT: entropy of the policy that sampled, in nats; not read outside the mask, even if
+        NaN.
+      mask_BT: nonzero where the policy sampled the token.
+      sign_B: `zero_variance_signs` of each row's group.
+      coef: alpha of the paper.
+
+    Returns:
+      advantage_BT float32; 0 outside the mask and on rows of sign 0.
+
+    Raises:
+      AssertionError: ranks are not 2, 2, 1, or shapes differ.
+    """
+    chex.assert_rank([entropy_BT, mask_BT, sign_B], [2, 2, 1])
+    chex.assert_equal_shape([entropy_BT, mask_BT])
+    inside_BT = jnp.asarray(mask_BT) != 0
+    entropy_BT = jnp.where(inside_BT, jnp.asarray(entropy_BT, jnp.float32), 0.0)
+    below_BT = entropy_BT - entropy_BT.max(axis=1, keepdims=True)
+    sign_B1 = jnp.asarray(sign_B)[:, None]
+    shaped_BT = jnp.where(sign_B1 > 0, entropy_BT, jnp.where(sign_B1 < 0, below_BT, 0.0))
+    return coef * jnp.where(inside_BT, shaped_BT, 0.0)

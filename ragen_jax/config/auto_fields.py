@@ -1,0 +1,89 @@
+"""What a config leaves open until its other fields, its model and the devices are known.
+
+configs/presets.py holds the values of preset llm. Commands call `settle` before they check a
+config, and config.json of a run holds what came of it.
+"""
+
+import datetime
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from ragen_jax.config.check import check_domains
+from ragen_jax.config.fields import field
+from ragen_jax.config.per_task import minibatch_rows
+from ragen_jax.configs.presets import OPEN, ROWS, SIZES
+from ragen_jax.core.sharding import data_shards, make_mesh, split_devices
+from ragen_jax.model import families, hf, weights
+from ragen_jax.model.dates import AUTO
+from ragen_jax.run.workdir import stored_date
+
+STALE_CAP = 2.0  # algorithm.mismatch_cap with rollout.ahead, as Yao et al. 2025 (objectives.py)
+
+
+def is_open(config: ConfigDict) -> bool:
+    """Whether the config leaves a field open."""
+    return any(field(config, name) is None for name in OPEN)
+
+
+def need_path(config: ConfigDict) -> None:
+    """Raises ValueError where preset llm was given no model."""
+    if config.model.path is None:
+        raise ValueError(
+            "config.model.path is None; preset llm needs --config.model.path=DIR_OR_HUB_ID, a "
+            "Qwen2.5, Qwen3 or Llama-3 model in Hugging Face format"
+        )
+
+
+def settle(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
+    """Fills in the open fields of a config, in place; what is set stays as it is.
+
+    Args:
+      devices: those of the run, or of the topology that it is planned for.
+
+    Raises:
+      ValueError: no model.path, a model that is not there, or values that no run could use.
+    """
+    need_path(config)
+    if config.rollout.ahead and config.algorithm.mismatch_cap == 0:
+        config.algorithm.mismatch_cap = STALE_CAP
+    left = [name for name in OPEN if field(config, name) is None]
+    if not left:
+        return
+
+    def fill(values):
+        config.update_from_flattened_dict({name: values[name] for name in left if name in values})
+
+    dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"
+    # Any size's, so that the other fields can be checked before a model is looked for.
+    fill({"model.dtype": dtype, "optimizer.micro_batch": 1, **SIZES[math.inf]})
+    check_domains(config)
+    path = config.model.path
+    known = None if Path(path).expanduser().is_dir() else families.known_shape(path)
+    parameters = sum(math.prod(leaf.shape) for leaf in weights.plan(known or hf.model_config(path)))
+    size = next(most for most in SIZES if parameters <= most)
+    fill(SIZES[size])
+    training, _ = split_devices(devices, config.sampling_mesh.devices)
+    shards = data_shards(make_mesh(**config.mesh, devices=training))
+    rows = min(ROWS[size], minibatch_rows(config) // shards)
+    fill({"optimizer.micro_batch": shards * max(1, rows)})
+
+
+def settle_date(config: ConfigDict, workdir: Path | None, today: datetime.date) -> None:
+    """Fill in an open model.date, in place: the day of the run in `workdir`, else `today`.
+
+    A tiny agent's stays open: its template writes no date.
+
+    Args:
+      workdir: folder of a run, maybe a new one; None: there is no run.
+
+    Raises:
+      ValueError: the config.json in `workdir` is damaged.
+    """
+    if config.model.path == "tiny" or config.model.date != AUTO:
+        return
+    stored = None if workdir is None else stored_date(workdir, today.isoformat())
+    config.model.date = stored or today.isoformat()

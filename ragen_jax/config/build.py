@@ -1,0 +1,577 @@
+"""The objects that a config stands for."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from ragen_jax.algorithm.algorithms import Credit
+from ragen_jax.algorithm.filter import Filter
+from ragen_jax.algorithm.rewards import Penalties
+from ragen_jax.config.per_task import (
+    groups_of_environments,
+    has_critic,
+    minibatch_rows,
+    of_environments,
+    row_tokens,
+    step_rows,
+)
+from ragen_jax.core.randomness import Purpose, stream_key
+from ragen_jax.core.sharding import (
+    MEMORIES,
+    MESH_AXES,
+    data_shards,
+    in_memory,
+    make_mesh,
+    split_devices,
+)
+from ragen_jax.core.task_shares import Part
+from ragen_jax.core.types import Params
+from ragen_jax.diagnostics.regimes import init_regimes
+from ragen_jax.diagnostics.scopes import SCOPES
+from ragen_jax.diagnostics.stopping import init_stopping
+from ragen_jax.diagnostics.zscores import init_zscores
+from ragen_jax.envs import code_hash, find_env, make_env
+from ragen_jax.envs.styles import Style
+from ragen_jax.envs.types import (
+    Environment,
+    LiveEnvironment,
+    SolvableEnvironment,
+    StyledEnvironment,
+)
+from ragen_jax.model import lora
+from ragen_jax.model.dates import AUTO
+from ragen_jax.model.kernels import best_kernel
+from ragen_jax.model.layout import sampling_params
+from ragen_jax.model.qwen import ModelConfig, Qwen
+from ragen_jax.model.tokenizer import OF_IMAGES, build_tokenizer
+from ragen_jax.model.vision.config import ImageTokens, VisionConfig
+from ragen_jax.model.vision.images import ImageConfig
+from ragen_jax.rollout import chat
+from ragen_jax.rollout.collect import Collecting
+from ragen_jax.rollout.env_calls import Limits
+from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.play import Budgets, Sampling
+from ragen_jax.rollout.pool import init_streaks
+from ragen_jax.storage.cache import content_hash
+from ragen_jax.update import critic
+from ragen_jax.update.learner import Learner, sampled_next, sampling_policy
+from ragen_jax.update.optimize import learning_rates, make_optimizer
+from ragen_jax.update.policy import Frozen, Loss, init_state
+from ragen_jax.update.state import TrainState
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def environment_settings(config: ConfigDict) -> dict[str, Any]:
+    """What decides the problems of config.env, JSON-like: for cache names.
+
+    A file of problems (the option `path`, and those called `..._path`) counts by its content,
+    wherever it lies, and so do the sources of an environment of one's own.
+
+    Raises:
+      ValueError: the file cannot be read.
+    """
+    options = config.env.options.to_dict() | hash_option_files(config)
+    code = code_hash(config.env.name)
+    return {"env": config.env.name if code is None else f"{config.env.name} {code}", **options}
+
+
+def hash_option_files(config: ConfigDict) -> dict[str, str]:
+    """{option: hash of the content} of the files and folders that config.env.options name.
+
+    Raises:
+      ValueError: one cannot be read.
+    """
+    found = {}
+    for name, value in config.env.options.to_dict().items():
+        if (name == "path" or name.endswith("_path")) and value is not None:
+            try:
+                found[name] = content_hash(value)
+            except OSError as error:
+                raise ValueError(f"config.env.options.{name} cannot be read: {error}") from error
+    return found
+
+
+TINY_NEEDS = ("words", "solve", "explain")  # of envs.types.SolvableEnvironment
+
+
+def tiny_words(config: ConfigDict) -> tuple[str, ...]:
+    """What the tiny agent's tokenizer keeps whole, each word once.
+
+    Raises:
+      ValueError: unusable environments, or one that lacks what the tiny agent needs.
+    """
+    words = {}
+    for name, c in of_environments(config).items():
+        environment = build_environment(c, "train")
+        missing = [member for member in TINY_NEEDS if not hasattr(environment, member)]
+        if missing:
+            how = getattr(environment, "solvable_by", "write them")
+            raise ValueError(
+                f"config.model.path is {config.model.path!r}, an agent that imitates a solver, but "
+                f"environment {name!r} has no {', '.join(missing)} (envs/types.py, "
+                f"SolvableEnvironment); {how}, or train a language model: preset llm and "
+                "--config.model.path=DIR_OR_HUB_ID"
+            )
+        words |= dict.fromkeys(cast(SolvableEnvironment, environment).words)
+        for style in build_styles(c, environment).values():
+            words |= dict.fromkeys(style.words)
+    return tuple(words)
+
+
+def tiny_tokenizer(config: ConfigDict) -> "PreTrainedTokenizerFast":
+    """The tiny agent's tokenizer.
+
+    Raises:
+      ValueError: see `tiny_words`.
+    """
+    return build_tokenizer(tiny_words(config), sees=bool(config.warmstart.tower_layers))
+
+
+def build_styles(config: ConfigDict, environment: Environment) -> dict[str, Style]:
+    """The styles that config.warmstart.thoughts mixes, in the environment's order; {}: no mixture.
+
+    Raises:
+      ValueError: a style that the environment has not, or shares of nothing.
+    """
+    thoughts = config.warmstart.thoughts.to_dict()
+    if not thoughts:
+        return {}
+    known = environment.styles if isinstance(environment, StyledEnvironment) else {}
+    unknown = [name for name in thoughts if name not in known]
+    if unknown:
+        raise ValueError(
+            f"config.warmstart.thoughts has {', '.join(unknown)}, but environment "
+            f"{config.env.name!r} has {', '.join(known) or 'no styles (envs/types.py)'}"
+        )
+    return {name: style for name, style in known.items() if thoughts.get(name)}
+
+
+def build_environment(config: ConfigDict, split: str) -> Environment:
+    """The environment of config.env, its problems drawn from `split`.
+
+    Raises:
+      ValueError: a class that cannot be found, unknown options or values, several actions a turn
+        where an action is a text, or a pool of problems that do not come again.
+    """
+    try:
+        find_env(config.env.name)
+    except ValueError as error:
+        raise ValueError(f"config.env.name: {error}") from error
+    try:
+        environment = make_env(config.env.name, **config.env.options.to_dict(), split=split)
+    except ValueError as error:
+        raise ValueError(f"config.env.options of {config.env.name!r}: {error}") from error
+    if not environment.actions and config.env.actions_per_turn != 1:
+        raise ValueError(
+            f"config.env.actions_per_turn is {config.env.actions_per_turn}; accepted: 1, because "
+            f"the whole answer is one action in environment {config.env.name!r}"
+        )
+    if config.env.pool and not resumable(environment):
+        raise ValueError(
+            f"config.env.pool is {config.env.pool}; accepted: 0, because environment "
+            f"{config.env.name!r} does not pose the same problem again"
+        )
+    return environment
+
+
+def resumable(environment: Environment) -> bool:
+    """Whether the same seed and actions lead to the same (envs.types.LiveEnvironment)."""
+    return not isinstance(environment, LiveEnvironment) or environment.resumable
+
+
+def build_chat(
+    config: ConfigDict,
+    tokenizer: "PreTrainedTokenizerFast",
+    environment: Environment,
+    extra_stop_ids: Sequence[int] = (),
+    image_pad: int | None = None,
+) -> chat.Chat:
+    """The config's `Chat`; the others: of `make_chat`."""
+    limit = config.env.max_context
+    return chat.make_chat(
+        tokenizer,
+        environment,
+        context=config.env.context,
+        window=config.env.window,
+        max_prompt=limit - config.rollout.max_new_tokens if limit else 0,
+        prompt=config.env.prompt,
+        actions_per_turn=config.env.actions_per_turn,
+        max_actions=config.env.max_actions,
+        extra_stop_ids=extra_stop_ids,
+        image_pad=image_pad,
+        date=None if config.model.date == AUTO else config.model.date,
+    )
+
+
+def has_reference(config: ConfigDict) -> bool:
+    """Whether a run holds a KL reference apart from what it trains; LoRA's is its base."""
+    return bool(config.algorithm.kl_coef) and not config.model.lora.rank
+
+
+def check_host_memory(config: ConfigDict, device: jax.Device) -> None:
+    """Refuses a KL reference in the host's memory where devices cannot copy from there.
+
+    Raises:
+      ValueError: that.
+    """
+    if not has_reference(config) or config.algorithm.kl_memory != "host":
+        return
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if MEMORIES["host"] not in kinds:
+        raise ValueError(
+            f"config.algorithm.kl_memory is 'host', but {device.device_kind} has no pinned memory "
+            f"of the host, only {', '.join(kinds)}: give algorithm.kl_memory=device"
+        )
+
+
+def build_meshes(
+    config: ConfigDict, devices: Sequence[jax.Device] | None = None
+) -> tuple[Mesh, Mesh]:
+    """(mesh of training, mesh of sampling and scoring) over the devices; None: all there are.
+
+    Raises:
+      ValueError: sizes that do not fit the devices, rows that do not split over them, or in several
+        processes devices of sampling alone or rollouts ahead; those also on shared devices.
+    """
+    apart = config.sampling_mesh.devices
+    training, sampled = split_devices(jax.devices() if devices is None else devices, apart)
+    mesh = sampling = make_mesh(**config.mesh, devices=training)
+    sizes = {name: config.sampling_mesh[name] for name in MESH_AXES}
+    if apart or any(sizes.values()):
+        try:
+            sampling = make_mesh(**(sizes if any(sizes.values()) else config.mesh), devices=sampled)
+        except ValueError as error:
+            raise ValueError(f"config.sampling_{error}") from error
+    if config.optimizer.micro_batch % data_shards(mesh):
+        raise ValueError(
+            f"config.optimizer.micro_batch is {config.optimizer.micro_batch}; its rows must split "
+            f"evenly over mesh.data x mesh.fsdp = {data_shards(mesh)}"
+        )
+    check_host_memory(config, mesh.devices.flat[0])
+    hosts = len({device.process_index for device in (*training, *sampled)})
+    if hosts > 1 and (apart or config.rollout.ahead):
+        name, value = ("sampling_mesh.devices", apart) if apart else ("rollout.ahead", 1)
+        raise ValueError(
+            f"config.{name} is {value}, but there are {hosts} processes; training and sampling "
+            f"share the devices of several processes, and take turns: give {name}=0"
+        )
+    if config.rollout.ahead and not apart and mesh.size > 1:
+        raise ValueError(
+            f"config.rollout.ahead is 1, but {mesh.size} devices are shared by training and "
+            "sampling, where two programs at a time could wait for each other for ever: give "
+            f"sampling_mesh.devices, such as {mesh.size // 2}, or rollout.ahead=0"
+        )
+    return mesh, sampling
+
+
+TOWER_HEADS = 4  # this and the next three: of the tiny agent's tower
+PATCH = 8  # pixels along a side of a patch, which is a token: a cell of a board
+WINDOW = 24  # pixels along a side of a window: 3 x 3 tokens, which divide boards of 6 x 6
+LARGEST_IMAGE = 1024  # tokens
+
+
+def tiny_images() -> ImageConfig:
+    """What images are made into for the tiny agent."""
+    return ImageConfig(
+        patch_size=PATCH,
+        merge_size=1,
+        min_pixels=PATCH**2,
+        max_pixels=LARGEST_IMAGE * PATCH**2,
+    )
+
+
+def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> ModelConfig:
+    """`ModelConfig` of the agent that warmstart/ trains.
+
+    Raises:
+      ValueError: a tower whose heads could not turn.
+    """
+    w = config.warmstart
+    eyes: dict[str, Any] = {}
+    if w.tower_layers:
+        if w.tower_width % (4 * TOWER_HEADS):
+            raise ValueError(
+                f"config.warmstart.tower_width is {w.tower_width}; it must be a multiple of "
+                f"{4 * TOWER_HEADS}, for {TOWER_HEADS} heads"
+            )
+        turning = w.width // w.heads // 2  # frequencies of a head
+        third = turning // 3
+        ids = tokenizer.get_vocab()
+        start, pad, end = (ids[word] for word in OF_IMAGES)
+        eyes = {
+            "family": "qwen2_5_vl",
+            "mrope_section": (turning - 2 * third, third, third),
+            "vision": VisionConfig(
+                depth=w.tower_layers,
+                hidden_size=w.tower_width,
+                intermediate_size=2 * w.tower_width,
+                num_heads=TOWER_HEADS,
+                out_hidden_size=w.width,
+                fullatt_block_indexes=(w.tower_layers - 1,),
+                window_size=WINDOW,
+                patch_size=PATCH,
+                spatial_merge_size=1,
+            ),
+            "image_tokens": ImageTokens(start=start, pad=pad, end=end, video=pad),
+        }
+    return ModelConfig(
+        vocab_size=len(tokenizer),
+        width=w.width,
+        layers=w.layers,
+        heads=w.heads,
+        kv_heads=w.kv_heads,
+        head_dim=w.width // w.heads,
+        mlp_width=w.mlp_width,
+        **eyes,
+    )
+
+
+def build_model(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Qwen:
+    """The config's `Qwen` of a `ModelConfig`: with the dtype, kernel and remat of the run.
+
+    Raises:
+      ValueError: the kernel does not run on the mesh's devices.
+    """
+    m, platform = config.model, mesh.devices.flat[0].platform
+    kernel = best_kernel(platform, m.dtype, shape.head_dim)
+    if m.attention not in ("auto", "xla", kernel):
+        raise ValueError(
+            f"config.model.attention is {m.attention!r}, which does not run on {platform} with "
+            f"{m.dtype} and heads of {shape.head_dim}; accepted: auto, xla"
+            + (f", {kernel}" if kernel != "xla" else "")
+        )
+    kernel = kernel if m.attention == "auto" else m.attention
+    return Qwen(dataclasses.replace(shape, dtype=m.dtype, attention=kernel, remat=m.remat))
+
+
+def build_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+    """The config's optimizer, of policy and critic; its steps are those of learning rate 1."""
+    o = config.optimizer
+    return make_optimizer(
+        b1=o.b1,
+        b2=o.b2,
+        eps=o.eps,
+        weight_decay=o.weight_decay,
+        max_grad_norm=o.max_grad_norm,
+    )
+
+
+def step_rates(config: ConfigDict, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """(policy's, critic's) learning rates of a step's minibatches, float32.
+
+    They follow the number of the step, whatever a filter dropped or was skipped before; the
+    policy's from its first step on, behind those in which the critic alone learns.
+    """
+    o, first = config.optimizer, config.critic.warmup_steps if has_critic(config) else 0
+
+    def rates(largest, start):
+        schedule = learning_rates(
+            learning_rate=largest,
+            schedule=o.schedule,
+            warmup_updates=o.warmup_updates,
+            total_updates=(config.steps - start) * o.minibatches,
+        )
+        updates = (step - 1 - start) * o.minibatches + np.arange(o.minibatches)
+        rates_of_updates = np.asarray(schedule(np.maximum(updates, 0)), np.float32)
+        return np.broadcast_to(rates_of_updates, updates.shape)
+
+    return rates(o.learning_rate, first), rates(config.critic.learning_rate, 0)
+
+
+def build_loss(config: ConfigDict) -> Loss:
+    """The config's `policy.Loss`."""
+    a = config.algorithm
+    return Loss(
+        temperature=config.rollout.temperature,
+        objective=a.objective,
+        clip_low=a.clip_low,
+        clip_high=a.clip_high,
+        clip_c=a.clip_c or None,
+        aggregation=a.aggregation,
+        norm_length=row_tokens(config),
+        kl_kind=a.kl_kind,
+        kl_coef=a.kl_coef if a.kl_in == "loss" else 0.0,
+        entropy_coef=a.entropy_coef,
+    )
+
+
+def build_credit(config: ConfigDict) -> Credit:
+    """The config's `algorithms.Credit`."""
+    a, r = config.algorithm, config.reward
+    return Credit(
+        name=a.name,
+        gamma=a.gamma,
+        lam=a.lam,
+        bi_level=a.bi_level,
+        turn_gamma=a.turn_gamma,
+        soft_weights=a.soft_weights,
+        level=r.level,
+        normalize=r.normalize,
+        grouping=r.grouping,
+    )
+
+
+def build_value_loss(config: ConfigDict) -> critic.ValueLoss:
+    """The config's `critic.ValueLoss`."""
+    return critic.ValueLoss(
+        clip=config.critic.clip,
+        aggregation=config.algorithm.aggregation,
+        norm_length=row_tokens(config),
+    )
+
+
+def build_adapters(config: ConfigDict, model: Qwen, mesh: Mesh) -> Params:
+    """The config's fresh LoRA adapters on the mesh."""
+    settings = config.model.lora
+    key = stream_key(Purpose.ADAPTERS, config.seed)
+    adapters = lora.init_adapters(
+        model.config, key, rank=settings.rank, targets=settings.targets, tower=settings.tower
+    )
+    return lora.place_adapters(adapters, model, mesh)
+
+
+def build_budgets(config: ConfigDict) -> Budgets:
+    """The config's `Budgets`."""
+    return Budgets(
+        max_turns=config.env.max_turns,
+        max_actions=config.env.max_actions,
+        max_new_tokens=config.rollout.max_new_tokens,
+    )
+
+
+def build_limits(config: ConfigDict) -> Limits:
+    """The config's `Limits` of an environment's time."""
+    return Limits(time_limit=config.env.time_limit, workers=config.env.workers)
+
+
+def build_collecting(config: ConfigDict) -> Collecting:
+    """The config's `Collecting`."""
+    groups, pool = config.rollout.groups, config.env.pool
+    return Collecting(groups=groups, pool=pool, seed=config.seed, **config.collect)
+
+
+def build_penalties(config: ConfigDict) -> Penalties:
+    """The config's `Penalties`."""
+    return Penalties(
+        format_penalty=config.env.format_penalty,
+        max_length=config.rollout.max_new_tokens,
+        overlong_buffer=config.reward.overlong_buffer,
+    )
+
+
+def build_sampling(config: ConfigDict) -> Sampling:
+    """How training draws tokens."""
+    return Sampling(temperature=config.rollout.temperature)
+
+
+def build_eval_sampling(config: ConfigDict) -> Sampling:
+    """How evaluation draws tokens."""
+    return Sampling(
+        temperature=config.eval.temperature,
+        top_k=config.eval.top_k,
+        top_p=config.eval.top_p,
+        min_p=config.eval.min_p,
+    )
+
+
+def needs_statistics(config: ConfigDict) -> bool:
+    """Whether a step reads its rows again with the policy before it learns."""
+    a = config.algorithm
+    kl_in_reward = a.kl_coef > 0 and a.kl_in == "reward"
+    by_entropy = "entropy" in config.filter.metric
+    return by_entropy or kl_in_reward or a.mismatch_cap > 0 or a.zvp_coef > 0
+
+
+def build_learner(
+    config: ConfigDict,
+    model: Qwen,
+    params: Params,
+    mesh: Mesh,
+    sampling_mesh: Mesh | None = None,
+    album: Album | None = None,
+) -> tuple[Learner, TrainState]:
+    """(`Learner`, `TrainState` at step 0) of a config.
+
+    Args:
+      params: the initial policy on the mesh; the state takes them over (updates donate them).
+      sampling_mesh: None: the mesh of training.
+      album: of the run's images, if the model sees.
+    """
+    c, a, o = config, config.algorithm, config.optimizer
+    frozen = reference = critic_state = None
+    optimizer = build_optimizer(c)
+    trained = params
+    if c.model.lora.rank:
+        # What does not train is held as it is read: no digit more.
+        base = sampling_params(params, model, mesh)
+        frozen = Frozen(base, np.float32(c.model.lora.alpha / c.model.lora.rank))
+        trained = build_adapters(c, model, mesh)
+    elif has_reference(c):
+        # A copy of every array, because the update donates the policy's parameters.
+        reference = jax.tree.map(
+            lambda x, own: jnp.copy(x) if x is own else x,
+            sampling_params(params, model, mesh),
+            params,
+        )
+        if a.kl_memory == "host":
+            reference = in_memory(reference, "host")
+    if has_critic(c):
+        backbone = critic.backbone_of(trained)
+        critic_state = critic.init_critic(backbone, model.config.width, optimizer, mesh)
+    environments = of_environments(c)
+    labels = environments if len(environments) > 1 else ("",)
+    learner = Learner(
+        model=model,
+        mesh=mesh,
+        sampling_mesh=sampling_mesh or mesh,
+        parts=tuple(map(Part, labels, groups_of_environments(c))),
+        filter=Filter(**c.filter),
+        reads_policy=needs_statistics(c),
+        credit=build_credit(c),
+        kl_in_reward=(a.kl_coef, a.kl_kind) if a.kl_coef and a.kl_in == "reward" else None,
+        kl_control=(a.kl_target, a.kl_gain) if a.kl_target else None,
+        kl_coef=a.kl_coef,
+        zvp_coef=a.zvp_coef,
+        mi_coef=a.mi_coef,
+        entropy_on=a.entropy_on,
+        entropy_gate=a.entropy_gate,
+        mismatch=(a.mismatch_cap, a.mismatch_level) if a.mismatch_cap else None,
+        optimizer=optimizer,
+        loss=build_loss(c),
+        value_loss=build_value_loss(c),
+        rates=functools.partial(step_rates, c),
+        critic_alone=c.critic.warmup_steps,
+        seed=c.seed,
+        minibatches=o.minibatches,
+        micro_batch=o.micro_batch,
+        step_rows=step_rows(c),
+        minibatch_rows=minibatch_rows(c),
+        reference=reference,
+        frozen=frozen,
+        album=album,
+    )
+    scopes = [f"{label}/{scope}" for label in labels if label for scope in SCOPES]
+    state = init_state(
+        trained,
+        optimizer,
+        mesh,
+        environments=environments,
+        critic=critic_state,
+        stopping=init_stopping(len(environments)),
+        regimes=init_regimes(len(environments)),
+        zscores=init_zscores([*SCOPES, *scopes]),
+        streak_P={name: init_streaks(c.env.pool) for name, c in environments.items() if c.env.pool},
+    )
+    if c.rollout.ahead:
+        state = sampled_next(learner, sampling_policy(learner, state), state)
+    return learner, state

@@ -1,0 +1,264 @@
+"""What a config must be for a run to use it: anything else is refused before it compiles.
+
+domains.py says what each field may hold by itself; here is what several of them must agree on.
+"""
+
+from ml_collections import ConfigDict
+
+from ragen_jax.algorithm import losses
+from ragen_jax.algorithm.algorithms import OF_TOKENS
+from ragen_jax.algorithm.filter import STRATEGIES
+from ragen_jax.algorithm.objectives import OBJECTIVES
+from ragen_jax.config.fields import DOMAINS, Domain, entries, field, leaves
+from ragen_jax.config.per_task import (
+    groups_of_environments,
+    minibatch_rows,
+    row_tokens,
+    step_groups,
+    step_rows,
+)
+from ragen_jax.diagnostics.gradients import check_edges
+from ragen_jax.model.qwen import ModelConfig
+from ragen_jax.update.policy import EXACT
+
+STEP_TOKENS = 2**26  # that a step may sample: beyond it the host's arrays take tens of gigabytes
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses values that no run could use.
+
+    Raises:
+      ValueError: names the field, its value and what is accepted.
+    """
+    c = config
+    check_domains(c)
+    check_algorithm(c)
+    check_filter(c)
+    check_edges(c.diagnose.gradients_edges, "config.diagnose.gradients_edges")
+    if c.diagnose.probe_every and c.diagnose.probe_problems > c.eval.episodes:
+        raise ValueError(
+            f"config.diagnose.probe_problems is {c.diagnose.probe_problems}, but no more than "
+            f"eval.episodes = {c.eval.episodes} problems are held out"
+        )
+    if c.also and c.diagnose.gradients_every and not c.diagnose.gradients_groups:
+        raise ValueError(
+            "config.diagnose.gradients_groups is 0, but the groups of a step are of several "
+            "environments, whose rewards differ in scale: give a number"
+        )
+    if c.rollout.ahead and c.diagnose.gradients_every and not c.diagnose.gradients_groups:
+        raise ValueError(
+            "config.diagnose.gradients_groups is 0, but with rollout.ahead another policy sampled "
+            "the groups of a step than the one whose gradients are taken: give a number"
+        )
+    sections = ("env", *(f"also.{name}.env" for name in c.also))
+    for section in sections:
+        check_environment(c, section)
+    if c.collect.explore < 1 and not all(field(c, section).pool for section in sections):
+        raise ValueError(
+            f"config.collect.explore is {c.collect.explore}, but without env.pool no problem is "
+            "met twice; set env.pool, or collect.explore to 1"
+        )
+    check_sizes(c)
+    check_warmstart(c)
+
+
+def check_domains(config: ConfigDict) -> None:
+    """Refuses another set of fields than base.py's, and values outside of their field's domain.
+
+    Raises:
+      ValueError: names the first such field, its value and what it must be.
+    """
+    fields = leaves(config)
+    for name in DOMAINS:
+        if name not in fields:
+            raise ValueError(f"config.{name} is missing; configs/base.py lists every field")
+    for name in fields:
+        if name not in DOMAINS:
+            raise ValueError(f"config.{name} is unknown; configs/base.py lists every field")
+    for name, domain in DOMAINS.items():
+        _check_value(config, name, domain)
+    _check_also(config)
+    for name, domain, _ in entries(config):
+        _check_value(config, name, domain)
+
+
+def _check_value(config: ConfigDict, name: str, domain: Domain) -> None:
+    value = field(config, name)
+    if not domain.accepts(value):
+        value = value.to_dict() if isinstance(value, ConfigDict) else value  # in one line
+        raise ValueError(f"config.{name} is {value!r}; it must be {domain.what}")
+
+
+def _check_also(config: ConfigDict) -> None:
+    for name, part in config.also.items():
+        if "/" in name or name.startswith("."):  # a folder of the run is called like that
+            raise ValueError(f"config.also has {name!r}, which cannot name a folder")
+        if not isinstance(part, ConfigDict) or set(part) != {"groups", "env"}:
+            raise ValueError(f"config.also.{name} must have groups and env, see configs/base.py")
+        if name == config.env.name:
+            raise ValueError(f"config.also.{name} has the name of config.env; give it another")
+        missing = sorted(set(config.env) ^ set(part.env))
+        if missing:
+            raise ValueError(
+                f"config.also.{name}.env must have the fields of config.env; one of them alone has "
+                f"{', '.join(missing)}"
+            )
+
+
+def check_environment(config: ConfigDict, section: str) -> None:
+    """The part of `check` that is about one environment."""
+    env = field(config, section)
+    groups = "rollout.groups" if section == "env" else section.replace(".env", ".groups")
+    if 0 < env.max_context <= config.rollout.max_new_tokens:
+        raise ValueError(
+            f"config.{section}.max_context is {env.max_context}; it must be above "
+            f"rollout.max_new_tokens = {config.rollout.max_new_tokens}, which it holds beside the "
+            "prompt, or 0"
+        )
+    if 0 < env.pool < field(config, groups):
+        raise ValueError(
+            f"config.{section}.pool is {env.pool}; it must be at least {groups} = "
+            f"{field(config, groups)}, or 0"
+        )
+
+
+def check_algorithm(config: ConfigDict) -> None:
+    """The part of `check` that is about config.algorithm and what must agree with it."""
+    a = config.algorithm
+
+    def refuse(name, needed):
+        raise ValueError(f"config.{name} is {field(config, name)!r}; {needed}")
+
+    if a.clip_c != 0 and a.clip_c <= 1:
+        refuse("algorithm.clip_c", "it must be above 1, or 0 for no second clip")
+    if a.clip_c and not OBJECTIVES[a.objective].second_clip:
+        refuse("algorithm.clip_c", f"objective {a.objective} has no second clip: give 0")
+    if a.mismatch_cap and a.mismatch_cap < 1:
+        refuse("algorithm.mismatch_cap", "it must be at least 1, or 0 for no weights")
+    if a.kl_target and not a.kl_coef:
+        refuse("algorithm.kl_target", "it steers algorithm.kl_coef, which is 0")
+    if a.kl_in == "reward" and a.kl_kind == EXACT:
+        refuse(
+            "algorithm.kl_kind",
+            "KL in the reward is an estimate of each token: " + ", ".join(losses.KL_KINDS),
+        )
+    if config.reward.normalize != "identity" and config.reward.level != "turn":
+        refuse("reward.level", "normalised returns lie on an episode's last token: leave it 'turn'")
+    alone = a.name in OF_TOKENS and config.filter.strategy == "none"
+    if config.rollout.group_size == 1 and not alone:
+        refuse(
+            "rollout.group_size",
+            "a group of one has no variance: it needs filter.strategy none and an algorithm that "
+            f"learns from tokens ({', '.join(OF_TOKENS)})",
+        )
+    if config.reward.overlong_buffer >= config.rollout.max_new_tokens:
+        refuse(
+            "reward.overlong_buffer",
+            f"it must be below rollout.max_new_tokens={config.rollout.max_new_tokens}",
+        )
+    if a.mi_coef and config.rollout.temperature != 1:
+        refuse(
+            "algorithm.mi_coef",
+            f"what was sampled at rollout.temperature={config.rollout.temperature} has another "
+            "probability than what is scored: give rollout.temperature=1.0",
+        )
+    if a.mi_coef and min(groups_of_environments(config)) < 2:
+        refuse("algorithm.mi_coef", "one group has no other prompt: give rollout.groups=2 or more")
+    for name, default in (("entropy_on", "all"), ("entropy_gate", 0)):
+        if a[name] != default and config.diagnose.gradients_every:
+            refuse(
+                f"algorithm.{name}",
+                "gradient/ figures are of the whole bonus on every token: give "
+                "diagnose.gradients_every=0",
+            )
+    if a.entropy_gate and not config.diagnose.every:
+        refuse(
+            "algorithm.entropy_gate",
+            "it reads the MI that diagnose.every=0 leaves out: give diagnose.every=1",
+        )
+    if a.zvp_coef and config.filter.strategy != "none":
+        refuse(
+            "algorithm.zvp_coef",
+            f"filter.strategy={config.filter.strategy} drops the groups it learns from: give "
+            "filter.strategy=none",
+        )
+
+
+def check_filter(config: ConfigDict) -> None:
+    """The part of `check` that is about config.filter and what must agree with it."""
+    f = config.filter
+    strategy = STRATEGIES[f.strategy]
+    if not strategy.accepts(f.value):
+        raise ValueError(
+            f"config.filter.value is {f.value}; with filter.strategy={f.strategy} it must be "
+            f"{strategy.what}"
+        )
+    if f.strategy == "min_p" and f.keep == "smallest" and f.value <= 0:
+        raise ValueError(
+            f"config.filter.value is {f.value}; min_p over the smallest needs more than 0"
+        )
+    members = f.top_members + f.bottom_members
+    if members > config.rollout.group_size:
+        raise ValueError(
+            f"config.filter.top_members + bottom_members is {members}; a group has "
+            f"rollout.group_size={config.rollout.group_size} episodes"
+        )
+    if members and f.at_random:  # which are a group's best is not so of the group in its place
+        raise ValueError(
+            "config.filter.at_random is True, which deals whole groups; give filter.top_members "
+            "and bottom_members 0"
+        )
+    if config.regimes.action == "tighten" and not strategy.tightened:
+        raise ValueError(
+            f"config.regimes.action is tighten, but filter.strategy is {f.strategy!r}; it "
+            "lowers filter.value, which tightens "
+            + ", ".join(name for name, row in STRATEGIES.items() if row.tightened)
+        )
+
+
+def check_sizes(config: ConfigDict) -> None:
+    """The part of `check` that is about the sizes of a step and of its batches."""
+    c = config
+    tokens = step_rows(c) * row_tokens(c)
+    if tokens > STEP_TOKENS:
+        raise ValueError(
+            f"config.rollout.groups is {c.rollout.groups}, group_size {c.rollout.group_size} and "
+            f"max_new_tokens {c.rollout.max_new_tokens}: a step could sample {tokens} tokens; at "
+            f"most {STEP_TOKENS} fit"
+        )
+    episodes = step_groups(c) * c.rollout.group_size
+    if c.optimizer.minibatches > episodes:
+        raise ValueError(
+            f"config.optimizer.minibatches is {c.optimizer.minibatches}, but a step has only "
+            f"{episodes} episodes (groups of all environments x rollout.group_size)"
+        )
+    if c.optimizer.micro_batch > minibatch_rows(c):
+        raise ValueError(
+            f"config.optimizer.micro_batch is {c.optimizer.micro_batch}, but a minibatch has at "
+            f"most {minibatch_rows(c)} rows (all rows of a step over optimizer.minibatches)"
+        )
+
+
+def check_warmstart(config: ConfigDict) -> None:
+    """The part of `check` that is about the tiny agent."""
+    w = config.warmstart
+    if w.width % (2 * w.heads):
+        raise ValueError(
+            f"config.warmstart.width is {w.width}; it must be an even multiple of "
+            f"warmstart.heads = {w.heads}"
+        )
+    if w.heads % w.kv_heads:
+        raise ValueError(
+            f"config.warmstart.heads is {w.heads}; it must be a multiple of warmstart.kv_heads = "
+            f"{w.kv_heads}"
+        )
+    if w.batch > w.rooms:
+        raise ValueError(
+            f"config.warmstart.batch is {w.batch}; it must be at most warmstart.rooms = {w.rooms}"
+        )
+    limit = ModelConfig.max_positions
+    if config.model.path == "tiny" and config.rollout.max_new_tokens >= limit:
+        raise ValueError(
+            f"config.rollout.max_new_tokens is {config.rollout.max_new_tokens}; the tiny agent "
+            f"reads {limit} tokens, prompt and reply"
+        )

@@ -1,0 +1,87 @@
+"""What a command says of itself, and what it says of a flag that it does not have."""
+
+import difflib
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+
+from absl import flags
+
+from ragen_jax.config.flatten import flat
+from ragen_jax.configs import base, presets, recipes
+
+ASKING = ("-h", "-help", "--help", "--helpfull", "--helpshort")
+SHOWN = 100  # characters of a line
+
+
+def is_asked(argv: Sequence[str]) -> bool:
+    """Whether a command line asks what the command does."""
+    return any(word in ASKING for word in argv[1:])
+
+
+def help_text(configs: Sequence[str]) -> str:
+    """What --help prints: the command's docstring, its flags, and what can be configured.
+
+    Args:
+      configs: names of those that come with ragen_jax; none: the command reads no config.
+    """
+    about = inspect.getdoc(sys.modules["__main__"]) or ""
+    parts = [about, "\n".join(["flags:", *_flags()])]
+    if configs:
+        parts.append(
+            "\n".join(
+                [
+                    "config:",
+                    *_filled("  --config=NAME or FILE.py; names: ", configs),
+                    *_filled("  presets, behind a colon: ", presets.PRESETS),
+                    *_filled(f"  presets of {' and '.join(presets.DRAWN)}: ", presets.DRAWING),
+                    *_filled("  recipes, behind a +: ", list(recipes.RECIPES)),
+                    f"  {len(_fields())} fields, each --config.FIELD=VALUE, for instance",
+                    "    --config.steps=100 --config.filter.value=0.9 --config.seed=1",
+                    f"  Every field with its unit and meaning: {base.__file__}",
+                ]
+            )
+        )
+    return "\n\n".join(parts)
+
+
+def _flags() -> Iterator[str]:
+    """A line of each flag but those that libraries define."""
+    defined = flags.FLAGS.flags_by_module_dict()
+    ours = [flag for module in defined for flag in defined[module] if "ragen_jax" in module]
+    for flag in sorted(ours, key=lambda flag: flag.name):
+        default = "" if flag.default in (None, "", False) else f" (default: {flag.default})"
+        yield from _filled(f"  --{flag.name}: ", f"{flag.help}{default}".split(), between=" ")
+
+
+def _filled(begin: str, words: Sequence[str], between: str = ", ") -> Iterator[str]:
+    """`begin` and the words in lines of up to SHOWN characters, the further ones set in."""
+    line = begin
+    for number, word in enumerate(words):
+        word = word + between if number + 1 < len(words) else word
+        if len(line) + len(word.rstrip()) > SHOWN:
+            yield line.rstrip()
+            line = " " * 6
+        line += word
+    yield line.rstrip()
+
+
+def suggestion(flag: str) -> str:
+    """ "; did you mean --config.steps?" of the unknown flag "steps"; "" where nothing is near."""
+    flag = flag.lower().replace("-", "_")
+    fields = _fields() if "config" in flags.FLAGS else []
+    ends = [name for name in fields if f".{name}".endswith(f".{flag}")]
+    if not ends:
+        last = {name.rpartition(".")[2]: name for name in fields}
+        own = {name: name for name in flags.FLAGS if "." not in name}
+        near = difflib.get_close_matches(flag, [*own, *last, *fields], 1)
+        if near and near[0] in own:
+            return f"; did you mean --{near[0]}?"
+        ends = [last.get(name, name) for name in near]
+    ends = [f"--config.{name}" for name in sorted(ends, key=lambda name: name.count("."))[:3]]
+    return f"; did you mean {' or '.join(ends)}?" if ends else ""
+
+
+def _fields() -> list[str]:
+    """The dotted names of all fields of base.py."""
+    return list(flat(base.get_config().to_dict()))

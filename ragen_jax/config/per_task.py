@@ -1,0 +1,70 @@
+"""The numbers that follow from a config: groups, rows and tokens of a step, and its schedules."""
+
+from ml_collections import ConfigDict
+
+from ragen_jax.algorithm.algorithms import ALGORITHMS
+from ragen_jax.rollout import chat
+
+
+def of_environments(config: ConfigDict) -> dict[str, ConfigDict]:
+    """{name: the run's config with that environment as its only one}, config.env first.
+
+    A config of one environment is its own only entry.
+    """
+    alone = {config.env.name: config}
+    if config.also:
+        parts = {config.env.name: ConfigDict(dict(groups=config.rollout.groups, env=config.env))}
+        for name, part in (parts | dict(config.also)).items():
+            alone[name] = config.copy_and_resolve_references()
+            with alone[name].unlocked():
+                alone[name].env = part.env
+                alone[name].also = ConfigDict()
+            alone[name].rollout.groups = part.groups
+    return alone
+
+
+def groups_of_environments(config: ConfigDict) -> tuple[int, ...]:
+    """The groups of a step, environment by environment."""
+    return tuple(c.rollout.groups for c in of_environments(config).values())
+
+
+def step_groups(config: ConfigDict) -> int:
+    """The groups of a step, of all environments."""
+    return sum(groups_of_environments(config))
+
+
+def due(every: int, step: int) -> bool:
+    """Whether what is done every so many steps (0: never) is done in this one."""
+    return every > 0 and step % every == 0
+
+
+def turns_shown(env: ConfigDict) -> int:
+    """The most turns that a prompt of an environment's section can show."""
+    return chat.CONTEXTS[env.context](env.max_turns, env.window)
+
+
+def row_tokens(config: ConfigDict) -> int:
+    """The most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
+    shown = max(turns_shown(c.env) for c in of_environments(config).values())
+    return shown * config.rollout.max_new_tokens
+
+
+def step_rows(config: ConfigDict) -> int:
+    """The most rows of a step: what does not lie in an episode's first row has rows of its own."""
+
+    def rows(c):
+        # At the limit of the context any turn may have to start another row.
+        together = 1 if c.env.max_context else turns_shown(c.env)
+        return c.rollout.groups * c.rollout.group_size * (c.env.max_turns - together + 1)
+
+    return sum(map(rows, of_environments(config).values()))
+
+
+def minibatch_rows(config: ConfigDict) -> int:
+    """The most rows that a minibatch can hold."""
+    return -(-step_rows(config) // config.optimizer.minibatches)
+
+
+def has_critic(config: ConfigDict) -> bool:
+    """Whether the config's algorithm learns with a critic."""
+    return ALGORITHMS[config.algorithm.name].critic

@@ -1,0 +1,291 @@
+"""The device mesh and where arrays live on it: one table from logical axes to mesh axes.
+
+Three mesh axes: `data` and `fsdp` split rows, `fsdp` also splits parameters, `tensor` splits heads,
+MLP and vocabulary. Library functions take the mesh that is in use (`jax.set_mesh`); without one
+they run on a single device and everything here leaves arrays as they are.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from ragen_jax.core.heartbeat import met
+from ragen_jax.core.types import Array, Params
+
+if TYPE_CHECKING:
+    pass
+
+MESH_AXES = ("data", "fsdp", "tensor")
+ROWS = ("data", "fsdp")
+
+# Logical axis of a parameter or activation (model/qwen.py) -> mesh axes it is split over.
+RULES = (
+    ("rows", ROWS),
+    ("data_rows", "data"),
+    ("layers", None),
+    ("embed", "fsdp"),
+    ("vocab", "tensor"),
+    ("heads", "tensor"),
+    ("kv_heads", "tensor"),
+    ("head", None),
+    ("mlp", "tensor"),
+    ("norm", None),
+    ("patch", None),
+)
+
+
+def make_mesh(
+    *, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """A mesh over all devices.
+
+    Args:
+      data, fsdp, tensor: devices along each axis; one may be -1, which takes all that remain.
+      devices: the devices (default: all of this run).
+
+    Raises:
+      ValueError: sizes that are not positive, two -1, or a product other than the device count.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = dict(zip(MESH_AXES, (data, fsdp, tensor), strict=True))
+    shown = ", ".join(f"mesh.{name}={size}" for name, size in sizes.items())
+    free = [name for name, size in sizes.items() if size == -1]
+    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise ValueError(f"{shown}: sizes must be at least 1, and one of them may be -1 (the rest)")
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if free and len(devices) % fixed == 0:
+        sizes[free[0]] = len(devices) // fixed
+    elif fixed != len(devices) or free:
+        raise ValueError(f"{shown} does not fit {len(devices)} device(s)")
+    return Mesh(np.array(devices).reshape(tuple(sizes.values())), MESH_AXES)
+
+
+def split_devices(
+    devices: Sequence[jax.Device], apart: int
+) -> tuple[Sequence[jax.Device], Sequence[jax.Device]]:
+    """(devices that train, devices that sample): the last `apart` sample alone; 0: all do both.
+
+    Raises:
+      ValueError: none would be left to train.
+    """
+    if apart >= len(devices):
+        raise ValueError(
+            f"config.sampling_mesh.devices is {apart}, but at least one of {len(devices)} "
+            f"device(s) must train: give at most {len(devices) - 1}"
+        )
+    return devices[: len(devices) - apart], devices[-apart:]
+
+
+def spec(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
+    """PartitionSpec of an array by RULES; an axis that does not divide evenly stays whole."""
+    rules = dict(RULES)
+
+    def mesh_axes(axis, size):
+        names = rules[axis] if axis else None
+        names = (names,) if isinstance(names, str) else names or ()
+        return names if size % math.prod(mesh.shape[name] for name in names) == 0 else None
+
+    return PartitionSpec(*(mesh_axes(axis, size) for axis, size in zip(axes, shape, strict=True)))
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """x, laid out by the logical names of its axes (None: whole) on the mesh in use, if any."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh))
+
+
+def vocabulary_shards(V: int) -> int:
+    """Into how many parts a vocabulary of V tokens is split on the mesh in use; 1 without one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty or not spec(("vocab",), (V,), mesh)[0] else mesh.shape["tensor"]
+
+
+def by_shard(function: Callable[..., Any], *args: Any) -> Any:
+    """function(*args), where each shard of the mesh in use sees its own rows alone.
+
+    XLA would copy a whole cache to every device for a gather or scatter of its rows.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return function(*args)
+
+    def layout(x):
+        axes = ("rows", "kv_heads", None, None) if x.ndim >= 4 else ("rows",)
+        return spec((None,) * (x.ndim - len(axes)) + axes, x.shape, mesh)
+
+    specs, out_specs = jax.tree.map(layout, (args, jax.eval_shape(function, *args)))
+    return jax.shard_map(function, in_specs=specs, out_specs=out_specs, check_vma=False)(*args)
+
+
+# ------------------------------------------------------------------------------ parameters
+
+
+def boxed_shardings(boxed: Params, mesh: Mesh) -> Params:
+    """A NamedSharding for every parameter that names its axes, by RULES."""
+    return jax.tree.map(
+        lambda x: NamedSharding(mesh, spec(x.names, x.value.shape, mesh)),
+        boxed,
+        is_leaf=lambda x: isinstance(x, nn.Partitioned),
+    )
+
+
+def apart(here: Mesh, mesh: Mesh) -> bool:
+    """Whether two meshes have no device in common: no program can move an array between them."""
+    return not set(here.devices.flat) & set(mesh.devices.flat)
+
+
+MEMORIES = {"device": "device", "host": "pinned_host"}  # name: memory kind of JAX
+
+
+def in_memory(params: Params, name: str) -> Params:
+    """Arrays of devices, laid out as they are, in one of MEMORIES."""
+    kind = MEMORIES[name]
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), params)
+
+
+def rests_on_host(params: Params) -> bool:
+    """Whether arrays are in the host's pinned memory."""
+    return jax.tree.leaves(params)[0].sharding.memory_kind == MEMORIES["host"]
+
+
+# ------------------------------------------------------------------------------ rows
+
+
+def data_shards(mesh: Mesh) -> int:
+    """Into how many parts a batch of rows is split."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def row_shards() -> tuple[int, list[int]]:
+    """(parts that rows are split into on the mesh in use, those that this process holds)."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return 1, [0]
+    shards = mesh.devices.reshape(data_shards(mesh), -1)
+    here = jax.process_index()
+    return len(shards), [
+        i for i, row in enumerate(shards) if any(device.process_index == here for device in row)
+    ]
+
+
+def shards_are_shared() -> bool:
+    """Whether a part of the rows on the mesh in use lies in several processes."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return False
+    shards = mesh.devices.reshape(data_shards(mesh), -1)
+    return any(len({device.process_index for device in row}) > 1 for row in shards)
+
+
+def place_rows(array: np.ndarray) -> Array:
+    """This process's rows (in the order of its shards) as part of an array over all devices."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return array
+    count, mine = row_shards()
+    size = len(array) // len(mine)  # rows of a shard
+    sharding = NamedSharding(mesh, PartitionSpec(ROWS))
+
+    def piece(index):
+        start = index[0].start or 0
+        local = mine.index(start // size) * size if count > 1 else 0
+        return array[local : local + size]
+
+    return jax.make_array_from_callback((size * count, *array.shape[1:]), sharding, piece)
+
+
+def read_rows(array: jax.Array) -> np.ndarray:
+    """This process's rows of an array that is split over rows, in the order of its shards."""
+    if jax.sharding.get_mesh().empty:
+        return np.asarray(array)
+    met()
+    pieces = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(pieces[start]) for start in sorted(pieces)])
+
+
+def shard_micro_batches(arrays: Any, mesh: Mesh) -> Any:
+    """A tree of [A, micro_batch, ...] arrays, laid out."""
+    return place(arrays, micro_batch_layout(mesh))
+
+
+def micro_batch_layout(mesh: Mesh) -> NamedSharding:
+    """Of [A, micro_batch, ...]: each micro-batch's rows over data and fsdp."""
+    return NamedSharding(mesh, PartitionSpec(None, ROWS))
+
+
+def replicate(array: Array, mesh: Mesh) -> jax.Array:
+    """A copy of the array on every device."""
+    return place(array, NamedSharding(mesh, PartitionSpec()))
+
+
+def place(tree: Any, sharding: Sharding) -> Any:
+    """A tree of NumPy arrays that every process holds, laid out over the devices."""
+
+    def put(array):
+        array = np.asarray(array)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    return jax.tree.map(put, tree)
+
+
+# ------------------------------------------------------------------------------ processes
+
+
+def processes() -> int:
+    """Of the mesh in use; 1 without one."""
+    mesh = jax.sharding.get_mesh()
+    return 1 if mesh.empty else len({device.process_index for device in mesh.devices.flat})
+
+
+def agree(*values: int) -> tuple[int, ...]:
+    """The largest of each number over all processes."""
+    if processes() == 1:
+        return values
+    met()
+    return tuple(multihost_utils.process_allgather(np.asarray(values)).max(0).tolist())
+
+
+def of_first(number: int) -> int:
+    """The number that the first process has, in all of them."""
+    if jax.process_count() == 1:
+        return number
+    met()
+    return int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes the run's files and its console."""
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def first_goes_first(name: str) -> Generator[None]:
+    """What is inside is done by the first process, and then by the others: they find its files."""
+    if not is_first():
+        multihost_utils.sync_global_devices(name)
+    yield
+    if is_first() and jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def gather_bytes(data: bytes) -> list[bytes]:
+    """[bytes of process 0, of process 1, ...]."""
+    if processes() == 1:
+        return [data]
+    (longest,) = agree(len(data))
+    padded = np.zeros(longest, np.uint8)
+    padded[: len(data)] = np.frombuffer(data, np.uint8)
+    lengths = multihost_utils.process_allgather(np.asarray(len(data)))
+    rows = multihost_utils.process_allgather(padded)
+    return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]

@@ -1,0 +1,123 @@
+"""A step's groups, environment by environment: their episodes, arrays and metrics.
+
+A step's groups are those of its first environment, then those of the second, and so on. What is
+said of an environment carries its label: rollout/success of "sokoban" is rollout/sokoban/success.
+Where an environment is alone it has no label, and its figures are the step's.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ragen_jax.core.types import Episode, Metrics
+
+
+class Share(Protocol):
+    """What is read of a `Part`, or of a `tasks.Task` in its place."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def groups(self) -> int: ...
+
+
+class Part(NamedTuple):
+    """An environment's share of a step's groups."""
+
+    label: str  # "" where it is alone
+    groups: int
+
+
+def split_groups(
+    parts: Sequence[Share], *arrays: Sequence[Any] | np.ndarray
+) -> Iterator[tuple[Any, ...]]:
+    """(part, its share of each array) of each part.
+
+    Args:
+      arrays: episode by episode or group by group.
+    """
+    groups = sum(part.groups for part in parts)
+    first = 0
+    for part in parts:
+        shares = []
+        for values in arrays:
+            of_group = len(values) // groups  # entries of a group
+            shares.append(values[first * of_group : (first + part.groups) * of_group])
+        yield part, *shares
+        first += part.groups
+
+
+def concatenate_episodes(lists: Iterable[Sequence[Episode]]) -> list[Episode]:
+    """The episodes of several lists, their groups numbered on from one list to the next."""
+    episodes: list[Episode] = []
+    for listed in lists:
+        first = episodes[-1].group + 1 if episodes else 0
+        episodes += [dataclasses.replace(e, group=first + e.group) for e in listed]
+    return episodes
+
+
+def measure_each(
+    parts: Sequence[Share],
+    measure: Callable[..., Metrics],
+    *arrays: Sequence[Any] | np.ndarray,
+) -> Metrics:
+    """measure(*shares) of each part, under its label; {} where there is but one.
+
+    Args:
+      measure: returns metrics a/b, which become a/label/b. arrays: as in `split_groups`.
+    """
+    return label_metrics(parts, [measure(*shares) for _, *shares in split_groups(parts, *arrays)])
+
+
+def label_metrics(parts: Sequence[Share], metrics_E: Sequence[Metrics]) -> Metrics:
+    """The metrics a/b of each part as a/label/b; {} where there is but one part.
+
+    Args:
+      metrics_E: of each part.
+    """
+    return {
+        name.replace("/", f"/{part.label}/", 1): value
+        for part, metrics in zip(parts, metrics_E, strict=True)
+        if part.label
+        for name, value in metrics.items()
+    }
+
+
+def combine_metrics(parts: Sequence[Share], metrics_E: Sequence[Metrics]) -> Metrics:
+    """The metrics of each part under its label, and their mean over the parts that have them.
+
+    The mean of E independent figures has the interval sqrt(sum of their squared half-widths) / E
+    (names ending in _ci95), and none where a part has the figure without an interval; p-values (in
+    _p) have no mean.
+
+    Args:
+      metrics_E: of each part.
+    """
+    combined: dict[str, Any] = {}  # of Python's floats and NumPy's
+    for name in dict.fromkeys(name for metrics in metrics_E for name in metrics):
+        values = [metrics[name] for metrics in metrics_E if name in metrics]
+        if name.endswith("_ci95"):
+            figure = name.removesuffix("_ci95")
+            if len(values) == sum(figure in metrics for metrics in metrics_E):
+                combined[name] = math.hypot(*values) / len(values)
+        elif len(parts) == 1 or not name.endswith("_p"):
+            combined[name] = np.mean(values)
+    return combined | label_metrics(parts, metrics_E)
+
+
+def metrics_of_each(parts: Sequence[Share], metrics: Metrics) -> list[Metrics]:
+    """The metrics of each part under their plain names: the inverse of `label_metrics`."""
+    if len(parts) == 1:
+        return [metrics]
+    return [
+        {
+            name.replace(f"/{part.label}/", "/", 1): value
+            for name, value in metrics.items()
+            if name.split("/")[1:2] == [part.label]
+        }
+        for part in parts
+    ]

@@ -1,0 +1,82 @@
+"""The objects that travel between the stages of a step.
+
+Axis letters, used at the end of names everywhere:
+
+    B rows      T tokens of a row     G groups (prompts)    K episodes of a group
+    M scored reasonings               N scoring prompts     V vocabulary
+    L layers    D width               H heads               S positions of a cache
+
+Entry t of every `_BT` array is about token t of the row (entry 0 is masked); the only shift
+between logits and tokens is in `likelihood.token_statistics`.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import flax.struct
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    pass
+
+Array = jax.Array | np.ndarray  # of mathematics that takes and gives either
+Params = dict[str, Any]  # nested, by module and parameter: arrays, or what stands for them
+Metrics = dict[str, float]  # metric name -> value: a part of a row of metrics.jsonl
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """One prompt and the reply sampled for it, as token ids: what is trained is what was sampled.
+
+    The prompt ends with the tokens of `<think>`, so the reply begins inside the reasoning.
+    """
+
+    prompt: np.ndarray  # int32 [P], everything the policy read, earlier turns included
+    message: str  # the user message with which the prompt ends; IMAGE where it shows an image
+    sampled: np.ndarray  # int32 [n], with the stop token if one was sampled
+    logp: np.ndarray  # float32 [n], of the distribution actually sampled from
+    reasoning: tuple[int, int]  # token span of `sampled` before </think>; (0, 0): unclosed or empty
+    answer: tuple[int, int]  # token span of `sampled` inside <answer>...</answer>
+    actions: tuple[str, ...]  # the actions that were run
+    valid: bool  # well formed, and every action known
+    reward: float  # of the environment, format penalty not included
+    info: dict[str, Any]
+    # uint8 [height, width, 3] each, of the message, which has envs.types.IMAGE for each
+    images: tuple[np.ndarray, ...] = ()
+    # first and count of the numbers that stand for each image's tokens in the prompt (album.py)
+    spans: tuple[tuple[int, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """One play of one environment seed."""
+
+    seed: int
+    group: int  # index of the seed within the step
+    member: int  # index of the episode within its group
+    turns: tuple[Turn, ...]
+    success: bool
+    error: str = ""  # the traceback of what its environment did; "": nothing is wrong with it
+
+
+REASONING, ACTION = 1, 2
+
+
+@flax.struct.dataclass
+class Batch:
+    """Episodes as rows of tokens. A row holds one or more turns of one episode.
+
+    NumPy arrays on the host; padding rows have weight 0 and an empty mask.
+    """
+
+    tokens_BT: np.ndarray  # int32, right-padded
+    mask_BT: np.ndarray  # float32, 1 where the token was sampled by the policy
+    logp_BT: np.ndarray  # float32, the sampler's log-probability, 0 where mask is 0
+    turn_BT: np.ndarray  # int32, the turn a sampled token belongs to, -1 elsewhere
+    turn_end_BT: np.ndarray  # bool, the last sampled token of each turn
+    span_BT: np.ndarray  # int8, of a sampled token: REASONING, ACTION, or 0
+    reward_BT: np.ndarray  # float32, on turn ends; zero until rewards.add_rewards
+    episode_B: np.ndarray  # int32, index into the list of episodes; -1 on padding rows
+    group_B: np.ndarray  # int32, index of the episode's group; -1 on padding rows
+    weight_B: np.ndarray  # float32, 1 for a real row, 0 for padding

@@ -1,0 +1,320 @@
+"""The page of cures, and of ours: what each treatment keeps of the information, at which price.
+
+What counts was fixed before the runs. Of a run, over its probes and evaluations:
+
+    kept      mean of mi_seq over its first value: 1 where nothing is lost
+    half      the step at which mi_seq has lost half of its highest before, on a straight line
+              between probes; a run that never does counts as lasting to its end and longer
+    success   the last evaluation, and the mean of all
+
+Each is compared with no filter by seed (95 % interval, Student's t, over the seeds). A treatment
+*helps* where the interval of the difference in `kept` is above 0, and *at no price* where that of
+the mean success is not below -PRICE.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ragen_jax.configs.experiments import Experiment
+from ragen_jax.diagnostics.intervals import interval
+from ragen_jax.lab import ceiling
+from ragen_jax.lab import model_organism as organism
+from ragen_jax.lab.curves import (
+    SUCCESS,
+    Rows,
+    Runs,
+    Verdict,
+    curve,
+    factors,
+    judged,
+    label_points,
+    updates,
+)
+from ragen_jax.lab.identical import SAME, is_unchanged
+from ragen_jax.lab.model_organism import ENTROPY, GROUNDED, MI, OTHER, VALID_RATE
+from ragen_jax.lab.statistics import ERROR, holm, p_value
+from ragen_jax.storage.writers import save_figure
+
+PLAIN, BEST_OF_PAPER = "no filter", "top-p 0.9"
+NOT_TESTABLE = "not testable (the same runs)"
+PRICE = 0.05  # of mean success, that a difference may be below nothing
+KEPT_GROUPS = "filter/kept_ratio"
+FIGURES = (*organism.FIGURES, KEPT_GROUPS, "rollout/replies")
+# RAGEN-2, table 9 (Sokoban, 3B): success, MI, entropy.
+PAPER = {
+    "top-p 1.0": (0.17, 0.54, 2.76),
+    "top-p 0.9": (0.38, 0.84, 1.64),
+    "top-p 0.5": (0.29, 0.83, 1.88),
+    "min-p 0.05": (0.42, 0.67, 1.64),
+    "min-p 0.2": (0.45, 0.36, 3.01),
+    "top-k 0.25": (0.22, 0.86, 1.28),
+    "top-k 0.5": (0.44, 0.89, 1.47),
+    "top-p 0.9 by sum": (0.24, None, None),
+    "top-p 0.9 by entropy": (0.20, None, None),
+    "top-p 0.9 by length": (0.16, None, None),
+    "smallest variance": (0.29, 0.47, 5.31),
+}
+
+
+# That top-p 0.9 by reward variance does better, in success and where MI is reported in that too.
+WORSE_THERE = {
+    "top-p 1.0": True,
+    "top-p 0.9 by sum": False,
+    "top-p 0.9 by entropy": False,
+    "top-p 0.9 by length": False,
+    "smallest variance": True,
+}
+
+
+def kept(rows: Rows) -> float:
+    """Mean of mi_seq over its first value."""
+    _, values = curve(rows, MI)
+    return float(values.mean() / values[0])
+
+
+def half(rows: Rows) -> float:
+    """The step at which half of mi_seq is lost; infinite if it is not."""
+    step = organism.information_lost(rows)
+    return np.inf if step is None else step
+
+
+def last(rows: Rows, name: str) -> float:
+    """A figure's last value."""
+    return float(curve(rows, name)[1][-1])
+
+
+def last_success(rows: Rows) -> float:
+    """The last evaluation."""
+    return last(rows, SUCCESS)
+
+
+def success(rows: Rows) -> float:
+    """The mean of all evaluations."""
+    return float(curve(rows, SUCCESS)[1].mean())
+
+
+def difference(
+    runs: Runs, measure: Callable[[Rows], float], treatment: str, reference: str
+) -> tuple[float, float]:
+    """(mean, 95 % half-width) of measure(rows) with a treatment minus with another, by seed."""
+    ((setting,), _, seeds) = factors(runs)
+    return interval(
+        [
+            measure(runs[setting, treatment, seed]) - measure(runs[setting, reference, seed])
+            for seed in seeds
+        ]
+    )
+
+
+def helps(runs: Runs, treatment: str, reference: str = PLAIN) -> str:
+    """ "at no price", "at a price", "no" or "worse", by the rule above."""
+    gain, half_width = difference(runs, kept, treatment, reference)
+    if abs(gain) <= half_width:
+        return "no"
+    if gain < 0:
+        return "worse"
+    change, half_width = difference(runs, success, treatment, reference)
+    return "at no price" if change - half_width >= -PRICE else "at a price"
+
+
+def shown(runs: Runs, treatment: str, reference: str, found: tuple[float, float]) -> str:
+    """A difference with its interval, or that the treatment changed nothing."""
+    if is_unchanged(runs, treatment, reference):
+        return SAME
+    return "{:+.2f} +- {:.2f}".format(*found)
+
+
+def outcomes(runs: Runs) -> dict[str, str]:
+    """{treatment: what `helps` says of it, or SAME}, of all but no filter."""
+    _, treatments, _ = factors(runs)
+    return {
+        name: SAME if is_unchanged(runs, name, PLAIN) else helps(runs, name)
+        for name in treatments
+        if name != PLAIN
+    }
+
+
+def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
+    """Of table 9: is top-p 0.9 by reward variance better than what is worse there? A filter whose
+    runs are identical to those of another is judged once."""
+    _, treatments, seeds = factors(runs)
+    found: list[Verdict] = []
+    judged_already: dict[tuple[str, str], str] = {}
+    for name in (x for x in WORSE_THERE if x in treatments):
+        measures = {"success at the end": last_success}
+        if WORSE_THERE[name]:
+            measures["information kept"] = kept
+        for what, measure in measures.items():
+            mean, half_width = difference(runs, measure, BEST_OF_PAPER, name)
+            claim = f"{BEST_OF_PAPER} higher than {name} in {what}"
+            figures = f"{mean:+.2f} +- {half_width:.2f}"
+            word, p = judged(mean, half_width), p_value(mean, half_width, len(seeds) - 1)
+            arms = [{k: x for k, x in runs.items() if k[1] == t} for t in (BEST_OF_PAPER, name)]
+            alike = judged_already.setdefault((what, _class_of(runs, name)), name)
+            if is_unchanged(runs, BEST_OF_PAPER, name):
+                word, p, figures = NOT_TESTABLE, None, f"{name} changed nothing"
+            elif alike != name:
+                word, p, figures = NOT_TESTABLE, None, f"counted once, with {alike}"
+            elif measure is kept and ceiling.at_ceiling(experiment, MI, arms):
+                word, p = ceiling.CANNOT, None
+            found.append(Verdict("table 9", claim, word, figures, p))
+    return found
+
+
+def _class_of(runs: Runs, name: str) -> str:
+    """The first treatment, in order of appearance, with the same runs as a treatment."""
+    return next(x for x in factors(runs)[1] if x == name or is_unchanged(runs, name, x))
+
+
+def corrected(runs: Runs, outcome: dict[str, str]) -> dict[str, float]:
+    """{treatment: p-value of its difference to no filter in `kept`, by Holm over the page}; of
+    treatments with identical runs the first alone."""
+    df = len(factors(runs)[2]) - 1
+    names = [x for x in outcome if outcome[x] != SAME and _class_of(runs, x) == x]
+    p = {i: p_value(*difference(runs, kept, x, PLAIN), df) for i, x in enumerate(names)}
+    return {names[i]: value for i, value in holm(p).items()}
+
+
+def verdict(runs: Runs, outcome: dict[str, str]) -> str:
+    """Sentences: what helped, and what beat the paper's filter."""
+    _, _, seeds = factors(runs)
+
+    def named(kind):
+        return ", ".join(name for name in outcome if outcome[name] == kind) or "none"
+
+    text = (
+        f"Against no filter over {len(seeds)} seeds: kept more information at no price in success: "
+        f"{named('at no price')}; at a price: {named('at a price')}; less: {named('worse')}; no "
+        f"difference seen: {named('no')}."
+    )
+    if SAME in outcome.values():
+        text += f" The same runs as with no filter, to the digit: {named(SAME)}."
+    adjusted = corrected(runs, outcome)
+    survive = [name for name in outcome if adjusted.get(name, 1.0) < ERROR]
+    text += (
+        f" Each is judged at 95 %; with Holm's correction for the {len(adjusted)} treatments that "
+        f"differ, these still change what is kept: {', '.join(survive) or 'none'}."
+    )
+    if BEST_OF_PAPER in outcome:
+        better = [
+            name
+            for name in outcome
+            if name != BEST_OF_PAPER and helps(runs, name, BEST_OF_PAPER).startswith("at")
+        ]
+        text += f" Kept more than {BEST_OF_PAPER}: {', '.join(better) or 'none'}."
+    return text
+
+
+def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
+    """The text of the page, behind its question and command."""
+    ((setting,), treatments, seeds) = factors(runs)
+    steps = max(rows[-1]["step"] for rows in runs.values())
+    outcome = outcomes(runs)
+    lines = [
+        f"{len(runs)} runs of {steps} steps, seeds {', '.join(map(str, seeds))}; {setting}; "
+        "treatments are those of configs/experiments. Written by that command.",
+        "",
+        verdict(runs, outcome),
+        "",
+        f"![kept information and success]({picture})",
+        "",
+        "## Every treatment",
+        "",
+        "Means over seeds; differences to no filter by seed with 95 % intervals (Student's t). "
+        "Half: median step at which half of `mi_seq` was lost. Last values: H(Z\\|X), grounded, "
+        "neither style, valid, success.",
+        "",
+        "| treatment | updates | groups kept | kept | to no filter | to top-p 0.9 | half | "
+        "H(Z\\|X) | grounded | neither style | valid | success | mean success, to no filter | "
+        "helps | p (Holm) |",
+        "|" + " --- |" * 15,
+    ]
+
+    def mean(measure, name):
+        return float(np.mean([measure(runs[setting, name, seed]) for seed in seeds]))
+
+    def to(measure, name, reference):
+        if name == reference or reference not in treatments:
+            return ""
+        return shown(runs, name, reference, difference(runs, measure, name, reference))
+
+    def at_end(figure):
+        return lambda rows: last(rows, figure)
+
+    def mean_groups(rows):
+        return float(curve(rows, KEPT_GROUPS)[1].mean())
+
+    adjusted = corrected(runs, outcome)
+    for name in sorted(treatments, key=lambda name: -mean(kept, name)):
+        middle = float(np.median([half(runs[setting, name, seed]) for seed in seeds]))
+        cells = (
+            *(name, f"{mean(updates, name):.0f}", f"{mean(mean_groups, name):.2f}"),
+            f"{mean(kept, name):.2f}",
+            *(to(kept, name, reference) for reference in (PLAIN, BEST_OF_PAPER)),
+            f"> {steps}" if np.isinf(middle) else f"{middle:.0f}",
+            *(f"{mean(at_end(x), name):.2f}" for x in (ENTROPY, GROUNDED, OTHER, VALID_RATE)),
+            *(f"{mean(at_end(SUCCESS), name):.2f}", to(success, name, PLAIN)),
+            outcome.get(name, ""),
+            f"{adjusted[name]:.3f}" if name in adjusted else "",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "The rule, fixed before the runs: *kept* is the mean of `mi_seq` over all probes, over the "
+        "first one. A treatment helps where the interval of its difference in kept is above 0, at "
+        f"no price where that of the mean success is not below -{PRICE:g}. Each comparison is made "
+        "at 95 %: of twenty treatments that change nothing, one would seem to. The last column "
+        "corrects the p-values of the difference in kept for all treatments of the page (Holm).",
+    ]
+    if set(WORSE_THERE).intersection(treatments):
+        lines += _table_9(runs)
+    return "\n".join(lines) + "\n"
+
+
+def _table_9(runs: Runs) -> list[str]:
+    """Lines: the paper's figures of each filter beside those of these runs."""
+    ((setting,), treatments, seeds) = factors(runs)
+    lines = [
+        "",
+        "## Beside the paper's table 9",
+        "",
+        "RAGEN-2: Sokoban, Qwen2.5-3B, PPO; MI and entropy as reported there. Here: kept, H(Z\\|X) "
+        "at the end.",
+        "",
+        "| filter | success there | here | MI there | kept here | entropy there | H(Z\\|X) here |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, there in PAPER.items():
+        if name in treatments:
+            shown = ["" if x is None else f"{x:.2f}" for x in there]
+            measures = (last_success, kept, lambda rows: last(rows, ENTROPY))
+            here = [np.mean([f(runs[setting, name, seed]) for seed in seeds]) for f in measures]
+            pairs = [f"{a} | {b:.2f}" for a, b in zip(shown, here, strict=True)]
+            lines.append(f"| {name} | " + " | ".join(pairs) + " |")
+    return lines
+
+
+def draw(runs: Runs, path: Path) -> None:
+    """A point a treatment, what it keeps against its mean success, with the seeds' spread; none of
+    those that change nothing."""
+    import matplotlib.pyplot as plt
+
+    ((setting,), _, seeds) = factors(runs)
+    fig, axis = plt.subplots(figsize=(10, 7), layout="constrained")
+    middles = {}
+    for name in (PLAIN, *(name for name, found in outcomes(runs).items() if found != SAME)):
+        points = np.array(
+            [[f(runs[setting, name, seed]) for f in (kept, success)] for seed in seeds]
+        )
+        x, y = points.mean(0)
+        color = "tab:red" if name in (PLAIN, BEST_OF_PAPER) else "tab:blue"
+        axis.plot(points[:, 0], points[:, 1], ".", color=color, alpha=0.3, markersize=4)
+        axis.plot(x, y, "o", color=color, markersize=5)
+        middles[name] = (x, y)
+    axis.set_xlabel("information kept: mean of mi_seq over its first value")
+    axis.set_ylabel("held-out success, mean of all evaluations")
+    label_points(fig, axis, middles)
+    save_figure(fig, path, dpi=110)
+    plt.close(fig)

@@ -1,0 +1,237 @@
+"""Log-probs of tokens, the entropy behind each, and the exact KL to a reference.
+
+`token_statistics` holds the project's one shift between logits and tokens. The vocabulary is read
+in chunks, so that no [B, T, V] array lives however large V is. Where devices share the head, each
+reads its own part of the vocabulary, chunk by chunk, and only sums over it are exchanged.
+
+Axes: B rows, T tokens, N both, D width, V vocabulary, C chunk of it, S shards of it.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ragen_jax.core.sharding import constrain, vocabulary_shards
+from ragen_jax.core.types import Array, Params
+from ragen_jax.model.qwen import Qwen, head
+
+VOCAB_CHUNK = 8192  # logits of one token held at a time
+
+
+def _chunks(V: int) -> int:
+    """Into how many chunks a vocabulary is cut: evenly where up to twice the least number does, so
+    that the head need not be padded (which copies it)."""
+    least = -(-V // VOCAB_CHUNK)
+    return next((n for n in range(least, 2 * least + 1) if V % n == 0), least)
+
+
+def _scaled_logits(
+    hidden_ND: jax.Array, weight_CD: jax.Array, temperature: Array | float
+) -> jax.Array:
+    """Float32 logits [N, C] of a chunk of C tokens over the temperature."""
+    logit = jnp.einsum(
+        "nd,vd->nv",
+        hidden_ND,
+        weight_CD.astype(hidden_ND.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return logit / temperature
+
+
+class Sums(NamedTuple):
+    """Of each token over a part of the vocabulary, float32 [N]; l are the logits."""
+
+    top: jax.Array  # the largest l, without gradient
+    total: jax.Array  # sum of e = exp(l - top)
+    weighted: jax.Array  # sum of e * (l - top)
+    picked: jax.Array  # the target's l, 0 where another part has it
+
+
+class Gap(NamedTuple):
+    """The same of a reference's logits r, and of both."""
+
+    top: jax.Array
+    total: jax.Array
+    gap: jax.Array  # sum of e * (l - r)
+
+
+def vocabulary_statistics(
+    hidden: jax.Array,
+    head_VD: jax.Array,
+    target: jax.Array,
+    temperature: Array | float,
+    reference: tuple[jax.Array, jax.Array] | None = None,
+) -> tuple[jax.Array, ...]:
+    """log p(target) and the entropy of p = softmax(hidden @ head.T / temperature), in nats.
+
+    Runs over the vocabulary in chunks with a running maximum (online log-sum-exp); the backward
+    pass recomputes each chunk's logits. With q the reference's distribution and l its and p's
+    logits, KL(p || q) = sum_v p_v (l_p - l_q) + log Z_q - log Z_p, with its whole gradient.
+
+    Args:
+      hidden: [..., D]. head_VD: [V, D]. target: int32 [...]. temperature: scalar > 0.
+      reference: (hidden, head) of q over the same vocabulary, or None.
+
+    Returns:
+      (logp, entropy) or, with a reference, (logp, entropy, KL(p || q)), float32 [...].
+    """
+    V, D = head_VD.shape
+    shape = target.shape
+    # As matrices: see model/qwen.py, Linear.
+    hidden, target = hidden.reshape(-1, D), target.reshape(-1)
+    others = ()
+    if reference is not None:
+        others = reference[0].reshape(target.shape[0], -1), reference[1]
+    shards = vocabulary_shards(V)
+    if shards == 1:
+        sums, other = _read_part(hidden, target, temperature, 0, head_VD, *others)
+    else:
+
+        def split(weight_VD):
+            return constrain(weight_VD.reshape(shards, V // shards, -1), "vocab", None, "embed")
+
+        if others:
+            others = others[0], split(others[1])
+        parts = jax.vmap(
+            functools.partial(_read_part, hidden, target, temperature),
+            in_axes=(0, 0, *((None, 0) if others else ())),
+        )(jnp.arange(shards) * (V // shards), split(head_VD), *others)
+        sums, other = _together(*parts)
+    log_total = jnp.log(sums.total)
+    statistics = [sums.picked - sums.top - log_total, log_total - sums.weighted / sums.total]
+    if other is not None:
+        offset = (other.top - sums.top) + (jnp.log(other.total) - log_total)
+        statistics.append(other.gap / sums.total + offset)
+    return tuple(x.reshape(shape) for x in statistics)
+
+
+def _read_part(
+    hidden: jax.Array,
+    target: jax.Array,
+    temperature: Array | float,
+    first: jax.Array | int,
+    head_VD: jax.Array,
+    reference_hidden: jax.Array | None = None,
+    reference_head: jax.Array | None = None,
+) -> tuple[Sums, Gap | None]:
+    """The sums over a part of the vocabulary.
+
+    Args:
+      hidden: [N, D]. target: int32 [N], in the whole vocabulary.
+      first: the part's first id. head_VD: its rows, as those of reference_head.
+    """
+    V = head_VD.shape[0]
+    chunks = _chunks(V)
+    chunk = -(-V // chunks)
+
+    def cut(weight_VD):
+        padded = jnp.pad(weight_VD, ((0, chunks * chunk - V), (0, 0)))
+        return padded.reshape(chunks, chunk, -1)
+
+    zero = jnp.zeros(target.shape, jnp.float32)
+    lowest = jnp.full(target.shape, -jnp.inf, jnp.float32)
+    pieces, gap = [jnp.arange(chunks), cut(head_VD)], None
+    if reference_head is not None:
+        pieces.append(cut(reference_head))
+        gap = Gap(lowest, zero, zero)
+    target = target - first
+
+    @jax.checkpoint
+    def body(carry, piece):
+        (top, total, weighted, picked), other = carry
+        index, weight_CD, *other_weight = piece
+        column = index * chunk + jnp.arange(chunk)
+        logit = jnp.where(column < V, _scaled_logits(hidden, weight_CD, temperature), -jnp.inf)
+        new_top = jax.lax.stop_gradient(jnp.maximum(top, logit.max(-1)))
+        e = jnp.exp(logit - new_top[..., None])
+        old = jnp.exp(top - new_top)
+        # sum of e * (logit - new_top), carried over when the maximum moves by `shift`.
+        shift = jnp.where(jnp.isfinite(top), top - new_top, 0.0)
+        weighted = old * (weighted + shift * total)
+        centred = jnp.where(column < V, logit - new_top[..., None], 0.0)
+        weighted = weighted + (e * centred).sum(-1)
+        total = old * total + e.sum(-1)
+        inside = (target >= index * chunk) & (target < jnp.minimum((index + 1) * chunk, V))
+        local = jnp.clip(target - index * chunk, 0, chunk - 1)
+        here = jnp.take_along_axis(logit, local[..., None], -1)[..., 0]
+        picked = jnp.where(inside, here, picked)
+        if other is not None and reference_hidden is not None:
+            ref_logit = _scaled_logits(reference_hidden, other_weight[0], temperature)
+            ref_logit = jnp.where(column < V, ref_logit, -jnp.inf)
+            new_ref_top = jax.lax.stop_gradient(jnp.maximum(other.top, ref_logit.max(-1)))
+            ref_e = jnp.exp(ref_logit - new_ref_top[..., None])
+            ref_total = jnp.exp(other.top - new_ref_top) * other.total + ref_e.sum(-1)
+            # The two logits are subtracted before they are weighed: nearly equal policies would
+            # lose their digits otherwise.
+            difference = jnp.where(column < V, logit - ref_logit, 0.0)
+            other = Gap(new_ref_top, ref_total, old * other.gap + (e * difference).sum(-1))
+        return (Sums(new_top, total, weighted, picked), other), None
+
+    found, _ = jax.lax.scan(body, (Sums(lowest, zero, zero, zero), gap), tuple(pieces))
+    return found
+
+
+def _together(sums: Sums, gap: Gap | None) -> tuple[Sums, Gap | None]:
+    """The sums over all parts of those over each, [S, N]."""
+    top = sums.top.max(0)
+    factor = jnp.exp(sums.top - top)
+    weighted = (factor * (sums.weighted + (sums.top - top) * sums.total)).sum(0)
+    whole = Sums(top, (factor * sums.total).sum(0), weighted, sums.picked.sum(0))
+    if gap is None:
+        return whole, None
+    ref_top = gap.top.max(0)
+    ref_total = (jnp.exp(gap.top - ref_top) * gap.total).sum(0)
+    return whole, Gap(ref_top, ref_total, (factor * gap.gap).sum(0))
+
+
+def token_statistics(
+    model: Qwen,
+    params: Params,
+    tokens_BT: Array,
+    *,
+    temperature: Array | float = 1.0,
+    reference: Params | None = None,
+) -> tuple[jax.Array, ...]:
+    """Of each token given those before it: (logp_BT, entropy_BT), and KL_BT with a reference.
+
+    Args:
+      model, params: as `model.hf.load` returns them.
+      tokens_BT: int32 [B, T], right-padded with any id.
+      temperature: logits are divided by it, the reference's too.
+      reference: parameters of the model that the KL is measured to, or None.
+
+    Returns:
+      float32 [B, T] each; entry 0 is 0.
+    """
+    tokens_BT = jnp.asarray(tokens_BT)
+
+    def read(params):
+        hidden, _ = model.apply({"params": params}, tokens_BT[:, :-1])
+        return hidden, head(params)
+
+    statistics = vocabulary_statistics(
+        *read(params),
+        tokens_BT[:, 1:],
+        temperature,
+        None if reference is None else read(reference),
+    )
+    return tuple(jnp.pad(x, ((0, 0), (1, 0))) for x in statistics)
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def token_logps(
+    model: Qwen, params: Params, tokens_BT: Array, *, temperature: Array | float = 1.0
+) -> jax.Array:
+    """Log-probabilities of tokens under the model.
+
+    Args:
+      model, params: as `model.hf.load` returns them.
+      tokens_BT: int32 [B, T], right-padded with any id.
+      temperature: logits are divided by it.
+
+    Returns:
+      float32 [B, T]: entry t is log p(token t | tokens before t); entry 0 is 0.
+    """
+    return token_statistics(model, params, tokens_BT, temperature=temperature)[0]

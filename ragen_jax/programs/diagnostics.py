@@ -1,0 +1,169 @@
+"""The programs of a step's diagnostics: rows of `diagnose.DIAGNOSTICS` name these functions."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from ragen_jax.algorithm.losses import Weights
+from ragen_jax.config.build import build_loss
+from ragen_jax.config.per_task import step_rows
+from ragen_jax.core import sharding
+from ragen_jax.diagnostics import cross_scoring, flow, gradients, mediation
+from ragen_jax.programs.program import (
+    Program,
+    micro_batches,
+    on_chip,
+    program,
+    split,
+    training_helps,
+)
+from ragen_jax.programs.roofline import Work
+from ragen_jax.programs.shapes import Lengths, Run, cache_struct, host, struct
+
+
+def scoring_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+    """Cross-scoring of the trajectory scope, whose prompts are the longest, and flow's rows.
+
+    Where prompts show earlier replies, the steps with flow figures score the trajectory scope
+    again: under prompts without these replies' reasonings, which are at most as long. Where
+    information is paid for (algorithm.mi_coef), every step scores its replies under the first
+    prompts, which are shorter; they are counted as if they were as long.
+    """
+    c, mesh = config, run.sampling_mesh
+    if not (c.diagnose.every or c.algorithm.mi_coef):
+        return
+    share = 1 / c.diagnose.every if c.diagnose.every else 0
+    work = Work(run.model.config, mesh.shape["tensor"])
+    episodes = c.rollout.groups * c.rollout.group_size
+    N = min(c.diagnose.trajectory_samples, episodes)
+    shards = sharding.data_shards(mesh)
+
+    def blocks(prompts, reasonings):
+        """(prompts of a call, reasonings of a call, calls) of cross_scoring.cross_score."""
+        n, m = cross_scoring.blocks(prompts, reasonings, c.diagnose.micro_batch, shards)
+        return n, m, -(-prompts // n) * -(-reasonings // m)
+
+    n, m, calls = blocks(N, N)
+    # The first turn's scope has as many rows a call and shorter prompts.
+    first = min(c.diagnose.first_turn_samples, episodes)
+    first_calls = blocks(c.rollout.groups, first)[2]
+    P = cross_scoring.padded_length(at.last, 32)
+    paid = blocks(c.rollout.groups, episodes * c.env.max_turns) if c.algorithm.mi_coef else None
+    flow_every = math.lcm(c.diagnose.every, c.diagnose.flow_every)  # 0: never
+    stripped = 1 / flow_every if flow_every and at.shown > 1 else 0
+    shared: dict[str, Any] = {
+        "held": run.held,
+        "helps": ("diagnose.micro_batch", "diagnose.trajectory_samples", *run.helps),
+    }
+    yield program(
+        "score_prompts",
+        mesh,
+        cross_scoring.read_prompts,
+        run.model,
+        run.showing,
+        host((n, P)),
+        host((n,)),
+        cost=work.score_prompts(on_chip(n, mesh), P),
+        calls=-(-N // n) * (share + stripped) + (paid is not None),
+        **shared,
+    )
+
+    def score(name, shape, *further, calls):
+        return program(
+            name,
+            mesh,
+            cross_scoring.score_block,
+            run.model,
+            run.showing,
+            cache_struct(run.model, run.policy, mesh, n, P),
+            struct(mesh, (n, run.model.config.width), jnp.dtype(c.model.dtype), "rows"),
+            host((*shape, at.reasoning)),
+            host(shape),
+            *further,
+            cost=work.score(on_chip(n * m, mesh), on_chip(n, mesh), P, at.reasoning),
+            calls=calls,
+            **shared,
+        )
+
+    of_scopes = (calls + first_calls) * share + calls * stripped
+    yield score("score", (m,), calls=of_scopes + (paid[2] if paid else 0))
+    if flow_every:
+        # Actions behind the other reasonings of their panels, which differ from prompt to prompt:
+        # one panel a turn, and two a first turn.
+        most = -(-2 * (flow.PANEL - 1) * first // c.rollout.groups)
+        swapped = blocks(N, flow.PANEL - 1)[2] + blocks(c.rollout.groups, most)[2]
+        yield score("score_flow", (n, m), host((n, m, 2)), calls=swapped / flow_every)
+
+
+def mediation_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+    """What a probe's actions hang on; the rest of a probe is no larger than a step's own."""
+    d, mesh = config.diagnose, run.sampling_mesh
+    if not (d.probe_every and d.probe_mediation):
+        return
+    P, B = cross_scoring.padded_length(at.first, 32), d.micro_batch
+    padded = [(host((B, n)), host((B,))) for n in (P, at.reasoning, at.reasoning)]
+    yield program(
+        "mediation",
+        mesh,
+        mediation.measure,
+        run.model,
+        run.showing,
+        *padded,
+        host((B,)),
+        host(()),
+        cost=Work(run.model.config, mesh.shape["tensor"]).mediation(
+            on_chip(B, mesh), P, at.reasoning, at.reasoning
+        ),
+        calls=-(-d.probe_problems * d.probe_samples // B) / d.probe_every,
+        held=run.held,
+        helps=("diagnose.micro_batch", *run.helps),
+    )
+
+
+def gradient_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+    """The inner products of a bucket's gradients, part by part."""
+    d, o = config.diagnose, config.optimizer
+    if not d.gradients_every:
+        return
+    loss, groups = build_loss(run.config), d.gradients_groups or config.rollout.groups
+    of_group = -(-(step_rows(config) // config.rollout.groups) // o.micro_batch)
+    pieces = micro_batches(
+        run, groups * of_group, tokens="int32", logp="f4", advantage="f4", mask="f4"
+    )
+    pieces["weights"] = Weights(loss_BT=pieces["mask"], mean_BT=pieces["mask"])
+    buckets = len(d.gradients_edges) + 1 if d.gradients_edges else d.gradients_buckets
+    size = sum(x.size for x in jax.tree.leaves(run.state.params))
+    yield program(
+        "gradients",
+        run.mesh,
+        gradients.bucket_products,
+        run.model,
+        loss,
+        run.state.params,
+        run.reference if loss.kl_coef else None,
+        pieces,
+        host((groups,)),
+        host(()),
+        run.state.kl_scale,
+        run.beside,
+        held=(
+            (run.state.opt_state, run.state.critic),
+            None if loss.kl_coef else run.resting,
+            run.policy if run.copied else None,
+        ),
+        cost=Work(run.model.config, run.mesh.shape["tensor"]).gradients(
+            on_chip(o.micro_batch, run.mesh),
+            run.row,
+            micro_batches=-(-groups * of_group // buckets),
+            parts=len(gradients.part_names(loss)),
+            reference=bool(loss.kl_coef),
+            trained=size // split(run),
+            frozen=bool(run.frozen),
+        ),
+        calls=buckets / d.gradients_every,
+        helps=("diagnose.gradients_groups", *training_helps(run)),
+    )

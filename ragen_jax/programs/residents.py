@@ -1,0 +1,63 @@
+"""What environments keep on the devices beside the model, and the programs that read it."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from ml_collections import ConfigDict
+
+from ragen_jax.config.per_task import of_environments
+from ragen_jax.envs import find_env
+from ragen_jax.envs.types import Resident
+from ragen_jax.programs.program import Program, program
+from ragen_jax.programs.roofline import Cost
+from ragen_jax.programs.shapes import Run, cache_struct
+
+
+def residents(run: Run) -> dict[str, Resident]:
+    """Environment -> what it keeps on the devices, of those that keep something.
+
+    Raises:
+      ValueError: options that the environment cannot use.
+    """
+    found = {}
+    for name, config in of_environments(run.config).items():
+        resident = getattr(find_env(config.env.name), "resident", None)
+        if resident is not None:
+            try:
+                found[name] = resident(run.sampling_mesh, **config.env.options.to_dict())
+            except ValueError as error:
+                raise ValueError(f"config.env.options of {config.env.name!r}: {error}") from error
+    return {name: resident for name, resident in found.items() if resident is not None}
+
+
+def beside_residents(plan: Sequence[Program], found: dict[str, Resident]) -> list[Program]:
+    """The programs, with what is resident in memory beside each."""
+    kept = [resident.arguments[0] for resident in found.values()]
+    return [dataclasses.replace(one, held=(one.held, kept)) for one in plan] if kept else [*plan]
+
+
+def resident_programs(run: Run, found: dict[str, Resident]) -> Iterator[Program]:
+    """The program that reads what an environment keeps: in a turn, beside the last one's cache."""
+    several = len(of_environments(run.config)) > 1
+    for name, resident in found.items():
+        config: ConfigDict = of_environments(run.config)[name]
+        kept, *rest = resident.arguments
+        others = [other.arguments[0] for key, other in found.items() if key != name]
+        rows = config.rollout.groups * config.rollout.group_size
+        cache = cache_struct(run.model, run.policy, run.sampling_mesh, rows, run.at[name].prompt)
+        yield program(
+            f"{resident.name}:{name}" if several else resident.name,
+            run.sampling_mesh,
+            resident.function,
+            kept,
+            *rest,
+            keywords=dict(resident.keywords),
+            held=(run.held, run.policy, cache, others),
+            cost=Cost(
+                flops=resident.flops,
+                bytes=math.prod(kept.sharding.shard_shape(kept.shape)) * kept.dtype.itemsize,
+            ),
+            calls=config.env.max_turns * -(-rows // resident.rows),
+            helps=(*resident.helps, *run.helps),
+        )

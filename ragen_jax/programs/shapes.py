@@ -1,0 +1,402 @@
+"""A training run as shapes: its lengths, and what it keeps in memory, before anything is there.
+
+`jax.ShapeDtypeStruct`s in place of arrays, laid out over a mesh as train.py would lay them out.
+Reads no weights, no tokenizer and no network.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
+from ml_collections import ConfigDict
+
+from ragen_jax.config.build import (
+    build_meshes,
+    build_model,
+    build_optimizer,
+    tiny_shape,
+    tiny_tokenizer,
+)
+from ragen_jax.config.per_task import has_critic, of_environments, turns_shown
+from ragen_jax.core import sharding
+from ragen_jax.core.padding import length_bucket
+from ragen_jax.core.types import Params
+from ragen_jax.diagnostics import cross_scoring
+from ragen_jax.model import families, hf, layout, lora, qwen
+from ragen_jax.model.attention import Segment
+from ragen_jax.model.positions import Images
+from ragen_jax.model.vision import images
+from ragen_jax.model.vision.images import Grid
+from ragen_jax.rollout.image_table import LEAST_ROOM
+from ragen_jax.update.policy import Frozen, showing
+from ragen_jax.update.state import CriticState, TrainState
+
+TILE = 28  # pixels along a side of a cell where env.options does not say: one token
+
+# A jax.ShapeDtypeStruct, which stands where the types ask for an array.
+Struct = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Tokens, padded as the run would pad them, but for `last`."""
+
+    shown: int  # turns of a prompt, at most
+    whole: int  # turns of an episode until one is dropped, every reply being as long as it may
+    last: int  # the last turn's prompt, not padded
+    first: int  # the first turn's prompt
+    before: int  # the cache of the turn before
+    prompt: int  # the last turn's prompt
+    news: int  # what the last turn appends
+    row: int  # a whole row
+    reasoning: int
+
+
+def lengths(config: ConfigDict, prompt_tokens: int, observation_tokens: int) -> Lengths:
+    """`Lengths` of config.env, every reply being as long as it may.
+
+    Raises:
+      ValueError: a length below 1, or a first prompt that env.max_context does not hold.
+    """
+    for name, value in (
+        ("prompt_tokens", prompt_tokens),
+        ("observation_tokens", observation_tokens),
+    ):
+        if value < 1:
+            raise ValueError(f"--{name} is {value}; it must be at least 1")
+    env, reply = config.env, config.rollout.max_new_tokens
+    shown = turns_shown(env)
+    last = prompt_tokens + (shown - 1) * (reply + observation_tokens)
+    if env.max_context:
+        last = min(last, env.max_context - reply)
+        if last < prompt_tokens:
+            raise ValueError(
+                f"--prompt_tokens is {prompt_tokens}, but config.env.max_context = "
+                f"{env.max_context} leaves {last} beside a reply"
+            )
+    before = max(last - reply - observation_tokens, prompt_tokens)
+    return Lengths(
+        shown=shown,
+        whole=1 + (last - prompt_tokens) // (reply + observation_tokens),
+        last=last,
+        first=length_bucket(prompt_tokens),
+        before=length_bucket(before),
+        prompt=length_bucket(last),
+        news=length_bucket(observation_tokens + 1),  # and the last sampled token
+        row=length_bucket(last + reply),
+        reasoning=cross_scoring.padded_reasoning(reply),
+    )
+
+
+def model_shape(config: ConfigDict) -> qwen.ModelConfig:
+    """The shape of config.model.path, without weights, tokenizer files or network.
+
+    Raises:
+      ValueError: neither a directory nor a model whose shape is known.
+    """
+    path = config.model.path
+    if path == "tiny":
+        return tiny_shape(config, tiny_tokenizer(config))
+    if Path(path).expanduser().is_dir():
+        return hf.model_config(path)
+    shape = families.known_shape(path)
+    if shape is None:
+        raise ValueError(
+            f"config.model.path is {path!r}: neither a model directory nor a model whose shape is "
+            f"known; known, with or without -Instruct: tiny, {', '.join(families.SHAPES)}"
+        )
+    return shape
+
+
+# ------------------------------------------------------------------------------ arrays
+
+
+def struct(mesh: Mesh, shape: tuple[int, ...], dtype: DTypeLike, *axes: str | None) -> Struct:
+    """A ShapeDtypeStruct laid out by the logical names of its axes (None, or none given: whole)."""
+    axes = axes + (None,) * (len(shape) - len(axes))
+    placed = NamedSharding(mesh, sharding.spec(axes, shape, mesh))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
+
+
+def host(shape: tuple[int, ...], dtype: DTypeLike = jnp.int32) -> Struct:
+    """A ShapeDtypeStruct of a NumPy argument."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def bytes_per_chip(tree: Any) -> int:
+    """What the arrays of a tree take on one chip, without padding."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def laid_out(shapes: Params, shardings: Params) -> Params:
+    """Shapes with the shardings of another tree."""
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+    )
+
+
+def cache_struct(
+    model: qwen.Qwen, params: Params, mesh: Mesh, rows: int, positions: int
+) -> Segment:
+    """A cache on a mesh."""
+    tokens = jax.ShapeDtypeStruct((rows, positions), jnp.int32)
+    plain = qwen.Qwen(dataclasses.replace(model.config, attention="xla"))
+    shapes = jax.eval_shape(
+        lambda params, tokens: plain.apply({"params": params}, tokens, keep_kv=True)[1],
+        params,
+        tokens,
+    )
+
+    def lay_out(x):
+        axes = (None,) * (len(x.shape) - 4) + ("rows", "kv_heads")
+        return struct(mesh, x.shape, x.dtype, *axes)
+
+    k, v = jax.tree.map(lay_out, shapes)
+    length_N = struct(mesh, (rows,), jnp.int32, "rows")
+    return Segment(k, v, length_N, behind_N=length_N if model.config.vision else None)
+
+
+def picture_grids(config: ConfigDict) -> dict[str, Grid]:
+    """Environment -> the patches of one of its pictures, of those that show pictures.
+
+    These have `size` cells, of `tile` pixels along a side.
+    """
+    path = Path(config.model.path).expanduser()
+    settings = images.read_config(path) if path.is_dir() else images.ImageConfig()
+    found = {}
+    for name, c in of_environments(config).items():
+        options = c.env.options
+        if options.get("observation") == "image":
+            height, width = (cells * options.get("tile", TILE) for cells in options.size)
+            found[name] = images.image_grid(height, width, settings)
+    return found
+
+
+def pictures(config: ConfigDict) -> int:
+    """Of a step of one environment's config: one a turn of every episode."""
+    return config.rollout.groups * config.rollout.group_size * config.env.max_turns
+
+
+def table_struct(config: ConfigDict, shape: qwen.ModelConfig, mesh: Mesh) -> Images:
+    """What all pictures of a step show, on every chip, with the room that `Album.table` has."""
+    vision = shape.vision
+    assert vision is not None
+    of = of_environments(config)
+    tokens = sum(
+        pictures(of[name]) * (grid[1] * grid[2] // vision.spatial_merge_size**2)
+        for name, grid in picture_grids(config).items()
+    )
+    room = LEAST_ROOM
+    while room < tokens:
+        room *= 2
+    return Images(
+        token_I=struct(mesh, (room,), jnp.int32),
+        embed_ID=struct(mesh, (room, shape.width), jnp.dtype(config.model.dtype)),
+        place_I2=struct(mesh, (room, 2), jnp.int32),
+        step_I=struct(mesh, (room,), jnp.int32),
+    )
+
+
+# ------------------------------------------------------------------------------ the run
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What all programs of a run share."""
+
+    config: ConfigDict
+    model: qwen.Qwen
+    at: dict[str, Lengths]  # environment -> its lengths
+    mesh: Mesh
+    sampling_mesh: Mesh
+    optimizer: optax.GradientTransformation
+    state: TrainState
+    reference: Params | None  # of the KL term
+    frozen: Frozen | None  # of LoRA
+    policy: Params  # what sampling and scoring read
+    base: Params  # what layout.sampling_params copies
+    cast: bool  # whether what does not train has another dtype than what does
+    copied: bool  # whether it copies, or hands on what it is given
+    held: Any  # tree of what training keeps while sampling and scoring
+    images: dict[Mesh, Images]  # the table of pictures on a mesh; empty: the model does not see
+
+    @property
+    def resting(self) -> Params | None:
+        """What the devices hold of the KL reference while no program reads it."""
+        return None if self.config.algorithm.kl_memory == "host" else self.reference
+
+    @property
+    def showing(self) -> Params:
+        """The policy with the pictures that prompts show."""
+        return showing(self.policy, self.images.get(self.sampling_mesh))
+
+    @property
+    def beside(self) -> Frozen | None:
+        """What the model runs with besides what is trained: as `Learner.beside`."""
+        images = self.images.get(self.mesh)
+        if images is None:
+            return self.frozen
+        also = images if self.tower_trains and self.config.algorithm.kl_coef else None
+        frozen = self.frozen or Frozen(None, host((), jnp.float32))
+        return dataclasses.replace(frozen, images=images, base_images=also)
+
+    @property
+    def whole(self) -> Params:
+        """What the model runs with in training: as `Frozen.attach`, which multiplies arrays."""
+        params = self.state.params
+        if self.frozen is not None:
+            params = unflatten_dict(flatten_dict(self.frozen.params) | flatten_dict(params))
+        return showing(params, self.images.get(self.mesh))
+
+    @property
+    def learning(self) -> Params:
+        """What the pieces of a minibatch are differentiated by: as `with_embeds`."""
+        if not self.tower_trains:
+            return self.state.params
+        embed_ID = self.images[self.mesh].embed_ID
+        embeds = struct(self.mesh, embed_ID.shape, jnp.float32)
+        return {"layers": self.state.params["layers"], "embeds": embeds}
+
+    @property
+    def tower_trains(self) -> bool:
+        """Whether adapters of the vision tower do."""
+        return "tower" in self.state.params
+
+    @property
+    def row(self) -> int:
+        """Tokens of a row of a batch."""
+        return max(at.row for at in self.at.values())
+
+    @property
+    def helps(self) -> tuple[str, ...]:
+        """Config fields that make what every program holds smaller."""
+        helps = ["mesh.fsdp", "sampling_mesh"]
+        helps += ["model.dtype"] if self.config.model.dtype == "float32" else []
+        helps += [] if self.frozen else ["model.lora.rank"]
+        return (*helps, "a larger --topology")
+
+
+def describe(
+    config: ConfigDict,
+    devices: Sequence[jax.Device],
+    prompt_tokens: int,
+    observation_tokens: int,
+) -> Run:
+    """The `Run` of a config, as train.py sets it up."""
+    c = config
+    for name, value in (
+        ("rollout.ahead", c.rollout.ahead),
+        ("sampling_mesh.devices", c.sampling_mesh.devices),
+    ):
+        if value:  # two programs at a time, or devices that hold different things
+            raise ValueError(
+                f"config.{name} is {value}, which preflight does not plan; give {name}=0 for what "
+                "rollouts and updates need one after the other on all devices"
+            )
+    shape = model_shape(c)
+    mesh, sampling_mesh = build_meshes(c, devices)
+    model = build_model(c, shape, mesh)
+    at = {
+        name: lengths(part, prompt_tokens, observation_tokens)
+        for name, part in of_environments(c).items()
+    }
+    longest = max(at_one.last for at_one in at.values()) + c.rollout.max_new_tokens
+    if longest > shape.max_positions:  # as rollout/play.py
+        raise ValueError(
+            f"the last prompt with its reply needs {longest} positions, but {c.model.path} has "
+            f"{shape.max_positions}"
+        )
+    shapes = jax.eval_shape(model.init, jax.random.key(0), host((1, 1), jnp.int32))
+    shapes = nn.unbox(shapes)["params"]
+    params = laid_out(shapes, layout.param_shardings(model, mesh))
+    # As what does not train is held: in the model's dtype.
+    copy = jax.eval_shape(layout.resharding(model, mesh), shapes)
+    fixed = laid_out(copy, layout.param_shardings(model, mesh))
+    policy = laid_out(copy, layout.param_shardings(model, sampling_mesh))
+    cast = c.model.dtype != "float32"
+    copied = cast and not c.model.lora.rank or mesh != sampling_mesh
+
+    trained, frozen, reference = params, None, fixed if c.algorithm.kl_coef else None
+    if c.model.lora.rank:
+        frozen, reference = Frozen(fixed, host((), jnp.float32)), None
+        trained = adapters(c, model, mesh)
+        beside = adapters(c, model, sampling_mesh)["layers"]
+        layers = {name: leaf | beside.get(name, {}) for name, leaf in policy["layers"].items()}
+        policy = policy | {"layers": layers}
+
+    optimizer = build_optimizer(c)
+    critic = None
+    if has_critic(c):
+        backbone = trained if frozen else {k: x for k, x in trained.items() if k != "head"}
+        values = struct(mesh, (shape.width,), jnp.float32)
+        critic = {"backbone": backbone, "value": values}
+        critic = CriticState(critic, moments(optimizer, critic, mesh))
+    state = TrainState(
+        params=trained,
+        opt_state=moments(optimizer, trained, mesh),
+        step=struct(mesh, (), jnp.int32),
+        seed_cursor={name: struct(mesh, (), jnp.uint32) for name in at},
+        kl_scale=struct(mesh, (), jnp.float32),
+        critic=critic,
+    )
+    resting = None if c.algorithm.kl_memory == "host" else reference  # as `Run.resting`
+    if copied:
+        held = state, resting, frozen and frozen.params
+    else:  # the sampler reads the training's own parameters
+        held = state if frozen else dataclasses.replace(state, params=None), resting
+    return Run(
+        config=c,
+        model=model,
+        at=at,
+        mesh=mesh,
+        sampling_mesh=sampling_mesh,
+        optimizer=optimizer,
+        state=state,
+        reference=reference,
+        frozen=frozen,
+        policy=policy,
+        base=params,
+        cast=cast,
+        copied=copied,
+        held=held,
+        images={on: table_struct(c, shape, on) for on in (mesh, sampling_mesh) if shape.vision},
+    )
+
+
+def moments(optimizer: optax.GradientTransformation, params: Params, mesh: Mesh) -> Any:
+    """An optimizer's state as policy.init_state lays it out: moments like the parameters, all else
+    on every device."""
+    return optax.tree.map_params(
+        optimizer,
+        lambda x, like: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=like.sharding),
+        jax.eval_shape(optimizer.init, params),
+        params,
+        transform_non_params=lambda x: struct(mesh, x.shape, x.dtype),
+    )
+
+
+def adapters(config: ConfigDict, model: qwen.Qwen, mesh: Mesh) -> Params:
+    """LoRA's adapters as build.build_adapters makes them."""
+    settings = config.model.lora
+    shapes = jax.eval_shape(
+        lambda key: lora.init_adapters(
+            model.config,
+            key,
+            rank=settings.rank,
+            targets=settings.targets,
+            tower=settings.tower,
+        ),
+        jax.random.key(0),
+    )
+    return laid_out(shapes, lora.adapter_shardings(model.config, shapes, mesh))

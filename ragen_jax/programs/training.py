@@ -1,0 +1,450 @@
+"""The programs of a training run: what it compiles, at its largest, and what they cost.
+
+Follows train.py, rollout/ and update/: the same jitted functions, with the shapes of shapes.py in
+place of arrays. Those of its diagnostics are in diagnosing.py, of environments in residing.py, of
+a model that sees in seeing.py.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.stages import Wrapped
+from ml_collections import ConfigDict
+
+from ragen_jax.algorithm.bonus import weighs_entropy
+from ragen_jax.algorithm.losses import Weights
+from ragen_jax.config.build import build_loss, build_value_loss, needs_statistics
+from ragen_jax.config.per_task import minibatch_rows, of_environments, step_rows
+from ragen_jax.core import sharding
+from ragen_jax.core.types import Params
+from ragen_jax.model import layout
+from ragen_jax.programs.images import with_tower
+from ragen_jax.programs.program import (
+    Program,
+    micro_batches,
+    on_chip,
+    program,
+    split,
+    training_helps,
+)
+from ragen_jax.programs.residents import beside_residents, resident_programs, residents
+from ragen_jax.programs.roofline import Cost, Work
+from ragen_jax.programs.shapes import Lengths, Run, cache_struct, describe, host, struct
+from ragen_jax.rollout.chunks import decode_chunk, fold, read
+from ragen_jax.rollout.pages import cache_sizes
+from ragen_jax.rollout.sample import decode, extend, prefill
+from ragen_jax.update import passes
+from ragen_jax.update.critic import critic_gradient
+from ragen_jax.update.optimize import apply_gradient, needs_start
+from ragen_jax.update.policy import policy_gradient, rounding_decides
+from ragen_jax.update.state import CriticState, TrainState
+
+if TYPE_CHECKING:
+    from ragen_jax.run.diagnose import Diagnostic
+
+
+def programs(
+    config: ConfigDict,
+    devices: Sequence[jax.Device],
+    diagnostics: "Iterable[Diagnostic]",
+    *,
+    prompt_tokens: int,
+    observation_tokens: int,
+) -> list[Program]:
+    """The programs of a run on these devices.
+
+    Args:
+      diagnostics: those of the run. prompt_tokens, observation_tokens: of `shapes.lengths`.
+
+    Raises:
+      ValueError: values that the run would refuse, too.
+    """
+    run = describe(config, devices, prompt_tokens, observation_tokens)
+    alone = of_environments(config)
+    planners = [rollout_programs, *(d.programs for d in diagnostics if d.programs)]
+    plan = []
+    for name, c in alone.items():
+        played = [p for planner in planners for p in planner(run, c, run.at[name])]
+        suffix = f":{name}" if len(alone) > 1 else ""
+        plan += [dataclasses.replace(p, name=p.name + suffix) for p in played]
+    kept = residents(run)
+    plan = beside_residents([*plan, *training_programs(run)], kept)
+    return with_tower(run, [*plan, *resident_programs(run, kept)])
+
+
+def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+    """Prefill, extend and decode with all rows, at the last turn, of one environment's config.
+
+    With slots, `slot_programs` instead.
+    """
+    c, mesh = config, run.sampling_mesh
+    work = Work(run.model.config, mesh.shape["tensor"])
+    shards = sharding.data_shards(mesh)
+    G, K, T = c.rollout.groups, c.rollout.group_size, c.rollout.max_new_tokens
+    B = -(-G * K // shards) * shards
+    V = run.model.config.vocab_size
+    turns, fresh = c.env.max_turns, c.env.max_turns - at.whole
+    shared: dict[str, Any] = {"helps": ("rollout.groups", "rollout.max_new_tokens", *run.helps)}
+
+    def rows(*shape, dtype=jnp.int32):
+        return struct(mesh, shape, dtype, "rows")
+
+    def cache(positions):
+        return cache_struct(run.model, run.policy, mesh, B, positions)
+
+    def read_prompts(name, N, length, *, members, calls):
+        even = N % shards == 0
+        tokens = (rows(N, length), rows(N)) if even else (host((N, length)), host((N,)))
+        return program(
+            name,
+            mesh,
+            prefill,
+            run.model,
+            run.showing,
+            *tokens,
+            keywords={"members": 1 if even else members},
+            held=run.held,
+            cost=work.prefill(on_chip(N, mesh), length),
+            calls=calls,
+            **shared,
+        )
+
+    by_group = G * K % shards == 0  # as rollout/play.py
+    if c.rollout.slots or c.rollout.chunk:
+        yield from slot_programs(run, c, at)
+        return
+    if by_group:
+        yield read_prompts("prefill", G, at.first, members=K, calls=1)
+    # Every row reads a prompt of its own: in evaluations, and where a turn starts afresh.
+    if fresh or not by_group or c.rollout.compact or c.eval.every:
+        length = at.prompt if fresh else at.first
+        yield read_prompts("prefill_rows", B, length, members=1, calls=fresh + (not by_group))
+    before = reply = None
+    if at.shown > 1:
+        before, reply = cache(at.before), cache(T)
+        yield program(
+            "extend",
+            mesh,
+            extend,
+            run.model,
+            run.showing,
+            before,
+            reply,
+            rows(B),
+            rows(B, at.news),
+            rows(B),
+            keywords={"capacity": at.prompt},
+            held=run.held,
+            cost=work.extend(B // shards, at.prompt, at.news),
+            calls=at.whole - 1,
+            **shared,
+        )
+    yield program(
+        "decode",
+        mesh,
+        decode,
+        run.model,
+        run.policy,
+        cache(at.prompt),
+        struct(mesh, (B, V), jnp.float32, "rows", "vocab"),
+        rows(B, dtype=jax.random.key(0).dtype),
+        rows(B),
+        host((), jnp.float32),
+        keywords={"max_new_tokens": T, "stop_ids": (0,)},
+        held=(run.held, before, reply),  # play.py still has the turn before
+        cost=work.decode(B // shards, at.prompt, T),
+        calls=turns,
+        **shared,
+    )
+
+
+def slot_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+    """What slots run: a read of new tokens, a decode chunk, and the folds of both into a page.
+
+    With all rows and pages, at the last turn. Calls are as if no row waited for another: every
+    slot plays its share of the episodes, and every reply is as long as it may.
+    """
+    c, mesh = config, run.sampling_mesh
+    work = Work(run.model.config, mesh.shape["tensor"])
+    shards = sharding.data_shards(mesh)
+    episodes, longest = c.rollout.groups * c.rollout.group_size, c.rollout.max_new_tokens
+    with jax.set_mesh(mesh):
+        sizes = cache_sizes(
+            slots=c.rollout.slots,
+            chunk=c.rollout.chunk,
+            episodes=episodes,
+            prompt=at.first,
+            max_new_tokens=longest,
+            compact=False,
+        )
+    rows, at_a_time, chunk = sizes.rows[-1], sizes.at_a_time, sizes.chunk
+    B, R, E = shards * rows, shards * at_a_time, sizes.piece(at.news)
+    replies = c.env.max_turns * -(-episodes // B)  # of a slot
+    lengths, positions = [], 0
+    for size in sizes.pages():
+        lengths.append(size)
+        positions += size
+        if positions >= at.last + longest:
+            break
+    pages = [cache_struct(run.model, run.policy, mesh, B, size) for size in lengths]
+    held = [(page.k, page.v) for page in pages]
+    largest = lengths.index(max(lengths))
+    helps = ("rollout.slots", *run.helps)
+
+    def ints(*shape):
+        return struct(mesh, shape, jnp.int32, "rows")
+
+    def fold_of(name, N, length, calls):
+        new = cache_struct(run.model, run.policy, mesh, N, length)
+        return program(
+            name,
+            mesh,
+            fold,
+            held[largest],
+            (new.k, new.v),
+            host((), jnp.int32),
+            ints(N),
+            ints(N),
+            ints(B),
+            held=(run.held, run.policy, held[:largest], held[largest + 1 :]),
+            cost=Cost(0.0, 2 * work.cache_bytes(N // shards * length)),
+            calls=calls,
+            helps=helps,
+        )
+
+    reads, chunks = (
+        replies * -(-rows // at_a_time) * -(-at.news // E),
+        replies * -(-longest // chunk),
+    )
+    yield program(
+        "read",
+        mesh,
+        read,
+        run.model,
+        run.showing,
+        held,
+        ints(R),
+        ints(R),
+        ints(R, E),
+        held=run.held,
+        cost=work.read(at_a_time, positions, E),
+        calls=reads,
+        helps=helps,
+    )
+    yield fold_of("fold", R, E, reads)
+    yield program(
+        "decode_chunk",
+        mesh,
+        decode_chunk,
+        run.model,
+        run.policy,
+        held,
+        *[ints(B)] * 4,
+        struct(mesh, (B,), jax.random.key(0).dtype, "rows"),
+        host((), jnp.float32),
+        keywords={"chunk": chunk, "stop_ids": (0,)},
+        held=run.held,
+        cost=work.decode(rows, positions, chunk + 1),
+        calls=chunks,
+        helps=helps,
+    )
+    yield fold_of("fold_replies", B, chunk, chunks)
+
+
+def training_programs(run: Run) -> Iterator[Program]:
+    """The passes before an update, the updates, and the copy of parameters that sampling reads."""
+    c, state = run.config, run.state
+    A = -(-minibatch_rows(c) // c.optimizer.micro_batch)
+    start = needs_start(A, run.mesh)
+    temperature = host((), jnp.float32)
+    if needs_statistics(c):
+        held = state.opt_state, state.critic, run.resting
+        yield _read(
+            run, "statistics", passes.statistics, run.whole, temperature, held=held, head=True
+        )
+    reference = run.reference if run.beside is None else run.beside.reference(run.reference)
+    if reference is not None and c.algorithm.kl_coef and c.algorithm.kl_in == "reward":
+        yield _read(
+            run, "reference", passes.statistics, reference, temperature, held=state, head=True
+        )
+    if state.critic:
+        rest = dataclasses.replace(state, critic=None), run.resting
+        critic = state.critic
+        held = rest, critic.opt_state
+        yield _read(run, "values", passes.values, critic.params, run.beside, held=held, head=False)
+        yield _gradient(
+            run,
+            "critic",
+            critic_gradient,
+            *(build_value_loss(c), critic.params, critic.params if start else None),
+            _pieces(run, A, value="f4", target="f4"),
+            *(host(()), host((), jnp.float32)),
+            held=held,
+            trained=critic,
+            reference=False,
+            with_head=False,
+        )
+        yield _apply(run, "critic_apply", critic, held=rest)
+    in_loss = bool(c.algorithm.kl_coef and c.algorithm.kl_in == "loss")
+    rest = state.critic, None if in_loss else run.resting
+    loss = build_loss(c)
+    own = rounding_decides(loss, c.model.dtype)
+    if own and c.optimizer.minibatches > 1:
+        held = rest, state.opt_state, run.reference if in_loss else None
+        yield dataclasses.replace(
+            _read(
+                run,
+                "old_logps",
+                passes.statistics,
+                run.whole,
+                temperature,
+                held=held,
+                head=True,
+                count=A,
+            ),
+            calls=c.optimizer.minibatches - 1,
+        )
+    yield _gradient(
+        run,
+        "update",
+        policy_gradient,
+        *(loss, run.learning, run.reference if in_loss else None),
+        run.learning if start else None,
+        _pieces(
+            run,
+            A,
+            **{"logp": "f4", "advantage": "f4"},
+            **({"bonus": "f4"} if weighs_entropy(c.algorithm) else {}),
+        ),
+        *(host(()), host((), jnp.float32), state.kl_scale),
+        held=(rest, state.opt_state, state.params.get("tower")),
+        # Named even where it is None: JAX looks programs up by the keywords of a call.
+        keywords={"unchanged": host((), jnp.bool_) if own else None},
+        trained=state,
+        reference=in_loss,
+    )
+    yield _apply(
+        run, "apply", state, held=(state.critic, run.reference if in_loss else run.resting)
+    )
+    if run.frozen and run.cast:  # at the start, when nothing else is there
+        yield _resharding(run, run.mesh, held=None, calls=0)
+    elif run.copied:
+        held = state if run.frozen else (dataclasses.replace(state, params=None), run.resting)
+        # LoRA's base model is copied once a run.
+        yield _resharding(run, run.sampling_mesh, held=held, calls=0 if run.frozen else 1)
+
+
+def _resharding(run: Run, mesh: Mesh, *, held: Any, calls: int) -> Program:
+    """The `Program` that copies float32 parameters to the model's dtype and a mesh."""
+    return program(
+        "resharding",
+        mesh,
+        layout.resharding(run.model, mesh),
+        run.base,
+        held=held,
+        cost=Work(run.model.config, mesh.shape["tensor"]).resharding(shards=split(run)),
+        calls=calls,
+        helps=run.helps,
+    )
+
+
+def _copy_beside(run: Run) -> Params | None:
+    """The sampler's copy, which train.py drops while it learns unless its base is LoRA's."""
+    return run.policy if run.frozen and run.copied else None
+
+
+def _pieces(run: Run, A: int, **types: str) -> dict[str, Any]:
+    """The micro-batches of a minibatch, every row as long as the longest (update/buckets.py)."""
+    arrays = micro_batches(run, A, tokens="int32", mask="f4", **types)
+    return {**arrays, "weights": Weights(arrays["mask"], arrays["mask"])}
+
+
+def _gradient(
+    run: Run,
+    name: str,
+    function: Wrapped,
+    *args: Any,
+    held: Any,
+    trained: TrainState | CriticState,
+    keywords: dict[str, Any] | None = None,
+    **cost: bool,
+) -> Program:
+    """The `Program` of a minibatch's gradient, which for shorter rows is compiled again."""
+    o = run.config.optimizer
+    return program(
+        name,
+        run.mesh,
+        function,
+        run.model,
+        *args,
+        run.beside,
+        keywords=keywords,
+        held=(held, _copy_beside(run)),
+        cost=Work(run.model.config, run.mesh.shape["tensor"]).update(
+            on_chip(o.micro_batch, run.mesh),
+            run.row,
+            micro_batches=-(-minibatch_rows(run.config) // o.micro_batch),
+            trained=_on_chip(run, trained),
+            frozen=bool(run.frozen),
+            **cost,
+        ),
+        calls=o.minibatches,
+        helps=training_helps(run),
+    )
+
+
+def _apply(run: Run, name: str, trained: TrainState | CriticState, *, held: Any) -> Program:
+    """The `Program` of an optimizer step, the gradient being there."""
+    number = host((), jnp.float32)
+    return program(
+        name,
+        run.mesh,
+        apply_gradient,
+        *(run.optimizer, number, trained.params, trained.opt_state, number, trained.params),
+        held=(held, run.frozen and run.frozen.params, _copy_beside(run)),
+        cost=Work(run.model.config, run.mesh.shape["tensor"]).apply(_on_chip(run, trained)),
+        calls=run.config.optimizer.minibatches,
+        helps=training_helps(run),
+    )
+
+
+def _on_chip(run: Run, trained: TrainState | CriticState) -> int:
+    """The parameters of a chip."""
+    return sum(x.size for x in jax.tree.leaves(trained.params)) // split(run)
+
+
+def _read(
+    run: Run,
+    name: str,
+    function: Callable[..., tuple[jax.Array, ...]],
+    params: Params,
+    extra: Any,
+    *,
+    held: Any,
+    head: bool,
+    count: int | None = None,
+) -> Program:
+    """The `Program` of a pass over `count` micro-batches; None: over all rows of a step."""
+    micro = run.config.optimizer.micro_batch
+    count = count or -(-step_rows(run.config) // micro)
+    return program(
+        name,
+        run.mesh,
+        passes.read_micro_batches,
+        function,
+        run.model,
+        params,
+        micro_batches(run, count, tokens="int32")["tokens"],
+        host(()),
+        extra,
+        held=(held, _copy_beside(run)),
+        cost=Work(run.model.config, run.mesh.shape["tensor"]).read_rows(
+            on_chip(micro, run.mesh), run.row, micro_batches=count, head=head
+        ),
+        calls=1,
+        helps=training_helps(run),
+    )

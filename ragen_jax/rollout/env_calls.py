@@ -1,0 +1,322 @@
+"""What a rollout asks of an environment, which may raise, hang or return nonsense.
+
+    begin    seeds -> initial states
+    identify states -> problems' contents
+    observe  states -> what is shown
+    act      replies' actions -> what came of them, and what is shown next
+
+Whatever goes wrong is a `Broken` in place of the result, for the episode that it happened in alone.
+Steps run one after another in this thread; with a time limit, which environments that wait for a
+network or another process need, several at a time in threads of their own. A step that is late is
+given up: nobody waits for its thread again.
+"""
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ragen_jax.core.clean_text import clean_text, describe_error, format_error
+from ragen_jax.envs.scalars import plain_scalar, real_number
+from ragen_jax.envs.types import IMAGE, Environment, Observation, State, Step
+
+MAX_TEXT = 100_000  # characters of an observation; more is no text to be read
+MAX_IMAGES = 16  # of an observation
+MAX_PIXELS = 4096 * 4096  # of an image
+MAX_REWARD = 1e6  # of a step: the squares of larger ones are too much for a variance in float32
+MAX_NUMBER = 1.7e308  # of an info: larger integers are no float
+KEPT = (bool, int, float, str)  # of an info, what is handed on; a text of up to MAX_TEXT
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long an environment may take; see configs/base.py."""
+
+    time_limit: float = 0.0  # seconds of a step; 0: none
+    workers: int = 16  # steps at a time, where there is a limit
+
+
+NO_LIMITS = Limits()
+
+
+@dataclasses.dataclass
+class Clock:
+    """Seconds that were spent with environments."""
+
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """What an environment did instead of what it was asked."""
+
+    error: str  # in one line
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """The actions of a reply, to be run in a state."""
+
+    state: State
+    actions: tuple[str, ...]
+    rng: np.random.Generator
+    actions_left: int  # of the episode: none are run beyond them, and nothing is shown at their end
+
+
+@dataclasses.dataclass(frozen=True)
+class Acted:
+    """What came of it."""
+
+    state: State
+    actions: tuple[str, ...]  # that were run
+    reward: float
+    info: dict[str, Any]  # of the last one
+    done: bool
+    observation: str | Observation  # "" where the episode is over
+
+
+def attempt(call: Callable[[], Result]) -> Result | Broken:
+    """Return what `call` returns, or a `Broken` if the environment in it raises."""
+    try:
+        return call()
+    except BaseException as error:  # whatever a foreign environment may raise
+        # Ctrl-C and signals, which only the main thread gets, are not of the environment.
+        here = threading.current_thread() is threading.main_thread()
+        if here and isinstance(error, KeyboardInterrupt):
+            raise
+        return _broken(error)
+
+
+def begin(
+    environment: Environment,
+    seeds: Sequence[int],
+    limits: Limits,
+    clock: Clock | None = None,
+) -> list[State | Broken]:
+    """The initial state of each seed."""
+    return _each(lambda seed, tick: environment.reset(seed), seeds, limits, clock)
+
+
+def identify(
+    environment: Environment, states: Sequence[State | Broken], limits: Limits
+) -> list[str | Broken]:
+    """Return the `identity` of each state, or the `Broken` in its place."""
+
+    def name(state, tick):
+        if isinstance(state, Broken):
+            return state
+        identity = environment.identity(state)
+        if not isinstance(identity, str):
+            raise TypeError(f"identity must return a str, got {type(identity).__name__}")
+        return clean_text(identity)
+
+    return _each(name, states, limits, None)
+
+
+def observe(
+    environment: Environment,
+    states: Sequence[State | Broken],
+    limits: Limits,
+    clock: Clock | None = None,
+) -> list[str | Observation | Broken]:
+    """What is shown of each state; of one that is broken, why."""
+
+    def show(state, tick):
+        return (
+            state if isinstance(state, Broken) else checked_observation(environment.render(state))
+        )
+
+    return _each(show, states, limits, clock)
+
+
+def act(
+    environment: Environment, asked: Sequence[Asked], limits: Limits, clock: Clock | None = None
+) -> list[Acted | Broken]:
+    """Runs the actions of several episodes' replies."""
+
+    def run(job, tick):
+        state, reward, info, done, ran = job.state, 0.0, {}, False, []
+        for action in job.actions[: job.actions_left]:
+            tick()
+            step = _checked(environment.step(state, action, job.rng))
+            state, info, done = step.state, step.info, step.done
+            reward += step.reward
+            ran.append(action)
+            if done:
+                break
+        over = done or len(ran) == job.actions_left
+        tick()
+        observation = "" if over else checked_observation(environment.render(state))
+        return Acted(state, tuple(ran), reward, info, done, observation)
+
+    return _each(run, asked, limits, clock)
+
+
+# ------------------------------------------------------------------------------ what is accepted
+
+
+def checked_observation(observation: object) -> str | Observation:
+    """An observation that can be shown, with images of its own: an environment may draw the next
+    ones into the same arrays.
+
+    Raises:
+      TypeError, ValueError: another thing, too long a text, images that are none or too large, or
+        not as many as the text has places for.
+    """
+    if not isinstance(observation, Observation):
+        return _text("render must return a str or an Observation", observation)
+    text, images = _text("Observation.text must be a str", observation.text), observation.images
+    if not isinstance(images, tuple):
+        raise TypeError(f"Observation.images must be a tuple, got {type(images).__name__}")
+    if len(images) > MAX_IMAGES:
+        raise ValueError(f"Observation.images must be at most {MAX_IMAGES}, got {len(images)}")
+    if text.count(IMAGE) != len(images):
+        raise ValueError(
+            f"Observation.text must hold IMAGE ({IMAGE!a}) once for each image, got "
+            f"{text.count(IMAGE)} of it and {len(images)} image(s)"
+        )
+    return Observation(text, tuple(_image(number, image) for number, image in enumerate(images)))
+
+
+def _text(what: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{what}, got {type(text).__name__}")
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"render must return at most {MAX_TEXT} characters, got {len(text)}")
+    return clean_text(text)
+
+
+def _image(number: int, image: object) -> np.ndarray:
+    what = f"Observation.images[{number}] must be a uint8 array [height, width, 3]"
+    if not isinstance(image, np.ndarray):
+        raise TypeError(f"{what}, got {type(image).__name__}")
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"{what}, got {image.dtype} {list(image.shape)}")
+    pixels = image.shape[0] * image.shape[1]
+    if not 1 <= pixels <= MAX_PIXELS:
+        raise ValueError(f"{what} of 1 to {MAX_PIXELS} pixels, got {list(image.shape)}")
+    return np.array(image, order="C")
+
+
+def _checked(step: object) -> Step:
+    """A step whose parts are what `Step` says, its info without what is no finite number, text or
+    bool.
+
+    Raises:
+      TypeError, ValueError: another thing.
+    """
+    if not isinstance(step, Step):
+        raise TypeError(f"step must return a Step, got {type(step).__name__}")
+    reward, done, info = real_number(step.reward), plain_scalar(step.done), step.info
+    if reward is None or not abs(reward) <= MAX_REWARD:
+        limit, got = f"{MAX_REWARD:g}", " ".join(repr(step.reward).split())[:80]
+        raise ValueError(f"Step.reward must be a number within +-{limit}, got {got}")
+    if not isinstance(done, bool):
+        raise TypeError(f"Step.done must be a bool, got {step.done!r:.80}")
+    if not isinstance(info, dict):
+        raise TypeError(f"Step.info must be a dict, got {type(info).__name__}")
+    return Step(step.state, reward, done, _kept(info))
+
+
+def _kept(info: dict[Any, Any]) -> dict[str, bool | int | float | str]:
+    """The entries of an info that JSON holds: finite numbers, bools and texts, under names that are
+    texts."""
+    kept = {}
+    for name, value in info.items():
+        value = plain_scalar(value)
+        if not isinstance(name, str) or not isinstance(value, KEPT):
+            continue
+        if isinstance(value, str):
+            if len(value) <= MAX_TEXT:
+                kept[clean_text(name)] = clean_text(value)
+        elif abs(value) <= MAX_NUMBER:  # not of NaN
+            kept[clean_text(name)] = value
+    return kept
+
+
+def _broken(error: BaseException) -> Broken:
+    return Broken(describe_error(error), format_error(error))
+
+
+# ------------------------------------------------------------------------------ one by one, or not
+
+
+def _each(
+    call: Callable[[Job, Callable[[], None]], Result],
+    jobs: Sequence[Job],
+    limits: Limits,
+    clock: Clock | None,
+) -> list[Result | Broken]:
+    """call(job, tick) of each job, or a `Broken`; it calls tick at the start of each step."""
+
+    def guarded(job, tick):
+        return attempt(lambda: call(job, tick))
+
+    start = time.perf_counter()
+    if limits.time_limit:
+        results = _in_threads(guarded, jobs, limits)
+    else:
+        results = [guarded(job, lambda: None) for job in jobs]
+    if clock is not None:
+        clock.seconds += time.perf_counter() - start
+    return results
+
+
+def _in_threads(
+    call: Callable[[Job, Callable[[], None]], Result], jobs: Sequence[Job], limits: Limits
+) -> list[Result | Broken]:
+    """The same in `limits.workers` threads; what has not ticked for the time limit is given up.
+
+    The threads are daemons: one that hangs does not keep the process from ending.
+    """
+    changed = threading.Condition()
+    waiting = list(reversed(range(len(jobs))))
+    ticked: dict[int, float] = {}  # job under way -> when it last began a step
+    results: dict[int, Any] = {}
+
+    def tick(index):
+        with changed:
+            if index in ticked:
+                ticked[index] = time.monotonic()
+
+    def work():
+        while True:
+            with changed:
+                if not waiting:
+                    return
+                index = waiting.pop()
+                ticked[index] = time.monotonic()
+            result = call(jobs[index], functools.partial(tick, index))
+            with changed:
+                if ticked.pop(index, None) is None:
+                    return  # given up meanwhile, and another thread in this one's place
+                results[index] = result
+                changed.notify()
+
+    def hire(count):
+        for _ in range(count):
+            threading.Thread(target=work, daemon=True).start()
+
+    hire(min(limits.workers, len(jobs)))
+    with changed:
+        while len(results) < len(jobs):
+            now = time.monotonic()
+            late = [i for i, since in ticked.items() if now - since >= limits.time_limit]
+            for index in late:
+                del ticked[index]
+                results[index] = _broken(
+                    TimeoutError(f"a step took longer than {limits.time_limit:g} s")
+                )
+            hire(min(len(late), len(waiting)))
+            if len(results) < len(jobs):
+                oldest = min(ticked.values(), default=now)
+                changed.wait(max(oldest + limits.time_limit - now, 0.0))
+    return [results[index] for index in range(len(jobs))]

@@ -1,0 +1,324 @@
+"""The images that a run shows, and the numbers that stand for their tokens.
+
+    meet     images -> numbers, for those that have none
+    span     image -> its numbers, which its prompt holds in its place
+    attach   parameters and rows of tokens -> parameters with the table of what the rows show
+    gradient of a table's embeddings -> of the tower's adapters
+
+An image's tokens have numbers of their own, past the vocabulary, so that rows that show other
+images are other rows wherever rows are compared, kept or dropped (model/positions.py). The tower
+looks at every image once; with adapters that are trained (lora.py) once for each that they become.
+
+Numbers are never given twice, and are forgotten two pages after they were given: a step begins a
+page, and rollouts ahead are of the step behind it.
+
+Where several processes sample, they give the same numbers and hold the same tables: what one has
+to meet or to show is told to the others, and all call what is here together.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import operator
+import threading
+from collections.abc import Iterable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ragen_jax.core.sharding import agree, gather_bytes, place, processes
+from ragen_jax.core.types import Array, Params
+from ragen_jax.model import lora
+from ragen_jax.model.positions import NO_TOKEN, Images, table
+from ragen_jax.model.vision.images import Grid, image_grid, preprocess
+from ragen_jax.model.vision.tower import Tower, VisionTower, see
+
+LEAST_ROOM = 64  # rows of a table
+# Images of one size that the tower looks at in a call. Always as many: on CPU the last digits
+# depend on their number, and an image must look the same whoever is beside it.
+AT_A_TIME = 16
+SIGHTS = 3  # of adapters that are remembered: of the policy on both meshes, and behind an update
+
+
+@dataclasses.dataclass(frozen=True)
+class Met:
+    """An image that has its numbers."""
+
+    first: int  # of its tokens' numbers, which follow one another
+    grid: Grid  # in patches
+    tokens: int
+    pixels: np.ndarray  # uint8 [height, width, 3]
+
+
+@dataclasses.dataclass
+class _Sight:
+    """What the tower sees, with the adapters that it has now."""
+
+    adapters: Params  # as lora.attach leaves them; empty: without
+    seen: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # first number -> [I, D]
+    # What was asked for last, and it: a step's passes and updates read the same table.
+    last: tuple[tuple[Mesh, int, tuple[int, ...]], Images] | None = None
+
+
+class Album:
+    """Images by their content, with their numbers and what the tower sees in them."""
+
+    def __init__(self, tower: Tower, vocab_size: int) -> None:
+        """vocab_size: of the language model; numbers begin there."""
+        self.tower, self.vocab_size = tower, vocab_size
+        self.next = vocab_size  # the number that is given next
+        self.pages: list[dict[bytes, Met]] = [{}]  # the last one, and the one before it
+        self.without = _Sight({})
+        self.sights: list[_Sight] = []  # with adapters, the latest ones
+        self.room = LEAST_ROOM  # rows of a table: it never shrinks, so that programs stay few
+        self.lock = threading.Lock()  # rollouts ahead have images looked at while updates do
+        self.towers: dict[Mesh, Params] = {}  # the tower's parameters on the meshes in use
+
+    def begin_page(self) -> None:
+        """A new page; what was met before the last one is forgotten."""
+        with self.lock:
+            self.pages = [*self.pages[-1:], {}]
+            kept = {met.first for page in self.pages for met in page.values()}
+            for sight in (self.without, *self.sights):
+                sight.seen = {first: x for first, x in sight.seen.items() if first in kept}
+
+    def meet(self, images: Iterable[np.ndarray]) -> None:
+        """Gives numbers to the images that have none on this page, on all processes alike.
+
+        Raises:
+          ValueError: an image that the model cannot be shown (images.resized).
+        """
+        new = {}
+        for image in images:
+            key = _content(image)
+            if key not in self.pages[-1]:
+                new[key] = image
+        (most,) = agree(len(new))
+        if not most:
+            return
+        if processes() > 1:
+            told = gather_bytes(_to_bytes(new.values()))
+            new = {_content(image): image for data in told for image in _from_bytes(data)}
+        with self.lock:
+            for key, image in new.items():
+                if key not in self.pages[-1]:
+                    self.pages[-1][key] = self._number(image)
+
+    def _number(self, image: np.ndarray) -> Met:
+        grid = image_grid(*image.shape[:2], self.tower.images)
+        tokens = grid[1] * grid[2] // self.tower.images.merge_size**2
+        met = Met(self.next, grid, tokens, image)
+        self.next += tokens
+        if self.next >= NO_TOKEN:
+            raise RuntimeError("the run has shown more images than there are numbers for")
+        return met
+
+    def span(self, image: np.ndarray) -> tuple[int, int]:
+        """(first, count) of the numbers of an image that was met on this page or the one before.
+
+        Raises:
+          ValueError: it was not.
+        """
+        key = _content(image)
+        for page in reversed(self.pages):
+            if key in page:
+                return page[key].first, page[key].tokens
+        raise ValueError(f"an image of shape {image.shape} has not been met, or was forgotten")
+
+    def shift(self, tokens_T: np.ndarray) -> int:
+        """What the position behind so many tokens is more than their number: at most 0."""
+        past = tokens_T[tokens_T >= self.vocab_size]
+        shown = self.shown(past)
+        end_N = np.array([met.first + met.tokens - 1 for met in shown])
+        side_N = np.array([max(self.sides(met)) for met in shown])
+        return int(((past[:, None] == end_N) @ side_N).sum()) - len(past) if len(past) else 0
+
+    def attach(self, params: Params, *rows: Array) -> Params:
+        """The parameters with the table of what rows of tokens show, on the mesh in use.
+
+        The tower sees with its adapters where lora.attach has left any, which are then left out.
+        """
+        kept = {name: x for name, x in params.items() if name != "tower"}
+        return kept | {"images": self.table(*rows, adapters=params.get("tower"))}
+
+    def table(self, *rows: Array, adapters: Params | None = None) -> Images:
+        """`Images` of all that rows of tokens show, whole on every device of the mesh in use.
+
+        Args:
+          adapters: of the tower, with their scale, as lora.attach leaves them; on this mesh.
+
+        Raises:
+          ValueError: a number that stands for no image, or for one that was forgotten.
+        """
+        with self.lock:
+            shown = self._shown_by_all(*rows)
+            sight = self._sight(adapters)
+            self._look([met for met in shown if met.first not in sight.seen], sight)
+            size = sum(met.tokens for met in shown)
+            while self.room < size:
+                self.room *= 2
+            mesh = jax.sharding.get_mesh()
+            asked = mesh, self.room, tuple(met.first for met in shown)
+            if sight.last is not None and sight.last[0] == asked:
+                return sight.last[1]
+            width = self.tower.model.config.out_hidden_size
+            embeds = [np.zeros((0, width), jnp.dtype(self.tower.model.config.dtype))]
+            embeds += [sight.seen[met.first] for met in shown]
+            sides = [(met.first, *self.sides(met)) for met in shown]
+            images = table(sides, np.concatenate(embeds), self.room)
+            if not mesh.empty:
+                images = place(images, NamedSharding(mesh, PartitionSpec()))
+            sight.last = asked, images
+            return images
+
+    def gradient(self, adapters: Params, grad_ID: Array, *rows: Array) -> Params:
+        """The gradient with respect to the tower's adapters.
+
+        Args:
+          adapters: as in `table`.
+          grad_ID: that with respect to the embeddings of `table(*rows, adapters=adapters)`, with
+            its padding; whole on every device.
+
+        Returns:
+          float32, of the form of adapters of a tower (lora.py); zeros where no image counts.
+        """
+        with self.lock:
+            shown = self._shown_by_all(*rows)
+            grad_ID = np.asarray(grad_ID, np.float32)
+            ends = np.cumsum([met.tokens for met in shown])
+            grads = {
+                met.first: grad_ID[end - met.tokens : end]
+                for met, end in zip(shown, ends, strict=True)
+            }
+            counting = [met for met in shown if grads[met.first].any()]
+            pairs, scale = {"layers": adapters["layers"]}, adapters["scale"]
+            total = jax.tree.map(jnp.zeros_like, pairs)
+            for grid, some, patches in self._lots(counting):
+                width = grad_ID.shape[1]
+                grad_NID = np.zeros((AT_A_TIME, some[0].tokens, width), np.float32)
+                grad_NID[: len(some)] = [grads[met.first] for met in some]
+                more = tower_gradient(
+                    self.tower.model, self._params(), pairs, scale, patches, grid, grad_NID
+                )
+                total = jax.tree.map(jnp.add, total, more)
+            return total
+
+    def _sight(self, adapters: Params | None) -> _Sight:
+        """What is seen with adapters: they are known by their arrays, which nothing changes."""
+        if adapters is None:
+            return self.without
+        leaves = jax.tree.leaves(adapters["layers"])
+        for sight in self.sights:
+            known = jax.tree.leaves(sight.adapters["layers"])
+            if len(known) == len(leaves) and all(map(operator.is_, known, leaves)):
+                return sight
+        self.sights = [*self.sights, _Sight(adapters)][-SIGHTS:]
+        return self.sights[-1]
+
+    def sides(self, met: Met) -> tuple[int, int]:
+        """Tokens down and across an image."""
+        merge = self.tower.images.merge_size
+        return met.grid[1] // merge, met.grid[2] // merge
+
+    def _shown_by_all(self, *rows: Array) -> list[Met]:
+        """`shown` of the rows of all processes."""
+        shown = self.shown(*rows)
+        if processes() == 1:
+            return shown
+        told = gather_bytes(np.array([met.first for met in shown], np.int32).tobytes())
+        return self.shown(*(np.frombuffer(data, np.int32) for data in told))
+
+    def shown(self, *rows: Array) -> list[Met]:
+        """The images that rows of tokens show, each once, by rising number."""
+        past = [np.asarray(row).reshape(-1) for row in rows]
+        past = [np.zeros(0, np.int32), *(row[row >= self.vocab_size] for row in past)]
+        numbers = np.unique(np.concatenate(past))
+        known = [met for page in self.pages for met in page.values()]  # by rising number
+        end_N = np.array([0, *(met.first + met.tokens for met in known)])
+        first_N = np.array([met.first for met in known], np.int64)
+        at = np.searchsorted(first_N, numbers, side="right")  # behind the image that it may be of
+        lost = numbers[numbers >= end_N[at]]
+        if len(lost):
+            raise ValueError(
+                f"{len(lost)} numbers from {lost[0]} on, past the vocabulary of "
+                f"{self.vocab_size}, stand for no image that is remembered"
+            )
+        return [known[i - 1] for i in np.unique(at)]
+
+    def _look(self, images: list[Met], sight: _Sight) -> None:
+        """Has the tower look at images."""
+        params = self._params()
+        if images and sight.adapters:
+            a = sight.adapters
+            params = lora.attach(params, {"layers": a["layers"]}, scale=a["scale"])
+        for grid, some, patches_NPC in self._lots(images):
+            found = see(self.tower.model, params, patches_NPC, grid)
+            for met, embed in zip(some, np.asarray(found), strict=False):
+                sight.seen[met.first] = embed
+
+    def _lots(self, images: list[Met]) -> Iterator[tuple[Grid, list[Met], np.ndarray]]:
+        """(grid, at most AT_A_TIME images of it, patches [AT_A_TIME, P, C] with padding)."""
+        by_grid: dict[Grid, list[Met]] = {}
+        for met in images:
+            by_grid.setdefault(met.grid, []).append(met)
+        for grid, same in by_grid.items():
+            for start in range(0, len(same), AT_A_TIME):
+                some = same[start : start + AT_A_TIME]
+                patches = [preprocess(met.pixels, self.tower.images)[0] for met in some]
+                padded = np.zeros((AT_A_TIME, *patches[0].shape), np.float32)
+                padded[: len(some)] = patches
+                yield grid, some, padded
+
+    def _params(self) -> Params:
+        """The tower's parameters on the mesh in use."""
+        mesh, params = jax.sharding.get_mesh(), self.tower.params
+        if mesh.empty:
+            return params
+        if mesh not in self.towers:
+
+            def layout(x):
+                own = getattr(x.sharding, "spec", PartitionSpec())
+                return NamedSharding(mesh, own)
+
+            self.towers[mesh] = jax.device_put(params, jax.tree.map(layout, params))
+        return self.towers[mesh]
+
+
+@functools.partial(jax.jit, static_argnames=("tower", "grid"))
+def tower_gradient(
+    tower: VisionTower,
+    params: Params,
+    adapters: Params,
+    scale: Array,
+    pixels_NPC: Array,
+    grid: Grid,
+    grad_NID: Array,
+) -> Params:
+    """What the gradient with respect to images' embeddings is with respect to the adapters."""
+    again = tower.clone(remat=True)
+
+    def look(adapters):
+        attached = lora.attach(params, adapters, scale=scale)
+        return again.apply({"params": attached}, jnp.asarray(pixels_NPC), grid)
+
+    embed_NID, back = jax.vjp(look, adapters)
+    (grads,) = back(jnp.asarray(grad_NID, embed_NID.dtype))
+    return grads
+
+
+def _content(image: np.ndarray) -> bytes:
+    return hashlib.sha256(repr(image.shape).encode() + image.tobytes()).digest()
+
+
+def _to_bytes(images: Iterable[np.ndarray]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **{str(i): x for i, x in enumerate(images)})
+    return file.getvalue()
+
+
+def _from_bytes(data: bytes) -> list[np.ndarray]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        return [file[str(i)] for i in range(len(file.files))]

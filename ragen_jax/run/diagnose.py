@@ -1,0 +1,406 @@
+"""A step's diagnostics, of each environment by itself: what the episodes say about the policy.
+
+To add one, write a function (Step, TrainState, metrics so far) -> (TrainState, metrics) and give it
+a row of DIAGNOSTICS, which says when it is due.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from ragen_jax.algorithm.rewards import broken_episodes
+from ragen_jax.config.per_task import due
+from ragen_jax.core.compilation import struct_of
+from ragen_jax.core.randomness import Purpose
+from ragen_jax.core.sharding import place
+from ragen_jax.core.task_shares import combine_metrics
+from ragen_jax.core.types import Batch, Episode, Metrics, Params
+from ragen_jax.diagnostics.anatomy import (
+    action_metrics,
+    anatomy_metrics,
+    reasoning_metrics,
+    style_metrics,
+)
+from ragen_jax.diagnostics.cross_scoring import only_compiling
+from ragen_jax.diagnostics.drift import log_odds_gradient, openings
+from ragen_jax.diagnostics.gradients import gradient_report
+from ragen_jax.diagnostics.mediation import mediation_metrics
+from ragen_jax.diagnostics.scopes import Scores, collapse_metrics
+from ragen_jax.diagnostics.zscores import update_zscores
+from ragen_jax.envs.types import DrawingEnvironment, GroundedEnvironment, ReversibleEnvironment
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.programs.diagnostics import gradient_programs, mediation_programs, scoring_programs
+from ragen_jax.programs.precompile import Planned
+from ragen_jax.run.heldout import play_heldout
+from ragen_jax.run.log import write_scores
+from ragen_jax.run.stages import Played, rewarded_batch
+from ragen_jax.update.learner import Learner, Outcomes, sampling_policy
+from ragen_jax.update.state import AheadState, TrainState
+
+if TYPE_CHECKING:  # importing them takes Orbax and TFDS
+    from ml_collections import ConfigDict
+
+    from ragen_jax.programs.program import Program
+    from ragen_jax.programs.shapes import Lengths
+    from ragen_jax.programs.shapes import Run as RunShapes
+    from ragen_jax.run.tasks import Task
+    from ragen_jax.run.training import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """config.diagnose, where the fields are explained."""
+
+    every: int
+    flow_every: int
+    scores_every: int
+    first_turn_samples: int
+    trajectory_samples: int
+    micro_batch: int
+    probe_every: int
+    probe_problems: int
+    probe_samples: int
+    probe_mediation: bool
+    gradients_every: int
+    gradients_groups: int
+    gradients_buckets: int
+    gradients_edges: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a diagnostic may look at."""
+
+    run: "Run"
+    learner: Learner
+    policy: Params  # that sampled the episodes
+    played: Played
+    batch: Batch  # of the episodes that the step learns from
+    outcomes: Outcomes  # of these episodes
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnostic:
+    """When something is measured, and what."""
+
+    every: Callable[[Diagnosis], int]  # steps between two; 0: never
+    # (Step, TrainState, metrics so far) -> (TrainState, metrics)
+    measure: Callable[[Step, TrainState, Metrics], tuple[TrainState, Metrics]]
+    # What it compiles, for preflight; None: nothing larger than the others do.
+    programs: "Callable[[RunShapes, ConfigDict, Lengths], Iterator[Program]] | None" = None
+    first: bool = False  # also in the first step, whose policy no update has changed
+
+
+def diagnose(
+    run: "Run",
+    learner: Learner,
+    policy: Params,
+    state: TrainState,
+    played: Played,
+    batch: Batch,
+    outcomes: Outcomes,
+    step: int,
+) -> tuple[TrainState, Metrics]:
+    """The diagnostics of a step's episodes that are due.
+
+    Args: as in `Step`; step: number of the iteration.
+
+    Returns:
+      (TrainState with the moving averages, metrics of DIAGNOSTICS).
+    """
+    seen = Step(run, learner, policy, played, batch, outcomes, step)
+    metrics: Metrics = {}
+    for diagnostic in DIAGNOSTICS.values():
+        every = diagnostic.every(run.diagnosis)
+        if due(every, step) or (diagnostic.first and every and step == 1):
+            state, figures = diagnostic.measure(seen, state, metrics)
+            metrics |= figures
+    return state, metrics
+
+
+def of_each_task(
+    step: Step, measure: Callable[[int, "Task", list[Episode], np.ndarray], Metrics]
+) -> Metrics:
+    """measure(index, task, its episodes, their return_GK) of each task, combined."""
+    listed = zip(step.run.tasks, step.played.episodes_E, step.played.returns_E, strict=True)
+    return combine_metrics(step.run.tasks, [measure(i, *each) for i, each in enumerate(listed)])
+
+
+def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+    """collapse/* and, where they are due, flow/* figures."""
+    settings = step.run.diagnosis
+    flow = due(settings.flow_every, step.number)
+    scores = due(settings.scores_every, step.number)
+
+    def measure(index, task, episodes, return_GK):
+        keep = None
+        if scores:
+            folder = step.run.workdir / "diagnostics" / task.label
+            keep = functools.partial(write_scores, folder, step.number)
+        return _scored(step, index, task, episodes, flow=flow, keep=keep)
+
+    if flow:
+        step.run.precompiler.wait()
+    elif 0 < step.number < settings.flow_every and jax.process_count() == 1 and not sees(step):
+        # Reasonings differ in length from step to step, so that each knows of other programs.
+        shapes = dataclasses.replace(step, policy=jax.tree.map(struct_of, step.policy))
+        compile = functools.partial(compile_scoring, shapes)
+        step.run.precompiler.begin(Planned("scoring", compile))
+    with jax.set_mesh(step.run.sampling_mesh):
+        return state, of_each_task(step, measure)
+
+
+def sees(step: Step) -> bool:
+    """Whether its episodes may show images, which are forgotten while programs still compile."""
+    return any(task.album is not None for task in step.run.tasks)
+
+
+def compile_scoring(step: Step) -> None:
+    """Compiles what steps like this one, with flow figures and without, would score with; nothing
+    of what it gives is kept.
+
+    Args:
+      step: its policy may be shapes.
+    """
+    tasks = enumerate(zip(step.run.tasks, step.played.episodes_E, strict=True))
+    with jax.set_mesh(step.run.sampling_mesh), only_compiling():
+        for (index, (task, episodes)), flow in itertools.product(tasks, (True, False)):
+            _scored(step, index, task, episodes, flow=flow)
+
+
+def _scored(
+    step: Step,
+    index: int,
+    task: "Task",
+    episodes: list[Episode],
+    *,
+    flow: bool,
+    keep: Callable[[Scores], None] | None = None,
+) -> Metrics:
+    """`collapse_metrics` of a task's episodes."""
+    settings = step.run.diagnosis
+    return collapse_metrics(
+        step.run.model,
+        task.seen(step.policy, episodes),
+        episodes,
+        first_turn_samples=settings.first_turn_samples,
+        trajectory_samples=settings.trajectory_samples,
+        micro_batch=settings.micro_batch,
+        seed=step.run.seed,
+        step=step.number,
+        environment=index,
+        flow=flow,
+        chat=task.chat if flow else None,
+        keep=keep,
+    )
+
+
+def behaviour(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+    """anatomy/*, action/* and reasoning/* figures, as far as an environment offers the checks."""
+
+    def measure(index, task, episodes, return_GK):
+        environment = task.environment
+        reversible = isinstance(environment, ReversibleEnvironment)
+        figures = anatomy_metrics(episodes, return_GK)
+        figures |= action_metrics(
+            episodes, len(return_GK), opposites=environment.opposites if reversible else None
+        )
+        if isinstance(environment, GroundedEnvironment):
+            draws = isinstance(environment, DrawingEnvironment)
+            figures |= reasoning_metrics(
+                episodes,
+                environment.grounded,
+                task.chat.text,
+                transcribe=environment.transcribe if draws else None,
+            )
+        if task.styles:
+            figures |= style_metrics(episodes, task.styles, task.chat.text)
+        return figures
+
+    return state, of_each_task(step, measure)
+
+
+def probe(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+    """probe/* figures: those of collapse/first_turn/* and the styles, of held-out problems.
+
+    A step has few prompts, and the mutual information in them is at most the logarithm of their
+    number. Always the same problems with the same noise: two policies differ by what they do.
+    """
+    settings, policy = step.run.diagnosis, step.policy
+
+    def measure(index, task, *_):
+        one_turn = dataclasses.replace(task.budgets, max_turns=1)
+        episodes = play_heldout(
+            step.run.model,
+            policy,
+            dataclasses.replace(task, budgets=one_turn),
+            Purpose.PROBE,
+            sampling=task.sampling,
+            problems=slice(settings.probe_problems),
+            samples=settings.probe_samples,
+        )
+        seen = task.seen(policy, episodes)
+        figures = collapse_metrics(
+            step.run.model,
+            seen,
+            episodes,
+            first_turn_samples=len(episodes),
+            trajectory_samples=1,  # none: a scope needs two
+            micro_batch=settings.micro_batch,
+            seed=task.eval_seed,
+            step=0,
+            environment=index,
+        )
+        figures |= style_metrics(episodes, task.styles, task.chat.text) if task.styles else {}
+        if settings.probe_mediation:
+            figures |= mediation_metrics(
+                step.run.model,
+                seen,
+                episodes,
+                filler=int(task.chat.template.plain(".")[0]),
+                micro_batch=settings.micro_batch,
+            )
+        valid = [e.turns[0].valid for e in episodes if not e.error]
+        if valid:
+            figures["probe/valid_rate"] = float(np.mean(valid))
+        short = {
+            "collapse/first_turn/": "probe/",
+            "reasoning/style/": "probe/style/",
+            "mediation/": "probe/mediation/",
+        }
+        for long, name in short.items():
+            figures = {key.replace(long, name): value for key, value in figures.items()}
+        return figures
+
+    with jax.set_mesh(step.run.sampling_mesh):
+        return state, of_each_task(step, measure)
+
+
+def zscores(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+    """collapse/*/mi_zscore*_ema: of the collapse figures of this step, over what went before."""
+    averages, figures = update_zscores(jax.device_get(state.zscores), metrics)
+    averages = place(averages, state.step.sharding)
+    return dataclasses.replace(state, zscores=averages), figures
+
+
+def gradients(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+    """gradient/* figures, by reward variance."""
+    run, settings = step.run, step.run.diagnosis
+    if settings.gradients_groups:
+        policy = step.policy
+        if isinstance(state, AheadState):  # whose episodes the policy before sampled
+            with jax.set_mesh(run.mesh):
+                policy = sampling_policy(step.learner, state)
+        return state, heldout_gradients(step.learner, state, policy, run.tasks, settings)
+    (task,) = run.tasks  # one environment (check.py)
+    with jax.set_mesh(run.mesh):
+        found = step.outcomes
+        sound_GK = None if found.broken_GK is None else ~found.broken_GK
+        return state, task_gradients(
+            *(step.learner, state, step.batch, found.return_GK, task, settings), sound_GK=sound_GK
+        )
+
+
+DIAGNOSTICS = {
+    "collapse": Diagnostic(lambda d: d.every, collapse, scoring_programs),
+    "behaviour": Diagnostic(lambda d: d.every, behaviour),
+    "probe": Diagnostic(lambda d: d.probe_every, probe, mediation_programs, first=True),
+    "zscores": Diagnostic(lambda d: d.every, zscores),  # behind collapse, which it reads
+    "gradients": Diagnostic(lambda d: d.gradients_every, gradients, gradient_programs),
+}
+
+
+# ------------------------------------------------------------------------------ gradients
+
+
+def task_gradients(
+    learner: Learner,
+    state: TrainState,
+    batch: Batch,
+    return_GK: np.ndarray,
+    task: "Task",
+    settings: Diagnosis,
+    *,
+    sound_GK: np.ndarray | None = None,
+) -> Metrics:
+    """gradient/* metrics of a batch of one task; run under the mesh of training.
+
+    Args:
+      sound_GK: as in `gradient_report`.
+    """
+    direction, odds = None, {}
+    if sound_GK is not None:
+        inside_B = sound_GK.reshape(-1)[batch.episode_B]
+        batch = dataclasses.replace(batch, weight_B=batch.weight_B * inside_B)
+    ids = openings(task.styles, task.chat) if task.styles else None
+    if ids:
+        direction, odds["gradient/log_odds_grounded"] = log_odds_gradient(
+            learner.model,
+            state.params,
+            batch,
+            ids,
+            mesh=learner.mesh,
+            micro_batch=learner.micro_batch,
+            frozen=learner.beside(state.params, batch.tokens_BT),
+        )
+    return odds | gradient_report(
+        learner,
+        state,
+        batch,
+        return_GK,
+        group_rows=task.group_rows,
+        buckets=settings.gradients_buckets,
+        edges=settings.gradients_edges,
+        direction=direction,
+        sound_GK=sound_GK,
+    )
+
+
+def play_groups(
+    model: Qwen, params: Params, task: "Task", groups: int
+) -> tuple[Batch, np.ndarray, np.ndarray]:
+    """(`Batch` with rewards, return_GK, sound_GK bool: whose environment did not break) of groups
+    on held-out problems, sampled as training does.
+
+    The first `groups` of the held-out problems, as far as there are so many, with the same noise
+    every time: buckets of two policies can be compared.
+
+    Args:
+      params: those for sampling.
+    """
+    episodes = play_heldout(
+        model,
+        params,
+        task,
+        Purpose.GRADIENTS,
+        sampling=task.sampling,
+        problems=slice(groups),
+        samples=task.group_size,
+    )
+    return *rewarded_batch(episodes, task.penalties), ~broken_episodes(episodes)
+
+
+def heldout_gradients(
+    learner: Learner,
+    state: TrainState,
+    params: Params,
+    tasks: Sequence["Task"],
+    settings: Diagnosis,
+) -> Metrics:
+    """gradient/* metrics of the policy on each task's `play_groups`; `params` are for sampling."""
+    metrics_E = []
+    for task in tasks:
+        with jax.set_mesh(learner.sampling_mesh):
+            groups = settings.gradients_groups or task.groups
+            batch, return_GK, sound_GK = play_groups(learner.model, params, task, groups)
+        with jax.set_mesh(learner.mesh):
+            metrics_E.append(
+                task_gradients(learner, state, batch, return_GK, task, settings, sound_GK=sound_GK)
+            )
+    return combine_metrics(tasks, metrics_E)

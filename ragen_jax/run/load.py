@@ -1,0 +1,281 @@
+"""The policy that a config, or a run's folder, starts from: its model, and the tasks it plays."""
+
+import dataclasses
+import functools
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from ragen_jax.config.build import (
+    build_adapters,
+    build_environment,
+    build_meshes,
+    build_model,
+    tiny_words,
+)
+from ragen_jax.config.check import check
+from ragen_jax.config.per_task import of_environments
+from ragen_jax.core.heartbeat import reached
+from ragen_jax.core.sharding import first_goes_first
+from ragen_jax.core.types import Params
+from ragen_jax.model import hf, lora
+from ragen_jax.model.layout import sampling_params
+from ragen_jax.model.qwen import Qwen
+from ragen_jax.rollout.image_table import Album
+from ragen_jax.run.checkpoint import Checkpoints
+from ragen_jax.run.tasks import Task, build_tasks
+from ragen_jax.run.trust import require_trust
+from ragen_jax.run.workdir import read_run_config
+from ragen_jax.storage.atomic_io import retried
+from ragen_jax.storage.console import console
+from ragen_jax.storage.links import refuse_links
+from ragen_jax.warmstart.imitate import tiny_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+class Policy(NamedTuple):
+    """A model, and what it plays."""
+
+    model: Qwen
+    params: Params
+    tokenizer: "PreTrainedTokenizerFast"
+    tasks: tuple[Task, ...]
+
+
+def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = False) -> Policy:
+    """The `Policy` of a config's model.
+
+    A tiny agent is copied into the run's folder, so that the run can be continued and evaluated
+    where the cache is another one.
+
+    Args:
+      heldout: as in `build_tasks`.
+
+    Raises:
+      ValueError: an unusable environment or mesh, a model that cannot be read, or one that could
+        not read the prompts; all before a model is built or its weights are read.
+    """
+    mesh, _ = build_meshes(config)
+    path = config.model.path
+    if path == "tiny":
+        tiny_words(config)  # all processes refuse it, not the first alone
+    else:
+        check_reader(config)
+    with first_goes_first("model"):
+        if path == "tiny":
+            path = tiny_model(config) if workdir is None else workdir / "model"
+            if not path.exists():
+                if workdir is not None:
+                    refuse_links(workdir, path, _unfinished(path))
+                made = tiny_model(config)
+                retried(functools.partial(_copy, made, path), path)
+    reached(f"loading {path}")
+    model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
+    model = build_model(config, model.config, mesh)
+    tower = hf.load_tower(path, mesh=mesh, dtype=config.model.dtype)
+    eyes: dict[str, Any] = {}
+    if tower is None and config.model.lora.rank and config.model.lora.tower:
+        raise ValueError(
+            f"config.model.lora.tower is True, but the model at {path} has no vision tower: give "
+            "model.lora.tower=False, or the directory of a model that sees"
+        )
+    if tower is not None and model.config.image_tokens is not None:
+        eyes["image_pad"] = model.config.image_tokens.pad
+        eyes["album"] = Album(tower, model.config.vocab_size)
+    reached("building the environments")
+    tasks = build_tasks(
+        config,
+        tokenizer,
+        hf.stop_ids(path),
+        positions=model.config.max_positions,
+        heldout=heldout,
+        **eyes,
+    )
+    return Policy(model, params, tokenizer, tasks)
+
+
+def _unfinished(path: Path) -> Path:
+    """The name of a copy until it is complete: a killed copy must not look like a model."""
+    return path.with_name(f".{path.name}")
+
+
+def _copy(source: Path, path: Path) -> None:
+    """Copies a folder, which is at `path` as a whole or not at all."""
+    unfinished = _unfinished(path)
+    shutil.copytree(source, unfinished, dirs_exist_ok=True)
+    unfinished.rename(path)
+
+
+def check_reader(config: ConfigDict) -> None:
+    """Refuses a model directory that could not read the prompts of the config's environments.
+
+    Terse prompts hold the bare observation. They are for a tiny agent, which has learnt the rest by
+    imitation; what tells one from a language model is that its tokenizer keeps the words of an
+    environment whole (of several, those of one at least: it reads the others byte by byte).
+
+    Raises:
+      ValueError: that, or an unusable environment.
+    """
+    path = config.model.path
+    terse = {}  # environment -> its words
+    for name, c in of_environments(config).items():
+        environment = build_environment(c, "train")
+        if c.env.prompt == "terse":
+            terse[name] = getattr(environment, "words", ())
+    if not terse:
+        return
+    tokenizer = hf.load_tokenizer(hf.resolve(path))
+    reasons = []
+    for name, words in terse.items():
+        split = [w for w in words if len(tokenizer.encode(w, add_special_tokens=False)) != 1]
+        if words and not split:
+            return
+        reasons.append(f"{name} has no words" if not words else f"it splits {split[0]!r} of {name}")
+    file = "mixture" if config.also else config.env.name
+    raise ValueError(
+        f"config.model.path is {path!r}, whose tokenizer is no tiny agent's ({reasons[0]}), but "
+        "config.env.prompt is 'terse', the bare observation without rules; train a language model "
+        f"with --config=configs/{file}.py:llm --config.model.path={path}"
+    )
+
+
+class Trained(NamedTuple):
+    """What a run has learnt by a step.
+
+    policy: its parameters are plain, on the mesh of training; those that adapters change are as
+        they were before the run
+    adapters: of a LoRA run, else None
+    """
+
+    config: ConfigDict
+    step: int
+    policy: Policy
+    adapters: Params | None
+
+
+def restore_run(
+    workdir: Path,
+    config: ConfigDict | None = None,
+    step: int | None = None,
+    *,
+    heldout: bool = False,
+    trust: bool = False,
+) -> Trained:
+    """What the checkpoint of a run's step holds.
+
+    Args:
+      config: the run's own with other values in fields of READ; None: as it was.
+      step: one that is kept; None: the newest.
+      heldout: as in `build_tasks`.
+      trust: whether code that the folder's config names may be imported although this user has not
+        started the run (run/trust.py); only asked if `config` is None.
+
+    Raises:
+      ValueError: the folder holds no run, or no such checkpoint, or it is damaged; unusable values;
+        it names code and is not trusted.
+    """
+    if config is None:
+        config = read_run_config(workdir)
+        require_trust(workdir, config, trust=trust)
+    check(config)
+    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
+    kept = checkpoints.steps()
+    if not kept:
+        raise ValueError(f"{workdir} has no checkpoint yet")
+    if step is None:
+        step = kept[-1]
+    if step not in kept:
+        listed = ", ".join(map(str, kept))
+        raise ValueError(
+            f"{workdir} has no checkpoint of step {step}; kept are those of {listed} "
+            "(config.checkpoint.every and .keep say which are)"
+        )
+    checkpoints.check(step)
+    policy = load_policy(config, workdir, heldout=heldout)
+    console(f"{workdir}, step {step}")
+    if not config.model.lora.rank:
+        params = checkpoints.restore_params(step, policy.params)
+        return Trained(config, step, policy._replace(params=params), None)
+    mesh, _ = build_meshes(config)
+    adapters = checkpoints.restore_params(step, build_adapters(config, policy.model, mesh))
+    return Trained(config, step, policy, adapters)
+
+
+def for_sampling(trained: Trained) -> Policy:
+    """The policy with its parameters where sampling wants them, adapters beside their kernels."""
+    config, _, policy, adapters = trained
+    _, mesh = build_meshes(config)
+    params = sampling_params(policy.params, policy.model, mesh)
+    if adapters is not None:
+        params = lora.attach(
+            params,
+            lora.place_adapters(adapters, policy.model, mesh),
+            scale=config.model.lora.alpha / config.model.lora.rank,
+        )
+    return policy._replace(params=params)
+
+
+def load_adapted(adapter: Path, config: ConfigDict, *, heldout: bool = False) -> Policy:
+    """The `Policy` of an adapter in PEFT's format, merged into the model of config.model.path.
+
+    Args:
+      heldout: as in `build_tasks`.
+
+    Raises:
+      ValueError: as `load_policy`, and an adapter that is not of this model.
+    """
+    policy = load_policy(config, None, heldout=heldout)
+    adapters, rank, alpha, _ = lora.load_adapter(adapter, policy.model.config)
+    mesh, _ = build_meshes(config)
+    adapters = lora.place_adapters(adapters, policy.model, mesh)
+    return policy._replace(params=lora.merge(policy.params, adapters, scale=alpha / rank))
+
+
+def save_policy(
+    folder: Path, config: ConfigDict, policy: Policy, adapters: Params | None, *, dtype: str
+) -> list[Path]:
+    """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's.
+
+    adapter/ is not written where the vision tower has adapters, which that format cannot hold.
+
+    Args: as `Trained` says; dtype: of the weights on disk.
+
+    Returns:
+      the directories that were written.
+    """
+    params, written, first = policy.params, [], policy.tasks[0]
+    tower = None if first.album is None else first.album.tower
+    if adapters is not None:
+        c = config.model.lora
+        scale = c.alpha / c.rank
+        if tower is not None and "tower" in adapters:
+            console("no adapter/: PEFT's format cannot hold a vision tower's; policy/ has them all")
+            merged = lora.merge(tower.params, adapters["tower"], scale=scale)
+            tower = dataclasses.replace(tower, params=merged)
+        else:
+            written.append(folder / "adapter")
+            lora.save_adapter(
+                written[-1],
+                adapters,
+                config=policy.model.config,
+                rank=c.rank,
+                alpha=c.alpha,
+                targets=c.targets,
+                base_model=config.model.path,
+            )
+        params = lora.merge(params, adapters, scale=scale)
+    written.append(folder / "policy")
+    hf.save(
+        written[-1],
+        policy.model,
+        params,
+        policy.tokenizer,
+        tower=tower,
+        stop_ids=first.chat.end_ids,
+        dtype=dtype,
+    )
+    return written

@@ -1,0 +1,143 @@
+"""What a run has stored step by step, read back; of files that cannot be read somebody is told."""
+
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ragen_jax.core.types import Metrics
+from ragen_jax.diagnostics.scopes import Scores
+from ragen_jax.storage.console_streams import show
+from ragen_jax.storage.limits import parse_json, read_arrays, read_bytes, read_json
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+# What reading a damaged JSON or npz file, and taking it for what it should be, can raise.
+DAMAGED = (
+    *(ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError),
+    *(OSError, EOFError, zipfile.BadZipFile, zlib.error),
+)
+
+
+# As `log.write_rollouts` names it: a page shows what is there, so it may lie nowhere else.
+IMAGE_FILE = re.compile(r"step_\d+_images/[0-9a-f]{16}\.png", re.ASCII)
+
+
+def warn(line: str) -> None:
+    """Prints a warning above any progress bar."""
+    show(f"warning: {line}")
+
+
+def read_events(path: Path, say: Say = warn) -> list[dict[str, Any]]:
+    """What `log.write_events` wrote, without the lines that are damaged; [] of no file."""
+    found = []
+    lines = read_bytes(path).split(b"\n") if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            event = parse_json(line)
+            texts = [event[name] for name in ("rule", "action", "reason")]
+            if type(event["step"]) is not int or not all(isinstance(x, str) for x in texts):
+                raise ValueError("a step and three texts are expected")
+            found.append(event)
+        except DAMAGED:
+            say(f"{path}: line {number} is damaged")
+    return found
+
+
+def read_outcomes(folder: Path, say: Say = warn) -> dict[int, list[float]]:
+    """{step: [solved of every held-out problem]} of what `log.write_outcomes` wrote, in order.
+
+    1, 0, or NaN where the problem's environment broke; at least one of a step is no NaN.
+    """
+
+    def read(path: Path) -> list[float]:
+        solved = [solved for _, solved in read_json(path)]
+        known = [x for x in solved if x is not None]
+        if not known or not all(type(x) is int and x in (0, 1) for x in known):
+            raise ValueError("a problem is solved, 1, or not, 0, or null where it broke")
+        return [math.nan if x is None else x for x in solved]
+
+    return _of_steps(folder, "json", read, say)
+
+
+def read_gradients(workdir: Path, say: Say = warn) -> dict[int, Metrics]:
+    """{step: gradient/* metrics} of what `log.write_gradients` wrote, in order."""
+
+    def read(path: Path) -> Metrics:
+        figures = read_json(path)
+        return {str(name): _finite(value) for name, value in figures.items()}
+
+    return _of_steps(workdir / "gradients", "json", read, say)
+
+
+def read_scores(folder: Path, say: Say = warn) -> dict[int, Scores]:
+    """{step: `Scores`} of what `log.write_scores` wrote, in order."""
+
+    def read(path: Path) -> Scores:
+        scores = Scores(**read_arrays(path))
+        if scores.score_MN.shape != (len(scores.length_M), scores.score_MN.shape[1]):
+            raise ValueError("a row a reasoning is expected")
+        return scores
+
+    return _of_steps(folder, "npz", read, say)
+
+
+def read_rollouts(folder: Path, say: Say = warn) -> dict[int, list[dict[str, Any]]]:
+    """{step: episodes} of what `log.write_rollouts` wrote, in order."""
+
+    def read(path: Path) -> list[dict[str, Any]]:
+        records = [parse_json(line) for line in read_bytes(path).split(b"\n") if line]
+        for record in records:
+            for name in ("seed", "group", "member"):
+                _whole_numbers([record[name]])
+            for turn in record["turns"]:
+                _finite(turn["reward"])
+                _whole_numbers(turn["prompt_ids"])
+                _whole_numbers(turn["sampled_ids"])
+                if not isinstance(turn["valid"], bool):
+                    raise ValueError("a reply is valid, true, or not, false")
+                ", ".join(turn["actions"])
+                for message in turn["messages"]:
+                    text_of(message["content"])
+                for name in turn.get("images", ()):
+                    if not IMAGE_FILE.fullmatch(name):
+                        raise ValueError("an image is a file beside this one")
+        return records
+
+    return _of_steps(folder, "jsonl", read, say)
+
+
+def text_of(content: str | list[dict[str, Any]]) -> str:
+    """The text of a message, [image] where it shows one."""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part["text"]) if "text" in part else "[image]" for part in content)
+
+
+def _of_steps(folder: Path, ending: str, read: Callable[[Path], T], say: Say) -> dict[int, T]:
+    """{N: read(path)} of a folder's files step_N, in order, of which those are told to be damaged
+    that `read` cannot read."""
+    found = {}
+    for path in sorted(Path(folder).glob(f"step_*.{ending}")):
+        try:
+            found[int(path.stem.removeprefix("step_"))] = read(path)
+        except DAMAGED:
+            say(f"{path} is damaged")
+    return found
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no finite number")
+    return value
+
+
+def _whole_numbers(values: Sequence[Any]) -> None:
+    if not all(type(value) is int and value >= 0 for value in values):
+        raise ValueError("whole numbers from 0 are expected")

@@ -1,0 +1,235 @@
+"""The child process of ragen_jax.storage.confined: one task on one file, under limits.
+
+    python -P child.py MEMORY SECONDS < request.json
+
+It writes JSON lines: {"stage": ...} before what might exceed a limit, and at the end {"done": true}
+or {"refused": REASON}. A child that a limit ends has said neither.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+OUT_OF_MEMORY = 77  # exit code, as the parent knows it
+ROW_BYTES = 256  # of a row that holds nothing, as a Python object
+PAGE = resource.getpagesize()
+
+
+class Refused(Exception):
+    """Why a file is not to be read."""
+
+
+def say(**line: Any) -> None:
+    """Writes a JSON line to the parent."""
+    ANSWERS.write(json.dumps(line) + "\n")
+    ANSWERS.flush()
+
+
+def limit(memory: int, seconds: int) -> None:
+    """Limits this process to so much more memory (bytes) and processor time."""
+    with contextlib.suppress(ValueError, OSError):  # a system that does not know it
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
+        resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
+    end = int(time.process_time()) + seconds + 1
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CPU, (end, end))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+# ------------------------------------------------------------------------------ Parquet
+
+
+def scan_parquet(request: dict[str, Any], confine: Callable[[], None]) -> None:
+    """Decodes a file as its readers do, and counts the bytes."""
+    import pyarrow
+    from pyarrow import parquet
+
+    pyarrow.set_cpu_count(1)  # each thread takes addresses
+    confine()
+    say(stage="decoding it")
+    total = 0
+    try:
+        with parquet.ParquetFile(request["path"]) as file:
+            for batch in file.iter_batches(batch_size=request["rows"], use_threads=False):
+                size = batch.num_rows * ROW_BYTES + sum(map(decoded_bytes, batch.columns))
+                total += size
+                if size > request["most_of_rows"]:
+                    raise Refused(
+                        f"{batch.num_rows} rows decode to {size:,} bytes; accepted: "
+                        f"{request['most_of_rows']:,}"
+                    )
+                if request["most"] is not None and total > request["most"]:
+                    raise Refused(
+                        f"it decodes to more than {request['most']:,} bytes; split it into files"
+                    )
+    except pyarrow.ArrowMemoryError:
+        raise MemoryError from None
+    except (pyarrow.ArrowException, OSError):
+        pass  # no Parquet, or a damaged one, which its reader reports
+
+
+def decoded_bytes(column: Any) -> int:
+    """Bytes of a column once each of its values is written out."""
+    from pyarrow import compute, types
+
+    functions: Any = compute  # which makes them when it is imported
+    kind = column.type
+    if types.is_dictionary(kind):  # a value that is stored once may be in every row
+        return decoded_bytes(column.dictionary_decode())
+    if types.is_run_end_encoded(kind):
+        return decoded_bytes(functions.run_end_decode(column))
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return functions.sum(functions.binary_length(column)).as_py() or 0
+    if types.is_struct(kind):
+        return sum(decoded_bytes(field) for field in column.flatten())
+    if hasattr(column, "storage"):
+        return decoded_bytes(column.storage)
+    if types.is_map(kind):
+        return column.nbytes + decoded_bytes(column.keys) + decoded_bytes(column.items)
+    if types.is_nested(kind) and hasattr(column, "flatten"):  # lists of any kind
+        return column.nbytes + decoded_bytes(column.flatten())
+    return column.nbytes
+
+
+# ------------------------------------------------------------------------------ tokenizers
+
+TURNS = 48  # messages of the longest conversation
+# Texts that grow or take long where a normaliser or an expression is made for it: every character
+# that is often normalised or split at, alone and many times, and ordinary writing.
+PROSE = (
+    "The quick brown fox's 12,345 jumps over  the lazy dog: don't!\n\n\t"
+    "\u00c4\u00e9 e\u0301 \ufb01 \ufdfa \u6f22\u5b57 \U0001f600"
+)
+REPEATED = 400  # of a character
+
+
+def probe_texts(tokenizer: Any) -> list[str]:
+    characters = [chr(code) for code in range(32, 127)] + list("\n\t\u00e9\ufdfa\u6f22\u2581\u0120")
+    texts = [PROSE, *(c * REPEATED + "!" for c in characters), "".join(characters) * 4]
+    texts += [(c + " ") * (REPEATED // 2) for c in "aA0.("]
+    # And what its own normaliser looks for.
+    normal = json.loads(tokenizer.backend_tokenizer.to_str()).get("normalizer")
+    return texts + [text * 8 for text in strings(normal) if text]
+
+
+def strings(value: Any) -> list[str]:
+    """The patterns and contents of a normaliser, at any depth."""
+    waiting, found = [value], []
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            found.append(part)
+        elif isinstance(part, dict):
+            waiting += list(part.values())
+        elif isinstance(part, list):
+            waiting += part
+    return [text[:1000] for text in found[:1000]]
+
+
+def probe_tokenizer(request: dict[str, Any], confine: Callable[[], None]) -> None:
+    """Loads a tokenizer, encodes texts and renders conversations."""
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    os.environ |= {"HF_HUB_OFFLINE": "1"}
+    import transformers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    transformers.logging.set_verbosity_error()
+    directory = Path(request["path"])
+    confine()
+    say(stage="loading its tokenizer")
+    whole = (directory / "tokenizer.json").exists()
+    kind: Any = PreTrainedTokenizerFast if whole else AutoTokenizer
+    try:
+        tokenizer = kind.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except MemoryError:
+        raise
+    except Exception:
+        return  # which `hf.load_tokenizer` reports
+    except BaseException as error:  # a panic of the library, which nobody could catch there
+        raise Refused(f"loading its tokenizer ends the library: {error}") from None
+    say(stage="encoding a short text with its tokenizer")
+    for text in probe_texts(tokenizer):
+        try:
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        except MemoryError:
+            raise
+        except Exception:
+            continue  # a text that it refuses, as `plain_ids` reports
+        except BaseException as error:
+            raise Refused(f"encoding a text ends the tokenizers library: {error}") from None
+        if len(ids) > request["tokens_per_byte"] * len(text.encode()):
+            raise Refused(f"its tokenizer makes {len(ids):,} tokens of {len(text)} characters")
+    say(stage="rendering a short conversation with its chat template")
+    for messages, tools in conversations():
+        characters = sum(len(str(message["content"])) for message in messages)
+        most = request["rendered"] + request["rendered_per_character"] * characters
+        try:
+            text = tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=True,
+            )
+        except MemoryError:
+            raise
+        except Exception:
+            continue  # a conversation that it refuses, as `take_apart` reports
+        if len(text) > most:
+            raise Refused(
+                f"its chat template makes {len(text):,} characters of {len(messages)} messages "
+                f"with {characters:,}"
+            )
+
+
+def conversations() -> list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
+    """(messages, tools): short and long, with and without a system, tools, an image."""
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Searches.",
+            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+        },
+    }
+    system = [{"role": "system", "content": "SYSTEM_TEXT"}]
+    asked = [
+        {"role": "user", "content": "FIRST_USER"},
+        {"role": "assistant", "content": "FIRST_REPLY"},
+    ]
+    again = [{"role": "user", "content": "SECOND_USER"}]
+    seen = [{"type": "text", "text": "SECOND_USER"}, {"type": "image"}]
+    long = [{"role": ("user", "assistant")[i % 2], "content": PROSE} for i in range(TURNS + 1)]
+    found = [
+        *([*system, *asked, *again], [*asked, *again], again, [*system, *again]),
+        [*asked, {"role": "user", "content": seen}],
+        [*asked, {"role": "tool", "content": "RESULT"}],
+        [{"role": "user", "content": PROSE * 40}],
+        *(long, [*system, *long]),
+    ]
+    return [(messages, tools) for messages in found for tools in (None, [tool])]
+
+
+TASKS = {"scan_parquet": scan_parquet, "probe_tokenizer": probe_tokenizer}
+
+if __name__ == "__main__":
+    ANSWERS = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    memory, seconds = map(int, sys.argv[1:])
+    request = json.load(sys.stdin)
+    try:
+        TASKS[request["task"]](request, lambda: limit(memory, seconds))
+    except Refused as error:
+        say(refused=str(error))
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)  # its last line says in what
+    else:
+        say(done=True)
+    ANSWERS.flush()
+    os._exit(0)  # without what libraries do at the end

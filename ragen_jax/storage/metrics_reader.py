@@ -1,0 +1,116 @@
+"""metrics.jsonl as it is read: a row a line; what is no row, and steps whose rows are lost."""
+
+import bisect
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ragen_jax.core.types import Metrics
+from ragen_jax.storage.atomic_io import whole, write_whole
+from ragen_jax.storage.limits import parse_json, read_bytes
+
+SET_ASIDE = "metrics.damaged.jsonl"  # beside it: the lines that `repair` took out
+
+
+def read_metrics(path: str | Path) -> list[Metrics]:
+    """The rows of a metrics.jsonl; what is no row at its end is left out, no file: [].
+
+    Who is killed leaves half a line, a disk that fails others.
+
+    Raises:
+      ValueError: a line in the middle is no row, or is of a step that is not behind the row before.
+    """
+    rows, damaged = _read(Path(path))
+    for number, line in damaged:
+        raise ValueError(
+            f"{path}: line {number} is not the row of a step behind those above it "
+            f"({_shown(line)}); python -m ragen_jax.train --workdir={Path(path).parent} --repair "
+            f"goes on with the lines that are, and keeps the others in {SET_ASIDE}"
+        )
+    return rows
+
+
+def repair(path: Path) -> list[str]:
+    """Takes the lines that are no rows out of a metrics.jsonl, to SET_ASIDE beside it.
+
+    Returns:
+      a sentence about what was taken out; [] where nothing was.
+    """
+    rows, damaged = _read(path)
+    if not damaged:
+        return []
+    aside = path.with_name(SET_ASIDE)
+    before = aside.read_bytes() if aside.exists() else b""
+    lines = "".join(f"{line}\n" for _, line in damaged)
+    with whole(aside, "wb") as file:
+        file.write(before + lines.encode(errors="surrogateescape"))
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    numbers = ", ".join(str(number) for number, _ in damaged)
+    return [f"{path}: line(s) {numbers} were no rows; they are in {aside.name} now"]
+
+
+def lost_steps(rows: Iterable[Metrics], last_step: int) -> list[int]:
+    """The steps from 1 on and up to `last_step` that have no row."""
+    steps = {int(row["step"]) for row in rows}
+    return [step for step in range(1, last_step + 1) if step not in steps]
+
+
+def _read(path: Path) -> tuple[list[Metrics], list[tuple[int, str]]]:
+    """(rows, (number, text) of the lines that are none, those at the end apart)."""
+    lines = [""]
+    if path.exists():
+        lines = read_bytes(path).decode(errors="surrogateescape").split("\n")
+    found = {  # what follows the last newline was torn
+        number: (row, line)
+        for number, line in enumerate(lines[:-1], start=1)
+        if line
+        for row in [_row(line)]
+    }
+    while found and found[max(found)][0] is None:
+        del found[max(found)]
+    steps = {number: int(row["step"]) for number, (row, _) in found.items() if row}
+    kept = _ascending(steps)
+    rows = [row for number, (row, _) in found.items() if row and number in kept]
+    return rows, [(number, line) for number, (_, line) in found.items() if number not in kept]
+
+
+def _ascending(steps: dict[int, int]) -> set[int]:
+    """The keys of the longest part of numbers in which each is larger than the one before.
+
+    One number that is wrong must not make all behind it wrong.
+    """
+    ends: list[int] = []  # the smallest number that ends an ascending part of each length
+    last: list[int] = []  # and its key
+    before: dict[int, int | None] = {}
+    for key, step in steps.items():
+        length = bisect.bisect_left(ends, step)
+        ends[length : length + 1] = [step]
+        last[length : length + 1] = [key]
+        before[key] = last[length - 1] if length else None
+    kept, key = set(), last[-1] if last else None
+    while key is not None:
+        kept.add(key)
+        key = before[key]
+    return kept
+
+
+def _row(line: str) -> Metrics | None:
+    """The row that a line is, or None."""
+    try:
+        row: Any = parse_json(line, parse_constant=_no_number)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int) or row["step"] < 0:
+        return None
+    numbers = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in row.values())
+    return row if numbers else None
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is in no row")
+
+
+def _shown(line: str) -> str:
+    """The beginning of a line, as it can be printed."""
+    return repr(line if len(line) <= 40 else line[:40] + "...")

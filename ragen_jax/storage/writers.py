@@ -1,0 +1,72 @@
+"""Arrays and figures as files, written so that a disk that refuses is reported with its reason.
+
+NumPy's own writing is not: of a large array on a full disk it reports how many items are missing,
+and of a file that is mapped into memory the process dies (SIGBUS).
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from ragen_jax.storage.atomic_io import retried, whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from numpy.typing import DTypeLike
+
+
+class _Plain:
+    """A binary file of which NumPy sees `write` alone, so that it does not write past Python."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytes, /) -> object:
+        return self._file.write(data)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Writes an array as a .npy file, in place.
+
+    Raises:
+      DiskRefused: the disk refuses it.
+    """
+
+    def save() -> None:
+        with path.open("wb") as file:
+            np.lib.format.write_array(_Plain(file), array, allow_pickle=False)
+
+    retried(save, path)
+
+
+def map_array(path: Path, dtype: "DTypeLike", shape: tuple[int, ...]) -> np.memmap:
+    """A new .npy file, mapped into memory to be written; all its room is reserved first.
+
+    Args:
+      shape: with at least one item.
+
+    Raises:
+      DiskRefused: the disk has no room for it.
+    """
+
+    def create() -> np.memmap:
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        if hasattr(os, "posix_fallocate"):
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return array
+
+    return retried(create, path)
+
+
+def save_figure(figure: "Figure", path: str | Path, *, dpi: int) -> None:
+    """Writes a figure of matplotlib in the format that the ending of `path` names.
+
+    Raises:
+      DiskRefused: the disk refuses it.
+    """
+    path = Path(path)
+    with whole(path, "wb") as file:
+        figure.savefig(file, dpi=dpi, format=path.suffix.removeprefix("."))

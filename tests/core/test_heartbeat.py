@@ -1,0 +1,139 @@
+"""Signs of life where nothing is printed; of several processes one hangs: all end, it is named."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+from command_line import ROOT, call
+
+from ragen_jax.core import heartbeat as progress
+from ragen_jax.core.heartbeat import stalled
+from ragen_jax.storage.console import console
+
+
+def test_who_is_behind_is_named():
+    assert stalled({0: (7, "an agreement"), 1: (5, "rollout"), 2: (7, "x")}) == (
+        "process 1 does not go on (last seen: rollout), and all others wait for it"
+    )
+    assert stalled({0: (4, "x"), 1: (3, "y"), 2: (3, "y")}).startswith("process 1, 2 does not")
+    assert stalled({0: (4, "x"), 1: (4, "x")}) == "no process goes on (last seen: x)"
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(progress, "_now", progress._Progress())
+    monkeypatch.setattr(progress, "EVERY", 0.3)
+    monkeypatch.setattr(progress, "TICK", 0.01)
+
+
+@pytest.fixture
+def passing(monkeypatch):
+    """passing(seconds): they pass on the clock, which is looked at every hundredth of one."""
+    clock, limit = types.SimpleNamespace(now=100.0), 0.3
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(progress, "_now", progress._Progress())
+
+    def go(seconds):
+        nonlocal limit
+        for _ in range(round(seconds / 0.01)):
+            clock.now += 0.01
+            limit = progress._sign(limit)
+
+    return go
+
+
+def test_where_nothing_is_printed_a_line_says_what_goes_on(passing, capsys):
+    def lines():
+        return capsys.readouterr().err.splitlines()
+
+    progress.spoke()
+    passing(0.2)
+    console("a line")
+    passing(0.2)
+    assert lines() == []
+    progress.reached("building the house")
+    passing(1.2)
+    found = lines()
+    assert 3 <= len(found) <= 4 and set(found) <= {
+        "building the house",
+        "building the house: 1 s so far",
+    }
+    progress.reached("painting door 7 of 9")
+    passing(0.4)
+    assert "painting door 7 of 9" in lines()
+    progress.spoke(begun=True)  # who has seen a step knows how long one takes
+    passing(2.5)
+    assert 2 <= len(lines()) <= 3  # behind 0.3, 0.6 and 1.2 s
+
+
+def test_signs_end_with_what_they_are_of(hasty, capsys):
+    with progress.signs_of_life():
+        time.sleep(1.0)
+    assert "starting" in capsys.readouterr().err
+    time.sleep(0.5)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_command_gives_signs_of_life(agent, tmp_path, monkeypatch, hasty):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(agent.home))
+    code, _, err = call(
+        *("ragen_jax.train", f"--config.model.path={agent.directory}", "--config.steps=0"),
+        *(f"--workdir={tmp_path / 'run'}", "--config.eval.episodes=8"),
+    )
+    assert code == 0
+    places = "loading|building the (environments|learner)|generating held-out problem|eval"
+    assert re.search(f"^({places})", err, re.M), err
+
+
+HANGING = '''
+import os
+import time
+
+from ragen_jax.envs.sokoban import Sokoban
+
+
+class Hanging(Sokoban):
+    """Sokoban that hangs in one of the processes, some steps after the first evaluation."""
+
+    taken = 0
+
+    def step(self, state, action, rng):
+        Hanging.taken += 1
+        while os.environ["JAX_PROCESS_ID"] == "{process}" and Hanging.taken > 200:
+            time.sleep(1)
+        return super().step(state, action, rng)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_that_hangs_ends_all(agent, tmp_path, process):
+    (tmp_path / "hanging.py").write_text(HANGING.replace("{process}", str(process)))
+    fields = {
+        **{"model.path": agent.directory, "env.name": "hanging:Hanging", "steps": 50},
+        **{"eval.every": 0, "eval.episodes": 8, "report.every": 0, "rollout.groups": 4},
+    }
+    begin = time.monotonic()
+    ended = subprocess.run(
+        [
+            *("launch/local_multiprocess.sh", f"--workdir={tmp_path / 'run'}"),
+            *(f"--config.{name}={value}" for name, value in fields.items()),
+            *("--stall_timeout=15",),
+        ],
+        cwd=ROOT,
+        env=os.environ
+        | {"NUM_PROCESSES": "2", "LOG_DIR": str(tmp_path / "logs")}
+        | {"PYTHON": sys.executable, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+        | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 1, ended.stderr[-3000:]
+    assert time.monotonic() - begin < 200
+    told = ended.stderr + (tmp_path / "logs" / "process_1.log").read_text()
+    assert f"error: process {process} does not go on (last seen: " in told

@@ -1,0 +1,75 @@
+"""What is said of programs that compile: now and then, in a row, and where one comes late."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ragen_jax.programs import monitor as compiling
+
+
+def compile_one(size):
+    """What no other test compiles."""
+    jax.jit(lambda x: jnp.cumsum(x * size)[:: size % 7 + 1])(jnp.ones(size)).block_until_ready()
+
+
+def test_what_compiles_is_told_now_and_then(monkeypatch, capsys):
+    with compiling.told_of_compiling():
+        compile_one(1031)
+        assert "compiling" not in capsys.readouterr().out
+        monkeypatch.setattr(compiling, "EVERY", 0.0)
+        compile_one(1033)
+        lines = [line for line in capsys.readouterr().out.splitlines() if "compiling: " in line]
+        assert lines[-1].endswith(" s") and " programs so far, " in lines[-1]
+        numbers = [int(line.split()[1]) for line in lines]
+        assert numbers == sorted(set(numbers)) and numbers[0] > 1  # the first one counts
+    compile_one(1039)
+    assert "compiling" not in capsys.readouterr().out  # nobody wants to know
+
+
+@partial(jax.jit, static_argnames="times")
+def extend(params, tokens, times):
+    return params["w"][tokens] * times
+
+
+def test_a_row_says_what_compiled_and_a_late_program_is_named(monkeypatch, capsys, caplog):
+    monkeypatch.setattr(compiling, "WORTH_A_LINE", 0.0)
+    params = {"w": jnp.ones((977, 3))}
+    tokens = {rows: jnp.zeros((rows, 24), jnp.int32) for rows in (128, 96, 64, 32)}
+    with compiling.told_of_compiling() as told:
+        compile_one(1049)
+        seconds = told.since_last_row(0)["time/compile"]
+        assert 0 < seconds == pytest.approx(sum(program.seconds for program in told.programs))
+        extend(params, tokens[128], times=2.0)
+        assert 0 < told.since_last_row(1)["time/compile"] < seconds + 60
+        compile_one(1063)
+        assert told.since_last_row(2)["time/compile"] > 0
+        assert "warning" not in capsys.readouterr().out  # the first steps' programs are no surprise
+        extend(params, tokens[96], times=2.0)
+        assert told.since_last_row(3)["time/compile"] > 0
+        (line,) = capsys.readouterr().out.splitlines()
+        told_of = "warning: compiled behind the first steps: extend (int32[96,24]) "
+        assert line.startswith(told_of) and line.endswith(" s")
+        extend(params, tokens[64], times=2.0)
+        extend(params, tokens[64], times=3.0)
+        assert told.since_last_row(4)["time/compile"] > 0
+        assert not capsys.readouterr().out  # a line was printed a moment ago
+        monkeypatch.setattr(compiling, "LATE_EVERY", 0.0)
+        extend(params, tokens[32], times=2.0)
+        told.since_last_row(5)
+        (line,) = capsys.readouterr().out.splitlines()  # those not told of then, too
+        assert line.endswith(", and 2 others") and "extend (" in line
+        extend(params, tokens[32], times=2.0)
+        assert told.since_last_row(6) == {"time/compile": 0.0}
+    assert not capsys.readouterr().out
+    assert not caplog.records  # nobody sees what JAX tells its logs
+
+
+def test_a_program_as_quick_as_loading_one_is_not_worth_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(compiling, "WORTH_A_LINE", 1e9)
+    with compiling.told_of_compiling() as told:
+        for step in range(4):
+            compile_one(1051 + 2 * step)
+            assert told.since_last_row(step + 1)["time/compile"] > 0
+    assert "warning" not in capsys.readouterr().out

@@ -1,0 +1,439 @@
+"""Images in episodes: their numbers and tables, and that all who read them agree."""
+
+import dataclasses
+import functools
+import json
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from devices import on_devices
+
+from ragen_jax.algorithm.batch import make_batch
+from ragen_jax.config.build import build_chat, tiny_images, tiny_shape, tiny_tokenizer
+from ragen_jax.configs import sokoban
+from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
+from ragen_jax.diagnostics.mediation import MEASURES, mediation_metrics
+from ragen_jax.envs import make_env
+from ragen_jax.envs.types import IMAGE, Observation, Step
+from ragen_jax.model import lora
+from ragen_jax.model.likelihood import token_logps
+from ragen_jax.model.positions import NO_TOKEN, position_behind, table
+from ragen_jax.model.qwen import Qwen, init_params
+from ragen_jax.model.vision import tower as vision
+from ragen_jax.model.vision.images import preprocess
+from ragen_jax.model.vision.tower import Tower, VisionTower
+from ragen_jax.rollout import image_table as album_module
+from ragen_jax.rollout.episode import NO_EYES
+from ragen_jax.rollout.image_table import LEAST_ROOM, Album
+from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.update.learner import through_tower
+from ragen_jax.update.policy import Frozen
+
+SEEDS = [2**62 + 7, 3, 2**63 - 1, 12]
+BUDGETS = Budgets(max_turns=3, max_actions=6, max_new_tokens=7)
+
+
+@functools.cache
+def seeing(context="full", observation="image"):
+    """What plays Sokoban from pictures: an agent of random weights, whose replies end early."""
+    config = sokoban.get_config("tiny-vl")
+    config.env.context = context
+    config.env.options.observation = observation
+    config.warmstart.update(width=32, mlp_width=48, tower_width=32)
+    config.env.update(max_actions=BUDGETS.max_actions, max_turns=BUDGETS.max_turns)
+    if observation != "image":
+        del config.env.options.tile
+    environment = make_env("sokoban", **config.env.options.to_dict(), split="train")
+    tokenizer = tiny_tokenizer(config)
+    shape = tiny_shape(config, tokenizer)
+    params = init_params(shape, jax.random.key(0))
+    params = jax.tree.map(lambda x: 2.0 * x, params)
+    tower = vision.init_params(shape.vision, jax.random.key(1))
+    chat = build_chat(config, tokenizer, environment, image_pad=shape.image_tokens.pad)
+    more = tuple(range(10, 40))
+    return types.SimpleNamespace(
+        model=Qwen(shape),
+        params=params,
+        tower=Tower(VisionTower(shape.vision), tower, tiny_images()),
+        environment=environment,
+        chat=dataclasses.replace(chat, stop_ids=chat.stop_ids + more),
+    )
+
+
+class Drawing:
+    """Sokoban whose replies always move somewhere: what is said is one of two actions."""
+
+    def __init__(self, environment):
+        self.environment = environment
+        self.actions, self.instructions = environment.actions, environment.instructions
+
+    def __getattr__(self, name):
+        return getattr(self.environment, name)
+
+    def step(self, state, action, rng):
+        return self.environment.step(state, self.actions[int(rng.integers(4))], rng)
+
+
+def play(s, album, params=None, **settings):
+    """Three members of each of SEEDS, whose every reply is taken as two random moves."""
+    environment = Drawing(s.environment)
+    chat = dataclasses.replace(s.chat, actions=())  # any text is an action: replies are not read
+    chat = _Moving(**{f.name: getattr(chat, f.name) for f in dataclasses.fields(chat)})
+    return rollout(
+        s.model,
+        s.params if params is None else params,
+        chat,
+        environment,
+        SEEDS,
+        [environment.reset(seed) for seed in SEEDS],
+        group_size=3,
+        key=jax.random.key(5),
+        budgets=BUDGETS,
+        sampling=Sampling(temperature=1.0),
+        album=album,
+        **settings,
+    )
+
+
+class _Moving(type(seeing().chat)):
+    """A chat that reads any reply as a reasoning and one action."""
+
+    def read(self, sampled):
+        found = super().read(sampled)
+        return dataclasses.replace(
+            found,
+            reasoning=(0, max(len(sampled) - 2, 0)),
+            answer=(max(len(sampled) - 1, 0), len(sampled)),
+            actions=("any",),
+            valid=True,
+        )
+
+
+@functools.cache
+def played(context="full"):
+    album = Album(seeing().tower, seeing().model.config.vocab_size)
+    return album, play(seeing(context), album)
+
+
+def picture(seed, height=16, width=24):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def empty_album():
+    return Album(seeing().tower, seeing().model.config.vocab_size)
+
+
+# ------------------------------------------------------------------------------ numbers
+
+
+def test_numbers_are_past_the_vocabulary_and_never_given_twice():
+    album = empty_album()
+    V = album.vocab_size
+    album.meet([picture(0), picture(1), picture(0)])
+    assert [album.span(picture(i)) for i in (0, 1)] == [(V, 6), (V + 6, 6)]
+    album.meet([picture(2, 8, 8), picture(1)])
+    assert album.span(picture(2, 8, 8)) == (V + 12, 1)
+    # The same pixels in another shape are another image.
+    turned = picture(0).reshape(24, 16, 3)
+    album.meet([turned])
+    assert album.span(turned) == (V + 13, 6)
+    given = {V, V + 6, V + 12, V + 13}
+    for _ in range(3):
+        album.begin_page()
+        album.meet([picture(0), picture(2, 8, 8)])
+        new = {album.span(x)[0] for x in (picture(0), picture(2, 8, 8))}
+        assert not new & given
+        given |= new
+
+
+def test_an_image_is_remembered_for_two_pages():
+    album = empty_album()
+    album.meet([picture(0)])
+    old = album.span(picture(0))
+    row = old[0] + np.arange(6)
+    seen = album.table(row).embed_ID[:6]
+    album.begin_page()
+    album.meet([picture(0), picture(1)])
+    assert album.span(picture(0)) != old  # the newer number
+    np.testing.assert_array_equal(album.table(row).embed_ID[:6], seen)
+    album.begin_page()
+    with pytest.raises(ValueError, match="6 numbers from .* stand for no image"):
+        album.table(row)
+    assert album.span(picture(1))
+    album.begin_page()
+    with pytest.raises(ValueError, match=r"shape \(16, 24, 3\) has not been met"):
+        album.span(picture(1))
+    assert len(album.without.seen) == 0
+
+
+def test_a_table_has_what_the_rows_show():
+    album, V = empty_album(), seeing().model.config.vocab_size
+    pictures = [picture(0), picture(1, 8, 40), picture(2)]
+    album.meet(pictures)
+    spans = [album.span(x) for x in pictures]
+    rows = [np.array([1, 2, *(spans[2][0] + np.arange(6)), 5]), spans[1][0] + np.arange(5)]
+    table = album.table(*rows)
+    np.testing.assert_array_equal(table.token_I[:11], V + 6 + np.arange(11))
+    assert (table.token_I[11:] == NO_TOKEN).all() and len(table.token_I) == LEAST_ROOM
+    np.testing.assert_array_equal(table.step_I[:11], [*[0] * 4, 5, *[0] * 5, 3])
+    np.testing.assert_array_equal(table.place_I2[5:11, 0], [0, 0, 0, 1, 1, 1])
+    many = [picture(10 + i) for i in range(30)]
+    album.meet(many)
+    whole = np.concatenate([album.span(x)[0] + np.arange(6) for x in many])
+    assert len(album.table(whole).token_I) == 256
+    assert len(album.table(rows[0]).token_I) == 256  # it never shrinks
+    with pytest.raises(ValueError, match=f"1 numbers from {V + 10**6} on"):
+        album.table(np.array([V, V + 10**6]))
+
+
+def test_an_image_looks_the_same_whoever_is_beside_it():
+    """To the last digit: the episodes of slots see what those of the lock step see."""
+    alone, together = empty_album(), empty_album()
+    pictures = [picture(i, 48, 48) for i in range(21)]
+    together.meet(pictures)
+    seen = together.table(np.arange(together.vocab_size, together.next))
+    for i in (0, 7, 20):
+        alone.meet([pictures[i]])
+        first, count = alone.span(pictures[i])
+        got = alone.table(first + np.arange(count)).embed_ID[:count]
+        np.testing.assert_array_equal(got, seen.embed_ID[36 * i : 36 * (i + 1)])
+        assert np.abs(got).max() > 0.1
+
+
+def test_shift_is_what_positions_lack():
+    album = empty_album()
+    pictures = [picture(0), picture(1, 8, 40), picture(2, 8, 8)]
+    album.meet(pictures)
+    a, b, c = (first + np.arange(count) for first, count in map(album.span, pictures))
+    row = np.concatenate([[1, 2], a, [3], b, c, [4, 5], a, [6]]).astype(np.int32)
+    params = {"images": album.table(row)}
+    for size in range(len(row) + 1):
+        behind = position_behind(params, row[None], np.array([size]))
+        assert size + album.shift(row[:size]) == behind[0]
+    assert album.shift(row) == (3 - 6) + 0 + 0 + (3 - 6)
+    assert album.shift(np.zeros(0, np.int32)) == album.shift(np.arange(5)) == 0
+
+
+# ------------------------------------------------------------------------------ episodes
+
+
+@pytest.mark.parametrize("context", ["full", pytest.param("single_turn", marks=pytest.mark.long)])
+def test_sampler_and_trainer_agree(context):
+    """Turns with a picture of their own each, read by prefill and extend, and by training."""
+    s, (album, episodes) = seeing(context), played(context)
+    assert len(episodes) == 12 and max(len(e.turns) for e in episodes) == 3
+    lengths = {len(turn.sampled) for e in episodes for turn in e.turns}
+    assert min(lengths) < 4 and max(lengths) == 7
+    for episode in episodes:
+        for turn in episode.turns:
+            assert turn.message.count(IMAGE) == len(turn.images) == len(turn.spans) == 1
+            first, count = turn.spans[0]
+            shown = np.flatnonzero(turn.prompt == first)
+            assert len(shown) >= 1 and count == 36
+            at = shown[-1]
+            np.testing.assert_array_equal(turn.prompt[at : at + 36], first + np.arange(36))
+    pictures = {x.tobytes() for e in episodes for t in e.turns for x in t.images}
+    assert len(pictures) > len(SEEDS)  # moves are seen
+    batch = make_batch(episodes)
+    params = album.attach(s.params, batch.tokens_BT)
+    logp_BT = np.asarray(token_logps(s.model, params, batch.tokens_BT))
+    assert np.isfinite(logp_BT).all()
+    np.testing.assert_allclose(logp_BT * batch.mask_BT, batch.logp_BT, rtol=0, atol=1e-4)
+    # It would not, had the pictures changed places.
+    table = params["images"]
+    turned = params | {"images": table.replace(embed_ID=np.roll(table.embed_ID, 36, 0))}
+    off_BT = np.asarray(token_logps(s.model, turned, batch.tokens_BT)) * batch.mask_BT
+    assert np.abs(off_BT - batch.logp_BT).max() > 0.01
+
+
+@pytest.mark.parametrize("context", ["full", pytest.param("single_turn", marks=pytest.mark.long)])
+def test_slots_play_the_same_episodes(context):
+    s, (_, theirs) = seeing(context), played(context)
+    for served in (dict(slots=5, chunk=4), dict(chunk=7)):
+        ours = play(s, Album(s.tower, s.model.config.vocab_size), **served)
+        for a, b in zip(ours, theirs, strict=True):
+            assert len(a.turns) == len(b.turns)
+            for x, y in zip(a.turns, b.turns, strict=True):
+                np.testing.assert_array_equal(x.sampled, y.sampled)
+                np.testing.assert_allclose(x.logp, y.logp, rtol=0, atol=1e-4)
+                assert [i.tobytes() for i in x.images] == [i.tobytes() for i in y.images]
+
+
+@pytest.mark.slow
+def test_eight_devices_play_the_same_episodes(tmp_path):
+    found = []
+    for count in (1, 8):
+        command = [Path(__file__).with_name("album_check.py"), count]
+        process = on_devices(count, command)
+        out, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err[-3000:]
+        found.append(json.loads(out.splitlines()[-1]))
+    one, eight = found
+    assert one["sampled"] == eight["sampled"] and one["devices"] + 7 == eight["devices"]
+    np.testing.assert_allclose(one["logp"], eight["logp"], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(one["trained"], eight["trained"], rtol=0, atol=1e-4)
+
+
+def test_images_need_a_model_that_sees():
+    s = seeing()
+    episodes = play(s, None)
+    assert episodes and all(episode.error.endswith(f": {NO_EYES}") for episode in episodes)
+
+
+def test_an_environment_of_text_needs_no_image():
+    """The same model, of symbols: no table row is used, and positions are plain."""
+    s = seeing("full", "grid")
+    album = empty_album()
+    with_album = play(s, album)
+    assert album.next == album.vocab_size
+    for a, b in zip(with_album, play(s, None), strict=True):
+        for x, y in zip(a.turns, b.turns, strict=True):
+            np.testing.assert_array_equal(x.sampled, y.sampled)
+
+
+class Mixed:
+    """Two pictures of two sizes and texts in one observation, the second of them in later turns."""
+
+    actions, instructions = (), "Look."
+
+    def reset(self, seed):
+        return seed % 1000, 0
+
+    def render(self, state):
+        seed, turn = state
+        a, b = picture(seed, 16, 24), picture(seed + turn, 24, 8)
+        return Observation(f"first {IMAGE} then {IMAGE}, turn {turn}", (a, b))
+
+    def step(self, state, action, rng):
+        return Step((state[0], state[1] + 1), float(state[1]), False, {"success": False})
+
+    def identity(self, state):
+        return str(state)
+
+
+def test_several_pictures_of_several_sizes():
+    s, album = seeing(), empty_album()
+    own = types.SimpleNamespace(**(vars(s) | {"environment": Mixed()}))
+    episodes = play(own, album)
+    turns = [t for e in episodes for t in e.turns]
+    assert {tuple(count for _, count in t.spans) for t in turns} == {(6, 3)}
+    batch = make_batch(episodes)
+    params = album.attach(s.params, batch.tokens_BT)
+    logp_BT = np.asarray(token_logps(s.model, params, batch.tokens_BT))
+    np.testing.assert_allclose(logp_BT * batch.mask_BT, batch.logp_BT, rtol=0, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------ adapters
+
+
+def random_adapters(s, seed):
+    """Adapters of both, of which no number is 0."""
+    targets = ("q", "v", "o", "up", "down")
+    adapters = lora.init_adapters(
+        s.model.config, jax.random.key(0), rank=2, targets=targets, tower=True
+    )
+    leaves, tree = jax.tree.flatten(adapters)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    return tree.unflatten(
+        0.3 * jax.random.normal(key, x.shape) for key, x in zip(keys, leaves, strict=True)
+    )
+
+
+@pytest.mark.parametrize("slots", [0, 5])
+def test_sampler_and_trainer_see_with_the_adapters_of_the_tower(slots):
+    s, album = seeing(), empty_album()
+    first, other = (lora.attach(s.params, random_adapters(s, n), scale=1.5) for n in (1, 2))
+    episodes = play(s, album, first, slots=slots, chunk=4)
+    batch = make_batch(episodes)
+
+    def logps(params):
+        seen = album.attach(params, batch.tokens_BT)
+        assert "tower" not in seen
+        return batch.mask_BT * np.asarray(token_logps(s.model, seen, batch.tokens_BT))
+
+    np.testing.assert_allclose(logps(first), batch.logp_BT, rtol=0, atol=1e-4)
+    # What was seen with others, or without, is not taken for it, in whatever order they come.
+    blind = {name: x for name, x in first.items() if name != "tower"}
+    for params in (other, blind, blind | {"tower": other["tower"]}):
+        assert abs(logps(params) - batch.logp_BT).max() > 1e-2
+    np.testing.assert_allclose(logps(first), batch.logp_BT, rtol=0, atol=1e-4)
+
+
+def test_the_tower_s_adapters_get_the_gradient_of_the_whole(monkeypatch):
+    """Through embeddings, some images at a time, as in one function of both trees."""
+    monkeypatch.setattr(album_module, "AT_A_TIME", 5)
+    s, album = seeing(), empty_album()
+    adapters, scale = random_adapters(s, 3), np.float32(1.5)
+    batch = make_batch(play(s, album))
+    tokens_BT = batch.tokens_BT
+    weight_BT = np.random.default_rng(0).normal(size=tokens_BT.shape) * batch.mask_BT
+    shown = album.shown(tokens_BT)
+    assert len(shown) > 10 and len(shown) % 5  # several lots, the last of them padded
+    patches = np.stack([preprocess(met.pixels, s.tower.images)[0] for met in shown])
+    room = len(album.table(tokens_BT).token_I)
+
+    @jax.jit
+    def whole(adapters):
+        tower = lora.attach(s.tower.params, adapters["tower"], scale=scale)
+        embed = s.tower.model.apply({"params": tower}, patches, shown[0].grid)
+        sides = [(met.first, *album.sides(met)) for met in shown]
+        images = table(sides, embed.reshape(-1, embed.shape[-1]), room)
+        language = lora.attach(s.params, {"layers": adapters["layers"]}, scale=scale)
+        logp_BT = token_logps(s.model, language | {"images": images}, tokens_BT)
+        return (weight_BT * logp_BT).sum()
+
+    want = jax.grad(whole)(adapters)
+    frozen = Frozen(s.params, scale)
+    through = through_tower(album, frozen, tokens_BT)
+    with_images = dataclasses.replace(frozen, images=album.table(tokens_BT))
+
+    @jax.jit
+    def through_embeds(read):
+        params = with_images.attach(read)
+        return (weight_BT * token_logps(s.model, params, tokens_BT)).sum()
+
+    read = through.forward(adapters)
+    np.testing.assert_allclose(through_embeds(read), whole(adapters), rtol=1e-5)
+    got = through.backward(adapters, jax.grad(through_embeds)(read))
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        assert abs(b).max() > 0
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-3 * abs(b).max())
+
+
+# ------------------------------------------------------------------------------ diagnostics
+
+
+def test_cross_scoring_sees_pictures():
+    """The kernel of shared prompts is the naive twin, and other pictures give other scores."""
+    s, (album, episodes) = seeing(), played()
+    turns = [e.turns[-1] for e in episodes if e.turns[-1].reasoning[1]][:6]
+    prompts = [turn.prompt for turn in turns]
+    said = [turn.sampled[slice(*turn.reasoning)] for turn in turns]
+    params = album.attach(s.params, *prompts)
+    want_MN, _ = cross_score_pairs(s.model, params, prompts, said, micro_batch=8)
+    got_MN, _ = cross_score(s.model, params, prompts, said, micro_batch=64)
+    np.testing.assert_allclose(got_MN, want_MN, rtol=0, atol=1e-4)
+    assert np.ptp(got_MN, axis=1).max() > 0.01
+    # Prompts that begin alike are read once up to there, which may be within a picture.
+    shared = [np.concatenate([prompts[0], np.array([i], np.int32)]) for i in (3, 4, 5)]
+    want_MN, _ = cross_score_pairs(s.model, params, shared, said, micro_batch=8)
+    got_MN, _ = cross_score(s.model, params, shared, said, micro_batch=64)
+    np.testing.assert_allclose(got_MN, want_MN, rtol=0, atol=1e-4)
+
+
+def test_mediation_sees_pictures():
+    s, (album, episodes) = seeing(), played()
+    firsts = [t.prompt for e in episodes for t in e.turns[:1]]
+    params = album.attach(s.params, *firsts)
+    found = mediation_metrics(s.model, params, episodes, filler=7, micro_batch=4)
+    assert set(MEASURES) <= {name.removeprefix("mediation/") for name in found}
+    assert all(np.isfinite(found[f"mediation/{name}"]) for name in MEASURES)
+    table = params["images"]
+    blind = params | {"images": table.replace(embed_ID=0 * table.embed_ID)}
+    other = mediation_metrics(s.model, blind, episodes, filler=7, micro_batch=4)
+    name = "mediation/kl_direct"
+    assert abs(found[name] - other[name]) > 1e-4
