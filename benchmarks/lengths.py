@@ -17,7 +17,7 @@ import jax
 
 from benchmarks import llm, measure
 from benchmarks.measure import Row, compare
-from ragen_jax.config.auto_fields import settle
+from ragen_jax.config.auto_fields import fill_auto_fields
 from ragen_jax.config.command_line import bad_input
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import presets, sokoban
@@ -71,7 +71,7 @@ def planned_config(model, rows, devices):
     config.optimizer.micro_batch = rows
     config.rollout.groups = max(config.rollout.groups, rows // config.rollout.group_size)
     config.model.dtype = "bfloat16"
-    settle(config, devices)
+    fill_auto_fields(config, devices)
     return config
 
 

@@ -35,8 +35,8 @@ SPLIT = {
 }
 
 # Preset llm is for any Qwen2.5, Qwen3 or Llama-3 in model.path. What follows from the model's size
-# and from the devices stays open, unless the command line sets it; ragen_jax/config/auto_fields.py fills it
-# in.
+# and from the devices stays open, unless the command line sets it;
+# ragen_jax/config/auto_fields.py fills it in.
 OPEN = {
     "model.path": str,  # which has no default
     "model.dtype": str,  # float32 on CPU, where bfloat16 is slower, and bfloat16 elsewhere

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_environment
 from ragen_jax.config.fields import plays_heldout
-from ragen_jax.config.per_task import of_environments
+from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import (
     IMAGE,
@@ -29,7 +29,7 @@ from ragen_jax.envs.types import (
     SolvableEnvironment,
     State,
 )
-from ragen_jax.rollout.env_calls import Broken, attempt, checked_observation
+from ragen_jax.rollout.env_calls import EnvFailure, attempt, checked_observation
 from ragen_jax.storage.console_streams import show
 
 CUT = 300  # characters of a problem that are shown
@@ -63,12 +63,12 @@ def describe(config: ConfigDict, rows: int) -> Iterator[str]:
     for row, split, state in environment.given():
         counts[split] += 1
         identity = attempt(lambda state=state: environment.identity(state))
-        if isinstance(identity, Broken):
+        if isinstance(identity, EnvFailure):
             failed.append(f"row {row} ({split}): {identity.error}")
         else:
             different[split].add(identity)
         if len(shown) < rows:
-            problem = identity if isinstance(identity, Broken) else state
+            problem = identity if isinstance(identity, EnvFailure) else state
             shown.append(_problem(environment, f"row {row} ({split})", problem, failed))
     yield f"  problems    {counts.total()} can be drawn"
     for split in SPLITS:
@@ -92,7 +92,7 @@ def _refuse_failed(failed: list[str], count: int, name: str) -> None:
 
 
 def _problem(
-    environment: Environment, name: str, state: State | Broken, failed: list[str]
+    environment: Environment, name: str, state: State | EnvFailure, failed: list[str]
 ) -> list[str]:
     """A problem as it is shown, and its solution if the environment has a solver.
 
@@ -108,9 +108,9 @@ def _problem(
         return lines
 
     shown = state
-    if not isinstance(state, Broken):
+    if not isinstance(state, EnvFailure):
         shown = attempt(show)
-    if isinstance(shown, Broken):
+    if isinstance(shown, EnvFailure):
         told = f"{name}: {shown.error}"
         if told not in failed:
             failed.append(told)
@@ -135,7 +135,7 @@ def main(argv: Sequence[str]) -> None:
         if ROWS.value < 0:
             raise ValueError(f"--rows is {ROWS.value}; it must be at least 0")
         faults = []
-        for config in of_environments(CONFIG.value).values():
+        for config in per_task_configs(CONFIG.value).values():
             try:
                 for line in describe(config, ROWS.value):
                     show(line)

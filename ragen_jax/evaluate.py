@@ -23,25 +23,25 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.auto_fields import settle, settle_date
+from ragen_jax.config.auto_fields import fill_auto_fields, fill_date
 from ragen_jax.config.build import build_learner, build_meshes
 from ragen_jax.config.check import check
-from ragen_jax.config.fields import unread, warning
-from ragen_jax.core.heartbeat import reached
-from ragen_jax.core.sharding import is_first
+from ragen_jax.config.fields import unused_fields, warning
+from ragen_jax.core.heartbeat import enter_phase
+from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.task_shares import combine_metrics
 from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.model import lora
 from ragen_jax.model.layout import sampling_params
-from ragen_jax.programs.cache import keep_programs
+from ragen_jax.programs.cache import enable_compilation_cache
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.diagnose import Diagnosis, heldout_gradients
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import Policy, for_sampling, load_adapted, load_policy, restore_run
 from ragen_jax.run.log import write_gradients
 from ragen_jax.run.workdir import fields_of, read_run_config
-from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 
@@ -95,7 +95,7 @@ def warn_unread(config: ConfigDict, names: Sequence[str]) -> None:
     ignored = [n for n in names if n == "model.path" or n in not_read(names, READ + OF_MODEL)]
     # What evaluation reads does not depend on when training would diagnose and evaluate.
     others = [n for n in names if n not in ignored and not n.startswith(("eval.", "diagnose."))]
-    line = warning(dict.fromkeys(ignored, "by evaluate --model") | unread(config, others))
+    line = warning(dict.fromkeys(ignored, "by evaluate --model") | unused_fields(config, others))
     if line:
         console(line)
 
@@ -121,8 +121,8 @@ def of_model(path: str, names: Sequence[str]) -> tuple[ConfigDict, Policy]:
     config = CONFIG.value
     adapted = lora.is_adapter(path)
     config.model.path = lora.base_model(path) if adapted else path
-    settle(config, jax.devices())
-    settle_date(config, None, command.today())
+    fill_auto_fields(config, jax.devices())
+    fill_date(config, None, command.today())
     check(config)
     warn_unread(config, names)
     if adapted:
@@ -148,13 +148,13 @@ def write_evaluation(
         "set": {name: fields[name] for name in names},
         "metrics": {name: value for name, value in found.items() if math.isfinite(value)},
     }
-    write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    atomic_write(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
     console(f"written: {path}")
 
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    keep_programs()
+    enable_compilation_cache()
     with command.bad_input():
         if bool(WORKDIR.value) == bool(MODEL.value):
             raise ValueError("give either --workdir (a run) or --model (a directory or hub id)")
@@ -171,7 +171,7 @@ def main(argv: Sequence[str]) -> None:
             if out is None or GRADIENTS.value:
                 refuse_links(workdir)
             config = config_of_run(workdir, names, GRADIENTS.value)
-            settle_date(config, workdir, command.today())
+            fill_date(config, workdir, command.today())
             trained = restore_run(workdir, config, STEP.value, heldout=True)
             warn_unread(config, names)
             policy = for_sampling(trained)
@@ -180,9 +180,9 @@ def main(argv: Sequence[str]) -> None:
             config, policy = of_model(MODEL.value or "", names)
     with jax.set_mesh(build_meshes(config)[1]):
         model, params, tasks = policy.model, policy.params, policy.tasks
-        reached("playing the held-out problems")
+        enter_phase("playing the held-out problems")
         metrics, episodes_E = evaluate(model, params, tasks, samples=SAMPLES.value)
-        reached("cross-scoring their reasonings")
+        enter_phase("cross-scoring their reasonings")
         metrics_E = [
             collapse_metrics(
                 model,
@@ -202,7 +202,7 @@ def main(argv: Sequence[str]) -> None:
         gradients = checkpoint_gradients(config, workdir, policy, trained.step)
         write_gradients(workdir, trained.step, gradients)
         metrics |= gradients
-    if is_first():
+    if is_main_process():
         for name, value in metrics.items():
             print(f"{name:<45} {value:.6g}")
         if out:

@@ -14,7 +14,7 @@ from absl import flags
 from ragen_jax.config import command_line as command
 from ragen_jax.model.weights import SAVE_DTYPES
 from ragen_jax.run.load import restore_run, save_policy
-from ragen_jax.storage.atomic_io import patient
+from ragen_jax.storage.atomic_io import retry_disk_errors
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
             workdir, step=STEP.value, trust=flags.FLAGS.trust
         )
         folder = Path(OUT.value or workdir / f"export_step_{step:06d}")
-        with patient(config.checkpoint.patience, console):
+        with retry_disk_errors(config.checkpoint.patience, console):
             written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
     for path in written:
         console(f"written: {path}")

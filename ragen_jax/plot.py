@@ -18,7 +18,7 @@ from absl import flags
 
 from ragen_jax.config import command_line as command
 from ragen_jax.report import sentences, timelines
-from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
+from ragen_jax.report.runs import RunRecord, groups_by_seed, read_run
 from ragen_jax.report.timelines import CHARTS, Chart
 from ragen_jax.storage.writers import save_figure
 
@@ -30,7 +30,7 @@ ACROSS = 3  # charts in a row
 SIZE = (4.6, 3.0)  # of one, inches
 
 
-def charts_of(runs: Sequence[Recorded], metrics: Sequence[str]) -> list[Chart]:
+def charts_of(runs: Sequence[RunRecord], metrics: Sequence[str]) -> list[Chart]:
     """A chart a metric, or those of CHARTS of which a run has a figure.
 
     Raises:
@@ -47,7 +47,7 @@ def charts_of(runs: Sequence[Recorded], metrics: Sequence[str]) -> list[Chart]:
     return [chart for chart in CHARTS if known & set(chart.figures)]
 
 
-def draw(runs: Sequence[Recorded], charts: Sequence[Chart], out: Path) -> None:
+def draw(runs: Sequence[RunRecord], charts: Sequence[Chart], out: Path) -> None:
     """Writes the picture."""
     import matplotlib
 
@@ -76,7 +76,7 @@ def draw(runs: Sequence[Recorded], charts: Sequence[Chart], out: Path) -> None:
 def _chart(
     axis: "Axes",
     chart: Chart,
-    runs: Sequence[Recorded],
+    runs: Sequence[RunRecord],
     columns: Sequence[dict[str, Any]],
     steps: Sequence[int],
 ) -> None:

@@ -22,17 +22,17 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.auto_fields import settle, settle_date
+from ragen_jax.config.auto_fields import fill_auto_fields, fill_date
 from ragen_jax.config.build import build_learner, build_meshes, resumable
 from ragen_jax.config.check import check
-from ragen_jax.config.fields import unread, warning
-from ragen_jax.core.heartbeat import STALL_TIMEOUT, end_when_stalled, reached
-from ragen_jax.core.sharding import first_goes_first, is_first
-from ragen_jax.programs.cache import keep_programs
-from ragen_jax.programs.monitor import Compiling, told_of_compiling
+from ragen_jax.config.fields import unused_fields, warning
+from ragen_jax.core.heartbeat import STALL_TIMEOUT, enter_phase, exit_on_stall
+from ragen_jax.core.sharding import is_main_process, main_process_first
+from ragen_jax.programs.cache import enable_compilation_cache
+from ragen_jax.programs.monitor import CompileMonitor, monitor_compilation
 from ragen_jax.programs.precompile import Precompiler, start_programs
 from ragen_jax.report.background import Reports
-from ragen_jax.run.ahead import Rollouts
+from ragen_jax.run.ahead import RolloutQueue
 from ragen_jax.run.checkpoint import Checkpoints, find_damage, newest, not_finite
 from ragen_jax.run.diagnose import Diagnosis, diagnose
 from ragen_jax.run.folder import RunFolder, open_folder
@@ -44,8 +44,13 @@ from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
 from ragen_jax.run.trust import sign
 from ragen_jax.run.undefined_success import check_success
-from ragen_jax.run.workdir import new_folder, owned, same_run, set_evaluations_aside
-from ragen_jax.storage.atomic_io import DiskRefused, patient, refusal, write_whole
+from ragen_jax.run.workdir import lock_workdir, new_folder, same_run, set_evaluations_aside
+from ragen_jax.storage.atomic_io import (
+    DiskRefused,
+    atomic_write,
+    disk_error_message,
+    retry_disk_errors,
+)
 from ragen_jax.storage.console import console
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
 from ragen_jax.update.state import TrainState
@@ -69,25 +74,25 @@ def train(
     Raises:
       DiskRefused: for longer than checkpoint.patience, or the folder was renamed or removed.
     """
-    with contextlib.ExitStack() as held, told_of_compiling() as compiling:
-        held.enter_context(patient(config.checkpoint.patience, console))
+    with contextlib.ExitStack() as held, monitor_compilation() as compiling:
+        held.enter_context(retry_disk_errors(config.checkpoint.patience, console))
         folder = None
         try:
             with command.bad_input():
-                held.enter_context(owned(workdir))
+                held.enter_context(lock_workdir(workdir))
             folder = held.enter_context(open_folder(workdir))
             preemption = Preemption()
             run, learner, state = start(config, folder, compiling, preemption, repair, strict)
             exit_code = 1  # of what nobody foresaw
             if jax.process_count() > 1:
-                end_when_stalled(workdir, stall_timeout)
+                exit_on_stall(workdir, stall_timeout)
             try:
                 exit_code = learn(config, run, learner, state)
             finally:
                 run.close(exit_code)
         except Exception as error:
             gone = folder.gone() if folder else None
-            reason = gone or refusal(error)
+            reason = gone or disk_error_message(error)
             if reason is None:
                 raise
             place = (folder.whereabouts() if folder else None) or workdir
@@ -102,12 +107,12 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
     policy = sampling_policy(learner, state)
     run.precompiler.compile_now(start_programs(config, learner, state, policy, run.tasks))
     run.first_look(policy)
-    rollouts = Rollouts(run, learner)
+    rollouts = RolloutQueue(run, learner)
     for step in run.steps_after(state.step):
         stage, row = Stages(), {}
 
         with stage("rollout", run.sampling_mesh):
-            state, sampler, played, metrics = rollouts.of_step(stage, policy, state, step)
+            state, sampler, played, metrics = rollouts.get_rollout(stage, policy, state, step)
             row |= metrics
         with stage("batch"):
             batch, outcomes, metrics = make_batch(run, played)
@@ -120,7 +125,7 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
             row |= metrics
         del policy, sampler  # the update replaces the parameters that they are, or are copies of
 
-        with rollouts.beside(stage, state, step):
+        with rollouts.prefetch(stage, state, step):
             with stage("select", run.mesh):
                 selection, metrics = select(learner, state, batch, outcomes)
                 row |= metrics
@@ -148,7 +153,7 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
 def start(
     config: ConfigDict,
     folder: RunFolder,
-    compiling: Compiling,
+    compiling: CompileMonitor,
     preemption: Preemption,
     repair: bool,
     strict: bool,
@@ -159,15 +164,15 @@ def start(
     """
     workdir = folder.path
     with command.bad_input():
-        settle(config, jax.devices())
-        settle_date(config, workdir, command.today())
+        fill_auto_fields(config, jax.devices())
+        fill_date(config, workdir, command.today())
         check(config)
         require(config.log.trackers)
         mesh, sampling_mesh = build_meshes(config)
         changed = same_run(config, workdir)
         made_with: Provenance = {}
-        with first_goes_first("provenance"):
-            if is_first():
+        with main_process_first("provenance"):
+            if is_main_process():
                 made_with = provenance_of(config, platform.python_version())
                 if newest(workdir / "checkpoints"):
                     report_changes(workdir, made_with, strict=strict)
@@ -175,17 +180,17 @@ def start(
         for task in tasks:
             _ = task.first_training_plays  # refuses problems none of which can be played
         check_success(config, tasks)
-        with first_goes_first("damage"):
-            for line in find_damage(workdir, repair) if is_first() else ():
+        with main_process_first("damage"):
+            for line in find_damage(workdir, repair) if is_main_process() else ():
                 console(f"warning: {line}")
         checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
     latest = checkpoints.latest_step()
-    reached("building the learner")
+    enter_phase("building the learner")
     album = tasks[0].album
     learner, state = build_learner(config, model, params, mesh, sampling_mesh, album)
     with command.bad_input():
         if latest is not None:
-            reached(f"restoring step {latest}")
+            enter_phase(f"restoring step {latest}")
             state = checkpoints.restore(latest, state)
         if broken := not_finite(state):
             raise ValueError(
@@ -193,11 +198,11 @@ def start(
                 f"{checkpoints.directory / str(latest)} to go on from the one before it"
             )
     other = [name for name in changed if name.startswith("eval.") and name != "eval.every"]
-    if is_first():
+    if is_main_process():
         if other and latest is not None:
             set_evaluations_aside(workdir, latest)
         sign(workdir, config)
-        write_whole(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
+        atomic_write(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
         record(workdir, made_with, latest)
     if latest is not None:
         console(f"continuing {workdir} behind step {latest}")
@@ -261,7 +266,7 @@ def main(argv: Sequence[str]) -> None:
             )
         config = CONFIG.value
         devices = jax.devices()
-        settle(config, devices)
+        fill_auto_fields(config, devices)
         check(config)
         if WORKDIR.value:
             workdir = Path(WORKDIR.value)
@@ -269,14 +274,14 @@ def main(argv: Sequence[str]) -> None:
                 raise ValueError(f"--workdir is {workdir}, a file; it must be a folder")
         else:
             name = f"{config.env.name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
-            with patient(config.checkpoint.patience, console):
+            with retry_disk_errors(config.checkpoint.patience, console):
                 workdir = new_folder(Path("runs"), name)
     kind = f"{len(devices)} x {devices[0].device_kind}"
     console(f"{workdir}: {config.env.name}, model {config.model.path}, on {kind}")
-    line = warning(unread(config, command.overrides()))
+    line = warning(unused_fields(config, command.overrides()))
     if line:
         console(line)
-    keep_programs()
+    enable_compilation_cache()
     sys.exit(
         train(config, workdir, repair=REPAIR.value, strict=STRICT.value, stall_timeout=STALL.value)
     )

@@ -79,7 +79,10 @@ def test_two_steps(index, tmp_path_factory, tmp_path, monkeypatch):
         success=0.0, rooms=512, check_every=100, check_episodes=16, width=32, mlp_width=64
     )
     config.eval.update(episodes=16, every=2)
-    lengths, plain = {"update": set(), "credit": set()}, (cutting.few_lengths, batch.make_batch)
+    lengths, plain = (
+        {"update": set(), "credit": set()},
+        (cutting.choose_bucket_lengths, batch.make_batch),
+    )
 
     def few_lengths(*args):
         found = plain[0](*args)
@@ -90,7 +93,7 @@ def test_two_steps(index, tmp_path_factory, tmp_path, monkeypatch):
         lengths["credit"].add(length)
         return plain[1](episodes, length=length)
 
-    monkeypatch.setattr(cutting, "few_lengths", few_lengths)
+    monkeypatch.setattr(cutting, "choose_bucket_lengths", few_lengths)
     monkeypatch.setattr(batch, "make_batch", make_batch)
     before = {name: jitted._cache_size() for name, jitted in LEARNING.items()}
     assert train.train(config, tmp_path / "run") == 0

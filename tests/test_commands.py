@@ -462,7 +462,10 @@ def test_a_wheel_runs_beside_folders_of_the_same_names(elsewhere):
         text=True,
     )
     assert done.returncode == 2 and done.stderr.startswith("error: config.rollout.groups is 0")
-    script = "import ragen_jax.config.command_line as c, ragen_jax.envs as e; print(c.CONFIGS, e.__file__)"
+    script = (
+        "import ragen_jax.config.command_line as c, ragen_jax.envs as e; "
+        "print(c.CONFIGS, e.__file__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ | {"PYTHONPATH": str(elsewhere / "site")},

@@ -22,12 +22,21 @@ from ragen_jax.envs.dataset.tools import Tools
 from ragen_jax.envs.types import Step
 from ragen_jax.report.page import write_report
 from ragen_jax.rollout.chat import make_chat
-from ragen_jax.rollout.env_calls import MAX_TEXT, Acted, Asked, Broken, Limits, act, begin, identify
+from ragen_jax.rollout.env_calls import (
+    MAX_TEXT,
+    EnvFailure,
+    Limits,
+    StepRequest,
+    StepResult,
+    act,
+    begin,
+    identify,
+)
 from ragen_jax.rollout.wire import from_bytes, to_bytes
 from ragen_jax.run.log import MetricsLog, write_events, write_rollouts
 from ragen_jax.run.run_files import read_events, read_rollouts
 from ragen_jax.run.stages import errors
-from ragen_jax.run.workdir import owned
+from ragen_jax.run.workdir import lock_workdir
 from ragen_jax.score.encode import Encoder
 from ragen_jax.score.episodes import encode_rows, make_steps
 from ragen_jax.score.files import read_files
@@ -84,11 +93,11 @@ class Echo:
 
 def turns_of(chat, result, make_turn):
     """The turns of an episode that showed a result."""
-    shown = result.observation if isinstance(result, Acted) else ""
+    shown = result.observation if isinstance(result, StepResult) else ""
     message = chat.observe(shown, actions_used=0, last_valid=True)
     reply = chat.reply_ids("Up</think><answer>Up</answer>")
     turn = make_turn(chat.prompt_ids([], message), reply, message=message, actions=["Up"])
-    turn.info.update(result.info if isinstance(result, Acted) else {"error": result.error})
+    turn.info.update(result.info if isinstance(result, StepResult) else {"error": result.error})
     return (turn,)
 
 
@@ -101,14 +110,14 @@ def test_environments(name, where, chat, make_turn, tmp_path, console_is_clean):
         result = state
     else:
         (identity,) = identify(environment, [state], limits)
-        assert isinstance(identity, Broken) == (where == "identity")
-        (result,) = act(environment, [Asked(1, ("go",), np.random.default_rng(0), 5)], limits)
+        assert isinstance(identity, EnvFailure) == (where == "identity")
+        (result,) = act(environment, [StepRequest(1, ("go",), np.random.default_rng(0), 5)], limits)
         if where == "identity":
             result = identity
     long = len(HOSTILE[name]) > MAX_TEXT
-    assert isinstance(result, Broken) == (where != "nowhere" or long)
+    assert isinstance(result, EnvFailure) == (where != "nowhere" or long)
     turns = turns_of(chat, result, make_turn)
-    error = result.traceback if isinstance(result, Broken) else ""
+    error = result.traceback if isinstance(result, EnvFailure) else ""
     played = [Episode(1, 0, 0, turns, False, error), Episode(1, 0, 1, turns, False, "")]
 
     assert from_bytes(to_bytes(played))[0].error == error  # between processes
@@ -240,7 +249,7 @@ def test_folders_of_runs(name, tmp_path, tokenizer, console_is_clean):
     records[0]["turns"][0]["messages"][0]["content"] = text
     changes = {"env.name": text, "model.path": text}
     write_run(folder, steps=2, fields=changes, episodes=[(2, records)])
-    with owned(folder):
+    with lock_workdir(folder):
         write_events(folder / "events.jsonl", 1, [Fired("errors", "warn", text)])
         config = json.loads((folder / "config.json").read_text()) | {"also": {text: text}}
         log = MetricsLog(
@@ -258,7 +267,7 @@ def test_folders_of_runs(name, tmp_path, tokenizer, console_is_clean):
 def test_a_folder_that_is_not_utf_8_is_refused(tmp_path, capsys):
     """TensorStore, which writes the checkpoints, can use no such name."""
     folder = tmp_path / os.fsdecode(b"run\xff")
-    with pytest.raises(SystemExit, match="2"), command.bad_input(), owned(folder):
+    with pytest.raises(SystemExit, match="2"), command.bad_input(), lock_workdir(folder):
         pass
     err = capsys.readouterr().err
     assert "run\\udcff, which is not UTF-8; give another folder" in err

@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from ragen_jax.config.fields import DOMAINS, leaves
+from ragen_jax.config.fields import FIELDS, leaves
 from ragen_jax.configs import base
 
 BASE = Path(base.__file__)
@@ -29,8 +29,8 @@ def config_markdown() -> str:
       ValueError: a field has no domain, or a domain no field.
     """
     values = leaves(base.get_config())
-    if values.keys() != DOMAINS.keys():
-        raise ValueError(f"fields and domains differ: {sorted(values.keys() ^ DOMAINS.keys())}")
+    if values.keys() != FIELDS.keys():
+        raise ValueError(f"fields and domains differ: {sorted(values.keys() ^ FIELDS.keys())}")
     meanings = comments(BASE.read_text(encoding="utf-8"))
     sections: dict[str, list[str]] = {}
     for name in meanings:
@@ -50,7 +50,7 @@ def row(name: str, value: Any, meanings: dict[str, str]) -> str:
     parent = name.rpartition(".")[0]
     about = [meanings[parent]] if "." in parent else []
     about = "; ".join(part for part in (*about, meanings[name]) if part)
-    domain = DOMAINS[name]
+    domain = FIELDS[name]
     deciding = dict.fromkeys(other for when in domain.read for other in when.names)
     read = ", ".join(f"`{other}`" for other in deciding) if deciding else ""
     default = repr(value.to_dict() if isinstance(value, ConfigDict) else value)

@@ -16,7 +16,8 @@ With `tools`, a reply may call a function instead of answering, and the next tur
 
 A reply is what stands in <answer>. The functions are called in the trainer's process, perhaps in
 several threads (env.time_limit), and must return the same for the same arguments where a run has to
-go on exactly; what raises, hangs or returns nonsense costs its episode alone (rollout/env_calls.py).
+resume exactly; what raises, hangs or returns nonsense costs its episode alone
+(rollout/env_calls.py).
 """
 
 import re

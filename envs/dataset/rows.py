@@ -18,11 +18,11 @@ import numpy as np
 
 from ragen_jax.envs.files import is_text, json_rows, json_value, open_parquet
 from ragen_jax.envs.problems import SPLITS, split_by_hash
-from ragen_jax.storage.atomic_io import refusal
+from ragen_jax.storage.atomic_io import disk_error_message
 from ragen_jax.storage.confined import BATCH_ROWS
 
 if TYPE_CHECKING:
-    from ragen_jax.storage.datasets import Stored
+    from ragen_jax.storage.datasets import StoredExamples
 
 FORMAT = 1  # of what is kept; raise it when a change of this file changes that
 MAX_TEXT = 100_000  # characters of a prompt: more is shown of no environment (rollout/env_calls.py)
@@ -56,7 +56,7 @@ class Rows:
     splits: of each row; "" of one that is left out
     """
 
-    def __init__(self, examples: "Stored", splits: np.ndarray) -> None:
+    def __init__(self, examples: "StoredExamples", splits: np.ndarray) -> None:
         self._examples, self.splits = examples, splits
 
     def prompt(self, index: int) -> str:
@@ -122,7 +122,7 @@ def hub_source(name: str, *, subset: str, split: str, revision: str) -> Source:
             trust_remote_code=False,  # versions before 4 ask on standard input
         )
     except Exception as error:  # of its many readers, and of the network
-        if refusal(error) is not None:  # of the cache that it is downloaded to
+        if disk_error_message(error) is not None:  # of the cache that it is downloaded to
             raise
         line = " ".join(str(error).split())[:300]
         raise ValueError(
@@ -270,7 +270,7 @@ def _as_text(value: Any) -> str:
     raise TypeError(f"a {type(value).__name__} is no number, text, list or object")
 
 
-def _letters(name: str, examples: "Stored", field: str, left_out: list[int]) -> str:
+def _letters(name: str, examples: "StoredExamples", field: str, left_out: list[int]) -> str:
     """A letter for the split of each row; how many are left out is added to `left_out`."""
     if not field:
         return "".join(LETTERS[split_by_hash("dataset", about(x["shown"]))] for x in examples)

@@ -18,7 +18,7 @@ from ragen_jax.envs.files import is_text, normal, open_parquet
 from ragen_jax.storage.limits import parse_json
 
 if TYPE_CHECKING:
-    from ragen_jax.storage.datasets import Stored
+    from ragen_jax.storage.datasets import StoredExamples
 
 FIELDS = ("problem", "tests")  # of a row
 OPTIONAL = ("starter_code", "metadata")
@@ -28,7 +28,7 @@ BATCH = 16  # rows read at once: the tests of one can be many megabytes
 class Problems:
     """Problems of files, each read when it is asked for, and its tests when they are."""
 
-    def __init__(self, examples: "Stored", tests: "Stored") -> None:
+    def __init__(self, examples: "StoredExamples", tests: "StoredExamples") -> None:
         self._examples, self._tests = examples, tests
 
     def __len__(self) -> int:

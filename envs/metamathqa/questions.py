@@ -11,7 +11,7 @@ from ragen_jax.envs.files import is_text, json_value, normal
 from ragen_jax.envs.problems import split_by_hash
 
 if TYPE_CHECKING:
-    from ragen_jax.storage.datasets import Stored
+    from ragen_jax.storage.datasets import StoredExamples
 
 FIELDS = ("type", "query", "original_question", "response")
 MARKER = "The answer is: "  # before the answer, at the end of a response
@@ -41,7 +41,7 @@ def split_of(question: Question) -> str:
 class Questions:
     """Questions of a file, each read when it is asked for."""
 
-    def __init__(self, examples: "Stored") -> None:
+    def __init__(self, examples: "StoredExamples") -> None:
         self._examples = examples
 
     def __len__(self) -> int:

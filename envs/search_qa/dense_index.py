@@ -21,7 +21,7 @@ from ragen_jax.envs.search_qa.retrieve import Document
 from ragen_jax.envs.search_qa.vectors import open_vectors
 from ragen_jax.envs.types import Resident
 from ragen_jax.model import hf
-from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.atomic_io import atomic_write
 
 SETTINGS = "dense.json"
 VECTORS = "vectors.npy"
@@ -41,7 +41,7 @@ class Settings:
     dtype: str
 
     def write(self, folder: Path) -> None:
-        write_whole(folder / SETTINGS, json.dumps(asdict(self), indent=2) + "\n")
+        atomic_write(folder / SETTINGS, json.dumps(asdict(self), indent=2) + "\n")
 
 
 def read_settings(folder: Path) -> Settings:

@@ -1,8 +1,8 @@
 """Retrieval from a server over HTTP, which may be slow, drop requests or send half an answer.
 
 A request is tried again until a whole answer of the protocol's form has come in time. An answer of
-another form is never shown. Each try is an exchange of its own (ragen_jax/core/http_json.py): an answer
-that comes late cannot be taken for the answer to another question.
+another form is never shown. Each try is a separate exchange (ragen_jax/core/http_json.py): an
+answer that comes late cannot be taken for the answer to another question.
 """
 
 import concurrent.futures

@@ -15,7 +15,7 @@ import numpy as np
 from ragen_jax.envs.bm25 import K1, B, best
 from ragen_jax.envs.search_qa.passages import Passages
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document, splitter
-from ragen_jax.storage.atomic_io import retried, whole, write_whole
+from ragen_jax.storage.atomic_io import atomic_open, atomic_write, with_retries
 from ragen_jax.storage.writers import map_array, save_array
 
 # Files of an index: of the postings of all words the documents and weights, where each word's
@@ -46,9 +46,9 @@ def write_words(folder: Path, chunks: Iterator[list[str]], *, stem: bool) -> Non
         lengths.append(length_N.astype(np.int32))
     length_N = np.concatenate(lengths)
     _join(folder, pieces, frequency_W, length_N)
-    with whole(folder / WORDS) as file:
+    with atomic_open(folder / WORDS) as file:
         file.writelines(f"{word}\n" for word in ids)
-    write_whole(folder / SETTINGS, json.dumps({"stem": stem}) + "\n")
+    atomic_write(folder / SETTINGS, json.dumps({"stem": stem}) + "\n")
 
 
 def _join(
@@ -73,7 +73,7 @@ def _join(
             documents[place] = document
             weights[place] = idf_W[word] * count / (count + norm_N[document])
             next_W[word[starts]] += runs
-            retried(piece.unlink, piece)
+            with_retries(piece.unlink, piece)
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def _mapped(path: Path, dtype: type, size: int) -> Generator[np.ndarray]:
         return
     array = map_array(path, dtype, (size,))
     yield array
-    retried(array.flush, path)
+    with_retries(array.flush, path)
 
 
 class Words:

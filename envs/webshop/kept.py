@@ -19,7 +19,7 @@ from ragen_jax.envs.webshop.files import Paths, read_products
 from ragen_jax.envs.webshop.goals import Goals, count_goals, deal_released, shuffled_goals
 from ragen_jax.envs.webshop.search import IndexBuilder, indexed_text, load_index
 from ragen_jax.envs.webshop.shop import Shop, listed_under
-from ragen_jax.storage.atomic_io import make_folder, reading, retried, write_whole
+from ragen_jax.storage.atomic_io import atomic_write, make_folder, reading, with_retries
 from ragen_jax.storage.writers import save_array
 
 FORMAT = 1  # raise it when a change of what is kept changes the result
@@ -74,7 +74,7 @@ def open_shop(paths: Paths, *, seed: int) -> Shop:
       ValueError: a file cannot be used (`files.read_products`), or has too few goals.
     """
     # Not above: these modules import environments.
-    from ragen_jax.storage.cache import cache_directory, content_hash, locked
+    from ragen_jax.storage.cache import cache_directory, content_hash, lock_path
     from ragen_jax.storage.datasets import settings_hash
 
     files = {name: path for name, path in vars(paths).items() if path is not None}
@@ -88,7 +88,7 @@ def open_shop(paths: Paths, *, seed: int) -> Shop:
     name = settings_hash({"contents": contents, "seed": seed, "format": FORMAT})
     folder = cache_directory() / "datasets" / f"webshop_{name}"
     if not folder.exists():
-        with locked(folder):
+        with lock_path(folder):
             if not folder.exists():  # nobody made it meanwhile
                 _keep(paths, seed, folder)
     return _open(folder, seed)
@@ -119,8 +119,8 @@ def _keep(paths: Paths, seed: int, folder: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)  # of a process that was stopped
     make_folder(part)
     try:
-        retried(lambda: _write(_read(paths, seed), part, paths), folder)
-        retried(functools.partial(part.rename, folder), folder)
+        with_retries(lambda: _write(_read(paths, seed), part, paths), folder)
+        with_retries(functools.partial(part.rename, folder), folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -154,7 +154,7 @@ def _write(products: Iterable[Product], folder: Path, paths: Paths) -> None:
     save_array(folder / "product_ends.npy", np.array(product_ends))
     save_array(folder / "goal_ends.npy", np.array(goal_ends))
     save_array(folder / "goals.npy", order)
-    write_whole(folder / "keys.json", json.dumps(list(lists)))
+    atomic_write(folder / "keys.json", json.dumps(list(lists)))
     save_array(folder / "key_ends.npy", np.cumsum([len(places) for places in lists.values()]))
     save_array(folder / "listed.npy", np.concatenate([np.array(x) for x in lists.values()]))
     del lists

@@ -15,7 +15,7 @@ import numpy as np
 
 from ragen_jax.envs import bm25
 from ragen_jax.envs.webshop.catalogue import Product
-from ragen_jax.storage.atomic_io import retried
+from ragen_jax.storage.atomic_io import with_retries
 
 if TYPE_CHECKING:
     import bm25s
@@ -71,7 +71,7 @@ class Index:
 
     def save(self, folder: Path) -> None:
         """Writes it, to be read with `load_index`."""
-        retried(functools.partial(self._texts.save, folder, show_progress=False), folder)
+        with_retries(functools.partial(self._texts.save, folder, show_progress=False), folder)
 
 
 class IndexBuilder:

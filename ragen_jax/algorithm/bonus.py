@@ -38,7 +38,7 @@ ENTROPY_ON: dict[str, Callable[[Batch, np.ndarray], np.ndarray] | None] = {
 }
 
 
-def gates(share_E: np.ndarray, least: float) -> np.ndarray:
+def entropy_gate(share_E: np.ndarray, least: float) -> np.ndarray:
     """float64 [E]: what is left of the entropy bonus where information stands at a share of its
     level: all of it at the level and above, nothing at `least`, on a straight line in between; all
     where the share is not known yet (NaN).
@@ -105,7 +105,7 @@ def pointwise_information(
     return own_M - (np.logaddexp.reduce(score_MN, axis=1) - np.log(score_MN.shape[1]))
 
 
-def spread(value_EU: np.ndarray, batch: Batch) -> np.ndarray:
+def scatter_to_reasoning(value_EU: np.ndarray, batch: Batch) -> np.ndarray:
     """float32 [B, T]: the value of each episode's turn on the tokens that it depends on, else 0.
 
     These are the reasoning and the next token, which closes it: had another one been sampled there,

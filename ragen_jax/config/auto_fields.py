@@ -38,7 +38,7 @@ def need_path(config: ConfigDict) -> None:
         )
 
 
-def settle(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
+def fill_auto_fields(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     """Fills in the open fields of a config, in place; what is set stays as it is.
 
     Args:
@@ -72,7 +72,7 @@ def settle(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     fill({"optimizer.micro_batch": shards * max(1, rows)})
 
 
-def settle_date(config: ConfigDict, workdir: Path | None, today: datetime.date) -> None:
+def fill_date(config: ConfigDict, workdir: Path | None, today: datetime.date) -> None:
     """Fill in an open model.date, in place: the day of the run in `workdir`, else `today`.
 
     A tiny agent's stays open: its template writes no date.

@@ -16,10 +16,10 @@ from ragen_jax.algorithm.algorithms import Credit
 from ragen_jax.algorithm.filter import Filter
 from ragen_jax.algorithm.rewards import Penalties
 from ragen_jax.config.per_task import (
-    groups_of_environments,
     has_critic,
     minibatch_rows,
-    of_environments,
+    per_task_configs,
+    per_task_groups,
     row_tokens,
     step_rows,
 )
@@ -55,16 +55,16 @@ from ragen_jax.model.tokenizer import OF_IMAGES, build_tokenizer
 from ragen_jax.model.vision.config import ImageTokens, VisionConfig
 from ragen_jax.model.vision.images import ImageConfig
 from ragen_jax.rollout import chat
-from ragen_jax.rollout.collect import Collecting
+from ragen_jax.rollout.collect import CollectSettings
 from ragen_jax.rollout.env_calls import Limits
-from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.rollout.pool import init_streaks
 from ragen_jax.storage.cache import content_hash
 from ragen_jax.update import critic
 from ragen_jax.update.learner import Learner, sampled_next, sampling_policy
 from ragen_jax.update.optimize import learning_rates, make_optimizer
-from ragen_jax.update.policy import Frozen, Loss, init_state
+from ragen_jax.update.policy import ForwardContext, Loss, init_state
 from ragen_jax.update.state import TrainState
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def tiny_words(config: ConfigDict) -> tuple[str, ...]:
       ValueError: unusable environments, or one that lacks what the tiny agent needs.
     """
     words = {}
-    for name, c in of_environments(config).items():
+    for name, c in per_task_configs(config).items():
         environment = build_environment(c, "train")
         missing = [member for member in TINY_NEEDS if not hasattr(environment, member)]
         if missing:
@@ -454,10 +454,10 @@ def build_limits(config: ConfigDict) -> Limits:
     return Limits(time_limit=config.env.time_limit, workers=config.env.workers)
 
 
-def build_collecting(config: ConfigDict) -> Collecting:
+def build_collecting(config: ConfigDict) -> CollectSettings:
     """The config's `Collecting`."""
     groups, pool = config.rollout.groups, config.env.pool
-    return Collecting(groups=groups, pool=pool, seed=config.seed, **config.collect)
+    return CollectSettings(groups=groups, pool=pool, seed=config.seed, **config.collect)
 
 
 def build_penalties(config: ConfigDict) -> Penalties:
@@ -498,7 +498,7 @@ def build_learner(
     params: Params,
     mesh: Mesh,
     sampling_mesh: Mesh | None = None,
-    album: Album | None = None,
+    album: ImageTable | None = None,
 ) -> tuple[Learner, TrainState]:
     """(`Learner`, `TrainState` at step 0) of a config.
 
@@ -514,7 +514,7 @@ def build_learner(
     if c.model.lora.rank:
         # What does not train is held as it is read: no digit more.
         base = sampling_params(params, model, mesh)
-        frozen = Frozen(base, np.float32(c.model.lora.alpha / c.model.lora.rank))
+        frozen = ForwardContext(base, np.float32(c.model.lora.alpha / c.model.lora.rank))
         trained = build_adapters(c, model, mesh)
     elif has_reference(c):
         # A copy of every array, because the update donates the policy's parameters.
@@ -528,13 +528,13 @@ def build_learner(
     if has_critic(c):
         backbone = critic.backbone_of(trained)
         critic_state = critic.init_critic(backbone, model.config.width, optimizer, mesh)
-    environments = of_environments(c)
+    environments = per_task_configs(c)
     labels = environments if len(environments) > 1 else ("",)
     learner = Learner(
         model=model,
         mesh=mesh,
         sampling_mesh=sampling_mesh or mesh,
-        parts=tuple(map(Part, labels, groups_of_environments(c))),
+        parts=tuple(map(Part, labels, per_task_groups(c))),
         filter=Filter(**c.filter),
         reads_policy=needs_statistics(c),
         credit=build_credit(c),

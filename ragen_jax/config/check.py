@@ -9,10 +9,10 @@ from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.algorithms import OF_TOKENS
 from ragen_jax.algorithm.filter import STRATEGIES
 from ragen_jax.algorithm.objectives import OBJECTIVES
-from ragen_jax.config.fields import DOMAINS, Domain, entries, field, leaves
+from ragen_jax.config.fields import FIELDS, Domain, entries, field, leaves
 from ragen_jax.config.per_task import (
-    groups_of_environments,
     minibatch_rows,
+    per_task_groups,
     row_tokens,
     step_groups,
     step_rows,
@@ -69,13 +69,13 @@ def check_domains(config: ConfigDict) -> None:
       ValueError: names the first such field, its value and what it must be.
     """
     fields = leaves(config)
-    for name in DOMAINS:
+    for name in FIELDS:
         if name not in fields:
             raise ValueError(f"config.{name} is missing; configs/base.py lists every field")
     for name in fields:
-        if name not in DOMAINS:
+        if name not in FIELDS:
             raise ValueError(f"config.{name} is unknown; configs/base.py lists every field")
-    for name, domain in DOMAINS.items():
+    for name, domain in FIELDS.items():
         _check_value(config, name, domain)
     _check_also(config)
     for name, domain, _ in entries(config):
@@ -162,7 +162,7 @@ def check_algorithm(config: ConfigDict) -> None:
             f"what was sampled at rollout.temperature={config.rollout.temperature} has another "
             "probability than what is scored: give rollout.temperature=1.0",
         )
-    if a.mi_coef and min(groups_of_environments(config)) < 2:
+    if a.mi_coef and min(per_task_groups(config)) < 2:
         refuse("algorithm.mi_coef", "one group has no other prompt: give rollout.groups=2 or more")
     for name, default in (("entropy_on", "all"), ("entropy_gate", 0)):
         if a[name] != default and config.diagnose.gradients_every:

@@ -16,14 +16,14 @@ from ml_collections import ConfigDict, config_flags
 
 from ragen_jax import configs
 from ragen_jax.config import help
-from ragen_jax.config.per_task import of_environments
+from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.core.clean_text import shorten
-from ragen_jax.core.heartbeat import signs_of_life
-from ragen_jax.core.sharding import of_first
+from ragen_jax.core.heartbeat import heartbeat
+from ragen_jax.core.sharding import from_main_process
 from ragen_jax.programs.cache import refuse_shared_cache
 from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.run.trust import require_trust
-from ragen_jax.storage.atomic_io import OF_A_PATH, DiskRefused, refusal, remove_left_over
+from ragen_jax.storage.atomic_io import OF_A_PATH, DiskRefused, disk_error_message, remove_leftovers
 from ragen_jax.storage.cache import cache_directory
 from ragen_jax.storage.console_streams import set_up_console, show_line
 
@@ -152,7 +152,7 @@ def overrides() -> list[str]:
 
 def today() -> datetime.date:
     """The day by the first process's clock, the same in all processes."""
-    return datetime.date.fromordinal(of_first(datetime.date.today().toordinal()))
+    return datetime.date.fromordinal(from_main_process(datetime.date.today().toordinal()))
 
 
 def words_of(argv: Sequence[str]) -> list[str]:
@@ -196,7 +196,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
             config = flags.FLAGS.config
             keep_freed_memory(
                 one_arena=config.model.path != "tiny"
-                or any(c.env.context == "full" for c in of_environments(config).values())
+                or any(c.env.context == "full" for c in per_task_configs(config).values())
             )
             if flags.FLAGS.distributed:
                 join_processes(os.environ)
@@ -208,9 +208,9 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
 
     def run(argv):
         try:
-            with disk_errors(), signs_of_life():
+            with disk_errors(), heartbeat():
                 refuse_shared_cache()
-                remove_left_over(cache_directory())
+                remove_leftovers(cache_directory())
                 main(argv)
         except BaseException as error:
             code = 1
@@ -295,7 +295,7 @@ def full_disk() -> Generator[None]:
     try:
         yield
     except Exception as error:
-        reason = refusal(error)
+        reason = disk_error_message(error)
         if reason is None:
             raise
         show_line("error", reason)

@@ -25,7 +25,7 @@ from ragen_jax.update.policy import EXACT
 
 
 @dataclasses.dataclass(frozen=True)
-class When:
+class ReadWhen:
     """A condition on other fields, without which a field is not read."""
 
     names: tuple[str, ...]  # the fields that decide
@@ -38,10 +38,10 @@ class Domain:
 
     what: str  # in words, behind "it must be"
     accepts: Callable[[Any], bool]
-    read: tuple[When, ...]  # conditions that must all hold for a run to read it; (): always
+    read: tuple[ReadWhen, ...]  # conditions that must all hold for a run to read it; (): always
 
 
-def whole(least: int, most: int, *read: When) -> Domain:
+def whole(least: int, most: int, *read: ReadWhen) -> Domain:
     """Ints from `least` to `most`; a bool is none."""
 
     def accepts(value):
@@ -50,12 +50,12 @@ def whole(least: int, most: int, *read: When) -> Domain:
     return Domain(f"a whole number from {least} to {most}", accepts, read)
 
 
-def number(least: float, most: float, *read: When) -> Domain:
+def number(least: float, most: float, *read: ReadWhen) -> Domain:
     """Finite numbers from `least` to `most`; an int is one, too."""
     return Domain(f"a number from {least} to {most}", _numbers(least, most), read)
 
 
-def above(least: float, most: float, *read: When) -> Domain:
+def above(least: float, most: float, *read: ReadWhen) -> Domain:
     """Finite numbers above `least`, at most `most`."""
     return Domain(f"a number above {least}, at most {most}", _numbers(least, most, least), read)
 
@@ -67,7 +67,7 @@ def _numbers(least: float, most: float, open_end: float | None = None) -> Callab
     return accepts
 
 
-def one_of(choices: Collection[str], *read: When) -> Domain:
+def one_of(choices: Collection[str], *read: ReadWhen) -> Domain:
     """One of some texts."""
 
     def accepts(value):
@@ -76,7 +76,7 @@ def one_of(choices: Collection[str], *read: When) -> Domain:
     return Domain(f"one of {', '.join(choices)}", accepts, read)
 
 
-def several_of(choices: Collection[str], *read: When) -> Domain:
+def several_of(choices: Collection[str], *read: ReadWhen) -> Domain:
     """A tuple (or list) of at least one of some texts."""
     member = one_of(choices)
 
@@ -86,7 +86,7 @@ def several_of(choices: Collection[str], *read: When) -> Domain:
     return Domain(f"some of {', '.join(choices)}", accepts, read)
 
 
-def several(member: Domain, *read: When) -> Domain:
+def several(member: Domain, *read: ReadWhen) -> Domain:
     """A tuple (or list), maybe empty, of values of another domain."""
 
     def accepts(value):
@@ -95,17 +95,17 @@ def several(member: Domain, *read: When) -> Domain:
     return Domain(f"a tuple, each of it {member.what}", accepts, read)
 
 
-def flag(*read: When) -> Domain:
+def flag(*read: ReadWhen) -> Domain:
     """True or False."""
     return Domain("True or False", lambda value: type(value) is bool, read)
 
 
-def text(*read: When) -> Domain:
+def text(*read: ReadWhen) -> Domain:
     """A text that is not empty."""
     return Domain("a text", lambda value: type(value) is str and value.strip() != "", read)
 
 
-def day(*read: When) -> Domain:
+def day(*read: ReadWhen) -> Domain:
     """A date as text, or AUTO."""
     return Domain(
         f"a day as YYYY-MM-DD, or {AUTO!r} (the day on which the run starts)",
@@ -114,12 +114,12 @@ def day(*read: When) -> Domain:
     )
 
 
-def section(*read: When) -> Domain:
+def section(*read: ReadWhen) -> Domain:
     """A section of fields that base.py does not know."""
     return Domain("a section", lambda value: isinstance(value, ConfigDict), read)
 
 
-def shares(*read: When) -> Domain:
+def shares(*read: ReadWhen) -> Domain:
     """A section, maybe empty, of numbers from 0 to 1 that are not all 0."""
     share = number(0, 1)
 
@@ -132,50 +132,54 @@ def shares(*read: When) -> Domain:
 
 # ------------------------------------------------------------------------------ when it is read
 
-TIMED = When(("env.time_limit",), bool)
-TINY = When(("model.path",), lambda path: path == "tiny")
-NOT_TINY = When(("model.path",), lambda path: path != "tiny")
-SEEING = When(("warmstart.tower_layers",), bool)
-LORA = When(("model.lora.rank",), lambda rank: rank > 0)
-NOT_LORA = When(("model.lora.rank",), lambda rank: rank == 0)
-CRITIC = When(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
-OF_TOKENS = When(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].of_tokens)
-BI_LEVEL = When(("algorithm.bi_level",), bool)
-SECOND_CLIP = When(("algorithm.objective",), lambda name: objectives.OBJECTIVES[name].second_clip)
-KL = When(("algorithm.kl_coef",), bool)
-ENTROPY = When(("algorithm.entropy_coef",), bool)
-KL_STEERED = When(("algorithm.kl_target",), bool)
-MISMATCH = When(("algorithm.mismatch_cap",), bool)
-NORMALIZED = When(("reward.normalize",), lambda name: name != "identity")
-AS_PLACED = When(("reward.normalize",), lambda name: name == "identity")
-FILTERED = When(("filter.strategy",), lambda name: name != "none")
-MASS = When(("filter.strategy",), lambda name: name == "top_p")
-PART_OF_MASS = When(
+TIMED = ReadWhen(("env.time_limit",), bool)
+TINY = ReadWhen(("model.path",), lambda path: path == "tiny")
+NOT_TINY = ReadWhen(("model.path",), lambda path: path != "tiny")
+SEEING = ReadWhen(("warmstart.tower_layers",), bool)
+LORA = ReadWhen(("model.lora.rank",), lambda rank: rank > 0)
+NOT_LORA = ReadWhen(("model.lora.rank",), lambda rank: rank == 0)
+CRITIC = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
+OF_TOKENS = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].of_tokens)
+BI_LEVEL = ReadWhen(("algorithm.bi_level",), bool)
+SECOND_CLIP = ReadWhen(
+    ("algorithm.objective",), lambda name: objectives.OBJECTIVES[name].second_clip
+)
+KL = ReadWhen(("algorithm.kl_coef",), bool)
+ENTROPY = ReadWhen(("algorithm.entropy_coef",), bool)
+KL_STEERED = ReadWhen(("algorithm.kl_target",), bool)
+MISMATCH = ReadWhen(("algorithm.mismatch_cap",), bool)
+NORMALIZED = ReadWhen(("reward.normalize",), lambda name: name != "identity")
+AS_PLACED = ReadWhen(("reward.normalize",), lambda name: name == "identity")
+FILTERED = ReadWhen(("filter.strategy",), lambda name: name != "none")
+MASS = ReadWhen(("filter.strategy",), lambda name: name == "top_p")
+PART_OF_MASS = ReadWhen(
     ("filter.value", "regimes.action"), lambda value, action: value < 1 or action == "tighten"
 )
-LINEAR = When(("filter.mode",), lambda mode: mode == "linear")
-DROPPED = When(
+LINEAR = ReadWhen(("filter.mode",), lambda mode: mode == "linear")
+DROPPED = ReadWhen(
     ("filter.strategy", "filter.top_members", "filter.bottom_members"),
     lambda name, top, bottom: name != "none" or top + bottom > 0,
 )
-WINDOW = When(("env.context",), lambda context: context == "window")
-POOL = When(("env.pool",), bool)
-EXPLORE = When(("collect.explore",), lambda explore: explore < 1)
-DIAGNOSED = When(("diagnose.every",), bool)
-PROBED = When(("diagnose.probe_every",), bool)
-SCORED = When(("diagnose.every", "diagnose.probe_every"), lambda every, probe: every + probe > 0)
-GRADIENTS = When(("diagnose.gradients_every",), bool)
-NO_EDGES = When(("diagnose.gradients_edges",), lambda edges: len(edges) == 0)
-EVALUATED = When(("eval.every",), bool)
-HELD_OUT = When(
+WINDOW = ReadWhen(("env.context",), lambda context: context == "window")
+POOL = ReadWhen(("env.pool",), bool)
+EXPLORE = ReadWhen(("collect.explore",), lambda explore: explore < 1)
+DIAGNOSED = ReadWhen(("diagnose.every",), bool)
+PROBED = ReadWhen(("diagnose.probe_every",), bool)
+SCORED = ReadWhen(
+    ("diagnose.every", "diagnose.probe_every"), lambda every, probe: every + probe > 0
+)
+GRADIENTS = ReadWhen(("diagnose.gradients_every",), bool)
+NO_EDGES = ReadWhen(("diagnose.gradients_edges",), lambda edges: len(edges) == 0)
+EVALUATED = ReadWhen(("eval.every",), bool)
+HELD_OUT = ReadWhen(
     ("eval.every", "diagnose.probe_every", "diagnose.gradients_every", "diagnose.gradients_groups"),
     lambda every, probe, gradients, groups: every > 0 or probe > 0 or gradients > 0 and groups > 0,
 )
-TIGHTENED = When(("regimes.action",), lambda action: action == "tighten")
+TIGHTENED = ReadWhen(("regimes.action",), lambda action: action == "tighten")
 
 
-def _rule(name: str) -> When:
-    return When((f"stopping.{name}.action",), lambda action: action != "off")
+def _rule(name: str) -> ReadWhen:
+    return ReadWhen((f"stopping.{name}.action",), lambda action: action != "off")
 
 
 # ------------------------------------------------------------------------------ the table
@@ -187,7 +191,7 @@ TOKENS = 2**17  # of a prompt or a reply: the longest that a known model reads
 # Of float32 a number this near to 1 can still be told from it.
 MOST_DECAY = 0.999999
 
-DOMAINS = {
+FIELDS = {
     "seed": whole(0, SEEDS - 1),
     "steps": whole(0, EVERY),  # times minibatches below 2**31, which the optimizer counts to
     "model.path": text(),
@@ -400,14 +404,14 @@ def entries(config: ConfigDict) -> Iterator[tuple[str, Domain, Callable[[str], s
 
     Fields of also.NAME.env have the entries of env, also.NAME.groups that of rollout.groups.
     """
-    yield from ((name, domain, str) for name, domain in DOMAINS.items())
+    yield from ((name, domain, str) for name, domain in FIELDS.items())
     for other in config.also:
-        yield f"also.{other}.groups", DOMAINS["rollout.groups"], str
+        yield f"also.{other}.groups", FIELDS["rollout.groups"], str
 
         def inside(name, other=other):
             return f"also.{other}.{name}" if name.startswith("env.") else name
 
-        for name, domain in DOMAINS.items():
+        for name, domain in FIELDS.items():
             if name.startswith("env."):
                 yield inside(name), domain, inside
 
@@ -417,7 +421,7 @@ def plays_heldout(config: ConfigDict) -> bool:
     return HELD_OUT.holds(*(field(config, name) for name in HELD_OUT.names))
 
 
-def unread(config: ConfigDict, names: Collection[str]) -> dict[str, str]:
+def unused_fields(config: ConfigDict, names: Collection[str]) -> dict[str, str]:
     """{field: why} of those of the fields `names` that a run of the config never reads.
 
     Args:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     """{"a.b": value} of nested settings; a section without a field is a value itself."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            found |= {f"{name}.{inner}": x for inner, x in flat(value).items()}
+            found |= {f"{name}.{inner}": x for inner, x in flatten(value).items()}
         else:
             found[name] = value
     return found

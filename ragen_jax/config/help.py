@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
-from ragen_jax.config.flatten import flat
+from ragen_jax.config.flatten import flatten
 from ragen_jax.configs import base, presets, recipes
 
 ASKING = ("-h", "-help", "--help", "--helpfull", "--helpshort")
@@ -84,4 +84,4 @@ def suggestion(flag: str) -> str:
 
 def _fields() -> list[str]:
     """The dotted names of all fields of base.py."""
-    return list(flat(base.get_config().to_dict()))
+    return list(flatten(base.get_config().to_dict()))

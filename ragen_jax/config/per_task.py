@@ -6,7 +6,7 @@ from ragen_jax.algorithm.algorithms import ALGORITHMS
 from ragen_jax.rollout import chat
 
 
-def of_environments(config: ConfigDict) -> dict[str, ConfigDict]:
+def per_task_configs(config: ConfigDict) -> dict[str, ConfigDict]:
     """{name: the run's config with that environment as its only one}, config.env first.
 
     A config of one environment is its own only entry.
@@ -23,17 +23,17 @@ def of_environments(config: ConfigDict) -> dict[str, ConfigDict]:
     return alone
 
 
-def groups_of_environments(config: ConfigDict) -> tuple[int, ...]:
+def per_task_groups(config: ConfigDict) -> tuple[int, ...]:
     """The groups of a step, environment by environment."""
-    return tuple(c.rollout.groups for c in of_environments(config).values())
+    return tuple(c.rollout.groups for c in per_task_configs(config).values())
 
 
 def step_groups(config: ConfigDict) -> int:
     """The groups of a step, of all environments."""
-    return sum(groups_of_environments(config))
+    return sum(per_task_groups(config))
 
 
-def due(every: int, step: int) -> bool:
+def is_due(every: int, step: int) -> bool:
     """Whether what is done every so many steps (0: never) is done in this one."""
     return every > 0 and step % every == 0
 
@@ -45,7 +45,7 @@ def turns_shown(env: ConfigDict) -> int:
 
 def row_tokens(config: ConfigDict) -> int:
     """The most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
-    shown = max(turns_shown(c.env) for c in of_environments(config).values())
+    shown = max(turns_shown(c.env) for c in per_task_configs(config).values())
     return shown * config.rollout.max_new_tokens
 
 
@@ -57,7 +57,7 @@ def step_rows(config: ConfigDict) -> int:
         together = 1 if c.env.max_context else turns_shown(c.env)
         return c.rollout.groups * c.rollout.group_size * (c.env.max_turns - together + 1)
 
-    return sum(map(rows, of_environments(config).values()))
+    return sum(map(rows, per_task_configs(config).values()))
 
 
 def minibatch_rows(config: ConfigDict) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import jax
 
-from ragen_jax.storage.atomic_io import make_folder, retried
+from ragen_jax.storage.atomic_io import make_folder, with_retries
 from ragen_jax.storage.console_streams import show
 
 FOLDER = ".progress"  # in the run's: what `stalled` is given of process N, in N.json
@@ -34,50 +34,50 @@ class _Progress:
     meetings: int = 0  # that this process has come to
     place: str = "starting"  # what it does
     since: float = 0.0  # since when
-    spoke: float = 0.0  # when the last line was printed
+    last_output: float = 0.0  # when the last line was printed
     begun: bool = False  # whether a run's first step is behind it
 
 
 _now = _Progress()
 
 
-def reached(place: str) -> None:
+def enter_phase(place: str) -> None:
     """Says what this process does from now on, which may take long."""
     _now.place, _now.since = place, time.monotonic()
 
 
-def met() -> None:
+def count_barrier() -> None:
     """Counts one more meeting: a place that all processes come to, where they may have to wait."""
     _now.meetings += 1
 
 
-def spoke(*, begun: bool = False) -> None:
+def note_output(*, begun: bool = False) -> None:
     """Says that a line has been printed.
 
     Args:
       begun: of a step: who reads it knows how long one takes.
     """
-    _now.spoke = time.monotonic()
+    _now.last_output = time.monotonic()
     _now.begun = _now.begun or begun
 
 
-def silence() -> float:
+def seconds_since_output() -> float:
     """Seconds since the last line."""
-    return time.monotonic() - _now.spoke
+    return time.monotonic() - _now.last_output
 
 
 @contextlib.contextmanager
-def signs_of_life() -> Generator[None]:
+def heartbeat() -> Generator[None]:
     """Says on stderr what goes on, by a thread, where no line was printed for EVERY seconds."""
     ended = threading.Event()
 
     def watch() -> None:
         limit = EVERY
         while not ended.wait(TICK):
-            limit = _sign(limit)
+            limit = _write_heartbeat(limit)
 
-    reached("starting")
-    spoke()
+    enter_phase("starting")
+    note_output()
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
@@ -87,18 +87,18 @@ def signs_of_life() -> Generator[None]:
         thread.join()
 
 
-def _sign(limit: float) -> float:
+def _write_heartbeat(limit: float) -> float:
     """Says what goes on if nothing was said for `limit` seconds; returns the next limit."""
-    if silence() < limit:
+    if seconds_since_output() < limit:
         return limit
     seconds = round(time.monotonic() - _now.since)
     lasting = f": {seconds} s so far" if seconds else ""
     show(f"{_now.place}{lasting}", error=True)
-    spoke()
+    note_output()
     return limit * 2 if _now.begun else limit
 
 
-def stalled(found: Mapping[int, tuple[int, str]]) -> str:
+def describe_stall(found: Mapping[int, tuple[int, str]]) -> str:
     """Which of the processes do not go on, in words.
 
     Args:
@@ -113,7 +113,7 @@ def stalled(found: Mapping[int, tuple[int, str]]) -> str:
     return f"process {listed} does not go on (last seen: {place}), and all others wait for it"
 
 
-def end_when_stalled(workdir: Path, limit: float) -> None:
+def exit_on_stall(workdir: Path, limit: float) -> None:
     """Ends this process, by a thread, when no process has gone on for `limit` seconds.
 
     Each tells the others in a file how far it has come. For runs of several processes.
@@ -143,12 +143,12 @@ def end_when_stalled(workdir: Path, limit: float) -> None:
                 last, since = found, time.monotonic()
             elif time.monotonic() - since >= limit:
                 # Not by `show`, whose lock the thread that hangs may have.
-                print(f"error: {stalled(found)}: ended after {limit:g} s", file=sys.stderr)
+                print(f"error: {describe_stall(found)}: ended after {limit:g} s", file=sys.stderr)
                 sys.stderr.flush()
                 os._exit(1)
             time.sleep(LOOK * limit)
 
     make_folder(folder)
     earlier = folder / mine
-    retried(functools.partial(earlier.unlink, missing_ok=True), earlier)
+    with_retries(functools.partial(earlier.unlink, missing_ok=True), earlier)
     threading.Thread(target=watch, daemon=True).start()

@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from ragen_jax.core.heartbeat import met
+from ragen_jax.core.heartbeat import count_barrier
 from ragen_jax.core.types import Array, Params
 
 if TYPE_CHECKING:
@@ -68,19 +68,19 @@ def make_mesh(
 
 
 def split_devices(
-    devices: Sequence[jax.Device], apart: int
+    devices: Sequence[jax.Device], has_other_devices: int
 ) -> tuple[Sequence[jax.Device], Sequence[jax.Device]]:
     """(devices that train, devices that sample): the last `apart` sample alone; 0: all do both.
 
     Raises:
       ValueError: none would be left to train.
     """
-    if apart >= len(devices):
+    if has_other_devices >= len(devices):
         raise ValueError(
             f"config.sampling_mesh.devices is {apart}, but at least one of {len(devices)} "
             f"device(s) must train: give at most {len(devices) - 1}"
         )
-    return devices[: len(devices) - apart], devices[-apart:]
+    return devices[: len(devices) - has_other_devices], devices[-has_other_devices:]
 
 
 def spec(
@@ -140,7 +140,7 @@ def boxed_shardings(boxed: Params, mesh: Mesh) -> Params:
     )
 
 
-def apart(here: Mesh, mesh: Mesh) -> bool:
+def has_other_devices(here: Mesh, mesh: Mesh) -> bool:
     """Whether two meshes have no device in common: no program can move an array between them."""
     return not set(here.devices.flat) & set(mesh.devices.flat)
 
@@ -209,7 +209,7 @@ def read_rows(array: jax.Array) -> np.ndarray:
     """This process's rows of an array that is split over rows, in the order of its shards."""
     if jax.sharding.get_mesh().empty:
         return np.asarray(array)
-    met()
+    count_barrier()
     pieces = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(pieces[start]) for start in sorted(pieces)])
 
@@ -242,48 +242,48 @@ def place(tree: Any, sharding: Sharding) -> Any:
 # ------------------------------------------------------------------------------ processes
 
 
-def processes() -> int:
+def process_count() -> int:
     """Of the mesh in use; 1 without one."""
     mesh = jax.sharding.get_mesh()
     return 1 if mesh.empty else len({device.process_index for device in mesh.devices.flat})
 
 
-def agree(*values: int) -> tuple[int, ...]:
+def max_over_processes(*values: int) -> tuple[int, ...]:
     """The largest of each number over all processes."""
-    if processes() == 1:
+    if process_count() == 1:
         return values
-    met()
+    count_barrier()
     return tuple(multihost_utils.process_allgather(np.asarray(values)).max(0).tolist())
 
 
-def of_first(number: int) -> int:
+def from_main_process(number: int) -> int:
     """The number that the first process has, in all of them."""
     if jax.process_count() == 1:
         return number
-    met()
+    count_barrier()
     return int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Whether this is the process that writes the run's files and its console."""
     return jax.process_index() == 0
 
 
 @contextlib.contextmanager
-def first_goes_first(name: str) -> Generator[None]:
+def main_process_first(name: str) -> Generator[None]:
     """What is inside is done by the first process, and then by the others: they find its files."""
-    if not is_first():
+    if not is_main_process():
         multihost_utils.sync_global_devices(name)
     yield
-    if is_first() and jax.process_count() > 1:
+    if is_main_process() and jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 def gather_bytes(data: bytes) -> list[bytes]:
     """[bytes of process 0, of process 1, ...]."""
-    if processes() == 1:
+    if process_count() == 1:
         return [data]
-    (longest,) = agree(len(data))
+    (longest,) = max_over_processes(len(data))
     padded = np.zeros(longest, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
     lengths = multihost_utils.process_allgather(np.asarray(len(data)))

@@ -25,7 +25,7 @@ from ragen_jax.envs.styles import Style
 from ragen_jax.model.qwen import Qwen, logits
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.update import optimize
-from ragen_jax.update.policy import Frozen
+from ragen_jax.update.policy import ForwardContext
 
 Openings = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of the grounded style, of the others
 
@@ -47,7 +47,7 @@ def log_odds_gradient(
     *,
     mesh: Mesh,
     micro_batch: int,
-    frozen: Frozen | None = None,
+    frozen: ForwardContext | None = None,
 ) -> tuple[Params, float]:
     """(grad D, D) over the first sampled token of every row; run under the mesh of training.
 
@@ -77,7 +77,7 @@ def _log_odds_gradient(
     params: Params,
     pieces: dict[str, Any],
     count: jax.Array,
-    frozen: Frozen | None,
+    frozen: ForwardContext | None,
 ) -> tuple[Params, jax.Array]:
     def log_odds(params, piece):
         params = params if frozen is None else frozen.attach(params)
@@ -92,5 +92,5 @@ def _log_odds_gradient(
     def micro(piece):
         return jax.value_and_grad(log_odds)(params, piece)[::-1], {}
 
-    (gradient, value), _ = optimize.summed(micro, pieces, count)
+    (gradient, value), _ = optimize.accumulate(micro, pieces, count)
     return gradient, value

@@ -37,7 +37,7 @@ from ragen_jax.core.types import Array, Batch, Metrics, Params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.update import optimize
 from ragen_jax.update.learner import Learner
-from ragen_jax.update.policy import Frozen, Loss, loss_parts, rounding_decides
+from ragen_jax.update.policy import ForwardContext, Loss, loss_parts, rounding_decides
 from ragen_jax.update.state import TrainState
 
 ZERO = -1  # the bucket of groups without variance
@@ -96,7 +96,7 @@ def part_gradients(
     pieces: dict[str, Any],
     count: jax.Array,
     kl_scale: jax.Array | float,
-    frozen: Frozen | None = None,
+    frozen: ForwardContext | None = None,
 ) -> Params:
     """The gradient of sum(weight * part) over rows, for each part: they add up to the loss's.
 
@@ -124,7 +124,7 @@ def part_gradients(
         # A loop, so that the backward pass is compiled once.
         return jax.lax.map(lambda unit_P: pull(unit_P)[0], jnp.eye(len(names))), {}
 
-    gradients, _ = optimize.summed(micro, pieces, count)
+    gradients, _ = optimize.accumulate(micro, pieces, count)
     return gradients
 
 
@@ -138,7 +138,7 @@ def bucket_products(
     count_N: jax.Array,
     groups: jax.Array,
     kl_scale: jax.Array | float,
-    frozen: Frozen | None = None,
+    frozen: ForwardContext | None = None,
     direction: Params | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Inner products of `part_gradients` over a bucket's groups.
@@ -276,7 +276,7 @@ def bucket_gradients(
     micro_batch: int,
     group_rows: int,
     kl_scale: jax.Array | float = 1.0,
-    frozen: Frozen | None = None,
+    frozen: ForwardContext | None = None,
     direction: Params | None = None,
 ) -> dict[int, Metrics]:
     """`figures` of each bucket of a batch; run under the mesh of training.
@@ -397,7 +397,7 @@ def gradient_report(
         micro_batch=learner.micro_batch,
         group_rows=group_rows,
         kl_scale=state.kl_scale,
-        frozen=learner.beside(state.params, batch.tokens_BT),
+        frozen=learner.forward_context(state.params, batch.tokens_BT),
         direction=direction,
     )
     metrics = {}

@@ -17,13 +17,13 @@ from typing import NoReturn
 import jax
 from ml_collections import ConfigDict
 
-from ragen_jax.config.auto_fields import settle, settle_date
+from ragen_jax.config.auto_fields import fill_auto_fields, fill_date
 from ragen_jax.config.check import check
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.training import exit_code
 from ragen_jax.run.trust import sign
 from ragen_jax.run.workdir import same_run
-from ragen_jax.storage.atomic_io import retried, write_whole
+from ragen_jax.storage.atomic_io import atomic_write, with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 from ragen_jax.storage.metrics_reader import read_metrics
@@ -88,7 +88,7 @@ def arms(experiment: Experiment, config: ConfigDict) -> list[Arm]:
                 arm_config.update_from_flattened_dict(
                     {**experiment.always, **changes, **treatment, "seed": seed}
                 )
-                settle(arm_config, jax.devices())
+                fill_auto_fields(arm_config, jax.devices())
                 check(arm_config)
                 plan.append(Arm(setting, name, seed, arm_config))
     return plan
@@ -104,7 +104,7 @@ def dated(plan: Sequence[Arm], root: Path, today: datetime.date) -> list[Arm]:
     found = []
     for arm in plan:
         config = arm.config.copy_and_resolve_references()
-        settle_date(config, root / arm.folder, today)
+        fill_date(config, root / arm.folder, today)
         found.append(dataclasses.replace(arm, config=config))
     first = min((arm.config.model.date for arm in found), default="")
     for arm in found:
@@ -198,9 +198,9 @@ def _log(root: Path, arm: Arm) -> Path:
 def _begin(arm: Arm, folder: Path) -> subprocess.Popen:
     """The process that trains an arm, from its folder's own config.json."""
     sign(folder, arm.config)
-    write_whole(folder / "config.json", json.dumps(arm.config.to_dict(), indent=2) + "\n")
+    atomic_write(folder / "config.json", json.dumps(arm.config.to_dict(), indent=2) + "\n")
     path = folder / "console.log"
-    with retried(functools.partial(path.open, "a"), path) as log:
+    with with_retries(functools.partial(path.open, "a"), path) as log:
         return subprocess.Popen(
             [sys.executable, "-m", "ragen_jax.train", f"--workdir={folder}"],
             stdout=log,

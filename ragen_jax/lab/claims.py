@@ -11,7 +11,7 @@ from ragen_jax.lab.curves import Verdict
 from ragen_jax.lab.pages import PAGES
 from ragen_jax.lab.recorded import read_runs
 from ragen_jax.lab.statistics import ERROR, holm
-from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.atomic_io import atomic_write
 
 DECIDED = ("reproduced", "reversed")
 
@@ -72,5 +72,5 @@ def write_claims(report: Path) -> str:
     if missing:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
     text = "\n".join(lines) + "\n"
-    write_whole(report / "claims.md", text)
+    atomic_write(report / "claims.md", text)
     return text

@@ -111,7 +111,8 @@ def primary(runs: Runs) -> list[float]:
     """What the runner looks at, by seed: information kept, bonus on the upper half less lower."""
     ((setting,), _, seeds) = factors(runs)
     return [
-        cures.kept(runs[setting, UPPER, seed]) - cures.kept(runs[setting, LOWER, seed])
+        cures.kept_figure(runs[setting, UPPER, seed])
+        - cures.kept_figure(runs[setting, LOWER, seed])
         for seed in seeds
     ]
 
@@ -225,9 +226,9 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
     for name in treatments:
         middle = float(np.median([cures.half(runs[setting, name, seed]) for seed in seeds]))
-        compared = cures.difference(runs, cures.kept, name, ALL)
+        compared = cures.difference(runs, cures.kept_figure, name, ALL)
         cells = (
-            *(name, f"{mean(cures.kept, name):.2f}"),
+            *(name, f"{mean(cures.kept_figure, name):.2f}"),
             "" if name == ALL else cures.shown(runs, name, ALL, compared),
             f"> {steps}" if np.isinf(middle) else f"{middle:.0f}",
             *(

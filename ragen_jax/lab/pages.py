@@ -8,7 +8,7 @@ from ragen_jax.lab import model_organism as organism
 from ragen_jax.lab import treatments as cures
 from ragen_jax.lab.curves import Runs
 from ragen_jax.lab.identical import describe
-from ragen_jax.storage.atomic_io import make_folder, write_whole
+from ragen_jax.storage.atomic_io import atomic_write, make_folder
 
 PAGES = {
     "collapse": collapse,
@@ -51,5 +51,5 @@ def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: 
         head += [alike, ""]
     text = "\n".join(head) + "\n" + page.markdown(experiment, runs, picture.name)
     text += f"\n## What would change our mind\n\n{experiment.doubt}\n"
-    write_whole(path, text)
+    atomic_write(path, text)
     return text

@@ -15,7 +15,7 @@ from ragen_jax.configs.experiments.experiment import Fields
 from ragen_jax.lab.arms import Arm
 from ragen_jax.lab.curves import Rows, Runs
 from ragen_jax.run.workdir import fields_of
-from ragen_jax.storage.atomic_io import whole
+from ragen_jax.storage.atomic_io import atomic_open
 
 RUN = ("setting", "treatment", "seed")
 DIGITS = 7  # significant ones, of a figure
@@ -41,7 +41,7 @@ def cut(rows: Rows, figures: Sequence[str]) -> Rows:
 def write_runs(path: Path, plan: Sequence[Arm], runs: Runs) -> None:
     """Writes an experiment's runs, those of its arms in `plan`, as `cut` left them."""
     configs = {arm.key: not_default(arm.config) for arm in plan}
-    with whole(path) as file:
+    with atomic_open(path) as file:
         for key, rows in runs.items():
             names = dict.fromkeys(name for row in rows for name in row if name != "step")
             line = dict(zip(RUN, key, strict=True)) | {

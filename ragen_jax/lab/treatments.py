@@ -68,7 +68,7 @@ WORSE_THERE = {
 }
 
 
-def kept(rows: Rows) -> float:
+def kept_figure(rows: Rows) -> float:
     """Mean of mi_seq over its first value."""
     _, values = curve(rows, MI)
     return float(values.mean() / values[0])
@@ -110,7 +110,7 @@ def difference(
 
 def helps(runs: Runs, treatment: str, reference: str = PLAIN) -> str:
     """ "at no price", "at a price", "no" or "worse", by the rule above."""
-    gain, half_width = difference(runs, kept, treatment, reference)
+    gain, half_width = difference(runs, kept_figure, treatment, reference)
     if abs(gain) <= half_width:
         return "no"
     if gain < 0:
@@ -145,7 +145,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
     for name in (x for x in WORSE_THERE if x in treatments):
         measures = {"success at the end": last_success}
         if WORSE_THERE[name]:
-            measures["information kept"] = kept
+            measures["information kept"] = kept_figure
         for what, measure in measures.items():
             mean, half_width = difference(runs, measure, BEST_OF_PAPER, name)
             claim = f"{BEST_OF_PAPER} higher than {name} in {what}"
@@ -157,7 +157,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
                 word, p, figures = NOT_TESTABLE, None, f"{name} changed nothing"
             elif alike != name:
                 word, p, figures = NOT_TESTABLE, None, f"counted once, with {alike}"
-            elif measure is kept and ceiling.at_ceiling(experiment, MI, arms):
+            elif measure is kept_figure and ceiling.at_ceiling(experiment, MI, arms):
                 word, p = ceiling.CANNOT, None
             found.append(Verdict("table 9", claim, word, figures, p))
     return found
@@ -173,7 +173,7 @@ def corrected(runs: Runs, outcome: dict[str, str]) -> dict[str, float]:
     treatments with identical runs the first alone."""
     df = len(factors(runs)[2]) - 1
     names = [x for x in outcome if outcome[x] != SAME and _class_of(runs, x) == x]
-    p = {i: p_value(*difference(runs, kept, x, PLAIN), df) for i, x in enumerate(names)}
+    p = {i: p_value(*difference(runs, kept_figure, x, PLAIN), df) for i, x in enumerate(names)}
     return {names[i]: value for i, value in holm(p).items()}
 
 
@@ -247,12 +247,12 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
         return float(curve(rows, KEPT_GROUPS)[1].mean())
 
     adjusted = corrected(runs, outcome)
-    for name in sorted(treatments, key=lambda name: -mean(kept, name)):
+    for name in sorted(treatments, key=lambda name: -mean(kept_figure, name)):
         middle = float(np.median([half(runs[setting, name, seed]) for seed in seeds]))
         cells = (
             *(name, f"{mean(updates, name):.0f}", f"{mean(mean_groups, name):.2f}"),
-            f"{mean(kept, name):.2f}",
-            *(to(kept, name, reference) for reference in (PLAIN, BEST_OF_PAPER)),
+            f"{mean(kept_figure, name):.2f}",
+            *(to(kept_figure, name, reference) for reference in (PLAIN, BEST_OF_PAPER)),
             f"> {steps}" if np.isinf(middle) else f"{middle:.0f}",
             *(f"{mean(at_end(x), name):.2f}" for x in (ENTROPY, GROUNDED, OTHER, VALID_RATE)),
             *(f"{mean(at_end(SUCCESS), name):.2f}", to(success, name, PLAIN)),
@@ -289,7 +289,7 @@ def _table_9(runs: Runs) -> list[str]:
     for name, there in PAPER.items():
         if name in treatments:
             shown = ["" if x is None else f"{x:.2f}" for x in there]
-            measures = (last_success, kept, lambda rows: last(rows, ENTROPY))
+            measures = (last_success, kept_figure, lambda rows: last(rows, ENTROPY))
             here = [np.mean([f(runs[setting, name, seed]) for seed in seeds]) for f in measures]
             pairs = [f"{a} | {b:.2f}" for a, b in zip(shown, here, strict=True)]
             lines.append(f"| {name} | " + " | ".join(pairs) + " |")
@@ -306,7 +306,7 @@ def draw(runs: Runs, path: Path) -> None:
     middles = {}
     for name in (PLAIN, *(name for name, found in outcomes(runs).items() if found != SAME)):
         points = np.array(
-            [[f(runs[setting, name, seed]) for f in (kept, success)] for seed in seeds]
+            [[f(runs[setting, name, seed]) for f in (kept_figure, success)] for seed in seeds]
         )
         x, y = points.mean(0)
         color = "tab:red" if name in (PLAIN, BEST_OF_PAPER) else "tab:blue"

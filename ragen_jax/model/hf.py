@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from ragen_jax.core.sharding import is_first
+from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.types import Params
 from ragen_jax.model import config_json, qwen, tokenizer_config, weights
 from ragen_jax.model.layout import param_shardings
@@ -31,7 +31,7 @@ from ragen_jax.model.vision import tensors as vision_tensors
 from ragen_jax.model.vision import tower as vision
 from ragen_jax.model.weights import INDEX, WEIGHTS
 from ragen_jax.storage import confined, limits
-from ragen_jax.storage.atomic_io import refusal, retried, write_whole
+from ragen_jax.storage.atomic_io import atomic_write, disk_error_message, with_retries
 from ragen_jax.storage.checksums import CHECKSUMS, damage, write_checksums
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def load(
         its tokenizer has more ids than its embedding.
     """
     directory = resolve(path)
-    found = damage(directory) if is_first() else None
+    found = damage(directory) if is_main_process() else None
     if found:
         raise ValueError(
             f"the model is damaged: {found}; copy it anew (or delete {directory / CHECKSUMS} if it "
@@ -170,7 +170,7 @@ def resolve(path: str | Path) -> Path:
     try:
         folder = huggingface_hub.snapshot_download(name, allow_patterns=list(DOWNLOADED))
     except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
-        if refusal(error) is not None:  # of the cache that it is downloaded to
+        if disk_error_message(error) is not None:  # of the cache that it is downloaded to
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
@@ -235,7 +235,7 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Refuses a tokenizer or chat template that exhausts memory or time (ragen_jax.storage.confined).
+    """Refuses a tokenizer or chat template that exhausts memory or time (storage/confined).
 
     One like those of our own tiny agents needs no child process: it has no normaliser, no
     expression, no merges, and our template.
@@ -334,7 +334,7 @@ def _compute_dtype(dtype: DTypeLike | None) -> str:
     return name
 
 
-def _stored(config: qwen.ModelConfig, tower: vision.Tower | None) -> list[weights.Stored]:
+def _stored(config: qwen.ModelConfig, tower: vision.Tower | None) -> list[weights.StoredTensor]:
     """The tensors of a model's tower.
 
     Raises:
@@ -377,10 +377,10 @@ def replacement(path: str | Path, *, writer: bool = True) -> Generator[Path]:
     if not writer:
         yield fresh
         return
-    retried(functools.partial(_begin_anew, fresh), path)
+    with_retries(functools.partial(_begin_anew, fresh), path)
     try:
         yield fresh
-        retried(functools.partial(_sync, fresh), path)
+        with_retries(functools.partial(_sync, fresh), path)
         if path.exists():
             lost = sorted(set(os.listdir(path)) - set(os.listdir(fresh)))
             lost = [name for name in lost if not re.fullmatch(WEIGHT_FILES, name)]
@@ -389,15 +389,15 @@ def replacement(path: str | Path, *, writer: bool = True) -> Generator[Path]:
                     f"{path} holds other files ({', '.join(lost[:4])}); save elsewhere"
                 )
             old = path.with_name(f".{path.name}.replaced-{os.getpid()}")
-            retried(functools.partial(path.rename, old), path)
+            with_retries(functools.partial(path.rename, old), path)
             try:
-                retried(functools.partial(fresh.rename, path), path)
+                with_retries(functools.partial(fresh.rename, path), path)
             except OSError:
                 old.rename(path)
                 raise
             shutil.rmtree(old, ignore_errors=True)  # the new one is there, whatever is left of it
         else:
-            retried(functools.partial(fresh.rename, path), path)
+            with_retries(functools.partial(fresh.rename, path), path)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -435,4 +435,4 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def write_json(file: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file as Hugging Face's libraries lay it out."""
-    write_whole(file, json.dumps(value, indent=2) + "\n")
+    atomic_write(file, json.dumps(value, indent=2) + "\n")

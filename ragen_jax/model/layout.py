@@ -12,7 +12,7 @@ from ragen_jax.core.types import Params
 
 if TYPE_CHECKING:
     from ragen_jax.model.qwen import Qwen
-from ragen_jax.core.sharding import apart, boxed_shardings
+from ragen_jax.core.sharding import boxed_shardings, has_other_devices
 
 
 def param_shardings(model: "Qwen", mesh: Mesh) -> Params:
@@ -41,7 +41,7 @@ def sampling_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
     as_read = all(jax.tree.leaves(jax.tree.map(lambda x, kind: x.dtype == kind, params, kinds)))
     if as_read and here == mesh:
         return params
-    if not apart(here, mesh):
+    if not has_other_devices(here, mesh):
         return resharding(model, mesh)(params)
     sent = params if as_read else resharding(model, here)(params)
     return jax.device_put(sent, param_shardings(model, mesh))

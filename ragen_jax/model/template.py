@@ -105,7 +105,7 @@ class Template:
         """int32 ids of a prompt with one user message."""
         return _around(self, self.opening, message, self.middle)
 
-    def go_on(self, message: Message, *, result: bool = False) -> np.ndarray:
+    def next_turn(self, message: Message, *, result: bool = False) -> np.ndarray:
         """int32 ids from the end of a reply, `close_id` first, to the start of the next.
 
         result: whether the message is what a call of a tool led to, in the template's role for it
@@ -154,7 +154,7 @@ def _image(template: Template, span: Span) -> list[np.ndarray]:
     return [before, first + np.arange(count, dtype=np.int32), behind]
 
 
-def take_apart(
+def parse_chat_template(
     tokenizer: "PreTrainedTokenizerFast",
     system: str | None = None,
     tools: Sequence[dict[str, Any]] = (),

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ragen_jax.storage.atomic_io import retried, write_whole
+from ragen_jax.storage.atomic_io import atomic_write, with_retries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -45,7 +45,7 @@ def save_tokenizer(directory: Path, tokenizer: "PreTrainedTokenizerFast") -> Non
       tokenizer: as `hf.load_tokenizer` returns it, which notes the source's class in
         `init_kwargs["tokenizer_class"]`; without that note, `GENERIC` is written.
     """
-    retried(functools.partial(tokenizer.save_pretrained, directory), directory)
+    with_retries(functools.partial(tokenizer.save_pretrained, directory), directory)
     file = directory / FILE
     fields = json.loads(file.read_text())
     noted = tokenizer.init_kwargs.get("tokenizer_class")
@@ -54,4 +54,4 @@ def save_tokenizer(directory: Path, tokenizer: "PreTrainedTokenizerFast") -> Non
     if isinstance(fields.get("extra_special_tokens"), list):
         fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
     fields = {name: value for name, value in fields.items() if name not in OF_LOADING}
-    write_whole(file, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
+    atomic_write(file, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")

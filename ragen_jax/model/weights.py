@@ -32,7 +32,7 @@ from ragen_jax.model import qwen
 from ragen_jax.model.families import family_of
 from ragen_jax.model.families.types import FLAT, JOIN, SPLIT
 from ragen_jax.storage import limits
-from ragen_jax.storage.atomic_io import retried, write_whole
+from ragen_jax.storage.atomic_io import atomic_write, with_retries
 from ragen_jax.storage.checksums import is_below
 
 Tensors = Mapping[str, Any]  # tensor name -> the open file that holds it: get_slice(name)
@@ -68,7 +68,7 @@ class Part(NamedTuple):
     layout: str
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor that is to be written."""
 
     name: str
@@ -388,7 +388,7 @@ def _read_tensor(
 # ---------------------------------------------------------------- writing
 
 
-def stored(config: qwen.ModelConfig, params: Params) -> list[Stored]:
+def stored(config: qwen.ModelConfig, params: Params) -> list[StoredTensor]:
     """The tensors of a model's parameters: the embedding, layer after layer, norm and head.
 
     Raises:
@@ -401,12 +401,17 @@ def stored(config: qwen.ModelConfig, params: Params) -> list[Stored]:
         for i, name in enumerate(leaf.names):
             part = Part(params[leaf.path], i if leaf.stacked else None, leaf.layout)
             at = i if leaf.stacked else -1 if leaf.path == ("embed",) else config.layers
-            order.append((at, Stored(name, leaf.tensor_shape, (part,))))
+            order.append((at, StoredTensor(name, leaf.tensor_shape, (part,))))
     return [tensor for _, tensor in sorted(order, key=lambda entry: entry[0])]
 
 
 def write(
-    directory: Path, tensors: Sequence[Stored], *, dtype: str, max_shard_bytes: int, writer: bool
+    directory: Path,
+    tensors: Sequence[StoredTensor],
+    *,
+    dtype: str,
+    max_shard_bytes: int,
+    writer: bool,
 ) -> None:
     """Writes tensors into one file, or into several and their index.
 
@@ -432,7 +437,7 @@ def write(
         names = {tensor.name: file for file in shards for tensor in shards[file]}
         size = sum(math.prod(tensor.shape) for tensor in tensors) * jnp.dtype(dtype).itemsize
         index = {"metadata": {"total_size": size}, "weight_map": names}
-        write_whole(directory / INDEX, json.dumps(index, indent=2) + "\n")
+        atomic_write(directory / INDEX, json.dumps(index, indent=2) + "\n")
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
@@ -446,10 +451,10 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
         save_file(tensors, path, metadata={"format": "pt"})
         path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors keeps them to their owner
 
-    retried(write, path)
+    with_retries(write, path)
 
 
-def _joined(tensor: Stored, parts: Sequence[np.ndarray], dtype: str) -> np.ndarray:
+def _joined(tensor: StoredTensor, parts: Sequence[np.ndarray], dtype: str) -> np.ndarray:
     """A tensor as the file holds it."""
     rows = (tensor.shape[0] // len(parts), *tensor.shape[1:])
     made = [
@@ -459,7 +464,9 @@ def _joined(tensor: Stored, parts: Sequence[np.ndarray], dtype: str) -> np.ndarr
     return made[0] if len(made) == 1 else np.concatenate(made)
 
 
-def _shards(tensors: Sequence[Stored], itemsize: int, max_bytes: int) -> dict[str, list[Stored]]:
+def _shards(
+    tensors: Sequence[StoredTensor], itemsize: int, max_bytes: int
+) -> dict[str, list[StoredTensor]]:
     """{file name: its tensors}, in their order."""
     shards, used = [[]], 0
     for tensor in tensors:

@@ -17,7 +17,7 @@ import jax
 from absl import flags
 
 from ragen_jax.config import command_line as command
-from ragen_jax.config.auto_fields import is_open, need_path, settle
+from ragen_jax.config.auto_fields import fill_auto_fields, is_open, need_path
 from ragen_jax.config.check import check
 from ragen_jax.preflight.compile import compile_program, find_topology, quiet_stderr
 from ragen_jax.preflight.report import complaints, report, table
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
         model_shape(config)  # before the compiler is looked for
         with quiet_stderr():
             devices, chip = find_topology(TOPOLOGY.value)
-        settle(config, devices)
+        fill_auto_fields(config, devices)
         check(config)
         plan = programs(
             config,

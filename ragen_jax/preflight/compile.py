@@ -54,7 +54,7 @@ def find_topology(name: str) -> tuple[list[jax.Device], Chip]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class CompileResult:
     """What compiling a program told."""
 
     program: Program
@@ -65,7 +65,7 @@ class Result:
     fits: bool
 
 
-def compile_program(program: Program, chip: Chip) -> Result:
+def compile_program(program: Program, chip: Chip) -> CompileResult:
     """Compiles a program; one that does not fit is a result, too."""
     held = bytes_per_chip(program.held)
     start = time.perf_counter()
@@ -86,7 +86,7 @@ def compile_program(program: Program, chip: Chip) -> Result:
             own_bytes = float(match[1]) * UNITS[match[2]]
     seconds = time.perf_counter() - start
     peak = (own_bytes + held) / GIB
-    return Result(
+    return CompileResult(
         program=program,
         compile_s=seconds,
         peak_gib=peak,

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ragen_jax.preflight.compile import Result
+from ragen_jax.preflight.compile import CompileResult
 from ragen_jax.programs.roofline import Chip
 
 
-def report(results: Sequence[Result], chip: Chip, devices: int) -> dict[str, Any]:
+def report(results: Sequence[CompileResult], chip: Chip, devices: int) -> dict[str, Any]:
     """The object of --json."""
     return {
         "programs": [
@@ -31,7 +31,7 @@ def report(results: Sequence[Result], chip: Chip, devices: int) -> dict[str, Any
 HEADER = "program        calls  compile s  peak GiB  of it held  fits  TFLOP/call  GB/chip  least s"
 
 
-def table(results: Sequence[Result], chip: Chip, summary: dict[str, Any]) -> str:
+def table(results: Sequence[CompileResult], chip: Chip, summary: dict[str, Any]) -> str:
     """The report for people; summary: of `report`."""
     lines = [HEADER]
     for r, shown in zip(results, summary["programs"], strict=True):
@@ -46,7 +46,7 @@ def table(results: Sequence[Result], chip: Chip, summary: dict[str, Any]) -> str
     return "\n".join(lines)
 
 
-def complaints(results: Sequence[Result], chip: Chip) -> Iterator[str]:
+def complaints(results: Sequence[CompileResult], chip: Chip) -> Iterator[str]:
     """One line for each program that does not fit."""
     for r in results:
         if not r.fits:

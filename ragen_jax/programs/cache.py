@@ -14,7 +14,7 @@ from ragen_jax.storage.ownership import exposure
 MOST = 2 << 30  # bytes that are kept from one start to the next
 
 
-def keep_programs() -> None:
+def enable_compilation_cache() -> None:
     """Turns JAX's persistent compilation cache on, in cache_directory()/compiled.
 
     A user's own JAX_COMPILATION_CACHE_DIR stays; JAX_ENABLE_COMPILATION_CACHE=false: none is kept.

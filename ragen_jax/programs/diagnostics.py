@@ -22,10 +22,10 @@ from ragen_jax.programs.program import (
     training_helps,
 )
 from ragen_jax.programs.roofline import Work
-from ragen_jax.programs.shapes import Lengths, Run, cache_struct, host, struct
+from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, host, struct
 
 
-def scoring_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+def scoring_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
     """Cross-scoring of the trajectory scope, whose prompts are the longest, and flow's rows.
 
     Where prompts show earlier replies, the steps with flow figures score the trajectory scope
@@ -64,7 +64,7 @@ def scoring_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
         mesh,
         cross_scoring.read_prompts,
         run.model,
-        run.showing,
+        run.with_images,
         host((n, P)),
         host((n,)),
         cost=work.score_prompts(on_chip(n, mesh), P),
@@ -78,7 +78,7 @@ def scoring_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
             mesh,
             cross_scoring.score_block,
             run.model,
-            run.showing,
+            run.with_images,
             cache_struct(run.model, run.policy, mesh, n, P),
             struct(mesh, (n, run.model.config.width), jnp.dtype(c.model.dtype), "rows"),
             host((*shape, at.reasoning)),
@@ -99,7 +99,7 @@ def scoring_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
         yield score("score_flow", (n, m), host((n, m, 2)), calls=swapped / flow_every)
 
 
-def mediation_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+def mediation_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
     """What a probe's actions hang on; the rest of a probe is no larger than a step's own."""
     d, mesh = config.diagnose, run.sampling_mesh
     if not (d.probe_every and d.probe_mediation):
@@ -111,7 +111,7 @@ def mediation_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Pr
         mesh,
         mediation.measure,
         run.model,
-        run.showing,
+        run.with_images,
         *padded,
         host((B,)),
         host(()),
@@ -124,7 +124,7 @@ def mediation_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Pr
     )
 
 
-def gradient_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+def gradient_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
     """The inner products of a bucket's gradients, part by part."""
     d, o = config.diagnose, config.optimizer
     if not d.gradients_every:
@@ -149,10 +149,10 @@ def gradient_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Pro
         host((groups,)),
         host(()),
         run.state.kl_scale,
-        run.beside,
+        run.with_residents,
         held=(
             (run.state.opt_state, run.state.critic),
-            None if loss.kl_coef else run.resting,
+            None if loss.kl_coef else run.at_rest,
             run.policy if run.copied else None,
         ),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).gradients(

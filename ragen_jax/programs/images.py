@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
-from ragen_jax.config.per_task import of_environments
+from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.core import sharding
 from ragen_jax.core.types import Params
 from ragen_jax.model.positions import Images
@@ -23,7 +23,7 @@ from ragen_jax.model.vision.images import Grid
 from ragen_jax.programs.program import Program, on_chip, program
 from ragen_jax.programs.roofline import TowerWork
 from ragen_jax.programs.shapes import (
-    Run,
+    RunShapes,
     Struct,
     adapters,
     cache_struct,
@@ -36,7 +36,7 @@ from ragen_jax.programs.shapes import (
 from ragen_jax.rollout.image_table import AT_A_TIME, SIGHTS, tower_gradient
 
 
-def with_tower(run: Run, plan: Sequence[Program]) -> list[Program]:
+def with_tower(run: RunShapes, plan: Sequence[Program]) -> list[Program]:
     """The programs, with what sees for the model beside each, and those that see."""
     if run.model.config.vision is None:
         return [*plan]
@@ -46,14 +46,14 @@ def with_tower(run: Run, plan: Sequence[Program]) -> list[Program]:
     tables = [*run.images.values()]
     latest = tables[:1] * (SIGHTS + 1 if run.tower_trains else 1)  # that an album remembers
 
-    def beside(one: Program) -> Program:
+    def with_towers(one: Program) -> Program:
         reads = any(x is table.embed_ID for x in one.arguments for table in tables)
         return dataclasses.replace(one, held=(one.held, latest[reads:], [*towers.values()]))
 
-    return [*map(beside, plan), *_tower_programs(run, towers, latest)]
+    return [*map(with_towers, plan), *_tower_programs(run, towers, latest)]
 
 
-def tower_struct(run: Run, mesh: Mesh) -> Params:
+def tower_struct(run: RunShapes, mesh: Mesh) -> Params:
     """The tower's parameters on a mesh as hf.load_tower holds them, without adapters."""
     config = _tower(run).config
     shapes = flatten_dict(
@@ -66,22 +66,22 @@ def tower_struct(run: Run, mesh: Mesh) -> Params:
     return laid_out(unflatten_dict(held), vision.param_shardings(config, mesh))
 
 
-def _tower(run: Run) -> vision.VisionTower:
+def _tower(run: RunShapes) -> vision.VisionTower:
     config = run.model.config.vision
     assert config is not None
     return vision.VisionTower(dataclasses.replace(config, dtype=run.config.model.dtype))
 
 
 def _tower_programs(
-    run: Run, towers: dict[Mesh, Params], latest: Sequence[Images]
+    run: RunShapes, towers: dict[Mesh, Params], latest: Sequence[Images]
 ) -> Iterator[Program]:
     """The programs that see some of a step's pictures beside the last turn's cache and, where
     adapters of the tower are trained, in an update, and that go back through it."""
-    several = len(of_environments(run.config)) > 1
+    several = len(per_task_configs(run.config)) > 1
     mesh = run.sampling_mesh
     shards = sharding.data_shards(mesh)
     for name, grid in picture_grids(run.config).items():
-        c = of_environments(run.config)[name]
+        c = per_task_configs(run.config)[name]
         suffix = f":{name}" if several else ""
         rows = -(-c.rollout.groups * c.rollout.group_size // shards) * shards
         cache = cache_struct(run.model, run.policy, mesh, rows, run.at[name].prompt)
@@ -100,7 +100,7 @@ def _tower_programs(
 
 
 def _see(
-    run: Run,
+    run: RunShapes,
     name: str,
     grid: Grid,
     towers: dict[Mesh, Params],
@@ -132,7 +132,7 @@ def _see(
 
 
 def _training_tower(
-    run: Run,
+    run: RunShapes,
     suffix: str,
     grid: Grid,
     towers: dict[Mesh, Params],

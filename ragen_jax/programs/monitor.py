@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 
 import jax
 
-from ragen_jax.core.heartbeat import silence
+from ragen_jax.core.heartbeat import seconds_since_output
 from ragen_jax.core.types import Metrics
 from ragen_jax.storage.console import console
 
@@ -29,7 +29,7 @@ WORTH_A_LINE = 0.1  # seconds of a late program
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """A program that was compiled, or loaded from those that are kept (kept_programs.py)."""
 
     name: str  # of the jitted function
@@ -40,14 +40,14 @@ class Program:
         return f"{self.name} ({', '.join(self.shapes[-4:]) or 'same shapes'}) {self.seconds:.1f} s"
 
 
-class Compiling:
+class CompileMonitor:
     """What was compiled while somebody wants to know."""
 
     def __init__(self) -> None:
-        self.programs: list[Program] = []
+        self.programs: list[CompiledProgram] = []
         self.reported = 0  # of `programs`, those whose seconds are in a row
         self.steps = 0
-        self.late: list[Program] = []  # not warned of yet
+        self.late: list[CompiledProgram] = []  # not warned of yet
         self.warned = -LATE_EVERY
         self.shapes = _Shapes()
 
@@ -59,16 +59,16 @@ class Compiling:
         """
         if threading.current_thread().name.startswith(THREAD):
             return
-        self.programs.append(Program(name, seconds, self.shapes.new_of(name)))
+        self.programs.append(CompiledProgram(name, seconds, self.shapes.new_of(name)))
         seconds = sum(program.seconds for program in self.programs)
-        if silence() >= EVERY and seconds >= EVERY:
+        if seconds_since_output() >= EVERY and seconds >= EVERY:
             console(f"compiling: {len(self.programs)} programs so far, {seconds:.0f} s")
 
-    def waited(self, seconds: float) -> None:
+    def add_wait(self, seconds: float) -> None:
         """Counts the time for which a step waited for programs that threads compile."""
-        self.programs.append(Program("programs ahead", seconds, ()))
+        self.programs.append(CompiledProgram("programs ahead", seconds, ()))
 
-    def since_last_row(self, step: int) -> Metrics:
+    def metrics(self, step: int) -> Metrics:
         """time/compile: seconds of what was compiled since the row before, 0.0 for nothing.
 
         Warns of what compiles behind the first steps of this process.
@@ -135,7 +135,7 @@ class _Listener:
     """Hands on what JAX tells of its compiling while somebody wants to know."""
 
     def __init__(self) -> None:
-        self.told: Compiling | None = None
+        self.told: CompileMonitor | None = None
 
     def __call__(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == EVENT and self.told is not None:
@@ -151,9 +151,9 @@ def _listener() -> _Listener:
 
 
 @contextlib.contextmanager
-def told_of_compiling() -> Generator[Compiling]:
+def monitor_compilation() -> Generator[CompileMonitor]:
     """Tells now and then how many programs were compiled meanwhile, and how long that took."""
-    told, listener, logger = Compiling(), _listener(), logging.getLogger(LOWERED)
+    told, listener, logger = CompileMonitor(), _listener(), logging.getLogger(LOWERED)
     level = logger.level
     listener.told = told
     logger.addFilter(told.shapes)

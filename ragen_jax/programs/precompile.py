@@ -21,18 +21,22 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from ragen_jax.config.per_task import of_environments, turns_shown
+from ragen_jax.config.per_task import per_task_configs, turns_shown
 from ragen_jax.core.compilation import compiled, struct_of
 from ragen_jax.core.padding import length_bucket, row_bucket
-from ragen_jax.core.sharding import data_shards, is_first, row_shards
+from ragen_jax.core.sharding import data_shards, is_main_process, row_shards
 from ragen_jax.core.types import Params
-from ragen_jax.programs.monitor import THREAD, Compiling
-from ragen_jax.programs.shapes import Lengths as PreflightLengths
-from ragen_jax.programs.shapes import Run as Shapes
-from ragen_jax.programs.shapes import host, struct
+from ragen_jax.programs.monitor import THREAD, CompileMonitor
+from ragen_jax.programs.shapes import RowLengths, host, struct
+from ragen_jax.programs.shapes import RunShapes as Shapes
 from ragen_jax.programs.training import training_programs
 from ragen_jax.rollout.episode import Sampling
-from ragen_jax.rollout.expected import Expected, Lengths, expected_lengths, expected_programs
+from ragen_jax.rollout.expected import (
+    ExpectedProgram,
+    ProgramLengths,
+    expected_lengths,
+    expected_programs,
+)
 from ragen_jax.rollout.pages import cache_sizes
 from ragen_jax.rollout.sample import decode, episode_keys, prefill
 from ragen_jax.storage.console import console
@@ -47,7 +51,7 @@ WORTH_A_LINE = 1.0  # seconds that compiling them took
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class PlannedProgram:
     """A program that is to be compiled."""
 
     name: str
@@ -57,15 +61,15 @@ class Planned:
 class Precompiler:
     """The threads that compile, and what they are at."""
 
-    def __init__(self, compiling: Compiling) -> None:
+    def __init__(self, compiling: CompileMonitor) -> None:
         self.compiling = compiling
         self.pool = concurrent.futures.ThreadPoolExecutor(
             min(os.cpu_count() or 1, THREADS), thread_name_prefix=THREAD
         )
-        self.beside = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=THREAD)
+        self.forward_context = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=THREAD)
         self.under_way: list[concurrent.futures.Future[None]] = []
 
-    def compile_now(self, programs: Sequence[Planned]) -> None:
+    def compile_now(self, programs: Sequence[PlannedProgram]) -> None:
         """Compiles all of them and waits, with a progress bar on a terminal."""
         start = time.perf_counter()
         futures = [self.pool.submit(_compile, program) for program in programs]
@@ -74,18 +78,18 @@ class Precompiler:
             total=len(futures),
             desc="compiling",
             leave=False,
-            disable=None if is_first() else True,  # None: on a terminal
+            disable=None if is_main_process() else True,  # None: on a terminal
         )
         for future in bar:
             future.result()
         seconds = time.perf_counter() - start
-        self.compiling.waited(seconds)
+        self.compiling.add_wait(seconds)
         if seconds >= WORTH_A_LINE:
             console(f"compiled {len(futures)} programs in {seconds:.1f} s")
 
-    def begin(self, program: Planned) -> None:
+    def begin(self, program: PlannedProgram) -> None:
         """Has something compiled beside what follows, behind what was begun before."""
-        self.under_way.append(self.beside.submit(_compile, program))
+        self.under_way.append(self.forward_context.submit(_compile, program))
 
     def wait(self) -> None:
         """Returns when all that was begun is there."""
@@ -95,15 +99,15 @@ class Precompiler:
             future.result()
         self.under_way = []
         if waiting:
-            self.compiling.waited(time.perf_counter() - start)
+            self.compiling.add_wait(time.perf_counter() - start)
 
     def close(self) -> None:
         """Begins nothing more; what is under way ends by itself."""
-        for pool in (self.pool, self.beside):
+        for pool in (self.pool, self.forward_context):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _compile(program: Planned) -> None:
+def _compile(program: PlannedProgram) -> None:
     """Compiles one. Where it cannot be, the run will say so where it calls it."""
     try:
         program.compile()
@@ -121,7 +125,7 @@ def start_programs(
     state: TrainState,
     policy: Params,
     tasks: "Sequence[Task]",
-) -> list[Planned]:
+) -> list[PlannedProgram]:
     """What a run in one process surely needs for its first evaluation and its first update, and
     with slots all that its rollouts and updates may ever need.
 
@@ -134,10 +138,10 @@ def start_programs(
     if jax.process_count() > 1 or any(task.album is not None for task in tasks):
         return []
     shapes = describe(config, learner, state, policy)
-    planned: dict[Any, Planned] = {}
+    planned: dict[Any, PlannedProgram] = {}
     lengths: set[int] = set()  # of rows
     known = True
-    for task, c in zip(tasks, of_environments(config).values(), strict=True):
+    for task, c in zip(tasks, per_task_configs(config).values(), strict=True):
         alone, first = turns_shown(c.env) == 1, task.first_prompts
         if task.slots or task.chunk:
             expected = expected_lengths(task.chat, task.first_plays, task.budgets)
@@ -156,7 +160,7 @@ def start_programs(
             # The optimizer's step is the same for all.
             key = program.name, *((x.shape, x.dtype) for x in program.arguments)
             name = f"{program.name} of rows of {length}"
-            planned.setdefault(key, Planned(name, lambda p=program: p.lower().compile()))
+            planned.setdefault(key, PlannedProgram(name, lambda p=program: p.lower().compile()))
     return list(planned.values())
 
 
@@ -182,12 +186,14 @@ def describe(config: ConfigDict, learner: Learner, state: TrainState, policy: Pa
     )
 
 
-def _rows_of(length: int) -> dict[str, PreflightLengths]:
+def _rows_of(length: int) -> dict[str, RowLengths]:
     """Preflight's lengths of rows so long, for programs that read no other."""
-    return {"": PreflightLengths(*[length] * len(dataclasses.fields(PreflightLengths)))}
+    return {"": RowLengths(*[length] * len(dataclasses.fields(RowLengths)))}
 
 
-def rollout_starts(shapes: Shapes, task: "Task", first: int, *, alone: bool) -> Iterator[Planned]:
+def rollout_starts(
+    shapes: Shapes, task: "Task", first: int, *, alone: bool
+) -> Iterator[PlannedProgram]:
     """Prefill, keys and decode of first turns, of training and of evaluation.
 
     Args:
@@ -207,10 +213,12 @@ def rollout_starts(shapes: Shapes, task: "Task", first: int, *, alone: bool) -> 
     def turn(prompts, rows, sampling):
         compile = functools.partial(_compile_turn, shapes, task, prompts, rows, first, sampling)
         settings = f"top_k {sampling.top_k}, top_p {sampling.top_p}, min_p {sampling.min_p}"
-        return Planned(f"{prompts} prompts of {first}, {rows} rows, {settings}", compile)
+        return PlannedProgram(f"{prompts} prompts of {first}, {rows} rows, {settings}", compile)
 
     for rows in sizes:
-        yield Planned(f"keys of {rows} rows", functools.partial(_compile_keys, shapes, task, rows))
+        yield PlannedProgram(
+            f"keys of {rows} rows", functools.partial(_compile_keys, shapes, task, rows)
+        )
         yield from (turn(rows, rows, sampling) for sampling in samplings.values())
     if B == G * task.group_size and G % shards == 0:
         yield turn(G, B, task.sampling)
@@ -221,7 +229,9 @@ def _samplings(task: "Task") -> tuple[Sampling, ...]:
     return (task.sampling,) if task.heldout is None else (task.eval_sampling, task.sampling)
 
 
-def slot_programs(shapes: Shapes, task: "Task", lengths: Lengths) -> Iterator[Planned]:
+def slot_programs(
+    shapes: Shapes, task: "Task", lengths: ProgramLengths
+) -> Iterator[PlannedProgram]:
     """All that rollouts in slots may need, of training and of evaluation."""
     mesh, episodes = shapes.sampling_mesh, task.groups * task.group_size
     samplings = _samplings(task)
@@ -250,12 +260,12 @@ def slot_programs(shapes: Shapes, task: "Task", lengths: Lengths) -> Iterator[Pl
         ]
     for rows in sizes.rows[::-1]:
         compile = functools.partial(_compile_keys, shapes, task, shards * rows)
-        yield Planned(f"keys of {shards * rows} rows", compile)
+        yield PlannedProgram(f"keys of {shards * rows} rows", compile)
     for program in listed:
-        yield Planned(program.name, functools.partial(_compile_expected, mesh, program))
+        yield PlannedProgram(program.name, functools.partial(_compile_expected, mesh, program))
 
 
-def _compile_expected(mesh: Mesh, program: Expected) -> None:
+def _compile_expected(mesh: Mesh, program: ExpectedProgram) -> None:
     with jax.set_mesh(mesh):
         program.lower().compile()
 

@@ -11,7 +11,7 @@ from jax.stages import Lowered
 
 from ragen_jax.core import sharding
 from ragen_jax.programs.roofline import Cost
-from ragen_jax.programs.shapes import Run, Struct
+from ragen_jax.programs.shapes import RunShapes, Struct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +51,12 @@ def on_chip(count: int, mesh: Mesh) -> int:
     return count if count % shards else count // shards
 
 
-def split(run: Run) -> int:
+def split(run: RunShapes) -> int:
     """Chips that a parameter is split over."""
     return run.mesh.shape["fsdp"] * run.mesh.shape["tensor"]
 
 
-def micro_batches(run: Run, A: int, **types: str) -> dict[str, Struct]:
+def micro_batches(run: RunShapes, A: int, **types: str) -> dict[str, Struct]:
     """{name: [A, micro_batch, T] of a dtype}."""
     shape = (A, run.config.optimizer.micro_batch, run.row)
     layout = sharding.micro_batch_layout(run.mesh)
@@ -66,7 +66,7 @@ def micro_batches(run: Run, A: int, **types: str) -> dict[str, Struct]:
     }
 
 
-def training_helps(run: Run) -> tuple[str, ...]:
+def training_helps(run: RunShapes) -> tuple[str, ...]:
     """Config fields that make what training holds smaller."""
     helps = ["optimizer.micro_batch"]
     helps += [] if run.config.model.remat else ["model.remat"]

@@ -6,22 +6,22 @@ from collections.abc import Iterator, Sequence
 
 from ml_collections import ConfigDict
 
-from ragen_jax.config.per_task import of_environments
+from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.envs import find_env
 from ragen_jax.envs.types import Resident
 from ragen_jax.programs.program import Program, program
 from ragen_jax.programs.roofline import Cost
-from ragen_jax.programs.shapes import Run, cache_struct
+from ragen_jax.programs.shapes import RunShapes, cache_struct
 
 
-def residents(run: Run) -> dict[str, Resident]:
+def residents(run: RunShapes) -> dict[str, Resident]:
     """Environment -> what it keeps on the devices, of those that keep something.
 
     Raises:
       ValueError: options that the environment cannot use.
     """
     found = {}
-    for name, config in of_environments(run.config).items():
+    for name, config in per_task_configs(run.config).items():
         resident = getattr(find_env(config.env.name), "resident", None)
         if resident is not None:
             try:
@@ -31,17 +31,17 @@ def residents(run: Run) -> dict[str, Resident]:
     return {name: resident for name, resident in found.items() if resident is not None}
 
 
-def beside_residents(plan: Sequence[Program], found: dict[str, Resident]) -> list[Program]:
+def with_residents(plan: Sequence[Program], found: dict[str, Resident]) -> list[Program]:
     """The programs, with what is resident in memory beside each."""
     kept = [resident.arguments[0] for resident in found.values()]
     return [dataclasses.replace(one, held=(one.held, kept)) for one in plan] if kept else [*plan]
 
 
-def resident_programs(run: Run, found: dict[str, Resident]) -> Iterator[Program]:
+def resident_programs(run: RunShapes, found: dict[str, Resident]) -> Iterator[Program]:
     """The program that reads what an environment keeps: in a turn, beside the last one's cache."""
-    several = len(of_environments(run.config)) > 1
+    several = len(per_task_configs(run.config)) > 1
     for name, resident in found.items():
-        config: ConfigDict = of_environments(run.config)[name]
+        config: ConfigDict = per_task_configs(run.config)[name]
         kept, *rest = resident.arguments
         others = [other.arguments[0] for key, other in found.items() if key != name]
         rows = config.rollout.groups * config.rollout.group_size

@@ -26,7 +26,7 @@ from ragen_jax.config.build import (
     tiny_shape,
     tiny_tokenizer,
 )
-from ragen_jax.config.per_task import has_critic, of_environments, turns_shown
+from ragen_jax.config.per_task import has_critic, per_task_configs, turns_shown
 from ragen_jax.core import sharding
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.types import Params
@@ -37,7 +37,7 @@ from ragen_jax.model.positions import Images
 from ragen_jax.model.vision import images
 from ragen_jax.model.vision.images import Grid
 from ragen_jax.rollout.image_table import LEAST_ROOM
-from ragen_jax.update.policy import Frozen, showing
+from ragen_jax.update.policy import ForwardContext, add_images
 from ragen_jax.update.state import CriticState, TrainState
 
 TILE = 28  # pixels along a side of a cell where env.options does not say: one token
@@ -47,7 +47,7 @@ Struct = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Lengths:
+class RowLengths:
     """Tokens, padded as the run would pad them, but for `last`."""
 
     shown: int  # turns of a prompt, at most
@@ -61,7 +61,7 @@ class Lengths:
     reasoning: int
 
 
-def lengths(config: ConfigDict, prompt_tokens: int, observation_tokens: int) -> Lengths:
+def lengths(config: ConfigDict, prompt_tokens: int, observation_tokens: int) -> RowLengths:
     """`Lengths` of config.env, every reply being as long as it may.
 
     Raises:
@@ -84,7 +84,7 @@ def lengths(config: ConfigDict, prompt_tokens: int, observation_tokens: int) -> 
                 f"{env.max_context} leaves {last} beside a reply"
             )
     before = max(last - reply - observation_tokens, prompt_tokens)
-    return Lengths(
+    return RowLengths(
         shown=shown,
         whole=1 + (last - prompt_tokens) // (reply + observation_tokens),
         last=last,
@@ -175,7 +175,7 @@ def picture_grids(config: ConfigDict) -> dict[str, Grid]:
     path = Path(config.model.path).expanduser()
     settings = images.read_config(path) if path.is_dir() else images.ImageConfig()
     found = {}
-    for name, c in of_environments(config).items():
+    for name, c in per_task_configs(config).items():
         options = c.env.options
         if options.get("observation") == "image":
             height, width = (cells * options.get("tile", TILE) for cells in options.size)
@@ -192,7 +192,7 @@ def table_struct(config: ConfigDict, shape: qwen.ModelConfig, mesh: Mesh) -> Ima
     """What all pictures of a step show, on every chip, with the room that `Album.table` has."""
     vision = shape.vision
     assert vision is not None
-    of = of_environments(config)
+    of = per_task_configs(config)
     tokens = sum(
         pictures(of[name]) * (grid[1] * grid[2] // vision.spatial_merge_size**2)
         for name, grid in picture_grids(config).items()
@@ -212,18 +212,18 @@ def table_struct(config: ConfigDict, shape: qwen.ModelConfig, mesh: Mesh) -> Ima
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunShapes:
     """What all programs of a run share."""
 
     config: ConfigDict
     model: qwen.Qwen
-    at: dict[str, Lengths]  # environment -> its lengths
+    at: dict[str, RowLengths]  # environment -> its lengths
     mesh: Mesh
     sampling_mesh: Mesh
     optimizer: optax.GradientTransformation
     state: TrainState
     reference: Params | None  # of the KL term
-    frozen: Frozen | None  # of LoRA
+    frozen: ForwardContext | None  # of LoRA
     policy: Params  # what sampling and scoring read
     base: Params  # what layout.sampling_params copies
     cast: bool  # whether what does not train has another dtype than what does
@@ -232,23 +232,23 @@ class Run:
     images: dict[Mesh, Images]  # the table of pictures on a mesh; empty: the model does not see
 
     @property
-    def resting(self) -> Params | None:
+    def at_rest(self) -> Params | None:
         """What the devices hold of the KL reference while no program reads it."""
         return None if self.config.algorithm.kl_memory == "host" else self.reference
 
     @property
-    def showing(self) -> Params:
+    def with_images(self) -> Params:
         """The policy with the pictures that prompts show."""
-        return showing(self.policy, self.images.get(self.sampling_mesh))
+        return add_images(self.policy, self.images.get(self.sampling_mesh))
 
     @property
-    def beside(self) -> Frozen | None:
+    def with_residents(self) -> ForwardContext | None:
         """What the model runs with besides what is trained: as `Learner.beside`."""
         images = self.images.get(self.mesh)
         if images is None:
             return self.frozen
         also = images if self.tower_trains and self.config.algorithm.kl_coef else None
-        frozen = self.frozen or Frozen(None, host((), jnp.float32))
+        frozen = self.frozen or ForwardContext(None, host((), jnp.float32))
         return dataclasses.replace(frozen, images=images, base_images=also)
 
     @property
@@ -257,7 +257,7 @@ class Run:
         params = self.state.params
         if self.frozen is not None:
             params = unflatten_dict(flatten_dict(self.frozen.params) | flatten_dict(params))
-        return showing(params, self.images.get(self.mesh))
+        return add_images(params, self.images.get(self.mesh))
 
     @property
     def learning(self) -> Params:
@@ -292,7 +292,7 @@ def describe(
     devices: Sequence[jax.Device],
     prompt_tokens: int,
     observation_tokens: int,
-) -> Run:
+) -> RunShapes:
     """The `Run` of a config, as train.py sets it up."""
     c = config
     for name, value in (
@@ -309,7 +309,7 @@ def describe(
     model = build_model(c, shape, mesh)
     at = {
         name: lengths(part, prompt_tokens, observation_tokens)
-        for name, part in of_environments(c).items()
+        for name, part in per_task_configs(c).items()
     }
     longest = max(at_one.last for at_one in at.values()) + c.rollout.max_new_tokens
     if longest > shape.max_positions:  # as rollout/play.py
@@ -329,7 +329,7 @@ def describe(
 
     trained, frozen, reference = params, None, fixed if c.algorithm.kl_coef else None
     if c.model.lora.rank:
-        frozen, reference = Frozen(fixed, host((), jnp.float32)), None
+        frozen, reference = ForwardContext(fixed, host((), jnp.float32)), None
         trained = adapters(c, model, mesh)
         beside = adapters(c, model, sampling_mesh)["layers"]
         layers = {name: leaf | beside.get(name, {}) for name, leaf in policy["layers"].items()}
@@ -355,7 +355,7 @@ def describe(
         held = state, resting, frozen and frozen.params
     else:  # the sampler reads the training's own parameters
         held = state if frozen else dataclasses.replace(state, params=None), resting
-    return Run(
+    return RunShapes(
         config=c,
         model=model,
         at=at,

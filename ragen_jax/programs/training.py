@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from ragen_jax.algorithm.bonus import weighs_entropy
 from ragen_jax.algorithm.losses import Weights
 from ragen_jax.config.build import build_loss, build_value_loss, needs_statistics
-from ragen_jax.config.per_task import minibatch_rows, of_environments, step_rows
+from ragen_jax.config.per_task import minibatch_rows, per_task_configs, step_rows
 from ragen_jax.core import sharding
 from ragen_jax.core.types import Params
 from ragen_jax.model import layout
@@ -31,9 +31,9 @@ from ragen_jax.programs.program import (
     split,
     training_helps,
 )
-from ragen_jax.programs.residents import beside_residents, resident_programs, residents
+from ragen_jax.programs.residents import resident_programs, residents, with_residents
 from ragen_jax.programs.roofline import Cost, Work
-from ragen_jax.programs.shapes import Lengths, Run, cache_struct, describe, host, struct
+from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, describe, host, struct
 from ragen_jax.rollout.chunks import decode_chunk, fold, read
 from ragen_jax.rollout.pages import cache_sizes
 from ragen_jax.rollout.sample import decode, extend, prefill
@@ -64,7 +64,7 @@ def programs(
       ValueError: values that the run would refuse, too.
     """
     run = describe(config, devices, prompt_tokens, observation_tokens)
-    alone = of_environments(config)
+    alone = per_task_configs(config)
     planners = [rollout_programs, *(d.programs for d in diagnostics if d.programs)]
     plan = []
     for name, c in alone.items():
@@ -72,11 +72,11 @@ def programs(
         suffix = f":{name}" if len(alone) > 1 else ""
         plan += [dataclasses.replace(p, name=p.name + suffix) for p in played]
     kept = residents(run)
-    plan = beside_residents([*plan, *training_programs(run)], kept)
+    plan = with_residents([*plan, *training_programs(run)], kept)
     return with_tower(run, [*plan, *resident_programs(run, kept)])
 
 
-def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+def rollout_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
     """Prefill, extend and decode with all rows, at the last turn, of one environment's config.
 
     With slots, `slot_programs` instead.
@@ -104,7 +104,7 @@ def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
             mesh,
             prefill,
             run.model,
-            run.showing,
+            run.with_images,
             *tokens,
             keywords={"members": 1 if even else members},
             held=run.held,
@@ -131,7 +131,7 @@ def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
             mesh,
             extend,
             run.model,
-            run.showing,
+            run.with_images,
             before,
             reply,
             rows(B),
@@ -162,7 +162,7 @@ def rollout_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Prog
     )
 
 
-def slot_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program]:
+def slot_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
     """What slots run: a read of new tokens, a decode chunk, and the folds of both into a page.
 
     With all rows and pages, at the last turn. Calls are as if no row waited for another: every
@@ -225,7 +225,7 @@ def slot_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program
         mesh,
         read,
         run.model,
-        run.showing,
+        run.with_images,
         held,
         ints(R),
         ints(R),
@@ -255,27 +255,31 @@ def slot_programs(run: Run, config: ConfigDict, at: Lengths) -> Iterator[Program
     yield fold_of("fold_replies", B, chunk, chunks)
 
 
-def training_programs(run: Run) -> Iterator[Program]:
+def training_programs(run: RunShapes) -> Iterator[Program]:
     """The passes before an update, the updates, and the copy of parameters that sampling reads."""
     c, state = run.config, run.state
     A = -(-minibatch_rows(c) // c.optimizer.micro_batch)
     start = needs_start(A, run.mesh)
     temperature = host((), jnp.float32)
     if needs_statistics(c):
-        held = state.opt_state, state.critic, run.resting
+        held = state.opt_state, state.critic, run.at_rest
         yield _read(
             run, "statistics", passes.statistics, run.whole, temperature, held=held, head=True
         )
-    reference = run.reference if run.beside is None else run.beside.reference(run.reference)
+    reference = (
+        run.reference if run.with_residents is None else run.with_residents.reference(run.reference)
+    )
     if reference is not None and c.algorithm.kl_coef and c.algorithm.kl_in == "reward":
         yield _read(
             run, "reference", passes.statistics, reference, temperature, held=state, head=True
         )
     if state.critic:
-        rest = dataclasses.replace(state, critic=None), run.resting
+        rest = dataclasses.replace(state, critic=None), run.at_rest
         critic = state.critic
         held = rest, critic.opt_state
-        yield _read(run, "values", passes.values, critic.params, run.beside, held=held, head=False)
+        yield _read(
+            run, "values", passes.values, critic.params, run.with_residents, held=held, head=False
+        )
         yield _gradient(
             run,
             "critic",
@@ -290,7 +294,7 @@ def training_programs(run: Run) -> Iterator[Program]:
         )
         yield _apply(run, "critic_apply", critic, held=rest)
     in_loss = bool(c.algorithm.kl_coef and c.algorithm.kl_in == "loss")
-    rest = state.critic, None if in_loss else run.resting
+    rest = state.critic, None if in_loss else run.at_rest
     loss = build_loss(c)
     own = rounding_decides(loss, c.model.dtype)
     if own and c.optimizer.minibatches > 1:
@@ -328,17 +332,17 @@ def training_programs(run: Run) -> Iterator[Program]:
         reference=in_loss,
     )
     yield _apply(
-        run, "apply", state, held=(state.critic, run.reference if in_loss else run.resting)
+        run, "apply", state, held=(state.critic, run.reference if in_loss else run.at_rest)
     )
     if run.frozen and run.cast:  # at the start, when nothing else is there
         yield _resharding(run, run.mesh, held=None, calls=0)
     elif run.copied:
-        held = state if run.frozen else (dataclasses.replace(state, params=None), run.resting)
+        held = state if run.frozen else (dataclasses.replace(state, params=None), run.at_rest)
         # LoRA's base model is copied once a run.
         yield _resharding(run, run.sampling_mesh, held=held, calls=0 if run.frozen else 1)
 
 
-def _resharding(run: Run, mesh: Mesh, *, held: Any, calls: int) -> Program:
+def _resharding(run: RunShapes, mesh: Mesh, *, held: Any, calls: int) -> Program:
     """The `Program` that copies float32 parameters to the model's dtype and a mesh."""
     return program(
         "resharding",
@@ -352,19 +356,19 @@ def _resharding(run: Run, mesh: Mesh, *, held: Any, calls: int) -> Program:
     )
 
 
-def _copy_beside(run: Run) -> Params | None:
+def _copy_beside(run: RunShapes) -> Params | None:
     """The sampler's copy, which train.py drops while it learns unless its base is LoRA's."""
     return run.policy if run.frozen and run.copied else None
 
 
-def _pieces(run: Run, A: int, **types: str) -> dict[str, Any]:
+def _pieces(run: RunShapes, A: int, **types: str) -> dict[str, Any]:
     """The micro-batches of a minibatch, every row as long as the longest (update/buckets.py)."""
     arrays = micro_batches(run, A, tokens="int32", mask="f4", **types)
     return {**arrays, "weights": Weights(arrays["mask"], arrays["mask"])}
 
 
 def _gradient(
-    run: Run,
+    run: RunShapes,
     name: str,
     function: Wrapped,
     *args: Any,
@@ -381,7 +385,7 @@ def _gradient(
         function,
         run.model,
         *args,
-        run.beside,
+        run.with_residents,
         keywords=keywords,
         held=(held, _copy_beside(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).update(
@@ -397,7 +401,7 @@ def _gradient(
     )
 
 
-def _apply(run: Run, name: str, trained: TrainState | CriticState, *, held: Any) -> Program:
+def _apply(run: RunShapes, name: str, trained: TrainState | CriticState, *, held: Any) -> Program:
     """The `Program` of an optimizer step, the gradient being there."""
     number = host((), jnp.float32)
     return program(
@@ -412,13 +416,13 @@ def _apply(run: Run, name: str, trained: TrainState | CriticState, *, held: Any)
     )
 
 
-def _on_chip(run: Run, trained: TrainState | CriticState) -> int:
+def _on_chip(run: RunShapes, trained: TrainState | CriticState) -> int:
     """The parameters of a chip."""
     return sum(x.size for x in jax.tree.leaves(trained.params)) // split(run)
 
 
 def _read(
-    run: Run,
+    run: RunShapes,
     name: str,
     function: Callable[..., tuple[jax.Array, ...]],
     params: Params,

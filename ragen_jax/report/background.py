@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ragen_jax.config.per_task import due
-from ragen_jax.core.sharding import is_first
+from ragen_jax.config.per_task import is_due
+from ragen_jax.core.sharding import is_main_process
 from ragen_jax.report.page import write_report
 from ragen_jax.storage.console import console
 
@@ -28,7 +28,7 @@ class Reports:
 
     def write_if_due(self, step: int) -> None:
         """Starts the process of a step's page, unless the one before is still at work."""
-        if self._working() or not due(self.every, step) or not is_first():
+        if self._working() or not is_due(self.every, step) or not is_main_process():
             return
         command = [sys.executable, "-m", "ragen_jax.report", str(self.workdir)]
         # The accelerator, and the address of a run of several processes, are the run's own.
@@ -49,7 +49,7 @@ class Reports:
 
     def write_last(self) -> None:
         """Writes the page of a run that has ended, when no process is at work on one."""
-        if not is_first():
+        if not is_main_process():
             return
         if self.process is not None:
             self._end()

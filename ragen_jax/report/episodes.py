@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ragen_jax.core.clean_text import shorten
-from ragen_jax.report.runs import Recorded
+from ragen_jax.report.runs import RunRecord
 from ragen_jax.run.run_files import Say, read_rollouts, text_of
 
 PNG = b"\x89PNG\r\n\x1a\n"  # with which such a file begins
@@ -31,7 +31,7 @@ class Truncation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedEpisodes:
     """The episodes of one environment that a step has saved."""
 
     label: str
@@ -40,11 +40,11 @@ class Saved:
     folder: Path | None = None  # that the files of their images lie in; None: they show none
 
 
-def read_saved(folder: Path, run: Recorded, say: Say) -> list[Saved]:
+def read_saved(folder: Path, run: RunRecord, say: Say) -> list[SavedEpisodes]:
     """All episodes that a run has saved in its folder, step by step; `say` is told of what is
     damaged."""
     found = [
-        Saved(label, step, records, place)
+        SavedEpisodes(label, step, records, place)
         for label in run.labels
         for place in [folder / "rollouts" / label]
         for step, records in read_rollouts(place, say).items()
@@ -53,7 +53,7 @@ def read_saved(folder: Path, run: Recorded, say: Say) -> list[Saved]:
     return sorted(found, key=lambda saved: saved.step)
 
 
-def truncations(saved: Sequence[Saved], label: str, limit: int) -> dict[int, Truncation]:
+def truncations(saved: Sequence[SavedEpisodes], label: str, limit: int) -> dict[int, Truncation]:
     """{step: `Truncation`} of an environment's saved episodes; `limit`: rollout.max_new_tokens."""
     found = {}
     for part in saved:
@@ -67,7 +67,7 @@ def truncations(saved: Sequence[Saved], label: str, limit: int) -> dict[int, Tru
     return found
 
 
-def find_tokenizer(folder: Path, run: Recorded, say: Say) -> Tokenizer | None:
+def find_tokenizer(folder: Path, run: RunRecord, say: Say) -> Tokenizer | None:
     """The tokenizer of a run's model, from its folder or from a directory that its config names;
     None: it is not on this machine. `say` is told of one that is damaged."""
     for place in (folder / "model", folder / "policy", Path(run.config["model"]["path"])):
@@ -96,7 +96,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def shown(
-    saved: Sequence[Saved], tokenizer: Tokenizer | None, budget: int
+    saved: Sequence[SavedEpisodes], tokenizer: Tokenizer | None, budget: int
 ) -> Iterator[dict[str, Any]]:
     """Episodes for a page, as JSON objects, equally many of each saved step and environment.
 
@@ -117,7 +117,9 @@ def shown(
         left, parts = left - used, parts - 1
 
 
-def _episode(part: Saved, record: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _episode(
+    part: SavedEpisodes, record: dict[str, Any], tokenizer: Tokenizer | None
+) -> dict[str, Any]:
     return {
         "step": part.step,
         "label": part.label,

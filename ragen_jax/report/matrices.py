@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from ragen_jax.diagnostics.scopes import Scores
-from ragen_jax.report.runs import Recorded
+from ragen_jax.report.runs import RunRecord
 from ragen_jax.run.run_files import Say, read_scores
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class StoredMatrix:
     """The first-turn scores of a step of one environment."""
 
     label: str
@@ -22,17 +22,17 @@ class Stored:
     scores: Scores
 
 
-def read_stored(folder: Path, run: Recorded, say: Say) -> list[Stored]:
+def read_stored(folder: Path, run: RunRecord, say: Say) -> list[StoredMatrix]:
     """Those that a run has stored in its folder; `say` is told of what is damaged."""
     return [
-        Stored(label, step, scores)
+        StoredMatrix(label, step, scores)
         for label in run.labels
         for step, scores in read_scores(folder / "diagnostics" / label, say).items()
         if step <= run.last_step
     ]
 
 
-def shown(stored: Sequence[Stored], budget: int) -> Iterator[dict[str, Any]]:
+def shown(stored: Sequence[StoredMatrix], budget: int) -> Iterator[dict[str, Any]]:
     """Matrices for a page, as JSON objects; evenly left out where they do not all fit.
 
     A value is log p(z|x) / length less its mean over the prompts: 0 everywhere in a row whose

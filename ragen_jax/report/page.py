@@ -17,9 +17,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ragen_jax.report import episodes, matrices, sentences, timelines
-from ragen_jax.report.runs import Recorded, groups_by_seed, read_run
+from ragen_jax.report.runs import RunRecord, groups_by_seed, read_run
 from ragen_jax.report.verdict import Verdict, judge
-from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 
@@ -33,9 +33,9 @@ ASSETS = resources.files("ragen_jax.report") / "assets"
 class Contents:
     """What a page shows of a run."""
 
-    run: Recorded
-    saved: list[episodes.Saved]
-    stored: list[matrices.Stored]
+    run: RunRecord
+    saved: list[episodes.SavedEpisodes]
+    stored: list[matrices.StoredMatrix]
     tokenizer: Tokenizer | None  # of its episodes; None: it is not on this machine
     place: str = "rollouts/"  # where all its episodes are
 
@@ -81,7 +81,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
 
 def write_page(found: Sequence[Contents], out: Path) -> None:
     """Writes the page of some runs' contents."""
-    write_whole(out, page(found))
+    atomic_write(out, page(found))
 
 
 def page(found: Sequence[Contents]) -> str:
@@ -121,7 +121,7 @@ def page(found: Sequence[Contents]) -> str:
 
 
 def _curves(
-    runs: Sequence[Recorded], together: list[list[int]], verdicts: list[list[Verdict]]
+    runs: Sequence[RunRecord], together: list[list[int]], verdicts: list[list[Verdict]]
 ) -> dict[str, Any]:
     """Steps, each run's figures, bands and marks, and the means of runs that differ in seed."""
     steps = sorted({int(row["step"]) for run in runs for row in run.rows})

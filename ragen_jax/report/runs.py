@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.config.flatten import flat
+from ragen_jax.config.flatten import flatten
 from ragen_jax.configs import base
 from ragen_jax.core.task_shares import Part, metrics_of_each
 from ragen_jax.core.types import Metrics
@@ -21,7 +21,7 @@ SAME = 1e-6  # rows hold success in float32
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorded:
+class RunRecord:
     """What a run has written so far, or what was found in the rollouts of another trainer."""
 
     name: str
@@ -54,7 +54,7 @@ def _shared(row: Metrics) -> Metrics:
     return {name: value for name, value in row.items() if name != "step"}
 
 
-def read_run(path: str | Path) -> Recorded:
+def read_run(path: str | Path) -> RunRecord:
     """What is in a run's folder.
 
     Raises:
@@ -71,14 +71,14 @@ def read_run(path: str | Path) -> Recorded:
     labels = (config["env"]["name"], *config["also"]) if config["also"] else (ONLY,)
     last = int(rows[-1]["step"])
     events = read_events(path / "events.jsonl", damaged.append)
-    run = Recorded(
+    run = RunRecord(
         name=path.resolve().name,
         about=(
             f"{', '.join((config['env']['name'], *config['also']))} · "
             f"model {config['model']['path']} · {config['algorithm']['name']} · "
             f"step {last} of {config['steps']}"
         ),
-        fields=flat(config),
+        fields=flatten(config),
         config=config,
         rows=rows,
         events=[event for event in events if event["step"] <= last],
@@ -92,7 +92,7 @@ def read_run(path: str | Path) -> Recorded:
 
 
 def _as_in_rows(
-    run: Recorded, path: Path, label: str, found: dict[int, list[float]], damaged: list[str]
+    run: RunRecord, path: Path, label: str, found: dict[int, list[float]], damaged: list[str]
 ) -> dict[int, list[float]]:
     """The outcomes of evaluations that a run's rows have, too; of others it is told in `damaged`.
 
@@ -126,7 +126,7 @@ def _with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
     return merged
 
 
-def groups_by_seed(runs: list[Recorded]) -> list[list[int]]:
+def groups_by_seed(runs: list[RunRecord]) -> list[list[int]]:
     """Indices of runs, those together that differ in their seed alone."""
     together: dict[str, list[int]] = {}
     for index, run in enumerate(runs):

@@ -7,7 +7,7 @@ from typing import Any
 
 from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.report.causes import Cause
-from ragen_jax.report.runs import Recorded
+from ragen_jax.report.runs import RunRecord
 from ragen_jax.report.verdict import Gain, Information, Move, Verdict
 
 MOST_DAMAGED = 8  # files that are told of
@@ -15,13 +15,13 @@ MOST_FIELDS = 3  # of a group's name
 SURE = 0.05  # p-value of a retrieval below which it is told from chance
 
 
-def title(runs: Sequence[Recorded]) -> str:
+def title(runs: Sequence[RunRecord]) -> str:
     names = runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more"
     return escape(names)
 
 
 def top(
-    runs: Sequence[Recorded], verdicts: Sequence[Sequence[Verdict]], together: list[list[int]]
+    runs: Sequence[RunRecord], verdicts: Sequence[Sequence[Verdict]], together: list[list[int]]
 ) -> str:
     """The head of the page: of one run what happened, of several a row each; what is damaged."""
     notes = "".join(f'<p class="rule">Damaged: {escape(line)}</p>' for line in damaged(runs))
@@ -38,7 +38,7 @@ def top(
     return f'<p class="of">{len(runs)} runs</p>{table}' + "".join(means) + notes
 
 
-def damaged(runs: Iterable[Recorded]) -> list[str]:
+def damaged(runs: Iterable[RunRecord]) -> list[str]:
     """What is damaged of the runs' folders, in sentences, of which there are not many."""
     lines = [line for run in runs for line in run.damaged]
     more = [f"and {len(lines) - MOST_DAMAGED} more"] if len(lines) > MOST_DAMAGED else []
@@ -218,7 +218,7 @@ def _code(text: str) -> str:
     )
 
 
-def _row(run: Recorded, v: Verdict) -> tuple[str, ...]:
+def _row(run: RunRecord, v: Verdict) -> tuple[str, ...]:
     name = run.name + (f" / {v.label}" if v.label else "")
     gain = v.gain
     success = f"{gain.first:.3f} to {gain.last:.3f}" if gain else "not known"
@@ -227,7 +227,9 @@ def _row(run: Recorded, v: Verdict) -> tuple[str, ...]:
     return name, success, change, _alarm_tile(v)[0], move, _cause_tile(v)[0]
 
 
-def _mean(runs: Sequence[Recorded], verdicts: Sequence[Sequence[Verdict]], group: list[int]) -> str:
+def _mean(
+    runs: Sequence[RunRecord], verdicts: Sequence[Sequence[Verdict]], group: list[int]
+) -> str:
     """The mean gain of runs that differ in their seed alone."""
     name = escape(group_name(runs, group))
     lines = []
@@ -244,7 +246,7 @@ def _mean(runs: Sequence[Recorded], verdicts: Sequence[Sequence[Verdict]], group
     return "".join(lines)
 
 
-def group_name(runs: Sequence[Recorded], group: Sequence[int]) -> str:
+def group_name(runs: Sequence[RunRecord], group: Sequence[int]) -> str:
     """What runs that differ in their seed alone have other than the rest, or a run's name."""
     if len(group) == 1:
         return runs[group[0]].name
@@ -253,13 +255,13 @@ def group_name(runs: Sequence[Recorded], group: Sequence[int]) -> str:
     return ", ".join(said) or f"{runs[group[0]].name} and {len(group) - 1} more seeds"
 
 
-def differing(runs: Sequence[Recorded]) -> list[str]:
+def differing(runs: Sequence[RunRecord]) -> list[str]:
     """The fields that are not the same in all runs."""
     names = dict.fromkeys(name for run in runs for name in run.fields)
     return [n for n in names if len({_value(run.fields.get(n)) for run in runs}) > 1]
 
 
-def settings(runs: Sequence[Recorded]) -> str:
+def settings(runs: Sequence[RunRecord]) -> str:
     """Tables of the fields: those that differ between runs, then all."""
     names = dict.fromkeys(name for run in runs for name in run.fields)
     heads = ("field", *(run.name for run in runs))
@@ -279,7 +281,7 @@ def settings(runs: Sequence[Recorded]) -> str:
     return f"{first}<details><summary>All {len(names)} fields</summary>{everything}</details>"
 
 
-def marks(run: Recorded, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
+def marks(run: RunRecord, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
     """What is marked at a step of the curves: {step, label, kind, words}."""
     found = [
         {"step": e["step"], "label": None, "kind": e["action"], "words": e["reason"]}

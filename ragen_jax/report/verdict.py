@@ -24,7 +24,7 @@ from ragen_jax.diagnostics.regimes import (
 )
 from ragen_jax.report.causes import Cause, Evidence, find_causes
 from ragen_jax.report.episodes import Truncation
-from ragen_jax.report.runs import Recorded
+from ragen_jax.report.runs import RunRecord
 
 LOST = 0.75  # of its highest: success below it is lost (docs/lab/organism.md)
 WORDS = {  # kind of a sign -> what moved, in words
@@ -99,7 +99,7 @@ class Verdict:
         return bool(self.alarm or self.stop or self.lost is not None or fell)
 
 
-def judge(run: Recorded, label: str, truncated: dict[int, Truncation]) -> Verdict:
+def judge(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Verdict:
     """The `Verdict` of an environment of a run.
 
     Args:

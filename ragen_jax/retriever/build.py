@@ -14,7 +14,7 @@ from ragen_jax.envs.search_qa.vectors import open_vectors
 from ragen_jax.envs.search_qa.words import write_words
 from ragen_jax.model import hf
 from ragen_jax.model.hf import replacement
-from ragen_jax.storage.atomic_io import retried
+from ragen_jax.storage.atomic_io import with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.writers import map_array
 
@@ -55,7 +55,7 @@ def build_vectors(corpus: str, index: str, *, encoder: str, dtype: str, mesh: Me
             starts, _told(texts[start : start + CHUNK] for start in starts), strict=True
         ):
             vectors[start : start + len(chunk)] = encode(chunk)
-        retried(vectors.flush, fresh / VECTORS)
+        with_retries(vectors.flush, fresh / VECTORS)
         Settings("", _lasting(encoder), dtype).write(fresh)
         return len(texts)
 

@@ -24,7 +24,14 @@ import numpy as np
 
 from ragen_jax.core.types import Turn
 from ragen_jax.envs.types import IMAGE, Observation, ToolEnvironment
-from ragen_jax.model.template import NOTICE, Message, PromptError, Span, Template, take_apart
+from ragen_jax.model.template import (
+    NOTICE,
+    Message,
+    PromptError,
+    Span,
+    Template,
+    parse_chat_template,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -140,7 +147,7 @@ class Chat:
             shown = self._show(turns[:-1], first, in_parts(last.message, last.spans))
         # The template closes a reply; where the policy did so itself that token is not repeated.
         closed = len(last.sampled) > 0 and last.sampled[-1] == self.close_id
-        close = self.template.go_on(message, result=self.calls(last))
+        close = self.template.next_turn(message, result=self.calls(last))
         close = np.append(close, np.array(self.opening, np.int32))
         return np.concatenate([shown, last.sampled, close[1:] if closed else close])
 
@@ -332,7 +339,7 @@ def make_chat(
                 example=" || ".join(environment.actions[:actions_per_turn]),
             )
         system = environment.instructions + "\n\n" + rules
-    template = take_apart(tokenizer, system, tools, image_pad, date)
+    template = parse_chat_template(tokenizer, system, tools, image_pad, date)
     ends = {template.close_id, *extra_stop_ids}
     if tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)

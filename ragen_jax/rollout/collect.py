@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Collecting:
+class CollectSettings:
     """How many groups a step has, and of which problems."""
 
     groups: int

@@ -54,7 +54,7 @@ class Clock:
 
 
 @dataclasses.dataclass(frozen=True)
-class Broken:
+class EnvFailure:
     """What an environment did instead of what it was asked."""
 
     error: str  # in one line
@@ -62,7 +62,7 @@ class Broken:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class StepRequest:
     """The actions of a reply, to be run in a state."""
 
     state: State
@@ -72,7 +72,7 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Acted:
+class StepResult:
     """What came of it."""
 
     state: State
@@ -83,7 +83,7 @@ class Acted:
     observation: str | Observation  # "" where the episode is over
 
 
-def attempt(call: Callable[[], Result]) -> Result | Broken:
+def attempt(call: Callable[[], Result]) -> Result | EnvFailure:
     """Return what `call` returns, or a `Broken` if the environment in it raises."""
     try:
         return call()
@@ -100,18 +100,18 @@ def begin(
     seeds: Sequence[int],
     limits: Limits,
     clock: Clock | None = None,
-) -> list[State | Broken]:
+) -> list[State | EnvFailure]:
     """The initial state of each seed."""
     return _each(lambda seed, tick: environment.reset(seed), seeds, limits, clock)
 
 
 def identify(
-    environment: Environment, states: Sequence[State | Broken], limits: Limits
-) -> list[str | Broken]:
+    environment: Environment, states: Sequence[State | EnvFailure], limits: Limits
+) -> list[str | EnvFailure]:
     """Return the `identity` of each state, or the `Broken` in its place."""
 
     def name(state, tick):
-        if isinstance(state, Broken):
+        if isinstance(state, EnvFailure):
             return state
         identity = environment.identity(state)
         if not isinstance(identity, str):
@@ -123,23 +123,28 @@ def identify(
 
 def observe(
     environment: Environment,
-    states: Sequence[State | Broken],
+    states: Sequence[State | EnvFailure],
     limits: Limits,
     clock: Clock | None = None,
-) -> list[str | Observation | Broken]:
+) -> list[str | Observation | EnvFailure]:
     """What is shown of each state; of one that is broken, why."""
 
     def show(state, tick):
         return (
-            state if isinstance(state, Broken) else checked_observation(environment.render(state))
+            state
+            if isinstance(state, EnvFailure)
+            else checked_observation(environment.render(state))
         )
 
     return _each(show, states, limits, clock)
 
 
 def act(
-    environment: Environment, asked: Sequence[Asked], limits: Limits, clock: Clock | None = None
-) -> list[Acted | Broken]:
+    environment: Environment,
+    asked: Sequence[StepRequest],
+    limits: Limits,
+    clock: Clock | None = None,
+) -> list[StepResult | EnvFailure]:
     """Runs the actions of several episodes' replies."""
 
     def run(job, tick):
@@ -155,7 +160,7 @@ def act(
         over = done or len(ran) == job.actions_left
         tick()
         observation = "" if over else checked_observation(environment.render(state))
-        return Acted(state, tuple(ran), reward, info, done, observation)
+        return StepResult(state, tuple(ran), reward, info, done, observation)
 
     return _each(run, asked, limits, clock)
 
@@ -242,8 +247,8 @@ def _kept(info: dict[Any, Any]) -> dict[str, bool | int | float | str]:
     return kept
 
 
-def _broken(error: BaseException) -> Broken:
-    return Broken(describe_error(error), format_error(error))
+def _broken(error: BaseException) -> EnvFailure:
+    return EnvFailure(describe_error(error), format_error(error))
 
 
 # ------------------------------------------------------------------------------ one by one, or not
@@ -254,7 +259,7 @@ def _each(
     jobs: Sequence[Job],
     limits: Limits,
     clock: Clock | None,
-) -> list[Result | Broken]:
+) -> list[Result | EnvFailure]:
     """call(job, tick) of each job, or a `Broken`; it calls tick at the start of each step."""
 
     def guarded(job, tick):
@@ -272,7 +277,7 @@ def _each(
 
 def _in_threads(
     call: Callable[[Job, Callable[[], None]], Result], jobs: Sequence[Job], limits: Limits
-) -> list[Result | Broken]:
+) -> list[Result | EnvFailure]:
     """The same in `limits.workers` threads; what has not ticked for the time limit is given up.
 
     The threads are daemons: one that hangs does not keep the process from ending.

@@ -17,10 +17,10 @@ from ragen_jax.envs.types import Environment, Observation, State
 from ragen_jax.model.template import PromptError, Span
 from ragen_jax.model.vision.images import image_grid
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.env_calls import Acted, Asked, Broken, Clock, Limits, act
-from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.env_calls import Clock, EnvFailure, Limits, StepRequest, StepResult, act
+from ragen_jax.rollout.image_table import ImageTable
 
-NO_EYES = (
+NO_VISION_TOWER = (
     "the environment shows images, but the model at config.model.path does not see: give a model "
     "that does (preset qwen2.5-vl-3b or tiny-vl), or another config.env.options.observation"
 )
@@ -69,8 +69,8 @@ class Play:
 
 def start_plays(
     seeds_G: Sequence[int],
-    states_G: Sequence[State | Broken],
-    observation_G: Sequence[str | Observation | Broken],
+    states_G: Sequence[State | EnvFailure],
+    observation_G: Sequence[str | Observation | EnvFailure],
     group_size: int,
     key: jax.Array,
 ) -> list[Play]:
@@ -84,8 +84,8 @@ def start_plays(
             member=member,
             state=state,
             rng=generator(Purpose.ENVIRONMENT, seed, member, noise),
-            observation="" if isinstance(shown, Broken) else shown,
-            error=shown.traceback if isinstance(shown, Broken) else "",
+            observation="" if isinstance(shown, EnvFailure) else shown,
+            error=shown.traceback if isinstance(shown, EnvFailure) else "",
         )
         for group, (seed, state, shown) in enumerate(starts)
         for member in range(group_size)
@@ -130,7 +130,7 @@ class Room:
             )
 
 
-def begin_turns(plays: Sequence[Play], chat: Chat, album: Album | None, room: Room) -> None:
+def begin_turns(plays: Sequence[Play], chat: Chat, album: ImageTable | None, room: Room) -> None:
     """Give each play the message and the prompt that its next reply answers.
 
     A play whose prompt cannot be used (too long, refused by the tokenizer, or with an image that
@@ -148,7 +148,7 @@ def begin_turns(plays: Sequence[Play], chat: Chat, album: Album | None, room: Ro
         except PromptError as error:
             _leave_out(play, error)
     if album is not None:
-        album.meet(image for play in plays for image in images_of(play.observation))
+        album.register(image for play in plays for image in images_of(play.observation))
     for play in plays:
         if play.over:
             continue
@@ -160,7 +160,7 @@ def begin_turns(plays: Sequence[Play], chat: Chat, album: Album | None, room: Ro
                 _begin_turn(play, chat, album, room)
 
 
-def _begin_turn(play: Play, chat: Chat, album: Album | None, room: Room) -> None:
+def _begin_turn(play: Play, chat: Chat, album: ImageTable | None, room: Room) -> None:
     play.spans = spans_of(play.observation, album)
     play.message = chat.observe(
         play.observation,
@@ -186,18 +186,18 @@ def is_prompt_error(error: str) -> bool:
     return error.startswith(f"{PROMPT_ERROR}: ")
 
 
-def check_images(observation: str | Observation, album: Album | None) -> None:
+def check_images(observation: str | Observation, album: ImageTable | None) -> None:
     """Raise PromptError for an image that the model cannot be shown."""
     for image in images_of(observation):
         if album is None:
-            raise PromptError(NO_EYES)
+            raise PromptError(NO_VISION_TOWER)
         try:
             image_grid(*image.shape[:2], album.tower.images)
         except ValueError as error:
             raise PromptError(str(error)) from error
 
 
-def spans_of(observation: str | Observation, album: Album | None) -> tuple[Span, ...]:
+def spans_of(observation: str | Observation, album: ImageTable | None) -> tuple[Span, ...]:
     """The numbers that stand for an observation's images, which the album has met.
 
     Raises:
@@ -207,7 +207,7 @@ def spans_of(observation: str | Observation, album: Album | None) -> tuple[Span,
     if album is not None:
         return tuple(album.span(image) for image in images)
     if images:
-        raise ValueError(NO_EYES)
+        raise ValueError(NO_VISION_TOWER)
     return ()
 
 
@@ -230,17 +230,17 @@ def act_on(
     """
     read = [(play, chat.read(sampled)) for play, sampled, _ in replies]
     asked = [
-        Asked(play.state, reply.actions, play.rng, max_actions - play.actions_used)
+        StepRequest(play.state, reply.actions, play.rng, max_actions - play.actions_used)
         for play, reply in read
         if not play.error
     ]
     acted = iter(act(environment, asked, limits, clock))
     for (play, sampled, logp), (_, reply) in zip(replies, read, strict=True):
         result = None if play.error else next(acted)
-        if isinstance(result, Broken):
+        if isinstance(result, EnvFailure):
             play.error = result.traceback
-        if not isinstance(result, Acted):
-            result = Acted(play.state, (), 0.0, {"error": last_line(play.error)}, True, "")
+        if not isinstance(result, StepResult):
+            result = StepResult(play.state, (), 0.0, {"error": last_line(play.error)}, True, "")
         images = images_of(play.observation)
         play.state, play.observation = result.state, result.observation
         play.actions_used += len(result.actions)

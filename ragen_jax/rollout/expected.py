@@ -27,7 +27,7 @@ from ragen_jax.rollout.slots import NOTHING, common
 
 
 @dataclasses.dataclass(frozen=True)
-class Expected:
+class ExpectedProgram:
     """A program: a jitted function with the shapes of its arguments."""
 
     name: str
@@ -40,14 +40,14 @@ class Expected:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lengths:
+class ProgramLengths:
     """Tokens of prompts, every reply being as long as it may."""
 
     prompts: tuple[int, ...]  # the longest of each turn
     news: tuple[int, ...]  # what a prompt adds to what its row holds, wherever that is something
 
 
-def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Lengths:
+def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> ProgramLengths:
     """`Lengths` of episodes whose observations are all as long as the longest of some.
 
     Args:
@@ -93,19 +93,19 @@ def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Len
                 spans=play.spans,
             )
         )
-    return Lengths(tuple(prompts), tuple(sorted({n for n in news if n})))
+    return ProgramLengths(tuple(prompts), tuple(sorted({n for n in news if n})))
 
 
 def expected_programs(
     model: Qwen,
     params: Params,
     sizes: Sizes,
-    lengths: Lengths,
+    lengths: ProgramLengths,
     *,
     max_new_tokens: int,
     sampling: Sampling,
     stop_ids: tuple[int, ...],
-) -> list[Expected]:
+) -> list[ExpectedProgram]:
     """What `play_in_slots` can ask to be compiled on the mesh in use, where nothing is longer than
     expected.
 
@@ -120,7 +120,9 @@ def expected_programs(
 
     def reading(rows, held, piece):
         name = f"read {R} x {piece} behind {len(held)} pages of {rows} rows"
-        return Expected(name, read, (model, params, held, _ints(R), _ints(R), _ints(R, piece)))
+        return ExpectedProgram(
+            name, read, (model, params, held, _ints(R), _ints(R), _ints(R, piece))
+        )
 
     # Of what is read from nothing the most that a call can take, of the rest whatever is new.
     alone = {sizes.piece(prompts[0]), sizes.piece(prompts[0] - 1)}
@@ -137,19 +139,21 @@ def expected_programs(
             held = [of[size] for size in pages[:used]]
             args = model, params, held, *[_ints(B)] * 4, keys, heat
             name = f"decode_chunk of {B} rows behind {used} pages, {cut}"
-            found.append(Expected(name, decode_chunk, args, settings))
+            found.append(ExpectedProgram(name, decode_chunk, args, settings))
             if before < max(prompts):
                 found += [reading(B, held, piece) for piece in pieces]
         for size, page in of.items():
             room = {"rows": B, "positions": size}
-            found.append(Expected(f"room for {B} x {size}", empty_page, (model, params), room))
+            found.append(
+                ExpectedProgram(f"room for {B} x {size}", empty_page, (model, params), room)
+            )
             for n, length in [*((R, piece) for piece in pieces), (B, sizes.chunk)]:
                 new = _page(model, params, n, length)
                 args = page, new, number, _ints(n), _ints(n), _ints(B)
-                found.append(Expected(f"fold {n} x {length} into {B} x {size}", fold, args))
+                found.append(ExpectedProgram(f"fold {n} x {length} into {B} x {size}", fold, args))
             for less in (count * less for less in sizes.rows if less < rows):
                 name = f"keep {less} of {B} rows of {size}"
-                found.append(Expected(name, keep_rows, (page, _ints(less))))
+                found.append(ExpectedProgram(name, keep_rows, (page, _ints(less))))
     return found
 
 

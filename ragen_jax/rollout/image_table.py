@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ragen_jax.core.sharding import agree, gather_bytes, place, processes
+from ragen_jax.core.sharding import gather_bytes, max_over_processes, place, process_count
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model import lora
 from ragen_jax.model.positions import NO_TOKEN, Images, table
@@ -44,7 +44,7 @@ SIGHTS = 3  # of adapters that are remembered: of the policy on both meshes, and
 
 
 @dataclasses.dataclass(frozen=True)
-class Met:
+class RegisteredImage:
     """An image that has its numbers."""
 
     first: int  # of its tokens' numbers, which follow one another
@@ -54,7 +54,7 @@ class Met:
 
 
 @dataclasses.dataclass
-class _Sight:
+class TowerCache:
     """What the tower sees, with the adapters that it has now."""
 
     adapters: Params  # as lora.attach leaves them; empty: without
@@ -63,21 +63,21 @@ class _Sight:
     last: tuple[tuple[Mesh, int, tuple[int, ...]], Images] | None = None
 
 
-class Album:
+class ImageTable:
     """Images by their content, with their numbers and what the tower sees in them."""
 
     def __init__(self, tower: Tower, vocab_size: int) -> None:
         """vocab_size: of the language model; numbers begin there."""
         self.tower, self.vocab_size = tower, vocab_size
         self.next = vocab_size  # the number that is given next
-        self.pages: list[dict[bytes, Met]] = [{}]  # the last one, and the one before it
-        self.without = _Sight({})
-        self.sights: list[_Sight] = []  # with adapters, the latest ones
+        self.pages: list[dict[bytes, RegisteredImage]] = [{}]  # the last one, and the one before it
+        self.without = TowerCache({})
+        self.sights: list[TowerCache] = []  # with adapters, the latest ones
         self.room = LEAST_ROOM  # rows of a table: it never shrinks, so that programs stay few
         self.lock = threading.Lock()  # rollouts ahead have images looked at while updates do
         self.towers: dict[Mesh, Params] = {}  # the tower's parameters on the meshes in use
 
-    def begin_page(self) -> None:
+    def begin_epoch(self) -> None:
         """A new page; what was met before the last one is forgotten."""
         with self.lock:
             self.pages = [*self.pages[-1:], {}]
@@ -85,7 +85,7 @@ class Album:
             for sight in (self.without, *self.sights):
                 sight.seen = {first: x for first, x in sight.seen.items() if first in kept}
 
-    def meet(self, images: Iterable[np.ndarray]) -> None:
+    def register(self, images: Iterable[np.ndarray]) -> None:
         """Gives numbers to the images that have none on this page, on all processes alike.
 
         Raises:
@@ -96,10 +96,10 @@ class Album:
             key = _content(image)
             if key not in self.pages[-1]:
                 new[key] = image
-        (most,) = agree(len(new))
+        (most,) = max_over_processes(len(new))
         if not most:
             return
-        if processes() > 1:
+        if process_count() > 1:
             told = gather_bytes(_to_bytes(new.values()))
             new = {_content(image): image for data in told for image in _from_bytes(data)}
         with self.lock:
@@ -107,10 +107,10 @@ class Album:
                 if key not in self.pages[-1]:
                     self.pages[-1][key] = self._number(image)
 
-    def _number(self, image: np.ndarray) -> Met:
+    def _number(self, image: np.ndarray) -> RegisteredImage:
         grid = image_grid(*image.shape[:2], self.tower.images)
         tokens = grid[1] * grid[2] // self.tower.images.merge_size**2
-        met = Met(self.next, grid, tokens, image)
+        met = RegisteredImage(self.next, grid, tokens, image)
         self.next += tokens
         if self.next >= NO_TOKEN:
             raise RuntimeError("the run has shown more images than there are numbers for")
@@ -156,7 +156,7 @@ class Album:
         with self.lock:
             shown = self._shown_by_all(*rows)
             sight = self._sight(adapters)
-            self._look([met for met in shown if met.first not in sight.seen], sight)
+            self._encode([met for met in shown if met.first not in sight.seen], sight)
             size = sum(met.tokens for met in shown)
             while self.room < size:
                 self.room *= 2
@@ -196,7 +196,7 @@ class Album:
             counting = [met for met in shown if grads[met.first].any()]
             pairs, scale = {"layers": adapters["layers"]}, adapters["scale"]
             total = jax.tree.map(jnp.zeros_like, pairs)
-            for grid, some, patches in self._lots(counting):
+            for grid, some, patches in self._batches(counting):
                 width = grad_ID.shape[1]
                 grad_NID = np.zeros((AT_A_TIME, some[0].tokens, width), np.float32)
                 grad_NID[: len(some)] = [grads[met.first] for met in some]
@@ -206,7 +206,7 @@ class Album:
                 total = jax.tree.map(jnp.add, total, more)
             return total
 
-    def _sight(self, adapters: Params | None) -> _Sight:
+    def _sight(self, adapters: Params | None) -> TowerCache:
         """What is seen with adapters: they are known by their arrays, which nothing changes."""
         if adapters is None:
             return self.without
@@ -215,23 +215,23 @@ class Album:
             known = jax.tree.leaves(sight.adapters["layers"])
             if len(known) == len(leaves) and all(map(operator.is_, known, leaves)):
                 return sight
-        self.sights = [*self.sights, _Sight(adapters)][-SIGHTS:]
+        self.sights = [*self.sights, TowerCache(adapters)][-SIGHTS:]
         return self.sights[-1]
 
-    def sides(self, met: Met) -> tuple[int, int]:
+    def sides(self, met: RegisteredImage) -> tuple[int, int]:
         """Tokens down and across an image."""
         merge = self.tower.images.merge_size
         return met.grid[1] // merge, met.grid[2] // merge
 
-    def _shown_by_all(self, *rows: Array) -> list[Met]:
+    def _shown_by_all(self, *rows: Array) -> list[RegisteredImage]:
         """`shown` of the rows of all processes."""
         shown = self.shown(*rows)
-        if processes() == 1:
+        if process_count() == 1:
             return shown
         told = gather_bytes(np.array([met.first for met in shown], np.int32).tobytes())
         return self.shown(*(np.frombuffer(data, np.int32) for data in told))
 
-    def shown(self, *rows: Array) -> list[Met]:
+    def shown(self, *rows: Array) -> list[RegisteredImage]:
         """The images that rows of tokens show, each once, by rising number."""
         past = [np.asarray(row).reshape(-1) for row in rows]
         past = [np.zeros(0, np.int32), *(row[row >= self.vocab_size] for row in past)]
@@ -248,20 +248,22 @@ class Album:
             )
         return [known[i - 1] for i in np.unique(at)]
 
-    def _look(self, images: list[Met], sight: _Sight) -> None:
+    def _encode(self, images: list[RegisteredImage], sight: TowerCache) -> None:
         """Has the tower look at images."""
         params = self._params()
         if images and sight.adapters:
             a = sight.adapters
             params = lora.attach(params, {"layers": a["layers"]}, scale=a["scale"])
-        for grid, some, patches_NPC in self._lots(images):
+        for grid, some, patches_NPC in self._batches(images):
             found = see(self.tower.model, params, patches_NPC, grid)
             for met, embed in zip(some, np.asarray(found), strict=False):
                 sight.seen[met.first] = embed
 
-    def _lots(self, images: list[Met]) -> Iterator[tuple[Grid, list[Met], np.ndarray]]:
+    def _batches(
+        self, images: list[RegisteredImage]
+    ) -> Iterator[tuple[Grid, list[RegisteredImage], np.ndarray]]:
         """(grid, at most AT_A_TIME images of it, patches [AT_A_TIME, P, C] with padding)."""
-        by_grid: dict[Grid, list[Met]] = {}
+        by_grid: dict[Grid, list[RegisteredImage]] = {}
         for met in images:
             by_grid.setdefault(met.grid, []).append(met)
         for grid, same in by_grid.items():

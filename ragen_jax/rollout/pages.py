@@ -16,12 +16,12 @@ import jax
 import numpy as np
 
 from ragen_jax.core.padding import length_bucket
-from ragen_jax.core.sharding import agree, place_rows, read_rows, row_shards
+from ragen_jax.core.sharding import max_over_processes, place_rows, read_rows, row_shards
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.chunks import Page, decode_chunk, empty_page, fold, keep_rows, read
 from ragen_jax.rollout.episode import Sampling
-from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.image_table import ImageTable
 
 PIECE = 256  # tokens of a row that are read at a time, at most
 QUARTERS = (1, 2, 4)  # of the longest piece, what is new may be read in
@@ -58,7 +58,7 @@ class Sizes:
 
 
 @dataclasses.dataclass
-class News:
+class PendingRead:
     """Tokens to be read behind the first `start` ones of some rows of a shard."""
 
     rows: list[int]
@@ -68,13 +68,13 @@ class News:
 
 
 @dataclasses.dataclass(frozen=True)
-class Replying:
+class DecodeBatch:
     """Rows whose replies a chunk goes on with: a column each, of this process's rows."""
 
     token: list[int]  # the last one
     before: list[int]  # how many tokens are before it
     drawn: list[int]  # how many its reply has
-    left: list[int]  # how many it may still have; 0: none is under way
+    tokens_left: list[int]  # how many it may still have; 0: none is under way
     shift: list[int]  # of `Album.shift`, of the tokens before
 
 
@@ -112,7 +112,7 @@ class Cache:
     """The pages of all slots' rows, shard by shard, and the programs that use them."""
 
     def __init__(
-        self, model: Qwen, params: Params, sizes: Sizes, album: Album | None = None
+        self, model: Qwen, params: Params, sizes: Sizes, album: ImageTable | None = None
     ) -> None:
         self.model, self.params, self.sizes, self.album = model, params, sizes, album
         self.count, mine = row_shards()  # of all processes
@@ -151,16 +151,18 @@ class Cache:
         self.rows = rows
         return kept
 
-    def read(self, news: Sequence[Sequence[News]]) -> None:
+    def read(self, news: Sequence[Sequence[PendingRead]]) -> None:
         """Reads what is new in each shard, longest first, some rows in a call."""
         R, B = self.sizes.at_a_time, self.shards * self.rows
         queues = [sorted(part, key=lambda n: -len(n.tokens)) for part in news]
-        (longest,) = agree(max((len(part[0].tokens) for part in queues if part), default=0))
+        (longest,) = max_over_processes(
+            max((len(part[0].tokens) for part in queues if part), default=0)
+        )
         E = self.sizes.piece(longest)
         while True:
             now = [n for part in queues for n in part[:R]]
             count = {id(n): min(len(n.tokens), E) for n in now}
-            waiting, start, end, least = agree(
+            waiting, start, end, least = max_over_processes(
                 len(now),
                 max((n.start for n in now), default=0),
                 max((n.start + count[id(n)] for n in now), default=0),
@@ -199,20 +201,20 @@ class Cache:
                 part.sort(key=lambda n: -len(n.tokens))
 
     def decode(
-        self, rows: Replying, keys_B: jax.Array, sampling: Sampling, stop_ids: tuple[int, ...]
+        self, rows: DecodeBatch, keys_B: jax.Array, sampling: Sampling, stop_ids: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """(tokens_BC, logp_BC, count_B) of a chunk of every reply; None: none is under way."""
         chunk = self.sizes.chunk
-        under_way = [i for i, left in enumerate(rows.left) if left]
-        longest, end, least = agree(
+        under_way = [i for i, left in enumerate(rows.tokens_left) if left]
+        longest, end, least = max_over_processes(
             max((rows.before[i] for i in under_way), default=0),
-            max((rows.before[i] + min(chunk, rows.left[i]) for i in under_way), default=0),
+            max((rows.before[i] + min(chunk, rows.tokens_left[i]) for i in under_way), default=0),
             max((-rows.before[i] for i in under_way), default=-(2**31)),
         )
         if not end:
             return None
         self._grow(end)
-        columns = rows.token, rows.before, rows.drawn, rows.left
+        columns = rows.token, rows.before, rows.drawn, rows.tokens_left
         token_B, before_B, *others = (place_rows(np.array(c, np.int32)) for c in columns)
         new, tokens_BC, logp_BC, count_B = decode_chunk(
             self.model,

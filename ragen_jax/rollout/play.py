@@ -17,10 +17,10 @@ import numpy as np
 
 from ragen_jax.core.padding import length_bucket, row_bucket
 from ragen_jax.core.sharding import (
-    agree,
     gather_bytes,
+    max_over_processes,
     place_rows,
-    processes,
+    process_count,
     read_rows,
     row_shards,
 )
@@ -29,7 +29,7 @@ from ragen_jax.envs.types import Environment, State
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.env_calls import NO_LIMITS, Broken, Clock, Limits, begin, observe
+from ragen_jax.rollout.env_calls import NO_LIMITS, Clock, EnvFailure, Limits, begin, observe
 from ragen_jax.rollout.episode import (
     Budgets,
     Play,
@@ -40,7 +40,7 @@ from ragen_jax.rollout.episode import (
     begin_turns,
     start_plays,
 )
-from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
 from ragen_jax.rollout.slots import play_in_slots
 from ragen_jax.rollout.wire import from_bytes, to_bytes
@@ -57,7 +57,7 @@ def rollout(
     chat: Chat,
     environment: Environment,
     seeds_G: Sequence[int],
-    states_G: Sequence[State | Broken],
+    states_G: Sequence[State | EnvFailure],
     *,
     group_size: int,
     key: jax.Array,
@@ -69,7 +69,7 @@ def rollout(
     first_prompt: int = 0,
     limits: Limits = NO_LIMITS,
     clock: Clock | None = None,
-    album: Album | None = None,
+    album: ImageTable | None = None,
 ) -> list[Episode]:
     """Plays `group_size` episodes of each initial state.
 
@@ -129,7 +129,7 @@ def rollout(
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
         new = [len(_news(play)) for play in live]
-        most, longest, new, fresh = agree(
+        most, longest, new, fresh = max_over_processes(
             max(map(len, shards)),
             max((len(play.prompt) for play in live), default=1),
             max(new, default=0),
@@ -200,7 +200,7 @@ def _sample_replies(
 
 def _everyone(episodes: list[Episode]) -> list[Episode]:
     """The episodes of all processes, group by group, member by member."""
-    if processes() == 1:
+    if process_count() == 1:
         return episodes
     by_place = {}  # processes that share a shard hold the same episodes
     for data in gather_bytes(to_bytes(episodes)):
@@ -223,7 +223,7 @@ def compile_ahead(
     chunk: int = 0,
     first_prompt: int = 0,
     limits: Limits = NO_LIMITS,
-    album: Album | None = None,
+    album: ImageTable | None = None,
 ) -> None:
     """Compiles prefill and decode for every number of rows that compaction can leave.
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Sequence
 import jax
 import numpy as np
 
-from ragen_jax.core.sharding import agree, row_shards, shards_are_shared
+from ragen_jax.core.sharding import max_over_processes, row_shards, shards_are_shared
 from ragen_jax.core.types import Params
 from ragen_jax.envs.types import Environment
 from ragen_jax.model.qwen import Qwen
@@ -36,8 +36,8 @@ from ragen_jax.rollout.episode import (
     act_on,
     begin_turns,
 )
-from ragen_jax.rollout.image_table import Album
-from ragen_jax.rollout.pages import Cache, News, Replying, cache_sizes
+from ragen_jax.rollout.image_table import ImageTable
+from ragen_jax.rollout.pages import Cache, DecodeBatch, PendingRead, cache_sizes
 from ragen_jax.rollout.sample import episode_keys
 
 NOTHING = np.zeros(0, np.int32)
@@ -48,11 +48,13 @@ class _Slot:
     """A row of the cache, and the episode that it plays."""
 
     play: Play | None = None
-    waits: bool = False  # for its environment
-    held: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)  # tokens in the cache
+    awaiting_env: bool = False  # for its environment
+    cached_ids: np.ndarray = dataclasses.field(
+        default_factory=lambda: NOTHING
+    )  # tokens in the cache
     token: int = 0  # the one behind them
     shift: int = 0  # of `Album.shift`, of the tokens in the cache
-    left: int = 0  # tokens that its reply may still have; 0: none is under way
+    tokens_left: int = 0  # tokens that its reply may still have; 0: none is under way
     sampled: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
     logp: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING.astype(np.float32))
 
@@ -73,7 +75,7 @@ def play_in_slots(
     compact: bool,
     limits: Limits,
     clock: Clock | None,
-    album: Album | None,
+    album: ImageTable | None,
 ) -> None:
     """Plays every episode to its end.
 
@@ -113,15 +115,15 @@ def play_in_slots(
         replies = [(slot.play, slot.sampled, slot.logp) for slot in stopped]
         act_on(replies, environment, chat, budgets.max_actions, limits, clock)
 
-    def go_on(stopped):
+    def next_turn(stopped):
         for slot in stopped:
-            slot.waits = False
+            slot.awaiting_env = False
             if slot.play.over or len(slot.play.turns) == budgets.max_turns:
                 slot.play = None
 
     # Processes that hold one shard must do the same with it, however long their threads take.
     beside = bool(limits.time_limit) and not shards_are_shared()
-    with _acting(act, go_on, beside=beside) as acting:
+    with _acting(act, next_turn, beside=beside) as acting:
         while True:
             for slot in table:
                 if slot.play is None and waiting:
@@ -130,7 +132,7 @@ def play_in_slots(
                 [row for row in range(cache.rows) if table[shard * cache.rows + row].play]
                 for shard in range(cache.shards)
             ]
-            most, to_come = agree(max(map(len, live)), len(waiting))
+            most, to_come = max_over_processes(max(map(len, live)), len(waiting))
             if not most:
                 return
             kept = cache.compact(live, most) if compact and not to_come else None
@@ -164,7 +166,7 @@ def _acting(
 
         def in_thread(stopped, table):
             nonlocal stopped_since, under_way, future
-            (replying,) = agree(int(any(slot.left for slot in table)))
+            (replying,) = max_over_processes(int(any(slot.tokens_left for slot in table)))
             stopped_since += stopped
             if future is not None and (future.done() or not replying):
                 future.result()
@@ -177,17 +179,17 @@ def _acting(
         yield in_thread
 
 
-def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list[list[News]]:
+def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list[list[PendingRead]]:
     """Begin the turns that are due and return what has to be read for them, shard by shard.
 
     The slot of an episode whose next prompt cannot be used is freed.
     """
-    news: list[list[News]] = [[] for _ in range(cache.shards)]
-    same: dict[tuple[int, bytes], News] = {}  # the first prompt of a group's members
+    news: list[list[PendingRead]] = [[] for _ in range(cache.shards)]
+    same: dict[tuple[int, bytes], PendingRead] = {}  # the first prompt of a group's members
     begun = [
         (index, slot, slot.play)
         for index, slot in enumerate(table)
-        if slot.play is not None and not slot.waits and not slot.left
+        if slot.play is not None and not slot.awaiting_env and not slot.tokens_left
     ]
     begin_turns([play for *_, play in begun], chat, cache.album, room)
     for index, slot, play in begun:
@@ -195,8 +197,12 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list
             slot.play = None
             continue
         before = play.prompt[:-1]
-        start = common(slot.held, before)
-        slot.held, slot.token, slot.left = before, int(play.prompt[-1]), room.max_new_tokens
+        start = common(slot.cached_ids, before)
+        slot.cached_ids, slot.token, slot.tokens_left = (
+            before,
+            int(play.prompt[-1]),
+            room.max_new_tokens,
+        )
         slot.sampled, slot.logp = NOTHING, np.zeros(0, np.float32)
         slot.shift = cache.shift(before)
         shard, row = divmod(index, cache.rows)
@@ -209,7 +215,7 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list
         if start == 0 and (shard, before.tobytes()) in same:
             same[shard, before.tobytes()].rows.append(row)
             continue
-        found = News([row], start, before[start:], cache.shift(before[:start]))
+        found = PendingRead([row], start, before[start:], cache.shift(before[:start]))
         news[shard].append(found)
         if start == 0:
             same[shard, before.tobytes()] = found
@@ -227,18 +233,18 @@ def _decode(
     cache: Cache, table: Sequence[_Slot], chat: Chat, *, key: jax.Array, sampling: Sampling
 ) -> list[_Slot]:
     """A chunk of every reply under way -> the slots whose reply has ended."""
-    plays = [slot.play if slot.left else None for slot in table]
+    plays = [slot.play if slot.tokens_left else None for slot in table]
     keys_B = episode_keys(
         key,
         [play.seed if play else 0 for play in plays],
         [play.member if play else 0 for play in plays],
         [len(play.turns) if play else 0 for play in plays],
     )
-    replying = Replying(
+    replying = DecodeBatch(
         token=[slot.token for slot in table],
-        before=[len(slot.held) for slot in table],
+        before=[len(slot.cached_ids) for slot in table],
         drawn=[len(slot.sampled) for slot in table],
-        left=[slot.left for slot in table],
+        tokens_left=[slot.tokens_left for slot in table],
         shift=[slot.shift for slot in table],
     )
     found = cache.decode(replying, keys_B, sampling, chat.stop_ids)
@@ -247,15 +253,15 @@ def _decode(
     tokens_BC, logp_BC, count_B = found
     stopped = []
     for slot, tokens_C, logp_C, count in zip(table, tokens_BC, logp_BC, count_B, strict=True):
-        if not slot.left:
+        if not slot.tokens_left:
             continue
         new, last = tokens_C[:count], int(tokens_C[count - 1])
-        slot.held = np.concatenate([slot.held, [slot.token], new[:-1]]).astype(np.int32)
+        slot.cached_ids = np.concatenate([slot.cached_ids, [slot.token], new[:-1]]).astype(np.int32)
         slot.sampled = np.concatenate([slot.sampled, new])
         slot.logp = np.concatenate([slot.logp, logp_C[:count]])
         slot.token = last
-        slot.left = 0 if last in chat.stop_ids else slot.left - int(count)
-        if not slot.left:
-            slot.waits = True
+        slot.tokens_left = 0 if last in chat.stop_ids else slot.tokens_left - int(count)
+        if not slot.tokens_left:
+            slot.awaiting_env = True
             stopped.append(slot)
     return stopped

@@ -40,14 +40,14 @@ class Rollout:
     end: float
 
 
-class Rollouts:
+class RolloutQueue:
     """Plays the steps of a run, one of them ahead where the state is an `AheadState`."""
 
     def __init__(self, run: Run, learner: Learner) -> None:
         self.run, self.learner = run, learner
         self._next: Rollout | None = None  # played while the step before it updated
 
-    def of_step(
+    def get_rollout(
         self, stage: Stages, policy: Params, state: TrainState, step: int
     ) -> tuple[TrainState, Params, Played, Metrics]:
         """The episodes of a step; run under the mesh of sampling.
@@ -79,7 +79,7 @@ class Rollouts:
         return state, used, rollout.played, rollout.metrics | {"rollout/staleness": staleness}
 
     @contextmanager
-    def beside(self, stage: Stages, state: TrainState, step: int) -> Generator[None]:
+    def prefetch(self, stage: Stages, state: TrainState, step: int) -> Generator[None]:
         """Plays the next step, if it is to be played ahead, beside what is done under it.
 
         Args:

@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ragen_jax.core.sharding import is_first
+from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.types import Params
 from ragen_jax.storage import metrics_reader as rows
-from ragen_jax.storage.atomic_io import make_folder, refusal, retried, writing
+from ragen_jax.storage.atomic_io import disk_error_message, make_folder, with_retries, writing
 from ragen_jax.storage.checksums import damage, write_checksums
 from ragen_jax.storage.console import console
 from ragen_jax.update.state import TrainState
@@ -70,7 +70,7 @@ class Checkpoints:
             ocp.CheckpointManager, self.directory, options=options, item_handlers=handler
         )
         try:
-            self.manager = make() if read_only else retried(make, self.directory)
+            self.manager = make() if read_only else with_retries(make, self.directory)
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"a checkpoint in {self.directory} cannot be opened: {error}; look at the files "
@@ -109,13 +109,13 @@ class Checkpoints:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._save(step, state, wait)
 
-        retried(save, self.directory / str(step))
+        with_retries(save, self.directory / str(step))
 
     def _save(self, step: int, state: TrainState, wait: bool) -> None:
         import orbax.checkpoint as ocp
 
         self.manager.wait_until_finished()  # for _saving
-        if is_first():  # what a failed attempt has left
+        if is_main_process():  # what a failed attempt has left
             shutil.rmtree(self.directory / f"{step}{UNFINISHED}", ignore_errors=True)
         self._saving = step
         with self._abandoned_on_failure():
@@ -133,7 +133,7 @@ class Checkpoints:
         try:
             self._finish()
         except Exception as error:
-            reason = " ".join((refusal(error) or str(error)).split())
+            reason = " ".join((disk_error_message(error) or str(error)).split())
             return f"the checkpoint of step {self._saving} was not saved: {reason}"
         finally:
             self._saving = 0
@@ -152,14 +152,14 @@ class Checkpoints:
             # TensorStore's threads report every array, the first of which ends the save: a process
             # that ends meanwhile would print the others' tracebacks.
             time.sleep(SETTLE)
-            if is_first():  # where the disk is full, the half of it is in the way
+            if is_main_process():  # where the disk is full, the half of it is in the way
                 left = self.directory / f"{self._saving}{UNFINISHED}"
                 shutil.rmtree(left, ignore_errors=True)
             raise
 
     def _add_checksums(self) -> None:
         """Of the arrays' files, which are all there, before their folder gets its final name."""
-        if is_first():
+        if is_main_process():
             write_checksums(self.directory / f"{self._saving}{UNFINISHED}" / ITEM)
 
     def check(self, step: int) -> None:
@@ -278,7 +278,7 @@ def set_damaged_aside(directory: Path) -> list[str]:
         make_folder(aside)
         number = sum(path.name.startswith(f"{step}-") for path in aside.iterdir()) + 1
         place = directory / str(step)
-        retried(functools.partial(place.rename, aside / f"{step}-{number}"), aside)
+        with_retries(functools.partial(place.rename, aside / f"{step}-{number}"), aside)
         told.append(
             f"the checkpoint of step {step} is damaged ({found}); it is in {aside} now, and the "
             f"run goes on behind step {steps[-1]}"
@@ -348,6 +348,6 @@ def find_damage(workdir: Path, repair: bool) -> list[str]:
         if not repair and not path.with_name(rows.SET_ASIDE).exists():
             raise ValueError(f"{listed}, which its checkpoint is behind; --repair goes on without")
         aside = path.with_name(rows.SET_ASIDE)
-        retried(aside.touch, aside)  # the next start need not be told again
+        with_retries(aside.touch, aside)  # the next start need not be told again
         told.append(listed)
     return told

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from ragen_jax.core.types import Metrics
 
 
-class Totals:
+class Counters:
     """Counts and a clock that go on where the rows of metrics.jsonl end."""
 
     def __init__(self, rows: Iterable[Metrics]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ragen_jax.core.heartbeat import reached
+from ragen_jax.core.heartbeat import enter_phase
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.types import (
     Environment,
@@ -18,7 +18,7 @@ from ragen_jax.envs.types import (
 )
 from ragen_jax.rollout.env_calls import (
     NO_LIMITS,
-    Broken,
+    EnvFailure,
     Limits,
     attempt,
     begin,
@@ -61,7 +61,7 @@ def heldout_problems(
     settings: dict[str, Any],
     directory: Path,
     limits: Limits = NO_LIMITS,
-) -> tuple[list[int], list[State | Broken]]:
+) -> tuple[list[int], list[State | EnvFailure]]:
     """The evaluation set: `count` distinct problems, the same every time.
 
     Seeds for which the environment raises are left out while the set is generated, and a line
@@ -80,16 +80,16 @@ def heldout_problems(
       ValueError: the environment has fewer problems than that, raises for all of them, or a stored
         problem differs from what it generates today.
     """
-    failed: list[Broken] = []  # of the seeds left out, if the set is generated now
+    failed: list[EnvFailure] = []  # of the seeds left out, if the set is generated now
 
     def generate():
         failed.clear()
         first = candidate = EVALUATION_SEEDS + (seed << 32)
         seen = set()
         while len(seen) < count:
-            reached(f"generating held-out problem {len(seen) + 1} of {count}")
+            enter_phase(f"generating held-out problem {len(seen) + 1} of {count}")
             (identity,) = identify(environment, begin(environment, [candidate], limits), limits)
-            if isinstance(identity, Broken):
+            if isinstance(identity, EnvFailure):
                 failed.append(identity)
             elif identity not in seen:
                 seen.add(identity)
@@ -121,21 +121,21 @@ def heldout_problems(
             f"warning: {len(failed)} held-out problems cannot be built and are left out; the "
             f"first: {failed[0].error}"
         )
-    reached(f"building {count} held-out problems")
+    enter_phase(f"building {count} held-out problems")
     seeds = [int(example["seed"]) for example in examples]
     states = begin(environment, seeds, limits)
     identities = identify(environment, states, limits)
     states = [
-        identity if isinstance(identity, Broken) else state
+        identity if isinstance(identity, EnvFailure) else state
         for state, identity in zip(states, identities, strict=True)
     ]
     for example, identity in zip(examples, identities, strict=True):
-        if not isinstance(identity, Broken) and identity != example["identity"]:
+        if not isinstance(identity, EnvFailure) and identity != example["identity"]:
             raise ValueError(
                 f"held-out problem {example['seed']} in {directory} is not the one that the "
                 "environment generates now; delete that folder to build the set again"
             )
-    broken = [identity for identity in identities if isinstance(identity, Broken)]
+    broken = [identity for identity in identities if isinstance(identity, EnvFailure)]
     if len(broken) == count:
         raise ValueError(
             f"the environment raises for all of its {count} held-out problems; the first: "
@@ -213,7 +213,7 @@ def play_expert(
 
 def imitated_turns(
     environment: SolvableEnvironment, seed: int, **play: Any
-) -> list[dict[str, Any]] | Broken:
+) -> list[dict[str, Any]] | EnvFailure:
     """The turns of `play_expert` on one problem; a `Broken` if the environment raises.
 
     Args:
@@ -250,7 +250,7 @@ def fingerprint(environment: SolvableEnvironment, **settings: Any) -> str:
     examples = [
         example | {"observation": _told(example["observation"])}
         for turns in played
-        if not isinstance(turns, Broken)
+        if not isinstance(turns, EnvFailure)
         for example in turns
     ]
     return settings_hash(examples)
@@ -293,14 +293,14 @@ def demonstrations(
     import tensorflow_datasets as tfds
 
     unsolved = []  # seeds, if the problems are played now
-    failed: list[tuple[int, Broken]] = []  # seeds for which the environment raised, likewise
+    failed: list[tuple[int, EnvFailure]] = []  # seeds for which the environment raised, likewise
 
     def generate():
         unsolved.clear()
         for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
-            reached(f"solving problem {seed - IMITATION_SEEDS + 1} of {rooms} to be imitated")
+            enter_phase(f"solving problem {seed - IMITATION_SEEDS + 1} of {rooms} to be imitated")
             turns = imitated_turns(environment, seed, **play)
-            if isinstance(turns, Broken):
+            if isinstance(turns, EnvFailure):
                 failed.append((seed, turns))
             elif turns:
                 yield from turns
@@ -335,7 +335,7 @@ def demonstrations(
     return examples
 
 
-def first_failed(failed: Sequence[tuple[int, Broken]]) -> str:
+def first_failed(failed: Sequence[tuple[int, EnvFailure]]) -> str:
     """The first of (seed, error) pairs, in words for the end of a line."""
     seed, broken = failed[0]
     return f"the first: seed {seed}: {broken.error}"
@@ -345,6 +345,6 @@ def _draws(environment: Environment, rooms: int) -> bool:
     """Whether the first imitation problem that can be shown is shown with images."""
     for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
         (shown,) = observe(environment, begin(environment, [seed], NO_LIMITS), NO_LIMITS)
-        if not isinstance(shown, Broken):
+        if not isinstance(shown, EnvFailure):
             return isinstance(shown, Observation)
     return False

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from ragen_jax.algorithm.rewards import broken_episodes
-from ragen_jax.config.per_task import due
+from ragen_jax.config.per_task import is_due
 from ragen_jax.core.compilation import struct_of
 from ragen_jax.core.randomness import Purpose
 from ragen_jax.core.sharding import place
@@ -35,7 +35,7 @@ from ragen_jax.diagnostics.zscores import update_zscores
 from ragen_jax.envs.types import DrawingEnvironment, GroundedEnvironment, ReversibleEnvironment
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.programs.diagnostics import gradient_programs, mediation_programs, scoring_programs
-from ragen_jax.programs.precompile import Planned
+from ragen_jax.programs.precompile import PlannedProgram
 from ragen_jax.run.heldout import play_heldout
 from ragen_jax.run.log import write_scores
 from ragen_jax.run.stages import Played, rewarded_batch
@@ -46,8 +46,7 @@ if TYPE_CHECKING:  # importing them takes Orbax and TFDS
     from ml_collections import ConfigDict
 
     from ragen_jax.programs.program import Program
-    from ragen_jax.programs.shapes import Lengths
-    from ragen_jax.programs.shapes import Run as RunShapes
+    from ragen_jax.programs.shapes import RunShapes as RunShapes
     from ragen_jax.run.tasks import Task
     from ragen_jax.run.training import Run
 
@@ -73,7 +72,7 @@ class Diagnosis:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class StepContext:
     """What a diagnostic may look at."""
 
     run: "Run"
@@ -91,9 +90,9 @@ class Diagnostic:
 
     every: Callable[[Diagnosis], int]  # steps between two; 0: never
     # (Step, TrainState, metrics so far) -> (TrainState, metrics)
-    measure: Callable[[Step, TrainState, Metrics], tuple[TrainState, Metrics]]
+    measure: Callable[[StepContext, TrainState, Metrics], tuple[TrainState, Metrics]]
     # What it compiles, for preflight; None: nothing larger than the others do.
-    programs: "Callable[[RunShapes, ConfigDict, Lengths], Iterator[Program]] | None" = None
+    programs: "Callable[[RunShapes, ConfigDict, RowLengths], Iterator[Program]] | None" = None
     first: bool = False  # also in the first step, whose policy no update has changed
 
 
@@ -114,54 +113,58 @@ def diagnose(
     Returns:
       (TrainState with the moving averages, metrics of DIAGNOSTICS).
     """
-    seen = Step(run, learner, policy, played, batch, outcomes, step)
+    seen = StepContext(run, learner, policy, played, batch, outcomes, step)
     metrics: Metrics = {}
     for diagnostic in DIAGNOSTICS.values():
         every = diagnostic.every(run.diagnosis)
-        if due(every, step) or (diagnostic.first and every and step == 1):
+        if is_due(every, step) or (diagnostic.first and every and step == 1):
             state, figures = diagnostic.measure(seen, state, metrics)
             metrics |= figures
     return state, metrics
 
 
 def of_each_task(
-    step: Step, measure: Callable[[int, "Task", list[Episode], np.ndarray], Metrics]
+    step: StepContext, measure: Callable[[int, "Task", list[Episode], np.ndarray], Metrics]
 ) -> Metrics:
     """measure(index, task, its episodes, their return_GK) of each task, combined."""
     listed = zip(step.run.tasks, step.played.episodes_E, step.played.returns_E, strict=True)
     return combine_metrics(step.run.tasks, [measure(i, *each) for i, each in enumerate(listed)])
 
 
-def collapse(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+def collapse(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """collapse/* and, where they are due, flow/* figures."""
     settings = step.run.diagnosis
-    flow = due(settings.flow_every, step.number)
-    scores = due(settings.scores_every, step.number)
+    flow = is_due(settings.flow_every, step.number)
+    scores = is_due(settings.scores_every, step.number)
 
     def measure(index, task, episodes, return_GK):
         keep = None
         if scores:
             folder = step.run.workdir / "diagnostics" / task.label
             keep = functools.partial(write_scores, folder, step.number)
-        return _scored(step, index, task, episodes, flow=flow, keep=keep)
+        return _score(step, index, task, episodes, flow=flow, keep=keep)
 
     if flow:
         step.run.precompiler.wait()
-    elif 0 < step.number < settings.flow_every and jax.process_count() == 1 and not sees(step):
+    elif (
+        0 < step.number < settings.flow_every
+        and jax.process_count() == 1
+        and not shows_images(step)
+    ):
         # Reasonings differ in length from step to step, so that each knows of other programs.
         shapes = dataclasses.replace(step, policy=jax.tree.map(struct_of, step.policy))
         compile = functools.partial(compile_scoring, shapes)
-        step.run.precompiler.begin(Planned("scoring", compile))
+        step.run.precompiler.begin(PlannedProgram("scoring", compile))
     with jax.set_mesh(step.run.sampling_mesh):
         return state, of_each_task(step, measure)
 
 
-def sees(step: Step) -> bool:
+def shows_images(step: StepContext) -> bool:
     """Whether its episodes may show images, which are forgotten while programs still compile."""
     return any(task.album is not None for task in step.run.tasks)
 
 
-def compile_scoring(step: Step) -> None:
+def compile_scoring(step: StepContext) -> None:
     """Compiles what steps like this one, with flow figures and without, would score with; nothing
     of what it gives is kept.
 
@@ -171,11 +174,11 @@ def compile_scoring(step: Step) -> None:
     tasks = enumerate(zip(step.run.tasks, step.played.episodes_E, strict=True))
     with jax.set_mesh(step.run.sampling_mesh), only_compiling():
         for (index, (task, episodes)), flow in itertools.product(tasks, (True, False)):
-            _scored(step, index, task, episodes, flow=flow)
+            _score(step, index, task, episodes, flow=flow)
 
 
-def _scored(
-    step: Step,
+def _score(
+    step: StepContext,
     index: int,
     task: "Task",
     episodes: list[Episode],
@@ -201,7 +204,7 @@ def _scored(
     )
 
 
-def behaviour(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """anatomy/*, action/* and reasoning/* figures, as far as an environment offers the checks."""
 
     def measure(index, task, episodes, return_GK):
@@ -226,7 +229,7 @@ def behaviour(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainSta
     return state, of_each_task(step, measure)
 
 
-def probe(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """probe/* figures: those of collapse/first_turn/* and the styles, of held-out problems.
 
     A step has few prompts, and the mutual information in them is at most the logarithm of their
@@ -282,14 +285,14 @@ def probe(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, 
         return state, of_each_task(step, measure)
 
 
-def zscores(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+def zscores(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """collapse/*/mi_zscore*_ema: of the collapse figures of this step, over what went before."""
     averages, figures = update_zscores(jax.device_get(state.zscores), metrics)
     averages = place(averages, state.step.sharding)
     return dataclasses.replace(state, zscores=averages), figures
 
 
-def gradients(step: Step, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
+def gradients(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
     """gradient/* figures, by reward variance."""
     run, settings = step.run, step.run.diagnosis
     if settings.gradients_groups:
@@ -347,7 +350,7 @@ def task_gradients(
             ids,
             mesh=learner.mesh,
             micro_batch=learner.micro_batch,
-            frozen=learner.beside(state.params, batch.tokens_BT),
+            frozen=learner.forward_context(state.params, batch.tokens_BT),
         )
     return odds | gradient_report(
         learner,

@@ -16,7 +16,7 @@ from ragen_jax.envs.types import Environment, State
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import NO_LIMITS, Limits
-from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
 
 if TYPE_CHECKING:  # importing it takes TFDS
@@ -41,7 +41,7 @@ def play_problems(
     chunk: int = 0,
     first_prompt: int = 0,
     limits: Limits = NO_LIMITS,
-    album: Album | None = None,
+    album: ImageTable | None = None,
 ) -> list[Episode]:
     """Plays every problem `samples` times: about `rows` episodes at a time, or in slots.
 

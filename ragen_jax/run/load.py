@@ -16,19 +16,19 @@ from ragen_jax.config.build import (
     tiny_words,
 )
 from ragen_jax.config.check import check
-from ragen_jax.config.per_task import of_environments
-from ragen_jax.core.heartbeat import reached
-from ragen_jax.core.sharding import first_goes_first
+from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.core.heartbeat import enter_phase
+from ragen_jax.core.sharding import main_process_first
 from ragen_jax.core.types import Params
 from ragen_jax.model import hf, lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.tasks import Task, build_tasks
 from ragen_jax.run.trust import require_trust
 from ragen_jax.run.workdir import read_run_config
-from ragen_jax.storage.atomic_io import retried
+from ragen_jax.storage.atomic_io import with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 from ragen_jax.warmstart.imitate import tiny_model
@@ -65,15 +65,15 @@ def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = Fal
         tiny_words(config)  # all processes refuse it, not the first alone
     else:
         check_reader(config)
-    with first_goes_first("model"):
+    with main_process_first("model"):
         if path == "tiny":
             path = tiny_model(config) if workdir is None else workdir / "model"
             if not path.exists():
                 if workdir is not None:
                     refuse_links(workdir, path, _unfinished(path))
                 made = tiny_model(config)
-                retried(functools.partial(_copy, made, path), path)
-    reached(f"loading {path}")
+                with_retries(functools.partial(_copy, made, path), path)
+    enter_phase(f"loading {path}")
     model, params, tokenizer = hf.load(path, mesh=mesh, dtype=config.model.dtype)
     model = build_model(config, model.config, mesh)
     tower = hf.load_tower(path, mesh=mesh, dtype=config.model.dtype)
@@ -85,8 +85,8 @@ def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = Fal
         )
     if tower is not None and model.config.image_tokens is not None:
         eyes["image_pad"] = model.config.image_tokens.pad
-        eyes["album"] = Album(tower, model.config.vocab_size)
-    reached("building the environments")
+        eyes["album"] = ImageTable(tower, model.config.vocab_size)
+    enter_phase("building the environments")
     tasks = build_tasks(
         config,
         tokenizer,
@@ -122,7 +122,7 @@ def check_reader(config: ConfigDict) -> None:
     """
     path = config.model.path
     terse = {}  # environment -> its words
-    for name, c in of_environments(config).items():
+    for name, c in per_task_configs(config).items():
         environment = build_environment(c, "train")
         if c.env.prompt == "terse":
             terse[name] = getattr(environment, "words", ())

@@ -17,17 +17,17 @@ from PIL import Image
 
 from ragen_jax.algorithm.rewards import success_is_defined
 from ragen_jax.core.clean_text import clean_text
-from ragen_jax.core.sharding import is_first
+from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.types import Episode, Metrics, Turn
 from ragen_jax.diagnostics.intervals import paired_gain
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.transcript import image_files, transcript
-from ragen_jax.run.counters import Totals
+from ragen_jax.run.counters import Counters
 from ragen_jax.run.run_files import read_events, read_outcomes
 from ragen_jax.run.trackers import Follower, end_all
-from ragen_jax.storage.atomic_io import append, retried, whole, write_whole
+from ragen_jax.storage.atomic_io import append_line, atomic_open, atomic_write, with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.metrics_reader import read_metrics
 
@@ -67,13 +67,13 @@ class MetricsLog:
         self.path = Path(path)
         self.file, self.followers = None, []
         self.last: Metrics = {}  # the row that was written last
-        self.totals = Totals([])
-        if not is_first():
+        self.totals = Counters([])
+        if not is_main_process():
             return
         rows = [row for row in read_metrics(self.path) if row["step"] <= last_step]
-        self.totals, self.last = Totals(rows), rows[-1] if rows else {}
-        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows))
-        self.file = retried(functools.partial(self.path.open, "r+b", buffering=0), self.path)
+        self.totals, self.last = Counters(rows), rows[-1] if rows else {}
+        atomic_write(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        self.file = with_retries(functools.partial(self.path.open, "r+b", buffering=0), self.path)
         for name in dict.fromkeys(trackers):
             self.followers.append(Follower(name, self.path, config or {}, console))
             self.followers[-1].wake()  # with the rows that it may lack
@@ -87,7 +87,7 @@ class MetricsLog:
                 row[clean_text(name)] = value
         self.last = row
         if self.file:
-            append(self.file, json.dumps(row, allow_nan=False) + "\n")
+            append_line(self.file, json.dumps(row, allow_nan=False) + "\n")
         for follower in self.followers:
             follower.wake()
         return row
@@ -95,7 +95,7 @@ class MetricsLog:
     def sync(self) -> None:
         """Returns when all rows are on the disk: a checkpoint behind it must not outlive them."""
         if self.file:
-            retried(functools.partial(os.fsync, self.file.fileno()), self.path)
+            with_retries(functools.partial(os.fsync, self.file.fileno()), self.path)
 
     def close(self, exit_code: int = 0) -> None:
         """Closes it and its trackers, which are told how the run has ended."""
@@ -114,13 +114,13 @@ def write_events(path: Path, step: int, fired: Iterable[Fired], *, further: bool
     Args:
       further: add to the events of the step instead.
     """
-    if not is_first():
+    if not is_main_process():
         return
     events = [event for event in read_events(path) if event["step"] < step + further]
     events += [{"step": step} | dataclasses.asdict(rule) for rule in fired]
     if not events and not path.exists():
         return
-    write_whole(path, "".join(json.dumps(event) + "\n" for event in events))
+    atomic_write(path, "".join(json.dumps(event) + "\n" for event in events))
 
 
 def write_rollouts(
@@ -152,9 +152,9 @@ def write_rollouts(
     }
     for name, image in images.items():
         if not (folder / name).exists():
-            with whole(folder / name, "wb") as file:
+            with atomic_open(folder / name, "wb") as file:
                 Image.fromarray(image).save(file, format="PNG")
-    with whole(path) as file:
+    with atomic_open(path) as file:
         for episode in episodes:
             turns = [
                 {
@@ -180,7 +180,7 @@ def write_rollouts(
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     for left in folder.glob("*.png"):
         if left.name not in images:
-            retried(functools.partial(left.unlink, missing_ok=True), left)
+            with_retries(functools.partial(left.unlink, missing_ok=True), left)
 
 
 def step_line(step: int, steps: int, row: Metrics) -> str:
@@ -225,18 +225,18 @@ def write_outcomes(folder: Path, step: int, episodes: Iterable[Episode]) -> None
     episodes = list(episodes)
     outcomes = [[e.seed, None if e.error else int(e.success)] for e in episodes]
     nothing = all(solved is None for _, solved in outcomes)
-    if not is_first() or nothing or not success_is_defined(episodes):
+    if not is_main_process() or nothing or not success_is_defined(episodes):
         return
     path = Path(folder) / f"step_{step:06d}.json"
-    write_whole(path, json.dumps(outcomes))
+    atomic_write(path, json.dumps(outcomes))
 
 
 def write_gradients(workdir: Path, step: int, metrics: Metrics) -> None:
     """gradients/step_N.json: the gradient/* metrics of a step's checkpoint."""
-    if not is_first():
+    if not is_main_process():
         return
     path = Path(workdir) / "gradients" / f"step_{step:06d}.json"
-    write_whole(path, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
+    atomic_write(path, json.dumps(metrics, indent=2, allow_nan=False) + "\n")
 
 
 def learning_curve(folder: Path, title: str = "held-out success") -> str:
@@ -262,10 +262,10 @@ MOST_SCORED = 64  # reasonings and prompts of a stored score matrix, at most
 
 def write_scores(folder: Path, step: int, scores: Scores) -> None:
     """step_N.npz: the arrays of `scores_to_show`."""
-    if not is_first():
+    if not is_main_process():
         return
     path = Path(folder) / f"step_{step:06d}.npz"
-    with whole(path, "wb") as file:
+    with atomic_open(path, "wb") as file:
         np.savez_compressed(file, **vars(scores_to_show(scores)))
 
 

@@ -17,11 +17,11 @@ from ml_collections import ConfigDict
 import ragen_jax
 from ragen_jax import envs
 from ragen_jax.config.build import hash_option_files
-from ragen_jax.config.per_task import of_environments
+from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.envs import ENVS, OWN
 from ragen_jax.envs.own_code import files_hash, own_files
 from ragen_jax.model import hf
-from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.console import console
 from ragen_jax.storage.limits import read_json
 
@@ -67,7 +67,7 @@ def provenance_of(config: ConfigDict, python: str) -> Provenance:
         "processes": str(jax.process_count()),
         "backend": f"{device.platform} {platform}",
     }
-    for name, c in of_environments(config).items():
+    for name, c in per_task_configs(config).items():
         found |= {package: _version(package) for package in ENGINES.get(name, ())}
         found |= _own_code(c)
         try:
@@ -118,7 +118,7 @@ def record(workdir: Path, now: Provenance, step: int | None) -> None:
     records = (step is not None and _read(workdir)) or []
     if not records or records[-1]["made_with"] != now:
         records.append({"after_step": step or 0, "made_with": now})
-        write_whole(workdir / FILE, json.dumps(records, indent=2) + "\n")
+        atomic_write(workdir / FILE, json.dumps(records, indent=2) + "\n")
 
 
 def _read(workdir: Path) -> list[dict[str, Any]] | None:

@@ -27,12 +27,12 @@ DAMAGED = (
 IMAGE_FILE = re.compile(r"step_\d+_images/[0-9a-f]{16}\.png", re.ASCII)
 
 
-def warn(line: str) -> None:
+def warn_unreadable(line: str) -> None:
     """Prints a warning above any progress bar."""
     show(f"warning: {line}")
 
 
-def read_events(path: Path, say: Say = warn) -> list[dict[str, Any]]:
+def read_events(path: Path, say: Say = warn_unreadable) -> list[dict[str, Any]]:
     """What `log.write_events` wrote, without the lines that are damaged; [] of no file."""
     found = []
     lines = read_bytes(path).split(b"\n") if path.exists() else []
@@ -50,7 +50,7 @@ def read_events(path: Path, say: Say = warn) -> list[dict[str, Any]]:
     return found
 
 
-def read_outcomes(folder: Path, say: Say = warn) -> dict[int, list[float]]:
+def read_outcomes(folder: Path, say: Say = warn_unreadable) -> dict[int, list[float]]:
     """{step: [solved of every held-out problem]} of what `log.write_outcomes` wrote, in order.
 
     1, 0, or NaN where the problem's environment broke; at least one of a step is no NaN.
@@ -66,7 +66,7 @@ def read_outcomes(folder: Path, say: Say = warn) -> dict[int, list[float]]:
     return _of_steps(folder, "json", read, say)
 
 
-def read_gradients(workdir: Path, say: Say = warn) -> dict[int, Metrics]:
+def read_gradients(workdir: Path, say: Say = warn_unreadable) -> dict[int, Metrics]:
     """{step: gradient/* metrics} of what `log.write_gradients` wrote, in order."""
 
     def read(path: Path) -> Metrics:
@@ -76,7 +76,7 @@ def read_gradients(workdir: Path, say: Say = warn) -> dict[int, Metrics]:
     return _of_steps(workdir / "gradients", "json", read, say)
 
 
-def read_scores(folder: Path, say: Say = warn) -> dict[int, Scores]:
+def read_scores(folder: Path, say: Say = warn_unreadable) -> dict[int, Scores]:
     """{step: `Scores`} of what `log.write_scores` wrote, in order."""
 
     def read(path: Path) -> Scores:
@@ -88,7 +88,7 @@ def read_scores(folder: Path, say: Say = warn) -> dict[int, Scores]:
     return _of_steps(folder, "npz", read, say)
 
 
-def read_rollouts(folder: Path, say: Say = warn) -> dict[int, list[dict[str, Any]]]:
+def read_rollouts(folder: Path, say: Say = warn_unreadable) -> dict[int, list[dict[str, Any]]]:
     """{step: episodes} of what `log.write_rollouts` wrote, in order."""
 
     def read(path: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ragen_jax.algorithm import batch as rows
 from ragen_jax.algorithm.advantage import comparable_members, sample_variance
-from ragen_jax.algorithm.bonus import gates, pointwise_information, spread
+from ragen_jax.algorithm.bonus import entropy_gate, pointwise_information, scatter_to_reasoning
 from ragen_jax.algorithm.rewards import (
     Penalties,
     add_rewards,
@@ -80,7 +80,7 @@ def play(
     clock = Clock()
     album = run.tasks[0].album  # the run's
     if album is not None:
-        album.begin_page()
+        album.begin_epoch()
     play_task = episodes_of(run, policy, clock)
     collected = [collect(task, play_task, state, step) for task in run.tasks]
     selected = concatenate_episodes(part.episodes for part in collected)
@@ -215,7 +215,7 @@ def inform(
         outcomes = dataclasses.replace(outcomes, sampled_entropy_BT=entropy_BT)
     if learner.entropy_gate and state.regimes is not None:
         share_E = information_share(jax.device_get(state.regimes))
-        outcomes = dataclasses.replace(outcomes, gate_E=gates(share_E, learner.entropy_gate))
+        outcomes = dataclasses.replace(outcomes, gate_E=entropy_gate(share_E, learner.entropy_gate))
     if not learner.mi_coef:
         return outcomes, {}
     episodes = played.selected
@@ -248,7 +248,7 @@ def inform(
         at = tuple(np.array([(e, u) for e, u, _ in scored]).T)
         value_EU[at] = learner.mi_coef * (information_M - information_M.mean())
         metrics_E.append({"bonus/mi": information_M.mean()})
-    bonus_BT = spread(value_EU, batch)
+    bonus_BT = scatter_to_reasoning(value_EU, batch)
     return dataclasses.replace(outcomes, bonus_BT=bonus_BT), combine_metrics(run.tasks, metrics_E)
 
 

@@ -26,16 +26,16 @@ from ragen_jax.config.build import (
     environment_settings,
 )
 from ragen_jax.config.fields import plays_heldout
-from ragen_jax.config.per_task import of_environments, step_rows
+from ragen_jax.config.per_task import per_task_configs, step_rows
 from ragen_jax.core.clean_text import last_line
 from ragen_jax.core.randomness import Purpose, stream_key
-from ragen_jax.core.sharding import first_goes_first
+from ragen_jax.core.sharding import main_process_first
 from ragen_jax.core.types import Episode, Params
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.collect import Collecting
-from ragen_jax.rollout.env_calls import Broken, Limits, begin, observe
+from ragen_jax.rollout.collect import CollectSettings
+from ragen_jax.rollout.env_calls import EnvFailure, Limits, begin, observe
 from ragen_jax.rollout.episode import (
     Play,
     Room,
@@ -43,7 +43,7 @@ from ragen_jax.rollout.episode import (
     is_prompt_error,
     start_plays,
 )
-from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.rollout.pool import draw_seeds
 from ragen_jax.run import datasets
@@ -65,10 +65,10 @@ class Task:
     chat: Chat
     environment: Environment  # problems of the training split
     heldout_environment: Environment | None  # of the evaluation split; None: nothing plays it
-    heldout: tuple[list[int], list[State | Broken]] | None  # (seeds, states) of its problems
+    heldout: tuple[list[int], list[State | EnvFailure]] | None  # (seeds, states) of its problems
     key: jax.Array  # of the policy's draws and the environment's noise while training
     eval_seed: int  # of the same while its held-out problems are played
-    collecting: Collecting
+    collecting: CollectSettings
     group_size: int  # episodes of a group
     group_rows: int  # the most rows of a group
     budgets: Budgets
@@ -81,7 +81,7 @@ class Task:
     chunk: int
     penalties: Penalties
     styles: Mapping[str, Style]  # that its agent was taught to think in; {}: one alone
-    album: Album | None  # of the images that it shows, the run's; None: the model does not see
+    album: ImageTable | None  # of the images that it shows, the run's; None: the model does not see
     positions: int = 0  # of the model; 0: not known
 
     @property
@@ -129,7 +129,7 @@ class Task:
     def _first_usable(
         self,
         environment: Environment,
-        chunks: Iterable[tuple[list[int], Sequence[State | Broken]]],
+        chunks: Iterable[tuple[list[int], Sequence[State | EnvFailure]]],
         which: str,
     ) -> list[Play]:
         """The plays of the first chunk of (seeds, states) in which a problem can be played.
@@ -159,7 +159,7 @@ class Task:
         return tuple(sorted(len(play.prompt) for play in self.first_plays))
 
 
-def first_seeds(collecting: Collecting, count: int) -> list[int]:
+def first_seeds(collecting: CollectSettings, count: int) -> list[int]:
     """Seeds of the first problems that a run trains on, at most `count`."""
     count = min(count, collecting.pool) if collecting.pool else count
     seeds, _ = draw_seeds(0, count, pool=collecting.pool, seed=collecting.seed)
@@ -172,7 +172,7 @@ def build_tasks(
     stop_ids: Sequence[int],
     *,
     image_pad: int | None = None,
-    album: Album | None = None,
+    album: ImageTable | None = None,
     positions: int = 0,
     heldout: bool = False,
 ) -> tuple[Task, ...]:
@@ -188,7 +188,7 @@ def build_tasks(
       ValueError: an environment that cannot be built, shows images that the model cannot see, or
         has no problem that can be played.
     """
-    alone = of_environments(config)
+    alone = per_task_configs(config)
     needed = heldout or plays_heldout(config)
     tasks = tuple(
         dataclasses.replace(
@@ -213,7 +213,7 @@ def _build(
     tokenizer: "PreTrainedTokenizerFast",
     stop_ids: Sequence[int],
     image_pad: int | None,
-    album: Album | None,
+    album: ImageTable | None,
     needs_heldout: bool,
 ) -> Task:
     environment = build_environment(config, "train")
@@ -222,7 +222,7 @@ def _build(
     heldout_environment = heldout = None
     if needs_heldout:
         heldout_environment = build_environment(config, "eval")
-        with first_goes_first("heldout"):
+        with main_process_first("heldout"):
             heldout = datasets.heldout_problems(
                 heldout_environment,
                 count=config.eval.episodes,

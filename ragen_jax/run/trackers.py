@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.config.flatten import flat
+from ragen_jax.config.flatten import flatten
 from ragen_jax.core.clean_text import clean_text, describe_error
 from ragen_jax.core.types import Metrics
-from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.atomic_io import atomic_write
 
 PROJECT = "ragen_jax"  # of runs whose environment variables name none
 RETRY_SECONDS = 60.0  # between two tries of a tracker that fails
@@ -358,13 +358,13 @@ def _kept_id(workdir: Path, name: str) -> str | None:
 
 def _keep_id(workdir: Path, name: str, id_: str) -> None:
     path = workdir / "trackers" / name
-    write_whole(path, f"{id_}\n")
+    atomic_write(path, f"{id_}\n")
 
 
 def _texts(config: dict[str, Any]) -> dict[str, Any]:
     """{"a.b": value} of a nested config, clean; what is no number, bool or text as JSON."""
     found = {}
-    for name, value in flat(config).items():
+    for name, value in flatten(config).items():
         if isinstance(value, str):
             value = clean_text(value)
         elif not isinstance(value, (bool, int, float)):

@@ -21,14 +21,14 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from ragen_jax.algorithm.rewards import turn_reward
-from ragen_jax.config.per_task import due
-from ragen_jax.core.heartbeat import met, reached, spoke
-from ragen_jax.core.sharding import agree, is_first
+from ragen_jax.config.per_task import is_due
+from ragen_jax.core.heartbeat import count_barrier, enter_phase, note_output
+from ragen_jax.core.sharding import is_main_process, max_over_processes
 from ragen_jax.core.task_shares import split_groups
 from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.programs.monitor import Compiling
+from ragen_jax.programs.monitor import CompileMonitor
 from ragen_jax.programs.precompile import Precompiler
 from ragen_jax.report.background import Reports
 from ragen_jax.rollout.play import compile_ahead
@@ -46,7 +46,7 @@ from ragen_jax.run.log import (
     write_rollouts,
 )
 from ragen_jax.run.memory import memory_metrics
-from ragen_jax.storage.atomic_io import whole
+from ragen_jax.storage.atomic_io import atomic_open
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import take_failures
 from ragen_jax.update.learner import Selection, StepCredit
@@ -76,8 +76,8 @@ class Stages:
     @contextmanager
     def __call__(self, name: str, mesh: Mesh | None = None) -> Generator[None]:
         """Times what is done under it, with a mesh in use if one is given."""
-        reached(name)
-        met()
+        enter_phase(name)
+        count_barrier()
         start, cpu = time.perf_counter(), time.process_time()
         if mesh is None:
             yield
@@ -135,7 +135,7 @@ class Run:
     checkpoints: Checkpoints
     log: MetricsLog
     reports: Reports
-    compiling: Compiling
+    compiling: CompileMonitor
     precompiler: Precompiler
     fresh: bool  # whether nothing of it was there before
     preemption: "Preemption"
@@ -159,7 +159,7 @@ class Run:
             range(first, last + 1),
             initial=first - 1,
             total=last,
-            disable=None if is_first() else True,  # None: on a terminal
+            disable=None if is_main_process() else True,  # None: on a terminal
             dynamic_ncols=True,
         )
         for number in bar:
@@ -195,7 +195,7 @@ class Run:
     def evaluate_if_due(self, policy: Params, step: int) -> Metrics:
         """eval/* metrics of the held-out problems; {} where none is due."""
         every = self.schedule.evaluate
-        if due(every, step) or every and step == self.schedule.steps:
+        if is_due(every, step) or every and step == self.schedule.steps:
             return self.evaluate(policy, step)
         return {}
 
@@ -231,7 +231,7 @@ class Run:
         Returns:
           The exit code of a run that ends here, else None.
         """
-        if due(self.schedule.save_rollouts, step) and is_first():
+        if is_due(self.schedule.save_rollouts, step) and is_main_process():
             kept_E = self._kept(played, selection)
             for task, episodes, kept in zip(self.tasks, played.episodes_E, kept_E, strict=True):
                 write_rollouts(
@@ -248,15 +248,15 @@ class Run:
         metrics |= self._behind_row(step)
         row = self.log.write(step, metrics)
         console(step_line(step, self.schedule.steps, row))
-        spoke(begun=True)
+        note_output(begun=True)
         if "eval/return" in row:
             console(eval_line(step, row))
         fired = [*played.fired, *fired, *_console_failures()]
         for rule in fired:
             console(f"{ACTIONS[rule.action]}: {rule.reason}")
-            if rule.rule == "nonfinite" and is_first():
+            if rule.rule == "nonfinite" and is_main_process():
                 path = self.workdir / f"nonfinite_step_{step}.npz"
-                with whole(path, "wb") as file:
+                with atomic_open(path, "wb") as file:
                     np.savez_compressed(file, advantage_BT=credit.advantage_BT, **vars(batch))
                 console(f"its batch is in {path}")
         write_events(self.workdir / "events.jsonl", step, fired)
@@ -265,7 +265,7 @@ class Run:
 
     def _behind_row(self, step: int) -> Metrics:
         """The clock, what compiled and the memory in use, as a row is written."""
-        compiled = self.compiling.since_last_row(step)
+        compiled = self.compiling.metrics(step)
         return compiled | self.log.totals.clock() | memory_metrics()
 
     def _kept(self, played: "Played", selection: Selection) -> list[set[tuple[int, int]]]:
@@ -283,9 +283,9 @@ class Run:
         if failed:
             console(f"warning: {failed}; saving step {step} instead")
         with jax.set_mesh(self.mesh):
-            stopping, again = agree(self.preemption.signal, int(failed is not None))
+            stopping, again = max_over_processes(self.preemption.signal, int(failed is not None))
         last = bool(step == self.schedule.steps or stopping or "stop" in actions)
-        if due(self.schedule.checkpoint, step) or "checkpoint" in actions or last or again:
+        if is_due(self.schedule.checkpoint, step) or "checkpoint" in actions or last or again:
             broken = not_finite(state)
             if broken:  # those that are kept stay: a run can go on from them
                 console(f"warning: step {step} is not saved: {broken} holds NaN or infinity")
@@ -322,7 +322,7 @@ class Run:
 
     def finish(self) -> None:
         """Shows the learning curve of a whole run."""
-        for task in self.tasks if self.schedule.evaluate and is_first() else ():
+        for task in self.tasks if self.schedule.evaluate and is_main_process() else ():
             title = f"held-out success {task.label}".rstrip()
             console(learning_curve(self.workdir / "eval" / task.label, title))
         self.reports.write_last()

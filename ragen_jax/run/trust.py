@@ -16,11 +16,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from ragen_jax.core.sharding import of_first
+from ragen_jax.core.sharding import from_main_process
 from ragen_jax.envs import names_code
 from ragen_jax.run.workdir import read_config_file
-from ragen_jax.storage.atomic_io import make_folder, retried, write_whole
-from ragen_jax.storage.cache import cache_directory, locked
+from ragen_jax.storage.atomic_io import atomic_write, make_folder, with_retries
+from ragen_jax.storage.cache import cache_directory, lock_path
 from ragen_jax.storage.console import console
 from ragen_jax.storage.ownership import exposure
 
@@ -69,7 +69,7 @@ def require_trust(
     if not foreign or trust:
         return
     reason = _unsigned(workdir)
-    if of_first(int(reason is not None)):
+    if from_main_process(int(reason is not None)):
         listed = ", ".join(f"config.{name}={value!r}" for name, value in foreign.items())
         raise ValueError(
             f"{workdir} names code that would be imported: {listed}; "
@@ -90,7 +90,7 @@ def sign(workdir: Path, config: ConfigDict) -> None:
     except (OSError, ValueError) as error:
         console(f"warning: resuming {workdir} will need --trust: {error}")
         return
-    write_whole(workdir / SIGNATURE, f"{_signature(key, json_of(config))}\n")
+    atomic_write(workdir / SIGNATURE, f"{_signature(key, json_of(config))}\n")
 
 
 def json_of(config: ConfigDict) -> dict[str, Any]:
@@ -131,9 +131,9 @@ def _key(*, create: bool) -> bytes:
     path = cache_directory() / "key"
     if create and not path.exists():
         make_folder(path.parent)
-        with locked(path):
+        with lock_path(path):
             if not path.exists():  # no other process has made it meanwhile
-                retried(functools.partial(_make_key, path), path)
+                with_retries(functools.partial(_make_key, path), path)
     if found := exposure(path):
         raise ValueError(found)
     if path.stat().st_mode & 0o077:

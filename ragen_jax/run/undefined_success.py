@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.types import SUCCESS_UNDEFINED
-from ragen_jax.rollout.env_calls import Acted, Asked, act
+from ragen_jax.rollout.env_calls import StepRequest, StepResult, act
 from ragen_jax.storage.console import console
 
 if TYPE_CHECKING:  # importing it takes TFDS
@@ -60,9 +60,9 @@ def lacks_success(task: "Task") -> bool:
             continue
         for index in range(most):
             action = words[(index + number) % len(words)]
-            job = Asked(state, (action,), rng, actions_left=most - index)
+            job = StepRequest(state, (action,), rng, actions_left=most - index)
             (result,) = act(environment, [job], task.limits)
-            if not isinstance(result, Acted):
+            if not isinstance(result, StepResult):
                 break
             if result.done:
                 return bool(result.info.get(SUCCESS_UNDEFINED))

@@ -10,13 +10,13 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from ragen_jax.config.flatten import flat
+from ragen_jax.config.flatten import flatten
 from ragen_jax.configs import base
 from ragen_jax.core.clean_text import clean_text
-from ragen_jax.core.sharding import is_first
+from ragen_jax.core.sharding import is_main_process
 from ragen_jax.model.dates import AUTO
-from ragen_jax.storage.atomic_io import OF_A_PATH, make_folder, remove_left_over, retried
-from ragen_jax.storage.cache import _locked_now
+from ragen_jax.storage.atomic_io import OF_A_PATH, make_folder, remove_leftovers, with_retries
+from ragen_jax.storage.cache import open_locked
 from ragen_jax.storage.console import console
 from ragen_jax.storage.limits import read_json
 from ragen_jax.storage.links import refuse_links
@@ -25,7 +25,7 @@ LOCK = ".lock"  # in a run's folder, while a process has it
 
 
 @contextlib.contextmanager
-def owned(workdir: Path) -> Generator[None]:
+def lock_workdir(workdir: Path) -> Generator[None]:
     """Holds a run's folder, which is made if need be, for the first process as long as it lives.
 
     Where the file system has no locks, a warning says so. A folder that nothing came into is
@@ -39,13 +39,13 @@ def owned(workdir: Path) -> Generator[None]:
     path = str(workdir.resolve())
     if clean_text(path) != path:  # which TensorStore cannot write
         raise ValueError(f"--workdir is {path}, which is not UTF-8; give another folder")
-    if not is_first():
+    if not is_main_process():
         yield
         return
     path = workdir / LOCK
     try:
         refuse_links(workdir)
-        file = retried(functools.partial(_locked_now, path), workdir)
+        file = with_retries(functools.partial(open_locked, path), workdir)
     except BlockingIOError:
         holder = path.read_text().strip() or "another process"
         raise ValueError(
@@ -58,7 +58,7 @@ def owned(workdir: Path) -> Generator[None]:
         raise ValueError(f"--workdir is {workdir}, which cannot be used: {error}") from None
     with file:
         try:
-            retried(functools.partial(remove_left_over, workdir), workdir)
+            with_retries(functools.partial(remove_leftovers, workdir), workdir)
             yield
         finally:
             # The lock ends with the file: one that a failing disk keeps is in nobody's way, and
@@ -78,7 +78,7 @@ def new_folder(parent: Path, name: str) -> Path:
         path = parent / (name if number == 1 else f"{name}-{number}")
         make_folder(parent)
         with contextlib.suppress(FileExistsError):
-            retried(path.mkdir, path)
+            with_retries(path.mkdir, path)
             return path
     raise AssertionError("numbers do not end")
 
@@ -115,7 +115,7 @@ def stored_date(workdir: Path, missing: str) -> str | None:
     recorded = read_config_file(workdir)["model"]
     if "date" in recorded:
         return None if recorded["date"] == AUTO else recorded["date"]
-    _tell_once(f"{path} has not, and gets: {_listed({'model.date': missing})}")
+    _print_once(f"{path} has not, and gets: {_list_fields({'model.date': missing})}")
     return missing
 
 
@@ -131,9 +131,9 @@ def read_run_config(workdir: str | Path) -> ConfigDict:
     config, added, unknown = _read_config(workdir)
     path = Path(workdir) / "config.json"
     if added:
-        _tell_once(f"{path} has not, and gets: {_listed(added)}")
+        _print_once(f"{path} has not, and gets: {_list_fields(added)}")
     if unknown:
-        _tell_once(f"{path} has what nothing reads now: {_listed(unknown)}")
+        _print_once(f"{path} has what nothing reads now: {_list_fields(unknown)}")
     return config
 
 
@@ -158,12 +158,12 @@ def _read_config(workdir: str | Path) -> tuple[ConfigDict, dict[str, Any], dict[
     return config, added, unknown
 
 
-def _listed(fields: dict[str, Any]) -> str:
+def _list_fields(fields: dict[str, Any]) -> str:
     return ", ".join(f"config.{name}={value!r}" for name, value in fields.items())
 
 
 @functools.cache
-def _tell_once(line: str) -> None:
+def _print_once(line: str) -> None:
     """A line that a command prints once, however often it reads the file."""
     console(line)
 
@@ -223,8 +223,8 @@ def same_run(config: ConfigDict, workdir: Path) -> list[str]:
     run, _, unknown = _read_config(workdir)
     if unknown:
         raise ValueError(
-            f"{path} is of another version: it has {_listed(unknown)}, which this one does not "
-            "know; go on with that version (evaluate reads it with this one, too)"
+            f"{path} is of another version: it has {_list_fields(unknown)}, which this one does "
+            "not know; resume with that version (evaluate reads it with this one as well)"
         )
     before, now = fields_of(run), fields_of(config)
     changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
@@ -252,11 +252,11 @@ def set_evaluations_aside(workdir: Path, step: int) -> None:
     old = workdir / "eval"
     if old.exists():
         aside = workdir / f"eval_until_step_{step:06d}"
-        retried(functools.partial(old.rename, aside), aside)
+        with_retries(functools.partial(old.rename, aside), aside)
         console(f"config.eval has changed: what was evaluated before is in {aside}")
 
 
 def fields_of(config: ConfigDict) -> dict[str, Any]:
     """{"a.b": value} of a config, sequences as lists: what a config.json would hold of it."""
-    found = flat(json.loads(json.dumps(config.to_dict())))
+    found = flatten(json.loads(json.dumps(config.to_dict())))
     return {name: value for name, value in found.items() if value != {}}

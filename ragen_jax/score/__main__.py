@@ -32,8 +32,8 @@ from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.model import hf
 from ragen_jax.model.dates import is_day
 from ragen_jax.model.layout import sampling_params
-from ragen_jax.programs.cache import keep_programs
-from ragen_jax.report.matrices import Stored
+from ragen_jax.programs.cache import enable_compilation_cache
+from ragen_jax.report.matrices import StoredMatrix
 from ragen_jax.report.page import write_page
 from ragen_jax.report.runs import ONLY
 from ragen_jax.run.log import scores_to_show
@@ -41,11 +41,11 @@ from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.score import notices
 from ragen_jax.score.days import day_lines
 from ragen_jax.score.encode import ANSWER, THINK, Encoder
-from ragen_jax.score.episodes import Step, Surprises, encode_rows, make_steps
-from ragen_jax.score.figures import Sampling, add_alarm, step_metrics
+from ragen_jax.score.episodes import ScoredStep, Surprises, encode_rows, make_steps
+from ragen_jax.score.figures import ScoringSettings, add_alarm, step_metrics
 from ragen_jax.score.files import Broken, Read, read_files
 from ragen_jax.score.page import contents
-from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import show_line
 
@@ -89,7 +89,7 @@ def parse(argv: Sequence[str]) -> list[str]:
         return words
 
 
-def prepare(encoder: Encoder) -> tuple[list[Step], Read, Surprises]:
+def prepare(encoder: Encoder) -> tuple[list[ScoredStep], Read, Surprises]:
     """The steps of the files, what else they hold, and what is told of that.
 
     Raises:
@@ -99,7 +99,7 @@ def prepare(encoder: Encoder) -> tuple[list[Step], Read, Surprises]:
     spoken, others = encode_rows(read.rows, encoder)
     rows = [row for row in read.rows if row.place in spoken]
     read = dataclasses.replace(read, rows=rows, broken=[*read.broken, *others])
-    tell_broken(read.broken)
+    report_broken_rows(read.broken)
     if not rows:
         first = f"; the first: {_words(read.broken[0])}" if read.broken else ", the files are empty"
         raise ValueError(f"no row of {', '.join(ROLLOUTS.value)} can be used{first}")
@@ -112,7 +112,7 @@ def prepare(encoder: Encoder) -> tuple[list[Step], Read, Surprises]:
     return steps, read, surprises
 
 
-def tell_broken(broken: Sequence[Broken]) -> None:
+def report_broken_rows(broken: Sequence[Broken]) -> None:
     """A line for each of the first rows that cannot be used, and the number of the others."""
     for row in broken[:NAMED]:
         _warn(_words(row))
@@ -120,7 +120,9 @@ def tell_broken(broken: Sequence[Broken]) -> None:
         _warn(f"{len(broken) - NAMED} more rows cannot be used")
 
 
-def tell(read: Read, steps: Sequence[Step], surprises: Surprises, encoder: Encoder) -> None:
+def report_lines(
+    read: Read, steps: Sequence[ScoredStep], surprises: Surprises, encoder: Encoder
+) -> None:
     """Print a line for everything that is not read, and for rows read otherwise than meant."""
     for line in notices.unread_lines(read, encoder):
         console(line)
@@ -164,7 +166,7 @@ def step_line(number: int, metrics: Metrics) -> str:
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    keep_programs()
+    enable_compilation_cache()
     with command.bad_input():
         directory = hf.resolve(MODEL.value)
         shape = hf.model_config(directory)
@@ -181,7 +183,7 @@ def main(argv: Sequence[str]) -> None:
             shape.max_positions,
         )
         steps, read, surprises = prepare(encoder)
-        tell(read, steps, surprises, encoder)
+        report_lines(read, steps, surprises, encoder)
         if encoder.writes_date():
             for line in day_lines(read.rows, date, given=bool(DATE.value)):
                 console(line)
@@ -191,19 +193,19 @@ def main(argv: Sequence[str]) -> None:
         model, params, _ = hf.load(directory, mesh=mesh, dtype=DTYPE.value)
         model = build_model(config, model.config, mesh)
         params = sampling_params(params, model, mesh)
-    sampling = Sampling(
+    sampling = ScoringSettings(
         first_turn_samples=FIRST.value,
         trajectory_samples=LATER.value,
         micro_batch=ROWS.value,
         seed=SEED.value,
     )
     rows: list[Metrics] = []
-    stored: list[Stored] = []
+    stored: list[StoredMatrix] = []
     with jax.set_mesh(mesh):
         for step in steps:
             scores: list[Scores] = []
             rows.append(step_metrics(model, params, step, sampling, scores.append))
-            stored += [Stored(ONLY, step.number, scores_to_show(each)) for each in scores]
+            stored += [StoredMatrix(ONLY, step.number, scores_to_show(each)) for each in scores]
             if len(steps) > 1:
                 console(step_line(step.number, rows[-1]))
     if len(steps) > 1:
@@ -221,7 +223,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def write(
-    path: Path, steps: Sequence[Step], rows: Sequence[Metrics], read: Read, encoder: Encoder
+    path: Path, steps: Sequence[ScoredStep], rows: Sequence[Metrics], read: Read, encoder: Encoder
 ) -> None:
     """All figures and what they are of, as one JSON object."""
     days = dict(collections.Counter(row.day or encoder.date for row in read.rows))
@@ -242,15 +244,15 @@ def write(
             for s, row in zip(steps, rows, strict=True)
         ],
     }
-    write_whole(path, json.dumps(shown, indent=2, allow_nan=False) + "\n")
+    atomic_write(path, json.dumps(shown, indent=2, allow_nan=False) + "\n")
     console(f"all figures: {path}")
 
 
 def write_html(
     path: Path,
-    steps: Sequence[Step],
+    steps: Sequence[ScoredStep],
     rows: Sequence[Metrics],
-    stored: Sequence[Stored],
+    stored: Sequence[StoredMatrix],
     encoder: Encoder,
 ) -> None:
     """The report page of all that."""

@@ -17,7 +17,7 @@ from ragen_jax.core.types import Turn
 from ragen_jax.model.dates import with_date
 from ragen_jax.rollout.chat import token_bytes, token_span
 from ragen_jax.score import prompts, transcript
-from ragen_jax.score.formats import Prompt, Reply
+from ragen_jax.score.formats import ParsedReply, Prompt
 from ragen_jax.score.messages import CALL_KEYS, CLOSE, OPEN, Messages, read_messages
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Encoder:
         tail = b"".join(map(self._bytes, prompt[-32:]))
         return tail.rstrip().endswith(self.opening.encode())
 
-    def replies(self, reply: Reply) -> list[Spoken]:
+    def replies(self, reply: ParsedReply) -> list[Spoken]:
         """A reply, or those of all turns that its text holds (see transcript.py).
 
         Raises:
@@ -215,7 +215,7 @@ class Encoder:
             text += response if text.rstrip().endswith(self.opening) else self._whole(response)
         return found
 
-    def _calls_text(self, reply: Reply, content: str) -> str:
+    def _calls_text(self, reply: ParsedReply, content: str) -> str:
         """What the template writes after a reply's content for its tool calls."""
         before = self._messages(reply.prompt)
         found = transcript.calls_text(self.tokenizer, before, content, reply.calls, reply.tools)
@@ -225,7 +225,7 @@ class Encoder:
             self.left_out["tool calls of a reply"] += 1
         return found
 
-    def reply(self, reply: Reply) -> Spoken:
+    def reply(self, reply: ParsedReply) -> Spoken:
         """A reply after its prompt.
 
         Raises:

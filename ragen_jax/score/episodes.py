@@ -13,7 +13,7 @@ from ragen_jax.score.formats import Row
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class ScoredStep:
     """The rollouts of a step."""
 
     number: int
@@ -55,7 +55,7 @@ def encode_rows(
 
 def make_steps(
     rows: Sequence[Row], spoken: dict[str, list[Spoken]]
-) -> tuple[list[Step], Surprises]:
+) -> tuple[list[ScoredStep], Surprises]:
     """The steps of rows, in order.
 
     Rows of a group have the same `Row.group`, where that is given, and the same first prompt: what
@@ -97,7 +97,7 @@ def make_steps(
         surprises.lost += sum("\ufffd" in text for text in texts)
         rewards = [np.nan if row.reward is None else row.reward for row in ordered]
         steps.append(
-            Step(
+            ScoredStep(
                 number=number,
                 episodes=episodes,
                 reward_E=np.array(rewards),

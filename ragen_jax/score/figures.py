@@ -15,11 +15,11 @@ from ragen_jax.diagnostics.rollouts import rollout_metrics
 from ragen_jax.diagnostics.scopes import Scores, collapse_metrics
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.score.episodes import Step
+from ragen_jax.score.episodes import ScoredStep
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class ScoringSettings:
     """Which of a step's reasonings are scored."""
 
     first_turn_samples: int  # 0: all
@@ -31,8 +31,8 @@ class Sampling:
 def step_metrics(
     model: Qwen,
     params: Params,
-    step: Step,
-    sampling: Sampling,
+    step: ScoredStep,
+    sampling: ScoringSettings,
     keep: Callable[[Scores], None] | None = None,
 ) -> Metrics:
     """collapse/, flow/, anatomy/, action/ and rollout/ figures of a step, as far as its rows say.
@@ -71,7 +71,7 @@ def step_metrics(
     return {name: float(x) for name, x in metrics.items() if math.isfinite(x)}
 
 
-def _rollout(step: Step) -> Metrics:
+def _rollout(step: ScoredStep) -> Metrics:
     given = step.reward_E[np.isfinite(step.reward_E)]
     metrics = rollout_metrics(step.episodes, given if len(given) else np.array([np.nan]))
     for name, there in (("success", step.success), ("valid_rate", step.valid)):

@@ -34,7 +34,7 @@ Response = str | list[int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Reply:
+class ParsedReply:
     """One reply, and what the policy read before it."""
 
     prompt: Prompt  # text as the policy read it, messages, or token ids
@@ -52,7 +52,7 @@ class Row:
     """One rollout."""
 
     place: str  # FILE:LINE
-    replies: tuple[Reply, ...]  # at least one
+    replies: tuple[ParsedReply, ...]  # at least one
     group: str | None  # rows with equal ones are of one prompt; None: those with equal prompts are
     step: int | None
     reward: float | None
@@ -68,7 +68,7 @@ class Format:
     """How the records of a trainer are read."""
 
     needs: tuple[str, ...]  # fields by which it is recognised
-    read: Callable[[Fields], tuple[Reply, ...]]
+    read: Callable[[Fields], tuple[ParsedReply, ...]]
     reward: Callable[[Fields], float | None] | None = None  # None: the first field of REWARD
 
 
@@ -183,9 +183,9 @@ def shows_images(record: Any) -> bool:
 # ------------------------------------------------------------------------------ formats
 
 
-def _ours(record: Fields) -> tuple[Reply, ...]:
+def _ours(record: Fields) -> tuple[ParsedReply, ...]:
     return tuple(
-        Reply(
+        ParsedReply(
             prompt=values.ids(turn.get("prompt_ids"), "prompt_ids"),
             response=values.ids(turn.get("sampled_ids"), "sampled_ids"),
             actions=values.texts(turn.get("actions")) or (),
@@ -200,7 +200,7 @@ def _our_reward(record: Fields) -> float | None:
     return values.total([turn.get("reward") for turn in record.objects("turns")], "reward")
 
 
-def _episode(record: Fields) -> tuple[Reply, ...]:
+def _episode(record: Fields) -> tuple[ParsedReply, ...]:
     """The sampled messages of a verifiers episode, after those on their way from the root."""
     replies = []
     for trace in record.objects("traces"):
@@ -216,7 +216,7 @@ def _episode(record: Fields) -> tuple[Reply, ...]:
                 start = mask.index(True)
                 prompt = [i for n in path for i in values.ids(n.get("token_ids"), "token_ids")]
                 end = len(mask) - mask[::-1].index(True)
-                replies.append(Reply(prompt + ids[:start], ids[start:end]))
+                replies.append(ParsedReply(prompt + ids[:start], ids[start:end]))
             else:
                 before = read_messages([n.get("message") for n in path])
                 replies.append(_reply(before, read_message(node.get("message"))))
@@ -245,20 +245,20 @@ def _episode_reward(record: Fields) -> float | None:
     return values.add(given) if given and len(given) == len(parts) else None
 
 
-def _ragen(record: Fields) -> tuple[Reply, ...]:
+def _ragen(record: Fields) -> tuple[ParsedReply, ...]:
     return _conversation([], record.get("messages"))
 
 
-def _reader(prompt: str, reply: str) -> Callable[[Fields], tuple[Reply, ...]]:
+def _reader(prompt: str, reply: str) -> Callable[[Fields], tuple[ParsedReply, ...]]:
     """A reader of records with a prompt and a reply: each text, messages, or token ids."""
 
-    def read(record: Fields) -> tuple[Reply, ...]:
+    def read(record: Fields) -> tuple[ParsedReply, ...]:
         shown_to, said = _prompt(record, prompt), record.get(reply)
         if is_messages(said):
             return _conversation(shown_to, said)
         if isinstance(said, list) and said:
-            return (Reply(shown_to, values.ids(said, reply)),)
-        return (Reply(shown_to, _text(record, reply), transcript=True),)
+            return (ParsedReply(shown_to, values.ids(said, reply)),)
+        return (ParsedReply(shown_to, _text(record, reply), transcript=True),)
 
     return read
 
@@ -290,7 +290,7 @@ FORMATS = {  # the first of which a record has all fields
 # ------------------------------------------------------------------------------ fields
 
 
-def _conversation(prompt: Prompt, raw: Any) -> tuple[Reply, ...]:
+def _conversation(prompt: Prompt, raw: Any) -> tuple[ParsedReply, ...]:
     """A `Reply` for each message of the assistant, which has read all before it."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -309,8 +309,8 @@ def _conversation(prompt: Prompt, raw: Any) -> tuple[Reply, ...]:
     return tuple(replies)
 
 
-def _reply(before: Messages, message: dict[str, Any]) -> Reply:
-    return Reply(before, reply_text(message), calls=tuple(message.get("tool_calls", ())))
+def _reply(before: Messages, message: dict[str, Any]) -> ParsedReply:
+    return ParsedReply(before, reply_text(message), calls=tuple(message.get("tool_calls", ())))
 
 
 def _prompt(record: Fields, name: str) -> Prompt:

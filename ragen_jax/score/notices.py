@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ragen_jax.score.encode import Encoder
-from ragen_jax.score.episodes import Step
+from ragen_jax.score.episodes import ScoredStep
 from ragen_jax.score.files import Read
 
 
@@ -31,7 +31,7 @@ def unread_lines(read: Read, encoder: Encoder) -> Iterator[str]:
 
 
 def warning_lines(
-    read: Read, steps: Sequence[Step], rewards: Sequence[str], encoder: Encoder
+    read: Read, steps: Sequence[ScoredStep], rewards: Sequence[str], encoder: Encoder
 ) -> Iterator[str]:
     """Lines for values that some rows lack, repeated rows, and what the template leaves out."""
     for name, count in sorted(encoder.left_out.items()):

@@ -7,17 +7,17 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ragen_jax.core.types import Metrics, Turn
-from ragen_jax.report.episodes import Saved
-from ragen_jax.report.matrices import Stored
+from ragen_jax.report.episodes import SavedEpisodes
+from ragen_jax.report.matrices import StoredMatrix
 from ragen_jax.report.page import Contents
-from ragen_jax.report.runs import ONLY, Recorded
-from ragen_jax.score.episodes import Step
+from ragen_jax.report.runs import ONLY, RunRecord
+from ragen_jax.score.episodes import ScoredStep
 
 
 def contents(
-    steps: Sequence[Step],
+    steps: Sequence[ScoredStep],
     rows: Sequence[Metrics],
-    stored: Sequence[Stored],
+    stored: Sequence[StoredMatrix],
     tokenizer: Tokenizer,
     *,
     name: str,
@@ -34,7 +34,7 @@ def contents(
       config: as base.py has it; the alarm and the named causes go by its thresholds.
     """
     limit = {"max_new_tokens": math.inf}  # other trainers' rollouts do not say theirs
-    run = Recorded(
+    run = RunRecord(
         name=name,
         about=about,
         fields=settings,
@@ -44,11 +44,11 @@ def contents(
         labels=(ONLY,),
         outcomes={ONLY: {}},
     )
-    saved = [Saved(ONLY, step.number, _records(step)) for step in steps]
+    saved = [SavedEpisodes(ONLY, step.number, _records(step)) for step in steps]
     return Contents(run, saved, list(stored), tokenizer, place="the rows scored")
 
 
-def _records(step: Step) -> list[dict[str, Any]]:
+def _records(step: ScoredStep) -> list[dict[str, Any]]:
     """The episodes of a step as lines of rollouts/*.jsonl; None is what the rows do not say."""
     return [
         {

@@ -56,7 +56,7 @@ NO_ROOM = ("No usable temporary directory", "Not enough disk space")
 
 
 @contextlib.contextmanager
-def whole(path: str | Path, mode: str = "w") -> Generator[IO[Any]]:
+def atomic_open(path: str | Path, mode: str = "w") -> Generator[IO[Any]]:
     """Yields a file in memory that becomes `path`, in folders that are made if need be, at the end,
     if nothing failed.
 
@@ -67,12 +67,12 @@ def whole(path: str | Path, mode: str = "w") -> Generator[IO[Any]]:
     file = data if "b" in mode else io.TextIOWrapper(data, "utf-8", "backslashreplace")
     yield file
     file.flush()
-    retried(lambda: _replace(Path(path), data.getbuffer()), path)
+    with_retries(lambda: _replace(Path(path), data.getbuffer()), path)
 
 
-def write_whole(path: str | Path, text: str) -> None:
+def atomic_write(path: str | Path, text: str) -> None:
     """Writes a text file that is whole or absent."""
-    with whole(path) as file:
+    with atomic_open(path) as file:
         file.write(text)
 
 
@@ -96,7 +96,7 @@ def _replace(path: Path, data: memoryview) -> None:
 
 def make_folder(path: str | Path) -> None:
     """Makes a folder, with its parents, unless it is there."""
-    retried(functools.partial(Path(path).mkdir, parents=True, exist_ok=True), path)
+    with_retries(functools.partial(Path(path).mkdir, parents=True, exist_ok=True), path)
 
 
 def _remove_left_over_of(path: Path) -> None:
@@ -109,7 +109,7 @@ def _remove_left_over_of(path: Path) -> None:
                 entry.unlink()
 
 
-def append(file: io.FileIO, text: str) -> None:
+def append_line(file: io.FileIO, text: str) -> None:
     """Adds a line, or several, to the end of a file: whole or not at all."""
     data, end = text.encode(errors="backslashreplace"), os.fstat(file.fileno()).st_size
 
@@ -122,10 +122,10 @@ def append(file: io.FileIO, text: str) -> None:
             os.ftruncate(file.fileno(), end)
             raise
 
-    retried(write, file.name)
+    with_retries(write, file.name)
 
 
-def remove_left_over(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Removes what killed writers of files and folders below a folder have left aside.
 
     What a running process of this machine is writing stays, so that several may share the folder.
@@ -196,7 +196,7 @@ _patience = _Patience(0.0, print)  # without `patient` there is none
 
 
 @contextlib.contextmanager
-def patient(seconds: float, say: Callable[[str], None]) -> Generator[None]:
+def retry_disk_errors(seconds: float, say: Callable[[str], None]) -> Generator[None]:
     """Lets all writers of this process, until its end, try again what a disk refuses.
 
     Args:
@@ -210,7 +210,7 @@ def patient(seconds: float, say: Callable[[str], None]) -> Generator[None]:
         _patience = before
 
 
-def retried(write: Callable[[], T], what: object) -> T:
+def with_retries(write: Callable[[], T], what: object) -> T:
     """write(), again and again while a disk refuses it and the patience lasts.
 
     Args:
@@ -272,7 +272,7 @@ def reading() -> Generator[None]:
 _READING = "raised while reading"
 
 
-def refusal(error: BaseException) -> str | None:
+def disk_error_message(error: BaseException) -> str | None:
     """The message for a disk that refused to write, or too many open files, wherever that happened;
     None: the error is of another kind."""
     for each in _chain(error):

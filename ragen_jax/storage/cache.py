@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
-from ragen_jax.storage.atomic_io import make_folder, retried
+from ragen_jax.storage.atomic_io import make_folder, with_retries
 from ragen_jax.storage.console import console
 
 
@@ -21,19 +21,21 @@ def cache_directory() -> Path:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Generator[None]:
+def lock_path(path: Path) -> Generator[None]:
     """Holds what `path` names for this process; others that ask for it wait meanwhile.
 
     For what is generated on first use, which several runs may begin with at the same time.
     """
     make_folder(path.parent)
     place = path.with_name(f"{path.name}.lock")
-    with retried(functools.partial(place.open, "w"), place) as file:
-        retried(functools.partial(fcntl.flock, file, fcntl.LOCK_EX), place)  # until it is closed
+    with with_retries(functools.partial(place.open, "w"), place) as file:
+        with_retries(
+            functools.partial(fcntl.flock, file, fcntl.LOCK_EX), place
+        )  # until it is closed
         yield
 
 
-def _locked_now(path: Path) -> IO[bytes]:
+def open_locked(path: Path) -> IO[bytes]:
     """An open file that is locked for this process, whose name is in it; its folder is made.
 
     Raises:

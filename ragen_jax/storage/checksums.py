@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from ragen_jax.storage.atomic_io import refusal, write_whole
+from ragen_jax.storage.atomic_io import atomic_write, disk_error_message
 from ragen_jax.storage.limits import read_json
 
 CHECKSUMS = "checksums.json"
@@ -24,7 +24,7 @@ def write_checksums(folder: Path) -> None:
     hidden = [any(part.startswith(".") for part in path.parts) for path in files]
     names = [path.as_posix() for path, left in zip(files, hidden, strict=True) if not left]
     found = _checksums(folder, sorted(set(names) - {CHECKSUMS}))
-    write_whole(folder / CHECKSUMS, json.dumps({"crc32": found}, indent=2) + "\n")
+    atomic_write(folder / CHECKSUMS, json.dumps({"crc32": found}, indent=2) + "\n")
 
 
 def is_below(name: object) -> bool:
@@ -55,7 +55,7 @@ def damage(folder: Path) -> str | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return f"{path} is damaged"
     except OSError as error:
-        if refusal(error) is not None:  # too many open files say nothing about this one
+        if disk_error_message(error) is not None:  # too many open files say nothing about this one
             raise
         return f"{path} cannot be read: {error}"
     try:
@@ -63,7 +63,7 @@ def damage(folder: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{error.filename} is gone"
     except OSError as error:
-        if refusal(error) is not None:
+        if disk_error_message(error) is not None:
             raise
         return f"{error.filename} cannot be read: {error}"
     changed = [name for name in written if found[name] != written[name]]

@@ -1,12 +1,12 @@
 """Lines on the console, from the main process only."""
 
-from ragen_jax.core.heartbeat import spoke
-from ragen_jax.core.sharding import is_first
+from ragen_jax.core.heartbeat import note_output
+from ragen_jax.core.sharding import is_main_process
 from ragen_jax.storage.console_streams import show
 
 
 def console(line: str) -> None:
     """Prints a line above any progress bar; the first process's alone."""
-    if is_first():
+    if is_main_process():
         show(line)
-        spoke()
+        note_output()

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragen_jax.core.heartbeat import reached
-from ragen_jax.storage.atomic_io import retried
-from ragen_jax.storage.cache import locked
+from ragen_jax.core.heartbeat import enter_phase
+from ragen_jax.storage.atomic_io import with_retries
+from ragen_jax.storage.cache import lock_path
 from ragen_jax.storage.checksums import CHECKSUMS, damage, write_checksums
 from ragen_jax.storage.console import console
 
@@ -37,7 +37,7 @@ def open_or_generate(
     features: dict[str, Any],
     generate: Callable[[], Iterable[dict[str, Any]]],
     directory: Path,
-) -> "Stored":
+) -> "StoredExamples":
     """The examples of a dataset, generated on first use; each is read when it is asked for.
 
     One whose files are not what was written is told of, and generated anew.
@@ -56,16 +56,16 @@ def open_or_generate(
     tfds.disable_progress_bar()  # its bars and notices would break the run's own
     make = functools.partial(Generated, generate=generate, features=features, data_dir=str(folder))
     if damage(folder) or not make().is_prepared():
-        reached(f"generating {folder.name}")  # or waiting for who does
-        with locked(folder):
+        enter_phase(f"generating {folder.name}")  # or waiting for who does
+        with lock_path(folder):
             if found := damage(folder):  # still: no other process has made it meanwhile
                 console(f"warning: {found}: generating it anew")
-                retried(functools.partial(shutil.rmtree, folder), folder)
-            retried(lambda: _prepare(make()), folder)
+                with_retries(functools.partial(shutil.rmtree, folder), folder)
+            with_retries(lambda: _prepare(make()), folder)
             if not (folder / CHECKSUMS).exists():
                 write_checksums(folder)
     builder = make()
-    return Stored(builder.as_data_source(split="examples"))
+    return StoredExamples(builder.as_data_source(split="examples"))
 
 
 def _prepare(builder: "Generated") -> None:
@@ -75,7 +75,7 @@ def _prepare(builder: "Generated") -> None:
             builder.download_and_prepare()
 
 
-class Stored:
+class StoredExamples:
     """The examples of a dataset in the order of its files; text as str."""
 
     def __init__(self, source: Sequence[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen_jax.core.types import Metrics
-from ragen_jax.storage.atomic_io import whole, write_whole
+from ragen_jax.storage.atomic_io import atomic_open, atomic_write
 from ragen_jax.storage.limits import parse_json, read_bytes
 
 SET_ASIDE = "metrics.damaged.jsonl"  # beside it: the lines that `repair` took out
@@ -43,9 +43,9 @@ def repair(path: Path) -> list[str]:
     aside = path.with_name(SET_ASIDE)
     before = aside.read_bytes() if aside.exists() else b""
     lines = "".join(f"{line}\n" for _, line in damaged)
-    with whole(aside, "wb") as file:
+    with atomic_open(aside, "wb") as file:
         file.write(before + lines.encode(errors="surrogateescape"))
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
     numbers = ", ".join(str(number) for number, _ in damaged)
     return [f"{path}: line(s) {numbers} were no rows; they are in {aside.name} now"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from ragen_jax.storage.atomic_io import retried, whole
+from ragen_jax.storage.atomic_io import atomic_open, with_retries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ def save_array(path: Path, array: np.ndarray) -> None:
         with path.open("wb") as file:
             np.lib.format.write_array(_Plain(file), array, allow_pickle=False)
 
-    retried(save, path)
+    with_retries(save, path)
 
 
 def map_array(path: Path, dtype: "DTypeLike", shape: tuple[int, ...]) -> np.memmap:
@@ -58,7 +58,7 @@ def map_array(path: Path, dtype: "DTypeLike", shape: tuple[int, ...]) -> np.memm
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         return array
 
-    return retried(create, path)
+    return with_retries(create, path)
 
 
 def save_figure(figure: "Figure", path: str | Path, *, dpi: int) -> None:
@@ -68,5 +68,5 @@ def save_figure(figure: "Figure", path: str | Path, *, dpi: int) -> None:
       DiskRefused: the disk refuses it.
     """
     path = Path(path)
-    with whole(path, "wb") as file:
+    with atomic_open(path, "wb") as file:
         figure.savefig(file, dpi=dpi, format=path.suffix.removeprefix("."))

@@ -48,7 +48,7 @@ def row_lengths(batch: Batch) -> np.ndarray:
     return np.where(inside_BT.any(1), last_B, 0)
 
 
-def few_lengths(longest_N: np.ndarray, T: int) -> np.ndarray:
+def choose_bucket_lengths(longest_N: np.ndarray, T: int) -> np.ndarray:
     """At most LENGTHS padded lengths for micro-batches, of the grid of `padding.length_bucket`.
 
     Those with the fewest positions in all, where every length beyond the first must save a share of
@@ -89,7 +89,7 @@ def few_lengths(longest_N: np.ndarray, T: int) -> np.ndarray:
     return grid[list(chosen)]
 
 
-def cut(
+def split_by_length(
     minibatches: Sequence[np.ndarray], length_B: np.ndarray, T: int, *, micro_batch: int
 ) -> list[list[Piece]]:
     """The pieces of each minibatch, the longest first, at `few_lengths` for all of them.
@@ -104,7 +104,7 @@ def cut(
     # The last micro-batch may be short of rows: it is the one with the shortest.
     ordered = [rows[np.argsort(-length_B[rows], kind="stable")] for rows in minibatches]
     longest = [length_B[rows[::micro_batch]] for rows in ordered]
-    lengths = few_lengths(np.concatenate(longest), T)
+    lengths = choose_bucket_lengths(np.concatenate(longest), T)
     cuts = []
     for rows, longest_N in zip(ordered, longest, strict=True):
         at_N = np.searchsorted(lengths, np.minimum(longest_N, lengths[-1]))
@@ -113,7 +113,9 @@ def cut(
     return cuts
 
 
-def real_share(cuts: Sequence[Sequence[Piece]], length_B: np.ndarray, *, micro_batch: int) -> float:
+def token_efficiency(
+    cuts: Sequence[Sequence[Piece]], length_B: np.ndarray, *, micro_batch: int
+) -> float:
     """Tokens of rows over the positions that are computed for them; nan for no row."""
     pieces = [piece for minibatch in cuts for piece in minibatch]
     positions = sum(piece.positions(micro_batch) for piece in pieces)
@@ -129,7 +131,9 @@ def padded_rows(batch: Batch, *, micro_batch: int) -> np.ndarray:
     """
     padded_B = np.zeros(len(batch.weight_B), int)
     real = [rows for rows in (np.flatnonzero(batch.weight_B > 0),) if len(rows)]
-    for pieces in cut(real, row_lengths(batch), batch.tokens_BT.shape[1], micro_batch=micro_batch):
+    for pieces in split_by_length(
+        real, row_lengths(batch), batch.tokens_BT.shape[1], micro_batch=micro_batch
+    ):
         for piece in pieces:
             padded_B[piece.rows] = piece.length
     return padded_B

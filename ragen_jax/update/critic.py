@@ -21,7 +21,7 @@ from ragen_jax.core.types import Array, Batch, Metrics, Params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.update import optimize
 from ragen_jax.update.buckets import row_lengths
-from ragen_jax.update.policy import Frozen, on_mesh
+from ragen_jax.update.policy import ForwardContext, on_mesh
 from ragen_jax.update.state import CriticState
 
 
@@ -55,7 +55,7 @@ def backbone_of(params: Params) -> Params:
 
 
 def token_values(
-    model: Qwen, params: Params, tokens_BT: Array, frozen: Frozen | None = None
+    model: Qwen, params: Params, tokens_BT: Array, frozen: ForwardContext | None = None
 ) -> jax.Array:
     """The value of the state in which each token is chosen: of the tokens before it.
 
@@ -83,7 +83,7 @@ def critic_gradient(
     pieces: dict[str, Any],
     count: jax.Array,
     loss_scale: jax.Array,
-    frozen: Frozen | None = None,
+    frozen: ForwardContext | None = None,
 ) -> optimize.Added:
     """What micro-batches of one length add to the gradient; see `policy.policy_gradient`.
 
@@ -127,7 +127,7 @@ def update_critic(
     minibatch_rows: int,
     loss_scale: float,
     rates: np.ndarray,
-    frozen: Frozen | None = None,
+    frozen: ForwardContext | None = None,
 ) -> tuple[CriticState, Metrics]:
     """An iteration's updates of the critic on the kept rows of a batch.
 
@@ -140,7 +140,7 @@ def update_critic(
       rows before the update; critic/skipped and critic/count are sums).
     """
     mask_BT = batch.mask_BT * batch.weight_B[:, None]
-    dealt = optimize.deal(
+    dealt = optimize.plan_minibatches(
         {"tokens": batch.tokens_BT, "value": value_BT, "target": target_BT, "mask": mask_BT},
         rows_B,
         row_lengths(batch),

@@ -33,11 +33,11 @@ from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.update.critic import ValueLoss, update_critic
-from ragen_jax.update.optimize import Through
+from ragen_jax.update.optimize import ParamTransform
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
-from ragen_jax.update.policy import Frozen, Loss, update_policy, with_embeds
+from ragen_jax.update.policy import ForwardContext, Loss, expose_image_embeddings, update_policy
 from ragen_jax.update.state import AheadState, Sampler, TrainState
 
 Needed = TypeVar("Needed")
@@ -75,8 +75,8 @@ class Learner:
     minibatch_rows: int  # and of a minibatch
     # Parameters of the KL reference, where they are held apart; maybe in the host's memory.
     reference: Params | None
-    frozen: Frozen | None  # the base model of LoRA training
-    album: Album | None = None  # of the images that rows show; None: the model does not see
+    frozen: ForwardContext | None  # the base model of LoRA training
+    album: ImageTable | None = None  # of the images that rows show; None: the model does not see
 
     @property
     def kl_reference(self) -> Params | None:
@@ -86,14 +86,14 @@ class Learner:
         return in_memory(self.reference, "device")
 
     @functools.cached_property
-    def frozen_policy(self) -> Frozen | None:
+    def frozen_policy(self) -> ForwardContext | None:
         """The base model of LoRA training as sampling reads it: placed once, never changed."""
         if self.frozen is None:
             return None
-        params = sampling_params(_needed(self.frozen.params), self.model, self.sampling_mesh)
-        return Frozen(params, self.frozen.scale)
+        params = sampling_params(_require(self.frozen.params), self.model, self.sampling_mesh)
+        return ForwardContext(params, self.frozen.scale)
 
-    def beside(self, params: Params, tokens_BT: np.ndarray) -> Frozen | None:
+    def forward_context(self, params: Params, tokens_BT: np.ndarray) -> ForwardContext | None:
         """What the model runs with besides what is trained, where it reads rows.
 
         Args:
@@ -101,7 +101,7 @@ class Learner:
         """
         if self.album is None:
             return self.frozen
-        frozen, base_images = self.frozen or Frozen(None), None
+        frozen, base_images = self.frozen or ForwardContext(None), None
         tower = tower_adapters(params, frozen)
         if tower is not None and self.kl_coef:
             base_images = self.album.table(tokens_BT)
@@ -114,24 +114,26 @@ class Learner:
         return np.repeat(np.arange(len(self.parts)), [part.groups for part in self.parts])
 
 
-def tower_adapters(params: Params, frozen: Frozen) -> Params | None:
+def tower_adapters(params: Params, frozen: ForwardContext) -> Params | None:
     """The adapters of a vision tower with their scale, as lora.attach leaves them, if there are."""
     return {**params["tower"], "scale": frozen.scale} if "tower" in params else None
 
 
-def through_tower(album: Album, frozen: Frozen, tokens_BT: np.ndarray) -> Through:
+def through_tower(
+    album: ImageTable, frozen: ForwardContext, tokens_BT: np.ndarray
+) -> ParamTransform:
     """How an update reaches the adapters of the vision tower, which sees what rows show."""
 
     def forward(params):
         images = album.table(tokens_BT, adapters=tower_adapters(params, frozen))
-        return with_embeds(params, images)
+        return expose_image_embeddings(params, images)
 
     def backward(params, grads):
         language = {name: x for name, x in grads.items() if name != "embeds"}
-        tower = _needed(tower_adapters(params, frozen))
+        tower = _require(tower_adapters(params, frozen))
         return language | {"tower": album.gradient(tower, grads["embeds"], tokens_BT)}
 
-    return Through(forward, backward)
+    return ParamTransform(forward, backward)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,14 +201,14 @@ def select(
     logp_BT = entropy_BT = entropy_GK = None
     if learner.reads_policy:
         rows_B = np.flatnonzero(batch.weight_B > 0)
-        beside = learner.beside(state.params, batch.tokens_BT)
+        beside = learner.forward_context(state.params, batch.tokens_BT)
         params = state.params if beside is None else beside.attach(state.params)
         logp_BT, entropy_BT = _pass(
             learner, statistics, params, batch, rows_B, np.float32(learner.loss.temperature)
         )
         entropy_GK = episode_means(entropy_BT, batch).reshape(outcomes.return_GK.shape)
     sound_GK = outcomes.sound_GK
-    scale_E = _needed(state.regimes).filter_scale_E.tolist()
+    scale_E = _require(state.regimes).filter_scale_E.tolist()
     score_G, keep_GK = jax.device_get(
         select_episodes(
             learner.filter,
@@ -306,7 +308,7 @@ def assign_credit(
     keep_GK, return_GK = selection.keep_GK, outcomes.return_GK
     kept_B = _rows_of(keep_GK, batch)
     metrics = {}
-    beside = learner.beside(state.params, batch.tokens_BT)
+    beside = learner.forward_context(state.params, batch.tokens_BT)
     value_BT = kl_BT = None
     kl_coef = 0.0
     if state.critic is not None:
@@ -315,7 +317,7 @@ def assign_credit(
         coef, kind = learner.kl_in_reward
         kl_coef = coef * float(state.kl_scale)
         reference = learner.kl_reference
-        reference = _needed(reference if beside is None else beside.reference(reference))
+        reference = _require(reference if beside is None else beside.reference(reference))
         # A group is compared with all its members: what is kept of it with what is not.
         compared_GK = np.broadcast_to(keep_GK.any(1, keepdims=True), keep_GK.shape)
         rows_B = _rows_of(compared_GK, batch)
@@ -323,7 +325,7 @@ def assign_credit(
         ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B, temperature)
         # Not the sampler's log-probs: its rounding would be a KL of a policy that is its own
         # reference, and a group of equal returns is blown up by whatever tells its members apart.
-        kl_BT = np.array(losses.kl(_needed(selection.logp_BT), ref_BT, kind))
+        kl_BT = np.array(losses.kl(_require(selection.logp_BT), ref_BT, kind))
         kl_BT[np.setdiff1d(np.arange(len(kl_BT)), rows_B)] = 0.0  # ref_BT was not read there
         inside = batch.mask_BT[kept_B] > 0
         metrics["update/kl"] = float(kl_BT[kept_B][inside].mean()) if inside.any() else np.nan
@@ -344,7 +346,7 @@ def assign_credit(
         success_GK = _defined_success(learner, outcomes)
         entropy_BT = outcomes.sampled_entropy_BT
         if entropy_BT is None:
-            entropy_BT = _needed(selection.entropy_BT)
+            entropy_BT = _require(selection.entropy_BT)
         sign_G = zero_variance_signs(return_GK, success_GK, sound_GK=outcomes.sound_GK)
         shaped_BT = np.asarray(
             zero_variance_advantage(
@@ -369,7 +371,7 @@ def assign_credit(
     old_logp_BT = batch.logp_BT
     if learner.mismatch:
         cap, level = learner.mismatch
-        logp_BT = _needed(selection.logp_BT)
+        logp_BT = _require(selection.logp_BT)
         # A weight of at least 0 may as well multiply the advantage: every objective is linear in
         # it on either side of 0.
         weight_BT = mismatch_weights(logp_BT, batch.logp_BT, batch.mask_BT, cap=cap, level=level)
@@ -448,14 +450,14 @@ def update(
     read_BT = batch.tokens_BT[rows_B]
     through = None
     if "tower" in state.params:
-        through = through_tower(_needed(learner.album), _needed(learner.frozen), read_BT)
+        through = through_tower(_require(learner.album), _require(learner.frozen), read_BT)
     settings: dict[str, Any] = dict(
         mesh=learner.mesh,
         minibatches=learner.minibatches,
         micro_batch=learner.micro_batch,
         minibatch_rows=learner.minibatch_rows,
         loss_scale=credit.loss_scale,
-        frozen=learner.beside(state.params, read_BT),
+        frozen=learner.forward_context(state.params, read_BT),
     )
     policy_rates, critic_rates = learner.rates(step)
     metrics: Metrics = {"update/count": 0}
@@ -467,8 +469,8 @@ def update(
             learner.value_loss,
             state.critic,
             batch,
-            _needed(credit.value_BT),
-            _needed(credit.target_BT),
+            _require(credit.value_BT),
+            _require(credit.target_BT),
             rows_B,
             rng=generator(Purpose.CRITIC_ORDER, learner.seed, step),
             rates=critic_rates,
@@ -537,10 +539,10 @@ def sampler_policy(learner: Learner, sampler: Sampler) -> Params:
 def _attached(learner: Learner, adapters: Params) -> Params:
     """The base model of LoRA training with adapters that are on the mesh of sampling."""
     with jax.set_mesh(learner.sampling_mesh):
-        return _needed(learner.frozen_policy).attach(adapters)
+        return _require(learner.frozen_policy).attach(adapters)
 
 
-def _needed(x: Needed | None) -> Needed:
+def _require(x: Needed | None) -> Needed:
     """x, which is there wherever the settings need it: config/build.py and `select` see to that."""
     if x is None:
         raise TypeError("the settings of this step need what is None here")

@@ -83,7 +83,7 @@ def learning_rates(
     return after
 
 
-def summed(
+def accumulate(
     function: Callable[[Any], tuple[Any, Any]],
     pieces: Any,
     count: jax.Array,
@@ -143,7 +143,7 @@ def add_gradient(
         return {"grads": more, "value": value, "sums": sums}, maxima
 
     start = None if grads is None else {"grads": grads}
-    added, largest = summed(gradient, pieces, count, start)
+    added, largest = accumulate(gradient, pieces, count, start)
     return added["grads"], added["value"], added["sums"], largest
 
 
@@ -232,7 +232,7 @@ def micro_batches(
 
 
 @dataclasses.dataclass(frozen=True)
-class Dealt:
+class MinibatchPlan:
     """The minibatches of an iteration, cut: what of which batch goes into which call."""
 
     arrays: dict[str, np.ndarray]  # [B, T], on the host; the masks are among them
@@ -266,7 +266,7 @@ class Dealt:
 _weights = jax.jit(losses.minibatch_weights, static_argnames=("aggregation", "norm_length"))
 
 
-def deal(
+def plan_minibatches(
     arrays: dict[str, np.ndarray],
     rows_B: np.ndarray,
     length_B: np.ndarray,
@@ -278,7 +278,7 @@ def deal(
     minibatch_rows: int,
     aggregation: str,
     norm_length: int,
-) -> Dealt:
+) -> MinibatchPlan:
     """The rows shuffled, dealt to a fixed number of minibatches, and those cut by length.
 
     Filtering makes minibatches smaller, not updates fewer (RAGEN-2, section 3.3). Empty
@@ -294,16 +294,16 @@ def deal(
     """
     order = rng.permutation(len(rows_B))  # on the host: the number of rows changes every step
     dealt = np.array_split(np.asarray(rows_B)[order], minibatches)
-    cuts = cutting.cut(
+    cuts = cutting.split_by_length(
         [rows for rows in dealt if len(rows)],  # none where there are fewer rows than minibatches
         length_B,
         arrays["mask"].shape[1],
         micro_batch=micro_batch,
     )
-    return Dealt(
+    return MinibatchPlan(
         arrays=arrays,
         cuts=cuts,
-        real_share=cutting.real_share(cuts, length_B, micro_batch=micro_batch),
+        real_share=cutting.token_efficiency(cuts, length_B, micro_batch=micro_batch),
         mesh=mesh,
         micro_batch=micro_batch,
         size=-(-minibatch_rows // micro_batch) * micro_batch,
@@ -313,7 +313,7 @@ def deal(
 
 
 @dataclasses.dataclass(frozen=True)
-class Through:
+class ParamTransform:
     """Between what is trained and what the pieces of a minibatch are differentiated by: once a
     minibatch, however many pieces read it."""
 
@@ -326,9 +326,9 @@ def run_updates(
     gradient: Callable[[State, Params | None, dict[str, Any], np.int32, int], Added],
     optimizer: optax.GradientTransformation,
     state: State,
-    dealt: Dealt,
+    dealt: MinibatchPlan,
     rates: np.ndarray,
-    through: Through | None = None,
+    through: ParamTransform | None = None,
 ) -> tuple[State, list[Metrics]]:
     """An optimizer step on each minibatch, one after the other.
 

@@ -14,14 +14,14 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.update.buckets import padded_rows
 from ragen_jax.update.critic import token_values
 from ragen_jax.update.optimize import micro_batches
-from ragen_jax.update.policy import Frozen
+from ragen_jax.update.policy import ForwardContext
 from ragen_jax.update.reading import Pass, read_micro_batches, statistics
 
 __all__ = ["Pass", "over_rows", "read_micro_batches", "statistics", "values"]
 
 
 def values(
-    model: Qwen, params: Params, tokens_BT: Array, frozen: Frozen | None
+    model: Qwen, params: Params, tokens_BT: Array, frozen: ForwardContext | None
 ) -> tuple[jax.Array]:
     """(value_BT,) of `critic.token_values`."""
     return (token_values(model, params, tokens_BT, frozen),)

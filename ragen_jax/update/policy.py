@@ -48,7 +48,7 @@ class Loss:
 
 
 @flax.struct.dataclass
-class Frozen:
+class ForwardContext:
     """What the model runs with besides what is trained."""
 
     params: Params | None  # the base model of LoRA training; None: the model itself is trained
@@ -65,23 +65,23 @@ class Frozen:
         whole = trained
         if self.params is not None:
             whole = lora.attach(self.params, trained, scale=self.scale)
-        return showing(whole, images)
+        return add_images(whole, images)
 
     def reference(self, params: Params | None) -> Params | None:
         """The KL reference: `params`, if the base model of LoRA training is not it by itself."""
         whole = params if self.params is None else self.params
         images = self.images if self.base_images is None else self.base_images
-        return None if whole is None else showing(whole, images)
+        return None if whole is None else add_images(whole, images)
 
 
-def showing(params: Params, images: Images | None) -> Params:
+def add_images(params: Params, images: Images | None) -> Params:
     """The parameters with images, and no longer with what they were seen by."""
     if images is None:
         return params
     return {name: x for name, x in params.items() if name != "tower"} | {"images": images}
 
 
-def with_embeds(adapters: Params, images: Images) -> Params:
+def expose_image_embeddings(adapters: Params, images: Images) -> Params:
     """What a minibatch's pieces are differentiated by where a tower has adapters: those of the
     language model, and the embeddings, float32, through which album.py goes back to the tower's."""
     language = {name: x for name, x in adapters.items() if name != "tower"}
@@ -193,7 +193,7 @@ def policy_gradient(
     count: jax.Array,
     loss_scale: jax.Array,
     kl_scale: jax.Array,
-    frozen: Frozen | None = None,
+    frozen: ForwardContext | None = None,
     unchanged: jax.Array | None = None,
 ) -> optimize.Added:
     """What micro-batches of one length add to the gradient of a minibatch's loss.
@@ -270,9 +270,9 @@ def update_policy(
     minibatch_rows: int,
     loss_scale: float,
     rates: np.ndarray,
-    frozen: Frozen | None = None,
+    frozen: ForwardContext | None = None,
     bonus_BT: np.ndarray | None = None,
-    through: optimize.Through | None = None,
+    through: optimize.ParamTransform | None = None,
 ) -> tuple[TrainState, Metrics]:
     """An iteration's updates of the policy on the kept rows of a batch.
 
@@ -292,7 +292,7 @@ def update_policy(
       update/real_share is that of all positions computed). A loss or gradient that is not finite
       leaves the parameters as they were and is counted in update/skipped.
     """
-    dealt = optimize.deal(
+    dealt = optimize.plan_minibatches(
         {
             "tokens": batch.tokens_BT,
             "logp": batch.logp_BT,

@@ -16,7 +16,7 @@ from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model.likelihood import token_statistics
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.update.optimize import Dealt, micro_batches
+from ragen_jax.update.optimize import MinibatchPlan, micro_batches
 
 # (model, params, tokens_BT, extra) -> arrays [B, T]: `statistics`, whose `extra` is the
 # temperature, or `passes.values`, whose `extra` is a `policy.Frozen` or None.
@@ -58,7 +58,9 @@ def read_micro_batches(
     return tuple(constrain(x, None, None, None) for x in outs)
 
 
-def minibatch_logps(dealt: Dealt, model: Qwen, params: Params, *, temperature: float) -> Dealt:
+def minibatch_logps(
+    dealt: MinibatchPlan, model: Qwen, params: Params, *, temperature: float
+) -> MinibatchPlan:
     """Return the minibatches with the log-probs of `params` in place of the sampler's.
 
     Rows are read at the length and in the micro-batches in which the update reads them, so that its

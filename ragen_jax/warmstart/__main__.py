@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from ragen_jax.config.check import check
 from ragen_jax.config.command_line import bad_input, define_config, run_command
-from ragen_jax.programs.cache import keep_programs
-from ragen_jax.storage.atomic_io import patient
+from ragen_jax.programs.cache import enable_compilation_cache
+from ragen_jax.storage.atomic_io import retry_disk_errors
 from ragen_jax.storage.console import console
 from ragen_jax.warmstart.imitate import tiny_model
 
@@ -20,10 +20,10 @@ from ragen_jax.warmstart.imitate import tiny_model
 def main(argv: Sequence[str]) -> None:
     del argv
     config = CONFIG.value
-    keep_programs()
+    enable_compilation_cache()
     with bad_input():
         check(config)
-        with patient(config.checkpoint.patience, console):
+        with retry_disk_errors(config.checkpoint.patience, console):
             directory = tiny_model(config)
     print(json.dumps({"model": str(directory)}))
 

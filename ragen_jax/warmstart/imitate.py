@@ -33,8 +33,8 @@ from ragen_jax.config.build import (
     tiny_tokenizer,
     tiny_words,
 )
-from ragen_jax.config.per_task import of_environments
-from ragen_jax.core.heartbeat import reached
+from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.core.heartbeat import enter_phase
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.types import Array, Episode, Params, Turn
@@ -48,13 +48,13 @@ from ragen_jax.model.vision import tower as vision
 from ragen_jax.model.vision.images import Grid, preprocess
 from ragen_jax.model.vision.tower import Tower, VisionTower
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.env_calls import NO_LIMITS, Broken, begin, identify
+from ragen_jax.rollout.env_calls import NO_LIMITS, EnvFailure, begin, identify
 from ragen_jax.rollout.episode import Room, check_images, images_of, spans_of
-from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.play import Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.heldout import play_problems
-from ragen_jax.storage.cache import cache_directory, locked
+from ragen_jax.storage.cache import cache_directory, lock_path
 from ragen_jax.storage.console import console
 from ragen_jax.storage.datasets import settings_hash
 
@@ -68,7 +68,7 @@ NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid
 
 
 # Of config.warmstart: told as what they make, or where they make something.
-_BY_ITSELF = ("thoughts", "options", "tower_layers", "tower_width")
+_NOT_LISTED = ("thoughts", "options", "tower_layers", "tower_width")
 
 
 def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
@@ -81,14 +81,16 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     Raises:
       ValueError: an environment that cannot be imitated (build.tiny_words, `taught`).
     """
-    config = taught(config)
+    config = imitation_config(config)
     cache = cache_directory() if cache is None else Path(cache)
-    alone, w = of_environments(config), config.warmstart
+    alone, w = per_task_configs(config), config.warmstart
     settings = {
         "recipe": RECIPE,
         **_what_is_imitated(config),
         **{
-            f"warmstart.{name}": x for name, x in config.warmstart.items() if name not in _BY_ITSELF
+            f"warmstart.{name}": x
+            for name, x in config.warmstart.items()
+            if name not in _NOT_LISTED
         },
         **({"warmstart.thoughts": _thoughts(config)} if _thoughts(config) else {}),
         **({"tower": [w.tower_layers, w.tower_width]} if w.tower_layers else {}),
@@ -98,7 +100,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     directory = cache / "models" / f"tiny_{settings_hash(settings)}"
     if directory.exists():  # which may be where nothing can be written, a lock neither
         return directory
-    with locked(directory):
+    with lock_path(directory):
         if not directory.exists():  # nobody made it meanwhile
             console(f"warm start: imitating the solver (once; kept in {directory})")
             model, params, tokenizer, tower = imitate(config, cache)
@@ -106,7 +108,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     return directory
 
 
-def taught(config: ConfigDict) -> ConfigDict:
+def imitation_config(config: ConfigDict) -> ConfigDict:
     """The config of the world that the agent is taught in: its env.options as warmstart.options
     has them.
 
@@ -193,8 +195,8 @@ def imitate(
         )
         album = _album(eyes, trained, shape.vocab_size)
     episodes: list[Episode] = []
-    checks: dict[str, Callable[[Qwen, Params, Album | None], float]] = {}
-    for name, c in of_environments(config).items():
+    checks: dict[str, Callable[[Qwen, Params, ImageTable | None], float]] = {}
+    for name, c in per_task_configs(config).items():
         environment = _environment(c)
         chat = build_chat(c, tokenizer, environment, image_pad=image_pad)
         examples = datasets.demonstrations(
@@ -204,7 +206,7 @@ def imitate(
             directory=cache / "datasets",
             **_expert(c),
         )
-        reached("reading the demonstrations")
+        enter_phase("reading the demonstrations")
         episodes += _as_episodes(examples, chat, album, shape.max_positions)
         seen = {example["identity"] for example in examples}
         problems = _check_problems(environment, seen, c)
@@ -227,7 +229,7 @@ def imitate(
     history = []
     with tqdm(total=1.0, desc="warm start", disable=None, bar_format=_BAR) as bar:
         for update in range(w.max_updates):
-            reached(f"imitating the solver, update {update + 1} of at most {w.max_updates}")
+            enter_phase(f"imitating the solver, update {update + 1} of at most {w.max_updates}")
             epoch, place = divmod(update, len(tokens_BT) // w.batch)
             if place == 0:
                 key = stream_key(Purpose.WARMSTART_ORDER, w.seed, epoch)
@@ -268,7 +270,7 @@ def _success(
     states: Sequence[State],
     model: Qwen,
     params: Params,
-    album: Album | None,
+    album: ImageTable | None,
 ) -> float:
     """Share of the problems that are solved at temperature 1, of those whose environment did not
     break; 0 if all broke."""
@@ -347,13 +349,15 @@ def _imitation_step(
     return moved, opt_state, loss
 
 
-def _album(eyes: VisionTower, trained: dict[str, Params], vocab_size: int) -> Album:
+def _album(eyes: VisionTower, trained: dict[str, Params], vocab_size: int) -> ImageTable:
     """An empty album, of a copy of the tower as it is now: the next update donates it."""
     now = jax.tree.map(jnp.copy, trained["tower"])
-    return Album(Tower(eyes, now, tiny_images()), vocab_size)
+    return ImageTable(Tower(eyes, now, tiny_images()), vocab_size)
 
 
-def _pictures(album: Album, tokens_BT: np.ndarray, rows: int) -> Callable[[np.ndarray], Pictures]:
+def _pictures(
+    album: ImageTable, tokens_BT: np.ndarray, rows: int
+) -> Callable[[np.ndarray], Pictures]:
     """A function of `rows` indices of rows -> the images that these show.
 
     Raises:
@@ -388,7 +392,7 @@ def _pictures(album: Album, tokens_BT: np.ndarray, rows: int) -> Callable[[np.nd
 
 
 def _as_episodes(
-    examples: Sequence[dict[str, Any]], chat: Chat, album: Album | None, positions: int
+    examples: Sequence[dict[str, Any]], chat: Chat, album: ImageTable | None, positions: int
 ) -> list[Episode]:
     """Return demonstrations as the episodes that an agent would have played.
 
@@ -432,7 +436,7 @@ def _imitated_turn(
     example: dict[str, Any],
     turns: Sequence[Turn],
     chat: Chat,
-    album: Album | None,
+    album: ImageTable | None,
     positions: int,
     last_valid: bool,
 ) -> Turn:
@@ -444,7 +448,7 @@ def _imitated_turn(
     observation = example["observation"]
     check_images(observation, album)
     if album is not None:
-        album.meet(images_of(observation))
+        album.register(images_of(observation))
     spans = spans_of(observation, album)
     message = chat.observe(
         observation, actions_used=chat.actions_per_turn * example["turn"], last_valid=last_valid
@@ -487,7 +491,7 @@ def _check_problems(
     while len(seeds) < count:
         (state,) = begin(environment, [seed], NO_LIMITS)
         (identity,) = identify(environment, [state], NO_LIMITS)
-        if isinstance(identity, Broken):
+        if isinstance(identity, EnvFailure):
             failed.append((seed, identity))
         elif identity not in seen:
             seeds.append(seed)

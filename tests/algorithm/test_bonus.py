@@ -8,10 +8,10 @@ import pytest
 from ragen_jax.algorithm.batch import make_batch, take_rows
 from ragen_jax.algorithm.bonus import (
     ENTROPY_ON,
+    entropy_gate,
     entropy_weights,
-    gates,
     pointwise_information,
-    spread,
+    scatter_to_reasoning,
 )
 from ragen_jax.core.task_shares import Part
 from ragen_jax.core.types import Episode, Turn
@@ -50,7 +50,7 @@ def where(weights_BT):
 
 def test_the_bonus_fades_as_information_does():
     share_E = np.array([1.4, 1.0, 0.9, 0.75, 0.5, 0.1, np.nan])
-    assert gates(share_E, 0.5).tolist() == pytest.approx([1, 1, 0.8, 0.5, 0, 0, 1])
+    assert entropy_gate(share_E, 0.5).tolist() == pytest.approx([1, 1, 0.8, 0.5, 0, 0, 1])
 
 
 def test_where_the_entropy_bonus_lies(batch):
@@ -79,7 +79,7 @@ def test_where_the_entropy_bonus_lies(batch):
 
 def test_a_value_lies_on_the_tokens_of_its_reasoning(batch):
     value_EU = np.array([[1.0, 9.0], [2.0, 9.0], [-3.0, 9.0], [4.0, 9.0]])
-    spread_BT = spread(value_EU, batch)
+    spread_BT = scatter_to_reasoning(value_EU, batch)
     # With the token that closes it; the second turns have no reasoning.
     assert where(spread_BT) == [[3, 4, 5, 6], []] * 4 + [[]]
     assert spread_BT[::2, 3].tolist() == [1.0, 2.0, -3.0, 4.0, 0.0]
@@ -149,7 +149,7 @@ def test_what_is_paid_to_a_reasoning_is_paid_to_its_end():
     episodes = [
         Episode(0, 0, k, (turn((0, k + 1), (0, 0), length=k + 3),), False) for k in range(3)
     ]
-    credit_BT = spread(paid_N[:, None], make_batch(episodes))[:, 3:]
+    credit_BT = scatter_to_reasoning(paid_N[:, None], make_batch(episodes))[:, 3:]
 
     def surrogate(logit_T):
         return sum(

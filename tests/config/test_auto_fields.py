@@ -8,11 +8,11 @@ import pytest
 from command_line import call
 
 from ragen_jax import train
-from ragen_jax.config.auto_fields import is_open, settle, settle_date
+from ragen_jax.config.auto_fields import fill_auto_fields, fill_date, is_open
 from ragen_jax.config.build import build_environment, build_meshes
 from ragen_jax.config.check import check
 from ragen_jax.config.fields import leaves
-from ragen_jax.config.per_task import of_environments
+from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.configs import (
     bandit,
     countdown,
@@ -68,7 +68,7 @@ def settled(path, devices, preset="llm", **fields):
     config = sokoban.get_config(preset)
     config.model.path = path
     config.update_from_flattened_dict(fields)
-    settle(config, devices)
+    fill_auto_fields(config, devices)
     check(config)
     return config
 
@@ -83,11 +83,11 @@ def test_every_config_file_has_the_preset(name, language_model):
     config = CONFIGS[name].get_config("llm")
     assert is_open(config)
     config.model.path = str(language_model)
-    settle(config, jax.devices())
+    fill_auto_fields(config, jax.devices())
     assert not is_open(config)
     check(config)
     build_meshes(config)
-    for one in of_environments(config).values():
+    for one in per_task_configs(config).values():
         assert one.env.prompt == "full" and one.env.context == "full"
         build_environment(one, "train")
     tokens = 4000 if name == "deepcoder" else 400  # a program takes more than a move
@@ -141,7 +141,7 @@ def test_unusable_values_are_refused_before_they_are_reckoned_with(language_mode
     with pytest.raises(ValueError, match="config.optimizer.b1 is 2.0; it must be"):
         settled("somebody/unknown", jax.devices(), **{"optimizer.b1": 2.0})  # not downloaded first
     with pytest.raises(ValueError, match="preset llm needs --config.model.path=DIR_OR_HUB_ID"):
-        settle(sokoban.get_config("llm"), jax.devices())
+        fill_auto_fields(sokoban.get_config("llm"), jax.devices())
     with pytest.raises(ValueError, match="no model directory /none"):
         settled("/none", jax.devices())
 
@@ -178,7 +178,7 @@ def test_the_day_of_a_run_is_filled_in_once(language_model, tmp_path, capsys):
         return made
 
     def settled_on(day, made, workdir):
-        settle_date(made, workdir, datetime.date(2026, 11, day))
+        fill_date(made, workdir, datetime.date(2026, 11, day))
         check(made)
         return made
 

@@ -10,7 +10,7 @@ import pytest
 from ragen_jax import train
 from ragen_jax.config.build import build_environment
 from ragen_jax.config.check import check
-from ragen_jax.config.fields import DOMAINS, field, leaves, unread, warning
+from ragen_jax.config.fields import FIELDS, field, leaves, unused_fields, warning
 from ragen_jax.configs import bandit, base, countdown, mixture, sokoban, sudoku
 from ragen_jax.model.weights import WEIGHTS
 from ragen_jax.storage.metrics_reader import read_metrics
@@ -159,10 +159,10 @@ def refusal(config):
 
 
 def test_the_table_names_the_fields_of_base():
-    assert set(DOMAINS) == set(leaves(base.get_config()))
-    for name, domain in DOMAINS.items():
+    assert set(FIELDS) == set(leaves(base.get_config()))
+    for name, domain in FIELDS.items():
         for when in domain.read:
-            assert set(when.names) < set(DOMAINS), name
+            assert set(when.names) < set(FIELDS), name
             assert name not in when.names
 
 
@@ -271,7 +271,7 @@ def test_bad_values_end_the_command_with_one_line_and_exit_code_2(tmp_path):
 
 def names_unread(config):
     """The fields that a run of the config does not read, by the table."""
-    return set(unread(config, set(DOMAINS)))
+    return set(unused_fields(config, set(FIELDS)))
 
 
 def test_what_is_read_depends_on_the_config():
@@ -286,7 +286,7 @@ def test_what_is_read_depends_on_the_config():
     assert {name for name in tiny if name.startswith("warmstart.")} == {"warmstart.tower_width"}
     assert "warmstart.tower_width" not in names_unread(sokoban.get_config("tiny-vl"))
     paper = names_unread(sokoban.get_config("qwen2.5-3b"))
-    warmstart = {name for name in DOMAINS if name.startswith("warmstart.")}
+    warmstart = {name for name in FIELDS if name.startswith("warmstart.")}
     # The styles of a model that was taught several are told apart whatever its path is.
     assert warmstart - {"warmstart.thoughts"} <= paper
     assert "algorithm.kl_kind" in tiny - paper
@@ -298,15 +298,15 @@ def test_what_is_read_depends_on_the_config():
 def test_the_line_names_fields_and_why():
     config = sokoban.get_config()
     names = ["algorithm.lam", "seed", "critic.clip", "env.window", "env.options.size"]
-    assert warning(unread(config, names)) == (
+    assert warning(unused_fields(config, names)) == (
         "warning: env.window is set but not read with env.context=single_turn; "
         "algorithm.lam, critic.clip are set but not read with algorithm.name=grpo"
     )
-    assert warning(unread(config, ["seed", "env.options.size"])) == ""
+    assert warning(unused_fields(config, ["seed", "env.options.size"])) == ""
     config = mixture.get_config()
     config.also.countdown.env.context = "window"
     names = ["also.countdown.env.window", "also.frozen_lake.env.window", "also.countdown.groups"]
-    assert warning(unread(config, names)) == (
+    assert warning(unused_fields(config, names)) == (
         "warning: also.frozen_lake.env.window is set but not read with "
         "also.frozen_lake.env.context=single_turn"
     )
@@ -343,13 +343,13 @@ def test_the_command_warns_of_fields_that_it_does_not_read(tmp_path):
 
 def another(name, config):
     """A value other than the field's own with which `check` still passes, or None."""
-    old, what = field(config, name), DOMAINS[name].what
+    old, what = field(config, name), FIELDS[name].what
     tried = [*what.removeprefix("one of ").split(", "), "q", not old if type(old) is bool else 7]
     if isinstance(old, (int, float)):
         tried += [old + 1, old / 2, old * 2, 0.25, 1, 2, 0]
     for value in (*tried, ("q",), (1.0, 2.0)):
         value = int(value) if type(old) is int and type(value) is float else value
-        if DOMAINS[name].accepts(value) and value != old:
+        if FIELDS[name].accepts(value) and value != old:
             put(config, name, value)
             try:
                 check(config)

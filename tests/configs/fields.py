@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from ragen_jax.config.check import check
-from ragen_jax.config.fields import field, unread
+from ragen_jax.config.fields import field, unused_fields
 from ragen_jax.configs import base
 
 
@@ -44,7 +44,7 @@ def check_entry(name, entry, outcome, start=base.get_config):
     assert field(before, name) != entry.changed
     for config in (before, behind):
         check(config)
-    assert not unread(behind, {name})
+    assert not unused_fields(behind, {name})
     before, behind = (outcome(config, entry.given) for config in (before, behind))
     assert entry.claim(before, behind)
     assert not entry.claim(before, before)

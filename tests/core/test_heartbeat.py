@@ -11,16 +11,18 @@ import pytest
 from command_line import ROOT, call
 
 from ragen_jax.core import heartbeat as progress
-from ragen_jax.core.heartbeat import stalled
+from ragen_jax.core.heartbeat import describe_stall
 from ragen_jax.storage.console import console
 
 
 def test_who_is_behind_is_named():
-    assert stalled({0: (7, "an agreement"), 1: (5, "rollout"), 2: (7, "x")}) == (
+    assert describe_stall({0: (7, "an agreement"), 1: (5, "rollout"), 2: (7, "x")}) == (
         "process 1 does not go on (last seen: rollout), and all others wait for it"
     )
-    assert stalled({0: (4, "x"), 1: (3, "y"), 2: (3, "y")}).startswith("process 1, 2 does not")
-    assert stalled({0: (4, "x"), 1: (4, "x")}) == "no process goes on (last seen: x)"
+    assert describe_stall({0: (4, "x"), 1: (3, "y"), 2: (3, "y")}).startswith(
+        "process 1, 2 does not"
+    )
+    assert describe_stall({0: (4, "x"), 1: (4, "x")}) == "no process goes on (last seen: x)"
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def passing(monkeypatch):
         nonlocal limit
         for _ in range(round(seconds / 0.01)):
             clock.now += 0.01
-            limit = progress._sign(limit)
+            limit = progress._write_heartbeat(limit)
 
     return go
 
@@ -50,28 +52,28 @@ def test_where_nothing_is_printed_a_line_says_what_goes_on(passing, capsys):
     def lines():
         return capsys.readouterr().err.splitlines()
 
-    progress.spoke()
+    progress.last_output()
     passing(0.2)
     console("a line")
     passing(0.2)
     assert lines() == []
-    progress.reached("building the house")
+    progress.enter_phase("building the house")
     passing(1.2)
     found = lines()
     assert 3 <= len(found) <= 4 and set(found) <= {
         "building the house",
         "building the house: 1 s so far",
     }
-    progress.reached("painting door 7 of 9")
+    progress.enter_phase("painting door 7 of 9")
     passing(0.4)
     assert "painting door 7 of 9" in lines()
-    progress.spoke(begun=True)  # who has seen a step knows how long one takes
+    progress.last_output(begun=True)  # who has seen a step knows how long one takes
     passing(2.5)
     assert 2 <= len(lines()) <= 3  # behind 0.3, 0.6 and 1.2 s
 
 
 def test_signs_end_with_what_they_are_of(hasty, capsys):
-    with progress.signs_of_life():
+    with progress.heartbeat():
         time.sleep(1.0)
     assert "starting" in capsys.readouterr().err
     time.sleep(0.5)

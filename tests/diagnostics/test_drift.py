@@ -14,7 +14,7 @@ from ragen_jax.diagnostics.gradients import bucket_gradients
 from ragen_jax.envs.styles import Style, sentences
 from ragen_jax.model import lora
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.update.policy import Frozen
+from ragen_jax.update.policy import ForwardContext
 
 G, K = 4, 3
 IDS = ((3,), (5, 6, 9))
@@ -109,7 +109,7 @@ def test_of_adapters(policy, mesh, batch):
     """The gradient of the adapters, which are 0 at first, so that the log-odds are the base's."""
     model, params = policy
     adapters = lora.init_adapters(model.config, jax.random.key(1), rank=2, targets=("q", "o"))
-    frozen = Frozen(params, np.float32(2.0))
+    frozen = ForwardContext(params, np.float32(2.0))
     settings = dict(mesh=mesh, micro_batch=4)
     gradient, value = log_odds_gradient(model, adapters, batch, IDS, frozen=frozen, **settings)
     assert value == pytest.approx(

@@ -22,7 +22,7 @@ from ragen_jax.diagnostics.gradients import ZERO, bucket_gradients, figures, var
 from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.update.policy import Frozen, init_state, loss_parts, update_policy
+from ragen_jax.update.policy import ForwardContext, init_state, loss_parts, update_policy
 
 G, K = 5, 3
 
@@ -378,7 +378,7 @@ def test_adapters_over_a_frozen_model(policy, mesh, rows):
     model, params, _ = policy
     adapters = lora.init_adapters(model.config, jax.random.key(1), rank=2, targets=("q", "down"))
     adapters = jax.tree.map(lambda x: x + 0.05, adapters)
-    frozen = Frozen(params, np.float32(1.5))
+    frozen = ForwardContext(params, np.float32(1.5))
     found = report((model, adapters, None), mesh, batch, advantage, [0] * G, frozen=frozen)
     piece = dict(
         tokens=batch.tokens_BT,

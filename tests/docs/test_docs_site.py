@@ -9,7 +9,7 @@ import pytest
 from command_line import ROOT
 
 import ragen_jax
-from ragen_jax.config.fields import DOMAINS
+from ragen_jax.config.fields import FIELDS
 
 SITE = ROOT / "docs/site"
 
@@ -24,7 +24,7 @@ def test_every_field_is_in_the_table_with_its_comment():
 
     text = config_markdown()
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", text, re.M))
-    assert rows.keys() == DOMAINS.keys()
+    assert rows.keys() == FIELDS.keys()
     assert rows["filter.value"].split(" | ") == [
         "`0.9`",
         "top\\_p: share of the variance mass kept",
@@ -107,6 +107,6 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     for page in ("README", "docs/lab/claims", "docs/scoring", "benchmarks/NOTES"):
         assert (tmp_path / f"site/{page}.html").exists()
     settings = (tmp_path / "site/docs/configuration.html").read_text()
-    assert all(f">{name}<" in settings for name in DOMAINS)
+    assert all(f">{name}<" in settings for name in FIELDS)
     library = (tmp_path / "site/docs/library.html").read_text()
     assert all(f'id="ragen_jax.{name}"' in library for name in ragen_jax.EXPORTS)

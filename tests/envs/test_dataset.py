@@ -23,7 +23,7 @@ from ragen_jax.core.types import Turn
 from ragen_jax.envs import make_env
 from ragen_jax.envs.problems import SPLITS, split_by_hash
 from ragen_jax.envs.types import Environment, FileEnvironment, SolvableEnvironment, ToolEnvironment
-from ragen_jax.rollout.env_calls import NO_LIMITS, Asked, Broken, Limits, act
+from ragen_jax.rollout.env_calls import NO_LIMITS, EnvFailure, Limits, StepRequest, act
 from ragen_jax.storage.metrics_reader import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
@@ -181,8 +181,8 @@ def test_nonsense_costs_its_episode_alone(own):
     environment = build(reward="mine:odd")
     said = ["yes", "none", "text", "nan", "huge", "dict", "unsure", "raise", "exit", "yes"]
     state, rng = environment.reset(0), np.random.default_rng(0)
-    acted = act(environment, [Asked(state, (text,), rng, 1) for text in said], NO_LIMITS)
-    assert [isinstance(x, Broken) for x in acted] == [False, *[True] * 8, False]
+    acted = act(environment, [StepRequest(state, (text,), rng, 1) for text in said], NO_LIMITS)
+    assert [isinstance(x, EnvFailure) for x in acted] == [False, *[True] * 8, False]
     assert acted[0].reward == 1.0 and acted[0].info == {"success": True}
     told = [x.error for x in acted[1:-1]]
     number = "TypeError: mine:odd must return a number or a dict with `reward`, a number; got "
@@ -190,7 +190,7 @@ def test_nonsense_costs_its_episode_alone(own):
     assert "Step.reward must be a number" in told[2] and "Step.reward must be" in told[3]
     assert told[5] == "TypeError: mine:odd must give success as True or False, got 'yes'"
     assert told[6] == "KeyError: 'answers'"
-    acted = act(build(step="mine:wrong"), [Asked(state, ("a",), rng, 1)], NO_LIMITS)
+    acted = act(build(step="mine:wrong"), [StepRequest(state, ("a",), rng, 1)], NO_LIMITS)
     assert acted[0].error.endswith("`message`, `reward` and `success`; got 5")
 
 
@@ -271,7 +271,7 @@ def test_a_call_goes_through_the_chat_and_back(own):
     prompt, sampled = chat.prompt_ids([], message), chat.reply_ids(f"so</think>{ASKED}")
     assert '"name": "larger"' in chat.text(prompt)
     reply = chat.read(sampled)
-    asked = Asked(state, reply.actions, np.random.default_rng(0), 3)
+    asked = StepRequest(state, reply.actions, np.random.default_rng(0), 3)
     (acted,) = act(environment, [asked], build_limits(config))
     assert acted.observation == "17" and not acted.done and acted.actions == (ASKED,)
     message = chat.observe(acted.observation, actions_used=1, last_valid=reply.valid)
@@ -287,7 +287,7 @@ def test_a_call_goes_through_the_chat_and_back(own):
 def test_a_function_that_hangs_costs_its_episode_alone(own):
     environment, rng = build(tools="mine:TOOLS"), np.random.default_rng(0)
     state = environment.reset(1)
-    asked = [Asked(state, (text,), rng, 3) for text in (called("facts", name="hang"), ASKED)]
+    asked = [StepRequest(state, (text,), rng, 3) for text in (called("facts", name="hang"), ASKED)]
     late, fine = act(environment, asked, Limits(time_limit=0.3, workers=2))
     assert late.error == "TimeoutError: a step took longer than 0.3 s"
     assert fine.observation == "17"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ragen_jax import train
-from ragen_jax.config.auto_fields import settle
+from ragen_jax.config.auto_fields import fill_auto_fields
 from ragen_jax.config.build import build_environment
 from ragen_jax.config.check import check
 from ragen_jax.configs import base, recipes
@@ -23,7 +23,7 @@ from ragen_jax.diagnostics.rollouts import rollout_metrics
 from ragen_jax.envs import make_env
 from ragen_jax.envs.engines import EngineEnvironment, Moved
 from ragen_jax.envs.types import SUCCESS_UNDEFINED, Environment, LiveEnvironment
-from ragen_jax.rollout.env_calls import Asked, Limits, act, begin
+from ragen_jax.rollout.env_calls import Limits, StepRequest, act, begin
 from ragen_jax.run.heldout import summarise
 from ragen_jax.storage.metrics_reader import read_metrics
 
@@ -133,7 +133,7 @@ def test_members_of_a_group_do_not_meet_on_one_engine(hunt):
     # And in threads, from a state that both have.
     limits = Limits(time_limit=20.0, workers=8)
     shared = alone[1]
-    jobs = [Asked(shared, ("2",), np.random.default_rng(0), 5) for _ in range(32)]
+    jobs = [StepRequest(shared, ("2",), np.random.default_rng(0), 5) for _ in range(32)]
     assert {x.observation for x in act(hunt, jobs, limits)} == {hunt.render(alone[2])}
 
 
@@ -362,7 +362,7 @@ def test_isolated_engines_wait_for_each_other():
     own = EngineEnvironment(Rolls, name="rolls", instructions="", split=None, isolated=True)
     limits = Limits(time_limit=20.0, workers=8)
     states = begin(own, range(40), limits)
-    jobs = [Asked(state, ("a", "b", "c"), np.random.default_rng(0), 5) for state in states]
+    jobs = [StepRequest(state, ("a", "b", "c"), np.random.default_rng(0), 5) for state in states]
     together = [x.observation for x in act(own, jobs, limits)]
     assert together == [walk(own, state, "a", "b", "c")[-1].observation for state in states]
 
@@ -383,7 +383,10 @@ def test_what_an_engine_raises_or_shows_stays_in_its_episode(hunt):
     states = begin(hunt, [1, 2], Limits())
     good, bad = act(
         hunt,
-        [Asked(state, (word,), None, 5) for state, word in zip(states, ("5", "?"), strict=True)],
+        [
+            StepRequest(state, (word,), None, 5)
+            for state, word in zip(states, ("5", "?"), strict=True)
+        ],
         Limits(),
     )
     assert good.observation and "ValueError: invalid literal" in bad.error
@@ -518,7 +521,7 @@ def test_the_config(language_model):
     config = gymnasium_config.get_config("llm+ppo")
     config.model.path = str(language_model)
     config.env.options.id = "test/Hunt-v0"
-    settle(config, jax.devices())
+    fill_auto_fields(config, jax.devices())
     check(config)
     assert config.algorithm.name == "ppo" and "ppo" in recipes.RECIPES
 

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 pytest.importorskip("reasoning_gym")
 
-from ragen_jax.config.auto_fields import settle
+from ragen_jax.config.auto_fields import fill_auto_fields
 from ragen_jax.config.build import build_chat, build_environment, environment_settings
 from ragen_jax.config.check import check
 from ragen_jax.configs import presets, reasoning_gym
@@ -426,6 +426,6 @@ def test_every_preset_is_accepted(preset, language_model):
     config = reasoning_gym.get_config(preset)
     if preset == "llm":
         config.model.path = str(language_model)
-    settle(config, jax.devices())
+    fill_auto_fields(config, jax.devices())
     check(config)
     assert build_environment(config, "train").reset(0).attempt == 1

@@ -13,7 +13,7 @@ import pytest
 from ragen_jax.envs import make_env
 from ragen_jax.envs.scalars import plain_scalar, real_number
 from ragen_jax.envs.types import Step
-from ragen_jax.rollout.env_calls import NO_LIMITS, Asked, Broken, act
+from ragen_jax.rollout.env_calls import NO_LIMITS, EnvFailure, StepRequest, act
 
 REAL = {  # what a function returns: the reward, exactly
     "bool": (True, 1.0),
@@ -92,7 +92,8 @@ def paying(tmp_path, monkeypatch):
         """What comes of a reply that each of the three functions pays with a value."""
         module.value = value
         asked = [
-            (env, Asked(env.reset(0), ("x",), np.random.default_rng(0), 1)) for env in environments
+            (env, StepRequest(env.reset(0), ("x",), np.random.default_rng(0), 1))
+            for env in environments
         ]
         return [act(env, [job], NO_LIMITS)[0] for env, job in asked]
 
@@ -103,7 +104,7 @@ def paying(tmp_path, monkeypatch):
 def test_every_finite_real_scalar_is_a_reward(paying):
     for name, (value, reward) in REAL.items():
         for acted in paying(value):
-            assert not isinstance(acted, Broken), (name, acted)
+            assert not isinstance(acted, EnvFailure), (name, acted)
             assert acted.reward == reward and type(acted.reward) is float, name
         said = [acted.info["success"] for acted in paying(value)]
         assert said == [reward >= 1, False, reward >= 1], name
@@ -153,7 +154,7 @@ class Pays:
 
 
 def acted(**parts):
-    return act(Pays(**parts), [Asked(0, ("x",), None, 1)], NO_LIMITS)[0]
+    return act(Pays(**parts), [StepRequest(0, ("x",), None, 1)], NO_LIMITS)[0]
 
 
 def test_an_environments_own_step_may_hold_them():

@@ -15,7 +15,7 @@ from ragen_jax.envs.search_qa.remote import Remote
 from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document, Retriever
 from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.types import Step
-from ragen_jax.rollout.env_calls import Acted, Asked, Broken, Limits, act
+from ragen_jax.rollout.env_calls import EnvFailure, Limits, StepRequest, StepResult, act
 
 pytestmark = pytest.mark.fast
 
@@ -81,7 +81,7 @@ class Reader:
 
 def played(retriever, episodes):
     """What comes of episodes that search side by side."""
-    jobs = [Asked("", (f"query {i}",), np.random.default_rng(0), 2) for i in range(episodes)]
+    jobs = [StepRequest("", (f"query {i}",), np.random.default_rng(0), 2) for i in range(episodes)]
     return act(Reader(retriever), jobs, Limits(time_limit=60.0, workers=8))
 
 
@@ -96,7 +96,7 @@ def test_a_third_of_the_answers_are_dropped_late_or_cut_off(protocol):
         index = Together(index) if protocol == "search_r1" else index
         results = played(index, 120)
     for i, result in enumerate(results):
-        assert isinstance(result, Acted), result
+        assert isinstance(result, StepResult), result
         assert result.observation == f"1 about query {i}\n2 about query {i}"
     asked = [len(fields.get("queries", [0])) for _, fields in requests]
     assert len(requests) > 6 and sum(asked) > 120  # some were asked again
@@ -109,7 +109,7 @@ def test_where_there_is_no_server_episodes_are_left_out():
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     index = Remote(url, protocol="search_r1", **OPTIONS)
     for result in played(Together(index), 9):
-        assert isinstance(result, Broken)
+        assert isinstance(result, EnvFailure)
         assert result.error.startswith(f"ConnectionError: retriever {url} gave no usable answer in")
         assert "refused" in result.error
     with pytest.raises(ValueError, match=rf"{url} gave .* 3 tries.*refused.*search_r1\)"):

@@ -17,7 +17,7 @@ from ragen_jax.envs.search_qa.passages import write_passages
 from ragen_jax.envs.search_qa.protocols import PROTOCOLS
 from ragen_jax.envs.search_qa.retrievers import open_retriever
 from ragen_jax.envs.search_qa.words import write_words
-from ragen_jax.rollout.env_calls import Acted, Asked, Limits, act, observe
+from ragen_jax.rollout.env_calls import Limits, StepRequest, StepResult, act, observe
 
 pytest.importorskip("bm25s")
 pytestmark = pytest.mark.fast
@@ -102,12 +102,12 @@ def test_episodes_that_search_at_once_are_one_request(build):
     with serve(answer) as (url, requests):
         environment = build(retriever="search_r1", url=url, documents=1)
         jobs = [
-            Asked(environment.reset(0), (f"search[{name}]",), np.random.default_rng(0), 2)
+            StepRequest(environment.reset(0), (f"search[{name}]",), np.random.default_rng(0), 2)
             for name in ["first", *map(str, range(15))]
         ]
         threading.Timer(0.5, gate.set).start()
         results = act(environment, jobs, Limits(time_limit=60.0, workers=16))
-    assert all(isinstance(result, Acted) for result in results)
+    assert all(isinstance(result, StepResult) for result in results)
     for result, name in zip(results, ["first", *map(str, range(15))], strict=True):
         assert f"1 about {name}" in result.observation
     assert len(requests) < 10

@@ -19,7 +19,7 @@ from ragen_jax.config.build import build_chat, build_environment
 from ragen_jax.configs import base
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.env_calls import Asked, Broken, Limits, act, begin
+from ragen_jax.rollout.env_calls import EnvFailure, Limits, StepRequest, act, begin
 
 EPISODES, TURNS, AT_ONCE = 10_000, 3, 100
 GROWTH = 1.05  # of resident memory behind the first fifth
@@ -112,11 +112,11 @@ def digests(name, first, last, **options):
                 for state, rng in zip(states, rngs, strict=True)
             ]
             asked = [
-                Asked(state, reply.actions, rng, 10)
+                StepRequest(state, reply.actions, rng, 10)
                 for state, reply, rng in zip(states, replies, rngs, strict=True)
             ]
             acted = act(environment, asked, Limits())
-            broken = [x.traceback for x in acted if isinstance(x, Broken)]
+            broken = [x.traceback for x in acted if isinstance(x, EnvFailure)]
             assert not broken, broken[0]
             for x in acted:
                 ids = chat.prompt_ids([], x.observation)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.envs import make_env
-from ragen_jax.rollout.env_calls import Asked, Limits, act, begin
+from ragen_jax.rollout.env_calls import Limits, StepRequest, act, begin
 
 GUESS = "GuessTheNumber-v0-raw"
 
@@ -98,7 +98,7 @@ def test_members_go_their_own_ways(guess):
     states = begin(guess, [3] * 4, Limits())
     words = ["[1]", "[20]", "no number", "\ud800[5]" * 1000]
     jobs = [
-        Asked(state, (word,), np.random.default_rng(0), 5)
+        StepRequest(state, (word,), np.random.default_rng(0), 5)
         for state, word in zip(states, words, strict=True)
     ]
     acted = act(guess, jobs, Limits())

@@ -16,7 +16,7 @@ from ragen_jax.configs import webshop
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.webshop import pages
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.rollout.env_calls import Asked, Broken, Limits, act, begin
+from ragen_jax.rollout.env_calls import EnvFailure, Limits, StepRequest, act, begin
 
 for package in ("bm25s", "Stemmer", "thefuzz"):
     pytest.importorskip(package)
@@ -122,9 +122,9 @@ def test_ten_thousand_visits_to_a_hostile_shop(options, checked):
             asked = []
             for state, rng in zip(states, rngs, strict=True):
                 reply = said(chat, answer(environment, state, rng))
-                asked.append(Asked(state, reply.actions, rng, TURNS - turn))
+                asked.append(StepRequest(state, reply.actions, rng, TURNS - turn))
             acted = act(environment, asked, Limits())
-            broken = [x.traceback for x in acted if isinstance(x, Broken)]
+            broken = [x.traceback for x in acted if isinstance(x, EnvFailure)]
             assert not broken, broken[0]
             for x in acted:
                 assert controls(x.observation) == expected

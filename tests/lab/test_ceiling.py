@@ -100,7 +100,7 @@ def _page(level):
 
 def test_other_pages_respect_the_ceiling():
     from test_correlations import world as correlated
-    from test_cures import run as treated
+    from test_treatments import run as treated
 
     high = 0.99 * math.log(16)
     runs = {

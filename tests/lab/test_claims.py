@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 from test_correlations import world as correlated
-from test_cures import world as treated
 from test_detectors import world as probed
 from test_gains import world as gained
 from test_mechanism import world as pulled
+from test_treatments import world as treated
 
 from ragen_jax.configs import sokoban
 from ragen_jax.configs.experiments import EXPERIMENTS, OTHERWISE

@@ -91,7 +91,7 @@ def test_a_claim_on_a_treatment_that_changed_nothing_is_not_testable():
 
 
 def test_cures_count_a_filter_that_changed_nothing_once():
-    from test_cures import world
+    from test_treatments import world
 
     runs = world()
     for name, of in (("top-p 1.0", "no filter"), ("smallest variance", "no filter")):

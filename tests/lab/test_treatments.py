@@ -48,7 +48,7 @@ def world():
 
 def test_what_is_measured_by_hand():
     rows = run([2.0, 1.6, 0.8, 0.4], [0.4])
-    assert cures.kept(rows) == pytest.approx(4.8 / 4 / 2)
+    assert cures.kept_figure(rows) == pytest.approx(4.8 / 4 / 2)
     assert cures.half(rows) == pytest.approx(8 + 4 * 0.6 / 0.8)
     assert cures.half(run([2.0, 1.6], [0.4])) == np.inf
     assert cures.success(run([2.0] * 5, [0.4, 0.5])) == pytest.approx(0.45)
@@ -59,7 +59,7 @@ def test_what_helps_and_at_what_price():
     runs = world()
     expected = {"keeps": "at no price", "top-p 0.9": "no", "dear": "at a price", "worse": "worse"}
     assert {name: cures.helps(runs, name) for name in expected} == expected
-    gain, half_width = cures.difference(runs, cures.kept, "keeps", "no filter")
+    gain, half_width = cures.difference(runs, cures.kept_figure, "keeps", "no filter")
     assert gain == pytest.approx(1 - 0.3, abs=0.02) and half_width < 0.02
     assert cures.helps(runs, "keeps", "top-p 0.9") == "at no price"
 

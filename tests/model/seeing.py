@@ -72,7 +72,7 @@ class Rows(NamedTuple):
 def album_of(seeing):
     """An empty album of the model."""
     tower = vision.Tower(seeing.tower, seeing.tower_params, seeing.image_config)
-    return album.Album(tower, seeing.model.config.vocab_size)
+    return album.ImageTable(tower, seeing.model.config.vocab_size)
 
 
 def arrange(seeing, rows, width, book=None):
@@ -81,7 +81,7 @@ def arrange(seeing, rows, width, book=None):
     book: an album that goes on; None: a new one.
     """
     book = book or album_of(seeing)
-    book.meet(picture for _, pictures in rows for picture in pictures)
+    book.register(picture for _, pictures in rows for picture in pictures)
     ids_BT = np.zeros((len(rows), width), np.int32)
     for row, (tokens, _) in zip(ids_BT, rows, strict=True):
         row[: len(tokens)] = tokens

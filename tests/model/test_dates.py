@@ -9,7 +9,7 @@ import pytest
 from chat_families import LLAMA, family
 
 from ragen_jax.model.dates import NO_DAY, _codes, is_day, with_date
-from ragen_jax.model.template import take_apart
+from ragen_jax.model.template import parse_chat_template
 from ragen_jax.rollout.transcript import _ask
 
 pytestmark = pytest.mark.fast
@@ -41,7 +41,7 @@ def test_prompts_are_the_same_on_two_days(on_day, date):
     found = []
     for day in (25, 26):
         on_day(day)
-        template = take_apart(tokenizer, "Rules.", date=date)
+        template = parse_chat_template(tokenizer, "Rules.", date=date)
         found.append(template.begin("where?"))
         on_day(31 - day)  # a transcript may be rendered on a later day of the run
         shown = (("system", "Rules."), ("user", "where?"))
@@ -109,15 +109,15 @@ def test_names_are_english_in_every_locale():
 def test_what_is_no_day_is_refused(text):
     assert not is_day(text) and is_day("2026-02-03")
     with pytest.raises(ValueError, match=f"the date is '{text}'; it must be a day as YYYY-MM-DD"):
-        take_apart(with_template(DATED), date=text)
+        parse_chat_template(with_template(DATED), date=text)
 
 
 def test_a_template_that_makes_random_choices_is_refused():
     for template in ("{{ ['a', 'b'] | random }}", "{{ lipsum(n=1) }}", "{{ x|random|trim }}"):
         with pytest.raises(ValueError, match="chat template uses (random|lipsum), so that the sam"):
-            take_apart(with_template(LLAMA + template))
+            parse_chat_template(with_template(LLAMA + template))
     for template in (
         "{# |random #} a | random, lipsum()",
         "{% set x = {'random': 1} %}{{ x.random }}",
     ):
-        take_apart(with_template(template + LLAMA))
+        parse_chat_template(with_template(template + LLAMA))

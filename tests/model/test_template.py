@@ -17,7 +17,7 @@ from ragen_jax.config.build import build_chat, build_environment
 from ragen_jax.core.clean_text import clean_text
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import template
-from ragen_jax.model.template import plain_ids, take_apart
+from ragen_jax.model.template import parse_chat_template, plain_ids
 from ragen_jax.model.tokenizer import SPECIAL, TAGS, build_tokenizer
 from ragen_jax.rollout.chat import CONTEXTS, make_chat, token_bytes
 from ragen_jax.rollout.transcript import transcript
@@ -84,7 +84,7 @@ def chat_of(tokenizer, instructions="", **options):
 def test_the_control_ids_of_each_family(name):
     f = ALL[name]
     for system in (None, "Rules."):
-        assert take_apart(f.tokenizer, system).control == of_strings(f)
+        assert parse_chat_template(f.tokenizer, system).control == of_strings(f)
 
 
 def test_tags_and_single_characters_are_never_control():
@@ -95,7 +95,7 @@ def test_tags_and_single_characters_are_never_control():
         pad_token="!",
         additional_special_tokens=[*TAGS, "<search>"],
     )
-    control = take_apart(tokenizer).control
+    control = parse_chat_template(tokenizer).control
     strings = [*family("qwen").control, "<tool_call>", "<search>"]
     assert control == set(tokenizer.convert_tokens_to_ids(strings))
     text = "".join(TAGS) + "!"
@@ -116,7 +116,7 @@ def test_harmless_prompts_are_what_the_template_tokenizes_to(name):
             told.append({"role": "user", "content": message})
             options = dict(add_generation_prompt=True, return_dict=False)
             ids = tokenizer.apply_chat_template(told, tokenize=True, **options)
-            template = take_apart(tokenizer, rules)
+            template = parse_chat_template(tokenizer, rules)
             opening, between, middle = old_pieces(tokenizer, rules)
             found = template.begin(message).tolist()
             assert found == encode(tokenizer, opening + message + middle)
@@ -124,20 +124,22 @@ def test_harmless_prompts_are_what_the_template_tokenizes_to(name):
             if message == message.strip() and "<think>" in tokenizer.get_vocab():
                 assert found[: len(ids)] == ids
                 assert tokenizer.decode(found[len(ids) :]) in ("", "<think>")
-            assert template.go_on(message).tolist() == encode(tokenizer, between + message + middle)
+            assert template.next_turn(message).tolist() == encode(
+                tokenizer, between + message + middle
+            )
 
 
 @pytest.mark.parametrize("name", STRIPPING)
 def test_white_space_that_control_tokens_swallow(name):
     f = STRIPPING[name]
     for rules in (None, "Rules.", "\n Rules. \n"):
-        template = take_apart(f.tokenizer, rules)
+        template = parse_chat_template(f.tokenizer, rules)
         assert template.control == of_strings(f)
         opening, between, middle = old_pieces(f.tokenizer, rules)
         for message in HARMLESS:
             found = template.begin(message).tolist()
             assert found == encode(f.tokenizer, opening + message + middle)
-            found = template.go_on(message).tolist()
+            found = template.next_turn(message).tolist()
             assert found == encode(f.tokenizer, between + message + middle)
         for control in f.control[:9]:
             text = f"a \n {control} {control}\t{control * 2} b"
@@ -211,7 +213,7 @@ def test_the_tiny_agents_prompts_are_the_ids_they_were(name, prompt, context, ma
 
 
 def test_a_document_that_speaks_as_the_agent_by_hand():
-    template = take_apart(TINY.tokenizer)
+    template = parse_chat_template(TINY.tokenizer)
     said = "<|im_end|>\n<|im_start|>assistant\n"
     ids = template.begin(said).tolist()
     assert [i for i in ids if i in template.control] == [257, 258, 257]
@@ -233,7 +235,7 @@ def test_a_document_that_speaks_as_the_agent_by_hand():
     ],
 )
 def test_half_surrogate_pairs_are_replaced(text, shown):
-    template = take_apart(TINY.tokenizer)
+    template = parse_chat_template(TINY.tokenizer)
     assert joined(TINY.tokenizer, template.plain(text)) == shown.encode()
     assert shown in TINY.tokenizer.decode(template.begin(text))
 
@@ -259,7 +261,7 @@ def test_a_template_that_fails_or_reaches_out_is_refused_in_a_line(template):
         tokenizer_object=family("qwen").tokenizer.backend_tokenizer, chat_template=template
     )
     with pytest.raises(ValueError, match="chat template refuses a conversation of|does not show"):
-        take_apart(tokenizer)
+        parse_chat_template(tokenizer)
 
 
 def test_a_control_token_that_normalising_makes_is_found():
@@ -305,7 +307,7 @@ EMPTY_BEFORE = QWEN.replace("message['content']", f"({EMPTY} if message['role'] 
 )
 def test_a_template_that_knows_thoughts_leaves_them_to_the_agent(template):
     tokenizer = thinking(template)
-    found = take_apart(tokenizer, "Rules.")
+    found = parse_chat_template(tokenizer, "Rules.")
     assert found.control == of_strings(family("qwen"))
     assert (found.lead, found.added) == ("<think>", "<think>")
     told = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "GRID"}]
@@ -315,14 +317,14 @@ def test_a_template_that_knows_thoughts_leaves_them_to_the_agent(template):
     assert text.endswith("GRID<|im_end|>\n<|im_start|>assistant\n")
     assert found.begin("GRID").tolist() == encode(tokenizer, text + "<think>")
     behind = "<|im_end|>\n<|im_start|>user\nGRID<|im_end|>\n<|im_start|>assistant\n<think>"
-    assert found.go_on("GRID").tolist() == encode(tokenizer, behind)
+    assert found.next_turn("GRID").tolist() == encode(tokenizer, behind)
 
 
 def test_a_template_that_ends_the_thought_itself_is_refused_in_a_line():
     assert PROMPT in QWEN
     tokenizer = thinking(QWEN.replace(PROMPT, PROMPT.replace("' }}", f"' + {EMPTY} }}}}")))
     with pytest.raises(ValueError, match="ends the reasoning before the reply begins, even") as e:
-        take_apart(tokenizer, "Rules.")
+        parse_chat_template(tokenizer, "Rules.")
     assert "\n" not in str(e.value) and "chat_template.jinja" in str(e.value)
 
 
@@ -338,7 +340,7 @@ def test_earlier_thoughts_stay_in_the_prompt(make_turn):
     assert turns[1].prompt.tolist() == [
         *turns[0].prompt.tolist(),
         *said.tolist(),
-        *chat.template.go_on("GRID 2")[1:].tolist(),
+        *chat.template.next_turn("GRID 2")[1:].tolist(),
     ]
     rows = [transcript(chat, turns[:n], turn) for n, turn in enumerate(turns)]
     assert [(row["prompt_exact"], row["reply_exact"]) for row in rows] == [

@@ -611,7 +611,7 @@ def result(name="update", peak=10.0, fits=True, calls=2):
         calls=calls,
         helps=("optimizer.micro_batch",),
     )
-    return compiling.Result(program, 1.0, peak, 2.0, 5.0, fits)
+    return compiling.CompileResult(program, 1.0, peak, 2.0, 5.0, fits)
 
 
 def test_report():

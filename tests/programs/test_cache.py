@@ -15,7 +15,7 @@ from ragen_jax.storage.ownership import exposure
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
-from ragen_jax.programs.cache import keep_programs
+from ragen_jax.programs.cache import enable_compilation_cache
 
 events = []
 jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rsplit("/")[-1]))

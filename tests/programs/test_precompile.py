@@ -20,7 +20,7 @@ from ragen_jax.diagnostics.cross_scoring import (
 )
 from ragen_jax.programs import monitor as compiling
 from ragen_jax.programs import precompile
-from ragen_jax.programs.precompile import Planned, Precompiler, start_programs
+from ragen_jax.programs.precompile import PlannedProgram, Precompiler, start_programs
 from ragen_jax.rollout.env_calls import begin
 from ragen_jax.rollout.play import rollout
 from ragen_jax.run.heldout import evaluate
@@ -35,7 +35,7 @@ def cubed(x):
 
 def planned(size):
     x = jax.ShapeDtypeStruct((size,), jnp.float32)
-    return Planned(f"cubed {size}", lambda: compiled(cubed, x))
+    return PlannedProgram(f"cubed {size}", lambda: compiled(cubed, x))
 
 
 def names(told):
@@ -45,20 +45,20 @@ def names(told):
 def test_what_a_thread_compiles_is_there_and_only_waiting_counts(monkeypatch, capsys):
     monkeypatch.setattr(precompile, "WORTH_A_LINE", 0.0)
     rows = {size: np.ones(size, np.float32) for size in (1201, 1213, 1217, 1223)}
-    with compiling.told_of_compiling() as told:
+    with compiling.monitor_compilation() as told:
         precompiler = Precompiler(told)
         precompiler.compile_now([planned(1201), planned(1213)])
         (line,) = capsys.readouterr().out.splitlines()
         assert line.startswith("compiled 2 programs in ") and line.endswith(" s")
         cubed(rows[1201]), cubed(rows[1213])
         assert names(told) == ["programs ahead"]  # nothing compiled behind it
-        assert told.since_last_row(1)["time/compile"] > 0
+        assert told.metrics(1)["time/compile"] > 0
 
         precompiler.begin(planned(1217))
         precompiler.wait()
         precompiler.wait()  # for nothing
-        told.since_last_row(2)
-        assert told.since_last_row(3) == {"time/compile": 0.0}
+        told.metrics(2)
+        assert told.metrics(3) == {"time/compile": 0.0}
         cubed(rows[1217])
         assert set(names(told)) == {"programs ahead"}
         cubed(rows[1223])
@@ -70,9 +70,9 @@ def test_what_cannot_be_compiled_is_told_and_the_run_goes_on(capsys):
     def fail():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 byte too many\nand more")
 
-    with compiling.told_of_compiling() as told:
+    with compiling.monitor_compilation() as told:
         precompiler = Precompiler(told)
-        precompiler.compile_now([Planned("a large one", fail), planned(1231)])
+        precompiler.compile_now([PlannedProgram("a large one", fail), planned(1231)])
         precompiler.close()
     assert (
         "warning: a large one was not compiled ahead: RESOURCE_EXHAUSTED: 1 byte too many\n"
@@ -92,7 +92,7 @@ def test_cross_scoring_finds_what_was_compiled_for_it(agent):
     with only_compiling():
         found = cross_score_actions(agent.model, shapes, *args, micro_batch=24)
     assert [x.shape for x in found] == [(5, 3), (5, 3), (2,)] and not any(x.any() for x in found)
-    with compiling.told_of_compiling() as told:
+    with compiling.monitor_compilation() as told:
         real = cross_score_actions(agent.model, agent.params, *args, micro_batch=24)
         assert not {"read_prompts", "score_block"} & set(names(told))
         assert all((x < 0).all() for x in real)
@@ -123,7 +123,7 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
     # the first turn of groups.
     assert len({program.name for program in programs}) == len(programs) <= 16
     (task,) = tasks
-    with compiling.told_of_compiling() as told:
+    with compiling.monitor_compilation() as told:
         precompiler = Precompiler(told)
         precompiler.compile_now(programs)
         precompiler.close()

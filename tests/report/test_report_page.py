@@ -13,10 +13,10 @@ from simulated_runs import LEVELS, episode, write_run
 from ragen_jax.configs import base
 from ragen_jax.core.types import Episode, Turn
 from ragen_jax.diagnostics.scopes import Scores
-from ragen_jax.report.matrices import Stored
+from ragen_jax.report.matrices import StoredMatrix
 from ragen_jax.report.page import in_script, write_page, write_report
 from ragen_jax.run.log import write_scores
-from ragen_jax.score.episodes import Step
+from ragen_jax.score.episodes import ScoredStep
 from ragen_jax.score.page import contents
 from ragen_jax.storage.metrics_reader import read_metrics
 
@@ -288,12 +288,12 @@ def test_scored_rollouts_of_others(opened, tokenizer, tmp_path, count):
     prompt, reply = (np.array(tokenizer.encode(text)) for text in ("#P#", "so[/T]Up"))
     turn = Turn(prompt, "", reply, np.zeros(len(reply)), (0, 1), (0, 0), (), False, 0.0, {})
     episodes = [Episode(g, g, k, (turn,), False) for g in range(3) for k in range(2)]
-    steps = [Step(10 * i, episodes, np.full(6, np.nan), False, False) for i in range(count)]
+    steps = [ScoredStep(10 * i, episodes, np.full(6, np.nan), False, False) for i in range(count)]
     scores = Scores(rng.normal(size=(6, 3)), np.ones(6), np.arange(6) // 2)
     found = contents(
         steps,
         rows,
-        [Stored("", step.number, scores) for step in steps],
+        [StoredMatrix("", step.number, scores) for step in steps],
         tokenizer.backend_tokenizer,
         name="dump.jsonl",
         about="dump",

@@ -21,7 +21,7 @@ from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.likelihood import token_logps
-from ragen_jax.rollout.image_table import Album
+from ragen_jax.rollout.image_table import ImageTable
 
 
 def main(count):
@@ -30,7 +30,7 @@ def main(count):
     mesh = make_mesh(data=data, fsdp=int(count) // data, tensor=1)
     s.params = shard_params(s.params, s.model, mesh)
     with jax.set_mesh(mesh):
-        album = Album(s.tower, s.model.config.vocab_size)
+        album = ImageTable(s.tower, s.model.config.vocab_size)
         episodes = play(s, album)
         batch = make_batch(episodes)
         size = -(-len(batch.tokens_BT) // 8) * 8

@@ -667,7 +667,7 @@ def test_llama_template_in_pieces(make_turn):
     user = "<|start_header_id|>user<|end_header_id|>\n\n"
     assistant = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n<think>"
     assert chat.text(chat.template.begin("GRID")) == "<|begin_of_text|>" + user + "GRID" + assistant
-    assert chat.text(chat.template.go_on("GRID")) == "<|eot_id|>" + user + "GRID" + assistant
+    assert chat.text(chat.template.next_turn("GRID")) == "<|eot_id|>" + user + "GRID" + assistant
     assert tokenizer.decode(chat.close_id) == "<|eot_id|>"
     assert [tokenizer.decode(i) for i in chat.end_ids] == ["<|end_of_text|>", "<|eot_id|>"]
     assert [tokenizer.decode(i) for i in chat.stop_ids] == list(family("llama").control)
@@ -702,7 +702,7 @@ def test_chatml_with_a_default_system_message():
     middle = "<|im_end|>\n<|im_start|>assistant\n<think>"
     default = "<|im_start|>system\nYou are Qwen.<|im_end|>\n"
     assert chat.text(chat.template.begin("GRID")) == default + user + "GRID" + middle
-    assert chat.text(chat.template.go_on("GRID")) == "<|im_end|>\n" + user + "GRID" + middle
+    assert chat.text(chat.template.next_turn("GRID")) == "<|im_end|>\n" + user + "GRID" + middle
     # The rules take the place of the default.
     full = chat.text(terse(tokenizer, prompt="full").template.begin("GRID"))
     assert full.startswith("<|im_start|>system\n" + RULES) and "Qwen" not in full
@@ -714,7 +714,7 @@ def test_a_reply_starts_as_the_generation_prompt_says():
     chat = terse(bpe(template=template))
     prompt = "<|im_start|>user\nGRID<|im_end|>\n<|im_start|>assistant now\n<think>"
     assert chat.text(chat.template.begin("GRID")) == prompt
-    assert chat.text(chat.template.go_on("GRID")) == "<|im_end|>\n" + prompt
+    assert chat.text(chat.template.next_turn("GRID")) == "<|im_end|>\n" + prompt
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from ragen_jax.rollout.env_calls import (
     MAX_PIXELS,
     MAX_REWARD,
     MAX_TEXT,
-    Acted,
-    Asked,
-    Broken,
     Clock,
+    EnvFailure,
     Limits,
+    StepRequest,
+    StepResult,
     act,
     begin,
     identify,
@@ -172,7 +172,7 @@ OF_STEP = NONSENSE | {
 
 
 def asked(state, *actions, left=5):
-    return Asked(state, actions, np.random.default_rng(0), left)
+    return StepRequest(state, actions, np.random.default_rng(0), left)
 
 
 @pytest.mark.fast
@@ -180,14 +180,16 @@ def asked(state, *actions, left=5):
 def test_what_comes_of_a_reply(limits):
     jobs = [asked(3, "4", "2"), asked(3, "4", "3", "1"), asked(0, "1", "1", left=1), asked(5)]
     first, second, third, none = act(Count(), jobs, limits)
-    assert first == Acted(9, ("4", "2"), 6.0, {"success": False}, False, "now 9")
-    assert second == Acted(10, ("4", "3"), 7.0, {"success": True}, True, "")  # over: nothing shown
-    assert third == Acted(1, ("1",), 1.0, {"success": False}, False, "")  # no action left
-    assert none == Acted(5, (), 0.0, {}, False, "now 5")
+    assert first == StepResult(9, ("4", "2"), 6.0, {"success": False}, False, "now 9")
+    assert second == StepResult(
+        10, ("4", "3"), 7.0, {"success": True}, True, ""
+    )  # over: nothing shown
+    assert third == StepResult(1, ("1",), 1.0, {"success": False}, False, "")  # no action left
+    assert none == StepResult(5, (), 0.0, {}, False, "now 5")
     assert begin(Count(), [4, 2], limits) == [4, 2]
-    assert observe(Count(), [4, Broken("e", "t"), 2], limits) == [
+    assert observe(Count(), [4, EnvFailure("e", "t"), 2], limits) == [
         "now 4",
-        Broken("e", "t"),
+        EnvFailure("e", "t"),
         "now 2",
     ]
 
@@ -200,7 +202,7 @@ def test_nonsense_of_a_step_is_named_and_stays_alone(name, limits):
     environment = Evil(Count(), "step", does, lambda seed: seed == 2)
     states = begin(environment, [1, 2, 3], limits)
     good, bad, last = act(environment, [asked(state, "1") for state in states], limits)
-    assert (good.reward, last.reward) == (1.0, 1.0) and isinstance(bad, Broken)
+    assert (good.reward, last.reward) == (1.0, 1.0) and isinstance(bad, EnvFailure)
     assert said in bad.error and "\n" not in bad.error and len(bad.error) <= 500
     assert bad.traceback.startswith("Traceback")
 
@@ -274,7 +276,9 @@ def test_a_signal_before_the_first_step_is_no_systemexit(capsys):
 
 def test_the_largest_reward_and_text_are_accepted():
     environment = Evil(Count(), "step", steps(reward=np.float32(-MAX_REWARD)), lambda seed: True)
-    (acted,) = act(environment, [Asked((0, True), ("1",), np.random.default_rng(0), 1)], SERIAL)
+    (acted,) = act(
+        environment, [StepRequest((0, True), ("1",), np.random.default_rng(0), 1)], SERIAL
+    )
     assert acted.reward == -MAX_REWARD and type(acted.reward) is float
     environment = Evil(Count(), "render", lambda: "x" * MAX_TEXT, lambda seed: True)
     assert observe(environment, [(0, True)], SERIAL) == ["x" * MAX_TEXT]
@@ -323,7 +327,7 @@ def test_what_hangs_is_given_up_and_the_others_go_on():
     clock, start = Clock(), time.perf_counter()
     acted = act(environment, [asked(state, "1") for state in states], TIMED, clock)
     seconds = time.perf_counter() - start
-    assert [isinstance(x, Broken) for x in acted] == [seed % 3 == 0 for seed in range(10)]
+    assert [isinstance(x, EnvFailure) for x in acted] == [seed % 3 == 0 for seed in range(10)]
     assert all(x.error == "TimeoutError: a step took longer than 0.5 s" for x in acted[::3])
     assert 0.5 <= seconds < 3 and clock.seconds == pytest.approx(seconds, abs=0.1)
     assert threading.active_count() - before == 4  # those that hang, which nobody waits for

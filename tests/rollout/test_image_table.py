@@ -26,11 +26,11 @@ from ragen_jax.model.vision import tower as vision
 from ragen_jax.model.vision.images import preprocess
 from ragen_jax.model.vision.tower import Tower, VisionTower
 from ragen_jax.rollout import image_table as album_module
-from ragen_jax.rollout.episode import NO_EYES
-from ragen_jax.rollout.image_table import LEAST_ROOM, Album
+from ragen_jax.rollout.episode import NO_VISION_TOWER
+from ragen_jax.rollout.image_table import LEAST_ROOM, ImageTable
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
 from ragen_jax.update.learner import through_tower
-from ragen_jax.update.policy import Frozen
+from ragen_jax.update.policy import ForwardContext
 
 SEEDS = [2**62 + 7, 3, 2**63 - 1, 12]
 BUDGETS = Budgets(max_turns=3, max_actions=6, max_new_tokens=7)
@@ -114,7 +114,7 @@ class _Moving(type(seeing().chat)):
 
 @functools.cache
 def played(context="full"):
-    album = Album(seeing().tower, seeing().model.config.vocab_size)
+    album = ImageTable(seeing().tower, seeing().model.config.vocab_size)
     return album, play(seeing(context), album)
 
 
@@ -123,7 +123,7 @@ def picture(seed, height=16, width=24):
 
 
 def empty_album():
-    return Album(seeing().tower, seeing().model.config.vocab_size)
+    return ImageTable(seeing().tower, seeing().model.config.vocab_size)
 
 
 # ------------------------------------------------------------------------------ numbers
@@ -132,18 +132,18 @@ def empty_album():
 def test_numbers_are_past_the_vocabulary_and_never_given_twice():
     album = empty_album()
     V = album.vocab_size
-    album.meet([picture(0), picture(1), picture(0)])
+    album.register([picture(0), picture(1), picture(0)])
     assert [album.span(picture(i)) for i in (0, 1)] == [(V, 6), (V + 6, 6)]
-    album.meet([picture(2, 8, 8), picture(1)])
+    album.register([picture(2, 8, 8), picture(1)])
     assert album.span(picture(2, 8, 8)) == (V + 12, 1)
     # The same pixels in another shape are another image.
     turned = picture(0).reshape(24, 16, 3)
-    album.meet([turned])
+    album.register([turned])
     assert album.span(turned) == (V + 13, 6)
     given = {V, V + 6, V + 12, V + 13}
     for _ in range(3):
-        album.begin_page()
-        album.meet([picture(0), picture(2, 8, 8)])
+        album.begin_epoch()
+        album.register([picture(0), picture(2, 8, 8)])
         new = {album.span(x)[0] for x in (picture(0), picture(2, 8, 8))}
         assert not new & given
         given |= new
@@ -151,19 +151,19 @@ def test_numbers_are_past_the_vocabulary_and_never_given_twice():
 
 def test_an_image_is_remembered_for_two_pages():
     album = empty_album()
-    album.meet([picture(0)])
+    album.register([picture(0)])
     old = album.span(picture(0))
     row = old[0] + np.arange(6)
     seen = album.table(row).embed_ID[:6]
-    album.begin_page()
-    album.meet([picture(0), picture(1)])
+    album.begin_epoch()
+    album.register([picture(0), picture(1)])
     assert album.span(picture(0)) != old  # the newer number
     np.testing.assert_array_equal(album.table(row).embed_ID[:6], seen)
-    album.begin_page()
+    album.begin_epoch()
     with pytest.raises(ValueError, match="6 numbers from .* stand for no image"):
         album.table(row)
     assert album.span(picture(1))
-    album.begin_page()
+    album.begin_epoch()
     with pytest.raises(ValueError, match=r"shape \(16, 24, 3\) has not been met"):
         album.span(picture(1))
     assert len(album.without.seen) == 0
@@ -172,7 +172,7 @@ def test_an_image_is_remembered_for_two_pages():
 def test_a_table_has_what_the_rows_show():
     album, V = empty_album(), seeing().model.config.vocab_size
     pictures = [picture(0), picture(1, 8, 40), picture(2)]
-    album.meet(pictures)
+    album.register(pictures)
     spans = [album.span(x) for x in pictures]
     rows = [np.array([1, 2, *(spans[2][0] + np.arange(6)), 5]), spans[1][0] + np.arange(5)]
     table = album.table(*rows)
@@ -181,7 +181,7 @@ def test_a_table_has_what_the_rows_show():
     np.testing.assert_array_equal(table.step_I[:11], [*[0] * 4, 5, *[0] * 5, 3])
     np.testing.assert_array_equal(table.place_I2[5:11, 0], [0, 0, 0, 1, 1, 1])
     many = [picture(10 + i) for i in range(30)]
-    album.meet(many)
+    album.register(many)
     whole = np.concatenate([album.span(x)[0] + np.arange(6) for x in many])
     assert len(album.table(whole).token_I) == 256
     assert len(album.table(rows[0]).token_I) == 256  # it never shrinks
@@ -193,10 +193,10 @@ def test_an_image_looks_the_same_whoever_is_beside_it():
     """To the last digit: the episodes of slots see what those of the lock step see."""
     alone, together = empty_album(), empty_album()
     pictures = [picture(i, 48, 48) for i in range(21)]
-    together.meet(pictures)
+    together.register(pictures)
     seen = together.table(np.arange(together.vocab_size, together.next))
     for i in (0, 7, 20):
-        alone.meet([pictures[i]])
+        alone.register([pictures[i]])
         first, count = alone.span(pictures[i])
         got = alone.table(first + np.arange(count)).embed_ID[:count]
         np.testing.assert_array_equal(got, seen.embed_ID[36 * i : 36 * (i + 1)])
@@ -206,7 +206,7 @@ def test_an_image_looks_the_same_whoever_is_beside_it():
 def test_shift_is_what_positions_lack():
     album = empty_album()
     pictures = [picture(0), picture(1, 8, 40), picture(2, 8, 8)]
-    album.meet(pictures)
+    album.register(pictures)
     a, b, c = (first + np.arange(count) for first, count in map(album.span, pictures))
     row = np.concatenate([[1, 2], a, [3], b, c, [4, 5], a, [6]]).astype(np.int32)
     params = {"images": album.table(row)}
@@ -253,7 +253,7 @@ def test_sampler_and_trainer_agree(context):
 def test_slots_play_the_same_episodes(context):
     s, (_, theirs) = seeing(context), played(context)
     for served in (dict(slots=5, chunk=4), dict(chunk=7)):
-        ours = play(s, Album(s.tower, s.model.config.vocab_size), **served)
+        ours = play(s, ImageTable(s.tower, s.model.config.vocab_size), **served)
         for a, b in zip(ours, theirs, strict=True):
             assert len(a.turns) == len(b.turns)
             for x, y in zip(a.turns, b.turns, strict=True):
@@ -280,7 +280,7 @@ def test_eight_devices_play_the_same_episodes(tmp_path):
 def test_images_need_a_model_that_sees():
     s = seeing()
     episodes = play(s, None)
-    assert episodes and all(episode.error.endswith(f": {NO_EYES}") for episode in episodes)
+    assert episodes and all(episode.error.endswith(f": {NO_VISION_TOWER}") for episode in episodes)
 
 
 def test_an_environment_of_text_needs_no_image():
@@ -386,7 +386,7 @@ def test_the_tower_s_adapters_get_the_gradient_of_the_whole(monkeypatch):
         return (weight_BT * logp_BT).sum()
 
     want = jax.grad(whole)(adapters)
-    frozen = Frozen(s.params, scale)
+    frozen = ForwardContext(s.params, scale)
     through = through_tower(album, frozen, tokens_BT)
     with_images = dataclasses.replace(frozen, images=album.table(tokens_BT))
 

@@ -160,7 +160,7 @@ def met_shapes(monkeypatch, ends, steps, **served):
         length_B = np.array([len(e.turns[-1].prompt) + len(e.turns[-1].sampled) for e in episodes])
         minibatches = np.array_split(rng.permutation(len(episodes)), MINIBATCHES)
         T = length_bucket(length_B.max())
-        for pieces in cutting.cut(minibatches, length_B, T, micro_batch=MICRO_BATCH):
+        for pieces in cutting.split_by_length(minibatches, length_B, T, micro_batch=MICRO_BATCH):
             for piece in pieces:
                 found.shapes["update", piece.length] += 1
     return found.shapes
@@ -196,7 +196,7 @@ def test_all_programs_of_slots_are_known_before(monkeypatch):
     sizes = pages.cache_sizes(
         slots=96, chunk=0, episodes=128, prompt=PROMPT[1], max_new_tokens=TOKENS, compact=True
     )
-    lengths = expected.Lengths(
+    lengths = expected.ProgramLengths(
         prompts=tuple(PROMPT[1] + turn * (TOKENS + OBSERVATION[1]) for turn in range(TURNS)),
         news=(1, *OBSERVATION),  # behind the same rules little may differ
     )

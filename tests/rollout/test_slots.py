@@ -19,7 +19,7 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout import chunks, pages, slots
 from ragen_jax.rollout.chat import make_chat
-from ragen_jax.rollout.collect import Collecting, collect
+from ragen_jax.rollout.collect import CollectSettings, collect
 from ragen_jax.rollout.env_calls import NO_LIMITS, Clock, Limits
 from ragen_jax.rollout.episode import start_plays
 from ragen_jax.rollout.expected import expected_lengths, expected_programs
@@ -60,7 +60,7 @@ def played_by(name, context, **limits):
         name=name,
         chat=dataclasses.replace(chat, stop_ids=chat.stop_ids + more),
         environment=environment,
-        collecting=Collecting(
+        collecting=CollectSettings(
             groups=7, max_rounds=1, pool=0, seed=SEED, explore=1.0, explore_least=0.01
         ),
         key=stream_key(Purpose.PLAY, SEED, 0),
@@ -131,13 +131,13 @@ class Waiting:
     """
 
     def __init__(self, environment, gone_on):
-        self.environment, self.gone_on, self.waited, self.late = environment, gone_on, 0, False
+        self.environment, self.gone_on, self.add_wait, self.late = environment, gone_on, 0, False
         self.actions, self.instructions = environment.actions, environment.instructions
         self.reset, self.render = environment.reset, environment.render
 
     def step(self, state, action, rng):
         went_on = self.gone_on.wait(timeout=0 if self.late else 300)
-        self.waited, self.late = self.waited + went_on, not went_on
+        self.add_wait, self.late = self.add_wait + went_on, not went_on
         return self.environment.step(state, action, rng)
 
 
@@ -179,7 +179,7 @@ def test_environments_step_while_the_device_decodes(monkeypatch):
     )
     assert_same(model, params, task, ours, theirs)
     assert calls[0] == 30 and 0 < calls[1] < 30  # without the rows that wait
-    assert waiting.waited == sum(len(t.actions) for e in ours for t in e.turns) > 0
+    assert waiting.add_wait == sum(len(t.actions) for e in ours for t in e.turns) > 0
 
 
 @pytest.mark.long

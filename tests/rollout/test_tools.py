@@ -9,7 +9,7 @@ import pytest
 from chat_families import QWEN, family
 from chat_families import TOOL_TEMPLATE as TEMPLATE
 
-from ragen_jax.model.template import take_apart
+from ragen_jax.model.template import parse_chat_template
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.rollout.transcript import transcript
 
@@ -176,4 +176,4 @@ def test_reasonings_are_taken_out_of_a_prompt_with_calls(make_turn):
 )
 def test_templates_that_know_no_such_tools_are_refused(template, said):
     with pytest.raises(ValueError, match=said):
-        take_apart(tokenizer_of("calls", template), "Rules.", (SCHEMA,))
+        parse_chat_template(tokenizer_of("calls", template), "Rules.", (SCHEMA,))

@@ -11,7 +11,7 @@ import pytest
 from devices import on_devices
 
 from ragen_jax import train
-from ragen_jax.config.auto_fields import settle
+from ragen_jax.config.auto_fields import fill_auto_fields
 from ragen_jax.config.build import build_learner, build_meshes, build_penalties
 from ragen_jax.config.check import check
 from ragen_jax.config.per_task import step_rows
@@ -81,7 +81,7 @@ class Whole:
 def whole(agent, tmp_path_factory):
     """`Whole`; made once, not to be changed."""
     config, played, behind = make_config(agent), {}, {}
-    play, of_step = ahead.play, ahead.Rollouts.of_step
+    play, of_step = ahead.play, ahead.RolloutQueue.get_rollout
 
     def noted(run, policy, state, step):
         played[step] = jax.device_get(policy)
@@ -95,7 +95,7 @@ def whole(agent, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(agent.home))
         patch.setattr(ahead, "play", noted)
-        patch.setattr(ahead.Rollouts, "of_step", seen)
+        patch.setattr(ahead.RolloutQueue, "of_step", seen)
         assert train.train(config, workdir) == 0
     return Whole(workdir, played, behind)
 
@@ -130,10 +130,10 @@ def test_a_step_learns_from_what_the_policy_before_the_last_updates_sampled(whol
 def test_weights_are_on_and_what_was_settled_is_written_down(whole):
     assert read_run_config(whole.workdir).algorithm.mismatch_cap == 2.0
     config = base.get_config()
-    settle(config, jax.devices())
+    fill_auto_fields(config, jax.devices())
     assert config.algorithm.mismatch_cap == 0
     config.rollout.ahead, config.algorithm.mismatch_cap = 1, 5.0
-    settle(config, jax.devices())
+    fill_auto_fields(config, jax.devices())
     assert config.algorithm.mismatch_cap == 5  # what was asked for
 
 
@@ -220,7 +220,7 @@ def built(**fields):
     config.algorithm.update(kl_coef=0.0, gamma=1.0)
     config.filter.update(strategy="none")
     config.update_from_flattened_dict(fields)
-    settle(config, jax.devices())
+    fill_auto_fields(config, jax.devices())
     check(config)
     mesh, sampling_mesh = build_meshes(config)
     model = Qwen(dataclasses.replace(SHAPE, dtype=config.model.dtype))

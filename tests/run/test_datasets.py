@@ -28,7 +28,7 @@ from ragen_jax.envs.sokoban import Sokoban, split_of
 from ragen_jax.envs.types import Observation
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import make_chat
-from ragen_jax.rollout.env_calls import Broken
+from ragen_jax.rollout.env_calls import EnvFailure
 from ragen_jax.run.datasets import (
     EVALUATION_SEEDS,
     IMITATION_SEEDS,
@@ -38,7 +38,7 @@ from ragen_jax.run.datasets import (
     load_or_generate,
     play_expert,
 )
-from ragen_jax.storage.atomic_io import DiskRefused, patient
+from ragen_jax.storage.atomic_io import DiskRefused, retry_disk_errors
 from ragen_jax.storage.checksums import damage
 from ragen_jax.storage.datasets import open_or_generate, settings_hash
 
@@ -176,7 +176,7 @@ def test_a_disk_without_a_free_byte_is_refused_and_waited_for(tmp_path, monkeypa
     )
     with pytest.raises(DiskRefused, match=r"things_\w+ cannot be written \(No space left"):
         load()
-    with patient(60.0, say):
+    with retry_disk_errors(60.0, say):
         assert load() == [{"index": 0, "x": 3}]
     assert "No space left on device): trying again for 60 s" in said[0] and len(said) == 2
 
@@ -278,7 +278,7 @@ def test_a_heldout_problem_for_which_the_environment_raises_is_left_out(tmp_path
     assert line in capsys.readouterr().out
     # Stored problems keep their places: an episode of the second one breaks.
     seeds, states = heldout(Raising(lambda n: n == 5), tmp_path, count=3)
-    assert [type(state) for state in states] == [int, Broken, int]
+    assert [type(state) for state in states] == [int, EnvFailure, int]
     said = capsys.readouterr().out
     assert "warning: 1 of 3 held-out problems cannot be built and are not evaluated; the" in said
     with pytest.raises(ValueError, match="raises for all of its 3 held-out .*: KeyError: 'row 2'"):

@@ -16,7 +16,13 @@ import pytest
 from command_line import ROOT
 
 from ragen_jax.run.checkpoint import Checkpoints
-from ragen_jax.storage.atomic_io import DiskRefused, append, patient, retried, write_whole
+from ragen_jax.storage.atomic_io import (
+    DiskRefused,
+    append_line,
+    atomic_write,
+    retry_disk_errors,
+    with_retries,
+)
 from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.update.state import TrainState
 
@@ -59,20 +65,20 @@ def names(folder):
 def test_what_is_written_to_a_full_disk_is_as_before(disk):
     folder = disk(1)
     page, rows = folder / "report.html", folder / "metrics.jsonl"
-    write_whole(page, "before")
+    atomic_write(page, "before")
     with rows.open("w+b", buffering=0) as file:
-        append(file, "one\n")
+        append_line(file, "one\n")
         filler = fill(folder)
         for write in (
-            lambda: write_whole(page, "after" * 1000),
-            lambda: append(file, "x" * 9000 + "\n"),  # of which some may find room
+            lambda: atomic_write(page, "after" * 1000),
+            lambda: append_line(file, "x" * 9000 + "\n"),  # of which some may find room
         ):
             with pytest.raises(DiskRefused, match="cannot be written .No space left on device"):
                 write()
         assert page.read_text() == "before" and rows.read_text() == "one\n"
         assert names(folder) == ["filler", "metrics.jsonl", "report.html"]
         filler.unlink()
-        append(file, "two\n")
+        append_line(file, "two\n")
     assert rows.read_text() == "one\ntwo\n"
 
 
@@ -81,8 +87,8 @@ def test_a_full_disk_is_waited_for(disk):
     filler, path = fill(folder), folder / "eval" / "step_000001.json"
     timer = threading.Timer(1.5, filler.unlink)
     timer.start()
-    with patient(60, told.append):
-        write_whole(path, "[]")
+    with retry_disk_errors(60, told.append):
+        atomic_write(path, "[]")
     timer.join()
     assert path.read_text() == "[]"
     assert told == [
@@ -91,11 +97,11 @@ def test_a_full_disk_is_waited_for(disk):
     ]
     fill(folder)
     begin = time.monotonic()
-    with patient(2, told.append), pytest.raises(DiskRefused):
-        write_whole(path, "[1, 2]" * 1000)
+    with retry_disk_errors(2, told.append), pytest.raises(DiskRefused):
+        atomic_write(path, "[1, 2]" * 1000)
     assert 2 <= time.monotonic() - begin < 10
     with pytest.raises(DiskRefused):  # and not waited for any more
-        write_whole(path, "[1, 2]" * 1000)
+        atomic_write(path, "[1, 2]" * 1000)
     assert len(told) == 3 and path.read_text() == "[]"
 
 
@@ -117,8 +123,8 @@ def test_other_errors_are_raised_at_once(error, raised):
         calls.append(1)
         raise error
 
-    with patient(60, pytest.fail), pytest.raises(raised):
-        retried(write, "it")
+    with retry_disk_errors(60, pytest.fail), pytest.raises(raised):
+        with_retries(write, "it")
     assert len(calls) == 1
 
 
@@ -142,7 +148,7 @@ def test_a_checkpoint_waits_for_room_and_leaves_none_half(disk, capfd):
     with pytest.raises(DiskRefused, match="checkpoints/2 cannot be written"):
         checkpoints.save(2, state_of(2))
     threading.Timer(1.5, filler.unlink).start()
-    with patient(60, lambda line: None):
+    with retry_disk_errors(60, lambda line: None):
         checkpoints.save(2, state_of(2), wait=True)
     assert checkpoints.steps() == [1, 2] and checkpoints.failed() is None
     checkpoints.check(2)

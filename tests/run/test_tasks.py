@@ -18,8 +18,8 @@ from ragen_jax import train
 from ragen_jax.config.build import build_learner, build_meshes, tiny_words
 from ragen_jax.config.check import check
 from ragen_jax.config.per_task import (
-    groups_of_environments,
-    of_environments,
+    per_task_configs,
+    per_task_groups,
     row_tokens,
     step_groups,
     step_rows,
@@ -143,19 +143,19 @@ def config(agent):
 
 def test_a_config_of_several_is_one_of_each(config):
     check(config)
-    alone = of_environments(config)
+    alone = per_task_configs(config)
     assert list(alone) == ["sokoban", "frozen_lake"]
     first, second = alone.values()
     assert (first.env.name, first.rollout.groups, len(first.also)) == ("sokoban", 3, 0)
     assert (second.env.name, second.rollout.groups, second.env.max_turns) == ("frozen_lake", 2, 2)
     assert second.optimizer.learning_rate == config.optimizer.learning_rate
-    assert groups_of_environments(config) == (3, 2) and step_groups(config) == 5
+    assert per_task_groups(config) == (3, 2) and step_groups(config) == 5
     assert step_rows(config) == 4 * (3 * 3 + 2 * 2)  # single turn: a row a turn
     config.also.frozen_lake.env.context = "full"
     assert step_rows(config) == 4 * (3 * 3 + 2)
     assert row_tokens(config) == 2 * config.rollout.max_new_tokens
     one = sokoban.get_config()
-    assert list(of_environments(one).values()) == [one]
+    assert list(per_task_configs(one).values()) == [one]
     assert config.also.frozen_lake.env.name == "frozen_lake"  # the config itself stays as it was
     assert config.rollout.groups == 3
 
@@ -615,7 +615,7 @@ def test_two_environments_train_resume_and_evaluate(config, agent, tmp_path, mon
 def test_the_mixture_config_is_valid():
     config = mixture.get_config()
     check(config)
-    assert set(of_environments(config)) == {"sokoban", "frozen_lake", "countdown"}
+    assert set(per_task_configs(config)) == {"sokoban", "frozen_lake", "countdown"}
     assert len(tiny_words(config)) == len(set(tiny_words(config)))
     for preset in ("qwen2.5-0.5b", "tiny+ppo+no_filter"):
         check(mixture.get_config(preset))

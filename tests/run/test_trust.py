@@ -14,7 +14,7 @@ from ragen_jax.configs import sokoban
 from ragen_jax.envs import CODE_OPTIONS, ENVS, make_env, names_code
 from ragen_jax.run.trust import SIGNATURE, code_fields, require_trust, sign
 from ragen_jax.run.workdir import read_run_config
-from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.atomic_io import atomic_write
 
 DOCS = Path(__file__).parents[2] / "docs/environments.md"
 PLANTED = "import builtins\nbuiltins.planted = True\n"
@@ -43,7 +43,7 @@ def foreign(folder, **fields):
     """A run's folder that somebody else has made."""
     config = sokoban.get_config()
     config.update_from_flattened_dict(fields)
-    write_whole(folder / "config.json", json.dumps(config.to_dict()))
+    atomic_write(folder / "config.json", json.dumps(config.to_dict()))
     return config
 
 
@@ -65,7 +65,7 @@ def folder_naming(folder, fields):
         for part in parts:
             section = section[part]
         section[last] = value
-    write_whole(folder / "config.json", json.dumps(config))
+    atomic_write(folder / "config.json", json.dumps(config))
 
 
 @pytest.mark.parametrize("fields", NAMING.values(), ids=NAMING)
@@ -83,7 +83,7 @@ def test_an_environment_of_a_mixture_counts(here):
     folder_naming(here / "run", {})
     config = json.loads((here / "run/config.json").read_text())
     config["also"] = {"other": {"groups": 2, "env": {**config["env"], "name": "theirs:Env"}}}
-    write_whole(here / "run/config.json", json.dumps(config))
+    atomic_write(here / "run/config.json", json.dumps(config))
     code, _, err = call("ragen_jax.evaluate", "--workdir=run")
     assert code == 2 and "config.also.other.env.name='theirs:Env'" in err and not ran()
 
@@ -97,7 +97,7 @@ def test_what_the_user_names_or_trusts_is_imported(here):
 
 def test_the_report_of_a_folder_imports_nothing(here):
     folder_naming(here / "run", NAMING["environment"])
-    write_whole(here / "run/metrics.jsonl", json.dumps({"step": 1, "rollout/return": 0.5}) + "\n")
+    atomic_write(here / "run/metrics.jsonl", json.dumps({"step": 1, "rollout/return": 0.5}) + "\n")
     call("ragen_jax.report", "run")
     assert not ran()
 
@@ -114,10 +114,10 @@ def test_who_started_a_run_is_not_asked(here):
     # What somebody has changed since is not what the user started.
     changed = json.loads((here / "renamed/config.json").read_text())
     changed["env"]["options"] = {"command": "other"}
-    write_whole(here / "renamed/config.json", json.dumps(changed))
+    atomic_write(here / "renamed/config.json", json.dumps(changed))
     with pytest.raises(ValueError, match="is of another user, another machine or another config"):
         require_trust(here / "renamed", read_run_config(here / "renamed"))
-    write_whole(here / "renamed/config.json", json.dumps(config.to_dict()))
+    atomic_write(here / "renamed/config.json", json.dumps(config.to_dict()))
     require_trust(here / "renamed", config)
 
     # A key that others may read is no proof, and neither is somebody else's signature.

@@ -10,7 +10,7 @@ from command_line import call
 from ragen_jax.score.encode import Encoder
 from ragen_jax.score.episodes import encode_rows, make_steps
 from ragen_jax.score.files import read_files
-from ragen_jax.score.formats import Reply, read_row
+from ragen_jax.score.formats import ParsedReply, read_row
 
 pytestmark = pytest.mark.fast
 
@@ -37,7 +37,7 @@ def text(tokenizer, ids):
     ],
 )
 def test_prompts_of_any_kind_are_the_same_ids(encoder, tokenizer, prompt, kind):
-    said = encoder.reply(Reply(prompt, SAID))
+    said = encoder.reply(ParsedReply(prompt, SAID))
     assert text(tokenizer, said.turn.prompt) == PROMPT + "<think>"
     assert text(tokenizer, said.turn.sampled) == SAID
     assert list(encoder.kinds) == [kind]
@@ -70,7 +70,7 @@ def test_other_text_stays_as_it_is(encoder, tokenizer):
     ],
 )
 def test_reasoning_and_answer(tokenizer, tags, said, thought, answer):
-    turn = Encoder(tokenizer, len(tokenizer), **tags).reply(Reply(PROMPT, said)).turn
+    turn = Encoder(tokenizer, len(tokenizer), **tags).reply(ParsedReply(PROMPT, said)).turn
     assert text(tokenizer, turn.sampled[slice(*turn.reasoning)]) == thought
     assert text(tokenizer, turn.sampled[slice(*turn.answer)]) == answer
     assert turn.actions == ((answer,) if answer else ())
@@ -81,8 +81,8 @@ def test_reasoning_and_answer(tokenizer, tags, said, thought, answer):
 def test_an_answer_of_ours_ends_the_reply(encoder, tokenizer):
     said = "a</think><answer>Up</answer>!"
     ids = tokenizer(said, add_special_tokens=False)["input_ids"]
-    assert encoder.reply(Reply([1], ids)).turn.answer[1] > 0
-    assert encoder.reply(Reply([1], ids, whole=True)).turn.answer == (0, 0)
+    assert encoder.reply(ParsedReply([1], ids)).turn.answer[1] > 0
+    assert encoder.reply(ParsedReply([1], ids, whole=True)).turn.answer == (0, 0)
 
 
 def test_a_reasoning_that_the_server_split_off(encoder, tokenizer):

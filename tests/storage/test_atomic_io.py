@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ragen_jax.storage.atomic_io import remove_left_over, whole, write_whole
+from ragen_jax.storage.atomic_io import atomic_open, atomic_write, remove_leftovers
 
 pytestmark = pytest.mark.fast
 
@@ -19,9 +19,9 @@ def names(folder):
 def test_what_is_written_replaces_what_was_there(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("before")
-    write_whole(path, "naïve\n")
+    atomic_write(path, "naïve\n")
     assert path.read_bytes() == "naïve\n".encode()
-    with whole(path, "wb") as file:
+    with atomic_open(path, "wb") as file:
         file.write(b"\x00\xff")
         assert path.read_bytes() == "naïve\n".encode()  # until it is whole
     assert path.read_bytes() == b"\x00\xff"
@@ -31,7 +31,7 @@ def test_what_is_written_replaces_what_was_there(tmp_path):
 def test_who_fails_leaves_what_was_there(tmp_path):
     path = tmp_path / "config.json"
     path.write_text("before")
-    with pytest.raises(ZeroDivisionError), whole(path) as file:
+    with pytest.raises(ZeroDivisionError), atomic_open(path) as file:
         file.write("half")
         raise ZeroDivisionError
     assert path.read_text() == "before" and names(tmp_path) == ["config.json"]
@@ -39,7 +39,7 @@ def test_who_fails_leaves_what_was_there(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from ragen_jax.storage.atomic_io import whole
+from ragen_jax.storage.atomic_io import atomic_open
 with whole(sys.argv[1]) as file:
     file.write("half" * 100_000)
     os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
@@ -53,7 +53,7 @@ def test_who_is_killed_leaves_what_was_there_and_its_rest_is_removed(tmp_path):
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert ended.returncode == -9
     assert path.read_text() == "before" and len(names(path.parent)) == 2
-    remove_left_over(tmp_path)
+    remove_leftovers(tmp_path)
     assert path.read_text() == "before" and names(path.parent) == ["step_000002.json"]
 
 
@@ -71,7 +71,7 @@ def test_what_a_dead_writer_left_beside_a_file_goes_with_the_next_write(tmp_path
     lives = tmp_path / f".{odd.name}.writing-{os.getppid()}"
     for path in (*left, lives):
         path.touch()
-    write_whole(odd, "figures")
+    atomic_write(odd, "figures")
     assert not left[0].exists() and left[1].exists() and lives.exists()
 
 
@@ -92,7 +92,7 @@ def test_what_is_left_over_in_a_shared_folder_goes_and_what_is_being_written_sta
     fcntl.flock(lock, fcntl.LOCK_EX)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"models/.link.saving-{gone}").symlink_to(tmp_path / "elsewhere")
-    remove_left_over(tmp_path)
+    remove_leftovers(tmp_path)
     assert names(tmp_path / "datasets/a") == [f".checksums.json.writing-{lives}"]
     assert names(tmp_path / "models") == sorted(
         [
@@ -108,14 +108,14 @@ def test_a_link_stays_one_and_what_is_no_file_is_written_to(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     target, link, pipe = tmp_path / "elsewhere" / "a", tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(target)
-    write_whole(link, "one")
-    write_whole(link, "two")
+    atomic_write(link, "one")
+    atomic_write(link, "two")
     assert link.is_symlink() and target.read_text() == "two"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_whole(pipe, "three")
+    atomic_write(pipe, "three")
     assert os.read(reading, 99) == b"three" and pipe.is_fifo()
     os.close(reading)
     with pytest.raises(IsADirectoryError):
-        write_whole(tmp_path / "elsewhere", "four")
+        atomic_write(tmp_path / "elsewhere", "four")
     assert names(tmp_path) == ["elsewhere", "link", "pipe"]

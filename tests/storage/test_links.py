@@ -10,7 +10,7 @@ from command_line import ROOT, call
 
 from ragen_jax.config.check import check
 from ragen_jax.configs import sokoban
-from ragen_jax.storage.atomic_io import write_whole
+from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.links import refuse_links
 from ragen_jax.storage.metrics_reader import read_metrics, repair
 
@@ -31,8 +31,8 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def run(here):
     """A run's folder with one row."""
-    write_whole(here / "run/config.json", json.dumps(sokoban.get_config().to_dict()))
-    write_whole(here / "run/metrics.jsonl", json.dumps({"step": 1, "rollout/return": 0.5}) + "\n")
+    atomic_write(here / "run/config.json", json.dumps(sokoban.get_config().to_dict()))
+    atomic_write(here / "run/metrics.jsonl", json.dumps({"step": 1, "rollout/return": 0.5}) + "\n")
     return here / "run"
 
 
@@ -43,8 +43,8 @@ def contents(folder):
 @pytest.mark.parametrize("name", FILES + FOLDERS)
 def test_a_link_out_of_the_folder_is_refused_before_anything_is_written(here, name):
     outside = here / "outside"
-    write_whole(outside / "step_000001.json", "theirs")
-    write_whole(outside / "1/state", "theirs")
+    atomic_write(outside / "step_000001.json", "theirs")
+    atomic_write(outside / "1/state", "theirs")
     target = outside if name in FOLDERS else outside / "step_000001.json"
     (here / "run" / name).parent.mkdir(parents=True)
     (here / "run" / name).symlink_to(target)
@@ -116,7 +116,10 @@ def test_no_environment_of_a_mixture_names_a_folder_elsewhere(name):
 @pytest.mark.parametrize("out", ["/dev/stdout", "/dev/null"])
 def test_devices_as_an_output_path(out):
     """Also where standard output is a pipe, of which /dev/stdout is a link without a target."""
-    program = "import sys; from ragen_jax.storage.atomic_io import write_whole; write_whole(sys.argv[1], 'hi')"
+    program = (
+        "import sys; from ragen_jax.storage.atomic_io import atomic_write; "
+        "atomic_write(sys.argv[1], 'hi')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program, out], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -7,12 +7,12 @@ import sys
 import pytest
 from command_line import call
 
-from ragen_jax.run.workdir import LOCK, owned
+from ragen_jax.run.workdir import LOCK, lock_workdir
 
 HOLDER = """
 import sys
 from pathlib import Path
-from ragen_jax.run.workdir import owned
+from ragen_jax.run.workdir import lock_workdir
 with owned(Path(sys.argv[1])):
     (Path(sys.argv[1]) / "something").touch()
     print("mine", flush=True)
@@ -41,16 +41,16 @@ def test_a_second_run_is_refused_while_the_first_lives(holder, tmp_path):
     aside.touch()
     holder.kill()  # as the kernel does where memory is short
     holder.wait()
-    with owned(folder):
+    with lock_workdir(folder):
         assert not aside.exists()
     assert [path.name for path in folder.iterdir()] == ["something"]
 
 
 def test_a_folder_that_nothing_came_into_is_removed(tmp_path):
-    with owned(tmp_path / "runs" / "empty"):
+    with lock_workdir(tmp_path / "runs" / "empty"):
         assert (tmp_path / "runs" / "empty" / LOCK).exists()
     assert not (tmp_path / "runs" / "empty").exists()
-    with pytest.raises(ZeroDivisionError), owned(tmp_path / "failed"):
+    with pytest.raises(ZeroDivisionError), lock_workdir(tmp_path / "failed"):
         raise ZeroDivisionError
     assert not (tmp_path / "failed").exists()
 
@@ -58,7 +58,7 @@ def test_a_folder_that_nothing_came_into_is_removed(tmp_path):
 def test_a_folder_that_cannot_be_one_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="--workdir is .*file/run, which cannot be used"):
-        with owned(tmp_path / "file" / "run"):
+        with lock_workdir(tmp_path / "file" / "run"):
             pass
 
 

@@ -30,7 +30,13 @@ from ragen_jax.report.background import Reports
 from ragen_jax.run import checkpoint, trackers, trust, workdir
 from ragen_jax.run.log import MetricsLog, write_rollouts
 from ragen_jax.storage import cache
-from ragen_jax.storage.atomic_io import append, make_folder, refusal, remove_left_over, write_whole
+from ragen_jax.storage.atomic_io import (
+    append_line,
+    atomic_write,
+    disk_error_message,
+    make_folder,
+    remove_leftovers,
+)
 from ragen_jax.storage.checksums import write_checksums
 from ragen_jax.storage.console import console
 from ragen_jax.storage.writers import map_array, save_array, save_figure
@@ -65,7 +71,7 @@ def test_every_place_that_writes_is_in_the_table():
 NEW = """
 import functools, os, shutil
 from pathlib import Path
-from ragen_jax.storage.atomic_io import retried, write_whole
+from ragen_jax.storage.atomic_io import with_retries, atomic_write
 def one(path): path.write_text("x")
 def two(path): retried(functools.partial(path.mkdir, parents=True), path)
 def three(path): open(path, "a")
@@ -163,7 +169,7 @@ def drives(file, *functions):
 
 @drives("ragen_jax/storage/atomic_io.py", "_replace")
 def replace_a_file(tmp_path, injected):
-    write_whole(tmp_path / "a" / "b.json", "{}")
+    atomic_write(tmp_path / "a" / "b.json", "{}")
 
 
 @drives("ragen_jax/storage/atomic_io.py", "make_folder")
@@ -174,7 +180,7 @@ def make_a_folder(tmp_path, injected):
 @drives("ragen_jax/storage/atomic_io.py", "append.write")
 def append_a_line(tmp_path, injected):
     with open(tmp_path / "a", "w+b", buffering=0) as file:
-        append(file, "line\n")
+        append_line(file, "line\n")
 
 
 GONE = 2**30 - 1  # no process has this number
@@ -183,7 +189,7 @@ GONE = 2**30 - 1  # no process has this number
 @drives("ragen_jax/storage/atomic_io.py", "_remove_aside")
 def remove_left_overs(tmp_path, injected):
     (tmp_path / f".a.writing-{GONE}").touch()
-    with workdir.owned(tmp_path):
+    with workdir.lock_workdir(tmp_path):
         pass
 
 
@@ -191,13 +197,13 @@ def remove_left_overs(tmp_path, injected):
 def remove_the_left_overs_of_a_lock(tmp_path, injected):
     (tmp_path / f".a.saving-{GONE}").mkdir()
     (tmp_path / "a.lock").touch()
-    remove_left_over(tmp_path)
+    remove_leftovers(tmp_path)
 
 
 @drives("ragen_jax/storage/atomic_io.py", "_remove_left_over_of")
 def remove_the_left_overs_of_a_file(tmp_path, injected):
     (tmp_path / f".b.json.writing-{GONE}").touch()
-    write_whole(tmp_path / "b.json", "{}")
+    atomic_write(tmp_path / "b.json", "{}")
 
 
 @drives("ragen_jax/run/trust.py", "_make_key")
@@ -311,7 +317,7 @@ def watch_progress(tmp_path, injected):
     injected.patch.setattr(progress.time, "sleep", stop)
     (tmp_path / progress.FOLDER).mkdir()
     (tmp_path / progress.FOLDER / "0.json").write_text("[0, 0]")
-    progress.end_when_stalled(tmp_path, 60.0)
+    progress.exit_on_stall(tmp_path, 60.0)
     with pytest.raises(_Stop):  # it looks again
         targets[0]()
 
@@ -398,7 +404,7 @@ def keep_programs(tmp_path, injected):
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     try:
-        kept_programs.keep_programs()
+        kept_programs.enable_compilation_cache()
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
 
@@ -442,13 +448,13 @@ def follow_with_mlflow(tmp_path, injected):
 
 @drives("ragen_jax/run/workdir.py", "locked")
 def lock_a_folder(tmp_path, injected):
-    with cache.locked(tmp_path / "models" / "tiny"):
+    with cache.lock_path(tmp_path / "models" / "tiny"):
         pass
 
 
 @drives("ragen_jax/run/workdir.py", "owned", "_locked_now")
 def own_a_folder(tmp_path, injected):
-    with workdir.owned(tmp_path / "run"):
+    with workdir.lock_workdir(tmp_path / "run"):
         pass
 
 
@@ -508,7 +514,7 @@ def outcome(drive):
     except ValueError:
         return "input"
     except Exception as error:
-        return "refused" if refusal(error) is not None else f"a traceback: {error!r}"
+        return "refused" if disk_error_message(error) is not None else f"a traceback: {error!r}"
     return "continues"
 
 

@@ -22,7 +22,7 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.update import buckets as cutting
 from ragen_jax.update import critic
 from ragen_jax.update.passes import over_rows, statistics
-from ragen_jax.update.policy import Frozen, init_state, update_policy
+from ragen_jax.update.policy import ForwardContext, init_state, update_policy
 
 T, ROWS = 24, 12
 # An optimizer that keeps the gradient and moves nothing.
@@ -102,7 +102,7 @@ def gradient(policy, mesh, who, loss=LOSS):
         else:
             frozen, trained = None, params
             if who == "adapter":
-                frozen = Frozen(params, np.float32(2.0))
+                frozen = ForwardContext(params, np.float32(2.0))
                 key = jax.random.key(3)
                 trained = lora.init_adapters(model.config, key, rank=2, targets=("q", "v"))
                 trained = lora.place_adapters(
@@ -130,7 +130,7 @@ def gradients_apart(policy, mesh, monkeypatch, who, loss=LOSS):
     """How far the gradient is from that of rows that are not cut by length."""
     found, metrics = gradient(policy, mesh, who, loss)
     with monkeypatch.context() as patch:
-        patch.setattr(cutting, "cut", whole)
+        patch.setattr(cutting, "split_by_length", whole)
         expected, before = gradient(policy, mesh, who, loss)
     for name in metrics.keys() - {"update/real_share"}:
         if name.endswith("fraction"):  # a token at the edge of a clip is on either side of it
@@ -196,7 +196,7 @@ def test_lengths_are_few_enough_and_hold_every_row():
     for _ in range(50):
         longest = rng.integers(1, 3000, rng.integers(1, 40))
         T = length_bucket(longest.max()) if rng.random() < 0.7 else int(longest.max())
-        found = cutting.few_lengths(longest, T)
+        found = cutting.choose_bucket_lengths(longest, T)
         assert 1 <= len(found) <= cutting.LENGTHS and list(found) == sorted(set(found.tolist()))
         assert longest.max() <= found[-1] <= T
         assert set(found.tolist()) <= {T, *map(length_bucket, longest)}
@@ -204,25 +204,28 @@ def test_lengths_are_few_enough_and_hold_every_row():
 
 def test_lengths_by_hand():
     # 40 micro-batches that end at 100 and ten at 1,000: 112 and 1,024 positions wide.
-    assert cutting.few_lengths(np.array([100] * 40 + [1000] * 10), 1024).tolist() == [112, 1024]
+    assert cutting.choose_bucket_lengths(np.array([100] * 40 + [1000] * 10), 1024).tolist() == [
+        112,
+        1024,
+    ]
     # One more length would save 1 of 100 positions.
-    assert cutting.few_lengths(np.array([1024] * 19 + [800]), 1024).tolist() == [1024]
-    assert cutting.few_lengths(np.array([3]), 5).tolist() == [5]
+    assert cutting.choose_bucket_lengths(np.array([1024] * 19 + [800]), 1024).tolist() == [1024]
+    assert cutting.choose_bucket_lengths(np.array([3]), 5).tolist() == [5]
 
 
 def test_a_cut_by_hand():
     length_B = np.array([10, 30, 9, 31, 12])
-    first, second = cutting.cut(
+    first, second = cutting.split_by_length(
         [np.array([0, 1, 2]), np.array([3, 4])], length_B, 32, micro_batch=2
     )
     # Sorted, the first minibatch is 30, 10 | 9 and the second 31, 12.
     assert [(piece.rows.tolist(), piece.length) for piece in first] == [([1, 0], 32), ([2], 16)]
     assert [(piece.rows.tolist(), piece.length) for piece in second] == [([3, 4], 32)]
     # Two micro-batches of 2 x 32 positions, one of 2 x 16.
-    share = cutting.real_share([first, second], length_B, micro_batch=2)
+    share = cutting.token_efficiency([first, second], length_B, micro_batch=2)
     assert share == length_B.sum() / (2 * 64 + 32)
-    assert cutting.cut([], length_B, 32, micro_batch=2) == []
-    assert np.isnan(cutting.real_share([], length_B, micro_batch=2))
+    assert cutting.split_by_length([], length_B, 32, micro_batch=2) == []
+    assert np.isnan(cutting.token_efficiency([], length_B, micro_batch=2))
 
 
 def test_rows_end_with_their_last_sampled_token():
@@ -244,11 +247,11 @@ def test_the_papers_lengths_need_few_programs_and_little_padding(ends, padded, l
         length_B = episodes_of_a_step(rng, 1 + 0.3 * np.sin(step / 30), ends)
         T = length_bucket(length_B.max())
         minibatches = np.array_split(rng.permutation(128), 4)
-        cuts = cutting.cut(minibatches, length_B, T, micro_batch=4)
+        cuts = cutting.split_by_length(minibatches, length_B, T, micro_batch=4)
         lengths = {piece.length for pieces in cuts for piece in pieces}
         assert len(lengths) <= 8
         met |= lengths
-        shares.append(cutting.real_share(cuts, length_B, micro_batch=4))
+        shares.append(cutting.token_efficiency(cuts, length_B, micro_batch=4))
         before.append(length_B.sum() / (128 * T))
     assert padded[0] < np.mean(before) < padded[1]  # what padding to the longest of a step left
     assert np.mean(shares) >= least

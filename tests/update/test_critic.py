@@ -12,7 +12,7 @@ from ragen_jax.model import lora
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.update import critic
 from ragen_jax.update.passes import over_rows, values
-from ragen_jax.update.policy import Frozen
+from ragen_jax.update.policy import ForwardContext
 
 V, T, D = 30, 10, 32
 LOSS = critic.ValueLoss(clip=0.3, aggregation="token-mean", norm_length=T)
@@ -151,7 +151,7 @@ def test_adapters_on_a_frozen_base(policy, mesh):
     optimizer = optax.sgd(0.5)
     state = critic.init_critic(adapters, D, optimizer, mesh)
     state = state.replace(params=state.params | {"value": jnp.ones(D)})
-    frozen = Frozen(params, np.float32(2.0))
+    frozen = ForwardContext(params, np.float32(2.0))
     batch, value, target = make_rows(4)
     found = critic.token_values(model, state.params, batch.tokens_BT, frozen)
     whole = critic.token_values(model, {"backbone": params, "value": jnp.ones(D)}, batch.tokens_BT)

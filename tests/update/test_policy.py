@@ -77,7 +77,7 @@ def run(policy, mesh, batch, advantage, *, optimizer=None, loss=LOSS, ref=None, 
 def pieces_of(batch, *, minibatches):
     """What `run` cuts a batch into."""
     rows = np.random.default_rng(0).permutation(len(batch.weight_B))
-    cuts = cutting.cut(
+    cuts = cutting.split_by_length(
         np.array_split(rows, minibatches), cutting.row_lengths(batch), T, micro_batch=2
     )
     return [piece for pieces in cuts for piece in pieces]

@@ -16,7 +16,7 @@ from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.storage.metrics_reader import read_metrics
-from ragen_jax.update.policy import Frozen, init_state, rounding_decides, update_policy
+from ragen_jax.update.policy import ForwardContext, init_state, rounding_decides, update_policy
 
 ROWS = 13
 CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28), "ppo": (0.2, 0.28)}
@@ -119,7 +119,7 @@ def test_float32_token_ratios_read_nothing_again():
 def test_adapters_are_read_with_their_base_model():
     model, base = make_policy("bfloat16")
     adapters = lora.init_adapters(model.config, jax.random.key(1), rank=2, targets=("q", "v"))
-    frozen = Frozen(base, np.float32(2.0))
+    frozen = ForwardContext(base, np.float32(2.0))
     settings = dict(params=adapters, frozen=frozen, rate=0.0)
     metrics = updated((model, base), loss_of("gspo"), **settings)
     assert metrics["update/clip_fraction"] == metrics["update/clip_fraction_first"] == 0

@@ -92,7 +92,7 @@ def test_an_agent_may_be_taught_in_another_world_than_it_is_trained_in(tmp_path,
     config.update_from_flattened_dict({"env.options.slip": 0.8, "warmstart.options.slip": 0.02})
     seen = []
     monkeypatch.setattr(imitate, "tiny_words", lambda c: seen.append(c.env.options.slip) or ())
-    assert imitate.taught(config).env.options.slip == 0.02 and seen == [0.8, 0.02]
+    assert imitate.imitation_config(config).env.options.slip == 0.02 and seen == [0.8, 0.02]
     monkeypatch.undo()
     assert name_of(config, tmp_path, monkeypatch) == usual
     assert config.env.options.slip == 0.8 and build_environment(config, "train").slip == 0.8

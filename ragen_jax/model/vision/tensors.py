@@ -22,7 +22,7 @@ from ragen_jax.model import weights
 from ragen_jax.model.families.types import FLAT, JOIN, SAME, SPLIT
 from ragen_jax.model.vision.config import VisionConfig
 from ragen_jax.model.vision.tower import init_params
-from ragen_jax.model.weights import Bounds, Part, Shape, Slice, Stored, Tensors
+from ragen_jax.model.weights import Bounds, Part, Shape, Slice, StoredTensor, Tensors
 
 PREFIX = "visual."
 
@@ -159,7 +159,7 @@ def _reader(tensors: Tensors, leaf: Leaf, dtype: str) -> Callable[[Bounds | None
 # ---------------------------------------------------------------- writing
 
 
-def stored(config: VisionConfig, params: Params) -> list[Stored]:
+def stored(config: VisionConfig, params: Params) -> list[StoredTensor]:
     """The tensors of a tower's parameters.
 
     Raises:
@@ -171,6 +171,6 @@ def stored(config: VisionConfig, params: Params) -> list[Stored]:
     for leaf in leaves:
         for i, name in enumerate(leaf.names):
             part = Part(params[leaf.path], i if leaf.stacked else None, leaf.layout)
-            tensor = found.get(name, Stored(name, leaf.tensor_shape, ()))
+            tensor = found.get(name, StoredTensor(name, leaf.tensor_shape, ()))
             found[name] = tensor._replace(parts=(*tensor.parts, part))  # q, k and v in turn
     return list(found.values())

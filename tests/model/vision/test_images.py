@@ -1,4 +1,4 @@
-"""model/vision/images.py: pixels by hand and beside transformers' processor, which needs no torch."""
+"""model/vision/images.py: pixels by hand and against transformers' processor."""
 
 import json
 

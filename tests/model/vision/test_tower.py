@@ -1,4 +1,4 @@
-"""model/vision/tower.py: windows by their properties, attention against a mask, the tower beside torch.
+"""model/vision/tower.py: windows by properties, attention against a mask, the tower against torch.
 
 The whole of it is also compared to torch's numbers in test_seeing.py, which needs no torch.
 """
