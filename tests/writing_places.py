@@ -22,8 +22,9 @@ WRITING = {
     *("CheckpointManager", "flock", "lockf", "to_parquet", "to_csv", "write_table", "dump"),
 }
 OURS = {
-    *("whole", "write_whole", "append", "make_folder", "save_array", "map_array", "save_figure"),
-    *("write_tensors", "write_checksums", "locked", "replacement", "write_json"),
+    *("atomic_open", "atomic_write", "append_line", "make_folder", "save_array", "map_array"),
+    *("save_figure", "write_tensors", "write_checksums", "lock_path", "replacement"),
+    "write_json",
 }
 OWN_FILES = {
     *(
@@ -31,6 +32,7 @@ OWN_FILES = {
         "ragen_jax.storage.writers",
         "ragen_jax.storage.checksums",
         "ragen_jax.run.workdir",
+        "ragen_jax.storage.cache",
     ),
     *("ragen_jax.model.hf", "ragen_jax.model.weights"),
 }

@@ -14,7 +14,8 @@ from ragen_jax.configs.experiments.experiment import (
 
 # Ours: the bonus where it does not pay for reasoning, or as long as information lasts, and
 # information itself, paid at as much as entropy and at a fifth of that
-# (ragen_jax/algorithm/bonus.py). The two that keep most at no price in `cures` are tried on fresh seeds and in a second world.
+# (ragen_jax/algorithm/bonus.py). The two that keep most at no cost in `cures` are tried on fresh
+# seeds and in a second world.
 OURS: dict[str, Fields] = {
     "bonus on actions": NONE | {"algorithm.entropy_on": "actions"},
     "bonus on the upper half": NONE | {"algorithm.entropy_on": "upper_groups"},

@@ -68,19 +68,19 @@ def make_mesh(
 
 
 def split_devices(
-    devices: Sequence[jax.Device], has_other_devices: int
+    devices: Sequence[jax.Device], num_sampling: int
 ) -> tuple[Sequence[jax.Device], Sequence[jax.Device]]:
-    """(devices that train, devices that sample): the last `apart` sample alone; 0: all do both.
+    """(devices that train, devices that sample): the last num_sampling only sample; 0: all do both.
 
     Raises:
       ValueError: none would be left to train.
     """
-    if has_other_devices >= len(devices):
+    if num_sampling >= len(devices):
         raise ValueError(
-            f"config.sampling_mesh.devices is {apart}, but at least one of {len(devices)} "
+            f"config.sampling_mesh.devices is {num_sampling}, but at least one of {len(devices)} "
             f"device(s) must train: give at most {len(devices) - 1}"
         )
-    return devices[: len(devices) - has_other_devices], devices[-has_other_devices:]
+    return devices[: len(devices) - num_sampling], devices[-num_sampling:]
 
 
 def spec(

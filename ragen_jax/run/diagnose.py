@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # importing them takes Orbax and TFDS
     from ml_collections import ConfigDict
 
     from ragen_jax.programs.program import Program
+    from ragen_jax.programs.shapes import RowLengths as RowLengths
     from ragen_jax.programs.shapes import RunShapes as RunShapes
     from ragen_jax.run.tasks import Task
     from ragen_jax.run.training import Run

@@ -92,7 +92,7 @@ def test_a_new_place_is_found(tmp_path, monkeypatch):
     found = {function: calls for (_, function), calls in writing_places.places().items()}
     assert found == {
         **{"one": ["write_text"], "two": ["mkdir"], "three": ["open"], "Four.five": ["replace"]},
-        **{"six": ["write_whole"], "eight": ["open"]},
+        **{"six": ["atomic_write"], "eight": ["open"]},
     }
 
 
