@@ -29,7 +29,7 @@ from benchmarks import (
     searching,
     slots,
 )
-from ragen_jax.run.memory import keep_freed_memory
+from ragen_jax.core.memory import keep_freed_memory
 
 CASES = {  # name: (function, repeats, dtype of the product that limits it)
     "rollout-full": (generation.rollout_full, 9, "float32"),

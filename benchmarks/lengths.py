@@ -21,13 +21,13 @@ from ragen_jax.config.auto_fields import fill_auto_fields
 from ragen_jax.config.command_line import bad_input
 from ragen_jax.config.per_task import step_rows
 from ragen_jax.configs import presets, sokoban
+from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.model.kernels import best_kernel
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.preflight.__main__ import LIBTPU, OBSERVATION_TOKENS
 from ragen_jax.preflight.compile import compile_program, find_topology, quiet_stderr
 from ragen_jax.programs.shapes import describe
 from ragen_jax.programs.training import programs
-from ragen_jax.run.memory import keep_freed_memory
 
 TOKENS = 16_384  # of a micro-batch
 LENGTHS = {"tiny": (512, 2048)}  # of rows; of larger shapes:

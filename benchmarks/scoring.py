@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks.llm import random_params
 from benchmarks.measure import Row, compare
+from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.diagnostics.cross_scoring import blocks, cross_score, cross_score_pairs
 from ragen_jax.model.qwen import ModelConfig, Qwen
-from ragen_jax.run.memory import keep_freed_memory
 
 SHAPE = ModelConfig(
     vocab_size=512, width=96, layers=2, heads=4, kv_heads=1, head_dim=24, mlp_width=256

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.envs.engines import Engine, EngineEnvironment, Moved, Position
 from ragen_jax.envs.options import finite_number, flag, function_of, imported
 from ragen_jax.envs.scalars import plain_scalar, real_number
-from ragen_jax.envs.types import SUCCESS_UNDEFINED, Step
+from ragen_jax.envs.types import Step
 
 # Entries of a step's info by which environments say whether the task is solved.
 SUCCESS_KEYS = ("success", "is_success")

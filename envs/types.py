@@ -39,8 +39,6 @@ from ragen_jax.envs.styles import Style
 State = Any
 
 
-SUCCESS_UNDEFINED = "success_undefined"  # in an info: True where nothing says whether it is solved
-
 IMAGE = "\ufffc"  # in the text of an Observation, where its next image stands
 
 

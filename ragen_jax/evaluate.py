@@ -27,21 +27,21 @@ from ragen_jax.config.auto_fields import fill_auto_fields, fill_date
 from ragen_jax.config.build import build_learner, build_meshes
 from ragen_jax.config.check import check
 from ragen_jax.config.fields import unused_fields, warning
-from ragen_jax.core.heartbeat import enter_phase
+from ragen_jax.config.stored import fields_of, read_run_config
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.task_shares import combine_metrics
 from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.model import lora
 from ragen_jax.model.layout import sampling_params
-from ragen_jax.programs.cache import enable_compilation_cache
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.diagnose import Diagnosis, heldout_gradients
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import Policy, for_sampling, load_adapted, load_policy, restore_run
 from ragen_jax.run.log import write_gradients
-from ragen_jax.run.workdir import fields_of, read_run_config
 from ragen_jax.storage.atomic_io import atomic_write
+from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 

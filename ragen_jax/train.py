@@ -26,9 +26,10 @@ from ragen_jax.config.auto_fields import fill_auto_fields, fill_date
 from ragen_jax.config.build import build_learner, build_meshes, resumable
 from ragen_jax.config.check import check
 from ragen_jax.config.fields import unused_fields, warning
-from ragen_jax.core.heartbeat import STALL_TIMEOUT, enter_phase, exit_on_stall
+from ragen_jax.config.stored import same_run
+from ragen_jax.config.trust import sign
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process, main_process_first
-from ragen_jax.programs.cache import enable_compilation_cache
 from ragen_jax.programs.monitor import CompileMonitor, monitor_compilation
 from ragen_jax.programs.precompile import Precompiler, start_programs
 from ragen_jax.report.background import Reports
@@ -42,16 +43,17 @@ from ragen_jax.run.provenance import Provenance, provenance_of, record, report_c
 from ragen_jax.run.stages import inform, make_batch, watch
 from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
-from ragen_jax.run.trust import sign
 from ragen_jax.run.undefined_success import check_success
-from ragen_jax.run.workdir import lock_workdir, new_folder, same_run, set_evaluations_aside
+from ragen_jax.run.workdir import lock_workdir, new_folder, set_evaluations_aside
 from ragen_jax.storage.atomic_io import (
     DiskRefused,
     atomic_write,
     disk_error_message,
     retry_disk_errors,
 )
+from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
+from ragen_jax.storage.heartbeat import STALL_TIMEOUT, exit_on_stall
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
 from ragen_jax.update.state import TrainState
 

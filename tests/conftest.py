@@ -36,12 +36,12 @@ from flax.traverse_util import unflatten_dict
 from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_environment
 from ragen_jax.configs import sokoban
+from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.core.types import Episode, Turn
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import hf, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.warmstart.imitate import tiny_model
 
 keep_freed_memory()

@@ -3,8 +3,8 @@
     XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
         python tests/mesh_check.py MODEL_DIR data,fsdp,tensor [data,fsdp,tensor ...]
 
-Run by tests/core/test_sharding.py in a separate process, because the number of devices is fixed when
-JAX starts. Prints one JSON object a mesh.
+Run by tests/core/test_sharding.py in a separate process, because the number of devices is
+fixed when JAX starts. Prints one JSON object a mesh.
 """
 
 import json

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from command_line import README, ROOT, call
 
+from ragen_jax.config.stored import read_run_config
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.configs.experiments.experiment import NONE, TOP_P
 from ragen_jax.lab import arms, mechanism
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.run import load
-from ragen_jax.run.workdir import read_run_config
 from ragen_jax.storage.metrics_reader import read_metrics
 
 # Of running modules that are imported already, and of how ml_collections reads a config file.

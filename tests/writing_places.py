@@ -52,7 +52,7 @@ def places():
 
 def _calls(tree, file):
     """(function, name) of every call of a module that writes, and of every function that is handed
-    on to be called (functools.partial(path.mkdir, ...), retried(path.touch, ...))."""
+    on to be called (functools.partial(path.mkdir, ...), with_retries(path.touch, ...))."""
     known = {  # bare names: what is imported from where, or defined here
         alias.asname or alias.name: node.module
         for node in ast.walk(tree)

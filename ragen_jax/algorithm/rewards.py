@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ragen_jax.core.tables import look_up
-from ragen_jax.core.types import Array, Batch, Episode, Turn
-from ragen_jax.envs.types import SUCCESS_UNDEFINED
+from ragen_jax.core.types import SUCCESS_UNDEFINED, Array, Batch, Episode, Turn
 
 DEAD_STD = 1e-6  # a block that spreads less than this has no scale to be divided by
 ASYMMETRIC_CLIP = (-1.0, 3.0)  # of the released code: failures are bounded, rare successes less

@@ -15,11 +15,11 @@ from ml_collections import ConfigDict
 from ragen_jax.config.check import check_domains
 from ragen_jax.config.fields import field
 from ragen_jax.config.per_task import minibatch_rows
+from ragen_jax.config.stored import stored_date
 from ragen_jax.configs.presets import OPEN, ROWS, SIZES
 from ragen_jax.core.sharding import data_shards, make_mesh, split_devices
 from ragen_jax.model import families, hf, weights
 from ragen_jax.model.dates import AUTO
-from ragen_jax.run.workdir import stored_date
 
 STALE_CAP = 2.0  # algorithm.mismatch_cap with rollout.ahead, as Yao et al. 2025 (objectives.py)
 

@@ -53,11 +53,11 @@ from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tokenizer import OF_IMAGES, build_tokenizer
 from ragen_jax.model.vision.config import ImageTokens, VisionConfig
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.model.vision.images import ImageConfig
 from ragen_jax.rollout import chat
 from ragen_jax.rollout.collect import CollectSettings
 from ragen_jax.rollout.env_calls import Limits
-from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.rollout.pool import init_streaks
 from ragen_jax.storage.cache import content_hash

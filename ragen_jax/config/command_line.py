@@ -17,15 +17,15 @@ from ml_collections import ConfigDict, config_flags
 from ragen_jax import configs
 from ragen_jax.config import help
 from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.config.trust import require_trust
 from ragen_jax.core.clean_text import shorten
-from ragen_jax.core.heartbeat import heartbeat
+from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.core.sharding import from_main_process
-from ragen_jax.programs.cache import refuse_shared_cache
-from ragen_jax.run.memory import keep_freed_memory
-from ragen_jax.run.trust import require_trust
 from ragen_jax.storage.atomic_io import OF_A_PATH, DiskRefused, disk_error_message, remove_leftovers
 from ragen_jax.storage.cache import cache_directory
+from ragen_jax.storage.compilation_cache import refuse_shared_cache
 from ragen_jax.storage.console_streams import set_up_console, show_line
+from ragen_jax.storage.heartbeat import heartbeat
 
 BAD_INPUT = 2  # exit code
 DISK = 4  # exit code of a disk that is full or cannot be written

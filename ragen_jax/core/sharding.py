@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from ragen_jax.core.heartbeat import count_barrier
+from ragen_jax.core.progress import count_barrier
 from ragen_jax.core.types import Array, Params
 
 if TYPE_CHECKING:

@@ -80,3 +80,6 @@ class Batch:
     episode_B: np.ndarray  # int32, index into the list of episodes; -1 on padding rows
     group_B: np.ndarray  # int32, index of the episode's group; -1 on padding rows
     weight_B: np.ndarray  # float32, 1 for a real row, 0 for padding
+
+
+SUCCESS_UNDEFINED = "success_undefined"  # in an info: True where nothing says whether it is solved

@@ -29,8 +29,8 @@ from ragen_jax.core.sharding import constrain, row_shards
 from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.likelihood import token_logps, vocabulary_statistics
-from ragen_jax.model.positions import of_params, position_behind, token_positions
 from ragen_jax.model.qwen import Qwen, head
+from ragen_jax.model.vision.positions import of_params, position_behind, token_positions
 
 LEAST_PREFIX = 64  # common tokens from which on saving their reading is worth a call of its own
 

@@ -48,8 +48,8 @@ from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.intervals import mean_with_interval
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.likelihood import vocabulary_statistics
-from ragen_jax.model.positions import of_params, position_behind, splice, token_positions
 from ragen_jax.model.qwen import Qwen, head
+from ragen_jax.model.vision.positions import of_params, position_behind, splice, token_positions
 
 MEASURES = (
     *("kl_direct", "kl_necessity", "kl_leakage", "h_through", "grad_prompt", "grad_reasoning"),

@@ -34,7 +34,7 @@ from ragen_jax.lab.claims import write_claims
 from ragen_jax.lab.interim_analyses import certain, looks
 from ragen_jax.lab.pages import PRIMARY, figures, write_page
 from ragen_jax.lab.recorded import cut, read_runs, write_runs
-from ragen_jax.programs.cache import enable_compilation_cache
+from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import set_up_console
 from ragen_jax.storage.metrics_reader import read_metrics

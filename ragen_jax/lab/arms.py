@@ -19,10 +19,10 @@ from ml_collections import ConfigDict
 
 from ragen_jax.config.auto_fields import fill_auto_fields, fill_date
 from ragen_jax.config.check import check
+from ragen_jax.config.stored import same_run
+from ragen_jax.config.trust import sign
 from ragen_jax.configs.experiments import Experiment
 from ragen_jax.run.training import exit_code
-from ragen_jax.run.trust import sign
-from ragen_jax.run.workdir import same_run
 from ragen_jax.storage.atomic_io import atomic_write, with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links

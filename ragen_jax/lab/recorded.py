@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from ragen_jax.config.stored import fields_of
 from ragen_jax.configs import base
 from ragen_jax.configs.experiments.experiment import Fields
 from ragen_jax.lab.arms import Arm
 from ragen_jax.lab.curves import Rows, Runs
-from ragen_jax.run.workdir import fields_of
 from ragen_jax.storage.atomic_io import atomic_open
 
 RUN = ("setting", "treatment", "seed")

@@ -18,8 +18,8 @@ from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Layers, Segment, attend
 from ragen_jax.model.kernels import SCALED_QUERIES
-from ragen_jax.model.positions import splice, token_positions
 from ragen_jax.model.vision.config import ImageTokens, VisionConfig
+from ragen_jax.model.vision.positions import splice, token_positions
 
 # Models of so few layers run them one after the other instead of as a scan: a scan's backward
 # pass first copies every saved activation into an array stacked over layers, which on CPU costs
@@ -62,7 +62,7 @@ class ModelConfig:
     mlp_width: int  # intermediate_size
     rope_theta: float = 1e6
     rope_scaling: RopeScaling | None = None
-    # Frequencies that turn with time, row and column (model/positions.py); (): with one position.
+    # Frequencies that turn with time, row and column (vision/positions.py); (): one position.
     mrope_section: tuple[int, ...] = ()
     vision: VisionConfig | None = None  # of the tower beside it; None: it reads text alone
     image_tokens: ImageTokens | None = None  # of a model with a tower

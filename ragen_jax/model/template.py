@@ -11,7 +11,7 @@ texts encoded by themselves gives the ids of the whole. Within such a stretch th
 text and a message are encoded together, because the tokenizer may join them (line breaks, say).
 
 An image in a message is what the template writes around its `<|image_pad|>`, with the numbers of
-the image's own tokens (model/positions.py) in the place of that one.
+the image's own tokens (model/vision/positions.py) in the place of that one.
 """
 
 import dataclasses

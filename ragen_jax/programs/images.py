@@ -17,9 +17,10 @@ from jax.sharding import Mesh
 from ragen_jax.config.per_task import per_task_configs
 from ragen_jax.core import sharding
 from ragen_jax.core.types import Params
-from ragen_jax.model.positions import Images
 from ragen_jax.model.vision import tower as vision
+from ragen_jax.model.vision.image_table import AT_A_TIME, SIGHTS, tower_gradient
 from ragen_jax.model.vision.images import Grid
+from ragen_jax.model.vision.positions import Images
 from ragen_jax.programs.program import Program, on_chip, program
 from ragen_jax.programs.roofline import TowerWork
 from ragen_jax.programs.shapes import (
@@ -33,7 +34,6 @@ from ragen_jax.programs.shapes import (
     pictures,
     struct,
 )
-from ragen_jax.rollout.image_table import AT_A_TIME, SIGHTS, tower_gradient
 
 
 def with_tower(run: RunShapes, plan: Sequence[Program]) -> list[Program]:

@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 
 import jax
 
-from ragen_jax.core.heartbeat import seconds_since_output
+from ragen_jax.core.progress import seconds_since_output
 from ragen_jax.core.types import Metrics
 from ragen_jax.storage.console import console
 

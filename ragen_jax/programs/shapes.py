@@ -33,10 +33,10 @@ from ragen_jax.core.types import Params
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.model import families, hf, layout, lora, qwen
 from ragen_jax.model.attention import Segment
-from ragen_jax.model.positions import Images
 from ragen_jax.model.vision import images
+from ragen_jax.model.vision.image_table import LEAST_ROOM
 from ragen_jax.model.vision.images import Grid
-from ragen_jax.rollout.image_table import LEAST_ROOM
+from ragen_jax.model.vision.positions import Images
 from ragen_jax.update.policy import ForwardContext, add_images
 from ragen_jax.update.state import CriticState, TrainState
 

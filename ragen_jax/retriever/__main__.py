@@ -21,9 +21,9 @@ from ragen_jax.config import command_line as command
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa import dense
 from ragen_jax.envs.search_qa.protocols import MAX_DOCUMENTS
-from ragen_jax.programs.cache import refuse_shared_cache
 from ragen_jax.retriever.build import build_texts, build_vectors, build_words
 from ragen_jax.retriever.serve import Server, open_index
+from ragen_jax.storage.compilation_cache import refuse_shared_cache
 from ragen_jax.storage.console import console
 
 COMMANDS = ("build", "serve")

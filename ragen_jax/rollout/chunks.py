@@ -30,9 +30,9 @@ import numpy as np
 from ragen_jax.core.sharding import by_shard, constrain
 from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Layers, Segment, write
-from ragen_jax.model.positions import token_positions
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
+from ragen_jax.model.vision.positions import token_positions
 from ragen_jax.rollout.sample import (
     choose,
     empty_reply,

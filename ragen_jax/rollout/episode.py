@@ -15,10 +15,10 @@ from ragen_jax.core.randomness import Purpose, generator, key_word
 from ragen_jax.core.types import Episode, Turn
 from ragen_jax.envs.types import Environment, Observation, State
 from ragen_jax.model.template import PromptError, Span
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.model.vision.images import image_grid
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import Clock, EnvFailure, Limits, StepRequest, StepResult, act
-from ragen_jax.rollout.image_table import ImageTable
 
 NO_VISION_TOWER = (
     "the environment shows images, but the model at config.model.path does not see: give a model "

@@ -19,9 +19,9 @@ from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.sharding import max_over_processes, place_rows, read_rows, row_shards
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.rollout.chunks import Page, decode_chunk, empty_page, fold, keep_rows, read
 from ragen_jax.rollout.episode import Sampling
-from ragen_jax.rollout.image_table import ImageTable
 
 PIECE = 256  # tokens of a row that are read at a time, at most
 QUARTERS = (1, 2, 4)  # of the longest piece, what is new may be read in

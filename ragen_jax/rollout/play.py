@@ -28,6 +28,7 @@ from ragen_jax.core.types import Episode, Params
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import NO_LIMITS, Clock, EnvFailure, Limits, begin, observe
 from ragen_jax.rollout.episode import (
@@ -40,7 +41,6 @@ from ragen_jax.rollout.episode import (
     begin_turns,
     start_plays,
 )
-from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.sample import decode, episode_keys, extend, prefill
 from ragen_jax.rollout.slots import play_in_slots
 from ragen_jax.rollout.wire import from_bytes, to_bytes

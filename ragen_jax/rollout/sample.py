@@ -27,9 +27,9 @@ import numpy as np
 from ragen_jax.core.sharding import by_shard, constrain, place_rows
 from ragen_jax.core.types import Params
 from ragen_jax.model.attention import Layers, Segment, append
-from ragen_jax.model.positions import of_params, position_behind, token_positions
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.qwen import logits as output_logits
+from ragen_jax.model.vision.positions import of_params, position_behind, token_positions
 
 
 @flax.struct.dataclass

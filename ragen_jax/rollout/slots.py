@@ -26,6 +26,7 @@ from ragen_jax.core.sharding import max_over_processes, row_shards, shards_are_s
 from ragen_jax.core.types import Params
 from ragen_jax.envs.types import Environment
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import Clock, Limits
 from ragen_jax.rollout.episode import (
@@ -36,7 +37,6 @@ from ragen_jax.rollout.episode import (
     act_on,
     begin_turns,
 )
-from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.pages import Cache, DecodeBatch, PendingRead, cache_sizes
 from ragen_jax.rollout.sample import episode_keys
 

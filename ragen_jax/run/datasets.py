@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ragen_jax.core.heartbeat import enter_phase
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.types import (
     Environment,

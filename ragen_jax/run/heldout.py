@@ -14,9 +14,9 @@ from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
 from ragen_jax.envs.types import Environment, State
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import NO_LIMITS, Limits
-from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
 
 if TYPE_CHECKING:  # importing it takes TFDS

@@ -17,17 +17,17 @@ from ragen_jax.config.build import (
 )
 from ragen_jax.config.check import check
 from ragen_jax.config.per_task import per_task_configs
-from ragen_jax.core.heartbeat import enter_phase
+from ragen_jax.config.stored import read_run_config
+from ragen_jax.config.trust import require_trust
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import main_process_first
 from ragen_jax.core.types import Params
 from ragen_jax.model import hf, lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.rollout.image_table import ImageTable
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.tasks import Task, build_tasks
-from ragen_jax.run.trust import require_trust
-from ragen_jax.run.workdir import read_run_config
 from ragen_jax.storage.atomic_io import with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
@@ -172,7 +172,7 @@ def restore_run(
       step: one that is kept; None: the newest.
       heldout: as in `build_tasks`.
       trust: whether code that the folder's config names may be imported although this user has not
-        started the run (run/trust.py); only asked if `config` is None.
+        started the run (config/trust.py); only asked if `config` is None.
 
     Raises:
       ValueError: the folder holds no run, or no such checkpoint, or it is damaged; unusable values;

@@ -33,6 +33,7 @@ from ragen_jax.core.sharding import main_process_first
 from ragen_jax.core.types import Episode, Params
 from ragen_jax.envs.styles import Style
 from ragen_jax.envs.types import Environment, State
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.collect import CollectSettings
 from ragen_jax.rollout.env_calls import EnvFailure, Limits, begin, observe
@@ -43,7 +44,6 @@ from ragen_jax.rollout.episode import (
     is_prompt_error,
     start_plays,
 )
-from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.play import Budgets, Sampling
 from ragen_jax.rollout.pool import draw_seeds
 from ragen_jax.run import datasets

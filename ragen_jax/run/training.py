@@ -22,7 +22,8 @@ from tqdm import tqdm
 
 from ragen_jax.algorithm.rewards import turn_reward
 from ragen_jax.config.per_task import is_due
-from ragen_jax.core.heartbeat import count_barrier, enter_phase, note_output
+from ragen_jax.core.memory import memory_metrics
+from ragen_jax.core.progress import count_barrier, enter_phase, note_output
 from ragen_jax.core.sharding import is_main_process, max_over_processes
 from ragen_jax.core.task_shares import split_groups
 from ragen_jax.core.types import Batch, Metrics, Params
@@ -45,7 +46,6 @@ from ragen_jax.run.log import (
     write_outcomes,
     write_rollouts,
 )
-from ragen_jax.run.memory import memory_metrics
 from ragen_jax.storage.atomic_io import atomic_open
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import take_failures

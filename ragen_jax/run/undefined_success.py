@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ml_collections import ConfigDict
 
 from ragen_jax.core.randomness import Purpose, generator
-from ragen_jax.envs.types import SUCCESS_UNDEFINED
+from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.rollout.env_calls import StepRequest, StepResult, act
 from ragen_jax.storage.console import console
 

@@ -26,18 +26,17 @@ from absl import flags
 from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_model
 from ragen_jax.configs import base
+from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.model import hf
 from ragen_jax.model.dates import is_day
 from ragen_jax.model.layout import sampling_params
-from ragen_jax.programs.cache import enable_compilation_cache
 from ragen_jax.report.matrices import StoredMatrix
 from ragen_jax.report.page import write_page
 from ragen_jax.report.runs import ONLY
 from ragen_jax.run.log import scores_to_show
-from ragen_jax.run.memory import keep_freed_memory
 from ragen_jax.score import notices
 from ragen_jax.score.days import day_lines
 from ragen_jax.score.encode import ANSWER, THINK, Encoder
@@ -46,6 +45,7 @@ from ragen_jax.score.figures import ScoringSettings, add_alarm, step_metrics
 from ragen_jax.score.files import Broken, Read, read_files
 from ragen_jax.score.page import contents
 from ragen_jax.storage.atomic_io import atomic_write
+from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import show_line
 

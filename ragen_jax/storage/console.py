@@ -1,6 +1,6 @@
 """Lines on the console, from the main process only."""
 
-from ragen_jax.core.heartbeat import note_output
+from ragen_jax.core.progress import note_output
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.storage.console_streams import show
 

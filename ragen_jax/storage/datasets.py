@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragen_jax.core.heartbeat import enter_phase
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.storage.atomic_io import with_retries
 from ragen_jax.storage.cache import lock_path
 from ragen_jax.storage.checksums import CHECKSUMS, damage, write_checksums

@@ -33,7 +33,7 @@ from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.rollout.image_table import ImageTable
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.update.critic import ValueLoss, update_critic
 from ragen_jax.update.optimize import ParamTransform
 from ragen_jax.update.passes import Pass, over_rows, statistics, values

@@ -21,8 +21,8 @@ from ragen_jax.core.sharding import replicate
 from ragen_jax.core.types import Batch, Metrics, Params
 from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps, token_statistics
-from ragen_jax.model.positions import Images
 from ragen_jax.model.qwen import Qwen
+from ragen_jax.model.vision.positions import Images
 from ragen_jax.update import optimize
 from ragen_jax.update.buckets import row_lengths
 from ragen_jax.update.reading import minibatch_logps

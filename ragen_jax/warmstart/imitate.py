@@ -34,23 +34,23 @@ from ragen_jax.config.build import (
     tiny_words,
 )
 from ragen_jax.config.per_task import per_task_configs
-from ragen_jax.core.heartbeat import enter_phase
 from ragen_jax.core.padding import length_bucket
+from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.types import Array, Episode, Params, Turn
 from ragen_jax.envs.types import Environment, SolvableEnvironment, State
 from ragen_jax.model import hf
 from ragen_jax.model.likelihood import token_logps
-from ragen_jax.model.positions import Images, table
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.template import PromptError
 from ragen_jax.model.vision import tower as vision
+from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.model.vision.images import Grid, preprocess
+from ragen_jax.model.vision.positions import Images, table
 from ragen_jax.model.vision.tower import Tower, VisionTower
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import NO_LIMITS, EnvFailure, begin, identify
 from ragen_jax.rollout.episode import Room, check_images, images_of, spans_of
-from ragen_jax.rollout.image_table import ImageTable
 from ragen_jax.rollout.play import Sampling
 from ragen_jax.run import datasets
 from ragen_jax.run.heldout import play_problems

@@ -13,6 +13,7 @@ from ragen_jax.config.build import build_environment, build_meshes
 from ragen_jax.config.check import check
 from ragen_jax.config.fields import leaves
 from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.config.stored import read_run_config, same_run
 from ragen_jax.configs import (
     bandit,
     countdown,
@@ -31,7 +32,6 @@ from ragen_jax.configs import (
 from ragen_jax.core.sharding import MESH_AXES
 from ragen_jax.model import config_json, families, hf
 from ragen_jax.run import load
-from ragen_jax.run.workdir import read_run_config, same_run
 
 CONFIGS = {
     "bandit": bandit,

@@ -19,6 +19,7 @@ from ragen_jax.config.build import build_environment, environment_settings, step
 from ragen_jax.config.check import check
 from ragen_jax.config.fields import field
 from ragen_jax.config.per_task import minibatch_rows
+from ragen_jax.config.stored import read_run_config, same_run
 from ragen_jax.configs import (
     bandit,
     base,
@@ -37,7 +38,7 @@ from ragen_jax.configs import (
 )
 from ragen_jax.core.sharding import MESH_AXES, data_shards, make_mesh
 from ragen_jax.rollout.play import Sampling
-from ragen_jax.run.workdir import new_folder, read_run_config, same_run, set_evaluations_aside
+from ragen_jax.run.workdir import new_folder, set_evaluations_aside
 from ragen_jax.storage.cache import content_hash
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ragen_jax.algorithm.rewards import success_is_defined
+from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.diagnostics.anatomy import anatomy_metrics
 from ragen_jax.diagnostics.rollouts import rollout_metrics, selected_metrics
-from ragen_jax.envs.types import SUCCESS_UNDEFINED
 from ragen_jax.run.heldout import summarise
 
 pytestmark = pytest.mark.fast

@@ -19,10 +19,11 @@ from ragen_jax.config.build import build_environment
 from ragen_jax.config.check import check
 from ragen_jax.configs import base, recipes
 from ragen_jax.configs import gymnasium as gymnasium_config
+from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.diagnostics.rollouts import rollout_metrics
 from ragen_jax.envs import make_env
 from ragen_jax.envs.engines import EngineEnvironment, Moved
-from ragen_jax.envs.types import SUCCESS_UNDEFINED, Environment, LiveEnvironment
+from ragen_jax.envs.types import Environment, LiveEnvironment
 from ragen_jax.rollout.env_calls import Limits, StepRequest, act, begin
 from ragen_jax.run.heldout import summarise
 from ragen_jax.storage.metrics_reader import read_metrics

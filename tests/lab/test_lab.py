@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from ragen_jax.config.stored import fields_of
 from ragen_jax.configs import organism as organism_config
 from ragen_jax.configs import sokoban
 from ragen_jax.configs.experiments import EXPERIMENTS
@@ -25,7 +26,6 @@ from ragen_jax.lab.collapse import ENTROPY, MI, MI_SEQ
 from ragen_jax.lab.curves import SUCCESS
 from ragen_jax.lab.pages import PAGES, figures, write_page
 from ragen_jax.lab.recorded import cut, read_runs, write_runs
-from ragen_jax.run.workdir import fields_of
 
 pytestmark = pytest.mark.fast
 

@@ -19,11 +19,11 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from ragen_jax.core.memory import keep_freed_memory
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import hf, qwen, weights
 from ragen_jax.model.layout import param_shardings
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.run.memory import keep_freed_memory
 
 
 class Counting:

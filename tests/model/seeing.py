@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from ragen_jax.model import hf, positions, qwen, weights
-from ragen_jax.model.vision import images
+from ragen_jax.model import hf, qwen, weights
+from ragen_jax.model.vision import image_table as album
+from ragen_jax.model.vision import images, positions
 from ragen_jax.model.vision import tensors as vision_tensors
 from ragen_jax.model.vision import tower as vision
-from ragen_jax.rollout import image_table as album
 
 
 class Seeing(NamedTuple):

@@ -14,10 +14,10 @@ import pytest
 from devices import on_devices
 from seeing import album_of, arrange, forward, load, picked, seen_by, shown, torch_logps
 
-from ragen_jax.model import positions, qwen
+from ragen_jax.model import qwen
 from ragen_jax.model.attention import Segment, append
 from ragen_jax.model.likelihood import token_logps
-from ragen_jax.model.vision import images
+from ragen_jax.model.vision import images, positions
 from ragen_jax.rollout.sample import empty_reply, extend, prefill
 
 pytestmark = pytest.mark.fast

@@ -15,12 +15,12 @@ from ragen_jax.config.auto_fields import fill_auto_fields
 from ragen_jax.config.build import build_learner, build_meshes, build_penalties
 from ragen_jax.config.check import check
 from ragen_jax.config.per_task import step_rows
+from ragen_jax.config.stored import read_run_config
 from ragen_jax.configs import base, sokoban
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run import ahead
 from ragen_jax.run.stages import Played, inform, rewarded_batch
-from ragen_jax.run.workdir import read_run_config
 from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.update.learner import (
     Outcomes,

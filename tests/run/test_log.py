@@ -12,10 +12,12 @@ import pytest
 from PIL import Image
 from seeing_chats import pieces, seeing_chat
 
+from ragen_jax.core.memory import memory_metrics
+from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.diagnostics.scopes import Scores
 from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.envs.types import IMAGE, SUCCESS_UNDEFINED
+from ragen_jax.envs.types import IMAGE
 from ragen_jax.rollout.chat import make_chat
 from ragen_jax.run.log import (
     MetricsLog,
@@ -28,7 +30,6 @@ from ragen_jax.run.log import (
     write_rollouts,
     write_scores,
 )
-from ragen_jax.run.memory import memory_metrics
 from ragen_jax.run.run_files import read_events, read_rollouts, read_scores
 from ragen_jax.run.training import Stages
 from ragen_jax.storage.metrics_reader import read_metrics

@@ -27,10 +27,11 @@ from ragen_jax.config.per_task import (
 from ragen_jax.configs import base, frozen_lake, mixture, sokoban
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.task_shares import combine_metrics, label_metrics, measure_each, metrics_of_each
+from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.envs.sokoban import Sokoban
-from ragen_jax.envs.types import SUCCESS_UNDEFINED, Step
+from ragen_jax.envs.types import Step
 from ragen_jax.model import hf
 from ragen_jax.run import checkpoint
 from ragen_jax.run import tasks as run_tasks

@@ -40,7 +40,7 @@ def test_who_fails_leaves_what_was_there(tmp_path):
 KILLED = """
 import os, signal, sys
 from ragen_jax.storage.atomic_io import atomic_open
-with whole(sys.argv[1]) as file:
+with atomic_open(sys.argv[1]) as file:
     file.write("half" * 100_000)
     os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -22,14 +22,13 @@ from flax.traverse_util import unflatten_dict
 from safetensors import SafetensorError
 from writing_places import OURS, ROOT, places
 
-from ragen_jax.core import heartbeat as progress
+from ragen_jax.config import trust
 from ragen_jax.model import hf, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
-from ragen_jax.programs import cache as kept_programs
 from ragen_jax.report.background import Reports
-from ragen_jax.run import checkpoint, trackers, trust, workdir
+from ragen_jax.run import checkpoint, trackers, workdir
 from ragen_jax.run.log import MetricsLog, write_rollouts
-from ragen_jax.storage import cache
+from ragen_jax.storage import cache, compilation_cache, heartbeat
 from ragen_jax.storage.atomic_io import (
     append_line,
     atomic_write,
@@ -73,11 +72,11 @@ import functools, os, shutil
 from pathlib import Path
 from ragen_jax.storage.atomic_io import with_retries, atomic_write
 def one(path): path.write_text("x")
-def two(path): retried(functools.partial(path.mkdir, parents=True), path)
+def two(path): with_retries(functools.partial(path.mkdir, parents=True), path)
 def three(path): open(path, "a")
 class Four:
     def five(self, path): os.replace(path, path)
-def six(path): write_whole(path, "x")
+def six(path): atomic_write(path, "x")
 def seven(text, path): return open(path).read() + text.replace("a", "b")
 def eight(path): path.open(mode="r+b")
 """
@@ -177,7 +176,7 @@ def make_a_folder(tmp_path, injected):
     make_folder(tmp_path / "a" / "b")
 
 
-@drives("ragen_jax/storage/atomic_io.py", "append.write")
+@drives("ragen_jax/storage/atomic_io.py", "append_line.write")
 def append_a_line(tmp_path, injected):
     with open(tmp_path / "a", "w+b", buffering=0) as file:
         append_line(file, "line\n")
@@ -206,19 +205,19 @@ def remove_the_left_overs_of_a_file(tmp_path, injected):
     atomic_write(tmp_path / "b.json", "{}")
 
 
-@drives("ragen_jax/run/trust.py", "_make_key")
+@drives("ragen_jax/config/trust.py", "_make_key")
 def make_a_key(tmp_path, injected):
     injected.patch.setenv("XDG_CACHE_HOME", str(tmp_path))
     trust._key(create=True)
 
 
-@drives("ragen_jax/programs/cache.py", "refuse_shared_cache")
+@drives("ragen_jax/storage/compilation_cache.py", "refuse_shared_cache")
 def use_a_folder_of_programs(tmp_path, injected):
     names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache")
     before = [getattr(jax.config, name) for name in names]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "programs"))
     try:
-        kept_programs.refuse_shared_cache()
+        compilation_cache.refuse_shared_cache()
     finally:
         for name, value in zip(names, before, strict=True):
             jax.config.update(name, value)
@@ -304,20 +303,20 @@ class _Stop(Exception):
     pass
 
 
-@drives("ragen_jax/core/heartbeat.py", "end_when_stalled", "end_when_stalled.watch")
+@drives("ragen_jax/storage/heartbeat.py", "exit_on_stall", "exit_on_stall.watch")
 def watch_progress(tmp_path, injected):
     targets = []
     thread = types.SimpleNamespace(start=lambda: None)
     start = lambda target, daemon: targets.append(target) or thread  # noqa: E731
-    injected.patch.setattr(progress.threading, "Thread", start)
+    injected.patch.setattr(heartbeat.threading, "Thread", start)
 
     def stop(seconds):
         raise _Stop
 
-    injected.patch.setattr(progress.time, "sleep", stop)
-    (tmp_path / progress.FOLDER).mkdir()
-    (tmp_path / progress.FOLDER / "0.json").write_text("[0, 0]")
-    progress.exit_on_stall(tmp_path, 60.0)
+    injected.patch.setattr(heartbeat.time, "sleep", stop)
+    (tmp_path / heartbeat.FOLDER).mkdir()
+    (tmp_path / heartbeat.FOLDER / "0.json").write_text("[0, 0]")
+    heartbeat.exit_on_stall(tmp_path, 60.0)
     with pytest.raises(_Stop):  # it looks again
         targets[0]()
 
@@ -355,7 +354,7 @@ def save_a_checkpoint(tmp_path, injected):
 
 
 @drives("ragen_jax/run/checkpoint.py", "set_damaged_aside")
-@drives("ragen_jax/run/recovery.py", "find_damage")
+@drives("ragen_jax/run/checkpoint.py", "find_damage")
 def set_a_checkpoint_aside(tmp_path, injected):
     for step in (1, 2):
         folder = tmp_path / "checkpoints" / str(step) / checkpoint.ITEM
@@ -378,12 +377,12 @@ def _generate(tmp_path):
     )
 
 
-@drives("ragen_jax/run/datasets.py", "_prepare")
+@drives("ragen_jax/storage/datasets.py", "_prepare")
 def generate_a_data_set(tmp_path, injected):
     _generate(tmp_path)
 
 
-@drives("ragen_jax/run/datasets.py", "open_or_generate")
+@drives("ragen_jax/storage/datasets.py", "open_or_generate")
 def generate_a_data_set_anew(tmp_path, injected):
     place, injected.place = injected.place, ("nothing", "nothing")
     _generate(tmp_path)
@@ -393,18 +392,18 @@ def generate_a_data_set_anew(tmp_path, injected):
     _generate(tmp_path)
 
 
-@drives("ragen_jax/programs/cache.py", "keep_programs", "delete_oldest")
-def keep_programs(tmp_path, injected):
+@drives("ragen_jax/storage/compilation_cache.py", "enable_compilation_cache", "delete_oldest")
+def fill_a_compilation_cache(tmp_path, injected):
     import jax
 
     (tmp_path / "ragen_jax" / "compiled").mkdir(parents=True)
     (tmp_path / "ragen_jax" / "compiled" / "program").write_text("x")
     injected.patch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    injected.patch.setattr(kept_programs, "MOST", 0)
+    injected.patch.setattr(compilation_cache, "MOST", 0)
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     try:
-        kept_programs.enable_compilation_cache()
+        compilation_cache.enable_compilation_cache()
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
 
@@ -446,13 +445,13 @@ def follow_with_mlflow(tmp_path, injected):
     _follow(tmp_path, "mlflow")
 
 
-@drives("ragen_jax/run/workdir.py", "locked")
+@drives("ragen_jax/storage/cache.py", "lock_path")
 def lock_a_folder(tmp_path, injected):
     with cache.lock_path(tmp_path / "models" / "tiny"):
         pass
 
 
-@drives("ragen_jax/run/workdir.py", "owned", "_locked_now")
+@drives("ragen_jax/storage/cache.py", "open_locked")
 def own_a_folder(tmp_path, injected):
     with workdir.lock_workdir(tmp_path / "run"):
         pass

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from command_line import call
 
+from ragen_jax.config.stored import read_run_config
+from ragen_jax.config.trust import SIGNATURE, code_fields, require_trust, sign
 from ragen_jax.configs import sokoban
 from ragen_jax.envs import CODE_OPTIONS, ENVS, make_env, names_code
-from ragen_jax.run.trust import SIGNATURE, code_fields, require_trust, sign
-from ragen_jax.run.workdir import read_run_config
 from ragen_jax.storage.atomic_io import atomic_write
 
 DOCS = Path(__file__).parents[2] / "docs/environments.md"

@@ -6,8 +6,8 @@
     gradient of a table's embeddings -> of the tower's adapters
 
 An image's tokens have numbers of their own, past the vocabulary, so that rows that show other
-images are other rows wherever rows are compared, kept or dropped (model/positions.py). The tower
-looks at every image once; with adapters that are trained (lora.py) once for each that they become.
+images are other rows wherever rows are compared, kept or dropped (positions.py). The tower looks
+at every image once; with adapters that are trained (lora.py) once for each that they become.
 
 Numbers are never given twice, and are forgotten two pages after they were given: a step begins a
 page, and rollouts ahead are of the step behind it.
@@ -32,8 +32,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ragen_jax.core.sharding import gather_bytes, max_over_processes, place, process_count
 from ragen_jax.core.types import Array, Params
 from ragen_jax.model import lora
-from ragen_jax.model.positions import NO_TOKEN, Images, table
 from ragen_jax.model.vision.images import Grid, image_grid, preprocess
+from ragen_jax.model.vision.positions import NO_TOKEN, Images, table
 from ragen_jax.model.vision.tower import Tower, VisionTower, see
 
 LEAST_ROOM = 64  # rows of a table

@@ -6,7 +6,6 @@ well.
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import jax
 
+from ragen_jax.core import progress
+from ragen_jax.core.progress import enter_phase, note_output, seconds_since_output
 from ragen_jax.storage.atomic_io import make_folder, with_retries
 from ragen_jax.storage.console_streams import show
 
@@ -27,43 +28,6 @@ EVERY = 9.0  # seconds without a line until one is printed, give or take a TICK;
 # run's first step
 TICK = 0.5  # seconds between two looks at the clock
 STALL_TIMEOUT = 3600.0  # seconds without a step forward of any process: longer than anything takes
-
-
-@dataclasses.dataclass
-class _Progress:
-    meetings: int = 0  # that this process has come to
-    place: str = "starting"  # what it does
-    since: float = 0.0  # since when
-    last_output: float = 0.0  # when the last line was printed
-    begun: bool = False  # whether a run's first step is behind it
-
-
-_now = _Progress()
-
-
-def enter_phase(place: str) -> None:
-    """Says what this process does from now on, which may take long."""
-    _now.place, _now.since = place, time.monotonic()
-
-
-def count_barrier() -> None:
-    """Counts one more meeting: a place that all processes come to, where they may have to wait."""
-    _now.meetings += 1
-
-
-def note_output(*, begun: bool = False) -> None:
-    """Says that a line has been printed.
-
-    Args:
-      begun: of a step: who reads it knows how long one takes.
-    """
-    _now.last_output = time.monotonic()
-    _now.begun = _now.begun or begun
-
-
-def seconds_since_output() -> float:
-    """Seconds since the last line."""
-    return time.monotonic() - _now.last_output
 
 
 @contextlib.contextmanager
@@ -91,11 +55,11 @@ def _write_heartbeat(limit: float) -> float:
     """Says what goes on if nothing was said for `limit` seconds; returns the next limit."""
     if seconds_since_output() < limit:
         return limit
-    seconds = round(time.monotonic() - _now.since)
+    seconds = round(time.monotonic() - progress.NOW.since)
     lasting = f": {seconds} s so far" if seconds else ""
-    show(f"{_now.place}{lasting}", error=True)
+    show(f"{progress.NOW.place}{lasting}", error=True)
     note_output()
-    return limit * 2 if _now.begun else limit
+    return limit * 2 if progress.NOW.begun else limit
 
 
 def describe_stall(found: Mapping[int, tuple[int, str]]) -> str:
@@ -127,7 +91,7 @@ def exit_on_stall(workdir: Path, limit: float) -> None:
     def watch() -> None:
         told, since, last = None, time.monotonic(), {}
         while True:
-            now = _now.meetings, _now.place
+            now = progress.NOW.meetings, progress.NOW.place
             # Where the disk is full, again at the next look: what writes for the run reports it.
             with contextlib.suppress(OSError):
                 if told != now:

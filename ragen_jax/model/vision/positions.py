@@ -2,8 +2,8 @@
 
 In a row an image is one `<|vision_start|>`, a token for each merged square of the image, and an
 end. The tokens of an image are numbers past the vocabulary, every image's its own
-(rollout/image_table.py): rows that show other images are other rows, wherever rows are compared,
-and what a policy samples is never an image. What these numbers stand for is a table, `Images`,
+(image_table.py): rows that show other images are other rows, wherever rows are compared, and
+what a policy samples is never an image. What these numbers stand for is a table, `Images`,
 which goes with the parameters, as `params["images"]`.
 
 A token has three position ids (multimodal rotary positions, arXiv 2409.12191, section 2.1): for

@@ -1,4 +1,4 @@
-"""model/positions.py: ids by hand, and beside torch where it is there."""
+"""model/vision/positions.py: ids by hand, and beside torch where it is there."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.model import qwen
-from ragen_jax.model.positions import (
+from ragen_jax.model.vision.positions import (
     NO_TOKEN,
     position_behind,
     splice,

@@ -16,9 +16,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from ragen_jax.config.stored import read_config_file
 from ragen_jax.core.sharding import from_main_process
 from ragen_jax.envs import names_code
-from ragen_jax.run.workdir import read_config_file
 from ragen_jax.storage.atomic_io import atomic_write, make_folder, with_retries
 from ragen_jax.storage.cache import cache_directory, lock_path
 from ragen_jax.storage.console import console

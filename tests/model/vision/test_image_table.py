@@ -20,14 +20,14 @@ from ragen_jax.envs import make_env
 from ragen_jax.envs.types import IMAGE, Observation, Step
 from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps
-from ragen_jax.model.positions import NO_TOKEN, position_behind, table
 from ragen_jax.model.qwen import Qwen, init_params
+from ragen_jax.model.vision import image_table as album_module
 from ragen_jax.model.vision import tower as vision
+from ragen_jax.model.vision.image_table import LEAST_ROOM, ImageTable
 from ragen_jax.model.vision.images import preprocess
+from ragen_jax.model.vision.positions import NO_TOKEN, position_behind, table
 from ragen_jax.model.vision.tower import Tower, VisionTower
-from ragen_jax.rollout import image_table as album_module
 from ragen_jax.rollout.episode import NO_VISION_TOWER
-from ragen_jax.rollout.image_table import LEAST_ROOM, ImageTable
 from ragen_jax.rollout.play import Budgets, Sampling, rollout
 from ragen_jax.update.learner import through_tower
 from ragen_jax.update.policy import ForwardContext
@@ -266,7 +266,7 @@ def test_slots_play_the_same_episodes(context):
 def test_eight_devices_play_the_same_episodes(tmp_path):
     found = []
     for count in (1, 8):
-        command = [Path(__file__).with_name("album_check.py"), count]
+        command = [Path(__file__).with_name("image_table_check.py"), count]
         process = on_devices(count, command)
         out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err[-3000:]

@@ -10,9 +10,10 @@ import types
 import pytest
 from command_line import ROOT, call
 
-from ragen_jax.core import heartbeat as progress
-from ragen_jax.core.heartbeat import describe_stall
+from ragen_jax.core import progress
+from ragen_jax.storage import heartbeat
 from ragen_jax.storage.console import console
+from ragen_jax.storage.heartbeat import describe_stall
 
 
 def test_who_is_behind_is_named():
@@ -27,23 +28,24 @@ def test_who_is_behind_is_named():
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(progress, "_now", progress._Progress())
-    monkeypatch.setattr(progress, "EVERY", 0.3)
-    monkeypatch.setattr(progress, "TICK", 0.01)
+    monkeypatch.setattr(progress, "NOW", progress.Progress())
+    monkeypatch.setattr(heartbeat, "EVERY", 0.3)
+    monkeypatch.setattr(heartbeat, "TICK", 0.01)
 
 
 @pytest.fixture
 def passing(monkeypatch):
     """passing(seconds): they pass on the clock, which is looked at every hundredth of one."""
     clock, limit = types.SimpleNamespace(now=100.0), 0.3
-    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(progress, "_now", progress._Progress())
+    for module in (progress, heartbeat):
+        monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(progress, "NOW", progress.Progress())
 
     def go(seconds):
         nonlocal limit
         for _ in range(round(seconds / 0.01)):
             clock.now += 0.01
-            limit = progress._write_heartbeat(limit)
+            limit = heartbeat._write_heartbeat(limit)
 
     return go
 
@@ -52,7 +54,7 @@ def test_where_nothing_is_printed_a_line_says_what_goes_on(passing, capsys):
     def lines():
         return capsys.readouterr().err.splitlines()
 
-    progress.last_output()
+    progress.note_output()
     passing(0.2)
     console("a line")
     passing(0.2)
@@ -67,13 +69,13 @@ def test_where_nothing_is_printed_a_line_says_what_goes_on(passing, capsys):
     progress.enter_phase("painting door 7 of 9")
     passing(0.4)
     assert "painting door 7 of 9" in lines()
-    progress.last_output(begun=True)  # who has seen a step knows how long one takes
+    progress.note_output(begun=True)  # who has seen a step knows how long one takes
     passing(2.5)
     assert 2 <= len(lines()) <= 3  # behind 0.3, 0.6 and 1.2 s
 
 
 def test_signs_end_with_what_they_are_of(hasty, capsys):
-    with progress.heartbeat():
+    with heartbeat.heartbeat():
         time.sleep(1.0)
     assert "starting" in capsys.readouterr().err
     time.sleep(0.5)

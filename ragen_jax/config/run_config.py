@@ -5,7 +5,7 @@ command.py reads it where a command is given a run's --workdir and no --config.
 
 from ml_collections import ConfigDict
 
-from ragen_jax.run.workdir import read_run_config
+from ragen_jax.config.stored import read_run_config
 
 
 def get_config(workdir: str) -> ConfigDict:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ragen_jax.programs.cache import delete_oldest
+from ragen_jax.storage.compilation_cache import delete_oldest
 from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.storage.ownership import exposure
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
-from ragen_jax.programs.cache import enable_compilation_cache
+from ragen_jax.storage.compilation_cache import enable_compilation_cache
 
 events = []
 jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rsplit("/")[-1]))

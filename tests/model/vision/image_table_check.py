@@ -1,7 +1,7 @@
 """Plays episodes with pictures on so many devices, and reads them as training does.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
-        python tests/rollout/album_check.py 8
+        python tests/model/vision/image_table_check.py 8
 
 Run by test_album.py in a process of its own, because the number of devices is fixed when JAX
 starts. Prints one JSON object.
@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import numpy as np
-from test_album import play, seeing
+from test_image_table import play, seeing
 
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.likelihood import token_logps
-from ragen_jax.rollout.image_table import ImageTable
+from ragen_jax.model.vision.image_table import ImageTable
 
 
 def main(count):

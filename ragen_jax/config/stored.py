@@ -1,0 +1,184 @@
+"""The config in the folder of a run: reading it, and comparing it with that of a command."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from ragen_jax.config.flatten import flatten
+from ragen_jax.configs import base
+from ragen_jax.model.dates import AUTO
+from ragen_jax.storage.console import console
+from ragen_jax.storage.limits import read_json
+
+
+def read_config_file(workdir: str | Path) -> dict[str, Any]:
+    """The config.json of a run's folder.
+
+    Raises:
+      ValueError: there is none, or it is damaged.
+    """
+    path = Path(workdir) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
+    try:
+        config = read_json(path)
+        config["env"]["name"], config["model"]["path"]  # which all versions have
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    return config
+
+
+def stored_date(workdir: Path, missing: str) -> str | None:
+    """The model.date of the run in a folder; None: it holds no run, or one that left it open.
+
+    Args:
+      missing: the day for a run of a version that recorded none; a line says so.
+
+    Raises:
+      ValueError: its config.json is damaged.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        return None
+    recorded = read_config_file(workdir)["model"]
+    if "date" in recorded:
+        return None if recorded["date"] == AUTO else recorded["date"]
+    _print_once(f"{path} has not, and gets: {_list_fields({'model.date': missing})}")
+    return missing
+
+
+def read_run_config(workdir: str | Path) -> ConfigDict:
+    """The config that a run wrote to its folder.
+
+    Fields that came later have base.py's values, by which a run does what it did before them; those
+    that there are no more are left out. A line tells of both.
+
+    Raises:
+      ValueError: there is none, or it is damaged.
+    """
+    config, added, unknown = _read_config(workdir)
+    path = Path(workdir) / "config.json"
+    if added:
+        _print_once(f"{path} has not, and gets: {_list_fields(added)}")
+    if unknown:
+        _print_once(f"{path} has what nothing reads now: {_list_fields(unknown)}")
+    return config
+
+
+def _read_config(workdir: str | Path) -> tuple[ConfigDict, dict[str, Any], dict[str, Any]]:
+    """(config of a run, its fields that the file has not, the file's that there are no more)."""
+
+    def typed(value):
+        """Of types that an override knows: tuples for lists, for null what takes any."""
+        if isinstance(value, dict):
+            return {name: typed(inner) for name, inner in value.items()}
+        if value is None:
+            return config_dict.placeholder(object)
+        return tuple(value) if isinstance(value, list) else value
+
+    config = ConfigDict(typed(read_config_file(workdir)))
+    defaults = base.get_config()
+    added, unknown = _add_missing(config, defaults), _take_unknown(config, defaults)
+    for name, part in config.also.items():  # which has a section like env for each
+        if isinstance(part, ConfigDict) and isinstance(part.get("env"), ConfigDict):
+            added |= _add_missing(part.env, defaults.env, f"also.{name}.env.")
+            unknown |= _take_unknown(part.env, defaults.env, f"also.{name}.env.")
+    return config, added, unknown
+
+
+def _list_fields(fields: dict[str, Any]) -> str:
+    return ", ".join(f"config.{name}={value!r}" for name, value in fields.items())
+
+
+@functools.cache
+def _print_once(line: str) -> None:
+    """A line that a command prints once, however often it reads the file."""
+    console(line)
+
+
+def _add_missing(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Adds the fields of `defaults` that a config has not; {dotted name: value} of these."""
+    added: dict[str, Any] = {}
+    for name, value in defaults.items():
+        if name not in config:
+            config[name] = value
+            added[prefix + name] = value.to_dict() if isinstance(value, ConfigDict) else value
+        elif isinstance(value, ConfigDict) and isinstance(config[name], ConfigDict):
+            added |= _add_missing(config[name], value, f"{prefix}{name}.")
+    return added
+
+
+def _take_unknown(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Takes the fields out of a config that `defaults` has not; {dotted name: value} of these.
+
+    What is empty in `defaults`, as env.options are, holds what it likes.
+    """
+    taken: dict[str, Any] = {}
+    for name, value in list(config.items()):
+        if name not in defaults:
+            taken[prefix + name] = value.to_dict() if isinstance(value, ConfigDict) else value
+            del config[name]
+        elif isinstance(value, ConfigDict) and isinstance(defaults[name], ConfigDict):
+            inner = defaults[name]
+            taken |= _take_unknown(value, inner, f"{prefix}{name}.") if inner else {}
+    return taken
+
+
+MAY_CHANGE = (
+    *("steps", "eval.", "checkpoint.", "stopping.", "report.", "log."),
+    *("rollout.save_every", "diagnose.scores_every"),
+)
+
+
+def same_run(config: ConfigDict, workdir: Path) -> list[str]:
+    """The fields of MAY_CHANGE that a config sets otherwise than the run that it continues.
+
+    A model.date that either leaves open is no difference: a run keeps its own.
+
+    Raises:
+      ValueError: others differ too, which would make it another run: names all of them. So is
+        another number of steps where the learning rate is stretched over them. It has fields of
+        another version, or none though there are checkpoints.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        if any((workdir / "checkpoints").glob("[0-9]*")):
+            raise ValueError(
+                f"{workdir} has checkpoints but no config.json, which says of what run they are; "
+                "put it back, or give another --workdir"
+            )
+        return []
+    run, _, unknown = _read_config(workdir)
+    if unknown:
+        raise ValueError(
+            f"{path} is of another version: it has {_list_fields(unknown)}, which this one does "
+            "not know; resume with that version (evaluate reads it with this one as well)"
+        )
+    before, now = fields_of(run), fields_of(config)
+    changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
+    if AUTO in (before["model.date"], now["model.date"]):
+        changed = [name for name in changed if name != "model.date"]
+    stretched = config.optimizer.schedule != "constant"
+    refused = [
+        name
+        for name in changed
+        if not name.startswith(MAY_CHANGE) or (name == "steps" and stretched)
+    ]
+    if refused:
+        was = ", ".join(f"config.{name}={before.get(name)!r}" for name in refused)
+        has = ", ".join(repr(now.get(name)) for name in refused)
+        why = f" (optimizer.schedule={config.optimizer.schedule})" if "steps" in refused else ""
+        raise ValueError(
+            f"{workdir} holds a run with {was}, but this command has {has}; give the same, or "
+            f"another --workdir. What may change: {', '.join(MAY_CHANGE)}{why}"
+        )
+    return changed
+
+
+def fields_of(config: ConfigDict) -> dict[str, Any]:
+    """{"a.b": value} of a config, sequences as lists: what a config.json would hold of it."""
+    found = flatten(json.loads(json.dumps(config.to_dict())))
+    return {name: value for name, value in found.items() if value != {}}
