@@ -41,7 +41,6 @@ from ragen_jax.run.load import Policy, load_policy, save_policy
 from ragen_jax.run.log import MetricsLog
 from ragen_jax.run.provenance import Provenance, provenance_of, record, report_changes
 from ragen_jax.run.stages import inform, make_batch, watch
-from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
 from ragen_jax.run.undefined_success import check_success
 from ragen_jax.run.workdir import lock_workdir, new_folder, set_evaluations_aside
@@ -54,6 +53,7 @@ from ragen_jax.storage.atomic_io import (
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.heartbeat import STALL_TIMEOUT, exit_on_stall
+from ragen_jax.storage.trackers import require
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
 from ragen_jax.update.state import TrainState
 

@@ -1,6 +1,6 @@
 """What a config must be for a run to use it: anything else is refused before it compiles.
 
-domains.py says what each field may hold by itself; here is what several of them must agree on.
+configs/base.py declares what each field accepts; this module checks what depends on several fields.
 """
 
 from ml_collections import ConfigDict
@@ -9,7 +9,7 @@ from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.algorithms import OF_TOKENS
 from ragen_jax.algorithm.filter import STRATEGIES
 from ragen_jax.algorithm.objectives import OBJECTIVES
-from ragen_jax.config.fields import FIELDS, Domain, entries, field, leaves
+from ragen_jax.config.fields import FIELDS, entries, field, leaves
 from ragen_jax.config.per_task import (
     minibatch_rows,
     per_task_groups,
@@ -18,6 +18,7 @@ from ragen_jax.config.per_task import (
     step_rows,
 )
 from ragen_jax.config.renamed import refuse_renamed
+from ragen_jax.core.domains import Field
 from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.update.policy import EXACT
@@ -84,7 +85,7 @@ def check_domains(config: ConfigDict) -> None:
         _check_value(config, name, domain)
 
 
-def _check_value(config: ConfigDict, name: str, domain: Domain) -> None:
+def _check_value(config: ConfigDict, name: str, domain: Field) -> None:
     value = field(config, name)
     if not domain.accepts(value):
         value = value.to_dict() if isinstance(value, ConfigDict) else value  # in one line

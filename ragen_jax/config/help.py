@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
-from ragen_jax.config.flatten import flatten
 from ragen_jax.configs import base, presets, recipes
+from ragen_jax.core.flatten import flatten
 
 ASKING = ("-h", "-help", "--help", "--helpfull", "--helpshort")
 SHOWN = 100  # characters of a line

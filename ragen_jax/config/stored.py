@@ -7,9 +7,9 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from ragen_jax.config.flatten import flatten
 from ragen_jax.config.renamed import apply_renames
 from ragen_jax.configs import base
+from ragen_jax.core.flatten import flatten
 from ragen_jax.model.dates import AUTO
 from ragen_jax.storage.console import console
 from ragen_jax.storage.limits import read_json

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.config.flatten import flatten
 from ragen_jax.config.stored import read_config_file
 from ragen_jax.configs import base
+from ragen_jax.core.flatten import flatten
 from ragen_jax.core.task_shares import Part, metrics_of_each
 from ragen_jax.core.types import Metrics
 from ragen_jax.run.run_files import read_events, read_gradients, read_outcomes

@@ -26,10 +26,10 @@ from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.transcript import image_files, transcript
 from ragen_jax.run.counters import Counters
 from ragen_jax.run.run_files import read_events, read_outcomes
-from ragen_jax.run.trackers import Follower, end_all
 from ragen_jax.storage.atomic_io import append_line, atomic_open, atomic_write, with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.metrics_reader import read_metrics
+from ragen_jax.storage.trackers import Follower, end_all
 
 # Console columns: metric, short name, format.
 COLUMNS = (

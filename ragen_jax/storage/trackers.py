@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.config.flatten import flatten
 from ragen_jax.core.clean_text import clean_text, describe_error
+from ragen_jax.core.flatten import flatten
 from ragen_jax.core.types import Metrics
 from ragen_jax.storage.atomic_io import atomic_write
 

@@ -14,12 +14,13 @@ from event_files import hyperparameters, read_events, scalars
 
 from ragen_jax import train
 from ragen_jax.configs import base
-from ragen_jax.run import log, trackers
+from ragen_jax.run import log
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.log import MetricsLog
-from ragen_jax.run.trackers import TRACKERS, Kind, Opened, require
 from ragen_jax.run.training import Run
+from ragen_jax.storage import trackers
 from ragen_jax.storage.metrics_reader import read_metrics
+from ragen_jax.storage.trackers import TRACKERS, Kind, Opened, require
 
 pytestmark = [
     pytest.mark.fast,
