@@ -250,7 +250,7 @@ def get_config() -> ConfigDict:
             checkpoint=dict(
                 every=20,  # steps; the last step is always saved; 0: only the last
                 keep=2,  # newest checkpoints kept
-                patience=600.0,  # seconds that a full or failing disk is waited for; 0: not at all
+                disk_retry_seconds=600.0,  # how long to wait for a full or failing disk; 0: not
                 export=True,  # write the trained model in Hugging Face format at the end
             ),
             log=dict(
@@ -284,7 +284,7 @@ def get_config() -> ConfigDict:
                 plan_moves=4,  # moves of the solver's plan that the reasoning spells out
                 # style of envs/styles.py -> its share of the demonstrations; nothing given: what
                 # the environment's `explain` writes
-                thoughts=dict(),
+                styles=dict(),
                 # env.options that are other ones while it is taught: an easier world than the one
                 # that it is trained in, say
                 options=dict(),

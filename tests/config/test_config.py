@@ -436,7 +436,7 @@ def test_rates_of_a_steps_minibatches():
 
 def test_a_run_from_before_a_field_has_what_it_did_then(tmp_path, capsys):
     before = changed(rollout__groups=5).to_dict()
-    del before["warmstart"]["thoughts"], before["diagnose"]["probe_every"]
+    del before["warmstart"]["styles"], before["diagnose"]["probe_every"]
     (tmp_path / "config.json").write_text(json.dumps(before))
     config = read_run_config(tmp_path)
     check(config)
@@ -444,7 +444,7 @@ def test_a_run_from_before_a_field_has_what_it_did_then(tmp_path, capsys):
     assert config.to_json(sort_keys=True) == changed(rollout__groups=5).to_json(sort_keys=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith(
-        "has not, and gets: config.diagnose.probe_every=0, config.warmstart.thoughts={}"
+        "has not, and gets: config.diagnose.probe_every=0, config.warmstart.styles={}"
     )
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     read_run_config(tmp_path)
