@@ -4,7 +4,8 @@
 
 tiny (default)
     A 0.2 M parameter agent that first imitates a solver, in single-turn context.
-    Hardware and time: 2 CPU cores; a minute of warm start (once), 4 minutes of training.
+    Hardware and time: 2 CPU cores; 4 to 8 minutes in all, the warm start (once) included
+    (benchmarks/NOTES.md, time of the main command).
     Expected: held-out success 0.39 -> 0.56 (+17.2 points, mean of three seeds;
     docs/results/sokoban_tiny.md).
     Departs from the paper: format penalty -1 (at -0.1 an unreadable reply is cheaper than two

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     load_model = _hf.load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 EXPORTS = {  # name: where it is
     "bi_level_gae": ("ragen_jax.algorithm.advantage", "bi_level_gae"),

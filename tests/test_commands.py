@@ -1,4 +1,4 @@
-"""The commands as a user types them: those of the README, and what a run's folder alone says.
+"""The commands as a user types them: those of README.md and docs/cli.md, and those of a run folder.
 
 They run in this process, so that what is compiled once serves all of them.
 """
