@@ -99,7 +99,7 @@ def train(
                 raise
             place = (folder.whereabouts() if folder else None) or workdir
             safe = newest(place / "checkpoints")
-            told = f"step {safe} is saved, --workdir={place} goes on behind it"
+            told = f"step {safe} is saved; resume with --workdir={place}"
             raise DiskRefused(f"{reason}; {told if safe else 'no step is saved'}") from error
         return exit_code
 
@@ -197,7 +197,7 @@ def start(
         if broken := not_finite(state):
             raise ValueError(
                 f"{broken} holds NaN or infinity in the checkpoint of step {latest}; remove "
-                f"{checkpoints.directory / str(latest)} to go on from the one before it"
+                f"{checkpoints.directory / str(latest)} to resume from the previous checkpoint"
             )
     other = [name for name in changed if name.startswith("eval.") and name != "eval.every"]
     if is_main_process():
@@ -207,10 +207,10 @@ def start(
         atomic_write(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
         record(workdir, made_with, latest)
     if latest is not None:
-        console(f"continuing {workdir} behind step {latest}")
+        console(f"resuming {workdir} after step {latest}")
         live = [task.name for task in tasks if not resumable(task.environment)]
         if live:
-            console(f"warning: {', '.join(live)} does not do the same again: numbers will differ")
+            console(f"warning: {', '.join(live)} is not reproducible: resumed numbers will differ")
     run = Run(
         folder=folder,
         seed=config.seed,
@@ -263,8 +263,8 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError("several processes need --workdir, the same folder for all of them")
         if "://" in (WORKDIR.value or ""):
             raise ValueError(
-                f"--workdir is {WORKDIR.value}; it must be a path (of a folder that all processes "
-                "see, such as an NFS mount): metrics.jsonl grows by lines, which a bucket cannot"
+                f"--workdir is {WORKDIR.value}; it must be a path that all processes see, such "
+                "as an NFS mount: metrics.jsonl is appended to, which a bucket cannot do"
             )
         config = CONFIG.value
         devices = jax.devices()
@@ -291,26 +291,24 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     CONFIG = command.define_config()
-    WORKDIR = flags.DEFINE_string(
-        "workdir", None, "Folder of the run; one of an earlier run is continued."
-    )
+    WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; an existing run is resumed.")
     REPAIR = flags.DEFINE_bool(
         "repair",
         False,
-        "Go on where lines of the run's metrics.jsonl are damaged or lost; the damaged ones are "
-        "kept beside it.",
+        "Resume although lines of the run's metrics.jsonl are damaged or lost; damaged lines "
+        "are moved to a separate file.",
     )
     STRICT = flags.DEFINE_bool(
         "strict",
         False,
-        "Refuse to resume a run with other versions, devices, code or data files than it was last "
-        "run with, where numbers would differ.",
+        "Refuse to resume a run if versions, devices, code or data files have changed since it "
+        "last ran and numbers would differ.",
     )
     STALL = flags.DEFINE_float(
         "stall_timeout",
         STALL_TIMEOUT,
-        "Seconds without progress behind which all of several processes end: one hangs, and the "
-        "others wait for it.",
+        "With several processes: seconds without progress after which all of them exit, "
+        "because one hangs and the others wait for it.",
         lower_bound=1.0,
     )
     command.run_command(main)

@@ -83,7 +83,7 @@ def several_of(choices: Collection[str], *read: ReadWhen) -> Domain:
     def accepts(value):
         return type(value) in (tuple, list) and len(value) > 0 and all(map(member.accepts, value))
 
-    return Domain(f"some of {', '.join(choices)}", accepts, read)
+    return Domain(f"a list of {', '.join(choices)}", accepts, read)
 
 
 def several(member: Domain, *read: ReadWhen) -> Domain:
@@ -92,7 +92,7 @@ def several(member: Domain, *read: ReadWhen) -> Domain:
     def accepts(value):
         return type(value) in (tuple, list) and all(map(member.accepts, value))
 
-    return Domain(f"a tuple, each of it {member.what}", accepts, read)
+    return Domain(f"a tuple in which each item is {member.what}", accepts, read)
 
 
 def flag(*read: ReadWhen) -> Domain:
@@ -108,7 +108,7 @@ def text(*read: ReadWhen) -> Domain:
 def day(*read: ReadWhen) -> Domain:
     """A date as text, or AUTO."""
     return Domain(
-        f"a day as YYYY-MM-DD, or {AUTO!r} (the day on which the run starts)",
+        f"a date as YYYY-MM-DD, or {AUTO!r} (the day the run starts)",
         lambda value: type(value) is str and (value == AUTO or is_day(value)),
         read,
     )
@@ -127,7 +127,7 @@ def shares(*read: ReadWhen) -> Domain:
         values = list(value.values()) if isinstance(value, ConfigDict) else [None]
         return not values or (all(map(share.accepts, values)) and max(values) > 0)
 
-    return Domain("a section of shares from 0 to 1, not all 0", accepts, read)
+    return Domain("a section of fractions from 0 to 1, not all 0", accepts, read)
 
 
 # ------------------------------------------------------------------------------ when it is read
@@ -203,7 +203,9 @@ FIELDS = {
     "model.lora.alpha": above(0, 10**6, LORA),
     "model.lora.targets": several_of(lora.TARGETS, LORA),
     "model.lora.tower": flag(LORA),
-    "env.name": Domain(f"one of {', '.join(ENVS)}, or MODULE:CLASS of your own", known, ()),
+    "env.name": Domain(
+        f"one of {', '.join(ENVS)}, or MODULE:CLASS for your own environment", known, ()
+    ),
     "env.options": section(),
     "env.context": one_of(chat.CONTEXTS),
     "env.window": whole(1, 1000, WINDOW),
