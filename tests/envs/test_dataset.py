@@ -347,7 +347,7 @@ def test_splits_of_a_field(own, capsys):
         (6, "eval"),
         (7, "eval"),
     ]
-    told = "rows.jsonl: 2 row(s) left out, whose prompt another split has, too"
+    told = "rows.jsonl: 2 row(s) left out, because their prompts are in another split"
     assert capsys.readouterr().out.strip() == told
     assert {environment.reset(seed).row for seed in range(100)} == {1, 2, 3, 4, 5}
     held_out = build(split_field="part", split="eval")
@@ -415,7 +415,7 @@ def test_a_file_that_cannot_be_used_is_named_by_row_and_field(own, text, said):
         (dict(reward="nowhere:f"), "reward 'nowhere' cannot be imported: ModuleNotFoundError"),
         (dict(reward="mine:two"), "reward 'mine:two' must take (prompt, reply, row): too many"),
         (dict(step="mine:score"), "step 'mine:score' must take (messages, row): missing a"),
-        (dict(success="1"), "success must be a number within +-1e+06, got '1'"),
+        (dict(success="1"), "success must be a number from -1e+06 to 1e+06, got '1'"),
         (dict(max_rows=0), "max_rows must be a whole number of at least 1, got 0"),
         (dict(solution="no"), "row 0 of rows.jsonl lacks the field no (option solution); it has"),
         (dict(solution="level"), "field level of row 0 of rows.jsonl must be text of 1 to"),

@@ -493,7 +493,7 @@ def test_what_gem_tells_apart_from_an_observation_is_shown(monkeypatch):
         *(
             (
                 {"id": "test/Hunt-v0", "success_reward": value},
-                f"success_reward must be a number within +-1e+06, got {value!r}",
+                f"success_reward must be a number from -1e+06 to 1e+06, got {value!r}",
             )
             for value in ("1", True, float("nan"), float("inf"))
         ),

@@ -164,7 +164,7 @@ def test_other_indices_of_faiss_are_refused(tmp_path):
         with pytest.raises(ValueError, match=f"{name}.index must be (a flat|an index of inner)"):
             open_vectors(path)
     path.write_bytes(b"no index")
-    with pytest.raises(ValueError, match=r"graph\.index is no index that faiss can read"):
+    with pytest.raises(ValueError, match=r"graph\.index is not an index that faiss can read"):
         open_vectors(path)
 
 

@@ -192,7 +192,7 @@ GOOD = json.dumps([item()])
         (GOOD[:-1] + "{}]", "at row 1: expected ',' or ']', got '{'"),
         (GOOD[:-1] + ",]", "products.json cannot be read as JSON at row 1: "),
         ("[" * 100_000, "products.json cannot be read as JSON at row 0: "),
-        ([item(), 7], "row 1 of FILE is no product: 7"),
+        ([item(), 7], "row 1 of FILE is not a product: 7"),
         ([item(), {"name": "x"}], "row 1 of FILE lacks the field asin"),
         ([item("B1", name=None)], "field name of row 0 ('B1') of FILE must be text, got None"),
         ([item("B1", query=["a"])], "field query of row 0 ('B1') of FILE must be text, got ['a']"),

@@ -162,7 +162,10 @@ OF_RENDER = NONSENSE | {
     },
 }
 OF_STEP = NONSENSE | {
-    "nan": (steps(reward=float("nan")), "Step.reward must be a number within +-1e+06, got nan"),
+    "nan": (
+        steps(reward=float("nan")),
+        "Step.reward must be a number from -1e+06 to 1e+06, got nan",
+    ),
     "huge": (steps(reward=1e30), "got 1e+30"),
     "text reward": (steps(reward="1"), "got '1'"),
     "array reward": (steps(reward=np.ones(2)), "must be a number"),

@@ -36,7 +36,7 @@ def test_a_counted_phase_shows_how_far_it_is(passing, capsys):
     passing(9)
     lines = capsys.readouterr().err.splitlines()
     assert "evaluating: 0 of 512 episodes, 1 s so far" in lines
-    assert lines[-1] == "evaluating: 96 of 512 episodes, about 42 s left"
+    assert lines[-1] == "evaluating: 96 of 512 episodes, about 43 s left"
     progress.advance(416)
     passing(0.5)
     assert (
