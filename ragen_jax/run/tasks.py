@@ -149,7 +149,7 @@ class Task:
             looked_at += len(plays)
             first = first or last_line(plays[0].error)
         raise ValueError(
-            f"none of the first {looked_at} {which} problems of {self.name} can be played; "
+            f"none of the {looked_at} {which} problems of {self.name} can be played; "
             f"first error: {first}"
         )
 

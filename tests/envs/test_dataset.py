@@ -444,10 +444,10 @@ def test_the_command_that_looks_at_data(own):
     assert out.splitlines()[:6] == [
         "dataset: rows.jsonl",
         "  fields      prompt",
-        "  problems    380 can be drawn",
-        "  imitation   0, 0 of them different",
-        f"  train       {380 - len(held_out)}, {380 - len(held_out)} of them different",
-        f"  eval        {len(held_out)}, {len(held_out)} of them different",
+        "  problems    380 available",
+        "  imitation   0, 0 of them distinct",
+        f"  train       {380 - len(held_out)}, {380 - len(held_out)} of them distinct",
+        f"  eval        {len(held_out)}, {len(held_out)} of them distinct",
     ]
     code, out, err = call(*words, "--config.env.options.reward=mine:no")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -555,7 +555,7 @@ def test_the_tiny_agent_is_told_which_field_to_imitate(own):
 def test_tools_need_a_template_that_shows_them(documented, language_model):
     words = [word.replace("DIR_OR_HUB_ID", str(language_model)) for word in commands()[2]]
     code, _, err = call(*words, *SHORT, "--workdir=run")
-    assert code == 2 and err.count("\n") == 1 and "does not tell how a tool is called" in err
+    assert code == 2 and err.count("\n") == 1 and "does not show tool calls as" in err
 
 
 @pytest.mark.slow

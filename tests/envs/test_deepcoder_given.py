@@ -158,8 +158,8 @@ def test_of_a_folder_test_files_evaluate(cache, capsys):
     "table, message",
     [
         ([{"problem": "x"}], r"lacks the column\(s\) tests; it has problem"),
-        ([*rows(0, 2), {**rows(2, 3)[0], "tests": "{"}], "field tests of row 2 of .*is no JSON"),
-        ([{**rows(0, 1)[0], "metadata": "{"}], "field metadata of row 0 of .* is no JSON"),
+        ([*rows(0, 2), {**rows(2, 3)[0], "tests": "{"}], "field tests of row 2 of .*is not JSON"),
+        ([{**rows(0, 1)[0], "metadata": "{"}], "field metadata of row 0 of .* is not JSON"),
         (
             [{**rows(0, 1)[0], "tests": '[{"input": 1}]'}],
             "test 0 of row 0 of .*lacks input or outp",

@@ -425,14 +425,14 @@ def test_check_data_tells_what_is_in_the_files(given, tmp_path):
     assert (code, err) == (0, "")
     told, *lines = out.splitlines()
     goals = sum(map(count, catalogue))
-    assert told.startswith(f"webshop: reading {options['path']} (once; kept in ")
+    assert told.startswith(f"webshop: reading {options['path']} (once; cached in ")
     assert lines[:6] == [
         f"webshop: {options['path']}",
         f"  fields      {', '.join(files.FIELDS)}",
-        f"  problems    {goals} can be drawn",
-        "  imitation   500, 500 of them different",
-        f"  train       {goals - 1500}, {goals - 1500} of them different",
-        "  eval        1000, 1000 of them different",
+        f"  problems    {goals} available",
+        "  imitation   500, 500 of them distinct",
+        f"  train       {goals - 1500}, {goals - 1500} of them distinct",
+        "  eval        1000, 1000 of them distinct",
     ]
     assert lines[6].startswith("  row 0 (") and lines[7].startswith("    WebShop [SEP] Instruction")
     assert lines[-1].startswith("    -> search[") and lines[-1].endswith("click[buy now]")

@@ -274,7 +274,7 @@ def test_a_signal_before_the_first_step_is_no_systemexit(capsys):
     with pytest.raises(Stopped) as stopped:
         act(environment, [asked((1, True), "1")], SERIAL)
     assert stopped.value.exit_code == 143 and not preemption.signal
-    assert "there is nothing to be saved" in capsys.readouterr().out
+    assert "nothing to save" in capsys.readouterr().out
 
 
 def test_the_largest_reward_and_text_are_accepted():

@@ -151,8 +151,11 @@ def test_steps_and_groups(encoder, tmp_path):
     [
         ([], "score needs --model=DIR"),
         (["--model={model}"], "score needs --rollouts=FILE"),
-        (["--model={model}", "--rollouts={bare}", "--out=x.html"], "give --out=NAME.json"),
-        (["--model={model}", "--rollouts=nowhere.jsonl"], "--rollouts=nowhere.jsonl is not there"),
+        (["--model={model}", "--rollouts={bare}", "--out=x.html"], "use --out=NAME.json"),
+        (
+            ["--model={model}", "--rollouts=nowhere.jsonl"],
+            "--rollouts=nowhere.jsonl does not exist",
+        ),
         (["--model={model}", "--rollouts={dumped}"], "dumped.pkl is a pickle; RAGEN's scripts"),
         (["--model={model}", "--rollouts={empty}"], "can be used, the files are empty"),
         (["--model={model}", "--rollouts={bare}"], "none of 1 rows holds a reasoning"),
@@ -161,8 +164,8 @@ def test_steps_and_groups(encoder, tmp_path):
         (["--model=/nowhere", "--rollouts={bare}"], "no model directory /nowhere"),
         (
             ["--model={model}", "--rollouts={bare}", "--rollouts={seen}"],
-            "seen.jsonl:2 is of an agent that was shown images, which score does not read; give "
-            "files of text alone",
+            "seen.jsonl:2 is from an agent with images, which score does not support; pass "
+            "files of text only",
         ),
     ],
 )
@@ -194,10 +197,10 @@ ROW = {"prompt": "a", "response": "b</think><answer>c</answer>"}
         ({"reward": [1e308, 1e308]}, "has a reward of inf; expected one from -1e+15 to 1e+15"),
         ({"reward": {"a": {"score": 1e300, "weight": 1e300}}}, "has a reward of inf"),
         ({"reward": -1e16}, "has a reward of -1e+16; expected one from -1e+15 to 1e+15"),
-        ({"step": 2**64}, "expected a number from 0 below 2**32"),
-        ({"step": "9" * 5000}, "expected a number from 0 below 2**32"),
+        ({"step": 2**64}, "expected a number from 0, below 2**32"),
+        ({"step": "9" * 5000}, "expected a number from 0, below 2**32"),
         ({"step": -1}, "has the step -1; expected"),
-        ({"step": 1e300}, "expected a number from 0 below 2**32"),
+        ({"step": 1e300}, "expected a number from 0, below 2**32"),
         ({"response": "x" * 300_000 + "</think>"}, "; the model has 4096 positions"),
         ({"prompt": "x" * 300_000}, "; the model has 4096 positions"),
         ({"prompt": "x" * 10_000_000}, "has a prompt of 10000000 characters; at most 2000000"),

@@ -92,7 +92,7 @@ def test_a_step_of_any_spelling(language_model, tmp_path, value):
     [
         ({"step": -1}, "has the step -1; expected a number from 0"),
         ({"step": "-1"}, "has the step '-1'; expected a number from 0"),
-        ({"step": 2**70}, "expected a number from 0 below 2**32"),
+        ({"step": 2**70}, "expected a number from 0, below 2**32"),
         ({"step": 4.5}, "has the step 4.5; expected a whole number"),
         ({"step": True}, "has the step True; expected a whole number"),
         ({"reward": 10**400}, "as its reward; expected a finite number"),

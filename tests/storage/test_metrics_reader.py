@@ -60,7 +60,7 @@ def test_a_line_in_the_middle_is_refused_by_its_number_and_repaired(path, text):
     assert "line 3 is" in str(error.value) or "line 4 is" in str(error.value)  # of two, either
     assert "--repair" in str(error.value) and len(str(error.value)) < 600
     (told,) = repair(path)
-    assert "were no rows" in told
+    assert "moved damaged line" in told
     assert steps(path) in ([0, 1, 2, 4, 5, 6, 7, 8, 9], [0, 1, 3, 4, 5, 6, 7, 8, 9])
     kept = (path.with_name(SET_ASIDE)).read_bytes()
     assert text.rstrip() in kept or b'"step": 2' in kept
@@ -125,7 +125,7 @@ def test_a_run_goes_on_with_damaged_rows_only_where_it_is_told_to(agent, tmp_pat
         assert code == 2 and err.count("\n") == 1 and "line 2 is not" in err, err
     code, out, err = call(*words, "--repair")
     assert code == 0, err
-    assert "line(s) 2 were no rows" in out and "lacks the rows of 1 steps (2)" in out
+    assert "moved damaged line(s) 2" in out and "lacks the rows of 1 steps (2)" in out
     assert read_metrics(path) == [before[0], before[2]]
     assert call(*words)[0] == 0  # the next start need not be told again
     path.write_text(f"{json.dumps(before[0])}\n")
