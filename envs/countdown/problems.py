@@ -81,6 +81,6 @@ def _problem(path: str | Path, index: int, row: dict[str, Any]) -> Problem:
     ):
         raise ValueError(
             f"row {index} of {path} is not a problem: target={target!r}, nums={numbers!r}; a "
-            f"target is a whole number, nums are 1 to {MAX_COUNT} whole numbers from 1 to {MAX_NUMBER}"
+            f"target is a whole number, nums are 1 to {MAX_COUNT} numbers from 1 to {MAX_NUMBER}"
         )
     return Problem(tuple(numbers), target)

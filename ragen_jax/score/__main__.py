@@ -155,7 +155,7 @@ def figure_lines(metrics: Metrics) -> Iterable[str]:
     for name, value in metrics.items():
         if not name.endswith("_ci95"):
             half = metrics.get(f"{name}_ci95")
-            yield f"{name:<45} {value:.6g}" + (f"  +- {half:.3g}" if half is not None else "")
+            yield f"{name:<45} {value:.6g}" + (f"  ± {half:.3g}" if half is not None else "")
 
 
 def step_line(number: int, metrics: Metrics) -> str:
