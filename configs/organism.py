@@ -12,8 +12,8 @@ whatever claims to see the drift can be held against it.
 WORLD  sokoban (default) or frozen_lake.
 RECIPE those of configs/recipes, such as no_filter.
 
-    --config.warmstart.thoughts.template=0.2    a smaller share of templates
-    --config.warmstart.thoughts.silent=0.5      and some without any reasoning
+    --config.warmstart.styles.template=0.2    a smaller share of templates
+    --config.warmstart.styles.silent=0.5      and some without any reasoning
     --config.warmstart.plan_moves=0             the grounded text tells no plan, only positions
     --config.algorithm.entropy_coef=0.0         the drift's motor
 """
@@ -41,7 +41,7 @@ def get_config(preset: str = "sokoban") -> ConfigDict:
     config = module.get_config("tiny")
     config.steps = 160
     config.warmstart.layers = 3
-    config.warmstart.thoughts = dict.fromkeys(UNGROUNDED, 0.0) | dict(grounded=0.5, template=0.5)
+    config.warmstart.styles = dict.fromkeys(UNGROUNDED, 0.0) | dict(grounded=0.5, template=0.5)
     config.warmstart.success = success
     config.algorithm.name = "grpo"
     config.algorithm.entropy_coef = 0.05

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
             workdir, step=STEP.value, trust=flags.FLAGS.trust
         )
         folder = Path(OUT.value or workdir / f"export_step_{step:06d}")
-        with retry_disk_errors(config.checkpoint.patience, console):
+        with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
             written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
     for path in written:
         console(f"written: {path}")

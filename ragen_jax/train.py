@@ -74,10 +74,11 @@ def train(
       stall_timeout: seconds without progress behind which all of several processes end.
 
     Raises:
-      DiskRefused: for longer than checkpoint.patience, or the folder was renamed or removed.
+      DiskRefused: for longer than checkpoint.disk_retry_seconds, or the folder was
+        renamed or removed.
     """
     with contextlib.ExitStack() as held, monitor_compilation() as compiling:
-        held.enter_context(retry_disk_errors(config.checkpoint.patience, console))
+        held.enter_context(retry_disk_errors(config.checkpoint.disk_retry_seconds, console))
         folder = None
         try:
             with command.bad_input():
@@ -276,7 +277,7 @@ def main(argv: Sequence[str]) -> None:
                 raise ValueError(f"--workdir is {workdir}, a file; it must be a folder")
         else:
             name = f"{config.env.name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
-            with retry_disk_errors(config.checkpoint.patience, console):
+            with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
                 workdir = new_folder(Path("runs"), name)
     kind = f"{len(devices)} x {devices[0].device_kind}"
     console(f"{workdir}: {config.env.name}, model {config.model.path}, on {kind}")

@@ -185,7 +185,7 @@ def limited(limit: str) -> Callable[[Trial], None]:
     """
 
     def strike(trial: Trial) -> None:
-        trial.fields["checkpoint.patience"] = 1.0
+        trial.fields["checkpoint.disk_retry_seconds"] = 1.0
         process = trial.start()
         trial.wait_for_step(process, int(trial.rng.integers(1, STEPS - 1)))
         try:

@@ -138,22 +138,22 @@ def tiny_tokenizer(config: ConfigDict) -> "PreTrainedTokenizerFast":
 
 
 def build_styles(config: ConfigDict, environment: Environment) -> dict[str, Style]:
-    """The styles that config.warmstart.thoughts mixes, in the environment's order; {}: no mixture.
+    """The styles that config.warmstart.styles mixes, in the environment's order; {}: no mixture.
 
     Raises:
       ValueError: a style that the environment has not, or shares of nothing.
     """
-    thoughts = config.warmstart.thoughts.to_dict()
-    if not thoughts:
+    fractions = config.warmstart.styles.to_dict()
+    if not fractions:
         return {}
     known = environment.styles if isinstance(environment, StyledEnvironment) else {}
-    unknown = [name for name in thoughts if name not in known]
+    unknown = [name for name in fractions if name not in known]
     if unknown:
         raise ValueError(
-            f"config.warmstart.thoughts has {', '.join(unknown)}, but environment "
+            f"config.warmstart.styles has {', '.join(unknown)}, but environment "
             f"{config.env.name!r} has {', '.join(known) or 'no styles (envs/types.py)'}"
         )
-    return {name: style for name, style in known.items() if thoughts.get(name)}
+    return {name: style for name, style in known.items() if fractions.get(name)}
 
 
 def build_environment(config: ConfigDict, split: str) -> Environment:

@@ -17,6 +17,7 @@ from ragen_jax.config.per_task import (
     step_groups,
     step_rows,
 )
+from ragen_jax.config.renamed import refuse_renamed
 from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.update.policy import EXACT
@@ -70,6 +71,7 @@ def check_domains(config: ConfigDict) -> None:
       ValueError: names the first such field, its value and what it must be.
     """
     fields = leaves(config)
+    refuse_renamed(list(fields))
     for name in FIELDS:
         if name not in fields:
             raise ValueError(f"config.{name} is missing; configs/base.py lists every field")

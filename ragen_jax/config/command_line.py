@@ -17,6 +17,7 @@ from ml_collections import ConfigDict, config_flags
 from ragen_jax import configs
 from ragen_jax.config import help
 from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.config.renamed import refuse_renamed
 from ragen_jax.config.trust import require_trust
 from ragen_jax.core.clean_text import shorten
 from ragen_jax.core.memory import keep_freed_memory
@@ -150,6 +151,12 @@ def overrides() -> list[str]:
     return list(config_flags.get_override_values(flags.FLAGS["config"]))
 
 
+def _given_fields(words: Sequence[str]) -> list[str]:
+    """The fields that words of a command line set, dotted, before any flag is parsed."""
+    flags_ = (re.match(r"--?(?:no)?config\.([^=]+)", word) for word in words)
+    return [flag[1] for flag in flags_ if flag]
+
+
 def today() -> datetime.date:
     """The day by the first process's clock, the same in all processes."""
     return datetime.date.fromordinal(from_main_process(datetime.date.today().toordinal()))
@@ -188,6 +195,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
             # No default of the flag's own: absl would read it outside of this function.
             sys.argv[:] = config_first(argv)  # where ml_collections looks for overrides
             given_words = with_config_file(sys.argv)
+            refuse_renamed(_given_fields(given_words))
             rest = flags.FLAGS(given_words)
             if len(rest) > 1 + words:
                 raise ValueError(

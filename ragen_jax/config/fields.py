@@ -338,7 +338,7 @@ FIELDS = {
     "report.every": whole(0, EVERY),
     "checkpoint.every": whole(0, EVERY),
     "checkpoint.keep": whole(1, EVERY),
-    "checkpoint.patience": number(0, 10**6),
+    "checkpoint.disk_retry_seconds": number(0, 10**6),
     "checkpoint.export": flag(),
     "log.trackers": several(one_of(TRACKERS)),
     "mesh.data": whole(-1, 2**20),
@@ -358,7 +358,7 @@ FIELDS = {
     "warmstart.tower_width": whole(16, 4096, TINY, SEEING),
     "warmstart.rooms": whole(1, 2**17, TINY),
     "warmstart.plan_moves": whole(0, 1000, TINY),
-    "warmstart.thoughts": shares(),
+    "warmstart.styles": shares(),
     "warmstart.options": section(TINY),
     "warmstart.batch": whole(1, 2**14, TINY),
     "warmstart.learning_rate": above(0, 1, TINY),
@@ -382,7 +382,7 @@ def field(config: ConfigDict, dotted: str) -> Any:
 WHOLE = (
     "also",
     "env.options",
-    "warmstart.thoughts",
+    "warmstart.styles",
     "warmstart.options",
 )  # sections that are one field
 

@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from ragen_jax.config.flatten import flatten
+from ragen_jax.config.renamed import apply_renames
 from ragen_jax.configs import base
 from ragen_jax.model.dates import AUTO
 from ragen_jax.storage.console import console
@@ -81,7 +82,9 @@ def _read_config(workdir: str | Path) -> tuple[ConfigDict, dict[str, Any], dict[
             return config_dict.placeholder(object)
         return tuple(value) if isinstance(value, list) else value
 
-    config = ConfigDict(typed(read_config_file(workdir)))
+    stored = read_config_file(workdir)
+    apply_renames(stored)
+    config = ConfigDict(typed(stored))
     defaults = base.get_config()
     added, unknown = _add_missing(config, defaults), _take_unknown(config, defaults)
     for name, part in config.also.items():  # which has a section like env for each

@@ -190,9 +190,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     for name in others:
         for share in SHARES:
             found = [compare(runs, figure, name, plain, share=share) for figure in FIGURES]
-            shown = [
-                "{:+.3f} ± {:.3f}".format(*next(iter(x.values()))) if x else "" for x in found
-            ]
+            shown = ["{:+.3f} ± {:.3f}".format(*next(iter(x.values()))) if x else "" for x in found]
             if is_unchanged(runs, name, plain):
                 shown = [SAME] * len(FIGURES)
             lines.append(f"| {name} | {share:.0%} | " + " | ".join(shown) + " |")

@@ -161,7 +161,7 @@ def play_expert(
     actions_per_turn: int,
     max_turns: int,
     max_actions: int,
-    thoughts: Mapping[str, float] | None = None,
+    styles: Mapping[str, float] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Problems played by an expert, turn by turn: what is seen, and what the expert replies.
 
@@ -174,7 +174,7 @@ def play_expert(
       seeds: of the problems.
       plan_moves: moves of the plan spelt out in the reasoning.
       actions_per_turn, max_turns, max_actions: the rollout's budgets.
-      thoughts: style -> share, of an environment with styles: each episode is shown in the most
+      styles: style -> share, of an environment with styles: each episode is shown in the most
         frequent one and, with their shares over its share as chances, in the others, the actions
         being the same. None, or empty: what `explain` writes.
 
@@ -202,7 +202,7 @@ def play_expert(
                 if not done:
                     step = environment.step(state, action, rng)
                     state, done = step.state, step.done
-        for explain in _ways_to_think(environment, thoughts or {}, seed):
+        for explain in _styles_of_episodes(environment, styles or {}, seed):
             for turn, (state, plan, now) in enumerate(turns):
                 yield {
                     "observation": checked_observation(environment.render(state)),
@@ -223,17 +223,17 @@ def imitated_turns(
     return attempt(lambda: list(play_expert(environment, [seed], **play)))
 
 
-def _ways_to_think(
-    environment: SolvableEnvironment, thoughts: Mapping[str, float], seed: int
+def _styles_of_episodes(
+    environment: SolvableEnvironment, fractions: Mapping[str, float], seed: int
 ) -> Iterator[Callable[[State, Sequence[str]], str]]:
-    """(state, plan) -> text, of each style that a problem is shown in."""
-    if not thoughts:
+    """Yield (state, plan) -> text for each style in which a problem is shown."""
+    if not fractions:
         yield environment.explain
         return
     styles = cast(StyledEnvironment, environment).styles
     for number, (name, style) in enumerate(styles.items()):
         rng = generator(Purpose.THOUGHTS, seed, number)
-        if rng.random() < thoughts.get(name, 0.0) / max(thoughts.values()):
+        if rng.random() < fractions.get(name, 0.0) / max(fractions.values()):
             yield lambda state, plan, style=style, rng=rng: style.write(state, plan, rng)
 
 

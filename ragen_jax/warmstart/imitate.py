@@ -68,7 +68,7 @@ NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid
 
 
 # Of config.warmstart: told as what they make, or where they make something.
-_NOT_LISTED = ("thoughts", "options", "tower_layers", "tower_width")
+_NOT_LISTED = ("styles", "options", "tower_layers", "tower_width")
 
 
 def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
@@ -92,7 +92,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
             for name, x in config.warmstart.items()
             if name not in _NOT_LISTED
         },
-        **({"warmstart.thoughts": _thoughts(config)} if _thoughts(config) else {}),
+        **({"warmstart.styles": _styles(config)} if _styles(config) else {}),
         **({"tower": [w.tower_layers, w.tower_width]} if w.tower_layers else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
         **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
@@ -136,17 +136,17 @@ def imitation_config(config: ConfigDict) -> ConfigDict:
 
 def _expert(config: ConfigDict) -> dict[str, Any]:
     """How the expert of config.env plays: arguments of `datasets.play_expert`."""
-    thoughts = _thoughts(config)
+    styles = _styles(config)
     return {
         "plan_moves": config.warmstart.plan_moves,
         **{name: config.env[name] for name in ("actions_per_turn", "max_turns", "max_actions")},
-        **({"thoughts": thoughts} if thoughts else {}),
+        **({"styles": styles} if styles else {}),
     }
 
 
-def _thoughts(config: ConfigDict) -> dict[str, float]:
+def _styles(config: ConfigDict) -> dict[str, float]:
     """The shares of the styles that have one."""
-    return {name: share for name, share in config.warmstart.thoughts.items() if share}
+    return {name: share for name, share in config.warmstart.styles.items() if share}
 
 
 def _what_is_imitated(config: ConfigDict) -> dict[str, Any]:

@@ -436,7 +436,7 @@ def test_rates_of_a_steps_minibatches():
 
 def test_a_run_from_before_a_field_has_what_it_did_then(tmp_path, capsys):
     before = changed(rollout__groups=5).to_dict()
-    del before["warmstart"]["thoughts"], before["diagnose"]["probe_every"]
+    del before["warmstart"]["styles"], before["diagnose"]["probe_every"]
     (tmp_path / "config.json").write_text(json.dumps(before))
     config = read_run_config(tmp_path)
     check(config)
@@ -445,7 +445,7 @@ def test_a_run_from_before_a_field_has_what_it_did_then(tmp_path, capsys):
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith(
         "lacks these fields, using defaults: config.diagnose.probe_every=0, "
-        "config.warmstart.thoughts={}"
+        "config.warmstart.styles={}"
     )
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     read_run_config(tmp_path)

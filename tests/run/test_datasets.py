@@ -528,7 +528,7 @@ def test_an_expert_of_two_minds_does_the_same_in_both():
     def show(rooms, **thoughts):
         seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + rooms)
         found = {name: [] for name in styles}
-        for example in play_expert(environment, seeds, thoughts=thoughts, **budgets):
+        for example in play_expert(environment, seeds, styles=thoughts, **budgets):
             thought, did = example["reply"].split("</think>")
             (name, *_) = [
                 n for n, style in styles.items() if n in thoughts and style.wrote(thought)
@@ -536,7 +536,7 @@ def test_an_expert_of_two_minds_does_the_same_in_both():
             found[name].append((example["observation"], example["turn"], did))
         return found
 
-    plain = list(play_expert(environment, [IMITATION_SEEDS], thoughts={}, **budgets))
+    plain = list(play_expert(environment, [IMITATION_SEEDS], styles={}, **budgets))
     assert all(styles["grounded"].wrote(e["reply"].split("</think>")[0]) for e in plain)
     halves = show(60, grounded=0.5, template=0.5)
     assert halves["grounded"] == halves["template"] and len(halves["grounded"]) > 100

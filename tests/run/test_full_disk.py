@@ -211,7 +211,7 @@ def test_a_run_on_a_disk_that_fills_up(agent, disk, tmp_path, freed):
     twin, workdir = tmp_path / "twin", disk(40) / "run"
     undisturbed = begin(twin)
     assert undisturbed.wait(300) == 0, undisturbed.stderr.read()
-    run = begin(workdir, **{"checkpoint.patience": 120.0 if freed else 2.0})
+    run = begin(workdir, **{"checkpoint.disk_retry_seconds": 120.0 if freed else 2.0})
     lines = []
     for line in run.stdout:
         lines.append(line)

@@ -19,7 +19,7 @@ from ragen_jax.storage.compilation_cache import enable_compilation_cache
 
 events = []
 jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rsplit("/")[-1]))
-keep_programs()
+enable_compilation_cache()
 x = np.array([[1.0, 2.0], [3.0, 4.5]], np.float32)
 print(jax.jit(lambda x: jnp.sin(x @ x.T).sum())(x))
 print(events.count("cache_hits"), events.count("cache_misses"))

@@ -13,7 +13,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from ragen_jax.run.workdir import lock_workdir
-with owned(Path(sys.argv[1])):
+with lock_workdir(Path(sys.argv[1])):
     (Path(sys.argv[1]) / "something").touch()
     print("mine", flush=True)
     sys.stdin.read()

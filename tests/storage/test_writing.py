@@ -451,6 +451,7 @@ def lock_a_folder(tmp_path, injected):
         pass
 
 
+@drives("ragen_jax/run/workdir.py", "lock_workdir")
 @drives("ragen_jax/storage/cache.py", "open_locked")
 def own_a_folder(tmp_path, injected):
     with workdir.lock_workdir(tmp_path / "run"):

@@ -76,10 +76,10 @@ def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypat
     names.append(name_of(config, tmp_path, monkeypatch))
     two_minds = organism.get_config()
     names.append(name_of(two_minds, tmp_path, monkeypatch))
-    two_minds.warmstart.thoughts.template = 0.2
+    two_minds.warmstart.styles.template = 0.2
     names.append(name_of(two_minds, tmp_path, monkeypatch))
     assert len(set(names)) == len(names)
-    two_minds.warmstart.thoughts = dict(grounded=0.5, template=0.2)  # the others have no share
+    two_minds.warmstart.styles = dict(grounded=0.5, template=0.2)  # the others have no share
     assert name_of(two_minds, tmp_path, monkeypatch) == names[-1]
     config = frozen_lake.get_config()
     config.update_from_flattened_dict({"seed": 5, "rollout.temperature": 0.7, "eval.every": 3})
