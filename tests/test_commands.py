@@ -336,7 +336,7 @@ def test_a_run_goes_on_with_the_settings_in_its_folder(run, tmp_path):
     code, _, err = call("ragen_jax.train", f"--workdir={workdir}", *other)
     assert code == 2 and len(err.splitlines()) == 1
     was = "holds a run with config.rollout.groups=2, config.seed=0, but this command has 4, 1; give"
-    assert was in err and "What may change: steps, eval., checkpoint., stopping." in err
+    assert was in err and "These may change: steps, eval., checkpoint., stopping." in err
     assert json.loads((workdir / "config.json").read_text()) == json.loads(held.to_json())
 
 
@@ -367,7 +367,7 @@ def test_an_evaluation_honours_what_it_reads(run):
             ["--config.seed=1", "--config.optimizer.b1=0.5"],
             "config.seed, config.optimizer.b1 can",
         ),
-        (["--config.eval.every=1"], "config.eval.every cannot be set where a run is evaluated"),
+        (["--config.eval.every=1"], "config.eval.every cannot be set when a run is evaluated"),
         (["--config.env.pool=64"], "config.env.pool cannot be set"),
         (["--config.diagnose.gradients_groups=8"], "config.diagnose.gradients_groups cannot"),
         (["--config=configs/sokoban.py"], "--config and --workdir are both given"),

@@ -193,7 +193,7 @@ def test_config_of_a_run_is_read_back(tmp_path):
     config = sokoban.get_config()
     (tmp_path / "config.json").write_text(config.to_json())
     assert read_run_config(tmp_path).env.max_turns == config.env.max_turns
-    with pytest.raises(ValueError, match=f"{tmp_path}/none is not the folder of a run"):
+    with pytest.raises(ValueError, match=f"{tmp_path}/none is not a run folder"):
         read_run_config(tmp_path / "none")
 
 

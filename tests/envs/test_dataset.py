@@ -220,7 +220,7 @@ def test_a_turn_may_pay_by_itself(own):
     assert (last.reward, last.done, last.info) == (2.0, True, {"success": True})
     environment = build(reward="", step="mine:again")
     right = ROWS[environment.reset(0).row]["answer"]
-    with pytest.raises(TypeError, match="mine:again returned None, but there is no reward"):
+    with pytest.raises(TypeError, match="mine:again returned None, but the rows have no reward"):
         environment.step(environment.reset(0), right, None)
 
 

@@ -189,7 +189,7 @@ def test_unusable_files(tmp_path, saved):
     path = saved(np.zeros((4, 2), np.float32))
     for content in (b"", b"not NumPy's", path.read_bytes()[:-1]):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"vectors\.npy is no complete \.npy file"):
+        with pytest.raises(ValueError, match=r"vectors\.npy is not a complete \.npy file"):
             open_vectors(path)
 
 

@@ -437,7 +437,7 @@ def test_check_data_tells_what_is_in_the_files(given, tmp_path):
     assert lines[6].startswith("  row 0 (") and lines[7].startswith("    WebShop [SEP] Instruction")
     assert lines[-1].startswith("    -> search[") and lines[-1].endswith("click[buy now]")
     code, out, err = call(*words, "--config.eval.episodes=1001")
-    assert code == 2 and "holds out only 1000 different problems" in err
+    assert code == 2 and "holds out only 1000 distinct problems" in err
     (tmp_path / "products.json").write_text(json.dumps([item("B1", name=5)]))
     code, out, err = call(*words)
     assert (code, len(err.splitlines())) == (2, 1)

@@ -163,7 +163,7 @@ def test_a_model_that_does_not_see_has_no_tower(language_model):
 
 
 def test_a_model_that_sees_is_saved_with_its_tower(tmp_path):
-    with pytest.raises(ValueError, match="'qwen2_5_vl' is saved with what sees for it: pass tower"):
+    with pytest.raises(ValueError, match="'qwen2_5_vl' is saved with its vision tower; pass tower"):
         save(tmp_path / "x", tower=None)
     deeper = dataclasses.replace(VISION, depth=4)
     with pytest.raises(ValueError, match=r"tower has config .*depth=4.* model expects .*depth=3"):
@@ -345,7 +345,7 @@ def seen(**fields):
         (seen(fullatt_block_indexes=3), "fullatt_block_indexes 3 must be a list"),
         (seen(fullatt_block_indexes=["a"]), "fullatt_block_indexes 'a' must be a whole number"),
         (seen(fullatt_block_indexes=[32]), r"\(32,\) must be layers from 0 to depth - 1 = 31"),
-        (seen(out_hidden_size=64), "out_hidden_size 64 must be the language model's .* 3584"),
+        (seen(out_hidden_size=64), "out_hidden_size 64 must equal the language model's .* 3584"),
         (NESTED | {"image_token_id": 152064}, "image_token_id 152064 .* below vocab_size 152064"),
         (NESTED | {"vision_config": None}, "vision_config None must be an object"),
         (
@@ -394,7 +394,7 @@ def test_names_that_transformers_has_in_memory(saved):
     assert_same(hf.load_tower(saved).params, TOWER.params)
     norm = load_file(saved / hf.WEIGHTS)["model.visual.merger.ln_q.weight"]
     edit_weights(saved, lambda t: t.update({"visual.merger.ln_q.weight": norm}))
-    with pytest.raises(ValueError, match="tensor visual.merger.ln_q.weight is there under two na"):
+    with pytest.raises(ValueError, match="tensor visual.merger.ln_q.weight is stored under two na"):
         hf.load_weights(saved)
 
 

@@ -727,7 +727,7 @@ def test_a_reply_starts_as_the_generation_prompt_says():
     ],
 )
 def test_a_template_that_does_not_show_its_messages_is_refused(template):
-    match = "does not show every message once, verbatim, in the order user, assistant, user"
+    match = "does not render every message once, verbatim, in the order user, assistant, user"
     with pytest.raises(ValueError, match=match):
         terse(bpe(template=template))
 

@@ -132,13 +132,13 @@ OF_IMAGES = {  # text, images, what is said
     "much": ("x" * (MAX_TEXT + 1), (), f"at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
     "list": (IMAGE, [PICTURE], "TypeError: Observation.images must be a tuple, got list"),
     "array": (IMAGE, PICTURE[None], "Observation.images must be a tuple, got ndarray"),
-    "no place": ("", (PICTURE,), "once for each image, got 0 of it and 1 image(s)"),
+    "no place": ("", (PICTURE,), "once for each image, got 0 and 1 image(s)"),
     "no image": (
         IMAGE + IMAGE,
         (PICTURE,),
-        "('\\ufffc') once for each image, got 2 of it and 1 im",
+        "('\\ufffc') once for each image, got 2 and 1 im",
     ),
-    "none": (IMAGE, (), "got 1 of it and 0 image(s)"),
+    "none": (IMAGE, (), "got 1 and 0 image(s)"),
     "many": (
         IMAGE * 17,
         (PICTURE,) * 17,

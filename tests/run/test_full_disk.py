@@ -222,7 +222,7 @@ def test_a_run_on_a_disk_that_fills_up(agent, disk, tmp_path, freed):
     errors = run.stderr.read()
     if freed:
         assert run.wait(300) == 0, errors
-        assert any("trying again for 120 s" in line for line in lines)
+        assert any("retrying for 120 s" in line for line in lines)
     else:
         assert run.wait(300) == 4
         last = errors.rstrip().splitlines()[-1]

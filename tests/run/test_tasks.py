@@ -180,7 +180,7 @@ def test_a_config_of_several_is_one_of_each(config):
         (lambda c: c.also.frozen_lake.update(groups=0), "also.frozen_lake.groups is 0"),
         (lambda c: c.also.update(sokoban=c.also.frozen_lake), "has the same name as config.env"),
         (lambda c: c.also.update(other=ConfigDict(dict(groups=1))), "other must have groups and"),
-        (lambda c: c.also.frozen_lake.env.__delattr__("window"), "one of them alone has window"),
+        (lambda c: c.also.frozen_lake.env.__delattr__("window"), "only one of them has window"),
     ],
 )
 def test_what_no_run_could_use_is_refused(config, change, message):
@@ -402,7 +402,7 @@ def test_what_reads_success_is_refused_where_an_environment_defines_none(
     assert code == 2 and err.count("\n") == 1
     if message and message.startswith("error"):
         assert err.startswith(message)
-        assert "ironment 'goes:Goes' does not say which episodes are solved; accepted: 0" in err
+        assert "ironment 'goes:Goes' does not define success; accepted: 0" in err
     else:
         assert err == "error: nothing was refused\n"
         assert (message in out) if message else "does not define success" not in out

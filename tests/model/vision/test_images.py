@@ -190,7 +190,7 @@ def test_settings_that_transformers_writes(tmp_path, theirs):
         ({"merge_size": 2.5}, "merge_size 2.5 must"),
         (
             {"min_pixels": 900, "max_pixels": 800},
-            "min_pixels 900, max_pixels 800: expected whole numbers, 0 <=",
+            "min_pixels 900, max_pixels 800: expected whole numbers with 0 <=",
         ),
         ({"min_pixels": 0, "max_pixels": 783}, r"at least one token, 28\^2 = 784"),
         ({"image_mean": [0.5]}, r"image_mean \(0.5,\).*expected three"),
