@@ -103,7 +103,8 @@ def test_a_damaged_checkpoint_is_refused_by_who_reads_it(opened, tmp_path):
     saved(checkpoints, 1, 2)
     checkpoints.check(2)
     flip(arrays_of(tmp_path / "checkpoints", 2), 7)
-    with pytest.raises(ValueError, match=r"step 2 is damaged: .* has changed since it was written; .*: 1$"):
+    damaged = r"step 2 is damaged: .* has changed since it was written; .*: 1$"
+    with pytest.raises(ValueError, match=damaged):
         checkpoints.check(2)
     checkpoints.check(1)
 

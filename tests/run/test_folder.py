@@ -67,7 +67,9 @@ def test_a_run_whose_folder_goes_away_ends_in_one_line(agent, tmp_path, monkeypa
         assert "run was removed" in err and "no step is saved" in err
         return
     saved = re.search(
-        r"run was renamed to (\S+) while .*; step (\d) is saved; resume with --workdir=\1 ", err
+        r"run was renamed to (\S+) while .*; step (\d) is saved; resume with --workdir=\1$",
+        err,
+        re.M,
     )
     assert saved and saved[2] in "23" and saved[1] == str(tmp_path / "moved"), err
     monkeypatch.setattr(MetricsLog, "write", write)

@@ -57,7 +57,7 @@ def test_a_line_in_the_middle_is_refused_by_its_number_and_repaired(path, text):
     spoil(path, 4, text)
     with pytest.raises(ValueError) as error:
         read_metrics(path)
-    assert "line 3 is" in str(error.value) or "line 4 is" in str(error.value)  # of two, either
+    assert "line 3 does" in str(error.value) or "line 4 does" in str(error.value)  # of two, either
     assert "--repair" in str(error.value) and len(str(error.value)) < 600
     (told,) = repair(path)
     assert "moved damaged line" in told
@@ -122,7 +122,7 @@ def test_a_run_goes_on_with_damaged_rows_only_where_it_is_told_to(agent, tmp_pat
     words = "ragen_jax.train", f"--workdir={run}"
     for command in (words, ("ragen_jax.report", str(run))):
         code, _, err = call(*command)
-        assert code == 2 and err.count("\n") == 1 and "line 2 is not" in err, err
+        assert code == 2 and err.count("\n") == 1 and "line 2 does not" in err, err
     code, out, err = call(*words, "--repair")
     assert code == 0, err
     assert "moved damaged line(s) 2" in out and "lacks the rows of 1 steps (2)" in out

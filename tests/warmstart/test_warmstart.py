@@ -165,7 +165,9 @@ def test_an_environment_with_too_few_problems_is_refused(tmp_path):
     config = frozen_lake.get_config()
     config.env.options.size = (2, 2)
     config.warmstart.update(rooms=200, check_episodes=4)
-    with pytest.raises(ValueError, match="only 0 problems other than .* config.warmstart.rooms=200"):
+    with pytest.raises(
+        ValueError, match="only 0 problems other than .* config.warmstart.rooms=200"
+    ):
         imitate.imitate(config, tmp_path)
 
 
@@ -292,7 +294,9 @@ def test_the_imitation_is_checked_on_problems_that_can_be_built(tmp_path, monkey
     monkeypatch.setattr(Countdown, "reset", raising)
     config = countdown.get_config()
     config.warmstart.update(rooms=24, check_episodes=2, batch=8)
-    with pytest.raises(ValueError, match=r"only 0 problems other than .* \(it raised for 201; first"):
+    with pytest.raises(
+        ValueError, match=r"only 0 problems other than .* \(it raised for 201; first"
+    ):
         imitate.imitate(config, tmp_path)
 
 
