@@ -51,14 +51,16 @@ MOST_DECAY = 0.999999
 
 def environment_name(default: str) -> Field:
     """A name of envs.ENVS, or MODULE:CLASS."""
-    return Field(default, f"one of {', '.join(ENVS)}, or MODULE:CLASS of your own", known, ())
+    return Field(
+        default, f"one of {', '.join(ENVS)}, or MODULE:CLASS for your own environment", known, ()
+    )
 
 
 def day(default: str, *read: ReadWhen) -> Field:
     """A date as text, or AUTO."""
     return Field(
         default,
-        f"a day as YYYY-MM-DD, or {AUTO!r} (the day on which the run starts)",
+        f"a date as YYYY-MM-DD, or {AUTO!r} (the day the run starts)",
         lambda value: type(value) is str and (value == AUTO or is_day(value)),
         read,
     )
@@ -117,230 +119,239 @@ def _rule(name: str) -> ReadWhen:
 
 
 SETTINGS = dict(
-    seed=whole(0, 0, SEEDS - 1),  # of everything random in the run
-    # iterations: one rollout and optimizer.minibatches updates each; times minibatches below 2**31,
+    seed=whole(0, 0, SEEDS - 1),  # random seed of the run; int >= 0
+    # iterations, each one rollout and optimizer.minibatches updates; times minibatches below 2**31,
     # which the optimizer counts to
     steps=whole(200, 0, EVERY),
     model=dict(
         path=text("tiny"),  # "tiny" (see warmstart), or a Hugging Face directory or hub id
-        # of activations and products; parameters are float32
+        # dtype of activations and matrix products; parameters are float32
         dtype=one_of("float32", hf.COMPUTE_DTYPES),
-        # kernel of whole rows: auto | xla | cudnn (GPU) | splash (TPU)
+        # attention kernel: auto | xla | cudnn (GPU) | splash (TPU)
         attention=one_of("auto", ("auto", "xla", *kernels.KERNELS)),
-        # The day that the chat template writes into prompts if it writes one (Llama 3.2's),
-        # YYYY-MM-DD. "auto": the day on which the run starts, which it keeps when resumed.
+        # Date in prompts, YYYY-MM-DD, if the chat template writes one (Llama 3.2). "auto":
+        # the day the run starts; a resumed run keeps it.
         date=day("auto", NOT_TINY),
         remat=flag(False),  # recompute each layer's activations in the backward pass
         lora=dict(  # train low-rank adapters instead of the model
-            rank=whole(0, 0, 1024),  # 0: train the model itself
-            alpha=above(32.0, 0, 10**6, LORA),  # the adapters are scaled by alpha / rank
+            rank=whole(0, 0, 1024),  # rank of the adapters; 0: train the model itself
+            alpha=above(32.0, 0, 10**6, LORA),  # adapters are scaled by alpha / rank
             targets=several_of(("q", "k", "v", "o", "gate", "up", "down"), lora.TARGETS, LORA),
-            tower=flag(False, LORA),  # those of the vision tower, too, where the model sees
+            tower=flag(False, LORA),  # also adapt the vision tower of a vision-language model
         ),
     ),
     env=dict(
-        name=environment_name("sokoban"),  # a key of envs.ENVS, or MODULE:CLASS of your own
+        # a key of envs.ENVS, or MODULE:CLASS for your own environment
+        name=environment_name("sokoban"),
         options=section(dict()),  # keyword arguments of the environment
-        # turns a prompt shows: "full" all | "window" | "single_turn" one
+        # turns in a prompt: "full" (all) | "window" | "single_turn"
         context=one_of("full", chat.CONTEXTS),
-        window=whole(3, 1, 1000, WINDOW),  # turns that "window" shows, the current one included
-        # tokens of prompt and reply: older turns make room; 0: no limit
+        window=whole(3, 1, 1000, WINDOW),  # turns that "window" shows, including the current turn
+        # most tokens of prompt and reply; drops old turns; 0: no limit
         max_context=whole(0, 0, 2 * TOKENS),
-        # problems that training plays again and again; 0: always fresh ones
+        # number of problems that training repeats; 0: new problems every step
         pool=whole(0, 0, 10**6),
-        # "full": rules, format, budgets; "terse": the observation alone
+        # "full": rules, format, budgets; "terse": only the observation
         prompt=one_of("full", chat.PROMPTS),
-        max_turns=whole(5, 1, 1000),  # replies an episode may hold
-        actions_per_turn=whole(2, 1, 1000),  # actions of a reply that are run
-        max_actions=whole(10, 1, 10**6),  # actions of an episode
-        format_penalty=number(-0.1, -(10**6), 0),  # of a malformed reply or an unknown action, <= 0
-        time_limit=number(0.0, 0, 10**5),  # seconds of a step, for environments that wait; 0: none
-        # episodes whose steps run at the same time, where there is a limit
+        max_turns=whole(5, 1, 1000),  # most replies in an episode
+        actions_per_turn=whole(2, 1, 1000),  # most actions executed per reply
+        max_actions=whole(10, 1, 10**6),  # most actions in an episode
+        # reward of a malformed reply or an unknown action; <= 0
+        format_penalty=number(-0.1, -(10**6), 0),
+        time_limit=number(0.0, 0, 10**5),  # seconds per environment step; 0: no limit
+        # environment steps run in parallel when time_limit is set
         workers=whole(16, 1, 1024, TIMED),
-        # Share of a step's episodes that may break (raise, hang, return nonsense), which
-        # are not learnt from; beyond it the run stops.
+        # Largest fraction of a step's episodes that may fail (raise, hang or return invalid
+        # values); they are excluded from training. Above it the run stops.
         max_error_share=number(0.1, 0, 1),
     ),
-    # Environments that train together with env, as in configs/mixture.py:
-    # name -> dict(groups of a step, env: a section like env).
+    # Further environments in the same run, as in configs/mixture.py:
+    # name -> dict(groups=groups per step, env=a section like env).
     also=section(dict()),
     rollout=dict(
-        groups=whole(8, 1, 2**14),  # G: environment seeds (prompts) a step, of env alone
-        group_size=whole(16, 1, 2**14),  # K: episodes of each
-        temperature=above(1.0, 0, 100),  # of sampling and of the loss
-        max_new_tokens=whole(400, 1, TOKENS),  # of one reply
-        compact=flag(True),  # drop finished episodes from the batch
-        # Episodes played at a time, a free slot taking the next one, in training and
-        # evaluation; 0: all of a step. The cache has room for so many. What to use where
-        # replies are long and of many lengths, or where a step's cache does not fit. All
-        # programs of a run are then compiled at its start.
+        groups=whole(8, 1, 2**14),  # G: groups (prompts) per step of env
+        group_size=whole(16, 1, 2**14),  # K: episodes per group
+        temperature=above(1.0, 0, 100),  # temperature of sampling and of the loss
+        max_new_tokens=whole(400, 1, TOKENS),  # most tokens per reply
+        compact=flag(True),  # remove finished episodes from the decoding batch
+        # Episodes decoded concurrently; a free slot takes the next episode. The KV cache
+        # has this many rows. 0: all episodes of a step at once. Use it if reply lengths
+        # vary widely or a step's cache does not fit; all programs are then compiled at
+        # the start. For training and evaluation.
         slots=whole(0, 0, 2**20),
-        # Tokens between two looks at which replies have ended, whose episodes then go on
-        # without the others; at most max_new_tokens. 0: with slots an eighth of it (24 at
-        # least); without, a turn ends for all when its longest reply does.
+        # Tokens decoded between checks for finished replies, whose episodes then continue
+        # independently; at most max_new_tokens. 0: with slots, an eighth of max_new_tokens
+        # (at least 24); without slots, all episodes wait for the turn's longest reply.
         chunk=whole(0, 0, TOKENS),
-        # 1: the next step's episodes are played while this one's updates run, by the policy
-        # before them: from the second step on they are one step old when they are learnt
-        # from, which algorithm.mismatch_cap weighs. One device, or sampling_mesh.devices.
+        # 1: play the next step's episodes during this step's updates, with the policy
+        # before the updates. From the second step on, episodes are one step old;
+        # algorithm.mismatch_cap corrects for it. Needs one device or
+        # sampling_mesh.devices. 0: in turn.
         ahead=whole(0, 0, 1),
-        save_every=whole(10, 0, EVERY),  # steps between rollouts/*.jsonl files; 0: none
+        save_every=whole(10, 0, EVERY),  # steps between files in rollouts/; 0: none
     ),
-    collect=dict(  # which groups a step has, before the filter
-        # rollouts to find rollout.groups groups with variance in (DAPO)
+    collect=dict(  # selection of a step's groups before the filter
+        # most rollouts to find rollout.groups groups with variance (DAPO)
         max_rounds=whole(1, 1, 1000),
-        # A problem of env.pool whose last n visits had no variance is played with chance
-        explore=above(1.0, 0, 1, POOL),  # explore ** n (GRESO: 0.5); 1: always
-        explore_least=above(0.01, 0, 1, POOL, EXPLORE),  # but no less
+        # A problem of env.pool without variance in its last n visits is played with
+        # probability max(explore ** n, explore_least). GRESO: 0.5; 1: always.
+        explore=above(1.0, 0, 1, POOL),
+        explore_least=above(0.01, 0, 1, POOL, EXPLORE),
     ),
     filter=dict(
         # top_p | top_k | top_k_abs | min_p | quarter | none
         strategy=one_of("top_p", filter.STRATEGIES),
-        value=number(0.9, 0, 10**6, FILTERED),  # top_p: share of the variance mass kept
+        # parameter of the strategy; top_p: fraction of the variance mass kept
+        value=number(0.9, 0, 10**6, FILTERED),
         # or reward_std, reward_sum, reward_mean, length
         metric=one_of("reward_variance", filter.METRICS),
         # top_p by "linear" mass (paper) or "softmax" (released scripts)
         mode=one_of("linear", filter.MODES, MASS, PART_OF_MASS),
         keep=one_of("largest", filter.KEEP, FILTERED),  # or "smallest", for diagnosis
-        include_zero=flag(False, FILTERED),  # whether groups without variance are candidates
-        eps=number(0.01, 0, 10**9, MASS, PART_OF_MASS, LINEAR),  # slack of the linear threshold
-        # The loss times the keep rate ("linear") or its root ("sqrt"), or the advantages
-        # alone times it ("advantage", the released code), or "none". A loss that is a sum
-        # over rows (algorithm.aggregation seq-mean-token-sum-norm) is linear as it is.
+        include_zero=flag(False, FILTERED),  # whether groups without variance can be kept
+        eps=number(0.01, 0, 10**9, MASS, PART_OF_MASS, LINEAR),  # tolerance of the linear threshold
+        # Multiply the loss by the fraction of groups kept ("linear") or its square root
+        # ("sqrt"), or only the advantages by the fraction ("advantage", the released
+        # code), or "none". A loss summed over rows (algorithm.aggregation
+        # seq-mean-token-sum-norm) is already linear.
         loss_scale=one_of("linear", filter.LOSS_SCALES, DROPPED),
-        # Keep as many groups, but drawn at random whatever they scored: the control.
+        # Keep the same number of groups, drawn at random: the control experiment.
         at_random=flag(False, FILTERED),
-        # Of each group kept, only so many episodes, the best ones; 0 and 0: all.
+        # Episodes kept per kept group: the best top_members and the worst
+        # bottom_members; 0 and 0: all.
         top_members=whole(0, 0, 2**14),
-        bottom_members=whole(0, 0, 2**14),  # the worst ones
+        bottom_members=whole(0, 0, 2**14),
     ),
     reward=dict(
-        # A reply's last so many tokens before max_new_tokens cost it up to 1; 0: nothing.
+        # Length of the range below max_new_tokens, in tokens, over which a penalty rises
+        # from 0 to 1; 0: no penalty.
         overlong_buffer=whole(0, 0, TOKENS),
-        # What the algorithm is given; filters and logs see the undiscounted return.
-        # identity | mean | mean_std | asymmetric_clip: of returns
+        # Normalisation of returns for the algorithm; filters and logs use the undiscounted
+        # return. identity | mean | mean_std | asymmetric_clip
         normalize=one_of("identity", rewards.METHODS),
-        # over what: state (the group) | environment | batch
+        # set to normalise over: state (the group) | environment | batch
         grouping=one_of("state", rewards.GROUPINGS, NORMALIZED),
-        # where unnormalised rewards lie: token | turn | episode
+        # placement of unnormalised rewards: token | turn | episode
         level=one_of("turn", rewards.PLACEMENTS, OF_TOKENS, AS_PLACED),
     ),
     algorithm=dict(
         # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
         # reinforce_plus_plus_baseline
         name=one_of("grpo", algorithms.ALGORITHMS),
-        # ppo, reinforce_plus_plus: discount a sampled token of an episode
-        gamma=above(1.0, 0, 1, OF_TOKENS),
+        gamma=above(1.0, 0, 1, OF_TOKENS),  # ppo, reinforce_plus_plus: discount per sampled token
         lam=number(1.0, 0, 1, CRITIC),  # ppo: lambda of GAE
-        bi_level=flag(False, CRITIC),  # ppo: GAE over turns, then over the tokens of each
-        turn_gamma=above(1.0, 0, 1, CRITIC, BI_LEVEL),  # its discount a turn
-        soft_weights=flag(False),  # advantages times the group's std over the largest of the step
+        bi_level=flag(False, CRITIC),  # ppo: GAE over turns, then over tokens within each turn
+        turn_gamma=above(1.0, 0, 1, CRITIC, BI_LEVEL),  # discount per turn of bi_level
+        soft_weights=flag(False),  # scale advantages by the group's std / largest std of the step
         # ppo (dual clip) | gspo (sequence ratios) | cispo
         objective=one_of("ppo", objectives.OBJECTIVES),
-        clip_low=number(0.2, 0, 1),  # ratio may fall to 1 - clip_low
-        clip_high=number(0.28, 0, 1000),  # and rise to 1 + clip_high
-        clip_c=number(3.0, 0, 1000, SECOND_CLIP),  # dual clip for negative advantages; 0: none
+        clip_low=number(0.2, 0, 1),  # lower bound of the ratio: 1 - clip_low
+        clip_high=number(0.28, 0, 1000),  # upper bound of the ratio: 1 + clip_high
+        # dual clip for negative advantages, above 1; 0: none
+        clip_c=number(3.0, 0, 1000, SECOND_CLIP),
         aggregation=one_of("token-mean", losses.AGGREGATIONS),  # a key of losses.AGGREGATIONS
-        # k1 | abs | k2 | k3; with the gradient of k2: k1+ | abs+ | k3+; over the whole
-        # vocabulary: exact
+        # Estimator: k1 | abs | k2 | k3; with the gradient of k2: k1+ | abs+ | k3+; "exact"
+        # sums over the vocabulary.
         kl_kind=one_of("k3", (*losses.KL_KINDS, EXACT), KL),
-        kl_coef=number(0.001, 0, 1000),  # of KL(policy || initial policy); 0 skips its forward pass
-        kl_in=one_of("loss", ("loss", "reward"), KL),  # or "reward": taken off each token's reward
-        # Where the reference rests while it is not read: "device", or "host", pinned memory
-        # from which it is copied to the devices for every update.
+        kl_coef=number(0.001, 0, 1000),  # coefficient of KL(policy || initial policy); 0: no KL
+        # or "reward": subtracted from each token's reward
+        kl_in=one_of("loss", ("loss", "reward"), KL),
+        # Where to keep the reference policy between uses: "device", or "host": pinned host
+        # memory, copied to the devices for every update.
         kl_memory=one_of("device", tuple(MEMORIES), KL, NOT_LORA),
-        # nats a token that kl_coef is steered to; 0: kl_coef stays
+        # KL in nats per token to which kl_coef adapts; 0: fixed
         kl_target=number(0.0, 0, 1000, KL),
-        kl_gain=number(0.1, 0, 4, KL, KL_STEERED),  # how fast; from 5 on kl_coef would reach 0
-        entropy_coef=number(0.001, 0, 1000),  # of the exact entropy bonus
-        # all | actions (the tokens inside <answer>) | upper_groups, lower_groups (the half
-        # of the groups with the larger, the smaller filter score)
+        # adaptation rate of kl_coef; from 5 on kl_coef would reach 0
+        kl_gain=number(0.1, 0, 4, KL, KL_STEERED),
+        entropy_coef=number(0.001, 0, 1000),  # coefficient of the exact entropy bonus
+        # Tokens with the bonus: all | actions (inside <answer>) | upper_groups |
+        # lower_groups (the half of the groups with the larger or smaller filter score)
         entropy_on=one_of("all", ENTROPY_ON, ENTROPY),
-        # Share of the run's level of MI (regimes) at which the bonus has faded to nothing,
-        # from all of it at the level; 0: it does not fade.
+        # Fraction of the run's level of MI (see regimes) at which the bonus is 0; it rises
+        # linearly to its full value at the level. 0: constant bonus.
         entropy_gate=number(0.0, 0, 0.99, ENTROPY),
-        # Of an advantage that a reasoning gets for what it tells of its prompt among those
-        # of the step (bonus.py), in nats, less the mean; 0: none.
+        # Coefficient of an advantage for reasoning that identifies its prompt among those
+        # of the step (algorithm/bonus.py), in nats minus the mean; 0: none.
         mi_coef=number(0.0, 0, 1000),
-        zvp_coef=number(0.0, 0, 1000),  # of RL-ZVP's advantages of groups without variance; 0: none
-        # Of the weights for a sampler unlike the trainer; 0: no weights, but 2 with
-        # rollout.ahead.
+        # coefficient of RL-ZVP advantages of no-variance groups; 0: none
+        zvp_coef=number(0.0, 0, 1000),
+        # Upper bound of the importance weights that correct differences between sampler
+        # and trainer, >= 1; 0: no weights, or 2 with rollout.ahead.
         mismatch_cap=number(0.0, 0, 10**6),
-        mismatch_level=one_of("token", objectives.LEVELS, MISMATCH),  # or "sequence"
+        # level of these weights: "token" or "sequence"
+        mismatch_level=one_of("token", objectives.LEVELS, MISMATCH),
     ),
-    critic=dict(  # of ppo; all else as the policy's optimizer
+    critic=dict(  # for ppo; other settings as in optimizer
         learning_rate=above(1e-5, 0, 1, CRITIC),
-        # how far a value may move in an update, in units of reward
+        # largest change of a value per update, in units of reward
         clip=above(0.5, 0, 10**6, CRITIC),
-        warmup_steps=whole(0, 0, EVERY, CRITIC),  # iterations in which the critic alone learns
+        warmup_steps=whole(0, 0, EVERY, CRITIC),  # iterations that train only the critic
     ),
     optimizer=dict(
         learning_rate=above(1e-6, 0, 1),
-        # or "linear", "cosine": to 0 over the run's updates
-        schedule=one_of("constant", SCHEDULES),
-        warmup_updates=whole(0, 0, 10**9),  # linear from 0
+        schedule=one_of("constant", SCHEDULES),  # or "linear", "cosine": decay to 0 over the run
+        warmup_updates=whole(0, 0, 10**9),  # updates of linear warm-up from 0
         b1=number(0.9, 0, MOST_DECAY),
         b2=number(0.999, 0, MOST_DECAY),
         eps=number(1e-8, 1e-20, 1),  # above 0 as float32
         weight_decay=number(0.01, 0, 10),
-        max_grad_norm=above(1.0, 0, 10**9),  # clip by global norm
-        # updates an iteration; the kept rows are split evenly over them
-        minibatches=whole(4, 1, 1024),
-        micro_batch=whole(4, 1, 2**16),  # rows of one forward and backward pass
+        max_grad_norm=above(1.0, 0, 10**9),  # bound of the gradient's global norm
+        minibatches=whole(4, 1, 1024),  # updates per iteration, which share the kept rows evenly
+        micro_batch=whole(4, 1, 2**16),  # rows per forward and backward pass
     ),
     diagnose=dict(
         every=whole(1, 0, EVERY),  # steps between collapse diagnostics; 0: never
-        # Steps between flow figures, where `every` falls, too; 0: never. Where prompts show
-        # earlier replies these steps also score collapse/trajectory_stripped, in a pass of
-        # its own that doubles what the trajectory scope costs.
+        # Steps between flow/ metrics, on steps that `every` selects; 0: never. If prompts
+        # show earlier replies, these steps also compute collapse/trajectory_stripped,
+        # which doubles the cost of the trajectory scope.
         flow_every=whole(5, 0, EVERY, DIAGNOSED),
-        # Steps between diagnostics/*.npz, where `every` falls, too: the first-turn scores
-        # that MI is computed from, of at most 64 reasonings under 64 prompts; 0: none.
+        # Steps between diagnostics/*.npz, on steps that `every` selects: the first-turn
+        # scores behind MI, at most 64 x 64 (reasoning x prompts); 0: none.
         scores_every=whole(10, 0, EVERY, DIAGNOSED),
-        # reasonings scored under all first prompts
+        # first turns scored under all first prompts
         first_turn_samples=whole(64, 1, 4096, DIAGNOSED),
-        trajectory_samples=whole(64, 1, 4096, DIAGNOSED),  # turns drawn over whole trajectories
-        micro_batch=whole(64, 1, 2**16, SCORED),  # (prompt, reasoning) rows of a device call
-        # Steps between probe/ figures: first turns of held-out problems, the same with the
-        # same noise every time, more of them than a step has; the first before any update.
-        # 0: never.
+        trajectory_samples=whole(64, 1, 4096, DIAGNOSED),  # turns sampled from whole trajectories
+        micro_batch=whole(64, 1, 2**16, SCORED),  # (prompt, reasoning) pairs per device call
+        # Steps between probe/ metrics, from first turns on a fixed set of held-out
+        # problems with fixed noise; the first probe is before any update. 0: never.
         probe_every=whole(0, 0, EVERY),
-        probe_problems=whole(32, 2, 4096, PROBED),
-        probe_samples=whole(4, 1, 1024, PROBED),  # replies to each
-        # Also probe/mediation/ (diagnostics/mediation.py): whether their actions hang on
-        # the reasoning, by attention that is blocked, gradients and reasoning exchanged.
+        probe_problems=whole(32, 2, 4096, PROBED),  # at most eval.episodes
+        probe_samples=whole(4, 1, 1024, PROBED),  # replies per problem
+        # Compute probe/mediation/ (diagnostics/mediation.py): whether actions depend on
+        # the reasoning, by blocked attention, gradients and exchanged reasoning.
         probe_mediation=flag(False, PROBED),
         gradients_every=whole(0, 0, EVERY),  # steps between gradients by reward variance; 0: never
-        # of so many held-out problems; 0: of the step's own groups
+        # held-out groups to use; 0: the step's groups
         gradients_groups=whole(96, 0, 10**5, GRADIENTS),
-        # of equally many groups, those without variance apart
+        # buckets of equal size; groups without variance are separate
         gradients_buckets=whole(6, 1, 1000, GRADIENTS, NO_EDGES),
-        # instead: reward variances that part the buckets, rising
+        # or increasing reward variances between buckets
         gradients_edges=numbers_above((), 0, 10**12, GRADIENTS),
     ),
     eval=dict(
-        # steps between evaluations; the first is before any update; 0: none
+        # steps between evaluations, the first before any update; 0: none
         every=whole(20, 0, EVERY),
-        # problems of the held-out set, the same every time
-        episodes=whole(512, 1, 10**5, HELD_OUT),
+        episodes=whole(512, 1, 10**5, HELD_OUT),  # number of held-out problems, the same every time
         temperature=above(0.5, 0, 100, EVALUATED),
         top_k=whole(0, 0, 10**6, EVALUATED),  # 0: all
         top_p=above(1.0, 0, 1, EVALUATED),  # 1: all
         min_p=number(0.0, 0, MOST_DECAY, EVALUATED),  # 0: all
-        seed=whole(0, 0, EVAL_SEEDS - 1, HELD_OUT),  # of the set and of the noise of each problem
+        # seed of the held-out set and of its sampling noise
+        seed=whole(0, 0, EVAL_SEEDS - 1, HELD_OUT),
     ),
-    stopping=dict(  # action of a rule: "stop" (exit code 3) | "warn" once a streak | "off"
+    stopping=dict(  # action: "stop" (exit code 3) | "warn" (once per streak) | "off"
         variance=dict(  # the groups' mean reward variance has collapsed
             action=one_of("stop", stopping.ACTIONS),
             patience=whole(5, 1, EVERY, _rule("variance")),  # iterations in a row
-            # of the mean over the first iterations, below which one counts
+            # threshold, as a fraction of the mean over the first iterations
             ratio=above(0.1, 0, 1, _rule("variance")),
-            baseline=whole(10, 1, EVERY, _rule("variance")),  # those first iterations
+            baseline=whole(10, 1, EVERY, _rule("variance")),  # number of first iterations
         ),
         success=dict(  # held-out success stays low
             action=one_of("stop", stopping.ACTIONS, EVALUATED),
-            # evaluations in a row, the first (before any update) apart
+            # evaluations in a row, without the first (before any update)
             patience=whole(5, 1, EVERY, EVALUATED, _rule("success")),
-            least=above(0.01, 0, 1, EVALUATED, _rule("success")),  # success below which one counts
+            least=above(0.01, 0, 1, EVALUATED, _rule("success")),  # threshold of success
         ),
         empty=dict(  # the filter keeps nothing
             action=one_of("stop", stopping.ACTIONS),
@@ -351,92 +362,89 @@ SETTINGS = dict(
             patience=whole(3, 1, EVERY, _rule("nonfinite")),  # iterations in a row
         ),
     ),
-    # The alarm of diagnostics/regimes.py, which says what these mean. Numbers of kinds are
-    # shares of the figure's own level.
+    # The collapse alarm; diagnostics/regimes.py explains the fields. Thresholds are
+    # fractions of the metric's level, its mean over an early part of the run.
     regimes=dict(
         # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
         action=one_of("warn", regimes.ACTIONS),
-        baseline=whole(5, 2, levels.FIRST),  # values, the fewest that a level is a mean of
-        # steps of the mean that is judged, at least its last 4 to 6 values
+        baseline=whole(5, 2, levels.FIRST),  # fewest values in a level
+        # steps in the recent mean, at least the last 4 to 6 values
         recent=whole(15, 1, levels.LAST),
-        long=whole(100, 2, levels.FIRST),  # values, the most that a level is a mean of
-        clear_patience=whole(5, 1, EVERY),  # steps nearer to the level that end a sign
-        # the way back: this share of it, in logarithms, towards the level
+        long=whole(100, 2, levels.FIRST),  # most values in a level
+        clear_patience=whole(5, 1, EVERY),  # steps near the level that end a sign
+        # "near": this fraction of the logarithmic distance back to the level
         recover=above(0.5, 0, 1),
-        # below which H(Z|X) or information counts as low for regime/index
+        # threshold of low H(Z|X) and low information for regime/index
         low=above(0.5, 0, 1, DIAGNOSED),
-        mi=above(0.63, 0, 1, DIAGNOSED),  # below: an alarm on its own
-        mi_sign=above(0.8, 0, 1, DIAGNOSED),  # below: a sign, an alarm with another one
+        mi=above(0.63, 0, 1, DIAGNOSED),  # below: an alarm
+        mi_sign=above(0.8, 0, 1, DIAGNOSED),  # below: a sign; two signs are an alarm
         valid_think=above(0.9, 0, 1),  # below: a sign
-        valid_action=above(0.92, 0, 1),
-        grounded=above(0.85, 0, 1, DIAGNOSED),  # share of the facts stated that are so
-        # below, above: a sign, but no alarm alone
+        valid_action=above(0.92, 0, 1),  # below: a sign
+        # fraction of stated facts that are true; below: a sign
+        grounded=above(0.85, 0, 1, DIAGNOSED),
+        # below or above: a sign, but no alarm alone
         length=dict(fall=above(0.5, 0, 1), rise=above(1.5, 1, 10**6)),
-        # the same
+        # below or above: a sign, but no alarm alone
         entropy=dict(fall=above(0.25, 0, 1, DIAGNOSED), rise=above(2.0, 1, 10**6, DIAGNOSED)),
         tighten=dict(
-            every=whole(3, 1, EVERY, TIGHTENED),  # steps of an alarm
-            # filter.value is multiplied by it, again and again
-            factor=above(0.95, 0, 1, TIGHTENED),
-            least=above(0.8, 0, 1, TIGHTENED),  # until that is left of it
+            every=whole(3, 1, EVERY, TIGHTENED),  # steps of an alarm between two changes
+            factor=above(0.95, 0, 1, TIGHTENED),  # factor applied to filter.value at each change
+            least=above(0.8, 0, 1, TIGHTENED),  # smallest fraction of filter.value
         ),
     ),
     report=dict(
-        # Steps between two pages report.html of a run that goes on, written by a process
-        # beside it; 0: none but the one at the end.
+        # Steps between updates of report.html, written by a separate process; 0: only at
+        # the end of the run.
         every=whole(50, 0, EVERY),
     ),
     checkpoint=dict(
-        every=whole(20, 0, EVERY),  # steps; the last step is always saved; 0: only the last
+        every=whole(20, 0, EVERY),  # steps between checkpoints; 0: only the last step, always saved
         keep=whole(2, 1, EVERY),  # newest checkpoints kept
-        # how long to wait for a full or failing disk; 0: not
-        disk_retry_seconds=number(600.0, 0, 10**6),
+        disk_retry_seconds=number(600.0, 0, 10**6),  # longest wait for a failing disk; 0: none
         export=flag(True),  # write the trained model in Hugging Face format at the end
     ),
     log=dict(
-        # What shows metrics.jsonl elsewhere: any of tensorboard, wandb, mlflow, trackio
+        # Trackers that receive the metrics: any of tensorboard, wandb, mlflow, trackio
         # (ragen_jax/run/trackers.py).
         trackers=any_of(("tensorboard",), TRACKERS),
     ),
-    mesh=dict(  # devices along each axis; one may be -1: all the rest
+    mesh=dict(  # devices along each axis; one may be -1: the remaining devices
         data=whole(-1, -1, 2**20),  # splits rows
         fsdp=whole(1, -1, 2**20),  # splits rows and parameters
         tensor=whole(1, -1, 2**20),  # splits heads, MLP and vocabulary
     ),
-    # The same for sampling and scoring: weights gathered where fsdp is 1, split by heads
-    # where tensor is more. All three 0: as mesh.
+    # The same for sampling and scoring: fsdp=1 gathers weights, tensor>1 splits them by
+    # heads. All three 0: as mesh.
     sampling_mesh=dict(
         data=whole(0, -1, 2**20),
         fsdp=whole(0, -1, 2**20),
         tensor=whole(0, -1, 2**20),
-        # the last so many devices, which then do not train; 0: all do both
+        # number of devices for sampling only; 0: all devices sample and train
         devices=whole(0, 0, 2**20),
     ),
     warmstart=dict(  # the tiny agent, used when model.path is "tiny"
-        seed=whole(0, 0, 2**63 - 1, TINY),  # of its parameters and data order
+        seed=whole(0, 0, 2**63 - 1, TINY),  # seed of its parameters and data order
         width=whole(96, 2, 4096, TINY),
         layers=whole(2, 1, 64, TINY),
         heads=whole(4, 1, 64, TINY),
         kv_heads=whole(1, 1, 64, TINY),
         mlp_width=whole(256, 1, 2**14, TINY),
-        # of a vision tower, with which it sees images; 0: it does not see
-        tower_layers=whole(0, 0, 64, TINY),
+        tower_layers=whole(0, 0, 64, TINY),  # layers of its vision tower; 0: no vision
         tower_width=whole(64, 16, 4096, TINY, SEEING),
-        rooms=whole(8192, 1, 2**17, TINY),  # solved for imitation
-        # moves of the solver's plan that the reasoning spells out
-        plan_moves=whole(4, 0, 1000, TINY),
-        # style of envs/styles.py -> its share of the demonstrations; nothing given: what
-        # the environment's `explain` writes
+        rooms=whole(8192, 1, 2**17, TINY),  # solved problems to imitate
+        plan_moves=whole(4, 0, 1000, TINY),  # moves of the solver's plan in the reasoning
+        # Reasoning style (envs/styles.py) -> its fraction of the demonstrations; empty:
+        # the environment's `explain`
         styles=fractions(dict()),
-        # env.options that are other ones while it is taught: an easier world than the one
-        # that it is trained in, say
+        # env.options that differ in the demonstrations, for example an easier world
         options=section(dict(), TINY),
-        batch=whole(64, 1, 2**14, TINY),  # replies an update
+        batch=whole(64, 1, 2**14, TINY),  # replies per update
         learning_rate=above(3e-3, 0, 1, TINY),
         check_every=whole(50, 1, EVERY, TINY),  # updates between checks of success
-        check_episodes=whole(256, 1, 10**5, TINY),  # rooms of a check, at temperature 1
-        success=number(0.35, 0, 1, TINY),  # stop at the first check that reaches it
-        max_updates=whole(6000, 1, EVERY, TINY),  # give up after as many
+        check_episodes=whole(256, 1, 10**5, TINY),  # problems per check, at temperature 1
+        success=number(0.35, 0, 1, TINY),  # success rate at which imitation stops; 0 to 1
+        # most updates; an error if success is not reached by then
+        max_updates=whole(6000, 1, EVERY, TINY),
     ),
 )
 

@@ -23,8 +23,8 @@ from ml_collections import ConfigDict
 from ragen_jax.configs import frozen_lake, recipes, sokoban
 from ragen_jax.envs.styles import UNGROUNDED
 
-# World -> its config, and the success that the warm start goes on to. At 0.4, FrozenLake's
-# sentences are half learnt, and drift into neither style.
+# World -> (config, success at which the warm start stops). At 0.4, FrozenLake's sentences are only
+# half learnt and drift into neither style.
 WORLDS = {"sokoban": (sokoban, 0.4), "frozen_lake": (frozen_lake, 0.6)}
 
 
@@ -46,10 +46,12 @@ def get_config(preset: str = "sokoban") -> ConfigDict:
     config.algorithm.name = "grpo"
     config.algorithm.entropy_coef = 0.05
     config.optimizer.learning_rate = 2e-4
-    config.eval.temperature = 1.0  # cooler, its one grounded opening beats eight of templates
+    config.eval.temperature = (
+        1.0  # at lower temperatures the single grounded opening beats eight templates
+    )
     config.eval.episodes = 256
     config.diagnose.probe_every = 4
-    for rule in ("variance", "success", "empty"):  # a run that collapses is what it is for
+    for rule in ("variance", "success", "empty"):  # the run is meant to collapse
         config.stopping[rule].action = "warn"
     recipes.apply(config, names)
     return config

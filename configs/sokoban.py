@@ -48,14 +48,14 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.env.options.num_boxes = 1
     config.env.options.observation = "grid"
     config.env.options.min_solution = 3
-    config.env.options.max_solution = 10  # the budget of actions
+    config.env.options.max_solution = 10  # the action budget of an episode
     presets.apply(config, model)
     if model in ("tiny", presets.TINY_VL):
         config.env.format_penalty = -1.0
         config.rollout.max_new_tokens = 22
     if model == "qwen2.5-3b":
         config.algorithm.name = "ppo"
-        # The critic takes the room of whole weights for sampling (docs/preflight.md).
+        # The critic needs the memory of unsharded sampling weights (docs/preflight.md).
         config.sampling_mesh.tensor = 2
     recipes.apply(config, names)
     return config

@@ -1,6 +1,6 @@
-"""ragen_jax: multi-turn RL for LLM agents that watches whether they think about their input.
+"""RL for LLM agents in JAX, with collapse diagnosis built in.
 
-What there is for other programs is in EXPORTS; it is imported, and JAX with it, when it is used:
+EXPORTS lists the public API; its modules, and JAX, are imported on first use:
 
     model, params, tokenizer = ragen_jax.load_model("DIR")
     figures = ragen_jax.mutual_information(model, params, tokenizer, prompts, reasonings)

@@ -112,7 +112,7 @@ def refused_midway(
                 trial.wait_until(process, lambda: ready(trial))
             disk.refuse(how, left if place(trial) == trial.run else 0)
             if freed:
-                trial.wait_until(process, lambda: "trying again" in trial.output())
+                trial.wait_until(process, lambda: "retrying" in trial.output())
                 time.sleep(trial.rng.uniform(0, 3))
                 disk.free()
             else:
@@ -147,7 +147,7 @@ def refused_at_start(place: Callable[[Trial], Path], *, freed: bool) -> Callable
             disk.refuse(how)
             process = trial.start()
             if freed:
-                trial.wait_until(process, lambda: "trying again" in trial.output())
+                trial.wait_until(process, lambda: "retrying" in trial.output())
                 time.sleep(trial.rng.uniform(0, 3))
                 disk.free()
             else:

@@ -86,7 +86,7 @@ def second_run(trial: Trial) -> None:
     trial.wait_for_step(process, int(trial.rng.integers(0, 3)))
     second = trial.start(number=1)
     code = second.wait(PATIENCE)
-    if process.poll() is None and (code != 2 or "a run is under way" not in trial.output(1)):
+    if process.poll() is None and (code != 2 or "a run is active" not in trial.output(1)):
         raise Wrong(f"a second run was not refused: exit code {code}, {trial.output(1)[-600:]}")
     trial.expect_end(process, 0)
     trial.compare()

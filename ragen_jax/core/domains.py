@@ -52,7 +52,9 @@ def above(default: float, least: float, most: float, *read: ReadWhen) -> Field:
 def numbers_above(default: tuple[float, ...], least: float, most: float, *read: ReadWhen) -> Field:
     """A tuple (or list), possibly empty, of numbers as `above` accepts."""
     member = above(most, least, most)
-    return Field(default, f"a tuple, each of it {member.what}", _tuples(member.accepts), read)
+    return Field(
+        default, f"a tuple in which each item is {member.what}", _tuples(member.accepts), read
+    )
 
 
 def _numbers(least: float, most: float, open_end: float | None = None) -> Callable[[Any], bool]:
@@ -81,12 +83,12 @@ def one_of(default: str, choices: Collection[str], *read: ReadWhen) -> Field:
 def several_of(default: tuple[str, ...], choices: Collection[str], *read: ReadWhen) -> Field:
     """A tuple (or list) of at least one of some texts."""
     accepts = _tuples(_texts(choices), fewest=1)
-    return Field(default, f"some of {', '.join(choices)}", accepts, read)
+    return Field(default, f"a list of {', '.join(choices)}", accepts, read)
 
 
 def any_of(default: tuple[str, ...], choices: Collection[str], *read: ReadWhen) -> Field:
     """A tuple (or list), possibly empty, of some texts."""
-    what = f"a tuple, each of it one of {', '.join(choices)}"
+    what = f"a tuple in which each item is one of {', '.join(choices)}"
     return Field(default, what, _tuples(_texts(choices)), read)
 
 

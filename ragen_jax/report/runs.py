@@ -107,9 +107,9 @@ def _as_in_rows(
         file = path / "eval" / label / f"step_{step:06d}.json"
         if step not in found:
             if not file.exists():
-                damaged.append(f"{file} is gone, in which step {step} was evaluated")
+                damaged.append(f"{file} is missing; it holds the evaluation of step {step}")
         elif not abs(row["eval/success"] - np.nanmean(found[step])) <= SAME:
-            damaged.append(f"{file} does not have the success of metrics.jsonl")
+            damaged.append(f"{file} does not match the success in metrics.jsonl")
         else:
             kept[step] = found[step]
     return kept

@@ -102,7 +102,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
         return directory
     with lock_path(directory):
         if not directory.exists():  # nobody made it meanwhile
-            console(f"warm start: imitating the solver (once; kept in {directory})")
+            console(f"warm start: imitating the solver (once; cached in {directory})")
             model, params, tokenizer, tower = imitate(config, cache)
             hf.save(directory, model, params, tokenizer, tower=tower)
     return directory
@@ -128,8 +128,8 @@ def imitation_config(config: ConfigDict) -> ConfigDict:
         raise ValueError(f"with config.warmstart.options={options}: {error}") from error
     if not same:
         raise ValueError(
-            f"config.warmstart.options={options} give environment {config.env.name!r} other words "
-            "than config.env.options do; the agent could not read what it is trained on"
+            f"config.warmstart.options={options} give environment {config.env.name!r} other "
+            "words than config.env.options; the agent could not read its training problems"
         )
     return config
 
@@ -214,8 +214,9 @@ def imitate(
     batch = make_batch(episodes)
     if len(batch.tokens_BT) < w.batch:
         raise ValueError(
-            f"only {len(batch.tokens_BT)} rows can be imitated, fewer than config.warmstart.batch="
-            f"{w.batch}; lower it, or raise config.warmstart.rooms={w.rooms}"
+            f"only {len(batch.tokens_BT)} rows can be imitated, fewer than "
+            f"config.warmstart.batch={w.batch}; lower it, or raise "
+            f"config.warmstart.rooms={w.rooms}"
         )
     length = length_bucket(batch.tokens_BT.shape[1])
     tokens_BT = np.pad(batch.tokens_BT, ((0, 0), (0, length - batch.tokens_BT.shape[1])))
@@ -367,13 +368,13 @@ def _pictures(
     if not shown:
         raise ValueError(
             "config.warmstart.tower_layers gives the agent a vision tower, but no environment "
-            "shows images: set it to 0, or config.env.options.observation='image'"
+            "shows images; set it to 0, or set config.env.options.observation='image'"
         )
     grids = {met.grid for met in shown}
     if len(grids) != 1:
         raise ValueError(
-            f"the images that are imitated come in {len(grids)} sizes; the tiny agent learns from "
-            "those of one: give its environments one config.env.options.size and tile"
+            f"the demonstrations have images of {len(grids)} sizes, but the tiny agent "
+            "supports one; give its environments the same config.env.options.size and tile"
         )
     (grid,), tokens = grids, shown[0].tokens
     most = max(len(np.unique(row[row >= album.vocab_size])) for row in tokens_BT) // tokens
@@ -423,11 +424,13 @@ def _as_episodes(
         left_out += cut
     kept = [_episode(turns) for turns in episodes if turns]
     if not kept:
-        raise ValueError(f"none of {len(examples)} replies can be imitated; the first: {reason}")
+        raise ValueError(
+            f"none of {len(examples)} demonstration replies can be used; first error: {reason}"
+        )
     if left_out:
         console(
-            f"warning: {left_out} of {len(examples)} replies to be imitated are left out, because "
-            f"their prompts cannot be used; the first: {reason}"
+            f"warning: {left_out} of {len(examples)} demonstration replies are left out, "
+            f"because their prompts cannot be used; first error: {reason}"
         )
     return kept
 
@@ -502,13 +505,13 @@ def _check_problems(
                 f" (it raised for {len(failed)}; {datasets.first_failed(failed)})" if failed else ""
             )
             raise ValueError(
-                f"100 x {count} seeds gave only {len(seeds)} problems besides the demonstrations"
-                f"{why if failed else ''}; lower config.warmstart.rooms="
-                f"{config.warmstart.rooms} or widen env.options"
+                f"100 x {count} seeds gave only {len(seeds)} problems other than the "
+                f"demonstrations{why if failed else ''}; lower "
+                f"config.warmstart.rooms={config.warmstart.rooms} or widen env.options"
             )
     if failed:
         console(
-            f"warning: {len(failed)} problems that check the imitation cannot be built and are "
-            f"left out; {datasets.first_failed(failed)}"
+            f"warning: {len(failed)} problems for checking the imitation cannot be built and "
+            f"are left out; {datasets.first_failed(failed)}"
         )
     return seeds, states

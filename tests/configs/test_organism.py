@@ -53,7 +53,7 @@ def test_unusable_styles_and_probes_are_refused():
     config = organism.get_config("sokoban+random_groups")
     check(config)
     config.filter.top_members = 2
-    with pytest.raises(ValueError, match="at_random is True, which deals whole groups"):
+    with pytest.raises(ValueError, match="at_random is True, which assigns whole groups"):
         check(config)
     config = organism.get_config()
     config.diagnose.probe_problems = 257

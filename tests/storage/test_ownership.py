@@ -35,7 +35,7 @@ def test_a_second_run_is_refused_while_the_first_lives(holder, tmp_path):
     folder = tmp_path / "run"
     code, _, err = call("ragen_jax.train", f"--workdir={folder}", "--config.steps=1")
     assert code == 2 and err.count("\n") == 1, err
-    assert "in which a run is under way" in err and f"process {holder.pid} on" in err
+    assert "in which a run is active" in err and f"process {holder.pid} on" in err
     assert sorted(path.name for path in folder.iterdir()) == [LOCK, "something"]
     aside = folder / f".metrics.jsonl.writing-{holder.pid}"
     aside.touch()

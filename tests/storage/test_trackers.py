@@ -148,7 +148,9 @@ def test_a_tracker_that_raises_warns_once_and_gets_its_rows_later(
     assert kept.rows == [0, 1, 2, 3, 4, 5] and fails == [] and kept.opened == 4
     assert kept.closed == [0]
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("warning: tracker kept fails (ConnectionError: no route); the run goes")
+    assert line.startswith(
+        "warning: tracker kept fails (ConnectionError: no route); the run continues"
+    )
 
 
 def test_a_tracker_that_always_raises_is_not_tried_all_the_time(tmp_path, capsys, kept):
@@ -184,7 +186,7 @@ def test_a_tracker_that_hangs_costs_the_steps_nothing(tmp_path, monkeypatch, cap
     assert time.perf_counter() - start < 1.0
     tracked.close()
     assert time.perf_counter() - start < 3.0
-    assert "warning: tracker kept was not done within 0.3 s" in capsys.readouterr().out
+    assert "warning: tracker kept did not finish within 0.3 s" in capsys.readouterr().out
     freed.set()
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 200
 
