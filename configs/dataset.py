@@ -13,7 +13,7 @@ tiny
     solutions alone are within its reach, and some thousand different ones.
 
 Time and score are the data's. The options, and how several turns are played, are in
-docs/environments.md.
+docs/environments/prompts.md.
 """
 
 from ml_collections import ConfigDict, config_dict

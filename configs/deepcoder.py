@@ -26,8 +26,9 @@ Without `path` problems are generated, `steps` of arithmetic or three over numbe
 language model soon solves. `path` is a parquet file of agentica-org/DeepCoder-Preview-Dataset, or
 the folder of the data set, of which test* evaluates and all else trains. Programs run on this
 machine, `env.workers` at a time, in the best sandbox that it offers; `sandbox` demands one
-(docs/environments.md). `env.time_limit` is of all tests of a program, waiting for a core included:
-an episode that is late is left out. `max_tests` bounds what a program with many tests may take.
+(docs/environments/deepcoder.md). `env.time_limit` is of all tests of a program, waiting for a
+core included: an episode that is late is left out. `max_tests` bounds what a program with many
+tests may take.
 """
 
 from ml_collections import ConfigDict, config_dict

@@ -24,7 +24,8 @@ tiny-vl
 qwen2.5-vl-3b
     As those, but the model sees the lake: every observation is a picture. Not trained here yet.
 
---config.env.options.observation=image shows pictures, to models that see (docs/environments.md).
+--config.env.options.observation=image shows pictures, to models that see
+(docs/environments/pictures.md).
 """
 
 from ml_collections import ConfigDict

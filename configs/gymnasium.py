@@ -12,7 +12,7 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen
     from which sum of rewards on an episode is solved; without it there are no figures of success.
 
 Time and score are the environment's. The tiny agent has no solver to imitate here; an environment
-of your own may have one (docs/environments.md).
+of your own may have one (docs/environments/engines.md).
 """
 
 from ml_collections import ConfigDict, config_dict

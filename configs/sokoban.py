@@ -31,7 +31,8 @@ qwen2.5-vl-3b
     As those of Qwen2.5, but the model sees the room: every observation is a picture. Not trained
     here yet.
 
---config.env.options.observation=image shows pictures, to models that see (docs/environments.md).
+--config.env.options.observation=image shows pictures, to models that see
+(docs/environments/pictures.md).
 """
 
 from ml_collections import ConfigDict

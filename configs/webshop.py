@@ -23,7 +23,8 @@ qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen
 Without files there are `products` generated ones. `path` and `attributes_path` are the data set's
 (princeton-nlp/WebShop, setup.sh), `instructions_path` its items_human_ins.json, without which goals
 are made of the attributes, as in the released runs; `nouns_path` tells the nouns of titles, which
-the reward compares (docs/environments.md). They are read once, and kept in the user's cache.
+the reward compares (docs/environments/webshop.md). They are read once, and kept in the user's
+cache.
 `binary=True` pays as the released code does: 1 for a purchase that is right in all, and 0 else.
 """
 

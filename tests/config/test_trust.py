@@ -16,7 +16,7 @@ from ragen_jax.configs import sokoban
 from ragen_jax.envs import CODE_OPTIONS, ENVS, make_env, names_code
 from ragen_jax.storage.atomic_io import atomic_write
 
-DOCS = Path(__file__).parents[2] / "docs/environments.md"
+DOCS = Path(__file__).parents[2] / "docs/environments/own.md"
 PLANTED = "import builtins\nbuiltins.planted = True\n"
 
 

@@ -43,8 +43,9 @@ def of(*modules):
 def reader(language_model, tmp_path, monkeypatch):
     """reader(command): its words where a reader starts it, with files of the pages at hand."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    page = (ROOT / "docs/environments.md").read_text()
-    for code in re.findall(r"```python\n(.*?)```", page, re.S):
+    pages = [ROOT / f"docs/environments/{name}.md" for name in ("own", "engines")]
+    text = "".join(page.read_text() for page in pages)
+    for code in re.findall(r"```python\n(.*?)```", text, re.S):
         for name, content in {"larger": "class Larger", "hunt": "class Hunt"}.items():
             if content in code:
                 (tmp_path / f"{name}.py").write_text(code)

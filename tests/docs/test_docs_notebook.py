@@ -1,39 +1,87 @@
-"""docs/scoring.ipynb runs from top to bottom, and finds what its text says."""
+"""The notebooks of docs/tutorials run from top to bottom and find what their text says."""
 
 import re
 
 import pytest
 from command_line import ROOT
 
-NOTEBOOK = ROOT / "docs/scoring.ipynb"
+TUTORIALS = ROOT / "docs/tutorials"
 
 
-def printed(cells):
-    """What each code cell has printed."""
-    return [
-        "".join(output["text"] for output in cell.outputs if output.get("name") == "stdout")
-        for cell in cells
-        if cell.cell_type == "code"
-    ]
+@pytest.fixture
+def run_notebook(agent, tmp_path, monkeypatch):
+    """run_notebook(name): what each code cell prints. Its agent is that of the tests."""
+    nbformat = pytest.importorskip("nbformat", reason="pip install ragen_jax[docs]")
+    nbclient = pytest.importorskip("nbclient", reason="pip install ragen_jax[docs]")
+    cache = tmp_path / "cache/ragen_jax/models"
+    cache.mkdir(parents=True)
+    (cache / agent.directory.name).symlink_to(agent.directory)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    def run(name):
+        notebook = nbformat.read(TUTORIALS / f"{name}.ipynb", as_version=4)
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert not any(cell.outputs for cell in cells), "stored outputs go stale: clear them"
+        resources = {"metadata": {"path": str(tmp_path)}}
+        client = nbclient.NotebookClient(
+            notebook, timeout=300, kernel_name="python3", resources=resources
+        )
+        client.execute()
+        return ["".join(x["text"] for x in c.outputs if x.get("name") == "stdout") for c in cells]
+
+    return run
+
+
+def test_every_notebook_is_run():
+    names = sorted(path.stem for path in TUTORIALS.glob("*.ipynb"))
+    assert names == sorted(re.findall(r'run_notebook\("(\w+)"\)', open(__file__).read()))
 
 
 @pytest.mark.long
-def test_the_notebook_runs(agent, tmp_path, monkeypatch):
-    nbformat = pytest.importorskip("nbformat", reason="pip install ragen_jax[docs]")
-    nbclient = pytest.importorskip("nbclient", reason="pip install ragen_jax[docs]")
-    # Its agent is that of the tests.
-    (tmp_path / "ragen_jax").symlink_to(agent.directory.parent.parent)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    committed = printed(notebook.cells)
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    built, room, looking, template, dealt, arrays = printed(notebook.cells)
-    assert "warm start" not in built
-    assert room == committed[1] and arrays == committed[-1]
+def test_first_run(run_notebook):
+    built, _, trained, figures, episode, resumed = run_notebook("1_first_run")
+    assert "warm start" not in built and trained.endswith("exit code 0\n")
+    assert [line.split()[0] for line in figures.splitlines()] == ["0", "1", "2"]
+    assert figures.count("collapse/first_turn/mi_seq") == 2
+    assert "assistant: <think>" in episode and "reward" in episode
+    assert "[0, 1, 2, 3]\nTrue\n" in resumed
+
+
+@pytest.mark.long
+def test_own_task(run_notebook):
+    _, by_hand, splits, trained, figures = run_notebook("2_own_task")
+    assert by_hand.endswith("[1.0, 0.0]\n") and splits.endswith(" 0 in both\n")
+    assert "warm start" in trained and trained.endswith("exit code 0\n")
+    assert len(re.findall(r" \d\.\d+$", figures, re.M)) == 3
+
+
+@pytest.mark.long
+def test_own_model(run_notebook):
+    listed, size, logps, trained, written = run_notebook("3_own_model")
+    assert "config.json" in listed and "2 layers" in size and "0.0" in logps
+    assert trained.endswith("exit code 0\n")
+    assert "'adapter'" in written and "'policy'" in written
+    changed, total = re.search(r"(\d+) of (\d+) arrays changed", written).groups()
+    assert 0 < int(changed) < int(total)
+
+
+@pytest.mark.long
+def test_own_diagnostic(run_notebook):
+    _, planted, _, trained, figures = run_notebook("4_own_diagnostic")
+    assert planted == "0.25 1.0\n" and trained.endswith("exit code 0\n")
+    fractions = [float(line.split()[1]) for line in figures.splitlines()]
+    assert len(fractions) == 2 and all(0 < fraction <= 1 for fraction in fractions)
+
+
+@pytest.mark.long
+def test_score_another_trainer(run_notebook):
+    built, room, looking, template, dealt, arrays = run_notebook("5_score_another_trainer")
+    assert "warm start" not in built and "#" in room
     figures = [dict(re.findall(r"(\w+) +(\S+)", text)) for text in (looking, template, dealt)]
     informed, constant, wrong = ({k: float(v) for k, v in row.items()} for row in figures)
     assert informed["mi_seq"] > 1.5 and informed["retrieval_acc"] >= 0.875
     assert informed["retrieval_p"] < 0.05 < min(constant["retrieval_p"], wrong["retrieval_p"])
     assert constant["mi_seq"] < 0.05 and constant["retrieval_acc"] == 0.125
     assert wrong["mi_seq"] < 0 and wrong["retrieval_acc"] == 0
+    assert "[ True False  True False]" in arrays

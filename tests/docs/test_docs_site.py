@@ -101,7 +101,9 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     build = [sys.executable, "-m", "sphinx", *words.split(), str(tmp_path / "site")]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for page in ("README", "docs/lab/claims", "docs/scoring", "benchmarks/NOTES"):
+    tutorials = [path.stem for path in (ROOT / "docs/tutorials").glob("*.ipynb")]
+    pages = "README", "docs/lab/claims", "benchmarks/NOTES", "docs/environments/own"
+    for page in (*pages, *(f"docs/tutorials/{name}" for name in tutorials)):
         assert (tmp_path / f"site/{page}.html").exists()
     settings = (tmp_path / "site/docs/configuration.html").read_text()
     assert all(f">{name}<" in settings for name in FIELDS)

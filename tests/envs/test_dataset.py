@@ -28,7 +28,7 @@ from ragen_jax.storage.metrics_reader import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 
-DOCS = Path(__file__).parents[2] / "docs/environments.md"
+DOCS = Path(__file__).parents[2] / "docs/environments/prompts.md"
 ROWS = [
     {"prompt": f"Which is larger: {a} or {b}?", "answer": str(max(a, b)), "level": a}
     for a in range(20)
@@ -455,10 +455,8 @@ def test_the_command_that_looks_at_data(own):
 
 
 def blocks():
-    """The blocks of the page's section, with their language, in order."""
-    parts = re.split(r"^## ", DOCS.read_text(), flags=re.M)
-    (section,) = [part for part in parts if part.startswith("Prompts of your own")]
-    return re.findall(r"```(\w+)\n(.*?)```", section, re.S)
+    """The blocks of the page, with their language, in order."""
+    return re.findall(r"```(\w+)\n(.*?)```", DOCS.read_text(), re.S)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from ragen_jax.rollout.env_calls import Limits, StepRequest, act, begin
 from ragen_jax.run.heldout import summarise
 from ragen_jax.storage.metrics_reader import read_metrics
 
-DOCS = Path(__file__).parents[2] / "docs/environments.md"
+DOCS = Path(__file__).parents[2] / "docs/environments/engines.md"
 
 
 class Hunt(gymnasium.Env):
@@ -416,7 +416,7 @@ def test_one_that_does_not_begin_is_refused_before_a_run(begins, message):
 
 
 def test_the_example_of_the_page(tmp_path, monkeypatch):
-    (tmp_path / "hunt.py").write_text(re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)[1])
+    (tmp_path / "hunt.py").write_text(re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)[0])
     monkeypatch.syspath_prepend(tmp_path)
     options = dict(id="mine/Hunt-v0", module="hunt", split_by="seed")
     try:

@@ -1,4 +1,4 @@
-"""An environment in a file of one's own: the example of docs/environments.md, run as written."""
+"""An environment in a file of your own: the example of docs/environments/own.md."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from ragen_jax.envs import ENVS, code_hash, find_env, make_env
 from ragen_jax.envs.types import SolvableEnvironment
 from ragen_jax.storage.metrics_reader import read_metrics
 
-DOCS = Path(__file__).parents[2] / "docs/environments.md"
+DOCS = Path(__file__).parents[2] / "docs/environments/own.md"
 ROOT = Path(__file__).parents[2]
 SHORT = [
     *("--config.steps=1", "--config.rollout.groups=2", "--config.rollout.group_size=2"),
