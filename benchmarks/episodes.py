@@ -18,7 +18,8 @@ from ragen_jax.model import hf
 from ragen_jax.model.qwen import Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout.chat import Chat, Reply
-from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
 
 ROOM = (8, 7)  # a first prompt of 72 tokens
 MOVES = ("Up", "Left")
@@ -91,16 +92,18 @@ class Setting:
         return rollout(
             self.model,
             self.params,
-            ReadAgainChat.of(self.chat) if read_again else self.chat,
-            self.environment,
+            PlaySettings(
+                ReadAgainChat.of(self.chat) if read_again else self.chat,
+                self.environment,
+                budgets=self.budgets,
+                sampling=Sampling(temperature=1.0),
+                slots=slots,
+                chunk=chunk,
+            ),
             self.seeds,
             [self.environment.reset(seed) for seed in self.seeds],
             group_size=self.members,
             key=jax.random.key(0),
-            budgets=self.budgets,
-            sampling=Sampling(temperature=1.0),
-            slots=slots,
-            chunk=chunk,
         )
 
     def play_with(self, generate):

@@ -16,7 +16,8 @@ from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_budgets, build_chat, build_environment
 from ragen_jax.diagnostics.cross_scoring import cross_score, cross_score_pairs
 from ragen_jax.diagnostics.scopes import first_turns, reasoning_ids
-from ragen_jax.rollout.play import Sampling, rollout
+from ragen_jax.rollout.episode import PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
 from ragen_jax.run.load import load_policy
 
 
@@ -38,14 +39,16 @@ def main(argv):
             episodes = rollout(
                 policy.model,
                 policy.params,
-                chat,
-                environment,
+                PlaySettings(
+                    chat,
+                    environment,
+                    budgets=build_budgets(config),
+                    sampling=Sampling(temperature=1.0),
+                ),
                 seeds,
                 states,
                 group_size=config.rollout.group_size,
                 key=jax.random.key(0),
-                budgets=build_budgets(config),
-                sampling=Sampling(temperature=1.0),
             )
             seconds[context].append(time.perf_counter() - start)
         sample = first_turns(episodes, samples=config.diagnose.first_turn_samples)

@@ -38,8 +38,9 @@ from ragen_jax.configs import sokoban
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.randomness import Purpose, generator, stream_key
 from ragen_jax.model.likelihood import token_statistics
-from ragen_jax.rollout.play import Budgets, Sampling, rollout
-from ragen_jax.warmstart.imitate import tiny_model
+from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
+from ragen_jax.run.imitate import tiny_model
 
 SEED = 0
 STEPS = 20
@@ -85,14 +86,13 @@ def play(model, params, chat, environment, step):
     return rollout(
         model,
         params,
-        chat,
-        environment,
+        PlaySettings(
+            chat, environment, budgets=BUDGETS, sampling=Sampling(temperature=TEMPERATURE)
+        ),
         seeds_G,
         states_G,
         group_size=GROUP_SIZE,
         key=stream_key(Purpose.PLAY, SEED, 0),
-        budgets=BUDGETS,
-        sampling=Sampling(temperature=TEMPERATURE),
     )
 
 

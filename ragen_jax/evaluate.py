@@ -36,10 +36,11 @@ from ragen_jax.diagnostics.scopes import collapse_metrics
 from ragen_jax.model import lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.run.checkpoint import Checkpoints
-from ragen_jax.run.diagnose import Diagnosis, heldout_gradients
+from ragen_jax.run.diagnose import heldout_gradients
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import Policy, for_sampling, load_adapted, load_policy, restore_run
 from ragen_jax.run.log import write_gradients
+from ragen_jax.run.step import Diagnosis
 from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console

@@ -32,15 +32,17 @@ from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.sharding import is_main_process, main_process_first
 from ragen_jax.programs.monitor import CompileMonitor, monitor_compilation
 from ragen_jax.programs.precompile import Precompiler, start_programs
-from ragen_jax.report.background import Reports
+from ragen_jax.report.page import write_report
 from ragen_jax.run.ahead import RolloutQueue
 from ragen_jax.run.checkpoint import Checkpoints, find_damage, newest, not_finite
-from ragen_jax.run.diagnose import Diagnosis, diagnose
+from ragen_jax.run.diagnose import diagnose
 from ragen_jax.run.folder import RunFolder, open_folder
 from ragen_jax.run.load import Policy, load_policy, save_policy
 from ragen_jax.run.log import MetricsLog
 from ragen_jax.run.provenance import Provenance, provenance_of, record, report_changes
-from ragen_jax.run.stages import inform, make_batch, watch
+from ragen_jax.run.reports import Reports
+from ragen_jax.run.stages import StepContext, inform, make_batch, watch
+from ragen_jax.run.step import Diagnosis
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
 from ragen_jax.run.undefined_success import check_success
 from ragen_jax.run.workdir import lock_workdir, new_folder, set_evaluations_aside
@@ -121,12 +123,13 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
             batch, outcomes, metrics = make_batch(run, played)
             row |= metrics
         with stage("diagnose"):
-            state, metrics = diagnose(run, learner, sampler, state, played, batch, outcomes, step)
+            seen = StepContext(run, learner, sampler, played, batch, outcomes, step)
+            state, metrics = diagnose(seen, state)
             row |= metrics
         with stage("inform", run.sampling_mesh):
-            outcomes, metrics = inform(run, learner, sampler, state, played, batch, outcomes)
+            outcomes, metrics = inform(seen, state)
             row |= metrics
-        del policy, sampler  # the update replaces their parameters
+        del policy, sampler, seen  # the update replaces their parameters
 
         with rollouts.prefetch(stage, state, step):
             with stage("select", run.mesh):
@@ -237,7 +240,7 @@ def start(
             trackers=config.log.trackers,
             config=config.to_dict(),
         ),
-        reports=Reports(workdir, every=config.report.every),
+        reports=Reports(workdir, every=config.report.every, write_page=write_report),
         compiling=compiling,
         precompiler=Precompiler(compiling),
         fresh=latest is None,

@@ -42,7 +42,7 @@ from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model import hf, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.model.tokenizer import build_tokenizer
-from ragen_jax.warmstart.imitate import tiny_model
+from ragen_jax.run.imitate import tiny_model
 
 keep_freed_memory()
 LONGEST = [Path(__file__).with_name(f"test_{name}.py") for name in ("sharding", "train")]

@@ -27,7 +27,8 @@ from ragen_jax.model import hf
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import logits
 from ragen_jax.rollout import sample
-from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
 from ragen_jax.update.policy import Loss, init_state, update_policy
 
 BUDGETS = Budgets(max_turns=2, max_actions=4, max_new_tokens=22)
@@ -50,14 +51,13 @@ def play(directory, mesh):
             episodes += rollout(
                 model,
                 sampling_params(params, model, mesh),
-                chat,
-                environment,
+                PlaySettings(
+                    chat, environment, budgets=BUDGETS, sampling=Sampling(temperature=1.0)
+                ),
                 list(seeds),
                 [environment.reset(seed) for seed in seeds],
                 group_size=members,
                 key=KEY,
-                budgets=BUDGETS,
-                sampling=Sampling(temperature=1.0),
             )
     return model, params, episodes
 

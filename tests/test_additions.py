@@ -22,7 +22,8 @@ from ragen_jax.model.families import decoder
 from ragen_jax.model.families.types import Family
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run import diagnose
-from ragen_jax.run.stages import Played
+from ragen_jax.run.stages import StepContext
+from ragen_jax.run.step import Diagnosis, Played
 from ragen_jax.update import token_logps
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update
 
@@ -168,13 +169,14 @@ def test_a_diagnostic(config, make_turn, make_episode, monkeypatch):
     one, two = ([make_episode(0, 0, [make_turn([1], [2])] * turns)] for turns in (1, 3))
     tasks = [SimpleNamespace(label=label) for label in ("first", "second")]
     config.diagnose.every = 2
-    run = SimpleNamespace(diagnosis=diagnose.Diagnosis(**config.diagnose), tasks=tasks)
+    run = SimpleNamespace(diagnosis=Diagnosis(**config.diagnose), tasks=tasks)
     played = Played(selected=one + two, episodes_E=[one, two], returns_E=[None, None])
-    for step, expected in (
+    for number, expected in (
         (1, {}),
         (2, {"anatomy/longest": 2, "anatomy/first/longest": 1, "anatomy/second/longest": 3}),
     ):
-        _, found = diagnose.diagnose(run, None, None, None, played, None, None, step)
+        seen = StepContext(run, None, None, played, None, None, number)
+        _, found = diagnose.diagnose(seen, None)
         assert found == expected
 
 

@@ -27,7 +27,8 @@ from ragen_jax.rollout.collect import collect_groups, differ_in_reward
 from ragen_jax.run.heldout import summarise
 from ragen_jax.run.log import eval_line, learning_curve, write_outcomes
 from ragen_jax.run.run_files import read_outcomes
-from ragen_jax.run.stages import Played, mean_variance
+from ragen_jax.run.stages import mean_variance
+from ragen_jax.run.step import Played
 from ragen_jax.update.learner import Outcomes, deal_at_random, filter_metrics
 
 pytestmark = pytest.mark.fast

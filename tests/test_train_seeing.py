@@ -15,9 +15,9 @@ from ragen_jax.envs.sokoban import sprites
 from ragen_jax.model import hf
 from ragen_jax.model.vision import images
 from ragen_jax.run.heldout import evaluate
+from ragen_jax.run.imitate import tiny_model
 from ragen_jax.run.load import for_sampling, load_policy, restore_run
 from ragen_jax.storage.metrics_reader import read_metrics
-from ragen_jax.warmstart.imitate import tiny_model
 
 pytestmark = pytest.mark.long
 

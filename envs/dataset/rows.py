@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from ragen_jax.envs.files import is_text, json_rows, json_value, open_parquet
 from ragen_jax.envs.problems import SPLITS, split_by_hash
 from ragen_jax.storage.atomic_io import disk_error_message
 from ragen_jax.storage.confined import BATCH_ROWS
-
-if TYPE_CHECKING:
-    from ragen_jax.storage.datasets import StoredExamples
+from ragen_jax.storage.datasets import StoredExamples
 
 FORMAT = 1  # of what is kept; raise it when a change of this file changes that
 MAX_TEXT = 100_000  # characters of a prompt: more is shown of no environment (rollout/env_calls.py)

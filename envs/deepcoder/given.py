@@ -9,16 +9,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ragen_jax.envs.deepcoder.problems import Problem, Test
 from ragen_jax.envs.files import is_text, normal, open_parquet
+from ragen_jax.storage.datasets import StoredExamples
 from ragen_jax.storage.limits import parse_json
-
-if TYPE_CHECKING:
-    from ragen_jax.storage.datasets import StoredExamples
 
 FIELDS = ("problem", "tests")  # of a row
 OPTIONAL = ("starter_code", "metadata")

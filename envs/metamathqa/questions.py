@@ -3,15 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ragen_jax.envs.files import is_text, json_value, normal
 from ragen_jax.envs.problems import split_by_hash
-
-if TYPE_CHECKING:
-    from ragen_jax.storage.datasets import StoredExamples
+from ragen_jax.storage.datasets import StoredExamples
 
 FIELDS = ("type", "query", "original_question", "response")
 MARKER = "The answer is: "  # before the answer, at the end of a response

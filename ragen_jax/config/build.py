@@ -56,10 +56,10 @@ from ragen_jax.model.vision.config import ImageTokens, VisionConfig
 from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.model.vision.images import ImageConfig
 from ragen_jax.rollout import chat
-from ragen_jax.rollout.collect import CollectSettings
 from ragen_jax.rollout.env_calls import Limits
-from ragen_jax.rollout.play import Budgets, Sampling
+from ragen_jax.rollout.episode import Budgets, Sampling
 from ragen_jax.rollout.pool import init_streaks
+from ragen_jax.rollout.task import CollectSettings
 from ragen_jax.storage.cache import content_hash
 from ragen_jax.update import critic
 from ragen_jax.update.learner import Learner, sampled_next, sampling_policy

@@ -22,12 +22,12 @@ from ragen_jax.config.check import check
 from ragen_jax.config.stored import same_run
 from ragen_jax.config.trust import sign
 from ragen_jax.configs.experiments import Experiment
+from ragen_jax.run.imitate import tiny_model
 from ragen_jax.run.training import exit_code
 from ragen_jax.storage.atomic_io import atomic_write, with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 from ragen_jax.storage.metrics_reader import read_metrics
-from ragen_jax.warmstart.imitate import tiny_model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,17 +2,15 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from ragen_jax.core.types import Params
-
-if TYPE_CHECKING:
-    from ragen_jax.model.qwen import Qwen
 from ragen_jax.core.sharding import boxed_shardings, has_other_devices
+from ragen_jax.core.types import Params
+from ragen_jax.model.qwen import Qwen
 
 
 def param_shardings(model: "Qwen", mesh: Mesh) -> Params:

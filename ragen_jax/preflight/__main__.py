@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
         plan = programs(
             config,
             devices,
-            DIAGNOSTICS.values(),
+            [d.programs for d in DIAGNOSTICS.values() if d.programs],
             prompt_tokens=PROMPT.value,
             observation_tokens=OBSERVATION.value,
         )

@@ -13,7 +13,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,12 +39,10 @@ from ragen_jax.rollout.expected import (
 )
 from ragen_jax.rollout.pages import cache_sizes
 from ragen_jax.rollout.sample import decode, episode_keys, prefill
+from ragen_jax.rollout.task import Task
 from ragen_jax.storage.console import console
 from ragen_jax.update.learner import Learner
 from ragen_jax.update.state import TrainState
-
-if TYPE_CHECKING:
-    from ragen_jax.run.tasks import Task
 
 THREADS = 8  # at most, and no more than there are cores
 WORTH_A_LINE = 1.0  # seconds that compiling them took

@@ -7,7 +7,7 @@ a model that sees in seeing.py.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,14 +43,14 @@ from ragen_jax.update.optimize import apply_gradient, needs_start
 from ragen_jax.update.policy import policy_gradient, rounding_decides
 from ragen_jax.update.state import CriticState, TrainState
 
-if TYPE_CHECKING:
-    from ragen_jax.run.diagnose import Diagnostic
+# (run, config of an environment, its lengths) -> programs.
+Planner = Callable[[RunShapes, ConfigDict, RowLengths], Iterator[Program]]
 
 
 def programs(
     config: ConfigDict,
     devices: Sequence[jax.Device],
-    diagnostics: "Iterable[Diagnostic]",
+    diagnostics: Iterable[Planner],
     *,
     prompt_tokens: int,
     observation_tokens: int,
@@ -58,14 +58,15 @@ def programs(
     """The programs of a run on these devices.
 
     Args:
-      diagnostics: those of the run. prompt_tokens, observation_tokens: of `shapes.lengths`.
+      diagnostics: what plans the programs of the run's diagnostics.
+      prompt_tokens, observation_tokens: of `shapes.lengths`.
 
     Raises:
       ValueError: values that the run would refuse, too.
     """
     run = describe(config, devices, prompt_tokens, observation_tokens)
     alone = per_task_configs(config)
-    planners = [rollout_programs, *(d.programs for d in diagnostics if d.programs)]
+    planners = [rollout_programs, *diagnostics]
     plan = []
     for name, c in alone.items():
         played = [p for planner in planners for p in planner(run, c, run.at[name])]

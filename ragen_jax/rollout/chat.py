@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ragen_jax.core.types import Turn
-from ragen_jax.envs.types import IMAGE, Observation, ToolEnvironment
+from ragen_jax.envs.types import IMAGE, Environment, Observation, ToolEnvironment
 from ragen_jax.model.template import (
     NOTICE,
     Message,
@@ -35,8 +35,6 @@ from ragen_jax.model.template import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-    from ragen_jax.envs.types import Environment
 
 # context -> the most turns that a prompt shows when the episode has `turns` of them
 CONTEXTS = {

@@ -14,7 +14,6 @@ was played.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -25,22 +24,8 @@ from ragen_jax.algorithm.rewards import broken_episodes, sum_turns
 from ragen_jax.core.sharding import place
 from ragen_jax.core.types import Episode, Metrics
 from ragen_jax.rollout.pool import count_visits, draw_seeds, play_chances
+from ragen_jax.rollout.task import Task
 from ragen_jax.update.state import TrainState
-
-if TYPE_CHECKING:
-    from ragen_jax.run.tasks import Task
-
-
-@dataclasses.dataclass(frozen=True)
-class CollectSettings:
-    """How many groups a step has, and of which problems."""
-
-    groups: int
-    max_rounds: int  # of play, to find so many informative ones
-    pool: int  # problems, which come again and again; 0: new ones every time
-    seed: int  # of the order in which they come
-    explore: float  # `pool.play_chances`
-    explore_least: float
 
 
 @dataclasses.dataclass(frozen=True)

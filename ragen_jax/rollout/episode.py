@@ -18,7 +18,15 @@ from ragen_jax.model.template import PromptError, Span
 from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.model.vision.images import image_grid
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.env_calls import Clock, EnvFailure, Limits, StepRequest, StepResult, act
+from ragen_jax.rollout.env_calls import (
+    NO_LIMITS,
+    Clock,
+    EnvFailure,
+    Limits,
+    StepRequest,
+    StepResult,
+    act,
+)
 
 NO_VISION_TOWER = (
     "the environment shows images, but the model at config.model.path has no vision tower; use "
@@ -46,6 +54,27 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PlaySettings:
+    """How the episodes of a task are played; the policy, the problems and the key come with a call.
+
+    With `slots` or `chunk` the episodes are played by slots.py; they stay the same.
+    """
+
+    chat: Chat  # decides what a turn's prompt shows
+    environment: Environment
+    budgets: Budgets
+    sampling: Sampling
+    limits: Limits = NO_LIMITS  # of the environment's time
+    compact: bool = True  # drop finished episodes from the batch
+    slots: int = 0  # episodes played at a time; 0: all, or without slots
+    chunk: int = 0  # tokens between two looks at which replies have ended
+    # Tokens of first prompts by which slots size their cache, so that every rollout of a run has
+    # the same programs; 0: of the longest one played.
+    first_prompt: int = 0
+    album: ImageTable | None = None  # images that the environment shows; None: no vision tower
 
 
 @dataclasses.dataclass

@@ -25,17 +25,14 @@ from ragen_jax.core.sharding import (
     row_shards,
 )
 from ragen_jax.core.types import Episode, Params
-from ragen_jax.envs.types import Environment, State
+from ragen_jax.envs.types import State
 from ragen_jax.model.attention import Segment
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.model.vision.image_table import ImageTable
-from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.env_calls import NO_LIMITS, Clock, EnvFailure, Limits, begin, observe
+from ragen_jax.rollout.env_calls import Clock, EnvFailure, begin, observe
 from ragen_jax.rollout.episode import (
-    Budgets,
     Play,
+    PlaySettings,
     Room,
-    Sampling,
     act_on,
     as_episode,
     begin_turns,
@@ -54,22 +51,13 @@ Cache = tuple[Segment, Segment, Rows]
 def rollout(
     model: Qwen,
     params: Params,
-    chat: Chat,
-    environment: Environment,
+    settings: PlaySettings,
     seeds_G: Sequence[int],
     states_G: Sequence[State | EnvFailure],
     *,
     group_size: int,
     key: jax.Array,
-    budgets: Budgets,
-    sampling: Sampling,
-    compact: bool = True,
-    slots: int = 0,
-    chunk: int = 0,
-    first_prompt: int = 0,
-    limits: Limits = NO_LIMITS,
     clock: Clock | None = None,
-    album: ImageTable | None = None,
 ) -> list[Episode]:
     """Plays `group_size` episodes of each initial state.
 
@@ -79,15 +67,9 @@ def rollout(
 
     Args:
       model, params: the policy.
-      chat: decides what a turn's prompt shows.
       seeds_G, states_G: environment seeds and their initial states.
       key: typed key of the run and purpose; draws fold in seed, member, turn and token index.
-      compact: drop finished episodes from the batch (the episodes stay the same).
-      slots, chunk: with one of them the episodes are played by slots.py (and stay the same).
-      first_prompt: tokens of first prompts by which slots size their cache, so that every rollout
-        of a run has the same programs; 0: of the longest one here.
-      limits: of the environment's time. clock: counts what it took.
-      album: of the images that environments show; None: the model does not see.
+      clock: counts the environment's time.
 
     Returns:
       The episodes, group by group, member by member.
@@ -95,26 +77,12 @@ def rollout(
     Raises:
       PromptError: the prompt of an empty observation (the rules alone) cannot be used either.
     """
+    chat, environment, budgets = settings.chat, settings.environment, settings.budgets
+    limits, album = settings.limits, settings.album
     observation_G = observe(environment, states_G, limits, clock)
     plays = start_plays(seeds_G, states_G, observation_G, group_size, key)
-    if slots or chunk:
-        play_in_slots(
-            model,
-            params,
-            chat,
-            environment,
-            plays,
-            slots=slots,
-            chunk=chunk,
-            first_prompt=first_prompt,
-            key=key,
-            budgets=budgets,
-            sampling=sampling,
-            compact=compact,
-            limits=limits,
-            clock=clock,
-            album=album,
-        )
+    if settings.slots or settings.chunk:
+        play_in_slots(model, params, settings, plays, key=key, clock=clock)
         return _everyone([as_episode(play) for play in plays if play.turns])
     count, mine = row_shards()
     per_shard = -(-len(plays) // count)
@@ -137,7 +105,7 @@ def rollout(
         )
         if not most:
             break
-        rows = row_bucket(most, per_shard) if compact and turn else per_shard
+        rows = row_bucket(most, per_shard) if settings.compact and turn else per_shard
         placed: Rows = [play for shard in shards for play in shard + [None] * (rows - len(shard))]
         seen = params if album is None else album.attach(params, *(p.prompt for p in begun))
         if turn == 0 and len(plays) % count == 0:
@@ -148,7 +116,7 @@ def rollout(
             segment, logits = _continue(model, seen, cache, placed, longest, new)
 
         tokens_BT, logp_BT, count_B, reply = _sample_replies(
-            model, params, segment, logits, placed, turn, key, budgets, sampling, chat.stop_ids
+            model, params, segment, logits, placed, turn, key, settings
         )
         replies = [
             (play, tokens_BT[row, : count_B[row]], logp_BT[row, : count_B[row]])
@@ -168,11 +136,10 @@ def _sample_replies(
     placed: Rows,
     turn: int,
     key: jax.Array,
-    budgets: Budgets,
-    sampling: Sampling,
-    stop_ids: tuple[int, ...],
+    settings: PlaySettings,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Segment]:
     """(tokens_BT, logp_BT, count_B) of this process's rows, and the keys and values of all."""
+    sampling, max_new_tokens = settings.sampling, settings.budgets.max_new_tokens
     real = [play is not None for play in placed]
     keys_B = episode_keys(
         key,
@@ -186,10 +153,10 @@ def _sample_replies(
         segment,
         logits,
         keys_B,
-        place_rows(np.where(real, budgets.max_new_tokens, 0).astype(np.int32)),
+        place_rows(np.where(real, max_new_tokens, 0).astype(np.int32)),
         np.float32(sampling.temperature),
-        max_new_tokens=budgets.max_new_tokens,
-        stop_ids=stop_ids,
+        max_new_tokens=max_new_tokens,
+        stop_ids=settings.chat.stop_ids,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
@@ -209,21 +176,7 @@ def _everyone(episodes: list[Episode]) -> list[Episode]:
 
 
 def compile_ahead(
-    model: Qwen,
-    params: Params,
-    chat: Chat,
-    environment: Environment,
-    seed: int,
-    *,
-    rows: int,
-    key: jax.Array,
-    budgets: Budgets,
-    sampling: Sampling,
-    slots: int = 0,
-    chunk: int = 0,
-    first_prompt: int = 0,
-    limits: Limits = NO_LIMITS,
-    album: ImageTable | None = None,
+    model: Qwen, params: Params, settings: PlaySettings, seed: int, *, rows: int, key: jax.Array
 ) -> None:
     """Compiles prefill and decode for every number of rows that compaction can leave.
 
@@ -231,30 +184,17 @@ def compile_ahead(
     the middle of a run, when so few episodes are first left. With slots, those of all rows alone.
 
     Args:
-      rows: episodes of a full batch. The others: as in `rollout`.
+      seed: of the problem. rows: episodes of a full batch. The others: as in `rollout`.
     """
     shards, _ = row_shards()
     rows = -(-rows // shards)  # of a shard
-    (state,) = begin(environment, [seed], limits)
+    (state,) = begin(settings.environment, [seed], settings.limits)
     sizes = {shards * row_bucket(live, rows) for live in range(1, rows + 1)}
-    for size in [shards * rows] if slots or chunk else sorted(sizes):
-        rollout(
-            model,
-            params,
-            chat,
-            environment,
-            [seed] * size,
-            [state] * size,
-            group_size=1,
-            key=key,
-            budgets=dataclasses.replace(budgets, max_turns=1),
-            sampling=sampling,
-            slots=slots,
-            chunk=chunk,
-            first_prompt=first_prompt,
-            limits=limits,
-            album=album,
-        )
+    one_turn = dataclasses.replace(
+        settings, compact=True, budgets=dataclasses.replace(settings.budgets, max_turns=1)
+    )
+    for size in [shards * rows] if settings.slots or settings.chunk else sorted(sizes):
+        rollout(model, params, one_turn, [seed] * size, [state] * size, group_size=1, key=key)
 
 
 def _news(play: Play) -> np.ndarray:

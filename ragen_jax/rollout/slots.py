@@ -24,14 +24,12 @@ import numpy as np
 
 from ragen_jax.core.sharding import max_over_processes, row_shards, shards_are_shared
 from ragen_jax.core.types import Params
-from ragen_jax.envs.types import Environment
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.env_calls import Clock, Limits
+from ragen_jax.rollout.env_calls import Clock
 from ragen_jax.rollout.episode import (
-    Budgets,
     Play,
+    PlaySettings,
     Room,
     Sampling,
     act_on,
@@ -62,20 +60,11 @@ class _Slot:
 def play_in_slots(
     model: Qwen,
     params: Params,
-    chat: Chat,
-    environment: Environment,
+    settings: PlaySettings,
     plays: Sequence[Play],
     *,
-    slots: int,
-    chunk: int,
-    first_prompt: int,
     key: jax.Array,
-    budgets: Budgets,
-    sampling: Sampling,
-    compact: bool,
-    limits: Limits,
     clock: Clock | None,
-    album: ImageTable | None,
 ) -> None:
     """Plays every episode to its end.
 
@@ -84,36 +73,36 @@ def play_in_slots(
     Args:
       plays: that have just been started, in the order in which they are taken; the same in all
         processes, of which each plays its own.
-      slots: how many are played at a time; 0: all. chunk: of `cache_sizes`.
       The others: as in play.rollout.
 
     Raises:
       PromptError: as in play.rollout.
     """
+    chat, budgets, limits = settings.chat, settings.budgets, settings.limits
     firsts = {play.group: play for play in reversed(plays)}
     room = Room(model.config.max_positions, budgets.max_new_tokens)
-    begin_turns(list(firsts.values()), chat, album, room)
+    begin_turns(list(firsts.values()), chat, settings.album, room)
     prompt = max(len(play.prompt) for play in firsts.values())
     sizes = cache_sizes(
-        slots=slots,
-        chunk=chunk,
+        slots=settings.slots,
+        chunk=settings.chunk,
         episodes=len(plays),
-        prompt=first_prompt or prompt,
+        prompt=settings.first_prompt or prompt,
         max_new_tokens=budgets.max_new_tokens,
-        compact=compact,
+        compact=settings.compact,
     )
-    cache = Cache(model, params, sizes, album)
+    cache = Cache(model, params, sizes, settings.album)
     table = [_Slot() for _ in range(cache.shards * cache.rows)]
     count, mine = row_shards()
     share = -(-len(plays) // count)
     waiting = collections.deque(p for i in mine for p in plays[i * share : (i + 1) * share])
 
     def decode():
-        return _decode(cache, table, chat, key=key, sampling=sampling)
+        return _decode(cache, table, chat, key=key, sampling=settings.sampling)
 
     def act(stopped):
         replies = [(slot.play, slot.sampled, slot.logp) for slot in stopped]
-        act_on(replies, environment, chat, budgets.max_actions, limits, clock)
+        act_on(replies, settings.environment, chat, budgets.max_actions, limits, clock)
 
     def next_turn(stopped):
         for slot in stopped:
@@ -135,7 +124,7 @@ def play_in_slots(
             most, to_come = max_over_processes(max(map(len, live)), len(waiting))
             if not most:
                 return
-            kept = cache.compact(live, most) if compact and not to_come else None
+            kept = cache.compact(live, most) if settings.compact and not to_come else None
             if kept:
                 before = len(table) // cache.shards
                 table = [table[i * before + row] for i, part in enumerate(kept) for row in part]

@@ -22,7 +22,8 @@ from contextlib import contextmanager
 import jax
 
 from ragen_jax.core.types import Metrics, Params
-from ragen_jax.run.stages import Played, play
+from ragen_jax.run.stages import play
+from ragen_jax.run.step import Played
 from ragen_jax.run.training import Run, Stages
 from ragen_jax.update.learner import Learner, sampled_next, sampler_policy
 from ragen_jax.update.state import AheadState, TrainState

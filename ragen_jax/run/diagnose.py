@@ -7,8 +7,7 @@ a row of DIAGNOSTICS, which says when it is due.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -36,53 +35,14 @@ from ragen_jax.envs.types import DrawingEnvironment, GroundedEnvironment, Revers
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.programs.diagnostics import gradient_programs, mediation_programs, scoring_programs
 from ragen_jax.programs.precompile import PlannedProgram
+from ragen_jax.programs.training import Planner
+from ragen_jax.rollout.task import Task
 from ragen_jax.run.heldout import play_heldout
 from ragen_jax.run.log import write_scores
-from ragen_jax.run.stages import Played, rewarded_batch
-from ragen_jax.update.learner import Learner, Outcomes, sampling_policy
+from ragen_jax.run.stages import StepContext, rewarded_batch
+from ragen_jax.run.step import Diagnosis
+from ragen_jax.update.learner import Learner, sampling_policy
 from ragen_jax.update.state import AheadState, TrainState
-
-if TYPE_CHECKING:  # importing them takes Orbax and TFDS
-    from ml_collections import ConfigDict
-
-    from ragen_jax.programs.program import Program
-    from ragen_jax.programs.shapes import RowLengths as RowLengths
-    from ragen_jax.programs.shapes import RunShapes as RunShapes
-    from ragen_jax.run.tasks import Task
-    from ragen_jax.run.training import Run
-
-
-@dataclasses.dataclass(frozen=True)
-class Diagnosis:
-    """config.diagnose, where the fields are explained."""
-
-    every: int
-    flow_every: int
-    scores_every: int
-    first_turn_samples: int
-    trajectory_samples: int
-    micro_batch: int
-    probe_every: int
-    probe_problems: int
-    probe_samples: int
-    probe_mediation: bool
-    gradients_every: int
-    gradients_groups: int
-    gradients_buckets: int
-    gradients_edges: tuple[float, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class StepContext:
-    """What a diagnostic may look at."""
-
-    run: "Run"
-    learner: Learner
-    policy: Params  # that sampled the episodes
-    played: Played
-    batch: Batch  # of the episodes that the step learns from
-    outcomes: Outcomes  # of these episodes
-    number: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,33 +53,21 @@ class Diagnostic:
     # (Step, TrainState, metrics so far) -> (TrainState, metrics)
     measure: Callable[[StepContext, TrainState, Metrics], tuple[TrainState, Metrics]]
     # What it compiles, for preflight; None: nothing larger than the others do.
-    programs: "Callable[[RunShapes, ConfigDict, RowLengths], Iterator[Program]] | None" = None
+    programs: Planner | None = None
     first: bool = False  # also in the first step, whose policy no update has changed
 
 
-def diagnose(
-    run: "Run",
-    learner: Learner,
-    policy: Params,
-    state: TrainState,
-    played: Played,
-    batch: Batch,
-    outcomes: Outcomes,
-    step: int,
-) -> tuple[TrainState, Metrics]:
-    """The diagnostics of a step's episodes that are due.
-
-    Args: as in `Step`; step: number of the iteration.
+def diagnose(step: StepContext, state: TrainState) -> tuple[TrainState, Metrics]:
+    """Measure what is due of DIAGNOSTICS on a step's episodes.
 
     Returns:
       (TrainState with the moving averages, metrics of DIAGNOSTICS).
     """
-    seen = StepContext(run, learner, policy, played, batch, outcomes, step)
     metrics: Metrics = {}
     for diagnostic in DIAGNOSTICS.values():
-        every = diagnostic.every(run.diagnosis)
-        if is_due(every, step) or (diagnostic.first and every and step == 1):
-            state, figures = diagnostic.measure(seen, state, metrics)
+        every = diagnostic.every(step.run.diagnosis)
+        if is_due(every, step.number) or (diagnostic.first and every and step.number == 1):
+            state, figures = diagnostic.measure(step, state, metrics)
             metrics |= figures
     return state, metrics
 

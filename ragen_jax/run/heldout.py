@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,36 +13,23 @@ from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.task_shares import combine_metrics
 from ragen_jax.core.types import Episode, Metrics, Params
 from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
-from ragen_jax.envs.types import Environment, State
+from ragen_jax.envs.types import State
 from ragen_jax.model.qwen import Qwen
-from ragen_jax.model.vision.image_table import ImageTable
-from ragen_jax.rollout.chat import Chat
-from ragen_jax.rollout.env_calls import NO_LIMITS, Limits
-from ragen_jax.rollout.play import Budgets, Sampling, rollout
-
-if TYPE_CHECKING:  # importing it takes TFDS
-    from ragen_jax.run.tasks import Task
+from ragen_jax.rollout.episode import PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
+from ragen_jax.rollout.task import Task, play_settings
 
 
 def play_problems(
     model: Qwen,
     params: Params,
-    chat: Chat,
-    environment: Environment,
+    settings: PlaySettings,
     seeds: Sequence[int],
     states: Sequence[State],
     *,
     samples: int,
     rows: int,
     key: jax.Array,
-    budgets: Budgets,
-    sampling: Sampling,
-    compact: bool = True,
-    slots: int = 0,
-    chunk: int = 0,
-    first_prompt: int = 0,
-    limits: Limits = NO_LIMITS,
-    album: ImageTable | None = None,
 ) -> list[Episode]:
     """Plays every problem `samples` times: about `rows` episodes at a time, or in slots.
 
@@ -50,35 +37,21 @@ def play_problems(
     meet the same problems with the same noise.
 
     Args:
-      slots, chunk: as in `rollout`; with one of them, all problems are played in `slots` (0: as
-        many as `rows`), so that a problem's end lets the next one begin. first_prompt, album: as
-        there.
+      settings: as in `rollout`; with slots or a chunk, all problems are played in `slots` (0: as
+        many as `rows`), so that a problem's end lets the next one begin.
 
     Returns:
       the episodes, problem by problem; `group` counts problems.
     """
     at_a_time = max(1, rows // samples)
-    if slots or chunk:
-        at_a_time, slots = len(seeds), slots or rows
+    if settings.slots or settings.chunk:
+        at_a_time = len(seeds)
+        settings = dataclasses.replace(settings, slots=settings.slots or rows)
     episodes = []
     for start in range(0, len(seeds), at_a_time):
+        part = slice(start, start + at_a_time)
         played = rollout(
-            model,
-            params,
-            chat,
-            environment,
-            seeds[start : start + at_a_time],
-            states[start : start + at_a_time],
-            group_size=samples,
-            key=key,
-            budgets=budgets,
-            sampling=sampling,
-            compact=compact,
-            slots=slots,
-            chunk=chunk,
-            first_prompt=first_prompt,
-            limits=limits,
-            album=album,
+            model, params, settings, seeds[part], states[part], group_size=samples, key=key
         )
         episodes += [dataclasses.replace(e, group=e.group + start) for e in played]
         advance(len(played))
@@ -110,21 +83,12 @@ def play_heldout(
     return play_problems(
         model,
         params,
-        task.chat,
-        task.heldout_environment,
+        play_settings(task, task.heldout_environment, sampling),
         seeds[problems],
         states[problems],
         samples=samples,
         rows=task.groups * task.group_size,
         key=stream_key(purpose, task.eval_seed),
-        budgets=task.budgets,
-        sampling=sampling,
-        compact=task.compact,
-        slots=task.slots,
-        chunk=task.chunk,
-        first_prompt=task.first_prompts[-1],
-        limits=task.limits,
-        album=task.album,
     )
 
 

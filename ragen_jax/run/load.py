@@ -26,12 +26,13 @@ from ragen_jax.model import hf, lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.image_table import ImageTable
+from ragen_jax.rollout.task import Task
 from ragen_jax.run.checkpoint import Checkpoints
-from ragen_jax.run.tasks import Task, build_tasks
+from ragen_jax.run.imitate import tiny_model
+from ragen_jax.run.tasks import build_tasks
 from ragen_jax.storage.atomic_io import with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
-from ragen_jax.warmstart.imitate import tiny_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -7,7 +7,6 @@ Mathematics is elsewhere; what is here hands it what a `Task` and a `Run` were b
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -42,32 +41,15 @@ from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.env_calls import Clock, begin
 from ragen_jax.rollout.episode import is_prompt_error
 from ragen_jax.rollout.play import rollout
+from ragen_jax.rollout.task import Task, play_settings
+from ragen_jax.run.step import Played
+from ragen_jax.run.training import Run
 from ragen_jax.update.learner import Learner, Outcomes, sampled_entropy
 from ragen_jax.update.state import AheadState, TrainState
 
-if TYPE_CHECKING:
-    from ragen_jax.run.tasks import Task
-    from ragen_jax.run.training import Run
-
-
-@dataclasses.dataclass(frozen=True)
-class Played:
-    """What was played for a step."""
-
-    selected: list[Episode]  # that the step learns from, of all environments
-    episodes_E: list[list[Episode]]  # of each environment all of them, groups numbered from 0
-    returns_E: list[np.ndarray]  # and their return_GK, undiscounted, penalties included
-    # What there is to say of environments that broke.
-    fired: list[Fired] = dataclasses.field(default_factory=list)
-
-    @property
-    def sound_E(self) -> list[np.ndarray]:
-        """bool [G, K] of each environment: the episodes of episodes_E that did not break."""
-        return [~broken_episodes(episodes) for episodes in self.episodes_E]
-
 
 def play(
-    run: "Run", policy: Params, state: TrainState, step: int
+    run: Run, policy: Params, state: TrainState, step: int
 ) -> tuple[TrainState, Played, Metrics]:
     """Plays the groups of a step; run under the mesh of sampling.
 
@@ -135,8 +117,8 @@ def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
 
 
 def episodes_of(
-    run: "Run", policy: Params, clock: Clock | None = None
-) -> Callable[["Task", Sequence[int], jax.Array], list[Episode]]:
+    run: Run, policy: Params, clock: Clock | None = None
+) -> Callable[[Task, Sequence[int], jax.Array], list[Episode]]:
     """(task, seeds_G, key) -> the episodes of a policy; `clock` as in `rollout`."""
 
     def play_task(task, seeds_G, key):
@@ -144,27 +126,31 @@ def episodes_of(
         return rollout(
             run.model,
             policy,
-            task.chat,
-            task.environment,
+            play_settings(task, task.environment, task.sampling),
             seeds_G,
             states_G,
             group_size=task.group_size,
             key=key,
-            budgets=task.budgets,
-            sampling=task.sampling,
-            compact=task.compact,
-            slots=task.slots,
-            chunk=task.chunk,
-            first_prompt=task.first_prompts[-1],
-            limits=task.limits,
             clock=clock,
-            album=task.album,
         )
 
     return play_task
 
 
-def make_batch(run: "Run", played: Played) -> tuple[Batch, Outcomes, Metrics]:
+@dataclasses.dataclass(frozen=True)
+class StepContext:
+    """What a step has played: what `diagnose` and `inform` look at."""
+
+    run: Run
+    learner: Learner
+    policy: Params  # that sampled the episodes
+    played: Played
+    batch: Batch  # of the episodes that the step learns from
+    outcomes: Outcomes  # of these episodes
+    number: int  # of the iteration
+
+
+def make_batch(run: Run, played: Played) -> tuple[Batch, Outcomes, Metrics]:
     """The rows and outcomes of the episodes that a step learns from.
 
     Returns:
@@ -190,15 +176,7 @@ def make_batch(run: "Run", played: Played) -> tuple[Batch, Outcomes, Metrics]:
     return batch, outcomes, metrics
 
 
-def inform(
-    run: "Run",
-    learner: Learner,
-    policy: Params,
-    state: TrainState,
-    played: Played,
-    batch: Batch,
-    outcomes: Outcomes,
-) -> tuple[Outcomes, Metrics]:
+def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
     """What is paid for reasonings that tell of their prompts, and what is left of the entropy bonus
     where they tell less than they did; of rollouts ahead also the entropy that RL-ZVP's advantages
     need, of the policy that sampled. Run under the mesh of sampling.
@@ -210,6 +188,8 @@ def inform(
       (`Outcomes` with bonus_BT, gate_E and sampled_entropy_BT, bonus/mi: mean nats a reasoning);
       {}: nothing is paid.
     """
+    learner, policy, played = step.learner, step.policy, step.played
+    batch, outcomes = step.batch, step.outcomes
     if learner.zvp_coef and isinstance(state, AheadState):
         entropy_BT = sampled_entropy(learner, policy, batch, outcomes)
         outcomes = dataclasses.replace(outcomes, sampled_entropy_BT=entropy_BT)
@@ -223,7 +203,7 @@ def inform(
     sound = [(e, episode) for e, episode in enumerate(episodes) if not episode.error]
     first_G = {episode.group: episode.turns[0].prompt for _, episode in reversed(sound)}
     metrics_E = []
-    for number, task in enumerate(run.tasks):
+    for number, task in enumerate(step.run.tasks):
         groups = [g for g in np.flatnonzero(learner.environment_G == number) if g in first_G]
         alone = task.chat.context == "single_turn"
         scored = [
@@ -240,7 +220,7 @@ def inform(
         prompts = [first_G[group] for group in groups]
         seen = policy if task.album is None else task.album.attach(policy, *prompts)
         score_MN, _ = cross_score(
-            run.model, seen, prompts, reasonings, micro_batch=run.diagnosis.micro_batch
+            step.run.model, seen, prompts, reasonings, micro_batch=step.run.diagnosis.micro_batch
         )
         own_M = np.array([turn.logp[slice(*turn.reasoning)].sum() for *_, turn in scored])
         group_M = np.searchsorted(groups, [episodes[e].group for e, *_ in scored])
@@ -249,7 +229,9 @@ def inform(
         value_EU[at] = learner.mi_coef * (information_M - information_M.mean())
         metrics_E.append({"bonus/mi": information_M.mean()})
     bonus_BT = scatter_to_reasoning(value_EU, batch)
-    return dataclasses.replace(outcomes, bonus_BT=bonus_BT), combine_metrics(run.tasks, metrics_E)
+    return dataclasses.replace(outcomes, bonus_BT=bonus_BT), combine_metrics(
+        step.run.tasks, metrics_E
+    )
 
 
 def rewarded_batch(
@@ -288,7 +270,7 @@ def mean_variance(return_GK: np.ndarray, sound_GK: np.ndarray) -> float:
 
 
 def watch(
-    run: "Run",
+    run: Run,
     state: TrainState,
     metrics: Metrics,
     returns_E: Sequence[np.ndarray],

@@ -31,8 +31,8 @@ from ragen_jax.diagnostics.stopping import Fired
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.programs.monitor import CompileMonitor
 from ragen_jax.programs.precompile import Precompiler
-from ragen_jax.report.background import Reports
 from ragen_jax.rollout.play import compile_ahead
+from ragen_jax.rollout.task import Task, play_settings
 from ragen_jax.run.checkpoint import Checkpoints, not_finite
 from ragen_jax.run.folder import RunFolder
 from ragen_jax.run.heldout import evaluate
@@ -46,6 +46,8 @@ from ragen_jax.run.log import (
     write_outcomes,
     write_rollouts,
 )
+from ragen_jax.run.reports import Reports
+from ragen_jax.run.step import Diagnosis, Played
 from ragen_jax.storage.atomic_io import atomic_open
 from ragen_jax.storage.console import console
 from ragen_jax.storage.console_streams import take_failures
@@ -54,10 +56,6 @@ from ragen_jax.update.state import TrainState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-    from ragen_jax.run.diagnose import Diagnosis
-    from ragen_jax.run.stages import Played
-    from ragen_jax.run.tasks import Task
 
 STOPPED = 3  # exit code after a stopping rule's "stop"
 ACTIONS = {"stop": "stopped", "warn": "warning", "checkpoint": "saved", "tighten": "tightened"}
@@ -175,18 +173,10 @@ class Run:
                 compile_ahead(
                     self.model,
                     policy,
-                    task.chat,
-                    task.environment,
+                    play_settings(task, task.environment, task.sampling),
                     0,
                     rows=task.groups * task.group_size,
                     key=task.key,
-                    budgets=task.budgets,
-                    sampling=task.sampling,
-                    slots=task.slots,
-                    chunk=task.chunk,
-                    first_prompt=task.first_prompts[-1],
-                    limits=task.limits,
-                    album=task.album,
                 )
         if self.fresh and self.schedule.evaluate:
             metrics = self.evaluate(policy, 0) | self._behind_row(0)

@@ -5,17 +5,14 @@ Most do. An engine (Gymnasium's) may not: its episodes then end without a verdic
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.rollout.env_calls import StepRequest, StepResult, act
+from ragen_jax.rollout.task import Task
 from ragen_jax.storage.console import console
-
-if TYPE_CHECKING:  # importing it takes TFDS
-    from ragen_jax.run.tasks import Task
 
 EPISODES = 4  # that are played at most, until one of them ends
 ACTIONS = 200  # of an episode, at most

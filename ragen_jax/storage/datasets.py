@@ -20,8 +20,8 @@ from ragen_jax.storage.cache import lock_path
 from ragen_jax.storage.checksums import CHECKSUMS, damage, write_checksums
 from ragen_jax.storage.console import console
 
-if TYPE_CHECKING:
-    from ragen_jax.storage.tfds_builder import Generated
+if TYPE_CHECKING:  # importing it takes half a second
+    import tensorflow_datasets as tfds
 
 
 def settings_hash(settings: dict[str, Any] | list[dict[str, Any]]) -> str:
@@ -68,7 +68,7 @@ def open_or_generate(
     return StoredExamples(builder.as_data_source(split="examples"))
 
 
-def _prepare(builder: "Generated") -> None:
+def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
     """Generates a dataset, unless it is there."""
     if not builder.is_prepared():
         with contextlib.redirect_stdout(io.StringIO()):

@@ -11,7 +11,7 @@ Axes: B rows, T tokens, L tokens of a piece, A micro-batches.
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,7 @@ from ragen_jax.core.sharding import shard_micro_batches
 from ragen_jax.core.types import Metrics, Params
 from ragen_jax.update import buckets as cutting
 from ragen_jax.update.buckets import Piece
-from ragen_jax.update.state import TrainState
-
-if TYPE_CHECKING:
-    from ragen_jax.update.state import CriticState
+from ragen_jax.update.state import CriticState, TrainState
 
 State = TypeVar("State", TrainState, "CriticState")
 # Micro-batches on the mesh, and how many of them hold any rows.

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from ragen_jax.config.check import check
 from ragen_jax.config.command_line import bad_input, define_config, run_command
+from ragen_jax.run.imitate import tiny_model
 from ragen_jax.storage.atomic_io import retry_disk_errors
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
-from ragen_jax.warmstart.imitate import tiny_model
 
 
 def main(argv: Sequence[str]) -> None:

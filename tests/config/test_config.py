@@ -37,7 +37,7 @@ from ragen_jax.configs import (
     webshop,
 )
 from ragen_jax.core.sharding import MESH_AXES, data_shards, make_mesh
-from ragen_jax.rollout.play import Sampling
+from ragen_jax.rollout.episode import Sampling
 from ragen_jax.run.workdir import new_folder, set_evaluations_aside
 from ragen_jax.storage.cache import content_hash
 

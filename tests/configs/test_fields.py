@@ -30,7 +30,7 @@ ELSEWHERE = {
     "env.max_error_share": "envs/test_contract.py: test_a_run_stops_where_too_much_breaks",
     "model.date": "configs/test_fields_start.py: test_model_date",
     "model.path": "configs/test_fields_start.py: test_model_path",
-    "warmstart.options": "warmstart/test_warmstart.py: "
+    "warmstart.options": "run/test_imitate.py: "
     "test_an_agent_may_be_taught_in_another_world_than_it_is_trained_in",
     "model.lora.tower": "test_train_seeing.py: "
     "test_a_tower_learns_by_adapters_resumes_and_is_exported",

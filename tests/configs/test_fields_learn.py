@@ -22,8 +22,9 @@ from ragen_jax.config.per_task import step_rows
 from ragen_jax.core.sharding import rests_on_host
 from ragen_jax.model.likelihood import token_statistics
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.run.diagnose import Diagnosis, task_gradients
+from ragen_jax.run.diagnose import task_gradients
 from ragen_jax.run.stages import rewarded_batch
+from ragen_jax.run.step import Diagnosis
 from ragen_jax.update import policy as policy_file
 from ragen_jax.update.learner import Outcomes, assign_credit, select, update
 

@@ -20,11 +20,11 @@ from ragen_jax import train
 from ragen_jax.config.build import build_collecting
 from ragen_jax.diagnostics import cross_scoring
 from ragen_jax.programs.monitor import THREAD
-from ragen_jax.report import background
 from ragen_jax.rollout import pages as slot_pages
 from ragen_jax.rollout import play
 from ragen_jax.rollout.collect import collect, mark_played
 from ragen_jax.rollout.pool import init_streaks
+from ragen_jax.run import reports as background
 from ragen_jax.run.datasets import EVALUATION_SEEDS
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import load_policy

@@ -18,8 +18,8 @@ from ragen_jax.model import hf
 from ragen_jax.model.families import SHAPES
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.tokenizer import build_tokenizer
+from ragen_jax.run import imitate
 from ragen_jax.run.load import load_policy
-from ragen_jax.warmstart import imitate
 
 pytestmark = pytest.mark.long
 

@@ -31,10 +31,11 @@ from ragen_jax.envs.sudoku import problems as sudoku_problems
 from ragen_jax.envs.webshop import catalogue as webshop_catalogue
 from ragen_jax.model import hf
 from ragen_jax.rollout.collect import collect
-from ragen_jax.rollout.play import Sampling, rollout
+from ragen_jax.rollout.episode import PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
 from ragen_jax.run.heldout import evaluate
+from ragen_jax.run.imitate import tiny_model
 from ragen_jax.run.tasks import build_tasks
-from ragen_jax.warmstart.imitate import tiny_model
 
 LARGE = (0, 1, 2**31 - 1, 2**31, 2**32 + 1, 2**53, 2**53 + 1, 2**62 + 5, 2**63, 2**64 - 1)
 TAGS = (countdown_problems.TAG, lake_maps.TAG, boards.TAG, rubik_env.TAG, sokoban_rooms.TAG)
@@ -179,14 +180,16 @@ def play_training(lake, steps):
         return rollout(
             model,
             params,
-            task.chat,
-            watched,
+            PlaySettings(
+                task.chat,
+                watched,
+                budgets=build_budgets(config),
+                sampling=Sampling(temperature=1.0),
+            ),
             seeds_G,
             [task.environment.reset(seed) for seed in seeds_G],
             group_size=config.rollout.group_size,
             key=key,
-            budgets=build_budgets(config),
-            sampling=Sampling(temperature=1.0),
         )
 
     for step in range(1, steps + 1):

@@ -22,7 +22,8 @@ from ragen_jax.diagnostics.scopes import (
     reasoning_ids,
     trajectory_turns,
 )
-from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
 
 G, K, TURNS = 5, 4, 3
 FIGURES = (
@@ -302,14 +303,16 @@ def test_forms_of_real_rollouts(agent, context):
     episodes = rollout(
         agent.model,
         agent.params,
-        chat,
-        agent.environment,
+        PlaySettings(
+            chat,
+            agent.environment,
+            budgets=Budgets(max_turns=3, max_actions=6, max_new_tokens=22),
+            sampling=Sampling(temperature=1.0),
+        ),
         list(seeds),
         [agent.environment.reset(seed) for seed in seeds],
         group_size=4,
         key=jax.random.key(3),
-        budgets=Budgets(max_turns=3, max_actions=6, max_new_tokens=22),
-        sampling=Sampling(temperature=1.0),
     )
     options = dict(first_turn_samples=16, trajectory_samples=16, micro_batch=64, seed=3, step=7)
     found = collapse_metrics(agent.model, agent.params, episodes, **options, flow=True, chat=chat)

@@ -12,8 +12,8 @@ from ragen_jax import envs, train
 from ragen_jax.config.build import TINY_NEEDS
 from ragen_jax.configs import base, sokoban
 from ragen_jax.envs.types import Environment, SolvableEnvironment, Step
+from ragen_jax.run.imitate import tiny_model
 from ragen_jax.storage.metrics_reader import read_metrics
-from ragen_jax.warmstart.imitate import tiny_model
 
 
 @dataclasses.dataclass(frozen=True)

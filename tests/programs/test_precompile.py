@@ -22,6 +22,7 @@ from ragen_jax.programs import monitor as compiling
 from ragen_jax.programs import precompile
 from ragen_jax.programs.precompile import PlannedProgram, Precompiler, start_programs
 from ragen_jax.rollout.env_calls import begin
+from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.rollout.play import rollout
 from ragen_jax.run.heldout import evaluate
 from ragen_jax.run.load import load_policy
@@ -132,14 +133,13 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
             rollout(
                 model,
                 policy,
-                task.chat,
-                task.environment,
+                PlaySettings(
+                    task.chat, task.environment, budgets=task.budgets, sampling=task.sampling
+                ),
                 list(range(9)),
                 begin(task.environment, list(range(9)), task.limits),
                 group_size=8,
                 key=task.key,
-                budgets=task.budgets,
-                sampling=task.sampling,
             )
         assert not {"prefill", "decode", "_episode_keys"} & set(names(told)), names(told)
 

@@ -29,7 +29,8 @@ from ragen_jax.rollout.env_calls import (
     identify,
     observe,
 )
-from ragen_jax.rollout.play import Sampling, rollout
+from ragen_jax.rollout.episode import PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
 from ragen_jax.run.training import Preemption, Stopped
 
 SERIAL, TIMED = Limits(), Limits(time_limit=0.5, workers=3)
@@ -366,15 +367,17 @@ def play(agent, environment, limits=SERIAL):
     return rollout(
         agent.model,
         agent.params,
-        chat_of(agent, "single_turn"),
-        environment,
+        PlaySettings(
+            chat_of(agent, "single_turn"),
+            environment,
+            budgets=BUDGETS,
+            sampling=Sampling(temperature=1.0),
+            limits=limits,
+        ),
         seeds,
         begin(environment, seeds, limits),
         group_size=4,
         key=KEY,
-        budgets=BUDGETS,
-        sampling=Sampling(temperature=1.0),
-        limits=limits,
     )
 
 

@@ -18,7 +18,8 @@ from ragen_jax.model.tokenizer import SPECIAL
 from ragen_jax.rollout import play as play_file
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.chat import CONTEXTS, make_chat
-from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
 
 BUDGETS = Budgets(max_turns=5, max_actions=10, max_new_tokens=24)
 GROWING = 3  # turns where each has programs of its own
@@ -39,15 +40,17 @@ def play(
     return rollout(
         agent.model,
         agent.params,
-        chat,
-        agent.environment,
+        PlaySettings(
+            chat,
+            agent.environment,
+            budgets=budgets,
+            sampling=Sampling(temperature=temperature),
+            **options,
+        ),
         seeds,
         [agent.environment.reset(seed) for seed in seeds],
         group_size=group_size,
         key=KEY,
-        budgets=budgets,
-        sampling=Sampling(temperature=temperature),
-        **options,
     )
 
 
@@ -239,13 +242,10 @@ def test_few_programs_are_compiled(agent, monkeypatch):
     play_file.compile_ahead(
         agent.model,
         agent.params,
-        chat,
-        agent.environment,
+        PlaySettings(chat, agent.environment, budgets=BUDGETS, sampling=Sampling(1.0)),
         0,
         rows=128,
         key=KEY,
-        budgets=BUDGETS,
-        sampling=Sampling(1.0),
     )
 
     def compiled():
@@ -305,15 +305,13 @@ def test_a_problem_whose_prompt_cannot_be_used_breaks_its_group_alone(agent, slo
         return rollout(
             agent.model,
             agent.params,
-            chat,
-            OneBad(),
+            PlaySettings(
+                chat, OneBad(), budgets=BUDGETS, sampling=Sampling(temperature=1.0), slots=slots
+            ),
             seeds,
             states,
             group_size=2,
             key=KEY,
-            budgets=BUDGETS,
-            sampling=Sampling(temperature=1.0),
-            slots=slots,
         )
 
     sound = episodes(None)

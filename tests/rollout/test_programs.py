@@ -14,6 +14,7 @@ from ragen_jax.envs.types import Step
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rollout import expected, pages, play, slots
 from ragen_jax.rollout.chat import Reply
+from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.update import buckets as cutting
 
 STOP = 1
@@ -141,21 +142,17 @@ def met_shapes(monkeypatch, ends, steps, **served):
     monkeypatch.setattr(play, "episode_keys", lambda key, seeds, members, turn: np.array(seeds))
     monkeypatch.setattr(slots, "episode_keys", lambda key, *words: list(zip(*words, strict=True)))
     model = SimpleNamespace(config=SimpleNamespace(max_positions=8192))
-    budgets = play.Budgets(max_turns=TURNS, max_actions=99, max_new_tokens=TOKENS)
+    budgets = Budgets(max_turns=TURNS, max_actions=99, max_new_tokens=TOKENS)
     for step in range(steps):
         seeds = [step * GROUPS + group for group in range(GROUPS)]
         episodes = play.rollout(
             model,
             None,
-            Chat(rng),
-            Game(ends),
+            PlaySettings(Chat(rng), Game(ends), budgets=budgets, sampling=Sampling(1.0), **served),
             seeds,
             [int(rng.integers(*PROMPT)) for _ in seeds],
             group_size=MEMBERS,
             key=jax.random.key(0),
-            budgets=budgets,
-            sampling=play.Sampling(1.0),
-            **served,
         )
         length_B = np.array([len(e.turns[-1].prompt) + len(e.turns[-1].sampled) for e in episodes])
         minibatches = np.array_split(rng.permutation(len(episodes)), MINIBATCHES)
@@ -203,7 +200,7 @@ def test_all_programs_of_slots_are_known_before(monkeypatch):
     listed = expected.expected_programs(
         *(model, params, sizes, lengths),
         max_new_tokens=TOKENS,
-        sampling=play.Sampling(1.0),
+        sampling=Sampling(1.0),
         stop_ids=(STOP,),
     )
 

@@ -19,11 +19,12 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.model.tokenizer import build_tokenizer
 from ragen_jax.rollout import chunks, pages, slots
 from ragen_jax.rollout.chat import make_chat
-from ragen_jax.rollout.collect import CollectSettings, collect
+from ragen_jax.rollout.collect import collect
 from ragen_jax.rollout.env_calls import NO_LIMITS, Clock, Limits
-from ragen_jax.rollout.episode import start_plays
+from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling, start_plays
 from ragen_jax.rollout.expected import expected_lengths, expected_programs
-from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.rollout.play import rollout
+from ragen_jax.rollout.task import CollectSettings
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.run.stages import episodes_of
 
@@ -215,16 +216,14 @@ def test_held_out_problems_take_slots_in_turn():
         return play_problems(
             model,
             params,
-            task.chat,
-            task.environment,
+            PlaySettings(
+                task.chat, task.environment, budgets=BUDGETS, sampling=task.sampling, **served
+            ),
             seeds,
             states,
             samples=2,
             rows=6,
             key=task.key,
-            budgets=BUDGETS,
-            sampling=task.sampling,
-            **served,
         )
 
     theirs = play()
@@ -235,20 +234,19 @@ def test_held_out_problems_take_slots_in_turn():
             assert_same_episode(model, params, task.key, a, b)
 
 
-def play_seeds(model, params, task, numbers, **settings):
+def play_seeds(model, params, task, numbers, *, group_size, **settings):
     """`rollout` of problems with long seeds."""
     seeds = [SEED << 32 | n for n in numbers]
     return rollout(
         model,
         params,
-        task.chat,
-        task.environment,
+        PlaySettings(
+            task.chat, task.environment, budgets=BUDGETS, sampling=task.sampling, **settings
+        ),
         seeds,
         [task.environment.reset(seed) for seed in seeds],
+        group_size=group_size,
         key=task.key,
-        budgets=BUDGETS,
-        sampling=task.sampling,
-        **settings,
     )
 
 

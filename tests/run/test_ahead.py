@@ -20,7 +20,8 @@ from ragen_jax.configs import base, sokoban
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.run import ahead
-from ragen_jax.run.stages import Played, inform, rewarded_batch
+from ragen_jax.run.stages import StepContext, inform, rewarded_batch
+from ragen_jax.run.step import Played
 from ragen_jax.storage.metrics_reader import read_metrics
 from ragen_jax.update.learner import (
     Outcomes,
@@ -280,8 +281,9 @@ def test_rl_zvp_reads_the_entropy_of_the_policy_that_sampled(make_turn, make_epi
     outcomes = Outcomes(return_GK, length_GK=np.full((2, 2), 2), success_GK=np.ones((2, 2), bool))
     uniform = jax.tree.map(lambda x: 0 * x, sampler_policy(learner, state.sampler))
     with jax.set_mesh(learner.sampling_mesh):
-        arguments = (state, Played(episodes, [episodes], [return_GK]), batch, outcomes)
-        outcomes, metrics = inform(None, learner, uniform, *arguments)
+        played = Played(episodes, [episodes], [return_GK])
+        seen = StepContext(None, learner, uniform, played, batch, outcomes, 1)
+        outcomes, metrics = inform(seen, state)
     assert not metrics
     with jax.set_mesh(learner.mesh):
         learner = dataclasses.replace(learner, mismatch=None)

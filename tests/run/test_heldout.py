@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ragen_jax.diagnostics.intervals import pass_at_k, wilson_interval
+from ragen_jax.rollout.episode import PlaySettings
 from ragen_jax.run import heldout
 from ragen_jax.run.heldout import play_problems, summarise
 
@@ -121,15 +122,16 @@ def test_success_intervals_cover(rate, samples, make_turn, make_episode):
 def test_problems_are_played_in_chunks_and_numbered_through(monkeypatch, make_turn, make_episode):
     calls = []
 
-    def rollout(model, params, chat, environment, seeds, states, *, group_size, **options):
-        calls.append((seeds, states, group_size, options["key"]))
+    def rollout(model, params, settings, seeds, states, *, group_size, key):
+        calls.append((seeds, states, group_size, key))
         turn = make_turn([1], [2])
         return [make_episode(g, k, [turn]) for g in range(len(seeds)) for k in range(group_size)]
 
     monkeypatch.setattr(heldout, "rollout", rollout)
-    options = dict(samples=2, key="key", budgets=None, sampling=None)
+    options = dict(samples=2, key="key")
+    settings = PlaySettings(None, None, budgets=None, sampling=None)
     seeds, states = [5, 6, 7, 8, 9], ["a", "b", "c", "d", "e"]
-    played = play_problems(None, None, None, None, seeds, states, rows=4, **options)
+    played = play_problems(None, None, settings, seeds, states, rows=4, **options)
     assert calls == [
         ([5, 6], ["a", "b"], 2, "key"),
         ([7, 8], ["c", "d"], 2, "key"),
@@ -137,7 +139,7 @@ def test_problems_are_played_in_chunks_and_numbered_through(monkeypatch, make_tu
     ]
     assert [(e.group, e.member) for e in played] == [(g, k) for g in range(5) for k in range(2)]
     calls.clear()
-    play_problems(None, None, None, None, seeds, states, rows=1, **options)  # fewer than samples
+    play_problems(None, None, settings, seeds, states, rows=1, **options)  # fewer than samples
     assert [call[0] for call in calls] == [[seed] for seed in seeds]
 
 

@@ -25,9 +25,10 @@ from writing_places import OURS, ROOT, places
 from ragen_jax.config import trust
 from ragen_jax.model import hf, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
-from ragen_jax.report.background import Reports
+from ragen_jax.report.page import write_report
 from ragen_jax.run import checkpoint, workdir
 from ragen_jax.run.log import MetricsLog, write_rollouts
+from ragen_jax.run.reports import Reports
 from ragen_jax.storage import cache, compilation_cache, heartbeat, trackers
 from ragen_jax.storage.atomic_io import (
     append_line,
@@ -321,9 +322,9 @@ def watch_progress(tmp_path, injected):
         targets[0]()
 
 
-@drives("ragen_jax/report/background.py", "Reports.write_if_due")
+@drives("ragen_jax/run/reports.py", "Reports.write_if_due")
 def report_in_the_background(tmp_path, injected):
-    Reports(tmp_path, every=1).write_if_due(1)
+    Reports(tmp_path, every=1, write_page=write_report).write_if_due(1)
 
 
 @drives("ragen_jax/run/checkpoint.py", "Checkpoints.__init__")

@@ -27,8 +27,8 @@ from ragen_jax.model.vision.image_table import LEAST_ROOM, ImageTable
 from ragen_jax.model.vision.images import preprocess
 from ragen_jax.model.vision.positions import NO_TOKEN, position_behind, table
 from ragen_jax.model.vision.tower import Tower, VisionTower
-from ragen_jax.rollout.episode import NO_VISION_TOWER
-from ragen_jax.rollout.play import Budgets, Sampling, rollout
+from ragen_jax.rollout.episode import NO_VISION_TOWER, Budgets, PlaySettings, Sampling
+from ragen_jax.rollout.play import rollout
 from ragen_jax.update.learner import through_tower
 from ragen_jax.update.policy import ForwardContext
 
@@ -85,16 +85,18 @@ def play(s, album, params=None, **settings):
     return rollout(
         s.model,
         s.params if params is None else params,
-        chat,
-        environment,
+        PlaySettings(
+            chat,
+            environment,
+            budgets=BUDGETS,
+            sampling=Sampling(temperature=1.0),
+            album=album,
+            **settings,
+        ),
         SEEDS,
         [environment.reset(seed) for seed in SEEDS],
         group_size=3,
         key=jax.random.key(5),
-        budgets=BUDGETS,
-        sampling=Sampling(temperature=1.0),
-        album=album,
-        **settings,
     )
 
 

@@ -25,10 +25,9 @@ from ragen_jax.configs import (
 from ragen_jax.envs.countdown import Countdown
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.model.tokenizer import SPECIAL, build_tokenizer
-from ragen_jax.run import datasets
+from ragen_jax.run import datasets, imitate
 from ragen_jax.run.load import for_sampling, restore_run
 from ragen_jax.storage.metrics_reader import read_metrics
-from ragen_jax.warmstart import imitate
 
 CONFIGS = {
     "bandit": bandit,

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ragen_jax.config.per_task import is_due
 from ragen_jax.core.sharding import is_main_process
-from ragen_jax.report.page import write_report
 from ragen_jax.storage.console import console
 
 NICENESS = 19  # the processors are the run's before they are the page's
@@ -19,10 +19,17 @@ class Reports:
     What goes wrong with a page is said once and stops nothing.
     """
 
-    def __init__(self, workdir: Path, *, every: int) -> None:
-        """every: steps between two pages; 0: the last alone."""
+    def __init__(
+        self, workdir: Path, *, every: int, write_page: Callable[[list[Path]], Path]
+    ) -> None:
+        """
+        Args:
+          every: steps between two pages; 0: only the last.
+          write_page: folders of runs -> the page that it wrote (report.page.write_report).
+        """
         self.workdir = workdir
         self.every = every
+        self.write_page = write_page
         self.process: subprocess.Popen[str] | None = None
         self.warned = False
 
@@ -54,7 +61,7 @@ class Reports:
         if self.process is not None:
             self._end()
         try:
-            console(f"report: {write_report([self.workdir])}")
+            console(f"report: {self.write_page([self.workdir])}")
         except Exception as error:  # of whatever kind: the run has done its work
             self._warn(f"{type(error).__name__}: {error}")
 

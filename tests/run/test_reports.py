@@ -8,8 +8,9 @@ import time
 import pytest
 from simulated_runs import write_run
 
-from ragen_jax.report import background
-from ragen_jax.report.background import NICENESS, Reports
+from ragen_jax.report.page import write_report
+from ragen_jax.run import reports as background
+from ragen_jax.run.reports import NICENESS, Reports
 
 pytestmark = pytest.mark.fast
 
@@ -37,7 +38,7 @@ def ended(reports):
 
 
 def test_a_page_is_due_every_so_many_steps_and_never_two_at_a_time(begun, tmp_path):
-    reports = Reports(tmp_path, every=10)
+    reports = Reports(tmp_path, every=10, write_page=write_report)
     start = time.monotonic()
     for step in range(1, 31):
         reports.write_if_due(step)
@@ -52,13 +53,13 @@ def test_a_page_is_due_every_so_many_steps_and_never_two_at_a_time(begun, tmp_pa
     reports.write_if_due(40)
     assert len(begun) == 2
     ended(reports)
-    Reports(tmp_path, every=0).write_if_due(10)
+    Reports(tmp_path, every=0, write_page=write_report).write_if_due(10)
     assert len(begun) == 2
 
 
 def test_what_goes_wrong_is_said_once(begun, tmp_path, capsys):
     begun.script = "import sys; sys.exit('error: the disk is full')"
-    reports = Reports(tmp_path, every=1)
+    reports = Reports(tmp_path, every=1, write_page=write_report)
     for step in (1, 2, 3):
         reports.write_if_due(step)
         ended(reports)
@@ -72,13 +73,13 @@ def test_a_process_that_cannot_begin_is_a_warning(monkeypatch, tmp_path, capsys)
         raise OSError("out of processes")
 
     monkeypatch.setattr(background.subprocess, "Popen", refuse)
-    Reports(tmp_path, every=1).write_if_due(1)
+    Reports(tmp_path, every=1, write_page=write_report).write_if_due(1)
     assert "out of processes" in capsys.readouterr().out
 
 
 def test_the_last_page_is_written_by_the_run_and_ends_one_at_work(begun, tmp_path, capsys):
     folder = write_run(tmp_path / "run", steps=20)
-    reports = Reports(folder, every=10)
+    reports = Reports(folder, every=10, write_page=write_report)
     reports.write_if_due(10)
     process = reports.process
     start = time.monotonic()
@@ -91,7 +92,7 @@ def test_the_last_page_is_written_by_the_run_and_ends_one_at_work(begun, tmp_pat
 
 def test_a_process_writes_the_page(tmp_path):
     folder = write_run(tmp_path / "run", steps=20)
-    reports = Reports(folder, every=10)
+    reports = Reports(folder, every=10, write_page=write_report)
     reports.write_if_due(10)
     reports.process.wait(timeout=60)
     assert reports.process.returncode == 0, reports.process.stderr.read()

@@ -50,8 +50,14 @@ from ragen_jax.model.vision.positions import Images, table
 from ragen_jax.model.vision.tower import Tower, VisionTower
 from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import NO_LIMITS, EnvFailure, begin, identify
-from ragen_jax.rollout.episode import Room, check_images, images_of, spans_of
-from ragen_jax.rollout.play import Sampling
+from ragen_jax.rollout.episode import (
+    PlaySettings,
+    Room,
+    Sampling,
+    check_images,
+    images_of,
+    spans_of,
+)
 from ragen_jax.run import datasets
 from ragen_jax.run.heldout import play_problems
 from ragen_jax.storage.cache import cache_directory, lock_path
@@ -278,17 +284,19 @@ def _success(
     episodes = play_problems(
         model,
         params,
-        chat,
-        environment,
+        PlaySettings(
+            chat,
+            environment,
+            budgets=build_budgets(config),
+            sampling=Sampling(temperature=1.0),
+            limits=build_limits(config),
+            album=album,
+        ),
         seeds,
         states,
         samples=1,
         rows=config.rollout.groups * config.rollout.group_size,
         key=stream_key(Purpose.WARMSTART_CHECK, config.warmstart.seed),
-        budgets=build_budgets(config),
-        sampling=Sampling(temperature=1.0),
-        limits=build_limits(config),
-        album=album,
     )
     solved = [episode.success for episode in episodes if not episode.error]
     return float(np.mean(solved)) if solved else 0.0

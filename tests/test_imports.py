@@ -1,0 +1,34 @@
+"""Imports between the folders of the package: what a type checker sees is what runs."""
+
+import ast
+
+import pytest
+from command_line import ROOT
+
+FILES = sorted(
+    path
+    for folder in ("ragen_jax", "envs", "configs")
+    for path in (ROOT / folder).rglob("*.py")
+    if path != ROOT / "ragen_jax" / "__init__.py"  # whose names are imported when they are used
+)
+
+
+def hidden_imports(source):
+    """The modules of ours that a source imports for the type checker alone."""
+    return [
+        node.module
+        for block in ast.walk(ast.parse(source))
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ragen_jax")
+    ]
+
+
+@pytest.mark.fast
+def test_no_module_of_ours_is_imported_for_types_alone():
+    """An arrow that only the type checker sees hides a circle."""
+    assert hidden_imports("if TYPE_CHECKING:\n    from ragen_jax.core import types") == [
+        "ragen_jax.core"
+    ]
+    found = {str(path): hidden for path in FILES if (hidden := hidden_imports(path.read_text()))}
+    assert len(FILES) > 200 and not found
