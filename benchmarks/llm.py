@@ -108,7 +108,7 @@ def updater(model, params, *, rows, length, micro_batch=None):
         state = held[0]
         start = no_gradient(state.params) if needs_start(len(pieces["mask"]), mesh) else None
         grads, value, *_ = policy_gradient(
-            *(model, LOSS, state.params, None, start, pieces, count, one, one)
+            *(model, LOSS, state.params, None, start, pieces, count, (one, one))
         )
         params, opt_state, metrics = apply_gradient(
             optimizer, one, state.params, state.opt_state, value, grads

@@ -14,7 +14,8 @@ from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Batch
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.update import buckets as cutting
-from ragen_jax.update.policy import init_state, update_policy
+from ragen_jax.update.optimize import MinibatchLayout
+from ragen_jax.update.policy import init_state, plan_policy, update_policy
 
 # Rows of a quarter of the paper's tokens, and a model that two cores update in seconds.
 MODEL = ModelConfig(
@@ -73,16 +74,12 @@ def padded_update(repeats):
 
         def run():
             with patched():
+                layout = MinibatchLayout(mesh, MINIBATCHES, MICRO_BATCH, EPISODES // MINIBATCHES)
+                rows, rng = np.arange(EPISODES), np.random.default_rng(1)
+                plan = plan_policy(LOSS, batch, advantage_BT, rows, layout, rng=rng)
+                rates = np.ones(MINIBATCHES, np.float32)
                 held[0], metrics = update_policy(
-                    *(model, optimizer, LOSS, held[0], None, batch, advantage_BT),
-                    np.arange(EPISODES),
-                    mesh=mesh,
-                    rng=np.random.default_rng(1),
-                    minibatches=MINIBATCHES,
-                    micro_batch=MICRO_BATCH,
-                    minibatch_rows=EPISODES // MINIBATCHES,
-                    loss_scale=1.0,
-                    rates=np.ones(MINIBATCHES, np.float32),
+                    model, optimizer, LOSS, held[0], plan, rates=rates, loss_scale=1.0
                 )
             jax.block_until_ready(held[0].params)
             shares[name] = metrics["update/real_share"]
@@ -90,7 +87,7 @@ def padded_update(repeats):
         return run
 
     ours = updater("cut", contextlib.nullcontext)
-    other = updater("padded", lambda: mock.patch.object(cutting, "cut", whole))
+    other = updater("padded", lambda: mock.patch.object(cutting, "split_by_length", whole))
     found = compare(ours, other, repeats=repeats)
     return [
         Row(

@@ -23,7 +23,8 @@ from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.update import buckets as cutting
-from ragen_jax.update.policy import init_state, update_policy
+from ragen_jax.update.optimize import MinibatchLayout
+from ragen_jax.update.policy import init_state, plan_policy, update_policy
 
 TURNS, MEMBERS, LIMIT = (5,) * 8, 16, 400
 SLOTS, MINIBATCHES, MICRO_BATCH = 64, 4, 4
@@ -59,24 +60,28 @@ def paper_step(
             batch = make_batch(episodes)
             rng = np.random.default_rng(0)
             with patched():
-                held[0], metrics = update_policy(
-                    *(setting.model, optimizer, LOSS, held[0], None, batch),
-                    rng.normal(size=(len(episodes), 1)).astype(np.float32) * batch.mask_BT,
-                    np.arange(len(episodes)),
-                    mesh=mesh,
+                rows = len(episodes)
+                plan = plan_policy(
+                    LOSS,
+                    batch,
+                    rng.normal(size=(rows, 1)).astype(np.float32) * batch.mask_BT,
+                    np.arange(rows),
+                    MinibatchLayout(mesh, minibatches, micro_batch, rows // minibatches),
                     rng=rng,
-                    minibatches=minibatches,
-                    micro_batch=micro_batch,
-                    minibatch_rows=len(episodes) // minibatches,
-                    loss_scale=1.0,
-                    rates=np.ones(minibatches, np.float32),
+                )
+                rates = np.ones(minibatches, np.float32)
+                held[0], metrics = update_policy(
+                    setting.model, optimizer, LOSS, held[0], plan, rates=rates, loss_scale=1.0
                 )
             if metrics["update/skipped"]:
                 raise RuntimeError("an update was skipped: not finite")
             jax.block_until_ready(held[0].params)
             return metrics["update/real_share"]
 
-        cut, padded = contextlib.nullcontext, lambda: mock.patch.object(cutting, "cut", whole)
+        cut, padded = (
+            contextlib.nullcontext,
+            lambda: mock.patch.object(cutting, "split_by_length", whole),
+        )
         episodes = play(0)
         shares = learn(episodes, cut), learn(episodes, padded)
         sampled = sum(len(turn.sampled) for e in episodes for turn in e.turns)

@@ -13,6 +13,7 @@ import sys
 import jax
 import numpy as np
 import optax
+from updates import update_policy
 
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.config.build import build_chat, build_environment
@@ -29,7 +30,7 @@ from ragen_jax.model.qwen import logits
 from ragen_jax.rollout import sample
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
 from ragen_jax.rollout.play import rollout
-from ragen_jax.update.policy import Loss, init_state, update_policy
+from ragen_jax.update.policy import Loss, init_state
 
 BUDGETS = Budgets(max_turns=2, max_actions=4, max_new_tokens=22)
 KEY = jax.random.key(3)

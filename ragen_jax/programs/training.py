@@ -325,7 +325,7 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
             **{"logp": "f4", "advantage": "f4"},
             **({"bonus": "f4"} if weighs_entropy(c.algorithm) else {}),
         ),
-        *(host(()), host((), jnp.float32), state.kl_scale),
+        *(host(()), (host((), jnp.float32), state.kl_scale)),
         held=(rest, state.opt_state, state.params.get("tower")),
         # Named even where it is None: JAX looks programs up by the keywords of a call.
         keywords={"unchanged": host((), jnp.bool_) if own else None},

@@ -110,60 +110,69 @@ def critic_gradient(
     return optimize.add_gradient(objective, params, grads, pieces, count)
 
 
+def plan_critic(
+    loss: ValueLoss,
+    batch: Batch,
+    value_BT: np.ndarray,
+    target_BT: np.ndarray,
+    rows_B: np.ndarray,
+    layout: optimize.MinibatchLayout,
+    *,
+    rng: np.random.Generator,
+) -> optimize.MinibatchPlan:
+    """The critic's minibatches of the kept rows of a batch.
+
+    Args:
+      value_BT, target_BT: float32, on the host: the values of which the advantages were made, and
+        what they should have been (`advantage.gae`). The others: as in `policy.plan_policy`.
+    """
+    mask_BT = batch.mask_BT * batch.weight_B[:, None]
+    return optimize.plan_minibatches(
+        {"tokens": batch.tokens_BT, "value": value_BT, "target": target_BT, "mask": mask_BT},
+        rows_B,
+        row_lengths(batch),
+        layout,
+        rng=rng,
+        aggregation=loss.aggregation,
+        norm_length=loss.norm_length,
+    )
+
+
 def update_critic(
     model: Qwen,
     optimizer: optax.GradientTransformation,
     loss: ValueLoss,
     critic: CriticState,
-    batch: Batch,
-    value_BT: np.ndarray,
-    target_BT: np.ndarray,
-    rows_B: np.ndarray,
+    plan: optimize.MinibatchPlan,
     *,
-    mesh: Mesh,
-    rng: np.random.Generator,
-    minibatches: int,
-    micro_batch: int,
-    minibatch_rows: int,
-    loss_scale: float,
     rates: np.ndarray,
+    loss_scale: float,
     frozen: ForwardContext | None = None,
 ) -> tuple[CriticState, Metrics]:
-    """An iteration's updates of the critic on the kept rows of a batch.
+    """Update the critic on the minibatches of an iteration.
 
     Args:
-      value_BT, target_BT: float32, on the host: the values of which the advantages were made, and
-        what they should have been (`advantage.gae`). The others: as in `policy.update_policy`.
+      plan: of `plan_critic`. The others: as in `policy.update_policy`.
 
     Returns:
       (CriticState, critic/* metrics: means over the minibatches, critic/explained_variance of all
       rows before the update; critic/skipped and critic/count are sums).
     """
-    mask_BT = batch.mask_BT * batch.weight_B[:, None]
-    dealt = optimize.plan_minibatches(
-        {"tokens": batch.tokens_BT, "value": value_BT, "target": target_BT, "mask": mask_BT},
-        rows_B,
-        row_lengths(batch),
-        mesh=mesh,
-        rng=rng,
-        minibatches=minibatches,
-        micro_batch=micro_batch,
-        minibatch_rows=minibatch_rows,
-        aggregation=loss.aggregation,
-        norm_length=loss.norm_length,
-    )
 
     def gradient(critic, grads, arrays, count, minibatch):
         del minibatch  # a value has no ratio
         scale = np.float32(loss_scale)
         return critic_gradient(model, loss, critic.params, grads, arrays, count, scale, frozen)
 
-    critic, history = optimize.run_updates(gradient, optimizer, critic, dealt, rates)
+    critic, history = optimize.run_updates(gradient, optimizer, critic, plan, rates)
     metrics = optimize.averaged(history, prefix="critic")
-    inside = mask_BT[rows_B] > 0
+    value_BT, target_BT, mask_BT = (
+        plan.arrays[name][plan.rows_B] for name in ("value", "target", "mask")
+    )
+    inside = mask_BT > 0
     if inside.any():
         metrics["critic/explained_variance"] = explained_variance(
-            value_BT[rows_B][inside], target_BT[rows_B][inside]
+            value_BT[inside], target_BT[inside]
         )
     return critic, metrics
 

@@ -34,10 +34,16 @@ from ragen_jax.model import lora
 from ragen_jax.model.layout import sampling_params
 from ragen_jax.model.qwen import Qwen
 from ragen_jax.model.vision.image_table import ImageTable
-from ragen_jax.update.critic import ValueLoss, update_critic
-from ragen_jax.update.optimize import ParamTransform
+from ragen_jax.update.critic import ValueLoss, plan_critic, update_critic
+from ragen_jax.update.optimize import MinibatchLayout, ParamTransform
 from ragen_jax.update.passes import Pass, over_rows, statistics, values
-from ragen_jax.update.policy import ForwardContext, Loss, expose_image_embeddings, update_policy
+from ragen_jax.update.policy import (
+    ForwardContext,
+    Loss,
+    expose_image_embeddings,
+    plan_policy,
+    update_policy,
+)
 from ragen_jax.update.state import AheadState, Sampler, TrainState
 
 Needed = TypeVar("Needed")
@@ -451,49 +457,57 @@ def update(
     through = None
     if "tower" in state.params:
         through = through_tower(_require(learner.album), _require(learner.frozen), read_BT)
-    settings: dict[str, Any] = dict(
-        mesh=learner.mesh,
-        minibatches=learner.minibatches,
-        micro_batch=learner.micro_batch,
-        minibatch_rows=learner.minibatch_rows,
-        loss_scale=credit.loss_scale,
-        frozen=learner.forward_context(state.params, read_BT),
+    layout = MinibatchLayout(
+        learner.mesh, learner.minibatches, learner.micro_batch, learner.minibatch_rows
     )
+    frozen = learner.forward_context(state.params, read_BT)
     policy_rates, critic_rates = learner.rates(step)
     metrics: Metrics = {"update/count": 0}
     critic_metrics: Metrics = {}
     if state.critic is not None:
+        plan = plan_critic(
+            learner.value_loss,
+            batch,
+            _require(credit.value_BT),
+            _require(credit.target_BT),
+            rows_B,
+            layout,
+            rng=generator(Purpose.CRITIC_ORDER, learner.seed, step),
+        )
         critic, critic_metrics = update_critic(
             learner.model,
             learner.optimizer,
             learner.value_loss,
             state.critic,
-            batch,
-            _require(credit.value_BT),
-            _require(credit.target_BT),
-            rows_B,
-            rng=generator(Purpose.CRITIC_ORDER, learner.seed, step),
+            plan,
             rates=critic_rates,
-            **settings,
+            loss_scale=credit.loss_scale,
+            frozen=frozen,
         )
         state = dataclasses.replace(state, critic=critic)
     if state.critic is None or step > learner.critic_alone:
+        plan = plan_policy(
+            learner.loss,
+            dataclasses.replace(batch, logp_BT=credit.old_logp_BT),
+            credit.advantage_BT,
+            rows_B,
+            layout,
+            rng=generator(Purpose.POLICY_ORDER, learner.seed, step),
+            bonus_BT=entropy_weights(
+                learner.entropy_on, batch, selection.score_G, learner.parts, credit.gate_E
+            ),
+        )
         state, metrics = update_policy(
             learner.model,
             learner.optimizer,
             learner.loss,
             state,
-            None if learner.kl_in_reward else learner.kl_reference,
-            dataclasses.replace(batch, logp_BT=credit.old_logp_BT),
-            credit.advantage_BT,
-            rows_B,
-            rng=generator(Purpose.POLICY_ORDER, learner.seed, step),
+            plan,
             rates=policy_rates,
-            bonus_BT=entropy_weights(
-                learner.entropy_on, batch, selection.score_G, learner.parts, credit.gate_E
-            ),
+            loss_scale=credit.loss_scale,
+            ref_params=None if learner.kl_in_reward else learner.kl_reference,
+            frozen=frozen,
             through=through,
-            **settings,
         )
     metrics |= critic_metrics | credit.metrics
     if credit.gate_E is not None:

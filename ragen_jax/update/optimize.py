@@ -229,15 +229,29 @@ def micro_batches(
 
 
 @dataclasses.dataclass(frozen=True)
+class MinibatchLayout:
+    """How the rows of an iteration are divided."""
+
+    mesh: Mesh
+    minibatches: int  # updates
+    micro_batch: int  # rows of one forward and backward pass
+    minibatch_rows: int  # the most rows a minibatch can have
+
+    @property
+    def size(self) -> int:
+        """The most rows of a minibatch in whole micro-batches."""
+        return -(-self.minibatch_rows // self.micro_batch) * self.micro_batch
+
+
+@dataclasses.dataclass(frozen=True)
 class MinibatchPlan:
     """The minibatches of an iteration, cut: what of which batch goes into which call."""
 
     arrays: dict[str, np.ndarray]  # [B, T], on the host; the masks are among them
+    rows_B: np.ndarray  # indices of the rows that are learnt from
     cuts: list[list[Piece]]  # of each minibatch; none without rows
-    real_share: float  # of `cutting.real_share`
-    mesh: Mesh
-    micro_batch: int
-    size: int  # rows of a minibatch, at most, in whole micro-batches
+    real_share: float  # of `buckets.token_efficiency`
+    layout: MinibatchLayout
     aggregation: str
     norm_length: int  # of losses.token_weights
 
@@ -256,7 +270,11 @@ class MinibatchPlan:
         for piece in pieces:
             short = jax.tree.map(lambda x_BT, n=piece.length: x_BT[:, :n], arrays)
             yield micro_batches(
-                short, piece.rows, mesh=self.mesh, micro_batch=self.micro_batch, size=self.size
+                short,
+                piece.rows,
+                mesh=self.layout.mesh,
+                micro_batch=self.layout.micro_batch,
+                size=self.layout.size,
             )
 
 
@@ -267,12 +285,9 @@ def plan_minibatches(
     arrays: dict[str, np.ndarray],
     rows_B: np.ndarray,
     length_B: np.ndarray,
+    layout: MinibatchLayout,
     *,
-    mesh: Mesh,
     rng: np.random.Generator,
-    minibatches: int,
-    micro_batch: int,
-    minibatch_rows: int,
     aggregation: str,
     norm_length: int,
 ) -> MinibatchPlan:
@@ -284,26 +299,24 @@ def plan_minibatches(
     Args:
       arrays: [B, T], on the host, with "mask": 1 where a token is learnt from.
       rows_B: indices of the rows to be learnt from; may be empty.
-      length_B: of `cutting.row_lengths`.
+      length_B: of `buckets.row_lengths`.
       rng: of the order.
-      minibatch_rows: the most rows a minibatch can have.
       aggregation, norm_length: of losses.token_weights.
     """
     order = rng.permutation(len(rows_B))  # on the host: the number of rows changes every step
-    dealt = np.array_split(np.asarray(rows_B)[order], minibatches)
+    dealt = np.array_split(np.asarray(rows_B)[order], layout.minibatches)
     cuts = cutting.split_by_length(
         [rows for rows in dealt if len(rows)],  # none where there are fewer rows than minibatches
         length_B,
         arrays["mask"].shape[1],
-        micro_batch=micro_batch,
+        micro_batch=layout.micro_batch,
     )
     return MinibatchPlan(
         arrays=arrays,
+        rows_B=np.asarray(rows_B),
         cuts=cuts,
-        real_share=cutting.token_efficiency(cuts, length_B, micro_batch=micro_batch),
-        mesh=mesh,
-        micro_batch=micro_batch,
-        size=-(-minibatch_rows // micro_batch) * micro_batch,
+        real_share=cutting.token_efficiency(cuts, length_B, micro_batch=layout.micro_batch),
+        layout=layout,
         aggregation=aggregation,
         norm_length=norm_length,
     )
@@ -323,7 +336,7 @@ def run_updates(
     gradient: Callable[[State, Params | None, dict[str, Any], np.int32, int], Added],
     optimizer: optax.GradientTransformation,
     state: State,
-    dealt: MinibatchPlan,
+    plan: MinibatchPlan,
     rates: np.ndarray,
     through: ParamTransform | None = None,
 ) -> tuple[State, list[Metrics]]:
@@ -343,8 +356,8 @@ def run_updates(
     # XLA may call the same layout by another name (P() for P(None)), for which the next call would
     # be compiled again. Nothing is copied where only the name differs.
     layout = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
-    start = needs_start(dealt.size // dealt.micro_batch, dealt.mesh)
-    for minibatch, (pieces, rate) in enumerate(zip(dealt.minibatches(), rates, strict=False)):
+    start = needs_start(plan.layout.size // plan.layout.micro_batch, plan.layout.mesh)
+    for minibatch, (pieces, rate) in enumerate(zip(plan.minibatches(), rates, strict=False)):
         read, found = state, []
         if through is not None:
             read = dataclasses.replace(state, params=through.forward(state.params))

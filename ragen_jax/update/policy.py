@@ -191,22 +191,23 @@ def policy_gradient(
     grads: Params | None,
     pieces: dict[str, Any],
     count: jax.Array,
-    loss_scale: jax.Array,
-    kl_scale: jax.Array,
+    scales: tuple[jax.Array, jax.Array],
     frozen: ForwardContext | None = None,
     unchanged: jax.Array | None = None,
 ) -> optimize.Added:
     """What micro-batches of one length add to the gradient of a minibatch's loss.
 
     Args:
-      ref_params, kl_scale, unchanged: as in `loss_parts`.
+      ref_params, unchanged: as in `loss_parts`.
       grads: the gradient so far, like params, or None; donated.
       pieces: tokens, logp, advantage, mask, weights (`losses.Weights` of the whole minibatch) and
         perhaps bonus, each [A, micro_batch, L].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
-      loss_scale: scalar, multiplies the whole loss.
+      scales: (scalar that multiplies the whole loss, kl_scale of `loss_parts`).
       frozen: where params are adapters, whose ref_params are not read, or rows show images.
     """
+
+    loss_scale, kl_scale = scales
 
     def objective(params, piece):
         reference = ref_params
@@ -253,46 +254,25 @@ def on_mesh(tree: Tree, mesh: Mesh) -> Tree:
     )
 
 
-def update_policy(
-    model: Qwen,
-    optimizer: optax.GradientTransformation,
+def plan_policy(
     loss: Loss,
-    state: TrainState,
-    ref_params: Params | None,
     batch: Batch,
     advantage_BT: np.ndarray,
     rows_B: np.ndarray,
+    layout: optimize.MinibatchLayout,
     *,
-    mesh: Mesh,
     rng: np.random.Generator,
-    minibatches: int,
-    micro_batch: int,
-    minibatch_rows: int,
-    loss_scale: float,
-    rates: np.ndarray,
-    frozen: ForwardContext | None = None,
     bonus_BT: np.ndarray | None = None,
-    through: optimize.ParamTransform | None = None,
-) -> tuple[TrainState, Metrics]:
-    """An iteration's updates of the policy on the kept rows of a batch.
+) -> optimize.MinibatchPlan:
+    """The policy's minibatches of the kept rows of a batch.
 
     Args:
       batch: on the host. advantage_BT: float32.
       rows_B: indices of the kept rows; may be empty, then nothing is updated.
-      state: its params and opt_state are donated.
-      rng, minibatches, minibatch_rows: see `optimize.deal`.
-      rates: float32, the learning rate of each minibatch (optimize.learning_rates).
-      frozen: where the state's parameters are LoRA adapters, or rows show images.
-      bonus_BT: of `bonus.entropy_weights`; None: the entropy bonus lies on every token.
-      through: as in `optimize.run_updates`.
-
-    Returns:
-      (TrainState, update/* metrics: means over the minibatches; update/logp_gap and
-      update/clip_fraction_first of the first; update/skipped and update/count are sums;
-      update/real_share is that of all positions computed). A loss or gradient that is not finite
-      leaves the parameters as they were and is counted in update/skipped.
+      rng: of the order; see `optimize.plan_minibatches`.
+      bonus_BT: of `bonus.entropy_weights`; None: the entropy bonus is on every token.
     """
-    dealt = optimize.plan_minibatches(
+    return optimize.plan_minibatches(
         {
             "tokens": batch.tokens_BT,
             "logp": batch.logp_BT,
@@ -302,19 +282,47 @@ def update_policy(
         },
         rows_B,
         row_lengths(batch),
-        mesh=mesh,
+        layout,
         rng=rng,
-        minibatches=minibatches,
-        micro_batch=micro_batch,
-        minibatch_rows=minibatch_rows,
         aggregation=loss.aggregation,
         norm_length=loss.norm_length,
     )
+
+
+def update_policy(
+    model: Qwen,
+    optimizer: optax.GradientTransformation,
+    loss: Loss,
+    state: TrainState,
+    plan: optimize.MinibatchPlan,
+    *,
+    rates: np.ndarray,
+    loss_scale: float,
+    ref_params: Params | None = None,
+    frozen: ForwardContext | None = None,
+    through: optimize.ParamTransform | None = None,
+) -> tuple[TrainState, Metrics]:
+    """Update the policy on the minibatches of an iteration.
+
+    Args:
+      state: its params and opt_state are donated.
+      plan: of `plan_policy`.
+      rates: float32, the learning rate of each minibatch (optimize.learning_rates).
+      ref_params: as in `loss_parts`.
+      frozen: where the state's parameters are LoRA adapters, or rows show images.
+      through: as in `optimize.run_updates`.
+
+    Returns:
+      (TrainState, update/* metrics: means over the minibatches; update/logp_gap and
+      update/clip_fraction_first of the first; update/skipped and update/count are sums;
+      update/real_share is that of all positions computed). A loss or gradient that is not finite
+      leaves the parameters as they were and is counted in update/skipped.
+    """
     own = rounding_decides(loss, model.config.dtype)
     if own:
         read = state.params if through is None else through.forward(state.params)
         whole = read if frozen is None else frozen.attach(read)
-        dealt = minibatch_logps(dealt, model, whole, temperature=loss.temperature)
+        plan = minibatch_logps(plan, model, whole, temperature=loss.temperature)
 
     def gradient(state, grads, arrays, count, minibatch):
         return policy_gradient(
@@ -325,16 +333,15 @@ def update_policy(
             grads,
             arrays,
             count,
-            np.float32(loss_scale),
-            state.kl_scale,
+            (np.float32(loss_scale), state.kl_scale),
             frozen,
             unchanged=np.bool_(minibatch == 0) if own else None,
         )
 
-    state, history = optimize.run_updates(gradient, optimizer, state, dealt, rates, through)
+    state, history = optimize.run_updates(gradient, optimizer, state, plan, rates, through)
     metrics = optimize.averaged(history, prefix="update")
     if history:
-        metrics["update/real_share"] = dealt.real_share
+        metrics["update/real_share"] = plan.real_share
         metrics["update/logp_gap"] = float(history[0]["logp_gap"])
         metrics["update/clip_fraction_first"] = float(history[0]["clip_fraction"])
     return state, metrics

@@ -59,7 +59,7 @@ def read_micro_batches(
 
 
 def minibatch_logps(
-    dealt: MinibatchPlan, model: Qwen, params: Params, *, temperature: float
+    plan: MinibatchPlan, model: Qwen, params: Params, *, temperature: float
 ) -> MinibatchPlan:
     """Return the minibatches with the log-probs of `params` in place of the sampler's.
 
@@ -70,15 +70,16 @@ def minibatch_logps(
     Args:
       params: those before the update, as the model reads them.
     """
-    logp_BT = dealt.arrays["logp"].copy()
-    for piece in (piece for pieces in dealt.cuts[1:] for piece in pieces):
-        tokens = {"tokens": dealt.arrays["tokens"][:, : piece.length]}
+    layout = plan.layout
+    logp_BT = plan.arrays["logp"].copy()
+    for piece in (piece for pieces in plan.cuts[1:] for piece in pieces):
+        tokens = {"tokens": plan.arrays["tokens"][:, : piece.length]}
         arrays, count = micro_batches(
-            tokens, piece.rows, mesh=dealt.mesh, micro_batch=dealt.micro_batch, size=dealt.size
+            tokens, piece.rows, mesh=layout.mesh, micro_batch=layout.micro_batch, size=layout.size
         )
         found, _ = read_micro_batches(
             statistics, model, params, arrays["tokens"], count, np.float32(temperature)
         )
-        read_BT = jax.device_get(found).reshape(dealt.size, -1)[: len(piece.rows)]
+        read_BT = jax.device_get(found).reshape(layout.size, -1)[: len(piece.rows)]
         logp_BT[piece.rows, : piece.length] = read_BT
-    return dataclasses.replace(dealt, arrays={**dealt.arrays, "logp": logp_BT})
+    return dataclasses.replace(plan, arrays={**plan.arrays, "logp": logp_BT})

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from random_rows import LOSS, T, V, random_batch
+from updates import update_policy
 
 from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.advantage import deviations, sample_variance
@@ -22,7 +23,7 @@ from ragen_jax.diagnostics.gradients import ZERO, bucket_gradients, figures, var
 from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.update.policy import ForwardContext, init_state, loss_parts, update_policy
+from ragen_jax.update.policy import ForwardContext, init_state, loss_parts
 
 G, K = 5, 3
 

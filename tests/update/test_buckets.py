@@ -11,6 +11,7 @@ import optax
 import pytest
 from devices import ROOT, on_devices
 from random_rows import LOSS, V
+from updates import update_critic, update_policy
 
 from ragen_jax.algorithm.losses import AGGREGATIONS
 from ragen_jax.core.padding import length_bucket
@@ -22,7 +23,7 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.update import buckets as cutting
 from ragen_jax.update import critic
 from ragen_jax.update.passes import over_rows, statistics
-from ragen_jax.update.policy import ForwardContext, init_state, update_policy
+from ragen_jax.update.policy import ForwardContext, init_state
 
 T, ROWS = 24, 12
 # An optimizer that keeps the gradient and moves nothing.
@@ -95,7 +96,7 @@ def gradient(policy, mesh, who, loss=LOSS):
             )
             state = state.replace(params=state.params | {"value": state.params["value"] + 0.1})
             value_loss = critic.ValueLoss(0.3, loss.aggregation, loss.norm_length)
-            state, metrics = critic.update_critic(
+            state, metrics = update_critic(
                 *(model, KEEPING, value_loss, state, batch, numbers, numbers + 0.2, rows),
                 **settings,
             )

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from updates import update_critic
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Batch
@@ -71,7 +72,7 @@ def run(policy, mesh, state, batch, value, target, *, optimizer, frozen=None, **
     rows = np.arange(len(batch.weight_B))
     state = jax.tree.map(jnp.copy, state)  # the update donates it
     arrays = (batch, value, target, rows)
-    return critic.update_critic(policy[0], optimizer, LOSS, state, *arrays, **(settings | changes))
+    return update_critic(policy[0], optimizer, LOSS, state, *arrays, **(settings | changes))
 
 
 def test_a_value_is_of_the_tokens_before(policy, mesh):

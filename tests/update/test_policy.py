@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict
 from random_rows import LOSS, T, V, random_batch
+from updates import update_policy
 
 from ragen_jax.algorithm.losses import Weights
 from ragen_jax.core.sharding import make_mesh
@@ -19,7 +20,7 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
 from ragen_jax.update import buckets as cutting
 from ragen_jax.update import optimize
 from ragen_jax.update.optimize import micro_batches
-from ragen_jax.update.policy import init_state, policy_gradient, update_policy
+from ragen_jax.update.policy import init_state, policy_gradient
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from random_rows import LOSS, V, random_batch
+from updates import update_policy
 
 from ragen_jax import train
 from ragen_jax.algorithm.objectives import OBJECTIVES
@@ -16,7 +17,7 @@ from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.storage.metrics_reader import read_metrics
-from ragen_jax.update.policy import ForwardContext, init_state, rounding_decides, update_policy
+from ragen_jax.update.policy import ForwardContext, init_state, rounding_decides
 
 ROWS = 13
 CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28), "ppo": (0.2, 0.28)}
