@@ -17,7 +17,7 @@ INIT = Path(__file__).parent / "ragen_jax" / "__init__.py"
 setup(
     name="ragen_jax",
     version=VERSION,
-    description="Multi-turn RL for LLM agents in JAX that watches whether they think about input",
+    description="RL for LLM agents in JAX, with collapse diagnosis built in",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

@@ -55,6 +55,6 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         config.diagnose.every = 5
         config.warmstart.plan_moves = 1
         config.warmstart.check_every = 25
-        config.warmstart.success = 0.5  # that of an agent that names either arm at random
+        config.warmstart.success = 0.5  # success of an agent that picks arms at random
     recipes.apply(config, names)
     return config

@@ -1,299 +1,454 @@
-"""Every field of a run, once, with its unit and meaning. Data only.
+"""Every field of a run, once: default, domain, when it is read, unit and meaning.
 
-What each may hold, and which runs read it, is in ragen_jax/config/fields.py.
+A field is declared as `name=domain(default, bounds or choices, conditions)`. Domains are those of
+ragen_jax/core/domains.py; a condition names the fields without whose values a run never reads the
+field. Checks, `--help`, the command line and the reference in the documentation derive from this
+page. What depends on several fields is checked in ragen_jax/config/check.py; the values of
+env.options are checked by the environment.
 
-A config file copies this and changes what it needs; `--config.a.b=v` changes one field. The
-values here are the paper's (RAGEN-2, arXiv 2604.06268, section 4.1 and appendix B.2) where it
-gives one; the tiny preset of configs/sokoban.py says where and why it departs.
+A config file calls get_config() and changes what it needs; `--config.a.b=v` changes one field. The
+values here are those of the paper (RAGEN-2, arXiv 2604.06268, section 4.1 and appendix B.2) where
+it gives one; the tiny preset of configs/sokoban.py says where and why it departs.
 """
 
 from ml_collections import ConfigDict
 
+from ragen_jax.algorithm import algorithms, filter, losses, objectives, rewards
+from ragen_jax.algorithm.bonus import ENTROPY_ON
+from ragen_jax.core.domains import (
+    Field,
+    ReadWhen,
+    above,
+    any_of,
+    default_values,
+    flag,
+    fractions,
+    number,
+    numbers_above,
+    one_of,
+    section,
+    several_of,
+    text,
+    whole,
+)
+from ragen_jax.core.sharding import MEMORIES
+from ragen_jax.diagnostics import levels, regimes, stopping
+from ragen_jax.envs import ENVS, known
+from ragen_jax.model import hf, kernels, lora
+from ragen_jax.model.dates import AUTO, is_day
+from ragen_jax.rollout import chat
+from ragen_jax.storage.trackers import TRACKERS
+from ragen_jax.update.optimize import SCHEDULES
+from ragen_jax.update.policy import EXACT
+
+EVERY = 10**6  # steps between two of anything, at most
+SEEDS = 2**29  # an environment's seeds are seed * 2**32 and up, below datasets.IMITATION_SEEDS
+EVAL_SEEDS = 2**30  # datasets.EVALUATION_SEEDS + seed * 2**32 and up, below 2**63
+TOKENS = 2**17  # of a prompt or a reply: the longest that a known model reads
+# Of float32 a number this near to 1 can still be told from it.
+MOST_DECAY = 0.999999
+
+
+def environment_name(default: str) -> Field:
+    """A name of envs.ENVS, or MODULE:CLASS."""
+    return Field(
+        default, f"one of {', '.join(ENVS)}, or MODULE:CLASS for your own environment", known, ()
+    )
+
+
+def day(default: str, *read: ReadWhen) -> Field:
+    """A date as text, or AUTO."""
+    return Field(
+        default,
+        f"a date as YYYY-MM-DD, or {AUTO!r} (the day the run starts)",
+        lambda value: type(value) is str and (value == AUTO or is_day(value)),
+        read,
+    )
+
+
+# Conditions: when a run reads a field.
+
+TIMED = ReadWhen(("env.time_limit",), bool)
+TINY = ReadWhen(("model.path",), lambda path: path == "tiny")
+NOT_TINY = ReadWhen(("model.path",), lambda path: path != "tiny")
+SEEING = ReadWhen(("warmstart.tower_layers",), bool)
+LORA = ReadWhen(("model.lora.rank",), lambda rank: rank > 0)
+NOT_LORA = ReadWhen(("model.lora.rank",), lambda rank: rank == 0)
+CRITIC = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].critic)
+OF_TOKENS = ReadWhen(("algorithm.name",), lambda name: algorithms.ALGORITHMS[name].of_tokens)
+BI_LEVEL = ReadWhen(("algorithm.bi_level",), bool)
+SECOND_CLIP = ReadWhen(
+    ("algorithm.objective",), lambda name: objectives.OBJECTIVES[name].second_clip
+)
+KL = ReadWhen(("algorithm.kl_coef",), bool)
+ENTROPY = ReadWhen(("algorithm.entropy_coef",), bool)
+KL_STEERED = ReadWhen(("algorithm.kl_target",), bool)
+MISMATCH = ReadWhen(("algorithm.mismatch_cap",), bool)
+NORMALIZED = ReadWhen(("reward.normalize",), lambda name: name != "identity")
+AS_PLACED = ReadWhen(("reward.normalize",), lambda name: name == "identity")
+FILTERED = ReadWhen(("filter.strategy",), lambda name: name != "none")
+MASS = ReadWhen(("filter.strategy",), lambda name: name == "top_p")
+PART_OF_MASS = ReadWhen(
+    ("filter.value", "regimes.action"), lambda value, action: value < 1 or action == "tighten"
+)
+LINEAR = ReadWhen(("filter.mode",), lambda mode: mode == "linear")
+DROPPED = ReadWhen(
+    ("filter.strategy", "filter.top_members", "filter.bottom_members"),
+    lambda name, top, bottom: name != "none" or top + bottom > 0,
+)
+WINDOW = ReadWhen(("env.context",), lambda context: context == "window")
+POOL = ReadWhen(("env.pool",), bool)
+EXPLORE = ReadWhen(("collect.explore",), lambda explore: explore < 1)
+DIAGNOSED = ReadWhen(("diagnose.every",), bool)
+PROBED = ReadWhen(("diagnose.probe_every",), bool)
+SCORED = ReadWhen(
+    ("diagnose.every", "diagnose.probe_every"), lambda every, probe: every + probe > 0
+)
+GRADIENTS = ReadWhen(("diagnose.gradients_every",), bool)
+NO_EDGES = ReadWhen(("diagnose.gradients_edges",), lambda edges: len(edges) == 0)
+EVALUATED = ReadWhen(("eval.every",), bool)
+HELD_OUT = ReadWhen(
+    ("eval.every", "diagnose.probe_every", "diagnose.gradients_every", "diagnose.gradients_groups"),
+    lambda every, probe, gradients, groups: every > 0 or probe > 0 or gradients > 0 and groups > 0,
+)
+TIGHTENED = ReadWhen(("regimes.action",), lambda action: action == "tighten")
+
+
+def _rule(name: str) -> ReadWhen:
+    return ReadWhen((f"stopping.{name}.action",), lambda action: action != "off")
+
+
+SETTINGS = dict(
+    seed=whole(0, 0, SEEDS - 1),  # random seed of the run; int >= 0
+    # iterations, each one rollout and optimizer.minibatches updates; times minibatches below 2**31,
+    # which the optimizer counts to
+    steps=whole(200, 0, EVERY),
+    model=dict(
+        path=text("tiny"),  # "tiny" (see warmstart), or a Hugging Face directory or hub id
+        # dtype of activations and matrix products; parameters are float32
+        dtype=one_of("float32", hf.COMPUTE_DTYPES),
+        # attention kernel: auto | xla | cudnn (GPU) | splash (TPU)
+        attention=one_of("auto", ("auto", "xla", *kernels.KERNELS)),
+        # Date in prompts, YYYY-MM-DD, if the chat template writes one (Llama 3.2). "auto":
+        # the day the run starts; a resumed run keeps it.
+        date=day("auto", NOT_TINY),
+        remat=flag(False),  # recompute each layer's activations in the backward pass
+        lora=dict(  # train low-rank adapters instead of the model
+            rank=whole(0, 0, 1024),  # rank of the adapters; 0: train the model itself
+            alpha=above(32.0, 0, 10**6, LORA),  # adapters are scaled by alpha / rank
+            targets=several_of(("q", "k", "v", "o", "gate", "up", "down"), lora.TARGETS, LORA),
+            tower=flag(False, LORA),  # also adapt the vision tower of a vision-language model
+        ),
+    ),
+    env=dict(
+        # a key of envs.ENVS, or MODULE:CLASS for your own environment
+        name=environment_name("sokoban"),
+        options=section(dict()),  # keyword arguments of the environment
+        # turns in a prompt: "full" (all) | "window" | "single_turn"
+        context=one_of("full", chat.CONTEXTS),
+        window=whole(3, 1, 1000, WINDOW),  # turns that "window" shows, including the current turn
+        # most tokens of prompt and reply; drops old turns; 0: no limit
+        max_context=whole(0, 0, 2 * TOKENS),
+        # number of problems that training repeats; 0: new problems every step
+        pool=whole(0, 0, 10**6),
+        # "full": rules, format, budgets; "terse": only the observation
+        prompt=one_of("full", chat.PROMPTS),
+        max_turns=whole(5, 1, 1000),  # most replies in an episode
+        actions_per_turn=whole(2, 1, 1000),  # most actions executed per reply
+        max_actions=whole(10, 1, 10**6),  # most actions in an episode
+        # reward of a malformed reply or an unknown action; <= 0
+        format_penalty=number(-0.1, -(10**6), 0),
+        time_limit=number(0.0, 0, 10**5),  # seconds per environment step; 0: no limit
+        # environment steps run in parallel when time_limit is set
+        workers=whole(16, 1, 1024, TIMED),
+        # Largest fraction of a step's episodes that may fail (raise, hang or return invalid
+        # values); they are excluded from training. Above it the run stops.
+        max_error_share=number(0.1, 0, 1),
+    ),
+    # Further environments in the same run, as in configs/mixture.py:
+    # name -> dict(groups=groups per step, env=a section like env).
+    also=section(dict()),
+    rollout=dict(
+        groups=whole(8, 1, 2**14),  # G: groups (prompts) per step of env
+        group_size=whole(16, 1, 2**14),  # K: episodes per group
+        temperature=above(1.0, 0, 100),  # temperature of sampling and of the loss
+        max_new_tokens=whole(400, 1, TOKENS),  # most tokens per reply
+        compact=flag(True),  # remove finished episodes from the decoding batch
+        # Episodes decoded concurrently; a free slot takes the next episode. The KV cache
+        # has this many rows. 0: all episodes of a step at once. Use it if reply lengths
+        # vary widely or a step's cache does not fit; all programs are then compiled at
+        # the start. For training and evaluation.
+        slots=whole(0, 0, 2**20),
+        # Tokens decoded between checks for finished replies, whose episodes then continue
+        # independently; at most max_new_tokens. 0: with slots, an eighth of max_new_tokens
+        # (at least 24); without slots, all episodes wait for the turn's longest reply.
+        chunk=whole(0, 0, TOKENS),
+        # 1: play the next step's episodes during this step's updates, with the policy
+        # before the updates. From the second step on, episodes are one step old;
+        # algorithm.mismatch_cap corrects for it. Needs one device or
+        # sampling_mesh.devices. 0: in turn.
+        ahead=whole(0, 0, 1),
+        save_every=whole(10, 0, EVERY),  # steps between files in rollouts/; 0: none
+    ),
+    collect=dict(  # selection of a step's groups before the filter
+        # most rollouts to find rollout.groups groups with variance (DAPO)
+        max_rounds=whole(1, 1, 1000),
+        # A problem of env.pool without variance in its last n visits is played with
+        # probability max(explore ** n, explore_least). GRESO: 0.5; 1: always.
+        explore=above(1.0, 0, 1, POOL),
+        explore_least=above(0.01, 0, 1, POOL, EXPLORE),
+    ),
+    filter=dict(
+        # top_p | top_k | top_k_abs | min_p | quarter | none
+        strategy=one_of("top_p", filter.STRATEGIES),
+        # parameter of the strategy; top_p: fraction of the variance mass kept
+        value=number(0.9, 0, 10**6, FILTERED),
+        # or reward_std, reward_sum, reward_mean, length
+        metric=one_of("reward_variance", filter.METRICS),
+        # top_p by "linear" mass (paper) or "softmax" (released scripts)
+        mode=one_of("linear", filter.MODES, MASS, PART_OF_MASS),
+        keep=one_of("largest", filter.KEEP, FILTERED),  # or "smallest", for diagnosis
+        include_zero=flag(False, FILTERED),  # whether groups without variance can be kept
+        eps=number(0.01, 0, 10**9, MASS, PART_OF_MASS, LINEAR),  # tolerance of the linear threshold
+        # Multiply the loss by the fraction of groups kept ("linear") or its square root
+        # ("sqrt"), or only the advantages by the fraction ("advantage", the released
+        # code), or "none". A loss summed over rows (algorithm.aggregation
+        # seq-mean-token-sum-norm) is already linear.
+        loss_scale=one_of("linear", filter.LOSS_SCALES, DROPPED),
+        # Keep the same number of groups, drawn at random: the control experiment.
+        at_random=flag(False, FILTERED),
+        # Episodes kept per kept group: the best top_members and the worst
+        # bottom_members; 0 and 0: all.
+        top_members=whole(0, 0, 2**14),
+        bottom_members=whole(0, 0, 2**14),
+    ),
+    reward=dict(
+        # Length of the range below max_new_tokens, in tokens, over which a penalty rises
+        # from 0 to 1; 0: no penalty.
+        overlong_buffer=whole(0, 0, TOKENS),
+        # Normalisation of returns for the algorithm; filters and logs use the undiscounted
+        # return. identity | mean | mean_std | asymmetric_clip
+        normalize=one_of("identity", rewards.METHODS),
+        # set to normalise over: state (the group) | environment | batch
+        grouping=one_of("state", rewards.GROUPINGS, NORMALIZED),
+        # placement of unnormalised rewards: token | turn | episode
+        level=one_of("turn", rewards.PLACEMENTS, OF_TOKENS, AS_PLACED),
+    ),
+    algorithm=dict(
+        # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
+        # reinforce_plus_plus_baseline
+        name=one_of("grpo", algorithms.ALGORITHMS),
+        gamma=above(1.0, 0, 1, OF_TOKENS),  # ppo, reinforce_plus_plus: discount per sampled token
+        lam=number(1.0, 0, 1, CRITIC),  # ppo: lambda of GAE
+        bi_level=flag(False, CRITIC),  # ppo: GAE over turns, then over tokens within each turn
+        turn_gamma=above(1.0, 0, 1, CRITIC, BI_LEVEL),  # discount per turn of bi_level
+        soft_weights=flag(False),  # scale advantages by the group's std / largest std of the step
+        # ppo (dual clip) | gspo (sequence ratios) | cispo
+        objective=one_of("ppo", objectives.OBJECTIVES),
+        clip_low=number(0.2, 0, 1),  # lower bound of the ratio: 1 - clip_low
+        clip_high=number(0.28, 0, 1000),  # upper bound of the ratio: 1 + clip_high
+        # dual clip for negative advantages, above 1; 0: none
+        clip_c=number(3.0, 0, 1000, SECOND_CLIP),
+        aggregation=one_of("token-mean", losses.AGGREGATIONS),  # a key of losses.AGGREGATIONS
+        # Estimator: k1 | abs | k2 | k3; with the gradient of k2: k1+ | abs+ | k3+; "exact"
+        # sums over the vocabulary.
+        kl_kind=one_of("k3", (*losses.KL_KINDS, EXACT), KL),
+        kl_coef=number(0.001, 0, 1000),  # coefficient of KL(policy || initial policy); 0: no KL
+        # or "reward": subtracted from each token's reward
+        kl_in=one_of("loss", ("loss", "reward"), KL),
+        # Where to keep the reference policy between uses: "device", or "host": pinned host
+        # memory, copied to the devices for every update.
+        kl_memory=one_of("device", tuple(MEMORIES), KL, NOT_LORA),
+        # KL in nats per token to which kl_coef adapts; 0: fixed
+        kl_target=number(0.0, 0, 1000, KL),
+        # adaptation rate of kl_coef; from 5 on kl_coef would reach 0
+        kl_gain=number(0.1, 0, 4, KL, KL_STEERED),
+        entropy_coef=number(0.001, 0, 1000),  # coefficient of the exact entropy bonus
+        # Tokens with the bonus: all | actions (inside <answer>) | upper_groups |
+        # lower_groups (the half of the groups with the larger or smaller filter score)
+        entropy_on=one_of("all", ENTROPY_ON, ENTROPY),
+        # Fraction of the run's level of MI (see regimes) at which the bonus is 0; it rises
+        # linearly to its full value at the level. 0: constant bonus.
+        entropy_gate=number(0.0, 0, 0.99, ENTROPY),
+        # Coefficient of an advantage for reasoning that identifies its prompt among those
+        # of the step (algorithm/bonus.py), in nats minus the mean; 0: none.
+        mi_coef=number(0.0, 0, 1000),
+        # coefficient of RL-ZVP advantages of no-variance groups; 0: none
+        zvp_coef=number(0.0, 0, 1000),
+        # Upper bound of the importance weights that correct differences between sampler
+        # and trainer, >= 1; 0: no weights, or 2 with rollout.ahead.
+        mismatch_cap=number(0.0, 0, 10**6),
+        # level of these weights: "token" or "sequence"
+        mismatch_level=one_of("token", objectives.LEVELS, MISMATCH),
+    ),
+    critic=dict(  # for ppo; other settings as in optimizer
+        learning_rate=above(1e-5, 0, 1, CRITIC),
+        # largest change of a value per update, in units of reward
+        clip=above(0.5, 0, 10**6, CRITIC),
+        warmup_steps=whole(0, 0, EVERY, CRITIC),  # iterations that train only the critic
+    ),
+    optimizer=dict(
+        learning_rate=above(1e-6, 0, 1),
+        schedule=one_of("constant", SCHEDULES),  # or "linear", "cosine": decay to 0 over the run
+        warmup_updates=whole(0, 0, 10**9),  # updates of linear warm-up from 0
+        b1=number(0.9, 0, MOST_DECAY),
+        b2=number(0.999, 0, MOST_DECAY),
+        eps=number(1e-8, 1e-20, 1),  # above 0 as float32
+        weight_decay=number(0.01, 0, 10),
+        max_grad_norm=above(1.0, 0, 10**9),  # bound of the gradient's global norm
+        minibatches=whole(4, 1, 1024),  # updates per iteration, which share the kept rows evenly
+        micro_batch=whole(4, 1, 2**16),  # rows per forward and backward pass
+    ),
+    diagnose=dict(
+        every=whole(1, 0, EVERY),  # steps between collapse diagnostics; 0: never
+        # Steps between flow/ metrics, on steps that `every` selects; 0: never. If prompts
+        # show earlier replies, these steps also compute collapse/trajectory_stripped,
+        # which doubles the cost of the trajectory scope.
+        flow_every=whole(5, 0, EVERY, DIAGNOSED),
+        # Steps between diagnostics/*.npz, on steps that `every` selects: the first-turn
+        # scores behind MI, at most 64 x 64 (reasoning x prompts); 0: none.
+        scores_every=whole(10, 0, EVERY, DIAGNOSED),
+        # first turns scored under all first prompts
+        first_turn_samples=whole(64, 1, 4096, DIAGNOSED),
+        trajectory_samples=whole(64, 1, 4096, DIAGNOSED),  # turns sampled from whole trajectories
+        micro_batch=whole(64, 1, 2**16, SCORED),  # (prompt, reasoning) pairs per device call
+        # Steps between probe/ metrics, from first turns on a fixed set of held-out
+        # problems with fixed noise; the first probe is before any update. 0: never.
+        probe_every=whole(0, 0, EVERY),
+        probe_problems=whole(32, 2, 4096, PROBED),  # at most eval.episodes
+        probe_samples=whole(4, 1, 1024, PROBED),  # replies per problem
+        # Compute probe/mediation/ (diagnostics/mediation.py): whether actions depend on
+        # the reasoning, by blocked attention, gradients and exchanged reasoning.
+        probe_mediation=flag(False, PROBED),
+        gradients_every=whole(0, 0, EVERY),  # steps between gradients by reward variance; 0: never
+        # held-out groups to use; 0: the step's groups
+        gradients_groups=whole(96, 0, 10**5, GRADIENTS),
+        # buckets of equal size; groups without variance are separate
+        gradients_buckets=whole(6, 1, 1000, GRADIENTS, NO_EDGES),
+        # or increasing reward variances between buckets
+        gradients_edges=numbers_above((), 0, 10**12, GRADIENTS),
+    ),
+    eval=dict(
+        # steps between evaluations, the first before any update; 0: none
+        every=whole(20, 0, EVERY),
+        episodes=whole(512, 1, 10**5, HELD_OUT),  # number of held-out problems, the same every time
+        temperature=above(0.5, 0, 100, EVALUATED),
+        top_k=whole(0, 0, 10**6, EVALUATED),  # 0: all
+        top_p=above(1.0, 0, 1, EVALUATED),  # 1: all
+        min_p=number(0.0, 0, MOST_DECAY, EVALUATED),  # 0: all
+        # seed of the held-out set and of its sampling noise
+        seed=whole(0, 0, EVAL_SEEDS - 1, HELD_OUT),
+    ),
+    stopping=dict(  # action: "stop" (exit code 3) | "warn" (once per streak) | "off"
+        variance=dict(  # the groups' mean reward variance has collapsed
+            action=one_of("stop", stopping.ACTIONS),
+            patience=whole(5, 1, EVERY, _rule("variance")),  # iterations in a row
+            # threshold, as a fraction of the mean over the first iterations
+            ratio=above(0.1, 0, 1, _rule("variance")),
+            baseline=whole(10, 1, EVERY, _rule("variance")),  # number of first iterations
+        ),
+        success=dict(  # held-out success stays low
+            action=one_of("stop", stopping.ACTIONS, EVALUATED),
+            # evaluations in a row, without the first (before any update)
+            patience=whole(5, 1, EVERY, EVALUATED, _rule("success")),
+            least=above(0.01, 0, 1, EVALUATED, _rule("success")),  # threshold of success
+        ),
+        empty=dict(  # the filter keeps nothing
+            action=one_of("stop", stopping.ACTIONS),
+            patience=whole(5, 1, EVERY, _rule("empty")),  # iterations in a row
+        ),
+        nonfinite=dict(  # an update was skipped: its loss or gradient was not finite
+            action=one_of("stop", stopping.ACTIONS),
+            patience=whole(3, 1, EVERY, _rule("nonfinite")),  # iterations in a row
+        ),
+    ),
+    # The collapse alarm; diagnostics/regimes.py explains the fields. Thresholds are
+    # fractions of the metric's level, its mean over an early part of the run.
+    regimes=dict(
+        # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
+        action=one_of("warn", regimes.ACTIONS),
+        baseline=whole(5, 2, levels.FIRST),  # fewest values in a level
+        # steps in the recent mean, at least the last 4 to 6 values
+        recent=whole(15, 1, levels.LAST),
+        long=whole(100, 2, levels.FIRST),  # most values in a level
+        clear_patience=whole(5, 1, EVERY),  # steps near the level that end a sign
+        # "near": this fraction of the logarithmic distance back to the level
+        recover=above(0.5, 0, 1),
+        # threshold of low H(Z|X) and low information for regime/index
+        low=above(0.5, 0, 1, DIAGNOSED),
+        mi=above(0.63, 0, 1, DIAGNOSED),  # below: an alarm
+        mi_sign=above(0.8, 0, 1, DIAGNOSED),  # below: a sign; two signs are an alarm
+        valid_think=above(0.9, 0, 1),  # below: a sign
+        valid_action=above(0.92, 0, 1),  # below: a sign
+        # fraction of stated facts that are true; below: a sign
+        grounded=above(0.85, 0, 1, DIAGNOSED),
+        # below or above: a sign, but no alarm alone
+        length=dict(fall=above(0.5, 0, 1), rise=above(1.5, 1, 10**6)),
+        # below or above: a sign, but no alarm alone
+        entropy=dict(fall=above(0.25, 0, 1, DIAGNOSED), rise=above(2.0, 1, 10**6, DIAGNOSED)),
+        tighten=dict(
+            every=whole(3, 1, EVERY, TIGHTENED),  # steps of an alarm between two changes
+            factor=above(0.95, 0, 1, TIGHTENED),  # factor applied to filter.value at each change
+            least=above(0.8, 0, 1, TIGHTENED),  # smallest fraction of filter.value
+        ),
+    ),
+    report=dict(
+        # Steps between updates of report.html, written by a separate process; 0: only at
+        # the end of the run.
+        every=whole(50, 0, EVERY),
+    ),
+    checkpoint=dict(
+        every=whole(20, 0, EVERY),  # steps between checkpoints; 0: only the last step, always saved
+        keep=whole(2, 1, EVERY),  # newest checkpoints kept
+        disk_retry_seconds=number(600.0, 0, 10**6),  # longest wait for a failing disk; 0: none
+        export=flag(True),  # write the trained model in Hugging Face format at the end
+    ),
+    log=dict(
+        # Trackers that receive the metrics: any of tensorboard, wandb, mlflow, trackio
+        # (ragen_jax/run/trackers.py).
+        trackers=any_of(("tensorboard",), TRACKERS),
+    ),
+    mesh=dict(  # devices along each axis; one may be -1: the remaining devices
+        data=whole(-1, -1, 2**20),  # splits rows
+        fsdp=whole(1, -1, 2**20),  # splits rows and parameters
+        tensor=whole(1, -1, 2**20),  # splits heads, MLP and vocabulary
+    ),
+    # The same for sampling and scoring: fsdp=1 gathers weights, tensor>1 splits them by
+    # heads. All three 0: as mesh.
+    sampling_mesh=dict(
+        data=whole(0, -1, 2**20),
+        fsdp=whole(0, -1, 2**20),
+        tensor=whole(0, -1, 2**20),
+        # number of devices for sampling only; 0: all devices sample and train
+        devices=whole(0, 0, 2**20),
+    ),
+    warmstart=dict(  # the tiny agent, used when model.path is "tiny"
+        seed=whole(0, 0, 2**63 - 1, TINY),  # seed of its parameters and data order
+        width=whole(96, 2, 4096, TINY),
+        layers=whole(2, 1, 64, TINY),
+        heads=whole(4, 1, 64, TINY),
+        kv_heads=whole(1, 1, 64, TINY),
+        mlp_width=whole(256, 1, 2**14, TINY),
+        tower_layers=whole(0, 0, 64, TINY),  # layers of its vision tower; 0: no vision
+        tower_width=whole(64, 16, 4096, TINY, SEEING),
+        rooms=whole(8192, 1, 2**17, TINY),  # solved problems to imitate
+        plan_moves=whole(4, 0, 1000, TINY),  # moves of the solver's plan in the reasoning
+        # Reasoning style (envs/styles.py) -> its fraction of the demonstrations; empty:
+        # the environment's `explain`
+        styles=fractions(dict()),
+        # env.options that differ in the demonstrations, for example an easier world
+        options=section(dict(), TINY),
+        batch=whole(64, 1, 2**14, TINY),  # replies per update
+        learning_rate=above(3e-3, 0, 1, TINY),
+        check_every=whole(50, 1, EVERY, TINY),  # updates between checks of success
+        check_episodes=whole(256, 1, 10**5, TINY),  # problems per check, at temperature 1
+        success=number(0.35, 0, 1, TINY),  # success rate at which imitation stops; 0 to 1
+        # most updates; an error if success is not reached by then
+        max_updates=whole(6000, 1, EVERY, TINY),
+    ),
+)
+
 
 def get_config() -> ConfigDict:
     """The defaults."""
-    return ConfigDict(
-        dict(
-            seed=0,  # of everything random in the run
-            steps=200,  # iterations: one rollout and optimizer.minibatches updates each
-            model=dict(
-                path="tiny",  # "tiny" (see warmstart), or a Hugging Face directory or hub id
-                dtype="float32",  # of activations and products; parameters are float32
-                attention="auto",  # kernel of whole rows: auto | xla | cudnn (GPU) | splash (TPU)
-                # The day that the chat template writes into prompts if it writes one (Llama 3.2's),
-                # YYYY-MM-DD. "auto": the day on which the run starts, which it keeps when resumed.
-                date="auto",
-                remat=False,  # recompute each layer's activations in the backward pass
-                lora=dict(  # train low-rank adapters instead of the model
-                    rank=0,  # 0: train the model itself
-                    alpha=32.0,  # the adapters are scaled by alpha / rank
-                    targets=("q", "k", "v", "o", "gate", "up", "down"),
-                    tower=False,  # those of the vision tower, too, where the model sees
-                ),
-            ),
-            env=dict(
-                name="sokoban",  # a key of envs.ENVS, or MODULE:CLASS of your own
-                options=dict(),  # keyword arguments of the environment
-                context="full",  # turns a prompt shows: "full" all | "window" | "single_turn" one
-                window=3,  # turns that "window" shows, the current one included
-                max_context=0,  # tokens of prompt and reply: older turns make room; 0: no limit
-                pool=0,  # problems that training plays again and again; 0: always fresh ones
-                prompt="full",  # "full": rules, format, budgets; "terse": the observation alone
-                max_turns=5,  # replies an episode may hold
-                actions_per_turn=2,  # actions of a reply that are run
-                max_actions=10,  # actions of an episode
-                format_penalty=-0.1,  # of a malformed reply or an unknown action, <= 0
-                time_limit=0.0,  # seconds of a step, for environments that wait; 0: none
-                workers=16,  # episodes whose steps run at the same time, where there is a limit
-                # Share of a step's episodes that may break (raise, hang, return nonsense), which
-                # are not learnt from; beyond it the run stops.
-                max_error_share=0.1,
-            ),
-            # Environments that train together with env, as in configs/mixture.py:
-            # name -> dict(groups of a step, env: a section like env).
-            also=dict(),
-            rollout=dict(
-                groups=8,  # G: environment seeds (prompts) a step, of env alone
-                group_size=16,  # K: episodes of each
-                temperature=1.0,  # of sampling and of the loss
-                max_new_tokens=400,  # of one reply
-                compact=True,  # drop finished episodes from the batch
-                # Episodes played at a time, a free slot taking the next one, in training and
-                # evaluation; 0: all of a step. The cache has room for so many. What to use where
-                # replies are long and of many lengths, or where a step's cache does not fit. All
-                # programs of a run are then compiled at its start.
-                slots=0,
-                # Tokens between two looks at which replies have ended, whose episodes then go on
-                # without the others; at most max_new_tokens. 0: with slots an eighth of it (24 at
-                # least); without, a turn ends for all when its longest reply does.
-                chunk=0,
-                # 1: the next step's episodes are played while this one's updates run, by the policy
-                # before them: from the second step on they are one step old when they are learnt
-                # from, which algorithm.mismatch_cap weighs. One device, or sampling_mesh.devices.
-                ahead=0,
-                save_every=10,  # steps between rollouts/*.jsonl files; 0: none
-            ),
-            collect=dict(  # which groups a step has, before the filter
-                max_rounds=1,  # rollouts to find rollout.groups groups with variance in (DAPO)
-                # A problem of env.pool whose last n visits had no variance is played with chance
-                explore=1.0,  # explore ** n (GRESO: 0.5); 1: always
-                explore_least=0.01,  # but no less
-            ),
-            filter=dict(
-                strategy="top_p",  # top_p | top_k | top_k_abs | min_p | quarter | none
-                value=0.9,  # top_p: share of the variance mass kept
-                metric="reward_variance",  # or reward_std, reward_sum, reward_mean, length
-                mode="linear",  # top_p by "linear" mass (paper) or "softmax" (released scripts)
-                keep="largest",  # or "smallest", for diagnosis
-                include_zero=False,  # whether groups without variance are candidates
-                eps=0.01,  # slack of the linear threshold
-                # The loss times the keep rate ("linear") or its root ("sqrt"), or the advantages
-                # alone times it ("advantage", the released code), or "none". A loss that is a sum
-                # over rows (algorithm.aggregation seq-mean-token-sum-norm) is linear as it is.
-                loss_scale="linear",
-                # Keep as many groups, but drawn at random whatever they scored: the control.
-                at_random=False,
-                # Of each group kept, only so many episodes, the best ones; 0 and 0: all.
-                top_members=0,
-                bottom_members=0,  # the worst ones
-            ),
-            reward=dict(
-                # A reply's last so many tokens before max_new_tokens cost it up to 1; 0: nothing.
-                overlong_buffer=0,
-                # What the algorithm is given; filters and logs see the undiscounted return.
-                normalize="identity",  # identity | mean | mean_std | asymmetric_clip: of returns
-                grouping="state",  # over what: state (the group) | environment | batch
-                level="turn",  # where unnormalised rewards lie: token | turn | episode
-            ),
-            algorithm=dict(
-                # ppo (with critic) | grpo | dr_grpo | rloo | reinforce_plus_plus |
-                # reinforce_plus_plus_baseline
-                name="grpo",
-                gamma=1.0,  # ppo, reinforce_plus_plus: discount a sampled token of an episode
-                lam=1.0,  # ppo: lambda of GAE
-                bi_level=False,  # ppo: GAE over turns, then over the tokens of each
-                turn_gamma=1.0,  # its discount a turn
-                soft_weights=False,  # advantages times the group's std over the largest of the step
-                objective="ppo",  # ppo (dual clip) | gspo (sequence ratios) | cispo
-                clip_low=0.2,  # ratio may fall to 1 - clip_low
-                clip_high=0.28,  # and rise to 1 + clip_high
-                clip_c=3.0,  # dual clip for negative advantages; 0: none
-                aggregation="token-mean",  # a key of losses.AGGREGATIONS
-                # k1 | abs | k2 | k3; with the gradient of k2: k1+ | abs+ | k3+; over the whole
-                # vocabulary: exact
-                kl_kind="k3",
-                kl_coef=0.001,  # of KL(policy || initial policy); 0 skips its forward pass
-                kl_in="loss",  # or "reward": taken off each token's reward
-                # Where the reference rests while it is not read: "device", or "host", pinned memory
-                # from which it is copied to the devices for every update.
-                kl_memory="device",
-                kl_target=0.0,  # nats a token that kl_coef is steered to; 0: kl_coef stays
-                kl_gain=0.1,  # how fast
-                entropy_coef=0.001,  # of the exact entropy bonus
-                # all | actions (the tokens inside <answer>) | upper_groups, lower_groups (the half
-                # of the groups with the larger, the smaller filter score)
-                entropy_on="all",
-                # Share of the run's level of MI (regimes) at which the bonus has faded to nothing,
-                # from all of it at the level; 0: it does not fade.
-                entropy_gate=0.0,
-                # Of an advantage that a reasoning gets for what it tells of its prompt among those
-                # of the step (bonus.py), in nats, less the mean; 0: none.
-                mi_coef=0.0,
-                zvp_coef=0.0,  # of RL-ZVP's advantages of groups without variance; 0: none
-                # Of the weights for a sampler unlike the trainer; 0: no weights, but 2 with
-                # rollout.ahead.
-                mismatch_cap=0.0,
-                mismatch_level="token",  # or "sequence"
-            ),
-            critic=dict(  # of ppo; all else as the policy's optimizer
-                learning_rate=1e-5,
-                clip=0.5,  # how far a value may move in an update, in units of reward
-                warmup_steps=0,  # iterations in which the critic alone learns
-            ),
-            optimizer=dict(
-                learning_rate=1e-6,
-                schedule="constant",  # or "linear", "cosine": to 0 over the run's updates
-                warmup_updates=0,  # linear from 0
-                b1=0.9,
-                b2=0.999,
-                eps=1e-8,
-                weight_decay=0.01,
-                max_grad_norm=1.0,  # clip by global norm
-                minibatches=4,  # updates an iteration; the kept rows are split evenly over them
-                micro_batch=4,  # rows of one forward and backward pass
-            ),
-            diagnose=dict(
-                every=1,  # steps between collapse diagnostics; 0: never
-                # Steps between flow figures, where `every` falls, too; 0: never. Where prompts show
-                # earlier replies these steps also score collapse/trajectory_stripped, in a pass of
-                # its own that doubles what the trajectory scope costs.
-                flow_every=5,
-                # Steps between diagnostics/*.npz, where `every` falls, too: the first-turn scores
-                # that MI is computed from, of at most 64 reasonings under 64 prompts; 0: none.
-                scores_every=10,
-                first_turn_samples=64,  # reasonings scored under all first prompts
-                trajectory_samples=64,  # turns drawn over whole trajectories
-                micro_batch=64,  # (prompt, reasoning) rows of a device call
-                # Steps between probe/ figures: first turns of held-out problems, the same with the
-                # same noise every time, more of them than a step has; the first before any update.
-                # 0: never.
-                probe_every=0,
-                probe_problems=32,
-                probe_samples=4,  # replies to each
-                # Also probe/mediation/ (diagnostics/mediation.py): whether their actions hang on
-                # the reasoning, by attention that is blocked, gradients and reasoning exchanged.
-                probe_mediation=False,
-                gradients_every=0,  # steps between gradients by reward variance; 0: never
-                gradients_groups=96,  # of so many held-out problems; 0: of the step's own groups
-                gradients_buckets=6,  # of equally many groups, those without variance apart
-                gradients_edges=(),  # instead: reward variances that part the buckets, rising
-            ),
-            eval=dict(
-                every=20,  # steps between evaluations; the first is before any update; 0: none
-                episodes=512,  # problems of the held-out set, the same every time
-                temperature=0.5,
-                top_k=0,  # 0: all
-                top_p=1.0,  # 1: all
-                min_p=0.0,  # 0: all
-                seed=0,  # of the set and of the noise of each problem
-            ),
-            stopping=dict(  # action of a rule: "stop" (exit code 3) | "warn" once a streak | "off"
-                variance=dict(  # the groups' mean reward variance has collapsed
-                    action="stop",
-                    patience=5,  # iterations in a row
-                    ratio=0.1,  # of the mean over the first iterations, below which one counts
-                    baseline=10,  # those first iterations
-                ),
-                success=dict(  # held-out success stays low
-                    action="stop",
-                    patience=5,  # evaluations in a row, the first (before any update) apart
-                    least=0.01,  # success below which one counts
-                ),
-                empty=dict(  # the filter keeps nothing
-                    action="stop",
-                    patience=5,  # iterations in a row
-                ),
-                nonfinite=dict(  # an update was skipped: its loss or gradient was not finite
-                    action="stop",
-                    patience=3,  # iterations in a row
-                ),
-            ),
-            # The alarm of diagnostics/regimes.py, which says what these mean. Numbers of kinds are
-            # shares of the figure's own level.
-            regimes=dict(
-                # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
-                action="warn",
-                baseline=5,  # values, the fewest that a level is a mean of
-                recent=15,  # steps of the mean that is judged, at least its last 4 to 6 values
-                long=100,  # values, the most that a level is a mean of
-                clear_patience=5,  # steps nearer to the level that end a sign
-                recover=0.5,  # the way back: this share of it, in logarithms, towards the level
-                low=0.5,  # below which H(Z|X) or information counts as low for regime/index
-                mi=0.63,  # below: an alarm on its own
-                mi_sign=0.8,  # below: a sign, an alarm with another one
-                valid_think=0.9,  # below: a sign
-                valid_action=0.92,
-                grounded=0.85,  # share of the facts stated that are so
-                length=dict(fall=0.5, rise=1.5),  # below, above: a sign, but no alarm alone
-                entropy=dict(fall=0.25, rise=2.0),  # the same
-                tighten=dict(
-                    every=3,  # steps of an alarm
-                    factor=0.95,  # filter.value is multiplied by it, again and again
-                    least=0.8,  # until that is left of it
-                ),
-            ),
-            report=dict(
-                # Steps between two pages report.html of a run that goes on, written by a process
-                # beside it; 0: none but the one at the end.
-                every=50,
-            ),
-            checkpoint=dict(
-                every=20,  # steps; the last step is always saved; 0: only the last
-                keep=2,  # newest checkpoints kept
-                patience=600.0,  # seconds that a full or failing disk is waited for; 0: not at all
-                export=True,  # write the trained model in Hugging Face format at the end
-            ),
-            log=dict(
-                # What shows metrics.jsonl elsewhere: any of tensorboard, wandb, mlflow, trackio
-                # (ragen_jax/run/trackers.py).
-                trackers=("tensorboard",),
-            ),
-            mesh=dict(  # devices along each axis; one may be -1: all the rest
-                data=-1,  # splits rows
-                fsdp=1,  # splits rows and parameters
-                tensor=1,  # splits heads, MLP and vocabulary
-            ),
-            # The same for sampling and scoring: weights gathered where fsdp is 1, split by heads
-            # where tensor is more. All three 0: as mesh.
-            sampling_mesh=dict(
-                data=0,
-                fsdp=0,
-                tensor=0,
-                devices=0,  # the last so many devices, which then do not train; 0: all do both
-            ),
-            warmstart=dict(  # the tiny agent, used when model.path is "tiny"
-                seed=0,  # of its parameters and data order
-                width=96,
-                layers=2,
-                heads=4,
-                kv_heads=1,
-                mlp_width=256,
-                tower_layers=0,  # of a vision tower, with which it sees images; 0: it does not see
-                tower_width=64,
-                rooms=8192,  # solved for imitation
-                plan_moves=4,  # moves of the solver's plan that the reasoning spells out
-                # style of envs/styles.py -> its share of the demonstrations; nothing given: what
-                # the environment's `explain` writes
-                thoughts=dict(),
-                # env.options that are other ones while it is taught: an easier world than the one
-                # that it is trained in, say
-                options=dict(),
-                batch=64,  # replies an update
-                learning_rate=3e-3,
-                check_every=50,  # updates between checks of success
-                check_episodes=256,  # rooms of a check, at temperature 1
-                success=0.35,  # stop at the first check that reaches it
-                max_updates=6000,  # give up after as many
-            ),
-        )
-    )
+    return ConfigDict(default_values(SETTINGS))

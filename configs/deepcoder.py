@@ -45,13 +45,17 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.env.actions_per_turn = 1
     config.env.max_actions = 1
     config.env.options.language = "python"  # or "expression"
-    config.env.options.steps = (2, 4)  # fewest and most of a generated problem of arithmetic
-    config.env.options.tests = 8  # of a generated problem
-    config.env.options.time_limit_s = 3.0  # of a test
-    config.env.options.memory_mb = 512  # of a test, MiB of address space
-    config.env.options.sandbox = config_dict.placeholder(str)  # the one that must hold; None: best
-    config.env.options.path = config_dict.placeholder(str)  # parquet file or folder of them
-    config.env.options.max_tests = config_dict.placeholder(int)  # of a given problem; None: all
+    config.env.options.steps = (2, 4)  # fewest and most steps of a generated problem
+    config.env.options.tests = 8  # tests of a generated problem
+    config.env.options.time_limit_s = 3.0  # seconds per test
+    config.env.options.memory_mb = 512  # MiB of address space per test
+    config.env.options.sandbox = config_dict.placeholder(
+        str
+    )  # required sandbox; None: the best available
+    config.env.options.path = config_dict.placeholder(str)  # parquet file, or a folder of them
+    config.env.options.max_tests = config_dict.placeholder(
+        int
+    )  # most tests of a problem from a file; None: all
     presets.apply(config, model)
     if model == "tiny":
         config.env.options.language = "expression"

@@ -43,12 +43,12 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.env.options.slip = 0.02
     config.env.options.observation = "grid"
     config.env.options.min_solution = 1
-    config.env.options.max_solution = 10  # the budget of actions
+    config.env.options.max_solution = 10  # the action budget of an episode
     presets.apply(config, model)
     if model in ("tiny", presets.TINY_VL):
         config.rollout.max_new_tokens = 32
         config.steps = 120
     if model == presets.TINY_VL:
-        config.warmstart.success = 0.65  # before that it misreads half of its pictures
+        config.warmstart.success = 0.65  # below it, the agent misreads half of its images
     recipes.apply(config, names)
     return config

@@ -35,7 +35,7 @@ def get_config(preset: str = "llm") -> ConfigDict:
     config.env.options.split_by = "observation"
     config.env.options.replay = True
     config.env.options.isolated = False
-    config.env.options.success_reward = config_dict.placeholder(float)  # None: info's
+    config.env.options.success_reward = config_dict.placeholder(float)  # None: info decides
     config.env.actions_per_turn = 1
     config.env.max_actions = config.env.max_turns
     presets.apply(config, model)

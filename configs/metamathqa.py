@@ -47,11 +47,13 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.env.options.operators = "+-*/"
     config.env.options.compare = "string"
     config.env.options.path = config_dict.placeholder(str)  # JSON file to draw from instead
-    config.env.options.max_rows = config_dict.placeholder(int)  # of its questions; None: all
-    config.env.options.types = ""  # how the type of those drawn from begins
+    config.env.options.max_rows = config_dict.placeholder(
+        int
+    )  # most questions of the file; None: all
+    config.env.options.types = ""  # prefix of the question types to draw from
     presets.apply(config, model)
     if model == "tiny":
-        config.env.options.largest = 20  # few enough sums for each to come up again and again
+        config.env.options.largest = 20  # so few sums that each occurs repeatedly
         config.env.options.operators = "+-"
         config.rollout.groups = 32
         config.rollout.max_new_tokens = 40

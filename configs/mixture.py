@@ -32,9 +32,9 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         its = other.get_config(model)
         config.also[its.env.name] = ConfigDict(dict(groups=its.rollout.groups, env=its.env))
     if model == "tiny":
-        config.also.countdown.groups = 8  # a reply of Countdown is an episode
-        config.rollout.max_new_tokens = 40  # the longest of the three
-        config.warmstart.success = 0.15  # of each
+        config.also.countdown.groups = 8  # a Countdown episode is a single reply
+        config.rollout.max_new_tokens = 40  # longest reply of the three environments
+        config.warmstart.success = 0.15  # success of each environment
         config.eval.episodes = 512
         config.steps = 150
     recipes.apply(config, names)

@@ -12,8 +12,8 @@ whatever claims to see the drift can be held against it.
 WORLD  sokoban (default) or frozen_lake.
 RECIPE those of configs/recipes, such as no_filter.
 
-    --config.warmstart.thoughts.template=0.2    a smaller share of templates
-    --config.warmstart.thoughts.silent=0.5      and some without any reasoning
+    --config.warmstart.styles.template=0.2    a smaller share of templates
+    --config.warmstart.styles.silent=0.5      and some without any reasoning
     --config.warmstart.plan_moves=0             the grounded text tells no plan, only positions
     --config.algorithm.entropy_coef=0.0         the drift's motor
 """
@@ -23,8 +23,8 @@ from ml_collections import ConfigDict
 from ragen_jax.configs import frozen_lake, recipes, sokoban
 from ragen_jax.envs.styles import UNGROUNDED
 
-# World -> its config, and the success that the warm start goes on to. At 0.4, FrozenLake's
-# sentences are half learnt, and drift into neither style.
+# World -> (config, success at which the warm start stops). At 0.4, FrozenLake's sentences are only
+# half learnt and drift into neither style.
 WORLDS = {"sokoban": (sokoban, 0.4), "frozen_lake": (frozen_lake, 0.6)}
 
 
@@ -41,15 +41,17 @@ def get_config(preset: str = "sokoban") -> ConfigDict:
     config = module.get_config("tiny")
     config.steps = 160
     config.warmstart.layers = 3
-    config.warmstart.thoughts = dict.fromkeys(UNGROUNDED, 0.0) | dict(grounded=0.5, template=0.5)
+    config.warmstart.styles = dict.fromkeys(UNGROUNDED, 0.0) | dict(grounded=0.5, template=0.5)
     config.warmstart.success = success
     config.algorithm.name = "grpo"
     config.algorithm.entropy_coef = 0.05
     config.optimizer.learning_rate = 2e-4
-    config.eval.temperature = 1.0  # cooler, its one grounded opening beats eight of templates
+    config.eval.temperature = (
+        1.0  # at lower temperatures the single grounded opening beats eight templates
+    )
     config.eval.episodes = 256
     config.diagnose.probe_every = 4
-    for rule in ("variance", "success", "empty"):  # a run that collapses is what it is for
+    for rule in ("variance", "success", "empty"):  # the run is meant to collapse
         config.stopping[rule].action = "warn"
     recipes.apply(config, names)
     return config

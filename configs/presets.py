@@ -15,16 +15,16 @@ LLMS = {
     "qwen3-4b": "Qwen/Qwen3-4B",
 }
 
-# Models that see, in the environments that draw what they show.
+# Vision-language models, for environments that render images.
 SEEING = {"qwen2.5-vl-3b": "Qwen/Qwen2.5-VL-3B-Instruct"}
 DRAWN = ("sokoban", "frozen_lake")
-TINY_VL = "tiny-vl"  # the tiny agent with a vision tower, in these environments
+TINY_VL = "tiny-vl"  # the tiny agent with a vision tower
 
-PRESETS = ("tiny", "llm", *LLMS)  # of every environment
-DRAWING = (TINY_VL, *SEEING)  # of those that draw
+PRESETS = ("tiny", "llm", *LLMS)  # presets of every environment
+DRAWING = (TINY_VL, *SEEING)  # presets of environments that render images
 
-# Which devices hold what: everything whole, rows split; or parameters split over all devices to be
-# trained, and whole to be sampled with (docs/preflight.md).
+# Placement on devices: parameters replicated and rows split; or parameters split over all devices
+# for training and replicated for sampling (docs/preflight.md).
 WHOLE = {
     **{"mesh.data": -1, "mesh.fsdp": 1},
     **{"sampling_mesh.data": 0, "sampling_mesh.fsdp": 0, "sampling_mesh.tensor": 0},
@@ -34,22 +34,22 @@ SPLIT = {
     **{"sampling_mesh.data": -1, "sampling_mesh.fsdp": 1, "sampling_mesh.tensor": 1},
 }
 
-# Preset llm is for any Qwen2.5, Qwen3 or Llama-3 in model.path. What follows from the model's size
-# and from the devices stays open, unless the command line sets it;
-# ragen_jax/config/auto_fields.py fills it in.
+# Preset llm is for any Qwen2.5, Qwen3 or Llama-3 in model.path. Fields that depend on the model's
+# size and the devices are left open; unless the command line sets them,
+# ragen_jax/config/auto_fields.py fills them in.
 OPEN = {
-    "model.path": str,  # which has no default
-    "model.dtype": str,  # float32 on CPU, where bfloat16 is slower, and bfloat16 elsewhere
-    "optimizer.micro_batch": int,  # ROWS for each device, as far as a minibatch has so many
-    "model.remat": bool,  # this and the rest: SIZES
+    "model.path": str,  # no default
+    "model.dtype": str,  # float32 on CPU (bfloat16 is slower there), otherwise bfloat16
+    "optimizer.micro_batch": int,  # ROWS per device, at most the rows of a minibatch
+    "model.remat": bool,  # this and the following fields: SIZES
     **dict.fromkeys(WHOLE, int),
 }
-SIZES = {  # parameters of a model, at most -> fields
+SIZES = {  # largest number of parameters -> fields
     10**8: {"model.remat": False, **WHOLE},
     5 * 10**8: {"model.remat": True, **WHOLE},
     math.inf: {"model.remat": True, **SPLIT},
 }
-ROWS = {10**8: 4, 5 * 10**8: 4, math.inf: 1}  # the same -> rows of a micro-batch on a device
+ROWS = {10**8: 4, 5 * 10**8: 4, math.inf: 1}  # largest number of parameters -> rows per device
 
 
 def split(preset: str) -> tuple[str, list[str]]:
@@ -85,7 +85,7 @@ def apply(config: ConfigDict, model: str) -> None:
         config.optimizer.b2 = 0.99
         config.optimizer.micro_batch = 16
         config.diagnose.trajectory_samples = 16
-        config.diagnose.micro_batch = 128  # the fastest on 2 cores
+        config.diagnose.micro_batch = 128  # fastest on 2 cores
         config.eval.episodes = 1024
         config.eval.every = 25
         config.checkpoint.every = 25
@@ -98,9 +98,11 @@ def apply(config: ConfigDict, model: str) -> None:
         config.model.dtype = "bfloat16"
         config.model.remat = True
         config.update_from_flattened_dict(SPLIT)
-        config.optimizer.micro_batch = 16  # over 16 devices; a multiple of however many there are
+        config.optimizer.micro_batch = (
+            16  # for 16 devices; must be a multiple of the number of devices
+        )
     if model == TINY_VL:
         config.warmstart.tower_layers = 2
-        config.env.options.tile = 8  # pixels, which its tower shows it with one token
+        config.env.options.tile = 8  # pixels; one token of the tower
     if model in DRAWING:
         config.env.options.observation = "image"

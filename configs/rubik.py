@@ -32,7 +32,10 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     model, names = presets.split(preset)
     config = base.get_config()
     config.env.name = "rubik"
-    config.env.options.moves = (1, 6)  # within the ten that an episode has
+    config.env.options.moves = (
+        1,
+        6,
+    )  # fewest and most scrambling moves; an episode has ten actions
     presets.apply(config, model)
     if model == "tiny":
         config.rollout.max_new_tokens = 32

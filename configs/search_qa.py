@@ -44,9 +44,11 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.env.options.things = 100
     config.env.options.worlds = 8
     config.env.options.path = config_dict.placeholder(str)  # file to draw from instead
-    config.env.options.max_rows = config_dict.placeholder(int)  # of its questions; None: all
-    config.env.options.retriever = "bm25"  # of a file's questions
-    for source in ("corpus", "index", "url"):  # where it finds documents
+    config.env.options.max_rows = config_dict.placeholder(
+        int
+    )  # most questions of the file; None: all
+    config.env.options.retriever = "bm25"  # retriever for questions of a file
+    for source in ("corpus", "index", "url"):  # source of documents
         config.env.options[source] = config_dict.placeholder(str)
     config.env.options.documents = 5
     config.env.options.document_chars = 800
@@ -56,7 +58,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.eval.episodes = 256
     presets.apply(config, model)
     if model == "tiny":
-        config.env.max_turns = 4  # one search more than two facts need
+        config.env.max_turns = 4  # one more search than two facts need
         config.env.max_actions = 4
         config.env.max_context = 0
         config.env.options.things = 20

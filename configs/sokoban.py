@@ -4,7 +4,8 @@
 
 tiny (default)
     A 0.2 M parameter agent that first imitates a solver, in single-turn context.
-    Hardware and time: 2 CPU cores; a minute of warm start (once), 4 minutes of training.
+    Hardware and time: 2 CPU cores; 4 to 8 minutes in all, the warm start (once) included
+    (benchmarks/NOTES.md, time of the main command).
     Expected: held-out success 0.39 -> 0.56 (+17.2 points, mean of three seeds;
     docs/results/sokoban_tiny.md).
     Departs from the paper: format penalty -1 (at -0.1 an unreadable reply is cheaper than two
@@ -48,14 +49,14 @@ def get_config(preset: str = "tiny") -> ConfigDict:
     config.env.options.num_boxes = 1
     config.env.options.observation = "grid"
     config.env.options.min_solution = 3
-    config.env.options.max_solution = 10  # the budget of actions
+    config.env.options.max_solution = 10  # the action budget of an episode
     presets.apply(config, model)
     if model in ("tiny", presets.TINY_VL):
         config.env.format_penalty = -1.0
         config.rollout.max_new_tokens = 22
     if model == "qwen2.5-3b":
         config.algorithm.name = "ppo"
-        # The critic takes the room of whole weights for sampling (docs/preflight.md).
+        # The critic needs the memory of unsharded sampling weights (docs/preflight.md).
         config.sampling_mesh.tensor = 2
     recipes.apply(config, names)
     return config

@@ -58,7 +58,9 @@ def read_grid(picture: np.ndarray, sprites: Mapping[str, Sprite], tile: int) -> 
     found = [[looks.get(cell.tobytes()) for cell in row] for row in cells]
     for r, row in enumerate(found):
         if None in row:
-            raise ValueError(f"row {r}, column {row.index(None)} of a picture is no known sprite")
+            raise ValueError(
+                f"row {r}, column {row.index(None)} of a picture is not a known sprite"
+            )
     return "\n".join("".join(filter(None, row)) for row in found)
 
 

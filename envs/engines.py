@@ -177,8 +177,8 @@ class EngineEnvironment:
                 observation = live.engine.step(action).observation
         if observation != state.observation:
             raise RuntimeError(
-                f"an engine of {self._name} shows something else after the same seed "
-                f"{state.seed} and {len(state.actions)} actions: it draws from what is not seeded"
+                f"an engine of {self._name} shows a different observation after the same seed "
+                f"{state.seed} and {len(state.actions)} actions: it uses an unseeded random source"
             )
         return live
 

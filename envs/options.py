@@ -61,7 +61,7 @@ def finite_number(name: str, value: float, *, most: float) -> float:
     """`value` as a float from -`most` to `most`."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not abs(value) <= most:  # NaN compares false
-        raise ValueError(f"{name} must be a number within +-{most:g}, got {value!r}")
+        raise ValueError(f"{name} must be a number from -{most:g} to {most:g}, got {value!r}")
     return float(value)
 
 

@@ -2,7 +2,7 @@
 
 An agent that was taught several of them can drift from one to another while it acts as well as
 before, and every sentence tells which one it is of: an organism of template collapse whose truth
-is known. `warmstart.thoughts` mixes them.
+is known. `warmstart.styles` mixes them.
 
     grounded          what `explain` writes: where everything is, and the plan
     template          a sentence about no input in particular: 13 words of 3 bits each

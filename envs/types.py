@@ -11,7 +11,7 @@ A language model trains on whatever has the members of `Environment` and is buil
     EnvironmentClass       how one is built                            always
     Environment            what is played                              always
     SolvableEnvironment    words, solve, explain                       for model.path=tiny
-    StyledEnvironment      styles                                      for warmstart.thoughts
+    StyledEnvironment      styles                                      for warmstart.styles
     ReversibleEnvironment  opposites                                   for action/* figures
     GroundedEnvironment    grounded                                    for reasoning/* figures
     DrawingEnvironment     transcribe                                  for the same, of images

@@ -78,7 +78,7 @@ keep_running() {
     "$1" || code=$?
     case $code in 0 | 2 | 3) break ;; esac
     if "$2" "$code"; then
-      say "preempted (exit code $code); continuing in $RETRY_SECONDS s"
+      say "preempted (exit code $code); resuming in $RETRY_SECONDS s"
     elif ((crashes < MAX_RESTARTS)); then
       crashes=$((crashes + 1))
       say "exit code $code; restart $crashes of $MAX_RESTARTS in $RETRY_SECONDS s"

@@ -70,8 +70,8 @@ train_on_tpu() { # the whole run; exits with train's code
   run tar -czf "$ARCHIVE" -C "$REPOSITORY" --exclude=./.git --exclude='./.venv*' \
     --exclude=./runs --exclude=./build --exclude=__pycache__ .
   # gcloud turns Ctrl-C into an exit code, which the loop would take for a crash.
-  trap 'say "interrupted; $NAME is left as it is"; exit 130' INT
-  trap 'say "terminated; $NAME is left as it is"; exit 143' TERM
+  trap 'say "interrupted; $NAME is left unchanged"; exit 130' INT
+  trap 'say "terminated; $NAME is left unchanged"; exit 143' TERM
   keep_running attempt preempted remove || code=$?
   if on DELETE; then
     note "when the run has ended:"

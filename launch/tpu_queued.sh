@@ -56,7 +56,7 @@ ensure() {
           exit 1
         fi
         if [[ -n $state ]]; then
-          say "$NAME is $state; asking anew"
+          say "$NAME is $state; requesting it again"
           remove
         fi
         if ((tries > 0)); then sleep "$RETRY_SECONDS"; fi

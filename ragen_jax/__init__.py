@@ -1,6 +1,6 @@
-"""ragen_jax: multi-turn RL for LLM agents that watches whether they think about their input.
+"""RL for LLM agents in JAX, with collapse diagnosis built in.
 
-What there is for other programs is in EXPORTS; it is imported, and JAX with it, when it is used:
+EXPORTS lists the public API; its modules, and JAX, are imported on first use:
 
     model, params, tokenizer = ragen_jax.load_model("DIR")
     figures = ragen_jax.mutual_information(model, params, tokenizer, prompts, reasonings)
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     load_model = _hf.load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 EXPORTS = {  # name: where it is
     "bi_level_gae": ("ragen_jax.algorithm.advantage", "bi_level_gae"),

@@ -10,25 +10,25 @@ from pathlib import Path
 from ragen_jax.storage.console_streams import set_up_console, show_line
 
 COMMANDS = {
-    "train": "train an agent, or go on with a run",
-    "evaluate": "success, return, pass@k and collapse of a run or a model",
-    "score": "the same diagnoses of other trainers' rollouts",
-    "report": "a run, or several, as one HTML page",
-    "plot": "curves of runs as PNG or SVG",
-    "export": "write the model of a run's checkpoint in Hugging Face format",
-    "check_data": "show an environment's problems, and what is in a file of them",
+    "train": "train an agent, or resume a run",
+    "evaluate": "success, return, pass@k and collapse diagnosis of a run or a model",
+    "score": "the same diagnosis for rollouts of other trainers",
+    "report": "one HTML page for one or more runs",
+    "plot": "plot metrics of runs as PNG or SVG",
+    "export": "export the model of a run's checkpoint in Hugging Face format",
+    "check_data": "show an environment's problems and the contents of a problem file",
     "warmstart": "build the tiny agent that a config starts from",
-    "preflight": "compile a run for a TPU pod before it is rented",
-    "lab": "experiments of many small runs: the paper's claims, detectors, cures",
-    "retriever": "index a corpus and serve it, for search_qa",
+    "preflight": "compile a run for a TPU pod before renting it",
+    "lab": "experiments of many small runs: claims of the papers, detectors, treatments",
+    "retriever": "index a corpus and serve it for search_qa",
 }
 
 
 def listed() -> str:
     """What is printed where no command is named."""
-    lines = ["ragen_jax: multi-turn RL for LLM agents that watches whether they think", ""]
+    lines = ["ragen_jax: RL for LLM agents in JAX, with collapse diagnosis built in", ""]
     lines += [f"  python -m ragen_jax.{name:<11} {what}" for name, what in COMMANDS.items()]
-    return "\n".join([*lines, "", "Each explains itself: python -m ragen_jax.train --help"])
+    return "\n".join([*lines, "", "Help for a command: python -m ragen_jax.train --help"])
 
 
 def run(name: str) -> None:

@@ -70,14 +70,14 @@ def describe(config: ConfigDict, rows: int) -> Iterator[str]:
         if len(shown) < rows:
             problem = identity if isinstance(identity, EnvFailure) else state
             shown.append(_problem(environment, f"row {row} ({split})", problem, failed))
-    yield f"  problems    {counts.total()} can be drawn"
+    yield f"  problems    {counts.total()} available"
     for split in SPLITS:
-        yield f"  {split:<11} {counts[split]}, {len(different[split])} of them different"
+        yield f"  {split:<11} {counts[split]}, {len(different[split])} of them distinct"
     yield from itertools.chain(*shown)
     if plays_heldout(config) and len(different["eval"]) < config.eval.episodes:
         raise ValueError(
             f"config.eval.episodes is {config.eval.episodes}, but {path} holds out only "
-            f"{len(different['eval'])} different problems; lower it, or give a larger file"
+            f"{len(different['eval'])} distinct problems; lower it or use a larger file"
         )
     _refuse_failed(failed, counts.total(), config.env.name)
 
@@ -86,7 +86,7 @@ def _refuse_failed(failed: list[str], count: int, name: str) -> None:
     """Raise ValueError if the environment raised for any problem."""
     if failed:
         raise ValueError(
-            f"environment {name!r} raises for {len(failed)} of {count} problems; the first: "
+            f"environment {name!r} raises for {len(failed)} of {count} problems; first error: "
             f"{failed[0]}"
         )
 
@@ -147,5 +147,5 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     CONFIG = command.define_config()
-    ROWS = flags.DEFINE_integer("rows", 3, "Problems that are shown.")
+    ROWS = flags.DEFINE_integer("rows", 3, "Number of problems to show.")
     command.run_command(main)

@@ -74,15 +74,15 @@ def config_of_run(workdir: Path, names: Sequence[str], gradients: bool) -> Confi
     read_run_config(workdir)  # says so where there is none
     if command.config_given():
         raise ValueError(
-            "--config is given beside --workdir, but a run is evaluated with its own config; give "
-            "--config.FIELD=VALUE alone, or --model"
+            "--config and --workdir are both given, but a run is evaluated with its own "
+            "config; use --config.FIELD=VALUE alone, or --model"
         )
     read = READ + (OF_GRADIENTS if gradients else ())
     refused = not_read(names, read)
     if refused:
         raise ValueError(
-            f"{', '.join(f'config.{name}' for name in refused)} cannot be set where a run is "
-            f"evaluated; what evaluation reads: {', '.join(read)} (not env.pool)"
+            f"{', '.join(f'config.{name}' for name in refused)} cannot be set when a run is "
+            f"evaluated; fields that evaluation reads: {', '.join(read)} (not env.pool)"
         )
     return CONFIG.value
 
@@ -161,9 +161,9 @@ def main(argv: Sequence[str]) -> None:
         if SAMPLES.value < 1:
             raise ValueError(f"--samples is {SAMPLES.value}; it must be at least 1")
         if GRADIENTS.value and not WORKDIR.value:
-            raise ValueError("--gradients needs --workdir: a run, and the policy it started from")
+            raise ValueError("--gradients needs --workdir, a run with the policy it started from")
         if STEP.value is not None and not WORKDIR.value:
-            raise ValueError("--step needs --workdir: the run whose checkpoint is meant")
+            raise ValueError("--step needs --workdir, the run that has the checkpoint")
         names = command.overrides()
         out = Path(OUT.value) if OUT.value else None
         if WORKDIR.value:
@@ -180,9 +180,8 @@ def main(argv: Sequence[str]) -> None:
             config, policy = of_model(MODEL.value or "", names)
     with jax.set_mesh(build_meshes(config)[1]):
         model, params, tasks = policy.model, policy.params, policy.tasks
-        enter_phase("playing the held-out problems")
         metrics, episodes_E = evaluate(model, params, tasks, samples=SAMPLES.value)
-        enter_phase("cross-scoring their reasonings")
+        enter_phase("cross-scoring the reasoning")
         metrics_E = [
             collapse_metrics(
                 model,
@@ -213,10 +212,10 @@ if __name__ == "__main__":
     CONFIG = command.define_config()
     WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run to evaluate.")
     MODEL = flags.DEFINE_string("model", None, "Model directory or hub id to evaluate.")
-    STEP = flags.DEFINE_integer("step", None, "The checkpoint of this step, not the newest.")
-    OUT = flags.DEFINE_string("out", None, "File of the figures as JSON.")
-    SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes a problem; pass@k up to it.")
+    STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint; default: the newest.")
+    OUT = flags.DEFINE_string("out", None, "File for the metrics as JSON.")
+    SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes per problem; pass@k for k up to it.")
     GRADIENTS = flags.DEFINE_bool(
-        "gradients", False, "Gradients of the loss's parts by reward variance, of a run."
+        "gradients", False, "Gradients of each part of the loss by reward variance; needs a run."
     )
     command.run_command(main)

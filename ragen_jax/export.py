@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError(f"--dtype is {DTYPE.value!r}; accepted: {', '.join(SAVE_DTYPES)}")
         names = command.overrides()
         if names or command.config_given():
-            raise ValueError("a run is exported as it is: no --config, no --config.FIELD")
+            raise ValueError("a run is exported unchanged; remove --config and --config.FIELD")
         workdir = Path(WORKDIR.value)
         if not OUT.value:
             refuse_links(workdir)
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
             workdir, step=STEP.value, trust=flags.FLAGS.trust
         )
         folder = Path(OUT.value or workdir / f"export_step_{step:06d}")
-        with retry_disk_errors(config.checkpoint.patience, console):
+        with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
             written = save_policy(folder, config, policy, adapters, dtype=DTYPE.value)
     for path in written:
         console(f"written: {path}")
@@ -45,7 +45,9 @@ def main(argv: Sequence[str]) -> None:
 if __name__ == "__main__":
     command.define_config()
     WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-    STEP = flags.DEFINE_integer("step", None, "A step that has a checkpoint; default: the newest.")
-    OUT = flags.DEFINE_string("out", None, "Folder of what is written.")
-    DTYPE = flags.DEFINE_string("dtype", "float32", "Of the weights: float32, bfloat16, float16.")
+    STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint; default: the newest.")
+    OUT = flags.DEFINE_string("out", None, "Output folder.")
+    DTYPE = flags.DEFINE_string(
+        "dtype", "float32", "Dtype of the weights: float32, bfloat16, float16."
+    )
     command.run_command(main)

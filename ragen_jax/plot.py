@@ -41,7 +41,7 @@ def charts_of(runs: Sequence[RunRecord], metrics: Sequence[str]) -> list[Chart]:
         if name not in known:
             near = [k for k in sorted(known) if k.endswith(f"/{name.rsplit('/', 1)[-1]}")]
             hint = f"; did you mean {', '.join(near[:4])}?" if near else ""
-            raise ValueError(f"--metric is {name!r}, which no run's metrics.jsonl has{hint}")
+            raise ValueError(f"--metric is {name!r}, which is not in any run's metrics.jsonl{hint}")
     if metrics:
         return [Chart(title=name, words="", figures=(name,), names=(name,)) for name in metrics]
     return [chart for chart in CHARTS if known & set(chart.figures)]
@@ -135,14 +135,14 @@ def parse(argv: Sequence[str]) -> list[Path]:
     with command.bad_input(flags.Error):
         words = command.words_of(argv)
         if not words:
-            raise ValueError("name the folder of a run: python -m ragen_jax.plot runs/NAME")
+            raise ValueError("name a run folder: python -m ragen_jax.plot runs/NAME")
         if importlib.util.find_spec("matplotlib") is None:
-            raise ValueError("a picture needs matplotlib: pip install ragen_jax[plot]")
+            raise ValueError("plotting needs matplotlib: pip install ragen_jax[plot]")
         out = Path(OUT.value)
         if out.suffix not in FORMATS:
             raise ValueError(f"--out is {out}; it must end with one of {', '.join(FORMATS)}")
         if not out.parent.is_dir():
-            raise ValueError(f"--out is {out}, but there is no folder {out.parent}")
+            raise ValueError(f"--out is {out}, but folder {out.parent} does not exist")
         return list(map(Path, words))
 
 
@@ -156,7 +156,7 @@ def main(paths: list[Path]) -> None:
 
 if __name__ == "__main__":
     METRIC = flags.DEFINE_list(
-        "metric", [], "Figures of metrics.jsonl; default: the page's charts."
+        "metric", [], "Metrics of metrics.jsonl; default: the charts of the report."
     )
-    OUT = flags.DEFINE_string("out", "curves.png", "The picture.")
+    OUT = flags.DEFINE_string("out", "curves.png", "Output file.")
     command.run_parsed(main, parse)

@@ -3,8 +3,8 @@
     python -m ragen_jax.train --config=configs/sokoban.py[:PRESET] [--workdir=DIR]
                               [--config.FIELD=VALUE ...]
 
-This file is the algorithm: one call a stage, one timer a stage. Given the folder of an earlier
-run, it goes on where that run's newest checkpoint stands.
+This file is the algorithm: one call and one timer per stage. If the folder holds an earlier run, it
+resumes from that run's newest checkpoint.
 
     seeds -> play -> batch -> diagnose -> select -> credit -> update -> evaluate -> watch -> write
 """
@@ -41,7 +41,6 @@ from ragen_jax.run.load import Policy, load_policy, save_policy
 from ragen_jax.run.log import MetricsLog
 from ragen_jax.run.provenance import Provenance, provenance_of, record, report_changes
 from ragen_jax.run.stages import inform, make_batch, watch
-from ragen_jax.run.trackers import require
 from ragen_jax.run.training import Preemption, Run, Schedule, Stages
 from ragen_jax.run.undefined_success import check_success
 from ragen_jax.run.workdir import lock_workdir, new_folder, set_evaluations_aside
@@ -54,6 +53,7 @@ from ragen_jax.storage.atomic_io import (
 from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.heartbeat import STALL_TIMEOUT, exit_on_stall
+from ragen_jax.storage.trackers import require
 from ragen_jax.update.learner import Learner, assign_credit, sampling_policy, select, update
 from ragen_jax.update.state import TrainState
 
@@ -66,18 +66,19 @@ def train(
     strict: bool = False,
     stall_timeout: float = STALL_TIMEOUT,
 ) -> int:
-    """Runs or continues a training run in `workdir`; returns the exit code.
+    """Start or resume the training run in `workdir`; return the exit code.
 
     Args:
-      repair: whether to go on where lines of its metrics.jsonl are damaged or lost.
-      strict: whether to refuse to resume with other versions, devices, code or files.
-      stall_timeout: seconds without progress behind which all of several processes end.
+      repair: whether to resume although lines of metrics.jsonl are damaged or lost.
+      strict: whether to refuse to resume if versions, devices, code or files have changed.
+      stall_timeout: with several processes, seconds without progress after which all exit.
 
     Raises:
-      DiskRefused: for longer than checkpoint.patience, or the folder was renamed or removed.
+      DiskRefused: the disk failed for longer than checkpoint.disk_retry_seconds, or the folder
+        was renamed or removed.
     """
     with contextlib.ExitStack() as held, monitor_compilation() as compiling:
-        held.enter_context(retry_disk_errors(config.checkpoint.patience, console))
+        held.enter_context(retry_disk_errors(config.checkpoint.disk_retry_seconds, console))
         folder = None
         try:
             with command.bad_input():
@@ -85,7 +86,7 @@ def train(
             folder = held.enter_context(open_folder(workdir))
             preemption = Preemption()
             run, learner, state = start(config, folder, compiling, preemption, repair, strict)
-            exit_code = 1  # of what nobody foresaw
+            exit_code = 1  # if `learn` raises
             if jax.process_count() > 1:
                 exit_on_stall(workdir, stall_timeout)
             try:
@@ -99,13 +100,13 @@ def train(
                 raise
             place = (folder.whereabouts() if folder else None) or workdir
             safe = newest(place / "checkpoints")
-            told = f"step {safe} is saved, --workdir={place} goes on behind it"
-            raise DiskRefused(f"{reason}; {told if safe else 'no step is saved'}") from error
+            saved = f"step {safe} is saved; resume with --workdir={place}"
+            raise DiskRefused(f"{reason}; {saved if safe else 'no step is saved'}") from error
         return exit_code
 
 
 def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> int:
-    """The iterations behind a state, up to the run's end; returns the exit code."""
+    """Run the iterations after `state` to the end of the run; return the exit code."""
     policy = sampling_policy(learner, state)
     run.precompiler.compile_now(start_programs(config, learner, state, policy, run.tasks))
     run.first_look(policy)
@@ -125,7 +126,7 @@ def learn(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> 
         with stage("inform", run.sampling_mesh):
             outcomes, metrics = inform(run, learner, sampler, state, played, batch, outcomes)
             row |= metrics
-        del policy, sampler  # the update replaces the parameters that they are, or are copies of
+        del policy, sampler  # the update replaces their parameters
 
         with rollouts.prefetch(stage, state, step):
             with stage("select", run.mesh):
@@ -160,9 +161,9 @@ def start(
     repair: bool,
     strict: bool,
 ) -> tuple[Run, Learner, TrainState]:
-    """(`Run`, `Learner`, `TrainState`) of a config, as `folder` holds them or at step 0.
+    """Build (`Run`, `Learner`, `TrainState`), restored from `folder` or at step 0.
 
-    Exits with 2 on input that no run could use, before anything is written.
+    Invalid input exits with code 2 before anything is written.
     """
     workdir = folder.path
     with command.bad_input():
@@ -180,7 +181,7 @@ def start(
                     report_changes(workdir, made_with, strict=strict)
         model, params, tokenizer, tasks = load_policy(config, workdir)
         for task in tasks:
-            _ = task.first_training_plays  # refuses problems none of which can be played
+            _ = task.first_training_plays  # raises if no problem can be played
         check_success(config, tasks)
         with main_process_first("damage"):
             for line in find_damage(workdir, repair) if is_main_process() else ():
@@ -197,7 +198,7 @@ def start(
         if broken := not_finite(state):
             raise ValueError(
                 f"{broken} holds NaN or infinity in the checkpoint of step {latest}; remove "
-                f"{checkpoints.directory / str(latest)} to go on from the one before it"
+                f"{checkpoints.directory / str(latest)} to resume from the previous checkpoint"
             )
     other = [name for name in changed if name.startswith("eval.") and name != "eval.every"]
     if is_main_process():
@@ -207,10 +208,10 @@ def start(
         atomic_write(workdir / "config.json", json.dumps(config.to_dict(), indent=2) + "\n")
         record(workdir, made_with, latest)
     if latest is not None:
-        console(f"continuing {workdir} behind step {latest}")
+        console(f"resuming {workdir} after step {latest}")
         live = [task.name for task in tasks if not resumable(task.environment)]
         if live:
-            console(f"warning: {', '.join(live)} does not do the same again: numbers will differ")
+            console(f"warning: {', '.join(live)} is not reproducible: resumed numbers will differ")
     run = Run(
         folder=folder,
         seed=config.seed,
@@ -246,11 +247,11 @@ def start(
 
 
 def export(config: ConfigDict, run: Run, learner: Learner, state: TrainState) -> None:
-    """Writes what was trained: policy/, and adapter/ of a LoRA run."""
+    """Write the trained model: policy/, and adapter/ of a LoRA run."""
     params, adapters = state.params, None
     if learner.frozen is not None and learner.frozen.params is not None:
         params, adapters = learner.frozen.params, state.params
-        if config.model.dtype != "float32":  # held with fewer digits than are merged and written
+        if config.model.dtype != "float32":  # has lower precision than the merged model needs
             params = load_policy(config, run.workdir).params
     policy = Policy(run.model, params, run.tokenizer, run.tasks)
     save_policy(run.workdir, config, policy, adapters, dtype="float32")
@@ -263,8 +264,8 @@ def main(argv: Sequence[str]) -> None:
             raise ValueError("several processes need --workdir, the same folder for all of them")
         if "://" in (WORKDIR.value or ""):
             raise ValueError(
-                f"--workdir is {WORKDIR.value}; it must be a path (of a folder that all processes "
-                "see, such as an NFS mount): metrics.jsonl grows by lines, which a bucket cannot"
+                f"--workdir is {WORKDIR.value}; it must be a path that all processes see, such "
+                "as an NFS mount: metrics.jsonl is appended to, which a bucket cannot do"
             )
         config = CONFIG.value
         devices = jax.devices()
@@ -276,7 +277,7 @@ def main(argv: Sequence[str]) -> None:
                 raise ValueError(f"--workdir is {workdir}, a file; it must be a folder")
         else:
             name = f"{config.env.name.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
-            with retry_disk_errors(config.checkpoint.patience, console):
+            with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
                 workdir = new_folder(Path("runs"), name)
     kind = f"{len(devices)} x {devices[0].device_kind}"
     console(f"{workdir}: {config.env.name}, model {config.model.path}, on {kind}")
@@ -291,26 +292,24 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     CONFIG = command.define_config()
-    WORKDIR = flags.DEFINE_string(
-        "workdir", None, "Folder of the run; one of an earlier run is continued."
-    )
+    WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run; an existing run is resumed.")
     REPAIR = flags.DEFINE_bool(
         "repair",
         False,
-        "Go on where lines of the run's metrics.jsonl are damaged or lost; the damaged ones are "
-        "kept beside it.",
+        "Resume although lines of the run's metrics.jsonl are damaged or lost; damaged lines "
+        "are moved to a separate file.",
     )
     STRICT = flags.DEFINE_bool(
         "strict",
         False,
-        "Refuse to resume a run with other versions, devices, code or data files than it was last "
-        "run with, where numbers would differ.",
+        "Refuse to resume a run if versions, devices, code or data files have changed since it "
+        "last ran and numbers would differ.",
     )
     STALL = flags.DEFINE_float(
         "stall_timeout",
         STALL_TIMEOUT,
-        "Seconds without progress behind which all of several processes end: one hangs, and the "
-        "others wait for it.",
+        "With several processes: seconds without progress after which all of them exit, "
+        "because one hangs and the others wait for it.",
         lower_bound=1.0,
     )
     command.run_command(main)

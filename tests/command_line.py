@@ -1,10 +1,11 @@
-"""Commands as a user types them, run in this process, and those of the README and of docs/."""
+"""Commands as a user types them, run in this process, and the commands of README.md and docs/."""
 
 import contextlib
 import dataclasses
 import io
 import re
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,14 +14,23 @@ from absl import flags
 ROOT = Path(__file__).parents[1]
 
 
-def commands_of_the_readme():
-    """Every `python -m ragen_jax.*` of README.md's code blocks, without comments."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    lines = [line for block in blocks for line in block.splitlines()]
-    return [found[1] for line in lines if (found := re.search(r"python -m (ragen_jax\..*)", line))]
+FRONT_PAGES = ("README.md", "docs/cli.md")
 
 
-README = commands_of_the_readme()
+def front_commands():
+    """The `python -m ragen_jax.*` commands in the code blocks of the front pages, each once.
+
+    A command that stands on both pages is the one of the first; comments do not count.
+    """
+    found = {}
+    for page in FRONT_PAGES:
+        for block in re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.S):
+            for command in re.findall(r"python -m (ragen_jax\..*)", block):
+                found.setdefault(shlex.join(shlex.split(command, comments=True)), command)
+    return list(found.values())
+
+
+README = front_commands()
 
 
 @dataclasses.dataclass(frozen=True)

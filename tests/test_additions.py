@@ -110,7 +110,7 @@ def test_an_objective(config, learn, monkeypatch):
     pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
     assert any(not np.array_equal(*pair) for pair in pairs)
     config.algorithm.clip_c = 3.0
-    with pytest.raises(ValueError, match="objective reinforce has no second clip: give 0"):
+    with pytest.raises(ValueError, match="objective reinforce has no dual clip; set 0"):
         check(config)
 
 

@@ -391,7 +391,7 @@ def test_a_broken_heldout_episode_is_no_failure(tmp_path, make_turn, make_episod
     assert "0.667" in learning_curve(tmp_path) and "gained +0.0" in learning_curve(tmp_path)
     row = summarise(everything, samples=1, format_penalty=0.0)
     assert row == {"eval/errors": 4}
-    assert eval_line(40, row) == "  eval at step 40: all 4 episodes broke"
+    assert eval_line(40, row) == "  eval at step 40: all 4 episodes failed"
 
 
 def test_no_row_of_a_broken_episode_is_trained_on(make_turn, make_episode):

@@ -39,8 +39,8 @@ def test_the_command_of_the_readme_that_looks_at_data(questions):
     code, out, err = call(*words)
     assert (code, err) == (
         2,
-        "error: config.eval.episodes is 1024, but MetaMathQA-395K.json holds out only 6 different "
-        "problems; lower it, or give a larger file\n",
+        "error: config.eval.episodes is 1024, but MetaMathQA-395K.json holds out only 6 distinct "
+        "problems; lower it or use a larger file\n",
     )
     # A run that never plays them demands none.
     code, _, err = call(*words, "--config.eval.every=0", "--config.diagnose.gradients_every=0")
@@ -58,9 +58,9 @@ def test_the_command_of_the_readme_that_looks_at_data(questions):
     assert out[:10] == [
         "metamathqa: MetaMathQA-395K.json",
         "  fields      type, query, original_question, response",
-        "  problems    39 can be drawn",
+        "  problems    39 available",
         *(
-            f"  {split:<11} {len(of)}, {len(set(of))} of them different"
+            f"  {split:<11} {len(of)}, {len(set(of))} of them distinct"
             for split, of in dealt.items()
         ),
         f"  row 0 ({split})",
@@ -69,9 +69,9 @@ def test_the_command_of_the_readme_that_looks_at_data(questions):
         f"  row 1 ({split})",
     ]
     code, out, err = call(*words, "--config.env.options.types=GSM_", "--config.eval.episodes=6")
-    assert code == 0 and "  problems    19 can be drawn" in out.splitlines()
+    assert code == 0 and "  problems    19 available" in out.splitlines()
     code, out, err = call(*words, "--config.env.options.max_rows=9", "--config.eval.episodes=1")
-    assert code == 0 and "  problems    8 can be drawn" in out.splitlines()
+    assert code == 0 and "  problems    8 available" in out.splitlines()
 
 
 def test_a_file_that_cannot_be_used_is_told_in_one_line(questions):
@@ -97,11 +97,11 @@ def test_problems_of_a_parquet_file(tmp_path):
     words = [f"--config.env.options.path={tmp_path}/some.parquet", "--config.eval.episodes=1"]
     code, out, err = call("ragen_jax.check_data", "--config=countdown", *words)
     lines = out.splitlines()
-    assert lines[1:3] == ["  fields      target, nums", "  problems    2 can be drawn"]
+    assert lines[1:3] == ["  fields      target, nums", "  problems    2 available"]
     assert sorted(line.split(maxsplit=1)[1] for line in lines[3:6]) == [
-        "0, 0 of them different",
-        "0, 0 of them different",
-        "2, 1 of them different",
+        "0, 0 of them distinct",
+        "0, 0 of them distinct",
+        "2, 1 of them distinct",
     ]
     assert lines[6].startswith("  row 0 (") and lines[10].startswith("  row 2 (")
     assert lines[7:10] == ["    Numbers: 3, 5", "    Target: 8", "    -> 5+3"]
@@ -130,9 +130,9 @@ def test_questions_that_are_searched_for(tmp_path):
     assert lines == [
         f"search_qa: {questions}",
         "  fields      question, ground_truth or answer or answers or golden_answers",
-        "  problems    40 can be drawn",
+        "  problems    40 available",
         *(
-            f"  {split:<11} {dealt.count(split)}, {dealt[:30].count(split)} of them different"
+            f"  {split:<11} {dealt.count(split)}, {dealt[:30].count(split)} of them distinct"
             for split in SPLITS
         ),
         f"  row 0 ({dealt[0]})",
@@ -197,7 +197,7 @@ def test_a_problem_for_which_the_environment_raises_is_reported(monkeypatch, mem
     lines = out.splitlines()
     assert code == 2
     assert err == (
-        "error: environment 'countdown' raises for 2 of 4 problems; the first: seed 1: "
+        "error: environment 'countdown' raises for 2 of 4 problems; first error: seed 1: "
         f"{errors[member]}\n"
     )
     assert lines.count(f"    cannot be shown: {errors[member]}") == (1 if member == "reset" else 2)

@@ -1,4 +1,4 @@
-"""The commands as a user types them: those of the README, and what a run's folder alone says.
+"""The commands as a user types them: those of README.md and docs/cli.md, and those of a run folder.
 
 They run in this process, so that what is compiled once serves all of them.
 """
@@ -204,7 +204,7 @@ def test_the_laboratory_command_of_the_readme(planned):
     assert code == 99, err
     ((plan, root),) = planned
     assert root == Path("runs/lab/organism_quick") and len(plan) == 6
-    assert {arm.config.warmstart.thoughts.template for arm in plan} == {0.5}
+    assert {arm.config.warmstart.styles.template for arm in plan} == {0.5}
     assert [arm.config.filter.strategy for arm in plan[:2]] == ["top_p", "none"]
 
 
@@ -330,13 +330,13 @@ def test_a_run_goes_on_with_the_settings_in_its_folder(run, tmp_path):
     workdir = run()
     held = read_run_config(workdir)
     code, out, err = call("ragen_jax.train", f"--workdir={workdir}")
-    assert code == 0 and f"continuing {workdir} behind step 1" in out, err
+    assert code == 0 and f"resuming {workdir} after step 1" in out, err
     assert read_run_config(workdir).to_dict() == held.to_dict()
     other = ["--config.rollout.groups=4", "--config.seed=1", "--config.checkpoint.keep=3"]
     code, _, err = call("ragen_jax.train", f"--workdir={workdir}", *other)
     assert code == 2 and len(err.splitlines()) == 1
     was = "holds a run with config.rollout.groups=2, config.seed=0, but this command has 4, 1; give"
-    assert was in err and "What may change: steps, eval., checkpoint., stopping." in err
+    assert was in err and "These may change: steps, eval., checkpoint., stopping." in err
     assert json.loads((workdir / "config.json").read_text()) == json.loads(held.to_json())
 
 
@@ -367,10 +367,10 @@ def test_an_evaluation_honours_what_it_reads(run):
             ["--config.seed=1", "--config.optimizer.b1=0.5"],
             "config.seed, config.optimizer.b1 can",
         ),
-        (["--config.eval.every=1"], "config.eval.every cannot be set where a run is evaluated"),
+        (["--config.eval.every=1"], "config.eval.every cannot be set when a run is evaluated"),
         (["--config.env.pool=64"], "config.env.pool cannot be set"),
         (["--config.diagnose.gradients_groups=8"], "config.diagnose.gradients_groups cannot"),
-        (["--config=configs/sokoban.py"], "--config is given beside --workdir"),
+        (["--config=configs/sokoban.py"], "--config and --workdir are both given"),
         (["--config.eval.temperature=nan"], "config.eval.temperature is nan; it must be a number"),
         (["--config.env.options.size=(99,99)"], "config.env.options of 'sokoban': size must be"),
     ],
@@ -386,7 +386,7 @@ def test_an_evaluation_refuses_what_it_does_not_read(run, words, named):
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
     code, _, err = call("ragen_jax.evaluate", f"--workdir={tmp_path}")
-    assert code == 2 and "is not the folder of a run: it has no config.json" in err
+    assert code == 2 and "is not a run folder: it has no config.json" in err
 
 
 def test_a_model_is_evaluated_with_what_evaluation_reads(language_model):
@@ -511,7 +511,7 @@ def test_any_checkpoint_is_evaluated_and_exported(adapted, tmp_path):
     content = json.loads((tmp_path / "of" / "newest.json").read_text())
     assert content["set"] == {"eval.top_k": 2} and content["metrics"]["eval/turns"] > 0
     code, _, err = call("ragen_jax.evaluate", own, "--step=7")
-    assert code == 2 and f"{workdir} has no checkpoint of step 7; kept are those of 1, 2 (" in err
+    assert code == 2 and f"{workdir} has no checkpoint of step 7; available: 1, 2 (" in err
     code, _, err = call("ragen_jax.evaluate", "--model=x", "--step=1")
     assert code == 2 and "--step needs --workdir" in err
 
@@ -529,4 +529,4 @@ def test_any_checkpoint_is_evaluated_and_exported(adapted, tmp_path):
     code, _, err = call("ragen_jax.export", own, "--dtype=int8")
     assert code == 2 and "--dtype is 'int8'; accepted: float32" in err
     code, _, err = call("ragen_jax.export", own, "--config.seed=1")
-    assert code == 2 and "a run is exported as it is" in err
+    assert code == 2 and "a run is exported unchanged" in err

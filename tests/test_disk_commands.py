@@ -96,13 +96,17 @@ def test_data_for_a_cache(refusing, tmp_path, monkeypatch):
 def test_a_tiny_agent_for_a_cache(refusing, monkeypatch):
     folder, reason = refusing()
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    words = ["--config=sokoban", "--config.checkpoint.patience=0", "--config.warmstart.rooms=64"]
+    words = [
+        "--config=sokoban",
+        "--config.checkpoint.disk_retry_seconds=0",
+        "--config.warmstart.rooms=64",
+    ]
     assert_refused(call("ragen_jax.warmstart", *words), reason)
 
 
 def test_a_run_that_cannot_have_its_folder(refusing):
     folder, reason = refusing()
-    words = [f"--workdir={folder}/run", "--config.checkpoint.patience=0"]
+    words = [f"--workdir={folder}/run", "--config.checkpoint.disk_retry_seconds=0"]
     code, out, errors = call("ragen_jax.train", *words)
     assert_refused((code, out, errors), f"({reason}")
     assert errors.endswith("; no step is saved\n")
@@ -151,7 +155,7 @@ def test_a_cache_that_cannot_be_made(name, tmp_path, monkeypatch):
 
         monkeypatch.setattr(os, "mkdir", mkdir)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    words = ["--config=sokoban", "--config.checkpoint.patience=0"]
+    words = ["--config=sokoban", "--config.checkpoint.disk_retry_seconds=0"]
     code, _, errors = call("ragen_jax.warmstart", *words)
     expected = 2 if name in ("ENOTDIR", "ELOOP", "ENAMETOOLONG") else 4
     assert code == expected, errors

@@ -270,7 +270,7 @@ def test_a_folder_that_is_not_utf_8_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"), command.bad_input(), lock_workdir(folder):
         pass
     err = capsys.readouterr().err
-    assert "run\\udcff, which is not UTF-8; give another folder" in err
+    assert "run\\udcff, which is not UTF-8; use another folder" in err
     assert not folder.exists()
 
 
@@ -362,7 +362,7 @@ def test_a_run_ends_as_if_nothing_had_happened(redirection, tmp_path, language_m
     events = read_events(tmp_path / "run" / "events.jsonl", pytest.fail)
     failed = [event["reason"] for event in events if event["rule"] == "console"]
     why = {"> /dev/full": "No space left on device", "| head -1": "Broken pipe"}.get(redirection)
-    expected = f"standard output cannot be written ({why}); what it would show is lost"
+    expected = f"standard output cannot be written ({why}); its output is lost"
     assert failed == ([expected] if why else [])
     assert (tmp_path / "run" / "report.html").exists()
     if redirection == "> seen":

@@ -43,7 +43,7 @@ def test_a_curve_is_of_metrics_jsonl_or_the_mean_of_seeds(folders, monkeypatch, 
 
 def test_bad_words_are_one_line_and_exit_code_2(folders, tmp_path):
     for words, expected in (
-        ([], "name the folder of a run"),
+        ([], "name a run folder"),
         ([str(tmp_path)], "it has no config.json"),
         ([str(folders[0]), "--metric=own_margin"], f"did you mean {MI}"),
         ([str(folders[0]), "--out=x.gif"], "must end with one of .png, .svg, .pdf"),

@@ -210,7 +210,7 @@ def refused(config, workdir, capsys):
 
 def test_a_model_without_eyes_is_refused(config, agent, tmp_path, capsys):
     config.model.path = str(agent.directory)
-    assert "does not see" in refused(config, tmp_path / "run", capsys)
+    assert "has no vision tower" in refused(config, tmp_path / "run", capsys)
 
 
 def test_adapters_of_a_tower_that_is_not_there_are_refused(config, agent, tmp_path, capsys):

@@ -65,7 +65,7 @@ def narrow_encoding(trial: Trial) -> None:
     if "PYTHONUTF8" not in variables:  # otherwise folders have such names neither
         trial.name = "运行_ü"
     trial.expect_end(trial.start(), 0)
-    if "broke; the first" not in trial.output():
+    if "failed; the first" not in trial.output():
         raise Wrong(f"no line names the error: {trial.output()[-1500:]}")
     trial.compare()
 

@@ -45,7 +45,7 @@ def all_checkpoints_damaged(trial: Trial) -> None:
 def weights_flipped(trial: Trial) -> None:
     trial.kill_midway()
     trial.expect_refusal(
-        trial.flip(trial.run / "model" / "model.safetensors"), "is not what was written"
+        trial.flip(trial.run / "model" / "model.safetensors"), "has changed since it was written"
     )
 
 
@@ -81,7 +81,7 @@ def foreign_row(trial: Trial) -> None:
     at = int(trial.rng.integers(1, EVERY + 1))
     lines[at] = [b"\0\0\n", b"\xff" + lines[at], lines[at][:9] + b"\n"][trial.rng.integers(3)]
     mend = trial.rewrite(trial.run / "metrics.jsonl", b"".join(lines))
-    trial.expect_refusal(mend, f"line {at + 1} is not the row")
+    trial.expect_refusal(mend, f"line {at + 1} does not continue")
 
 
 def lost_rows(trial: Trial) -> None:
@@ -169,7 +169,7 @@ def dataset_damaged(trial: Trial) -> None:
     trial.kill_midway()
     folder = next(p for p in (trial.cache / "datasets").glob("heldout_*") if p.is_dir())
     trial.flip(trial.one_of(folder, "*examples*"))
-    trial.resume(says="generating it anew")
+    trial.resume(says="generating it again")
 
 
 def program_damaged(trial: Trial) -> None:

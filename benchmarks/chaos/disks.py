@@ -103,7 +103,7 @@ def refused_midway(
     def strike(trial: Trial) -> None:
         how = HOWS[trial.rng.integers(len(HOWS))]
         left = int(trial.rng.choice([0, 4096, 500_000]))
-        trial.fields["checkpoint.patience"] = PATIENCE if freed else 1.0
+        trial.fields["checkpoint.disk_retry_seconds"] = PATIENCE if freed else 1.0
         with small_disk(place(trial)) as disk:
             process = trial.start()
             if ready is None:
@@ -112,7 +112,7 @@ def refused_midway(
                 trial.wait_until(process, lambda: ready(trial))
             disk.refuse(how, left if place(trial) == trial.run else 0)
             if freed:
-                trial.wait_until(process, lambda: "trying again" in trial.output())
+                trial.wait_until(process, lambda: "retrying" in trial.output())
                 time.sleep(trial.rng.uniform(0, 3))
                 disk.free()
             else:
@@ -142,12 +142,12 @@ def refused_at_start(place: Callable[[Trial], Path], *, freed: bool) -> Callable
         (trial.folder / "tmp").mkdir()
         if folder.exists():
             shutil.rmtree(folder)
-        trial.fields["checkpoint.patience"] = PATIENCE if freed else 1.0
+        trial.fields["checkpoint.disk_retry_seconds"] = PATIENCE if freed else 1.0
         with small_disk(folder) as disk:
             disk.refuse(how)
             process = trial.start()
             if freed:
-                trial.wait_until(process, lambda: "trying again" in trial.output())
+                trial.wait_until(process, lambda: "retrying" in trial.output())
                 time.sleep(trial.rng.uniform(0, 3))
                 disk.free()
             else:
@@ -169,7 +169,7 @@ def immutable_cache(trial: Trial) -> None:
     if not keeps:
         shutil.rmtree(folder)
         folder.mkdir()
-    trial.fields["checkpoint.patience"] = 1.0
+    trial.fields["checkpoint.disk_retry_seconds"] = 1.0
     if subprocess.run(["chattr", "+i", str(folder)], capture_output=True).returncode:
         raise Wrong(f"{folder} cannot be made immutable: this kind needs chattr +i")
     try:

@@ -86,7 +86,7 @@ def second_run(trial: Trial) -> None:
     trial.wait_for_step(process, int(trial.rng.integers(0, 3)))
     second = trial.start(number=1)
     code = second.wait(PATIENCE)
-    if process.poll() is None and (code != 2 or "a run is under way" not in trial.output(1)):
+    if process.poll() is None and (code != 2 or "a run is active" not in trial.output(1)):
         raise Wrong(f"a second run was not refused: exit code {code}, {trial.output(1)[-600:]}")
     trial.expect_end(process, 0)
     trial.compare()
@@ -185,7 +185,7 @@ def limited(limit: str) -> Callable[[Trial], None]:
     """
 
     def strike(trial: Trial) -> None:
-        trial.fields["checkpoint.patience"] = 1.0
+        trial.fields["checkpoint.disk_retry_seconds"] = 1.0
         process = trial.start()
         trial.wait_for_step(process, int(trial.rng.integers(1, STEPS - 1)))
         try:

@@ -35,8 +35,8 @@ ALGORITHMS = {
             config.rollout.max_new_tokens + config.reward.overlong_buffer
         ),
     },
-    # What the main-table script of the released code runs as PPO, and nearly as DAPO: softmax over
-    # stds that cannot reject a batch, no loss scale, no KL.
+    # PPO (and nearly DAPO) in the main-table script of the released code: softmax over stds, which
+    # cannot reject a batch; no loss scale, no KL.
     "ppo_released": {
         **_PPO,
         "algorithm.kl_coef": 0.0,

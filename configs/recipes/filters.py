@@ -20,7 +20,7 @@ FILTERS = {
         for metric in ("reward_std", "reward_sum", "entropy", "entropy_variance", "length")
     },
     "smallest": {"filter.strategy": "top_p", "filter.value": 0.9, "filter.keep": "smallest"},
-    # The control: as many groups as top-p keeps, whichever they are.
+    # Control experiment: the number of groups that top-p keeps, drawn at random.
     "random_groups": {
         "filter.strategy": "top_p",
         "filter.value": 0.9,

@@ -1,4 +1,4 @@
-"""The reference of the settings, as Markdown: configs/base.py beside ragen_jax/config/fields.py.
+"""The reference of the settings, as Markdown, from configs/base.py.
 
 python docs/site/settings_table.py
 """
@@ -23,14 +23,8 @@ HEAD = (
 
 
 def config_markdown() -> str:
-    """A table of fields for each section of configs/base.py, in its order.
-
-    Raises:
-      ValueError: a field has no domain, or a domain no field.
-    """
+    """A table of fields for each section of configs/base.py, in its order."""
     values = leaves(base.get_config())
-    if values.keys() != FIELDS.keys():
-        raise ValueError(f"fields and domains differ: {sorted(values.keys() ^ FIELDS.keys())}")
     meanings = comments(BASE.read_text(encoding="utf-8"))
     sections: dict[str, list[str]] = {}
     for name in meanings:
@@ -63,7 +57,7 @@ def text(plain: str) -> str:
 
 
 def comments(source: str) -> dict[str, str]:
-    """{field or section: its comment}, in their order, of the ConfigDict(dict(...)) in a config.
+    """{field or section: its comment}, in their order, of the `SETTINGS` of configs/base.py.
 
     A field's comment is in the lines above it that hold nothing else, or behind it; a section's,
     too, behind the parenthesis that opens it. A section on one line has one comment, its own.
@@ -89,8 +83,12 @@ def comments(source: str) -> dict[str, str]:
             if section:
                 walk(keyword.value, f"{name}.", keyword.lineno)
 
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    (fields,) = [call.args[0] for call in calls if getattr(call.func, "id", "") == "ConfigDict"]
+    (fields,) = [
+        node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS"
+    ]
+    assert isinstance(fields, ast.Call)
     walk(fields, "", 0)
     return found
 

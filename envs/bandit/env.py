@@ -79,9 +79,9 @@ class Bandit:
         alike = self.sure[0] == self.sure[1] and self.chance[0] == self.chance[1]
         if not told and self.pulls == 1 and (names == "neutral" or not alike):
             raise ValueError(
-                "told must be True where one pull has nothing else to go by; without it give "
-                "pulls of 2 or more, or names that are fitting or misleading and sure and chance "
-                "of one value each"
+                "told must be True if a single pull has no other information; otherwise set "
+                "pulls to 2 or more, or names to fitting or misleading with a single value of "
+                "sure and of chance"
             )
         self.split = one_of("split", split, (*SPLITS, None))
         self.words: tuple[str, ...] = self._words()

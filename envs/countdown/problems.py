@@ -80,7 +80,7 @@ def _problem(path: str | Path, index: int, row: dict[str, Any]) -> Problem:
         or not 1 <= len(numbers) <= MAX_COUNT
     ):
         raise ValueError(
-            f"row {index} of {path} is no problem: target={target!r}, nums={numbers!r}; a target "
-            f"is a whole number, nums are 1 to {MAX_COUNT} whole numbers from 1 to {MAX_NUMBER}"
+            f"row {index} of {path} is not a problem: target={target!r}, nums={numbers!r}; a "
+            f"target is a whole number, nums are 1 to {MAX_COUNT} numbers from 1 to {MAX_NUMBER}"
         )
     return Problem(tuple(numbers), target)

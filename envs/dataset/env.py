@@ -197,7 +197,9 @@ class Dataset:
     def _ask_reward(self, reply: str, row: dict[str, Any]) -> Outcome:
         reward, step = self._names
         if self._reward is None:
-            raise TypeError(f"{step} returned None, but there is no reward function to pay a reply")
+            raise TypeError(
+                f"{step} returned None, but the rows have no reward function for a reply"
+            )
         return paid(self._reward(row[self._prompt], reply, row), reward, self._success)
 
     def _solve(self, state: Talk) -> tuple[str, ...]:

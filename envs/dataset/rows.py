@@ -175,7 +175,8 @@ def load_rows(source: Source, *, prompt: str, solution: str = "", split_field: s
     )
     if any(left_out):  # nothing is printed while TFDS generates
         console(
-            f"{source.name}: {left_out[0]} row(s) left out, whose prompt another split has, too"
+            f"{source.name}: {left_out[0]} row(s) left out, because their prompts are in "
+            "another split"
         )
     split_of = {letter: split for split, letter in LETTERS.items()} | {LEFT_OUT: ""}
     return Rows(examples, np.array([split_of[letter] for letter in dealt["letters"]]))
@@ -267,7 +268,7 @@ def _json(value: Any, name: str, where: str) -> str:
 def _as_text(value: Any) -> str:
     if hasattr(value, "isoformat"):
         return value.isoformat()
-    raise TypeError(f"a {type(value).__name__} is no number, text, list or object")
+    raise TypeError(f"a {type(value).__name__} is not a number, text, list or object")
 
 
 def _letters(name: str, examples: "StoredExamples", field: str, left_out: list[int]) -> str:

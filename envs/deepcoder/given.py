@@ -128,7 +128,7 @@ def _examples(files: Sequence[Path], named: bool, left_out: Counter) -> Iterator
             if not tests:
                 left_out["without a test that can be run"] += 1
             elif split == "train" and about in held_out:
-                left_out["of train* that test* has, too"] += 1
+                left_out["of train* that are in test*"] += 1
             elif about in seen:
                 left_out["given before"] += 1
             else:
@@ -229,4 +229,4 @@ def _read(value: Any, where: str) -> Any:
     try:
         return parse_json(value)
     except ValueError as error:
-        raise ValueError(f"{where} is no JSON: {error}") from error
+        raise ValueError(f"{where} is not JSON: {error}") from error

@@ -163,7 +163,7 @@ def _warn(missing: str) -> None:
 def _try(name: str) -> str:
     """Why a sandbox does not hold here; "" where it does."""
     if name == "bubblewrap" and find_bubblewrap() is None:
-        return "there is no command bwrap"
+        return "command bwrap not found"
     if name != "rlimits" and filter_of_calls(reading=True) is None:
         return f"needs Linux on x86_64 or aarch64, this is {sys.platform} on {os.uname().machine}"
     code = "import math, os, random, threading\nprint(math.isqrt(1764))"

@@ -191,7 +191,7 @@ class FrozenLake:
 
     @property
     def styles(self) -> Mapping[str, Style]:
-        """Ways to think, for `warmstart.thoughts`."""
+        """Ways to think, for `warmstart.styles`."""
         cells = "( [0-9]{2,4})"
         thought = f"player{cells} hole{cells}* goal{cells} plan( (Up|Down|Left|Right))*"
         return with_grounded(self.explain, thought, "player")

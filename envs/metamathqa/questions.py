@@ -124,7 +124,7 @@ def _rows(path: str | Path) -> list[dict[str, str]]:
         raise ValueError(f"{path} must hold a list of questions, got {str(rows)[:60]}")
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise ValueError(f"row {index} of {path} is no question: {str(row)[:60]}")
+            raise ValueError(f"row {index} of {path} is not a question: {str(row)[:60]}")
         for field in FIELDS:
             if field not in row:
                 raise ValueError(f"row {index} of {path} lacks the field {field}")

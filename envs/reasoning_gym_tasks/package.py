@@ -29,7 +29,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(
         ("isomorphic_strings", "knight_swap", "list_functions", "ransom_note"), _DIFFERS
     ),
-    "composite": "it joins other tasks; name one of them",
+    "composite": "it combines other tasks; name one of those",
     "game_of_life_halting": "its scorer gives 1 to any answer",
     "pool_matrix": "it seeds NumPy's global generator",
     **dict.fromkeys(("codeio", "word_ladder"), "its answers differ from process to process"),

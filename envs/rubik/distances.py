@@ -53,7 +53,7 @@ def corners(state: State) -> list[tuple[int, int]]:
     if whole[7] != (7, 0):
         raise ValueError("the corner down, back and left is not Y, B and O: it never moves")
     if sum(twist for _, twist in whole) % 3:
-        raise ValueError("one corner is twisted by itself, which no turns undo")
+        raise ValueError("a single corner is twisted, which no turns can undo")
     return whole[:7]
 
 

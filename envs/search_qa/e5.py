@@ -215,7 +215,7 @@ def _tokenizer(folder: Path, shape: Shape) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise ValueError(f"{file} is no tokenizer: {error}") from None
+        raise ValueError(f"{file} is not a tokenizer: {error}") from None
     if tokenizer.get_vocab_size() > shape.vocab_size:
         raise ValueError(
             f"{file} has {tokenizer.get_vocab_size()} ids, the model's embedding only "

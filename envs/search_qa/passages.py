@@ -40,7 +40,7 @@ def read_corpus(path: str | Path) -> Iterator[str]:
                 if line.strip():
                     yield _text(line, f"{path}, line {number}")
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read behind line {number}: {error}") from None
+        raise ValueError(f"{path} cannot be read after line {number}: {error}") from None
 
 
 def _text(line: bytes, place: str) -> str:

@@ -71,7 +71,7 @@ def normal(text: str) -> str:
 
 def _question(path: str | Path, index: int, row: Any) -> Question:
     if not isinstance(row, dict):
-        raise ValueError(f"row {index} of {path} is no question: {ascii(row)[:60]}")
+        raise ValueError(f"row {index} of {path} is not a question: {ascii(row)[:60]}")
     field = next((name for name in ANSWERS if row.get(name) is not None), None)
     if QUESTION not in row or field is None:
         missing = QUESTION if QUESTION not in row else FIELDS[1]

@@ -41,7 +41,7 @@ def _numpy(path: Path) -> Vectors:
     try:
         matrix = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:  # EOFError: an empty file
-        raise ValueError(f"{path} is no complete .npy file: {error}") from None
+        raise ValueError(f"{path} is not a complete .npy file: {error}") from None
     if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.name not in DTYPES:
         found = getattr(matrix, "dtype", type(matrix).__name__)
         raise ValueError(
@@ -61,7 +61,7 @@ def _faiss(path: Path) -> Vectors:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise ValueError(f"{path} is no index that faiss can read: {reason}") from None
+        raise ValueError(f"{path} is not an index that faiss can read: {reason}") from None
     if not isinstance(index, faiss.IndexFlat):
         raise ValueError(f"{path} must be a flat index of faiss, got {type(index).__name__}")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:

@@ -198,7 +198,7 @@ class Sokoban:
 
     @property
     def styles(self) -> Mapping[str, Style]:
-        """Ways to think, for `warmstart.thoughts`."""
+        """Ways to think, for `warmstart.styles`."""
         cells = "( [0-9]{2,4})"
         thought = f"player{cells} box{cells}+ target{cells}+ plan( (Up|Down|Left|Right))*"
         return with_grounded(self.explain, thought, "player ")

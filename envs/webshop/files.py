@@ -61,7 +61,7 @@ def read_products(paths: Paths, *, seed: int) -> Iterator[Product]:
     for row, item in enumerate(_elements(paths.products)):
         where = f"row {row} of {paths.products}"
         if not isinstance(item, dict):
-            raise ValueError(f"{where} is no product: {ascii(item)[:60]}")
+            raise ValueError(f"{where} is not a product: {ascii(item)[:60]}")
         asin = _text(item, "asin", where)
         if asin == "nan" or len(asin) > MAX_ASIN or asin in seen:
             continue

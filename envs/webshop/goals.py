@@ -85,7 +85,7 @@ def make_goal(product: Product, place: int, number: int, *, seed: int) -> Goal:
             break
         number -= count
     else:
-        raise IndexError(f"product {product.asin} has not so many goals")
+        raise IndexError(f"product {product.asin} has fewer goals")
     if wish.options is not None:
         text = f"{wish.text.strip('.')}{told}"
         return Goal(place, product.asin, text, wish.attributes, wish.options, cap)

@@ -91,7 +91,7 @@ class IndexBuilder:
     def index(self) -> Index:
         """The index of all texts. Raises ValueError if they have no word."""
         if not self._vocabulary:
-            raise ValueError("there is no word to search for in any product")
+            raise ValueError("no product has a word to search for")
         texts = bm25.package().BM25(method=bm25.METHOD, k1=bm25.K1, b=bm25.B)
         # "" would be a word of its own, without any text.
         texts.index((self._texts, self._vocabulary), create_empty_token=False, show_progress=False)

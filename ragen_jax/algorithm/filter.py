@@ -432,13 +432,13 @@ STRATEGIES = {
     "top_p": Strategy(
         _top_p,
         lambda value: 0 < value <= 1,
-        "a share of the mass above 0, at most 1",
+        "a fraction of the mass above 0, at most 1",
         tightened=True,
     ),
     "top_k": Strategy(
         _top_k,
         lambda value: 0 < value <= 1,
-        "a share of the groups above 0, at most 1",
+        "a fraction of the groups above 0, at most 1",
         tightened=True,
     ),
     "top_k_abs": Strategy(
@@ -447,7 +447,9 @@ STRATEGIES = {
         "a whole number from 1",
         tightened=True,
     ),
-    "min_p": Strategy(_min_p, lambda value: value <= 1, "a share of the largest score from 0 to 1"),
+    "min_p": Strategy(
+        _min_p, lambda value: value <= 1, "a fraction of the largest score from 0 to 1"
+    ),
     "quarter": Strategy(_quarter, lambda value: value in (1, 2, 3, 4), "1, 2, 3 or 4"),
     "none": Strategy(_none, lambda value: True, ""),
 }

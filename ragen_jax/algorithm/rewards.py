@@ -85,7 +85,7 @@ def add_rewards(
     if len(episodes) % G or any(
         e.group != i // (len(episodes) // G) for i, e in enumerate(episodes)
     ):
-        raise ValueError(f"{len(episodes)} episodes are not {G} groups of equal size, in order")
+        raise ValueError(f"{len(episodes)} episodes do not form {G} groups of equal size, in order")
 
     rewards = turn_rewards(
         episodes,

@@ -115,10 +115,10 @@ def tiny_words(config: ConfigDict) -> tuple[str, ...]:
         environment = build_environment(c, "train")
         missing = [member for member in TINY_NEEDS if not hasattr(environment, member)]
         if missing:
-            how = getattr(environment, "solvable_by", "write them")
+            how = getattr(environment, "solvable_by", "implement them")
             raise ValueError(
-                f"config.model.path is {config.model.path!r}, an agent that imitates a solver, but "
-                f"environment {name!r} has no {', '.join(missing)} (envs/types.py, "
+                f"config.model.path is {config.model.path!r}, an agent that imitates a solver, "
+                f"but environment {name!r} has no {', '.join(missing)} (envs/types.py, "
                 f"SolvableEnvironment); {how}, or train a language model: preset llm and "
                 "--config.model.path=DIR_OR_HUB_ID"
             )
@@ -138,22 +138,22 @@ def tiny_tokenizer(config: ConfigDict) -> "PreTrainedTokenizerFast":
 
 
 def build_styles(config: ConfigDict, environment: Environment) -> dict[str, Style]:
-    """The styles that config.warmstart.thoughts mixes, in the environment's order; {}: no mixture.
+    """The styles that config.warmstart.styles mixes, in the environment's order; {}: no mixture.
 
     Raises:
       ValueError: a style that the environment has not, or shares of nothing.
     """
-    thoughts = config.warmstart.thoughts.to_dict()
-    if not thoughts:
+    fractions = config.warmstart.styles.to_dict()
+    if not fractions:
         return {}
     known = environment.styles if isinstance(environment, StyledEnvironment) else {}
-    unknown = [name for name in thoughts if name not in known]
+    unknown = [name for name in fractions if name not in known]
     if unknown:
         raise ValueError(
-            f"config.warmstart.thoughts has {', '.join(unknown)}, but environment "
+            f"config.warmstart.styles has {', '.join(unknown)}, but environment "
             f"{config.env.name!r} has {', '.join(known) or 'no styles (envs/types.py)'}"
         )
-    return {name: style for name, style in known.items() if thoughts.get(name)}
+    return {name: style for name, style in known.items() if fractions.get(name)}
 
 
 def build_environment(config: ConfigDict, split: str) -> Environment:
@@ -173,13 +173,13 @@ def build_environment(config: ConfigDict, split: str) -> Environment:
         raise ValueError(f"config.env.options of {config.env.name!r}: {error}") from error
     if not environment.actions and config.env.actions_per_turn != 1:
         raise ValueError(
-            f"config.env.actions_per_turn is {config.env.actions_per_turn}; accepted: 1, because "
-            f"the whole answer is one action in environment {config.env.name!r}"
+            f"config.env.actions_per_turn is {config.env.actions_per_turn}; accepted: 1, "
+            f"because in environment {config.env.name!r} the whole answer is one action"
         )
     if config.env.pool and not resumable(environment):
         raise ValueError(
             f"config.env.pool is {config.env.pool}; accepted: 0, because environment "
-            f"{config.env.name!r} does not pose the same problem again"
+            f"{config.env.name!r} cannot repeat a problem"
         )
     return environment
 
@@ -229,8 +229,8 @@ def check_host_memory(config: ConfigDict, device: jax.Device) -> None:
     kinds = [memory.kind for memory in device.addressable_memories()]
     if MEMORIES["host"] not in kinds:
         raise ValueError(
-            f"config.algorithm.kl_memory is 'host', but {device.device_kind} has no pinned memory "
-            f"of the host, only {', '.join(kinds)}: give algorithm.kl_memory=device"
+            f"config.algorithm.kl_memory is 'host', but {device.device_kind} has no pinned "
+            f"host memory, only {', '.join(kinds)}; set algorithm.kl_memory=device"
         )
 
 
@@ -254,22 +254,22 @@ def build_meshes(
             raise ValueError(f"config.sampling_{error}") from error
     if config.optimizer.micro_batch % data_shards(mesh):
         raise ValueError(
-            f"config.optimizer.micro_batch is {config.optimizer.micro_batch}; its rows must split "
-            f"evenly over mesh.data x mesh.fsdp = {data_shards(mesh)}"
+            f"config.optimizer.micro_batch is {config.optimizer.micro_batch}; it must be a "
+            f"multiple of mesh.data x mesh.fsdp = {data_shards(mesh)}"
         )
     check_host_memory(config, mesh.devices.flat[0])
     hosts = len({device.process_index for device in (*training, *sampled)})
     if hosts > 1 and (apart or config.rollout.ahead):
         name, value = ("sampling_mesh.devices", apart) if apart else ("rollout.ahead", 1)
         raise ValueError(
-            f"config.{name} is {value}, but there are {hosts} processes; training and sampling "
-            f"share the devices of several processes, and take turns: give {name}=0"
+            f"config.{name} is {value}, but with {hosts} processes training and sampling take "
+            f"turns on shared devices; set {name}=0"
         )
     if config.rollout.ahead and not apart and mesh.size > 1:
         raise ValueError(
-            f"config.rollout.ahead is 1, but {mesh.size} devices are shared by training and "
-            "sampling, where two programs at a time could wait for each other for ever: give "
-            f"sampling_mesh.devices, such as {mesh.size // 2}, or rollout.ahead=0"
+            f"config.rollout.ahead is 1, but training and sampling share {mesh.size} devices, "
+            "where two concurrent programs can deadlock; set sampling_mesh.devices, for "
+            f"example to {mesh.size // 2}, or rollout.ahead=0"
         )
     return mesh, sampling
 
@@ -302,7 +302,7 @@ def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> Mode
         if w.tower_width % (4 * TOWER_HEADS):
             raise ValueError(
                 f"config.warmstart.tower_width is {w.tower_width}; it must be a multiple of "
-                f"{4 * TOWER_HEADS}, for {TOWER_HEADS} heads"
+                f"{4 * TOWER_HEADS} ({TOWER_HEADS} heads)"
             )
         turning = w.width // w.heads // 2  # frequencies of a head
         third = turning // 3
@@ -347,7 +347,7 @@ def build_model(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Qwen:
     if m.attention not in ("auto", "xla", kernel):
         raise ValueError(
             f"config.model.attention is {m.attention!r}, which does not run on {platform} with "
-            f"{m.dtype} and heads of {shape.head_dim}; accepted: auto, xla"
+            f"{m.dtype} and head size {shape.head_dim}; accepted: auto, xla"
             + (f", {kernel}" if kernel != "xla" else "")
         )
     kernel = kernel if m.attention == "auto" else m.attention

@@ -1,6 +1,6 @@
 """What a config must be for a run to use it: anything else is refused before it compiles.
 
-domains.py says what each field may hold by itself; here is what several of them must agree on.
+configs/base.py declares what each field accepts; this module checks what depends on several fields.
 """
 
 from ml_collections import ConfigDict
@@ -9,7 +9,7 @@ from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.algorithms import OF_TOKENS
 from ragen_jax.algorithm.filter import STRATEGIES
 from ragen_jax.algorithm.objectives import OBJECTIVES
-from ragen_jax.config.fields import FIELDS, Domain, entries, field, leaves
+from ragen_jax.config.fields import FIELDS, entries, field, leaves
 from ragen_jax.config.per_task import (
     minibatch_rows,
     per_task_groups,
@@ -17,6 +17,8 @@ from ragen_jax.config.per_task import (
     step_groups,
     step_rows,
 )
+from ragen_jax.config.renamed import refuse_renamed
+from ragen_jax.core.domains import Field
 from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.update.policy import EXACT
@@ -37,26 +39,27 @@ def check(config: ConfigDict) -> None:
     check_edges(c.diagnose.gradients_edges, "config.diagnose.gradients_edges")
     if c.diagnose.probe_every and c.diagnose.probe_problems > c.eval.episodes:
         raise ValueError(
-            f"config.diagnose.probe_problems is {c.diagnose.probe_problems}, but no more than "
+            f"config.diagnose.probe_problems is {c.diagnose.probe_problems}, but only "
             f"eval.episodes = {c.eval.episodes} problems are held out"
         )
     if c.also and c.diagnose.gradients_every and not c.diagnose.gradients_groups:
         raise ValueError(
-            "config.diagnose.gradients_groups is 0, but the groups of a step are of several "
-            "environments, whose rewards differ in scale: give a number"
+            "config.diagnose.gradients_groups is 0, but the groups of a step come from several "
+            "environments, whose rewards differ in scale; set a number"
         )
     if c.rollout.ahead and c.diagnose.gradients_every and not c.diagnose.gradients_groups:
         raise ValueError(
-            "config.diagnose.gradients_groups is 0, but with rollout.ahead another policy sampled "
-            "the groups of a step than the one whose gradients are taken: give a number"
+            "config.diagnose.gradients_groups is 0, but with rollout.ahead the groups of a "
+            "step were sampled by an older policy than the one whose gradients are computed; "
+            "set a number"
         )
     sections = ("env", *(f"also.{name}.env" for name in c.also))
     for section in sections:
         check_environment(c, section)
     if c.collect.explore < 1 and not all(field(c, section).pool for section in sections):
         raise ValueError(
-            f"config.collect.explore is {c.collect.explore}, but without env.pool no problem is "
-            "met twice; set env.pool, or collect.explore to 1"
+            f"config.collect.explore is {c.collect.explore}, but without env.pool no problem "
+            "occurs twice; set env.pool, or set collect.explore=1"
         )
     check_sizes(c)
     check_warmstart(c)
@@ -69,6 +72,7 @@ def check_domains(config: ConfigDict) -> None:
       ValueError: names the first such field, its value and what it must be.
     """
     fields = leaves(config)
+    refuse_renamed(list(fields))
     for name in FIELDS:
         if name not in fields:
             raise ValueError(f"config.{name} is missing; configs/base.py lists every field")
@@ -82,7 +86,7 @@ def check_domains(config: ConfigDict) -> None:
         _check_value(config, name, domain)
 
 
-def _check_value(config: ConfigDict, name: str, domain: Domain) -> None:
+def _check_value(config: ConfigDict, name: str, domain: Field) -> None:
     value = field(config, name)
     if not domain.accepts(value):
         value = value.to_dict() if isinstance(value, ConfigDict) else value  # in one line
@@ -94,14 +98,14 @@ def _check_also(config: ConfigDict) -> None:
         if "/" in name or name.startswith("."):  # a folder of the run is called like that
             raise ValueError(f"config.also has {name!r}, which cannot name a folder")
         if not isinstance(part, ConfigDict) or set(part) != {"groups", "env"}:
-            raise ValueError(f"config.also.{name} must have groups and env, see configs/base.py")
+            raise ValueError(f"config.also.{name} must have groups and env; see configs/base.py")
         if name == config.env.name:
-            raise ValueError(f"config.also.{name} has the name of config.env; give it another")
+            raise ValueError(f"config.also.{name} has the same name as config.env; choose another")
         missing = sorted(set(config.env) ^ set(part.env))
         if missing:
             raise ValueError(
-                f"config.also.{name}.env must have the fields of config.env; one of them alone has "
-                f"{', '.join(missing)}"
+                f"config.also.{name}.env must have the same fields as config.env; only one of "
+                f"them has {', '.join(missing)}"
             )
 
 
@@ -111,9 +115,9 @@ def check_environment(config: ConfigDict, section: str) -> None:
     groups = "rollout.groups" if section == "env" else section.replace(".env", ".groups")
     if 0 < env.max_context <= config.rollout.max_new_tokens:
         raise ValueError(
-            f"config.{section}.max_context is {env.max_context}; it must be above "
-            f"rollout.max_new_tokens = {config.rollout.max_new_tokens}, which it holds beside the "
-            "prompt, or 0"
+            f"config.{section}.max_context is {env.max_context}; it must be 0, or above "
+            f"rollout.max_new_tokens = {config.rollout.max_new_tokens}, because it covers "
+            "prompt and reply"
         )
     if 0 < env.pool < field(config, groups):
         raise ValueError(
@@ -130,26 +134,29 @@ def check_algorithm(config: ConfigDict) -> None:
         raise ValueError(f"config.{name} is {field(config, name)!r}; {needed}")
 
     if a.clip_c != 0 and a.clip_c <= 1:
-        refuse("algorithm.clip_c", "it must be above 1, or 0 for no second clip")
+        refuse("algorithm.clip_c", "it must be above 1, or 0 for no dual clip")
     if a.clip_c and not OBJECTIVES[a.objective].second_clip:
-        refuse("algorithm.clip_c", f"objective {a.objective} has no second clip: give 0")
+        refuse("algorithm.clip_c", f"objective {a.objective} has no dual clip; set 0")
     if a.mismatch_cap and a.mismatch_cap < 1:
         refuse("algorithm.mismatch_cap", "it must be at least 1, or 0 for no weights")
     if a.kl_target and not a.kl_coef:
-        refuse("algorithm.kl_target", "it steers algorithm.kl_coef, which is 0")
+        refuse("algorithm.kl_target", "it controls algorithm.kl_coef, which is 0")
     if a.kl_in == "reward" and a.kl_kind == EXACT:
         refuse(
             "algorithm.kl_kind",
-            "KL in the reward is an estimate of each token: " + ", ".join(losses.KL_KINDS),
+            "the KL in the reward is estimated for each token: " + ", ".join(losses.KL_KINDS),
         )
     if config.reward.normalize != "identity" and config.reward.level != "turn":
-        refuse("reward.level", "normalised returns lie on an episode's last token: leave it 'turn'")
+        refuse(
+            "reward.level",
+            "normalised returns are placed on an episode's last token; leave it 'turn'",
+        )
     alone = a.name in OF_TOKENS and config.filter.strategy == "none"
     if config.rollout.group_size == 1 and not alone:
         refuse(
             "rollout.group_size",
-            "a group of one has no variance: it needs filter.strategy none and an algorithm that "
-            f"learns from tokens ({', '.join(OF_TOKENS)})",
+            "a group of one has no variance; this needs filter.strategy none and an algorithm "
+            f"with token-level advantages ({', '.join(OF_TOKENS)})",
         )
     if config.reward.overlong_buffer >= config.rollout.max_new_tokens:
         refuse(
@@ -159,27 +166,30 @@ def check_algorithm(config: ConfigDict) -> None:
     if a.mi_coef and config.rollout.temperature != 1:
         refuse(
             "algorithm.mi_coef",
-            f"what was sampled at rollout.temperature={config.rollout.temperature} has another "
-            "probability than what is scored: give rollout.temperature=1.0",
+            f"tokens sampled at rollout.temperature={config.rollout.temperature} have other "
+            "probabilities than those scored; set rollout.temperature=1.0",
         )
     if a.mi_coef and min(per_task_groups(config)) < 2:
-        refuse("algorithm.mi_coef", "one group has no other prompt: give rollout.groups=2 or more")
+        refuse(
+            "algorithm.mi_coef",
+            "a single group has no other prompt to compare with; set rollout.groups=2 or more",
+        )
     for name, default in (("entropy_on", "all"), ("entropy_gate", 0)):
         if a[name] != default and config.diagnose.gradients_every:
             refuse(
                 f"algorithm.{name}",
-                "gradient/ figures are of the whole bonus on every token: give "
+                "gradient/ metrics assume the same bonus on every token; set "
                 "diagnose.gradients_every=0",
             )
     if a.entropy_gate and not config.diagnose.every:
         refuse(
             "algorithm.entropy_gate",
-            "it reads the MI that diagnose.every=0 leaves out: give diagnose.every=1",
+            "it needs the MI that diagnose.every=0 skips; set diagnose.every=1",
         )
     if a.zvp_coef and config.filter.strategy != "none":
         refuse(
             "algorithm.zvp_coef",
-            f"filter.strategy={config.filter.strategy} drops the groups it learns from: give "
+            f"filter.strategy={config.filter.strategy} drops the groups it learns from; set "
             "filter.strategy=none",
         )
 
@@ -195,7 +205,8 @@ def check_filter(config: ConfigDict) -> None:
         )
     if f.strategy == "min_p" and f.keep == "smallest" and f.value <= 0:
         raise ValueError(
-            f"config.filter.value is {f.value}; min_p over the smallest needs more than 0"
+            f"config.filter.value is {f.value}; min_p with the smallest scores needs a value "
+            "above 0"
         )
     members = f.top_members + f.bottom_members
     if members > config.rollout.group_size:
@@ -205,12 +216,12 @@ def check_filter(config: ConfigDict) -> None:
         )
     if members and f.at_random:  # which are a group's best is not so of the group in its place
         raise ValueError(
-            "config.filter.at_random is True, which deals whole groups; give filter.top_members "
-            "and bottom_members 0"
+            "config.filter.at_random is True, which assigns whole groups; set "
+            "filter.top_members and bottom_members to 0"
         )
     if config.regimes.action == "tighten" and not strategy.tightened:
         raise ValueError(
-            f"config.regimes.action is tighten, but filter.strategy is {f.strategy!r}; it "
+            f"config.regimes.action is tighten, but filter.strategy is {f.strategy!r}; tighten "
             "lowers filter.value, which tightens "
             + ", ".join(name for name, row in STRATEGIES.items() if row.tightened)
         )
@@ -222,9 +233,9 @@ def check_sizes(config: ConfigDict) -> None:
     tokens = step_rows(c) * row_tokens(c)
     if tokens > STEP_TOKENS:
         raise ValueError(
-            f"config.rollout.groups is {c.rollout.groups}, group_size {c.rollout.group_size} and "
-            f"max_new_tokens {c.rollout.max_new_tokens}: a step could sample {tokens} tokens; at "
-            f"most {STEP_TOKENS} fit"
+            f"config.rollout.groups is {c.rollout.groups}, group_size {c.rollout.group_size} "
+            f"and max_new_tokens {c.rollout.max_new_tokens}; a step could sample {tokens} "
+            f"tokens, but at most {STEP_TOKENS} fit"
         )
     episodes = step_groups(c) * c.rollout.group_size
     if c.optimizer.minibatches > episodes:
@@ -234,8 +245,8 @@ def check_sizes(config: ConfigDict) -> None:
         )
     if c.optimizer.micro_batch > minibatch_rows(c):
         raise ValueError(
-            f"config.optimizer.micro_batch is {c.optimizer.micro_batch}, but a minibatch has at "
-            f"most {minibatch_rows(c)} rows (all rows of a step over optimizer.minibatches)"
+            f"config.optimizer.micro_batch is {c.optimizer.micro_batch}, but a minibatch has "
+            f"at most {minibatch_rows(c)} rows (rows of a step / optimizer.minibatches)"
         )
 
 
@@ -260,5 +271,5 @@ def check_warmstart(config: ConfigDict) -> None:
     if config.model.path == "tiny" and config.rollout.max_new_tokens >= limit:
         raise ValueError(
             f"config.rollout.max_new_tokens is {config.rollout.max_new_tokens}; the tiny agent "
-            f"reads {limit} tokens, prompt and reply"
+            f"has {limit} positions for prompt and reply"
         )

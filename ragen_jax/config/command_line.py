@@ -17,6 +17,7 @@ from ml_collections import ConfigDict, config_flags
 from ragen_jax import configs
 from ragen_jax.config import help
 from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.config.renamed import refuse_renamed
 from ragen_jax.config.trust import require_trust
 from ragen_jax.core.clean_text import shorten
 from ragen_jax.core.memory import keep_freed_memory
@@ -41,19 +42,19 @@ def define_config() -> flags.FlagHolder[ConfigDict]:
     flags.DEFINE_bool(
         "distributed",
         False,
-        "Join the run's other processes: JAX finds them on TPU pods, GKE, Slurm and Open MPI; "
-        "elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say.",
+        "Join the run's other processes. JAX finds them on TPU pods, GKE, Slurm and Open MPI; "
+        "elsewhere set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.",
     )
     flags.DEFINE_bool(
         "trust",
         False,
-        "Import the code that the run in --workdir names (an environment, functions of its owner), "
-        "though you have not started the run on this machine.",
+        "Import the code that the run in --workdir names (an environment, functions of its "
+        "owner), even if you did not start the run on this machine.",
     )
     return config_flags.DEFINE_config_file(
         "config",
         None,
-        "A config file, or the name of one that comes with ragen_jax, behind it [:PRESET]; "
+        "Config file, or the name of a config that comes with ragen_jax, then [:PRESET]; "
         f"default: that of the run in --workdir, or {DEFAULT_CONFIG}.",
         lock_config=True,
     )
@@ -92,7 +93,7 @@ def config_first(argv: Sequence[str]) -> list[str]:
             next(words, None)  # its value
     given = sum(word.partition("=")[0] in ("-config", "--config") for word in argv[1:])
     if given > 1:
-        raise ValueError(f"--config is given {given} times; give one (recipes go behind a +)")
+        raise ValueError(f"--config is given {given} times; give it once and add recipes with +")
     return [argv[0], f"--config={value}", *others]
 
 
@@ -122,9 +123,9 @@ def config_file(value: str) -> str:
         if Path(name).is_file():
             return value
         first = name.partition("+")[0]
-        hint = f"; recipes go behind a preset: {first}:tiny{name[len(first) :]}"
+        hint = f"; recipes come after a preset: {first}:tiny{name[len(first) :]}"
         raise ValueError(
-            f"--config is {value!r}, which names no config; accepted: a file such as "
+            f"--config is {value!r}, which is not a config; accepted: a file such as "
             f"configs/mine.py, or one of {', '.join(ours)}{hint if first in ours else ''}"
         )
     return f"{ours[name]}{colon}{preset}"
@@ -148,6 +149,12 @@ def with_config_file(argv: Sequence[str]) -> list[str]:
 def overrides() -> list[str]:
     """The fields that the command line sets (--config.FIELD=VALUE), dotted, in its order."""
     return list(config_flags.get_override_values(flags.FLAGS["config"]))
+
+
+def _given_fields(words: Sequence[str]) -> list[str]:
+    """The fields that words of a command line set, dotted, before any flag is parsed."""
+    flags_ = (re.match(r"--?(?:no)?config\.([^=]+)", word) for word in words)
+    return [flag[1] for flag in flags_ if flag]
 
 
 def today() -> datetime.date:
@@ -188,6 +195,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
             # No default of the flag's own: absl would read it outside of this function.
             sys.argv[:] = config_first(argv)  # where ml_collections looks for overrides
             given_words = with_config_file(sys.argv)
+            refuse_renamed(_given_fields(given_words))
             rest = flags.FLAGS(given_words)
             if len(rest) > 1 + words:
                 raise ValueError(
@@ -260,7 +268,9 @@ def join_processes(environ: Mapping[str, str]) -> None:
         jax.distributed.initialize()
         return
     if len(given) < len(names):
-        raise ValueError(f"--distributed needs all of {', '.join(names)}, or none; got {given}")
+        raise ValueError(
+            f"--distributed needs all of {', '.join(names)}, or none of them; got {given}"
+        )
     address, *numbers = given.values()
     if not all(number.isdigit() for number in numbers):
         raise ValueError(f"JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers, got {numbers}")
@@ -328,5 +338,5 @@ def _message(error: Exception) -> str:
         suggestion = re.search(r'Did you mean "\w+"', text)
         text = f"the config has no field {name[0] if name else text!r}"
         text += f"; did you mean {suggestion[0][13:]}?" if suggestion else ""
-        text += " (configs/base.py lists every field, env.options are the environment's)"
+        text += " (configs/base.py lists every field; env.options belong to the environment)"
     return text if text.strip() else type(error).__name__

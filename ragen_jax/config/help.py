@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags
 
-from ragen_jax.config.flatten import flatten
 from ragen_jax.configs import base, presets, recipes
+from ragen_jax.core.flatten import flatten
 
 ASKING = ("-h", "-help", "--help", "--helpfull", "--helpshort")
 SHOWN = 100  # characters of a line
@@ -33,12 +33,12 @@ def help_text(configs: Sequence[str]) -> str:
                 [
                     "config:",
                     *_filled("  --config=NAME or FILE.py; names: ", configs),
-                    *_filled("  presets, behind a colon: ", presets.PRESETS),
+                    *_filled("  presets, after a colon: ", presets.PRESETS),
                     *_filled(f"  presets of {' and '.join(presets.DRAWN)}: ", presets.DRAWING),
-                    *_filled("  recipes, behind a +: ", list(recipes.RECIPES)),
-                    f"  {len(_fields())} fields, each --config.FIELD=VALUE, for instance",
+                    *_filled("  recipes, after a +: ", list(recipes.RECIPES)),
+                    f"  {len(_fields())} fields, each set by --config.FIELD=VALUE, for example",
                     "    --config.steps=100 --config.filter.value=0.9 --config.seed=1",
-                    f"  Every field with its unit and meaning: {base.__file__}",
+                    f"  All fields with units and meaning: {base.__file__}",
                 ]
             )
         )

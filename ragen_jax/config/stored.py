@@ -7,8 +7,9 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from ragen_jax.config.flatten import flatten
+from ragen_jax.config.renamed import apply_renames
 from ragen_jax.configs import base
+from ragen_jax.core.flatten import flatten
 from ragen_jax.model.dates import AUTO
 from ragen_jax.storage.console import console
 from ragen_jax.storage.limits import read_json
@@ -22,7 +23,7 @@ def read_config_file(workdir: str | Path) -> dict[str, Any]:
     """
     path = Path(workdir) / "config.json"
     if not path.is_file():
-        raise ValueError(f"{workdir} is not the folder of a run: it has no config.json")
+        raise ValueError(f"{workdir} is not a run folder: it has no config.json")
     try:
         config = read_json(path)
         config["env"]["name"], config["model"]["path"]  # which all versions have
@@ -46,7 +47,9 @@ def stored_date(workdir: Path, missing: str) -> str | None:
     recorded = read_config_file(workdir)["model"]
     if "date" in recorded:
         return None if recorded["date"] == AUTO else recorded["date"]
-    _print_once(f"{path} has not, and gets: {_list_fields({'model.date': missing})}")
+    _print_once(
+        f"{path} lacks these fields, using defaults: {_list_fields({'model.date': missing})}"
+    )
     return missing
 
 
@@ -62,9 +65,9 @@ def read_run_config(workdir: str | Path) -> ConfigDict:
     config, added, unknown = _read_config(workdir)
     path = Path(workdir) / "config.json"
     if added:
-        _print_once(f"{path} has not, and gets: {_list_fields(added)}")
+        _print_once(f"{path} lacks these fields, using defaults: {_list_fields(added)}")
     if unknown:
-        _print_once(f"{path} has what nothing reads now: {_list_fields(unknown)}")
+        _print_once(f"{path} has fields that no longer exist, ignored: {_list_fields(unknown)}")
     return config
 
 
@@ -79,7 +82,9 @@ def _read_config(workdir: str | Path) -> tuple[ConfigDict, dict[str, Any], dict[
             return config_dict.placeholder(object)
         return tuple(value) if isinstance(value, list) else value
 
-    config = ConfigDict(typed(read_config_file(workdir)))
+    stored = read_config_file(workdir)
+    apply_renames(stored)
+    config = ConfigDict(typed(stored))
     defaults = base.get_config()
     added, unknown = _add_missing(config, defaults), _take_unknown(config, defaults)
     for name, part in config.also.items():  # which has a section like env for each
@@ -147,15 +152,15 @@ def same_run(config: ConfigDict, workdir: Path) -> list[str]:
     if not path.exists():
         if any((workdir / "checkpoints").glob("[0-9]*")):
             raise ValueError(
-                f"{workdir} has checkpoints but no config.json, which says of what run they are; "
-                "put it back, or give another --workdir"
+                f"{workdir} has checkpoints but no config.json, which describes their run; "
+                "restore it, or give another --workdir"
             )
         return []
     run, _, unknown = _read_config(workdir)
     if unknown:
         raise ValueError(
-            f"{path} is of another version: it has {_list_fields(unknown)}, which this one does "
-            "not know; resume with that version (evaluate reads it with this one as well)"
+            f"{path} was written by another version: it has {_list_fields(unknown)}, unknown "
+            "to this version; resume with that version (evaluate works with this version)"
         )
     before, now = fields_of(run), fields_of(config)
     changed = [n for n in sorted(before.keys() | now.keys()) if before.get(n) != now.get(n)]
@@ -172,8 +177,8 @@ def same_run(config: ConfigDict, workdir: Path) -> list[str]:
         has = ", ".join(repr(now.get(name)) for name in refused)
         why = f" (optimizer.schedule={config.optimizer.schedule})" if "steps" in refused else ""
         raise ValueError(
-            f"{workdir} holds a run with {was}, but this command has {has}; give the same, or "
-            f"another --workdir. What may change: {', '.join(MAY_CHANGE)}{why}"
+            f"{workdir} holds a run with {was}, but this command has {has}; use the same "
+            f"values or another --workdir. These may change: {', '.join(MAY_CHANGE)}{why}"
         )
     return changed
 

@@ -73,8 +73,8 @@ def require_trust(
         listed = ", ".join(f"config.{name}={value!r}" for name, value in foreign.items())
         raise ValueError(
             f"{workdir} names code that would be imported: {listed}; "
-            f"{reason or 'the first process does not trust it'}. If you trust whoever made the "
-            "folder, give --trust"
+            f"{reason or 'the first process does not trust it'}. If you trust the folder's "
+            "author, pass --trust"
         )
 
 
@@ -104,11 +104,11 @@ def _unsigned(workdir: Path) -> str | None:
         found = (workdir / SIGNATURE).read_text().strip()
         expected = _signature(_key(create=False), read_config_file(workdir))
     except FileNotFoundError:
-        return "it was not started by you on this machine, or by an earlier version"
+        return "you did not start it on this machine, or an earlier version did"
     except (OSError, ValueError) as error:
-        return f"whether you started it is not known ({error})"
+        return f"whether you started it is unknown ({error})"
     if not hmac.compare_digest(found.encode(), expected.encode()):
-        return f"its {SIGNATURE} is of another user, another machine or another config.json"
+        return f"its {SIGNATURE} belongs to another user, machine or config.json"
     return None
 
 
@@ -137,7 +137,7 @@ def _key(*, create: bool) -> bytes:
     if found := exposure(path):
         raise ValueError(found)
     if path.stat().st_mode & 0o077:
-        raise ValueError(f"others may read {path}; delete it")
+        raise ValueError(f"other users can read {path}; delete it")
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise ValueError(f"{path} is damaged; delete it")

@@ -75,9 +75,9 @@ def parse_url(url: str) -> Address:
     except ValueError:  # a port or an IPv6 address of another form
         parts, port = urllib.parse.urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ValueError(f"url must be as http://HOST:PORT, got {url!r}")
+        raise ValueError(f"url must have the form http://HOST:PORT, got {url!r}")
     if "@" in parts.netloc:
-        raise ValueError("url must be as http://HOST:PORT, without a user name and a password")
+        raise ValueError("url must have the form http://HOST:PORT, without user name and password")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     secure = parts.scheme == "https"
     return Address(secure, parts.hostname, port or (443 if secure else 80), path)
@@ -108,7 +108,7 @@ def post_json(url: str, payload: Any, *, timeout_s: float, max_bytes: int) -> An
         if status == http.client.OK:
             return parse_json(answer, max_values=max_values(max_bytes))
     except TimeoutError as error:
-        cause = f"TimeoutError: no whole answer within {timeout_s:g} s"
+        cause = f"TimeoutError: no complete answer within {timeout_s:g} s"
         detail = f" ({one_line(str(error), SHOWN)})" if str(error) else ""
         raise ExchangeError(f"{url}: {cause}{detail}", retry=True) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -142,7 +142,7 @@ def parse_json(data: bytes | bytearray, *, max_values: int) -> Any:
       ValueError: it is no such JSON, is nested too deeply or holds more values.
     """
     if next(itertools.islice(_VALUE.finditer(data), max_values, None), None) is not None:
-        raise ValueError(f"JSON of more than {max_values} values")
+        raise ValueError(f"JSON with more than {max_values} values")
     try:
         return load_json(
             data.decode("utf-8-sig", errors="replace"),
@@ -153,12 +153,12 @@ def parse_json(data: bytes | bytearray, *, max_values: int) -> Any:
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error}") from None
+        raise ValueError(f"not JSON: {error}") from None
 
 
 def _whole(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits; at most {MAX_DIGITS}")
+        raise ValueError(f"a number with {len(digits)} digits; at most {MAX_DIGITS}")
     return int(digits)
 
 
@@ -170,7 +170,7 @@ def _real(digits: str) -> float:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 # ------------------------------------------------------------------------------ one exchange
@@ -190,7 +190,7 @@ def _left(deadline: float) -> float:
 
 def _connect(address: Address, deadline: float) -> socket.socket:
     """A connection to the first of the host's addresses that accepts one, over TLS if `secure`."""
-    error: OSError = OSError(f"no address of {address.host}")
+    error: OSError = OSError(f"{address.host} has no address")
     for family, kind, protocol, _, place in _look_up(address.host, address.port, deadline):
         sock = socket.socket(family, kind, protocol)
         try:
@@ -233,7 +233,7 @@ def _look_up(host: str, port: int, deadline: float) -> list[Any]:
     thread.start()
     thread.join(_left(deadline))
     if not found:
-        raise TimeoutError(f"the name {host} was not looked up")
+        raise TimeoutError(f"the name {host} could not be resolved")
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]
@@ -254,7 +254,7 @@ def _exchange(
     response = connection.getresponse()
     coding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if response.status == http.client.OK and coding != "identity":
-        raise ValueError(f"the answer is compressed ({coding}), which was not asked for")
+        raise ValueError(f"the answer is compressed ({coding}), which was not requested")
     length = response.headers.get("Content-Length")
     if length is not None and not response.chunked:
         if not (length.isascii() and length.isdecimal()):
@@ -295,7 +295,7 @@ class TimedReader(io.RawIOBase):
         count = self._sock.recv_into(buffer)
         self.left -= count
         if self.left < 0:
-            raise ValueError("more bytes came than are accepted")
+            raise ValueError("more bytes arrived than are accepted")
         return count
 
 

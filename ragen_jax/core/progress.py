@@ -1,4 +1,4 @@
-"""How far this process has come: its phase, its barriers and when it last printed a line."""
+"""Progress of this process: its phase, its barriers and when it last printed a line."""
 
 import dataclasses
 import time
@@ -6,36 +6,51 @@ import time
 
 @dataclasses.dataclass
 class Progress:
-    meetings: int = 0  # that this process has come to
-    place: str = "starting"  # what it does
-    since: float = 0.0  # since when
-    last_output: float = 0.0  # when the last line was printed
-    begun: bool = False  # whether a run's first step is behind it
+    meetings: int = 0  # barriers passed so far
+    place: str = "starting"  # name of the phase
+    since: float = 0.0  # time.monotonic() when the phase began
+    done: int = 0  # units of the phase that are finished
+    total: int = 0  # units of the phase; 0 if they are not counted
+    unit: str = ""  # plural noun, such as "episodes"
+    last_output: float = 0.0  # time.monotonic() of the last printed line
+    begun: bool = False  # whether the run has finished a step
 
 
 NOW = Progress()
 
 
-def enter_phase(place: str) -> None:
-    """Says what this process does from now on, which may take long."""
+def enter_phase(place: str, *, total: int = 0, unit: str = "") -> None:
+    """Enter a phase that may take long.
+
+    Args:
+      place: name of the phase, as the heartbeat prints it.
+      total, unit: the number of units to finish, which `advance` counts, and their plural noun;
+        0 if they are not counted.
+    """
     NOW.place, NOW.since = place, time.monotonic()
+    NOW.done, NOW.total, NOW.unit = 0, total, unit
+
+
+def advance(units: int = 1) -> None:
+    """Count finished units of the phase."""
+    NOW.done += units
 
 
 def count_barrier() -> None:
-    """Counts one more meeting: a place that all processes come to, where they may have to wait."""
+    """Count a barrier, at which all processes meet and may have to wait."""
     NOW.meetings += 1
 
 
 def note_output(*, begun: bool = False) -> None:
-    """Says that a line has been printed.
+    """Record that a line was printed.
 
     Args:
-      begun: of a step: who reads it knows how long one takes.
+      begun: whether it is the line of a step, after which the user knows how long a step takes.
     """
     NOW.last_output = time.monotonic()
     NOW.begun = NOW.begun or begun
 
 
 def seconds_since_output() -> float:
-    """Seconds since the last line."""
+    """Seconds since the last printed line."""
     return time.monotonic() - NOW.last_output

@@ -58,7 +58,9 @@ def make_mesh(
     shown = ", ".join(f"mesh.{name}={size}" for name, size in sizes.items())
     free = [name for name, size in sizes.items() if size == -1]
     if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-        raise ValueError(f"{shown}: sizes must be at least 1, and one of them may be -1 (the rest)")
+        raise ValueError(
+            f"{shown}: sizes must be at least 1; one may be -1 (the remaining devices)"
+        )
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if free and len(devices) % fixed == 0:
         sizes[free[0]] = len(devices) // fixed
@@ -77,8 +79,8 @@ def split_devices(
     """
     if num_sampling >= len(devices):
         raise ValueError(
-            f"config.sampling_mesh.devices is {num_sampling}, but at least one of {len(devices)} "
-            f"device(s) must train: give at most {len(devices) - 1}"
+            f"config.sampling_mesh.devices is {num_sampling}, but at least one of "
+            f"{len(devices)} device(s) must train; use at most {len(devices) - 1}"
         )
     return devices[: len(devices) - num_sampling], devices[-num_sampling:]
 

@@ -80,7 +80,7 @@ def variance_buckets(
 def check_edges(edges: Sequence[float], name: str) -> None:
     """Refuses edges of buckets that do not rise from above 0 (ValueError)."""
     if any(low >= high for low, high in itertools.pairwise((0, *edges))):
-        raise ValueError(f"{name} is {tuple(edges)}; it must be variances above 0 that rise")
+        raise ValueError(f"{name} is {tuple(edges)}; it must be increasing variances above 0")
 
 
 def part_names(loss: Loss) -> tuple[str, ...]:

@@ -292,8 +292,8 @@ def proportion_interval(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[float,
     if np.any(part_G < 0) or np.any(part_G > whole_G):
         g = int(np.argmax((part_G < 0) | (part_G > whole_G)))
         raise ValueError(
-            f"a proportion has 0 to whole successes in each group, got {part_G[g]:g} of "
-            f"{whole_G[g]:g}; mean_with_interval is for other figures"
+            f"a proportion needs 0 to whole successes in each group, got {part_G[g]:g} of "
+            f"{whole_G[g]:g}; use mean_with_interval for other metrics"
         )
     rate = part_G.sum() / whole_G.sum()
     n = effective_trials(part_G, whole_G)

@@ -94,11 +94,11 @@ class Figure:
 
 
 FIGURES = (
-    Figure("mi", MARGINS, "margin of the own prompt", 0.14, 2 * RISE_WANDER),
-    Figure("mi_sign", MARGINS, "margin of the own prompt", 0.14, 2 * RISE_WANDER),
-    Figure("valid_think", ("rollout/valid_think_rate",), "valid thinking", 0.01),
+    Figure("mi", MARGINS, "own-prompt margin", 0.14, 2 * RISE_WANDER),
+    Figure("mi_sign", MARGINS, "own-prompt margin", 0.14, 2 * RISE_WANDER),
+    Figure("valid_think", ("rollout/valid_think_rate",), "valid reasoning", 0.01),
     Figure("valid_action", ("rollout/valid_rate",), "valid actions", 0.01),
-    Figure("grounded", ("reasoning/grounded_rate",), "grounded facts", 0.01),
+    Figure("grounded", ("reasoning/grounded_rate",), "true statements", 0.01),
     Figure("length", ("rollout/response_length",), "length", 0.05),
     Figure("entropy", ("collapse/first_turn/h_cond",), "first-turn H(Z|X)", 0.05),
 )
@@ -202,7 +202,7 @@ def update_regimes(
             if action == "tighten":
                 tighter = np.float32(settings["tighten"]["factor"]) * filter_scale_E[e]
                 filter_scale_E[e] = max(tighter, np.float32(settings["tighten"]["least"]))
-                reason += f"; filter.value now times {filter_scale_E[e]:.3g}"
+                reason += f"; filter.value is now multiplied by {filter_scale_E[e]:.3g}"
             fired.append(Fired(rule="regimes", action=action, reason=f"{reason} (regimes)"))
         if action == "tighten":
             metrics["regime/filter_scale"] = float(filter_scale_E[e])

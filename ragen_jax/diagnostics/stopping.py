@@ -113,15 +113,14 @@ def update_stopping(
     def narrow(e):
         """The reason about an environment's variance."""
         return (
-            f"the mean reward variance{' of ' + labels[e] if labels[e] else ''}, "
-            f"{variance_E[e]:.3g} now, was below {floor_E[e]:.3g} "
-            f"({settings['variance']['ratio']} of its mean over the first {count} iterations) in "
-            f"{low_E[e]} iterations in a row"
+            f"the mean reward variance{' of ' + labels[e] if labels[e] else ''}, now "
+            f"{variance_E[e]:.3g}, was below {floor_E[e]:.3g} ({settings['variance']['ratio']} "
+            f"of its mean over the first {count} iterations) in {low_E[e]} iterations in a row"
         )
 
     reasons = {
         "success": lambda n: (
-            f"held-out success, {success:.3g} now, was below {settings['success']['least']} in "
+            f"held-out success, now {success:.3g}, was below {settings['success']['least']} in "
             f"{n} evaluations in a row"
         ),
         "empty": lambda n: f"the filter kept no group in {n} iterations in a row",

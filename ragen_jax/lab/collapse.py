@@ -261,7 +261,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     compared = {name: compare(runs, name, *ends) for name in (SUCCESS, MI, RETRIEVAL, ENTROPY)}
     for setting in settings:
         cells = [
-            "{:+.3f} +- {:.3f}".format(*intervals[setting]) if setting in intervals else ""
+            "{:+.3f} ± {:.3f}".format(*intervals[setting]) if setting in intervals else ""
             for intervals in compared.values()
         ]
         if is_unchanged(runs, *ends, [setting]):

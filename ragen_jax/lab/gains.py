@@ -190,7 +190,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
         other = "its start" if claim.since_start else last
         where = f", {', '.join(claim.settings)}" if claim.settings else ""
         text = f"{claim.treatment} {SIDES[claim.sign]} than {other} in `{claim.figure}`{where}"
-        figures = f"{found_here.mean:+.3f} +- {found_here.half_width:.3f}"
+        figures = f"{found_here.mean:+.3f} ± {found_here.half_width:.3f}"
         if found_here.figure != claim.figure:
             figures += f" in `{found_here.figure}`, which has no ceiling"
         found.append(Verdict(claim.source, text, found_here.verdict, figures, found_here.p))
@@ -215,7 +215,7 @@ def _difference_cell(runs: Runs, treatment: str, setting: str, found: tuple[floa
     return (
         SAME
         if is_unchanged(runs, treatment, last, [setting])
-        else "{:+.3f} +- {:.3f}".format(*found)
+        else "{:+.3f} ± {:.3f}".format(*found)
     )
 
 
@@ -246,7 +246,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
             *(claim.source, claim.treatment, ", ".join(claim.settings) or "all"),
             f"`{found_here.figure}`",
             SIDES[claim.sign] + (" than at the start" if claim.since_start else ""),
-            f"{found_here.mean:+.3f} +- {found_here.half_width:.3f}",
+            f"{found_here.mean:+.3f} ± {found_here.half_width:.3f}",
             "" if found_here.p is None else f"{found_here.p:.3f}",
             f"**{found_here.verdict}**",
         )

@@ -102,7 +102,7 @@ def figure_3(experiment: Experiment, runs: Runs) -> list[Verdict]:
                 word = judged_within(mean, half_width, FLAT)
                 p = p_within(mean, half_width, df, FLAT, confidence=level)
             text = f"{when} the norm of the {part} gradient {claim}"
-            figures = f"upper minus lower half, over the mean: {mean:+.2f} +- {half_width:.2f}"
+            figures = f"upper minus lower half, over the mean: {mean:+.2f} ± {half_width:.2f}"
             found.append(Verdict("figure 3", text, word, figures, spent(p, level)))
     return found
 
@@ -149,14 +149,14 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             "section 5",
             "the entropy bonus pulls harder towards templates on prompts of low reward variance",
             judged(*of_pull),
-            "lower minus upper half {:+.3g} +- {:.2g}".format(*of_pull),
+            "lower minus upper half {:+.3g} ± {:.2g}".format(*of_pull),
             p_of(of_pull),
         ),
         Verdict(
             "section 5",
             "a bonus on the upper half alone keeps more information than one on the lower half",
             "not testable (the same runs)" if idle else judged(*of_bonus),
-            "{:+.3f} +- {:.3f}".format(*of_bonus),
+            "{:+.3f} ± {:.3f}".format(*of_bonus),
             None if idle else p_of(of_bonus),
         ),
         *figure_3(experiment, runs),
@@ -175,9 +175,9 @@ def verdict(experiment: Experiment, runs: Runs) -> str:
     return (
         "The entropy part of the lower half pulls towards templates "
         f"{-np.mean(lower_S):.3g}, that of the upper half {-np.mean(upper_S):.3g}: lower minus "
-        f"upper {of_pull[0]:+.3g} +- {of_pull[1]:.3g} (**{words[judged(*of_pull)]}**). Information "
+        f"upper {of_pull[0]:+.3g} ± {of_pull[1]:.3g} (**{words[judged(*of_pull)]}**). Information "
         "kept with a bonus on the upper half alone minus one on the lower half alone: "
-        f"{of_bonus[0]:+.3f} +- {of_bonus[1]:.3f} (**{words[judged(*of_bonus)]}**)."
+        f"{of_bonus[0]:+.3f} ± {of_bonus[1]:.3f} (**{words[judged(*of_bonus)]}**)."
     )
 
 
@@ -206,7 +206,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     for quarter in range(QUARTERS):
         variance = np.mean([until_half(runs[setting, ALL, s], VARIANCES[quarter]) for s in seeds])
         cells = [
-            "{:+.3g} +- {:.2g}".format(*interval(pull_SQP[:, quarter, part].tolist()))
+            "{:+.3g} ± {:.2g}".format(*interval(pull_SQP[:, quarter, part].tolist()))
             for part in range(len(PARTS))
         ]
         lines.append(f"| {quarter + 1} | {variance:.3g} | " + " | ".join(cells) + " |")

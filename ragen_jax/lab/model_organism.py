@@ -134,7 +134,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
             found.append(Verdict("section 5", claim, idle, f"{filtered} changed nothing"))
             continue
         for mean, half_width in compare(runs, figure, filtered, plain, share=share).values():
-            text = f"{mean:+.3f} +- {half_width:.3f} after {share:.0%} of the updates"
+            text = f"{mean:+.3f} ± {half_width:.3f} after {share:.0%} of the updates"
             p = p_value(mean, half_width, len(seeds) - 1)
             word = judged(mean, half_width)
             arms = [{k: r for k, r in runs.items() if k[1] == x} for x in (filtered, plain)]
@@ -190,9 +190,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     for name in others:
         for share in SHARES:
             found = [compare(runs, figure, name, plain, share=share) for figure in FIGURES]
-            shown = [
-                "{:+.3f} +- {:.3f}".format(*next(iter(x.values()))) if x else "" for x in found
-            ]
+            shown = ["{:+.3f} ± {:.3f}".format(*next(iter(x.values()))) if x else "" for x in found]
             if is_unchanged(runs, name, plain):
                 shown = [SAME] * len(FIGURES)
             lines.append(f"| {name} | {share:.0%} | " + " | ".join(shown) + " |")

@@ -123,7 +123,7 @@ def shown(runs: Runs, treatment: str, reference: str, found: tuple[float, float]
     """A difference with its interval, or that the treatment changed nothing."""
     if is_unchanged(runs, treatment, reference):
         return SAME
-    return "{:+.2f} +- {:.2f}".format(*found)
+    return "{:+.2f} ± {:.2f}".format(*found)
 
 
 def outcomes(runs: Runs) -> dict[str, str]:
@@ -149,7 +149,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
         for what, measure in measures.items():
             mean, half_width = difference(runs, measure, BEST_OF_PAPER, name)
             claim = f"{BEST_OF_PAPER} higher than {name} in {what}"
-            figures = f"{mean:+.2f} +- {half_width:.2f}"
+            figures = f"{mean:+.2f} ± {half_width:.2f}"
             word, p = judged(mean, half_width), p_value(mean, half_width, len(seeds) - 1)
             arms = [{k: x for k, x in runs.items() if k[1] == t} for t in (BEST_OF_PAPER, name)]
             alike = judged_already.setdefault((what, _class_of(runs, name)), name)

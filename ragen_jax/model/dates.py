@@ -46,7 +46,7 @@ def with_date(
       ValueError: a date that is none, or a template that makes random choices.
     """
     if date is not None and not is_day(date):
-        raise ValueError(f"the date is {date!r}; it must be a day as YYYY-MM-DD")
+        raise ValueError(f"the date is {date!r}; it must have the form YYYY-MM-DD")
     given = tokenizer.chat_template
     # Of several templates, a dict from their names.
     texts = given if isinstance(given, dict) else {} if given is None else {"default": given}
@@ -107,6 +107,6 @@ def _refuse_chance(template: str) -> None:
         drawn = text == "random" and before[2] == "|"
         if kind == "name" and (drawn or text == "lipsum"):
             raise ValueError(
-                f"the tokenizer's chat template uses {text}, so that the same messages would be "
-                "other prompts each time; take that out of it (chat_template.jinja)"
+                f"the tokenizer's chat template uses {text}, so the same messages would give "
+                "different prompts over time; remove it from the template (chat_template.jinja)"
             )

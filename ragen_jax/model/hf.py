@@ -74,8 +74,8 @@ def load(
     found = damage(directory) if is_main_process() else None
     if found:
         raise ValueError(
-            f"the model is damaged: {found}; copy it anew (or delete {directory / CHECKSUMS} if it "
-            "was changed on purpose)"
+            f"the model is damaged: {found}; copy it again (or delete {directory / CHECKSUMS} "
+            "if the change was intended)"
         )
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         # Its child process takes a second, in which the weights are read.
@@ -175,9 +175,8 @@ def resolve(path: str | Path) -> Path:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"no directory {name} here, and the model {name} could not be downloaded from the "
-            f"Hugging Face hub ({reason}). Where there is a network, run "
-            f"`hf download {name} --local-dir DIR`, copy DIR here and pass "
-            f"--config.model.path=DIR"
+            f"Hugging Face hub ({reason}). With network access, run `hf download {name} "
+            "--local-dir DIR`, copy DIR here and pass --config.model.path=DIR"
         ) from error
     return Path(folder)
 
@@ -247,7 +246,7 @@ def check_tokenizer(directory: Path) -> None:
     for file in files:
         if file.stat().st_size > limits.MAX_CONFIG_BYTES:
             raise ValueError(
-                f"{file} has {file.stat().st_size:,} bytes; accepted of a tokenizer's file: "
+                f"{file} has {file.stat().st_size:,} bytes; a tokenizer file may have up to "
                 f"{limits.MAX_CONFIG_BYTES:,}"
             )
     if files and not _is_plain_tokenizer(directory, files):
@@ -341,15 +340,17 @@ def _stored(config: qwen.ModelConfig, tower: vision.Tower | None) -> list[weight
       ValueError: it is not the model's.
     """
     if config.vision is None:
-        raise ValueError(f"a tower was passed, but models of family {config.family!r} do not see")
+        raise ValueError(
+            f"a tower was passed, but models of family {config.family!r} have no vision"
+        )
     if tower is None:
         raise ValueError(
-            f"a model of family {config.family!r} is saved with what sees for it: pass tower=, as "
-            "load_tower gives it for the directory that the model came from"
+            f"a model of family {config.family!r} is saved with its vision tower; pass tower=, "
+            "as returned by load_tower for the model's original directory"
         )
     seen = dataclasses.replace(tower.model.config, dtype=config.vision.dtype)
     if seen != config.vision:
-        raise ValueError(f"the tower passed is of {seen}, the model's is of {config.vision}")
+        raise ValueError(f"the tower has config {seen}, but the model expects {config.vision}")
     return vision_tensors.stored(seen, tower.params)
 
 
@@ -386,7 +387,7 @@ def replacement(path: str | Path, *, writer: bool = True) -> Generator[Path]:
             lost = [name for name in lost if not re.fullmatch(WEIGHT_FILES, name)]
             if lost:
                 raise ValueError(
-                    f"{path} holds other files ({', '.join(lost[:4])}); save elsewhere"
+                    f"{path} holds other files ({', '.join(lost[:4])}); choose another directory"
                 )
             old = path.with_name(f".{path.name}.replaced-{os.getpid()}")
             with_retries(functools.partial(path.rename, old), path)

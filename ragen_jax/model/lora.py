@@ -231,14 +231,14 @@ def save_adapter(
     _check_rank(rank)
     if "tower" in adapters:
         raise ValueError(
-            "adapters of a vision tower cannot be written in PEFT's format, in which its queries, "
-            "keys and values have one adapter: merge them and save the model"
+            "PEFT's format cannot hold adapters of a vision tower, whose queries, keys and "
+            "values share an adapter; merge them and save the model"
         )
     targets = check_targets(targets)
     if set(targets) != set(adapters["layers"]):
         raise ValueError(
             f"adapters have the targets {', '.join(check_targets(adapters['layers']))}; "
-            f"to be saved: {', '.join(targets)}"
+            f"expected {', '.join(targets)}"
         )
     tensors = {}
     for target in targets:
@@ -247,7 +247,7 @@ def save_adapter(
             x = adapters["layers"][target][leaf]
             if x.shape != shape:
                 raise ValueError(
-                    f"adapter {target}/{leaf} has shape {x.shape}, rank {rank} asks for {shape}"
+                    f"adapter {target}/{leaf} has shape {x.shape}; rank {rank} needs {shape}"
                 )
             out = weights.tensor_shape(SPLIT, shape[1:])
             names = _names(config, target, leaf)
@@ -398,8 +398,8 @@ def _check_tensors(
         stored_shape = tuple(piece.get_shape())
         if stored_shape != shape:
             raise ValueError(
-                f"{file}: tensor {name} has shape {stored_shape}, the model and rank {rank} ask "
-                f"for {shape}"
+                f"{file}: tensor {name} has shape {stored_shape}; the model and rank {rank} "
+                f"need {shape}"
             )
         if piece.get_dtype() not in weights.DISK_DTYPES.values():
             raise ValueError(
@@ -448,13 +448,13 @@ def _pairs(params: Params, adapters: Params) -> list[tuple[str, dict[str, jax.Ar
     for target in check_targets(adapters["layers"]):
         projection, pair = params["layers"][target], adapters["layers"][target]
         if "lora_a" in projection:
-            raise ValueError(f"the parameters of {target} have adapters already")
+            raise ValueError(f"the parameters of {target} already have adapters")
         kernel, rank = projection["kernel"].shape, pair["lora_a"].shape[-1]
         for leaf, shape in _leaf_shapes(target, kernel, rank).items():
             if pair[leaf].shape != shape:
                 raise ValueError(
-                    f"adapter {target}/{leaf} has shape {pair[leaf].shape}; "
-                    f"the kernel's {kernel} and rank {rank} ask for {shape}"
+                    f"adapter {target}/{leaf} has shape {pair[leaf].shape}; kernel {kernel} "
+                    f"and rank {rank} need {shape}"
                 )
         pairs.append((target, pair))
     return pairs

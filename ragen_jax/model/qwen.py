@@ -80,14 +80,14 @@ class ModelConfig:
         section = self.mrope_section
         if section and (len(section) != 3 or sum(section) * 2 != self.head_dim):
             raise ValueError(
-                f"mrope_section {section}: expected 3 numbers of frequencies, head_dim / 2 = "
-                f"{self.head_dim // 2} in all; it is in config.json's rope_scaling"
+                f"mrope_section {section}: expected 3 numbers of frequencies that sum to "
+                f"head_dim / 2 = {self.head_dim // 2}; see rope_scaling in config.json"
             )
         if (self.vision is None) != (self.image_tokens is None):
-            raise ValueError("of vision and image_tokens a model has both or neither")
+            raise ValueError("a model must have both vision and image_tokens, or neither")
         if self.vision is not None and self.vision.out_hidden_size != self.width:
             raise ValueError(
-                f"vision_config: out_hidden_size {self.vision.out_hidden_size} must be the "
+                f"vision_config: out_hidden_size {self.vision.out_hidden_size} must equal the "
                 f"language model's hidden_size, {self.width}"
             )
         ids = self.image_tokens

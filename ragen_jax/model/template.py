@@ -148,7 +148,9 @@ def _plain(template: Template, text: str) -> np.ndarray:
 
 def _image(template: Template, span: Span) -> list[np.ndarray]:
     if template.image_sides is None:
-        raise PromptError("the message shows an image, but the template is of a model without eyes")
+        raise PromptError(
+            "the message contains an image, but the chat template belongs to a model without vision"
+        )
     first, count = span
     before, behind = template.image_sides
     return [before, first + np.arange(count, dtype=np.int32), behind]
@@ -187,17 +189,17 @@ def parse_chat_template(
     if tools:
         if CALL not in head:
             raise ValueError(
-                "the tokenizer's chat template does not tell how a tool is called, or not by "
-                f"{CALL}, as those of Qwen2.5 and Qwen3 do"
+                f"the tokenizer's chat template does not show tool calls as {CALL}, the format "
+                "of Qwen2.5 and Qwen3"
             )
         shown = _render(tokenizer, system=spoken, tools=tools, last="tool")
         *_, tail_of_result, behind_result = _around_marks(shown, system=spoken)
     for text in (last, behind_result):
         if "</think>" in text:
             raise ValueError(
-                "the tokenizer's chat template ends the reasoning before the reply begins, even "
-                f"with enable_thinking=true: behind the last message it writes {text!r}; leave "
-                "that thought out of it (chat_template.jinja)"
+                "the tokenizer's chat template closes the reasoning before the reply begins, "
+                f"even with enable_thinking=true: after the last message it writes {text!r}; "
+                "remove that from the template (chat_template.jinja)"
             )
     # The tags of a call, which the list of tools tells, are the agent's; those around a result are
     # the template's alone.
@@ -212,16 +214,16 @@ def parse_chat_template(
     close = between[0] if between else None
     if not isinstance(close, Control):
         raise ValueError(
-            "the tokenizer's chat template does not end a reply with a control token, so the end "
-            f"of a reply could not be told; what follows a reply is {tail!r}"
+            "the tokenizer's chat template does not end a reply with a control token, so the "
+            f"end of a reply cannot be detected; a reply is followed by {tail!r}"
         )
     result_between = result_middle = None
     if tools:
         parts = _apart(tokenizer, control, tail_of_result)
         if not parts or parts[0] != close:
             raise ValueError(
-                "the tokenizer's chat template ends a reply in another way before the result of a "
-                f"tool: with {tail_of_result!r}"
+                "the tokenizer's chat template ends a reply differently before a tool result: "
+                f"with {tail_of_result!r}"
             )
         result_between = _before(tokenizer, control, parts)
         result_middle = _behind(
@@ -258,8 +260,9 @@ def _around_image(tokenizer: "PreTrainedTokenizerFast") -> str:
     found = re.search(f"{ASKED_MARKS[-1]}(.*?){BEHIND_IMAGE}", text, re.DOTALL)
     if found is None:
         raise ValueError(
-            "the tokenizer's chat template does not show a message of texts and an image in their "
-            "order (chat_template.jinja): the model sees, its template does not"
+            "the tokenizer's chat template does not render a message of text and an image in "
+            "order (chat_template.jinja): the model has vision, but its template does not "
+            "support it"
         )
     return found[1]
 
@@ -284,8 +287,8 @@ def _around_marks(rendered: str, *, system: bool) -> list[str]:
     marks = ASKED_MARKS if system else ASKED_MARKS[1:]
     if tuple(re.findall("|".join(ASKED_MARKS), rendered)) != marks:
         raise ValueError(
-            "the tokenizer's chat template does not show every message once, verbatim, in the "
-            f"order {', '.join(ASKED_ROLES[-len(marks) :])}"
+            "the tokenizer's chat template does not render every message once, verbatim, in "
+            f"the order {', '.join(ASKED_ROLES[-len(marks) :])}"
         )
     return re.split("|".join(ASKED_MARKS[1:]), rendered)
 
@@ -334,8 +337,9 @@ def _cut(text: str, encoding: "Encoding", control: frozenset[int]) -> list[str]:
         if id_ in control:
             if stop - start < 2:
                 raise PromptError(
-                    f"the tokenizer reads {text[start:stop]!r} as a control token, so that it "
-                    "cannot be written as plain text; use a tokenizer without that special token"
+                    f"the tokenizer parses {text[start:stop]!r} as a control token, so it "
+                    "cannot be written as plain text; use a tokenizer without that special "
+                    "token"
                 )
             places.append((start + stop) // 2)
     return [text[start:stop] for start, stop in itertools.pairwise([*places, len(text)])]

@@ -104,8 +104,8 @@ def plan(config: qwen.ModelConfig) -> tuple[Leaf, ...]:
     if differ:
         names = ", ".join("/".join(path) for path in sorted(differ))
         raise ValueError(
-            f"models of family {config.family!r} have other parameters than their ModelConfig asks "
-            f"for: {names} (see its qkv_bias and qk_norm)"
+            f"models of family {config.family!r} have parameters that their ModelConfig does "
+            f"not: {names} (see its qkv_bias and qk_norm)"
         )
     leaves = []
     for path, leaf in abstract.items():
@@ -154,7 +154,7 @@ def open_tensors(directory: str | Path) -> Generator[dict[str, safe_open]]:
         outside = [name for name in names if not is_below(name)]
         if outside:
             raise ValueError(
-                f"{index} names {outside[0]!r}, which is no file of its folder; the weights of a "
+                f"{index} names {outside[0]!r}, which is outside its folder; the weights of a "
                 "model must be in the model's directory"
             )
         files = sorted(directory / name for name in names)
@@ -200,7 +200,7 @@ def by_published_names(tensors: Tensors, config: qwen.ModelConfig) -> Tensors:
             if name.startswith(beginning):
                 published, opened = instead + name.removeprefix(beginning), Renamed(file, name)
         if published in found:
-            raise ValueError(f"tensor {published} is there under two names; keep one of them")
+            raise ValueError(f"tensor {published} is stored under two names; keep one of them")
         found[published] = opened
     return found
 
@@ -240,7 +240,7 @@ def check_stored(
         stored_shape = tuple(tensor.get_shape())
         if stored_shape != shape:
             raise ValueError(
-                f"{directory}: tensor {name} has shape {stored_shape}, config.json asks for {shape}"
+                f"{directory}: tensor {name} has shape {stored_shape}; config.json needs {shape}"
             )
         if tensor.get_dtype() not in DISK_DTYPES.values():
             raise ValueError(
@@ -379,7 +379,7 @@ def _read_tensor(
             piece = piece.astype(np.float32, copy=False)
         if not np.isfinite(piece).all():  # while it is in the cache
             raise ValueError(
-                f"tensor {name} holds NaN, infinity or what float32 cannot hold: the file is "
+                f"tensor {name} holds NaN, infinity or values outside float32: the file is "
                 "damaged, or its training diverged"
             )
         into[i - start : j - start] = piece.reshape(j - i, *sizes[1:])[cut]
@@ -516,6 +516,6 @@ def to_tensor(x: np.ndarray, name: str, layout: str, shape: Shape, dtype: str) -
         tensor = np.ascontiguousarray(flat.astype(dtype, copy=False))
     if dtype == "float16" and np.isinf(tensor).any() and not np.isinf(x).any():
         raise ValueError(
-            f"{name} has values beyond float16's largest ({np.abs(x).max():.3g}): save in bfloat16"
+            f"{name} has values above float16's maximum ({np.abs(x).max():.3g}); save in bfloat16"
         )
     return tensor

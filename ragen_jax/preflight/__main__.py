@@ -70,12 +70,14 @@ if __name__ == "__main__":
     os.environ.update(LIBTPU)
     jax.config.update("jax_platforms", LIBTPU["JAX_PLATFORMS"])
     CONFIG = command.define_config()
-    TOPOLOGY = flags.DEFINE_string("topology", "v5e:4x4", "TPU type and shape of the slice.")
-    JSON = flags.DEFINE_bool("json", False, "Print one JSON object and nothing else.")
+    TOPOLOGY = flags.DEFINE_string("topology", "v5e:4x4", "TPU type and topology of the slice.")
+    JSON = flags.DEFINE_bool("json", False, "Print only one JSON object.")
     PROMPT = flags.DEFINE_integer(
         "prompt_tokens", PROMPT_TOKENS, "Tokens of an episode's first prompt."
     )
     OBSERVATION = flags.DEFINE_integer(
-        "observation_tokens", OBSERVATION_TOKENS, "Tokens that each further turn's prompt adds."
+        "observation_tokens",
+        OBSERVATION_TOKENS,
+        "Tokens that each further turn adds to the prompt.",
     )
     command.run_command(main)

@@ -52,6 +52,6 @@ def complaints(results: Sequence[CompileResult], chip: Chip) -> Iterator[str]:
         if not r.fits:
             yield (
                 f"{r.program.name} does not fit: {r.peak_gib:.2f} GiB, "
-                f"{r.peak_gib - chip.hbm_gib:.2f} more than the chip's {chip.hbm_gib}; "
-                f"what helps: {', '.join(r.program.helps)}"
+                f"{r.peak_gib - chip.hbm_gib:.2f} GiB more than the chip's {chip.hbm_gib}; try "
+                f"{', '.join(r.program.helps)}"
             )

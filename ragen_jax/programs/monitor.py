@@ -66,7 +66,7 @@ class CompileMonitor:
 
     def add_wait(self, seconds: float) -> None:
         """Counts the time for which a step waited for programs that threads compile."""
-        self.programs.append(CompiledProgram("programs ahead", seconds, ()))
+        self.programs.append(CompiledProgram("precompiled programs", seconds, ()))
 
     def metrics(self, step: int) -> Metrics:
         """time/compile: seconds of what was compiled since the row before, 0.0 for nothing.
@@ -85,7 +85,7 @@ class CompileMonitor:
             slowest = max(self.late, key=lambda program: program.seconds)
             others = len(self.late) - 1
             console(
-                f"warning: compiled behind the first steps: {slowest}"
+                f"warning: recompiled after warm-up: {slowest}"
                 + (f", and {others} other{'s' * (others > 1)}" if others else "")
             )
             self.late, self.warned = [], time.monotonic()

@@ -113,7 +113,7 @@ def _compile(program: PlannedProgram) -> None:
         program.compile()
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        console(f"warning: {program.name} was not compiled ahead: {reason}")
+        console(f"warning: {program.name} was not precompiled: {reason}")
 
 
 # ------------------------------------------------------------------------------ which

@@ -81,7 +81,7 @@ def lengths(config: ConfigDict, prompt_tokens: int, observation_tokens: int) -> 
         if last < prompt_tokens:
             raise ValueError(
                 f"--prompt_tokens is {prompt_tokens}, but config.env.max_context = "
-                f"{env.max_context} leaves {last} beside a reply"
+                f"{env.max_context} leaves {last} for the prompt"
             )
     before = max(last - reply - observation_tokens, prompt_tokens)
     return RowLengths(
@@ -111,8 +111,8 @@ def model_shape(config: ConfigDict) -> qwen.ModelConfig:
     shape = families.known_shape(path)
     if shape is None:
         raise ValueError(
-            f"config.model.path is {path!r}: neither a model directory nor a model whose shape is "
-            f"known; known, with or without -Instruct: tiny, {', '.join(families.SHAPES)}"
+            f"config.model.path is {path!r}: neither a model directory nor a model whose shape "
+            f"is known; known, with or without -Instruct: tiny, {', '.join(families.SHAPES)}"
         )
     return shape
 
@@ -301,8 +301,8 @@ def describe(
     ):
         if value:  # two programs at a time, or devices that hold different things
             raise ValueError(
-                f"config.{name} is {value}, which preflight does not plan; give {name}=0 for what "
-                "rollouts and updates need one after the other on all devices"
+                f"config.{name} is {value}, which preflight does not support; set {name}=0 to "
+                "plan rollouts and updates in turn on all devices"
             )
     shape = model_shape(c)
     mesh, sampling_mesh = build_meshes(c, devices)

@@ -20,7 +20,7 @@ def parse(argv: Sequence[str]) -> list[Path]:
     with command.bad_input(flags.Error):
         words = command.words_of(argv)
         if not words:
-            raise ValueError("name the folder of a run: python -m ragen_jax.report runs/NAME")
+            raise ValueError("name a run folder: python -m ragen_jax.report runs/NAME")
         return list(map(Path, words))
 
 
@@ -31,5 +31,5 @@ def main(runs: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    OUT = flags.DEFINE_string("out", None, "The page; default: report.html of the first run.")
+    OUT = flags.DEFINE_string("out", None, "Output file; default: report.html of the first run.")
     command.run_parsed(main, parse)

@@ -75,7 +75,7 @@ class Reports:
             self.process.kill()  # the last page has more in it
         _, errors = self.process.communicate()
         if self.process.returncode and not working:
-            self._warn(errors.strip().splitlines()[-1] if errors.strip() else "no reason was given")
+            self._warn(errors.strip().splitlines()[-1] if errors.strip() else "unknown reason")
         self.process = None
 
     def _warn(self, reason: str) -> None:

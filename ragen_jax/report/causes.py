@@ -70,8 +70,8 @@ def truncation(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, 
         length = e.row.get("rollout/response_length", math.nan)
         closed = e.row.get("rollout/valid_think_rate", math.nan)
         if not saved and length >= NEAR * limit and closed <= 1 - CUT:
-            words = f"replies of {length:.1f} tokens on average, of {limit} allowed"
-            return e.step, f"{words}, and {closed:.2f} of the reasonings closed"
+            words = f"replies have {length:.1f} tokens on average, of {limit} allowed"
+            return e.step, f"{words}, and {closed:.2f} of the reasoning is closed"
     return None
 
 
@@ -89,7 +89,7 @@ def malformed(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, s
             e.row.get(name, math.nan) for name in ("rollout/valid_rate", "rollout/valid_think_rate")
         )
         before = steps[0].row.get("rollout/valid_rate", math.nan) if i else math.nan
-        words = f"valid replies {valid:.2f} (at first {before:.2f}), closed reasonings {think:.2f}"
+        words = f"valid replies {valid:.2f} (initially {before:.2f}), closed reasoning {think:.2f}"
         return e.step, words
     return None
 
@@ -99,7 +99,7 @@ def no_variance(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int,
     for i in range(STEPS, len(pairs) + 1):
         mean = float(np.mean([share for _, share in pairs[i - STEPS : i]]))
         if mean >= ZERO:
-            return pairs[i - 1][0], f"{mean:.0%} of the groups had no variance of reward"
+            return pairs[i - 1][0], f"{mean:.0%} of the groups have no reward variance"
     return None
 
 
@@ -114,7 +114,9 @@ def mismatch(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, st
     for step, gap in pairs:
         streak = streak + 1 if gap > bound else 0
         if streak == IN_A_ROW:
-            return step, f"sampler and trainer differ by {gap:.2g} in a token's log-probability"
+            return step, (
+                f"the log-probability of a token differs by {gap:.2g} between sampler and trainer"
+            )
     return None
 
 
@@ -151,16 +153,18 @@ def untrue(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str]
             return None
         if "grounded" in e.signs:
             rate = e.row.get("reasoning/grounded_rate", math.nan)
-            return e.step, f"{rate:.2f} of the facts stated were so, while information held"
+            return e.step, (
+                f"{rate:.2f} of the stated facts are true, while information is still at its level"
+            )
     return None
 
 
 CAUSES = (
     Cause(
         "truncation",
-        f"at least {CUT:.0%} of the saved replies used all of rollout.max_new_tokens and are not "
-        f"valid or, without saved ones, the mean length is at least {NEAR} of it while {CUT:.0%} "
-        "of the reasonings are not closed",
+        f"at least {CUT:.0%} of the saved replies used all of rollout.max_new_tokens and are "
+        f"not valid; without saved replies: the mean length is at least {NEAR} of the limit "
+        f"and {CUT:.0%} of the reasoning is not closed",
         "Replies cut off at `rollout.max_new_tokens` (length at its limit) want a larger limit or "
         "`reward.overlong_buffer`",
         "rollout/",
@@ -168,8 +172,8 @@ CAUSES = (
     ),
     Cause(
         "format",
-        "valid replies or closed reasonings are a sign of the alarm, and less than "
-        f"{EXPLAINED:.0%} of the replies that are not valid were cut off",
+        f"valid replies or closed reasoning signal collapse, and less than {EXPLAINED:.0%} of "
+        "the invalid replies were cut off",
         "other garbage wants less entropy bonus, a lower learning rate, a stricter "
         "`env.format_penalty`.",
         "rollout/",
@@ -177,7 +181,7 @@ CAUSES = (
     ),
     Cause(
         "groups without variance",
-        f"filter/zero_groups, as a mean over {STEPS} steps, is at least {ZERO}",
+        f"the mean of filter/zero_groups over {STEPS} steps is at least {ZERO}",
         "Low variance has these three causes with three treatments, which a filter treats alike: "
         "it drops them all.",
         "anatomy/",
@@ -185,8 +189,8 @@ CAUSES = (
     ),
     Cause(
         "sampler/trainer mismatch",
-        f"rollout/logp_gap is above {FLOAT32_GAP:g} in float32, or {GAP_RISE} times the median of "
-        f"its first {STEPS} steps in other dtypes, {IN_A_ROW} steps in a row",
+        f"rollout/logp_gap is above {FLOAT32_GAP:g} in float32, or {GAP_RISE} times the median "
+        f"of its first {STEPS} steps in other dtypes, for {IN_A_ROW} steps in a row",
         "`logp_gap` is float rounding: larger in bfloat16. In float32, more than 1e-3 is worth a "
         "report.",
         "rollout/",
@@ -194,8 +198,8 @@ CAUSES = (
     ),
     Cause(
         "template",
-        "information is a sign of the alarm while H(Z|X) is not below regimes.low of its level "
-        "and valid replies are no sign",
+        "information signals collapse while H(Z|X) is not below regimes.low of its level and "
+        "valid replies do not signal collapse",
         "Lower the entropy bonus and the learning rate, raise the KL coefficient, filter by reward "
         "variance, go back to a checkpoint from before.",
         "collapse/",
@@ -203,14 +207,14 @@ CAUSES = (
     ),
     Cause(
         "low-entropy collapse",
-        "information is a sign of the alarm while H(Z|X) is below regimes.low of its level",
+        "information signals collapse while H(Z|X) is below regimes.low of its level",
         "more entropy bonus or KL, lower learning rate, an earlier checkpoint",
         "regime/",
         low_entropy,
     ),
     Cause(
-        "untrue reasoning",
-        "the share of stated facts that are so is a sign of the alarm before information is",
+        "false statements in the reasoning",
+        "the fraction of true statements signals collapse before information does",
         "Lower the learning rate; go back to a checkpoint.",
         "reasoning/",
         untrue,

@@ -74,7 +74,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
     for line in sentences.damaged(contents.run for contents in found):
         console(f"warning: {line}")
     if not out.parent.is_dir():
-        raise ValueError(f"--out is {out}, but there is no folder {out.parent}")
+        raise ValueError(f"--out is {out}, but folder {out.parent} does not exist")
     write_page(found, out)
     return out
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ragen_jax.config.flatten import flatten
 from ragen_jax.config.stored import read_config_file
 from ragen_jax.configs import base
+from ragen_jax.core.flatten import flatten
 from ragen_jax.core.task_shares import Part, metrics_of_each
 from ragen_jax.core.types import Metrics
 from ragen_jax.run.run_files import read_events, read_gradients, read_outcomes
@@ -107,9 +107,9 @@ def _as_in_rows(
         file = path / "eval" / label / f"step_{step:06d}.json"
         if step not in found:
             if not file.exists():
-                damaged.append(f"{file} is gone, in which step {step} was evaluated")
+                damaged.append(f"{file} is missing; it holds the evaluation of step {step}")
         elif not abs(row["eval/success"] - np.nanmean(found[step])) <= SAME:
-            damaged.append(f"{file} does not have the success of metrics.jsonl")
+            damaged.append(f"{file} does not match the success in metrics.jsonl")
         else:
             kept[step] = found[step]
     return kept

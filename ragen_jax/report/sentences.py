@@ -32,7 +32,7 @@ def top(
     rows = [
         _row(run, verdict) for run, judged in zip(runs, verdicts, strict=True) for verdict in judged
     ]
-    heads = ("run", "held-out success", "gain", "alarm", "first to move", "cause")
+    heads = ("run", "held-out success", "gain", "alarm", "first change", "cause")
     table = _table(heads, rows, "What happened in each run")
     means = [_mean(runs, verdicts, group) for group in together if len(group) > 1]
     return f'<p class="of">{len(runs)} runs</p>{table}' + "".join(means) + notes
@@ -53,7 +53,7 @@ def _verdict(v: Verdict) -> str:
     tiles = [
         first,
         ("Alarm", *_alarm_tile(v)),
-        ("First to move", *_move_tile(v)),
+        ("First change", *_move_tile(v)),
         ("Cause", *_cause_tile(v)),
     ]
     cells = "".join(
@@ -77,29 +77,33 @@ def headline(v: Verdict) -> str:
     if v.alarm:
         words.append(alarm_words(v))
     elif not v.trouble:
-        words.append("No alarm came." if v.seen > 1 else "An alarm takes several steps.")
+        words.append("There was no alarm." if v.seen > 1 else "An alarm takes several steps.")
     if v.unwatched:
         words.append(
-            "The alarm did not watch information: the rows have no own_margin, which this version "
-            "reads; docs/diagnostics.md says what it is."
+            "The alarm did not watch information: the rows lack own_margin, which this version "
+            "reads (see docs/diagnostics.md)."
         )
     if v.lost is not None:
         words.append(f"A quarter of success was lost by the evaluation at step {v.lost}.")
     if v.trouble and v.moves:
-        words.append(f"First to move was {move_words(v.moves[0])}.")
+        words.append(f"The first change was in {move_words(v.moves[0])}.")
     if v.trouble and v.causes:
         cause, since, figures = v.causes[0]
-        words.append(f"Named cause: {cause.name}, since step {since} ({figures}).")
+        words.append(f"Cause: {cause.name}, since step {since} ({figures}).")
     elif v.trouble:
         words.append("None of the named causes holds.")
     return " ".join(words)
 
 
 def information_words(x: Information) -> str:
-    so = "it depends on the prompt" if x.p < SURE else "no sign that it depends on the prompt"
+    so = (
+        "the reasoning depends on the prompt"
+        if x.p < SURE
+        else "no sign that the reasoning depends on the prompt"
+    )
     return (
-        f"At step {x.step} a reasoning is likeliest under its own prompt in {x.retrieval:.0%} of "
-        f"the cases, where chance is {x.chance:.0%} (p = {x.p:.3f}): {so}."
+        f"At step {x.step}, the reasoning is most likely under its own prompt in "
+        f"{x.retrieval:.0%} of cases; chance is {x.chance:.0%} (p = {x.p:.3f}): {so}."
     )
 
 
@@ -109,9 +113,9 @@ def _information_tile(x: Information) -> tuple[str, str]:
 
 def gain_words(gain: Gain | None) -> str:
     if gain is None:
-        return "With fewer than two evaluations no gain can be told."
+        return "The gain is unknown with fewer than two evaluations."
     change, half = 100 * gain.change, 100 * gain.half_width
-    ends = f"from {gain.first:.2f} to {gain.last:.2f}, 95 % ± {half:.1f}"
+    ends = f"from {gain.first:.2f} to {gain.last:.2f}, ± {half:.1f} (95 % CI)"
     if abs(change) <= half:
         return (
             f"Held-out success did not change beyond its interval ({change:+.1f} points, {ends})."
@@ -124,9 +128,9 @@ def gain_words(gain: Gain | None) -> str:
 def alarm_words(v: Verdict) -> str:
     (first, end), *later = v.alarm
     if end == v.last_step:
-        return f"The alarm came at step {first} and was still on at the end."
+        return f"The alarm started at step {first} and was still on at the end."
     again = f", and {len(later)} more times" if later else ""
-    return f"The alarm came at step {first} and went off after step {end}{again}."
+    return f"The alarm started at step {first} and ended after step {end}{again}."
 
 
 def move_words(move: Move) -> str:
@@ -136,7 +140,7 @@ def move_words(move: Move) -> str:
 
 def _gain_tile(gain: Gain | None) -> tuple[str, str]:
     if gain is None:
-        return "not known", "fewer than two evaluations"
+        return "unknown", "fewer than two evaluations"
     return (
         f"{100 * gain.change:+.1f} ± {100 * gain.half_width:.1f} points",
         f"{gain.first:.3f} to {gain.last:.3f}, mean of the last three",
@@ -153,7 +157,7 @@ def _alarm_tile(v: Verdict) -> tuple[str, str]:
 
 def _move_tile(v: Verdict) -> tuple[str, str]:
     if not v.moves:
-        return "nothing", "every watched figure kept its level"
+        return "nothing", "every monitored metric kept its level"
     move = v.moves[0]
     return move.what, f"{move.way} at step {move.step}"
 
@@ -162,7 +166,7 @@ def _cause_tile(v: Verdict) -> tuple[str, str]:
     if not v.trouble:
         return "none needed", "no alarm, no stop, success kept" if v.gain else "no alarm"
     if not v.causes:
-        return "not named", "no rule of causes.py holds"
+        return "unknown", "no rule of causes.py holds"
     cause, since, _ = v.causes[0]
     return cause.name, f"since step {since}"
 
@@ -189,9 +193,7 @@ def _order(v: Verdict) -> str:
         f"<li><b>step {step}</b> {words} <small>{figures}</small></li>"
         for step, words, figures in sorted(lines, key=lambda line: line[0])
     )
-    head = (
-        "In the order in which it happened" if v.trouble else "Worth a look, though no alarm came"
-    )
+    head = "In order of occurrence" if v.trouble else "Worth a look, though there was no alarm"
     return f'<h4>{head}</h4><ol class="order">{items}</ol>'
 
 
@@ -207,7 +209,7 @@ def _cure(v: Verdict) -> str:
 
 
 def _rule(cause: Cause) -> str:
-    return f"<b>{escape(cause.name)}</b> is named where {escape(cause.rule)}."
+    return f"<b>{escape(cause.name)}</b> is named if {escape(cause.rule)}."
 
 
 def _code(text: str) -> str:
@@ -221,7 +223,7 @@ def _code(text: str) -> str:
 def _row(run: RunRecord, v: Verdict) -> tuple[str, ...]:
     name = run.name + (f" / {v.label}" if v.label else "")
     gain = v.gain
-    success = f"{gain.first:.3f} to {gain.last:.3f}" if gain else "not known"
+    success = f"{gain.first:.3f} to {gain.last:.3f}" if gain else "unknown"
     change = _gain_tile(gain)[0] if gain else ""
     move = f"{v.moves[0].what} {v.moves[0].way}, step {v.moves[0].step}" if v.moves else "nothing"
     return name, success, change, _alarm_tile(v)[0], move, _cause_tile(v)[0]
@@ -240,8 +242,8 @@ def _mean(
             mean, half = interval(changes)
             of = f" of {escape(label)}" if label else ""
             lines.append(
-                f"<p><b>{name}</b>: held-out success{of} changed by {mean:+.1f} points on "
-                f"average over {len(changes)} seeds (95 % ± {half:.1f}, Student's t).</p>"
+                f"<p><b>{name}</b>: held-out success{of} changed by {mean:+.1f} ± {half:.1f} "
+                f"points on average over {len(changes)} seeds (95 % CI, Student's t).</p>"
             )
     return "".join(lines)
 
@@ -270,14 +272,14 @@ def settings(runs: Sequence[RunRecord]) -> str:
         return [(n, *(_value(run.fields.get(n)) for run in runs)) for n in wanted]
 
     if len(runs) == 1:
-        return _table(heads, rows(names), "Every setting")
+        return _table(heads, rows(names), "All settings")
     different = differing(runs)
     first = (
-        _table(heads, rows(different), "Settings that differ")
+        _table(heads, rows(different), "Different settings")
         if different
         else "<p>The runs have the same settings.</p>"
     )
-    everything = _table(heads, rows(names), "Every setting")
+    everything = _table(heads, rows(names), "All settings")
     return f"{first}<details><summary>All {len(names)} fields</summary>{everything}</details>"
 
 
@@ -293,7 +295,7 @@ def marks(run: RunRecord, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
             words = f"alarm on from step {start} to {end}"
             found.append({"step": start, "label": v.label, "kind": "alarm", "words": words})
         if v.trouble and v.moves:
-            words = f"first to move: {move_words(v.moves[0])}"
+            words = f"first change: {move_words(v.moves[0])}"
             found.append(
                 {"step": v.moves[0].step, "label": v.label, "kind": "first", "words": words}
             )

@@ -35,17 +35,17 @@ FIRST_TURN = "collapse/first_turn"
 CHARTS = (
     Chart(
         "Success",
-        "Share of episodes solved: held-out problems, and those trained on.",
+        "Fraction of episodes solved, on held-out and on training problems.",
         ("eval/success", "rollout/success"),
         names=("held out", "training"),
         overlay=("eval/success",),
         share=True,
     ),
     Chart(
-        "Information of the reasoning about its input",
-        "How much likelier a reasoning is under its own prompt than under the others "
-        "(own_margin), nats a reasoning. It has no ceiling and does not move with the length "
-        "alone; the alarm reads the first two. It falls where reasoning turns into a template.",
+        "Information of the reasoning about the prompt",
+        "How much likelier reasoning is under its own prompt than under other prompts "
+        "(own_margin), in nats. It has no upper bound and does not change with length alone; "
+        "the alarm reads the first two lines. It falls when reasoning turns into a template.",
         (
             f"{FIRST_TURN}/own_margin",
             "collapse/trajectory/own_margin",
@@ -57,7 +57,8 @@ CHARTS = (
     ),
     Chart(
         "Retrieval against chance",
-        "How often a reasoning is likeliest under its own prompt. At chance it tells nothing.",
+        "How often reasoning is most likely under its own prompt. At chance level it shows no "
+        "dependence on the prompt.",
         (
             f"{FIRST_TURN}/retrieval_acc",
             "probe/retrieval_acc",
@@ -65,21 +66,21 @@ CHARTS = (
             "probe/retrieval_chance",
         ),
         band=f"{FIRST_TURN}/retrieval_acc",
-        names=("first turn", "probe", "chance", "chance of the probe"),
+        names=("first turn", "probe", "chance", "chance level of the probe"),
         share=True,
         overlay=(f"{FIRST_TURN}/retrieval_acc", f"{FIRST_TURN}/retrieval_chance"),
     ),
     Chart(
         "Entropy",
-        "Nats a token: of the reasoning given its prompt, H(Z|X), and of all tokens trained on. "
-        "Twice its start: the bonus is winning over the task.",
+        "Nats per token: of the reasoning given its prompt, H(Z|X), and of all training "
+        "tokens. At twice its initial value, the bonus dominates the task.",
         (f"{FIRST_TURN}/h_cond", "update/entropy"),
         band=f"{FIRST_TURN}/h_cond",
         names=("H(Z|X), first turn", "policy"),
     ),
     Chart(
         "Truth of the reasoning",
-        "Share of the stated facts that are so.",
+        "Fraction of stated facts that are true.",
         ("reasoning/grounded_rate",),
         band="reasoning/grounded_rate",
         names=("grounded",),
@@ -87,24 +88,24 @@ CHARTS = (
     ),
     Chart(
         "Valid replies",
-        "Well formed with known actions; with a closed reasoning that is not empty.",
+        "Well formed with known actions; with closed, non-empty reasoning.",
         ("rollout/valid_rate", "rollout/valid_think_rate"),
         band="rollout/valid_rate",
-        names=("valid actions", "valid thinking"),
+        names=("valid actions", "valid reasoning"),
         share=True,
     ),
     Chart(
         "Flow",
-        "Does the action follow the reasoning (za), does it follow the prompt past it (xa): nats "
-        "an action. za within its interval of 0: the reasoning is decoration.",
+        "Whether the action depends on the reasoning (za), and on the prompt beyond the "
+        "reasoning (xa), in nats per action. If za is within its interval of 0, the reasoning "
+        "has no effect on the action.",
         ("flow/first_turn/za_swap", "flow/first_turn/xa_swap"),
         band="flow/first_turn/za_swap",
         names=("za_swap", "xa_swap"),
     ),
     Chart(
-        "What is learnt from",
-        "Share of the episodes that the filter kept; share of the groups without any variance of "
-        "reward.",
+        "Training data",
+        "Fraction of episodes that the filter kept; fraction of groups without reward variance.",
         ("filter/kept_ratio", "filter/zero_groups"),
         band="filter/kept_ratio",
         names=("kept", "groups without variance"),
@@ -112,38 +113,38 @@ CHARTS = (
     ),
     Chart(
         "Length of replies",
-        "Sampled tokens a reply. It says little alone.",
+        "Sampled tokens per reply. Not conclusive alone.",
         ("rollout/response_length", "rollout/reasoning_length"),
         band="rollout/response_length",
         names=("reply", "reasoning"),
     ),
     Chart(
         "Gradient by reward variance: task",
-        "Norm of the task's gradient in buckets of groups, from low to high variance. It should "
-        "rise with the bucket.",
+        "Norm of the task's gradient in buckets of groups, from low to high variance. It "
+        "should increase with the bucket.",
         tuple(f"gradient/{b}/task_norm" for b in ("zero", *(f"bucket_{i}" for i in range(6)))),
         names=("no variance", *(f"bucket {i}" for i in range(6))),
         overlay=("gradient/bucket_0/task_norm", "gradient/bucket_5/task_norm"),
     ),
     Chart(
         "Gradient by reward variance: dominance",
-        "Regularisers' share of the norms. Near 1 in the low buckets: KL and entropy alone move "
-        "them.",
+        "The regularisers' fraction of the norms. Near 1 in the low buckets, only KL and "
+        "entropy contribute.",
         tuple(f"gradient/{b}/dominance" for b in ("zero", *(f"bucket_{i}" for i in range(6)))),
         names=("no variance", *(f"bucket {i}" for i in range(6))),
         overlay=("gradient/bucket_0/dominance", "gradient/bucket_5/dominance"),
     ),
     Chart(
         "Sampler against trainer",
-        "Largest difference of a token's log-probability. Float rounding alone: below 1e-3 in "
-        "float32.",
+        "Largest difference in a token's log-probability. Float rounding alone stays below "
+        "1e-3 in float32.",
         ("rollout/logp_gap",),
         names=("gap",),
         logarithmic=True,
     ),
     Chart(
         "Seconds by stage",
-        "Of a step. The first compiles.",
+        "Per step. The first step compiles.",
         tuple(f"time/{stage}" for stage in ("step", *STAGES)),
         names=("step", *STAGES),
         overlay=("time/step",),

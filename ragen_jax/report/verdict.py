@@ -30,7 +30,7 @@ LOST = 0.75  # of its highest: success below it is lost (docs/lab/organism.md)
 WORDS = {  # kind of a sign -> what moved, in words
     "mi": "information",
     CONFIRMED: "information",
-    "valid_think": "valid thinking",
+    "valid_think": "valid reasoning",
     "valid_action": "valid actions",
     "grounded": "truth of the reasoning",
     "length": "length of the replies",

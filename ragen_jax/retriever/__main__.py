@@ -50,7 +50,9 @@ def parse(argv: Sequence[str]) -> list[str]:
         if DTYPE.value not in dense.DTYPES:
             raise ValueError(f"--dtype is {DTYPE.value!r}; accepted: {', '.join(dense.DTYPES)}")
         if not 1 <= DOCUMENTS.value <= MAX_DOCUMENTS:
-            raise ValueError(f"--documents is {DOCUMENTS.value}; from 1 to {MAX_DOCUMENTS}")
+            raise ValueError(
+                f"--documents is {DOCUMENTS.value}; it must be from 1 to {MAX_DOCUMENTS}"
+            )
         return words
 
 
@@ -87,12 +89,16 @@ def build() -> None:
 if __name__ == "__main__":
     RETRIEVER = flags.DEFINE_string("retriever", "bm25", f"One of {', '.join(RETRIEVERS)}.")
     CORPUS = flags.DEFINE_string("corpus", "", "A .jsonl or .jsonl.gz file with `contents`.")
-    INDEX = flags.DEFINE_string("index", "", "The folder of the index.")
-    STEM = flags.DEFINE_bool("stem", False, "bm25: cut off English endings.")
-    ENCODER = flags.DEFINE_string("encoder", "", "dense: E5's directory or hub id.")
-    VECTORS = flags.DEFINE_string("vectors", "", "dense: a .npy or .index file of other makers.")
-    DTYPE = flags.DEFINE_string("dtype", "float32", "dense: of the vectors on the devices.")
-    HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to serve at.")
-    PORT = flags.DEFINE_integer("port", 8000, "The port to serve at; 0: any.", 0, 65535)
-    DOCUMENTS = flags.DEFINE_integer("documents", 5, "Found where a request does not say.")
+    INDEX = flags.DEFINE_string("index", "", "Folder of the index.")
+    STEM = flags.DEFINE_bool("stem", False, "bm25: strip English word endings.")
+    ENCODER = flags.DEFINE_string("encoder", "", "dense: directory or hub id of E5.")
+    VECTORS = flags.DEFINE_string(
+        "vectors", "", "dense: an existing .npy or .index file of vectors."
+    )
+    DTYPE = flags.DEFINE_string("dtype", "float32", "dense: dtype of the vectors on the devices.")
+    HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to serve at.")
+    PORT = flags.DEFINE_integer("port", 8000, "Port to serve at; 0: any free port.", 0, 65535)
+    DOCUMENTS = flags.DEFINE_integer(
+        "documents", 5, "Documents returned if a request does not say."
+    )
     command.run_parsed(main, parse)

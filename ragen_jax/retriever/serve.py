@@ -160,14 +160,14 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == protocols.HEALTH:
             self._answer(HTTPStatus.OK, b'{"status": "healthy"}')
         else:
-            reason = f"GET is for {protocols.HEALTH}, got {self.path}"
+            reason = f"GET is only for {protocols.HEALTH}, got {self.path}"
             raise Refused(HTTPStatus.NOT_FOUND, reason)
 
     def do_POST(self) -> None:
         body = self._body()
         self.server.mark(self.connection, receiving=False)
         if self.path != protocols.PATH:
-            reason = f"POST is for {protocols.PATH}, got {self.path}"
+            reason = f"POST is only for {protocols.PATH}, got {self.path}"
             raise Refused(HTTPStatus.NOT_FOUND, reason)
         try:
             request = protocols.read_request(body, self.server.documents)
@@ -187,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()) or "Transfer-Encoding" in self.headers:
             # The next bytes could be taken for another request.
-            reason = f"a request needs Content-Length, and no Transfer-Encoding, got {length!r}"
+            reason = f"a request needs Content-Length and no Transfer-Encoding, got {length!r}"
             raise Refused(HTTPStatus.BAD_REQUEST, reason)
         if len(length.lstrip("0")) > 15 or int(length) > MAX_BODY:
             reason = f"Content-Length must be at most {MAX_BODY}, got {length}"
@@ -196,10 +196,10 @@ class Handler(BaseHTTPRequestHandler):
         try:
             body = self.rfile.read(int(length))
         except TimeoutError:
-            reason = f"no whole request within {REQUEST_SECONDS:g} s"
+            reason = f"no complete request within {REQUEST_SECONDS:g} s"
             raise Refused(HTTPStatus.REQUEST_TIMEOUT, reason) from None
         if len(body) < int(length):
-            raise Refused(HTTPStatus.BAD_REQUEST, f"{len(body)} bytes came of {length}")
+            raise Refused(HTTPStatus.BAD_REQUEST, f"received {len(body)} of {length} bytes")
         return body
 
     def _search(self, request: protocols.Request) -> list[list[Document]]:
@@ -212,12 +212,14 @@ class Handler(BaseHTTPRequestHandler):
         deadline, size = time.monotonic() + SEARCH_SECONDS, 0
         for part in protocols.split_queries(request.queries, most=PART, letters=PART_LETTERS):
             if time.monotonic() > deadline:
-                reason = f"the search took more than {SEARCH_SECONDS:g} s: ask for fewer queries"
+                reason = f"the search took more than {SEARCH_SECONDS:g} s; send fewer queries"
                 raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, reason)
             new = self.server.retriever.search(part, request.k)
             size += sum(len(document.text) for documents in new for document in documents)
             if size > MAX_ANSWER:
-                reason = f"the answer has more than {MAX_ANSWER} characters: ask for fewer"
+                reason = (
+                    f"the answer has more than {MAX_ANSWER} characters; request fewer documents"
+                )
                 raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason)
             found += new
         return found

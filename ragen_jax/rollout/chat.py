@@ -127,9 +127,10 @@ class Chat:
             if not self.max_prompt or len(prompt) <= self.max_prompt:
                 return prompt
         raise PromptError(
-            f"the prompt of turn {len(turns) + 1} has {len(prompt)} tokens without any earlier "
-            f"turn, but env.max_context leaves {self.max_prompt} (rollout.max_new_tokens are the "
-            "reply's); raise env.max_context, or set it to 0 for the model's own limit"
+            f"the prompt of turn {len(turns) + 1} has {len(prompt)} tokens even without "
+            f"earlier turns, but env.max_context leaves {self.max_prompt} after "
+            "rollout.max_new_tokens for the reply; raise env.max_context, or set it to 0 to "
+            "use the model's limit"
         )
 
     def _oldest(self, turns: Sequence[Turn]) -> int:
@@ -192,7 +193,9 @@ class Chat:
         for first in range(self._oldest(turns), len(turns) + 1):
             if np.array_equal(self._show_all(turns[first:], in_parts(message, spans)), prompt):
                 return first
-        raise ValueError(f"a prompt of {len(prompt)} tokens does not show its {len(turns)} turns")
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens does not contain its {len(turns)} turns"
+        )
 
     def _show_all(self, turns: Sequence[Turn], message: Message) -> np.ndarray:
         """The prompt that shows all of `turns` and `message`."""

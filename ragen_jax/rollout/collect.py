@@ -163,14 +163,18 @@ def collect_groups(
             played[episode.group].append(episode)
         found = np.asarray(informative(episodes), bool)
         if found.shape != (len(played),):
-            raise ValueError(f"{len(played)} groups were played, but {found.shape} judged")
+            raise ValueError(
+                f"{len(played)} groups were played, but scores have shape {found.shape}"
+            )
         groups += played
         enough = [_sound_enough(group) for group in played]
         judged += enough
         marks += (found & enough).tolist()
         rounds += 1
     if len(groups) < wanted:
-        raise ValueError(f"{wanted} groups are wanted, but {rounds} round(s) played {len(groups)}")
+        raise ValueError(
+            f"{wanted} groups were requested, but {rounds} round(s) played {len(groups)}"
+        )
     # Stable: earlier ones first.
     by_use = sorted(range(len(groups)), key=lambda n: (not marks[n], not judged[n]))
     return Collected(

@@ -185,8 +185,8 @@ def checked_observation(observation: object) -> str | Observation:
         raise ValueError(f"Observation.images must be at most {MAX_IMAGES}, got {len(images)}")
     if text.count(IMAGE) != len(images):
         raise ValueError(
-            f"Observation.text must hold IMAGE ({IMAGE!a}) once for each image, got "
-            f"{text.count(IMAGE)} of it and {len(images)} image(s)"
+            f"Observation.text must contain IMAGE ({IMAGE!a}) once for each image, got "
+            f"{text.count(IMAGE)} and {len(images)} image(s)"
         )
     return Observation(text, tuple(_image(number, image) for number, image in enumerate(images)))
 
@@ -223,7 +223,7 @@ def _checked(step: object) -> Step:
     reward, done, info = real_number(step.reward), plain_scalar(step.done), step.info
     if reward is None or not abs(reward) <= MAX_REWARD:
         limit, got = f"{MAX_REWARD:g}", " ".join(repr(step.reward).split())[:80]
-        raise ValueError(f"Step.reward must be a number within +-{limit}, got {got}")
+        raise ValueError(f"Step.reward must be a number from -{limit} to {limit}, got {got}")
     if not isinstance(done, bool):
         raise TypeError(f"Step.done must be a bool, got {step.done!r:.80}")
     if not isinstance(info, dict):

@@ -21,8 +21,9 @@ from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.env_calls import Clock, EnvFailure, Limits, StepRequest, StepResult, act
 
 NO_VISION_TOWER = (
-    "the environment shows images, but the model at config.model.path does not see: give a model "
-    "that does (preset qwen2.5-vl-3b or tiny-vl), or another config.env.options.observation"
+    "the environment shows images, but the model at config.model.path has no vision tower; use "
+    "a model with one (preset qwen2.5-vl-3b or tiny-vl), or another "
+    "config.env.options.observation"
 )
 
 PROMPT_ERROR = PromptError.__name__  # begins the `Episode.error` of an unusable prompt
@@ -125,8 +126,8 @@ class Room:
             raise PromptError(
                 f"the prompt of turn {turn + 1} has {len(prompt)} tokens and its reply up to "
                 f"{self.max_new_tokens}, but the model has {self.positions} positions; lower "
-                "rollout.max_new_tokens or env.max_turns, or show less (env.max_context, "
-                "env.context)"
+                "rollout.max_new_tokens or env.max_turns, or shorten the prompt "
+                "(env.max_context, env.context)"
             )
 
 

@@ -119,7 +119,7 @@ def expected_programs(
     ends = list(itertools.accumulate(pages))
 
     def reading(rows, held, piece):
-        name = f"read {R} x {piece} behind {len(held)} pages of {rows} rows"
+        name = f"read {R} x {piece} after {len(held)} pages of {rows} rows"
         return ExpectedProgram(
             name, read, (model, params, held, _ints(R), _ints(R), _ints(R, piece))
         )
@@ -138,7 +138,7 @@ def expected_programs(
         for used, before in enumerate([0, *ends[:-1]], 1):
             held = [of[size] for size in pages[:used]]
             args = model, params, held, *[_ints(B)] * 4, keys, heat
-            name = f"decode_chunk of {B} rows behind {used} pages, {cut}"
+            name = f"decode_chunk of {B} rows after {used} pages, {cut}"
             found.append(ExpectedProgram(name, decode_chunk, args, settings))
             if before < max(prompts):
                 found += [reading(B, held, piece) for piece in pieces]

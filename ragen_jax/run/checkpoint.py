@@ -73,9 +73,9 @@ class Checkpoints:
             self.manager = make() if read_only else with_retries(make, self.directory)
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"a checkpoint in {self.directory} cannot be opened: {error}; look at the files "
-                f"{METADATA} there, which only say when and how it was written: a damaged one may "
-                "be deleted"
+                f"a checkpoint in {self.directory} cannot be opened: {error}; check the files "
+                f"{METADATA} there, which only record when and how it was written: a damaged "
+                "one may be deleted"
             ) from error
 
     def latest_step(self) -> int | None:
@@ -121,7 +121,9 @@ class Checkpoints:
         with self._abandoned_on_failure():
             saved = self.manager.save(step, args=ocp.args.PyTreeSave(state))
         if not saved:
-            raise RuntimeError(f"checkpoint of step {step} was not saved: does it exist already?")
+            raise RuntimeError(
+                f"the checkpoint of step {step} was not saved; does it already exist?"
+            )
         if wait:
             self._finish()
 
@@ -167,7 +169,7 @@ class Checkpoints:
         found = damage(self.directory / str(step) / ITEM)
         if found:
             others = ", ".join(str(other) for other in self.steps() if other != step)
-            others = f"; kept beside it: {others}" if others else ""
+            others = f"; other checkpoints: {others}" if others else ""
             raise ValueError(f"the checkpoint of step {step} is damaged: {found}{others}")
 
     def restore(self, step: int, like: TrainState) -> TrainState:
@@ -191,15 +193,15 @@ class Checkpoints:
             there, asked = _arrays(self.manager.item_metadata(step).tree), _arrays(target)
             if there != asked and all(name.startswith(ALARM) for name in there ^ asked):
                 console(
-                    f"the checkpoint of step {step} holds the alarm of another version: the alarm "
-                    "starts again"
+                    f"the checkpoint of step {step} has the alarm state of another version; "
+                    "the alarm starts again"
                 )
                 return self._restore_without_alarm(step, like)
             words = [f"has {name}" for name in sorted(there - asked)[:MOST_NAMED]]
             words += [f"has no {name}" for name in sorted(asked - there)[:MOST_NAMED]]
             reason = f"it {', '.join(words)}" if words else str(error).strip().splitlines()[0]
             raise ValueError(
-                f"the checkpoint of step {step} holds the state of another version or of other "
+                f"the checkpoint of step {step} has the state of another version or other "
                 f"settings: {reason}"
             ) from error
         return cast(TrainState, state)  # Orbax gives back what it is asked for
@@ -269,8 +271,8 @@ def set_damaged_aside(directory: Path) -> list[str]:
         bad[steps.pop()] = found
     if bad and not steps:
         raise ValueError(
-            f"every checkpoint in {directory} is damaged ({'; '.join(bad.values())}); put one back "
-            "from a copy, or give another --workdir to begin anew; nothing was changed"
+            f"every checkpoint in {directory} is damaged ({'; '.join(bad.values())}); restore "
+            "one from a backup, or give another --workdir to start again; nothing was changed"
         )
     told = []
     for step, found in bad.items():
@@ -280,8 +282,8 @@ def set_damaged_aside(directory: Path) -> list[str]:
         place = directory / str(step)
         with_retries(functools.partial(place.rename, aside / f"{step}-{number}"), aside)
         told.append(
-            f"the checkpoint of step {step} is damaged ({found}); it is in {aside} now, and the "
-            f"run goes on behind step {steps[-1]}"
+            f"the checkpoint of step {step} is damaged ({found}); moved it to {aside}, "
+            f"resuming after step {steps[-1]}"
         )
     return told
 
@@ -346,7 +348,9 @@ def find_damage(workdir: Path, repair: bool) -> list[str]:
         listed = f"{path} lacks the rows of {len(lost)} steps ({', '.join(map(str, lost[:8]))}"
         listed += ", ...)" if len(lost) > 8 else ")"
         if not repair and not path.with_name(rows.SET_ASIDE).exists():
-            raise ValueError(f"{listed}, which its checkpoint is behind; --repair goes on without")
+            raise ValueError(
+                f"{listed} that the checkpoint includes; pass --repair to resume without them"
+            )
         aside = path.with_name(rows.SET_ASIDE)
         with_retries(aside.touch, aside)  # the next start need not be told again
         told.append(listed)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ragen_jax.core.progress import enter_phase
+from ragen_jax.core.progress import advance, enter_phase
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.envs.types import (
     Environment,
@@ -86,19 +86,20 @@ def heldout_problems(
         failed.clear()
         first = candidate = EVALUATION_SEEDS + (seed << 32)
         seen = set()
+        enter_phase("generating held-out problems", total=count)
         while len(seen) < count:
-            enter_phase(f"generating held-out problem {len(seen) + 1} of {count}")
             (identity,) = identify(environment, begin(environment, [candidate], limits), limits)
             if isinstance(identity, EnvFailure):
                 failed.append(identity)
             elif identity not in seen:
                 seen.add(identity)
+                advance()
                 yield {"seed": candidate, "identity": identity}
             candidate += 1
             if not seen and len(failed) == MOST_FAILED:
                 raise ValueError(
-                    f"the environment raises for all of the first {MOST_FAILED} held-out problems; "
-                    f"the first: {failed[0].error}"
+                    f"the environment raises for all of the first {MOST_FAILED} held-out "
+                    f"problems; first error: {failed[0].error}"
                 )
             if candidate - first > 100 * count:
                 why = f" (it raised for {len(failed)}: {failed[0].error})" if failed else ""
@@ -118,8 +119,8 @@ def heldout_problems(
     )
     if failed:  # nothing is printed while TFDS generates
         console(
-            f"warning: {len(failed)} held-out problems cannot be built and are left out; the "
-            f"first: {failed[0].error}"
+            f"warning: {len(failed)} held-out problems cannot be built and are left out; first "
+            f"error: {failed[0].error}"
         )
     enter_phase(f"building {count} held-out problems")
     seeds = [int(example["seed"]) for example in examples]
@@ -132,19 +133,19 @@ def heldout_problems(
     for example, identity in zip(examples, identities, strict=True):
         if not isinstance(identity, EnvFailure) and identity != example["identity"]:
             raise ValueError(
-                f"held-out problem {example['seed']} in {directory} is not the one that the "
-                "environment generates now; delete that folder to build the set again"
+                f"held-out problem {example['seed']} in {directory} differs from the one that "
+                "the environment generates now; delete that folder to build the set again"
             )
     broken = [identity for identity in identities if isinstance(identity, EnvFailure)]
     if len(broken) == count:
         raise ValueError(
-            f"the environment raises for all of its {count} held-out problems; the first: "
+            f"the environment raises for all of its {count} held-out problems; first error: "
             f"{broken[0].error}"
         )
     if broken:
         console(
             f"warning: {len(broken)} of {count} held-out problems cannot be built and are not "
-            f"evaluated; the first: {broken[0].error}"
+            f"evaluated; first error: {broken[0].error}"
         )
     return seeds, states
 
@@ -160,7 +161,7 @@ def play_expert(
     actions_per_turn: int,
     max_turns: int,
     max_actions: int,
-    thoughts: Mapping[str, float] | None = None,
+    styles: Mapping[str, float] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Problems played by an expert, turn by turn: what is seen, and what the expert replies.
 
@@ -173,7 +174,7 @@ def play_expert(
       seeds: of the problems.
       plan_moves: moves of the plan spelt out in the reasoning.
       actions_per_turn, max_turns, max_actions: the rollout's budgets.
-      thoughts: style -> share, of an environment with styles: each episode is shown in the most
+      styles: style -> share, of an environment with styles: each episode is shown in the most
         frequent one and, with their shares over its share as chances, in the others, the actions
         being the same. None, or empty: what `explain` writes.
 
@@ -201,7 +202,7 @@ def play_expert(
                 if not done:
                     step = environment.step(state, action, rng)
                     state, done = step.state, step.done
-        for explain in _ways_to_think(environment, thoughts or {}, seed):
+        for explain in _styles_of_episodes(environment, styles or {}, seed):
             for turn, (state, plan, now) in enumerate(turns):
                 yield {
                     "observation": checked_observation(environment.render(state)),
@@ -222,17 +223,17 @@ def imitated_turns(
     return attempt(lambda: list(play_expert(environment, [seed], **play)))
 
 
-def _ways_to_think(
-    environment: SolvableEnvironment, thoughts: Mapping[str, float], seed: int
+def _styles_of_episodes(
+    environment: SolvableEnvironment, fractions: Mapping[str, float], seed: int
 ) -> Iterator[Callable[[State, Sequence[str]], str]]:
-    """(state, plan) -> text, of each style that a problem is shown in."""
-    if not thoughts:
+    """Yield (state, plan) -> text for each style in which a problem is shown."""
+    if not fractions:
         yield environment.explain
         return
     styles = cast(StyledEnvironment, environment).styles
     for number, (name, style) in enumerate(styles.items()):
         rng = generator(Purpose.THOUGHTS, seed, number)
-        if rng.random() < thoughts.get(name, 0.0) / max(thoughts.values()):
+        if rng.random() < fractions.get(name, 0.0) / max(fractions.values()):
             yield lambda state, plan, style=style, rng=rng: style.write(state, plan, rng)
 
 
@@ -297,9 +298,10 @@ def demonstrations(
 
     def generate():
         unsolved.clear()
+        enter_phase("solving demonstration problems", total=rooms)
         for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
-            enter_phase(f"solving problem {seed - IMITATION_SEEDS + 1} of {rooms} to be imitated")
             turns = imitated_turns(environment, seed, **play)
+            advance()
             if isinstance(turns, EnvFailure):
                 failed.append((seed, turns))
             elif turns:
@@ -308,11 +310,12 @@ def demonstrations(
                 unsolved.append(seed)
         if failed and len(unsolved) + len(failed) == rooms:
             raise ValueError(
-                f"none of {rooms} imitation problems can be imitated: {len(unsolved)} have no "
-                f"solution, and the environment raises for {len(failed)}; {first_failed(failed)}"
+                f"none of {rooms} demonstration problems can be used: {len(unsolved)} have no "
+                f"solution, and the environment raises for {len(failed)}; "
+                f"{first_failed(failed)}"
             )
         if len(unsolved) == rooms:
-            raise ValueError(f"`solve` finds no solution of any of {rooms} imitation problems")
+            raise ValueError(f"`solve` finds no solution for any of {rooms} demonstration problems")
 
     if _draws(environment, rooms):
         examples = list(generate())
@@ -326,11 +329,13 @@ def demonstrations(
             directory=directory,
         )
     if unsolved:  # nothing is printed while TFDS generates
-        console(f"{len(unsolved)} of {rooms} problems have no solution and are not imitated")
+        console(
+            f"{len(unsolved)} of {rooms} demonstration problems have no solution and are left out"
+        )
     if failed:
         console(
-            f"warning: {len(failed)} of {rooms} imitation problems cannot be played and are left "
-            f"out; {first_failed(failed)}"
+            f"warning: {len(failed)} of {rooms} demonstration problems cannot be played and "
+            f"are left out; {first_failed(failed)}"
         )
     return examples
 
@@ -338,7 +343,7 @@ def demonstrations(
 def first_failed(failed: Sequence[tuple[int, EnvFailure]]) -> str:
     """The first of (seed, error) pairs, in words for the end of a line."""
     seed, broken = failed[0]
-    return f"the first: seed {seed}: {broken.error}"
+    return f"first error: seed {seed}: {broken.error}"
 
 
 def _draws(environment: Environment, rooms: int) -> bool:

@@ -54,8 +54,8 @@ class RunFolder:
         if place == self.path:
             return None
         if place is None:
-            return f"{self.path} was removed, or renamed, while its run continued"
-        return f"{self.path} was renamed to {place} while its run continued"
+            return f"{self.path} was removed or renamed while its run was active"
+        return f"{self.path} was renamed to {place} while its run was active"
 
 
 @contextlib.contextmanager

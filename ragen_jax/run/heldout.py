@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ragen_jax.algorithm.rewards import success_is_defined, turn_reward
+from ragen_jax.core.progress import advance, enter_phase
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.core.task_shares import combine_metrics
 from ragen_jax.core.types import Episode, Metrics, Params
@@ -80,6 +81,7 @@ def play_problems(
             album=album,
         )
         episodes += [dataclasses.replace(e, group=e.group + start) for e in played]
+        advance(len(played))
     return episodes
 
 
@@ -101,8 +103,8 @@ def play_heldout(
     """
     if task.heldout_environment is None or task.heldout is None:
         raise ValueError(
-            f"the held-out problems of {task.name} were not built, because the config plays none; "
-            "set config.eval.every above 0, or pass heldout=True to load_policy"
+            f"the held-out problems of {task.name} were not built, because the config disables "
+            "evaluation; set config.eval.every above 0, or pass heldout=True to load_policy"
         )
     seeds, states = task.heldout
     return play_problems(
@@ -138,6 +140,7 @@ def evaluate(
       (metrics, [episodes of the first task, ...]). Where there are several tasks, each has figures
       under its label, and eval/success is their mean.
     """
+    enter_phase("evaluating", total=_count_episodes(tasks, samples), unit="episodes")
     metrics_E, episodes_E = [], []
     for task in tasks:
         episodes = play_heldout(
@@ -148,6 +151,17 @@ def evaluate(
         metrics_E.append(metrics | success_by_style(model, params, task))
         episodes_E.append(episodes)
     return combine_metrics(tasks, metrics_E), episodes_E
+
+
+def _count_episodes(tasks: Sequence["Task"], samples: int) -> int:
+    """Number of episodes of an evaluation; 0 if slots play them all in one batch."""
+    if any(task.slots or task.chunk for task in tasks):
+        return 0
+    return sum(
+        len(task.heldout[0]) * (samples + sum(bool(s.openings) for s in task.styles.values()))
+        for task in tasks
+        if task.heldout is not None
+    )
 
 
 def success_by_style(model: Qwen, params: Params, task: "Task") -> Metrics:

@@ -80,8 +80,8 @@ def load_policy(config: ConfigDict, workdir: Path | None, *, heldout: bool = Fal
     eyes: dict[str, Any] = {}
     if tower is None and config.model.lora.rank and config.model.lora.tower:
         raise ValueError(
-            f"config.model.lora.tower is True, but the model at {path} has no vision tower: give "
-            "model.lora.tower=False, or the directory of a model that sees"
+            f"config.model.lora.tower is True, but the model at {path} has no vision tower; "
+            "set model.lora.tower=False, or use a vision-language model"
         )
     if tower is not None and model.config.image_tokens is not None:
         eyes["image_pad"] = model.config.image_tokens.pad
@@ -137,9 +137,10 @@ def check_reader(config: ConfigDict) -> None:
         reasons.append(f"{name} has no words" if not words else f"it splits {split[0]!r} of {name}")
     file = "mixture" if config.also else config.env.name
     raise ValueError(
-        f"config.model.path is {path!r}, whose tokenizer is no tiny agent's ({reasons[0]}), but "
-        "config.env.prompt is 'terse', the bare observation without rules; train a language model "
-        f"with --config=configs/{file}.py:llm --config.model.path={path}"
+        f"config.model.path is {path!r}, whose tokenizer is not that of a tiny agent "
+        f"({reasons[0]}), but config.env.prompt is 'terse', the bare observation without "
+        f"rules; train a language model with --config=configs/{file}.py:llm "
+        f"--config.model.path={path}"
     )
 
 
@@ -191,8 +192,8 @@ def restore_run(
     if step not in kept:
         listed = ", ".join(map(str, kept))
         raise ValueError(
-            f"{workdir} has no checkpoint of step {step}; kept are those of {listed} "
-            "(config.checkpoint.every and .keep say which are)"
+            f"{workdir} has no checkpoint of step {step}; available: {listed} "
+            "(config.checkpoint.every and .keep decide)"
         )
     checkpoints.check(step)
     policy = load_policy(config, workdir, heldout=heldout)
@@ -253,7 +254,10 @@ def save_policy(
         c = config.model.lora
         scale = c.alpha / c.rank
         if tower is not None and "tower" in adapters:
-            console("no adapter/: PEFT's format cannot hold a vision tower's; policy/ has them all")
+            console(
+                "no adapter/: PEFT's format does not support the vision tower's adapters; "
+                "policy/ contains all of them"
+            )
             merged = lora.merge(tower.params, adapters["tower"], scale=scale)
             tower = dataclasses.replace(tower, params=merged)
         else:

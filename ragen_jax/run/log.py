@@ -26,10 +26,10 @@ from ragen_jax.rollout.chat import Chat
 from ragen_jax.rollout.transcript import image_files, transcript
 from ragen_jax.run.counters import Counters
 from ragen_jax.run.run_files import read_events, read_outcomes
-from ragen_jax.run.trackers import Follower, end_all
 from ragen_jax.storage.atomic_io import append_line, atomic_open, atomic_write, with_retries
 from ragen_jax.storage.console import console
 from ragen_jax.storage.metrics_reader import read_metrics
+from ragen_jax.storage.trackers import Follower, end_all
 
 # Console columns: metric, short name, format.
 COLUMNS = (
@@ -206,10 +206,10 @@ def _cells(row: Metrics) -> list[str]:
 def eval_line(step: int, row: Metrics) -> str:
     """The console line of an evaluation."""
     if "eval/return" not in row:
-        return f"  eval at step {step}: all {row['eval/errors']:.0f} episodes broke"
+        return f"  eval at step {step}: all {row['eval/errors']:.0f} episodes failed"
     success = ""
     if "eval/success" in row:
-        success = f"success {row['eval/success']:.3f} (95 % +-{row['eval/success_ci95']:.3f})  "
+        success = f"success {row['eval/success']:.3f} ± {row['eval/success_ci95']:.3f} (95 % CI)  "
     return (
         f"  eval at step {step}: {success}return {row['eval/return']:+.2f}  "
         f"valid replies {row['eval/valid_rate']:.3f}"
@@ -253,7 +253,7 @@ def learning_curve(folder: Path, title: str = "held-out success") -> str:
     if len(outcomes) > 1:
         first, *later = outcomes.values()
         gain, half_width = paired_gain(first, later[-3:])
-        lines.append(f"  gained {100 * gain:+.1f} points (95 % +-{100 * half_width:.1f})")
+        lines.append(f"  gained {100 * gain:+.1f} ± {100 * half_width:.1f} points (95 % CI)")
     return "\n".join(lines)
 
 

@@ -88,10 +88,10 @@ def report_changes(workdir: Path, now: Provenance, *, strict: bool) -> None:
     """
     records = _read(workdir)
     if not records:
-        reason = "is damaged" if records is None else "is not there (an older version wrote none)"
+        reason = "is damaged" if records is None else "is missing (an older version wrote none)"
         found = (
-            f"{workdir / FILE} {reason}: whether versions, devices and code are those that the "
-            "run was last started with is not known, and"
+            f"{workdir / FILE} {reason}, so changes of versions, devices and code since the "
+            "last start are unknown;"
         )
         effect = "numbers may differ"
     else:
@@ -100,13 +100,17 @@ def report_changes(workdir: Path, now: Provenance, *, strict: bool) -> None:
         if not changed:
             return
         listed = (f"{n} {_shown(before.get(n))} -> {_shown(now.get(n))}" for n in changed)
-        found = f"{workdir} was last started with others: {', '.join(listed)};"
+        found = (
+            f"{workdir} was last started with other versions, devices or files: "
+            f"{', '.join(listed)};"
+        )
         effect = "numbers will differ"
     if strict:
         raise ValueError(
-            f"{found} {effect}: --strict refuses to resume; restore them, or resume without it"
+            f"{found} {effect}: --strict refuses to resume; restore them, or resume without "
+            "--strict"
         )
-    console(f"warning: {found} {effect} (they are recorded from now on; --strict refuses this)")
+    console(f"warning: {found} {effect} (recorded for the next start; --strict refuses this)")
 
 
 def record(workdir: Path, now: Provenance, step: int | None) -> None:

@@ -43,7 +43,7 @@ def read_events(path: Path, say: Say = warn_unreadable) -> list[dict[str, Any]]:
             event = parse_json(line)
             texts = [event[name] for name in ("rule", "action", "reason")]
             if type(event["step"]) is not int or not all(isinstance(x, str) for x in texts):
-                raise ValueError("a step and three texts are expected")
+                raise ValueError("expected a step and three texts")
             found.append(event)
         except DAMAGED:
             say(f"{path}: line {number} is damaged")
@@ -60,7 +60,9 @@ def read_outcomes(folder: Path, say: Say = warn_unreadable) -> dict[int, list[fl
         solved = [solved for _, solved in read_json(path)]
         known = [x for x in solved if x is not None]
         if not known or not all(type(x) is int and x in (0, 1) for x in known):
-            raise ValueError("a problem is solved, 1, or not, 0, or null where it broke")
+            raise ValueError(
+                "expected 1 (solved), 0 (not solved) or null (failed) for each problem"
+            )
         return [math.nan if x is None else x for x in solved]
 
     return _of_steps(folder, "json", read, say)
@@ -82,7 +84,7 @@ def read_scores(folder: Path, say: Say = warn_unreadable) -> dict[int, Scores]:
     def read(path: Path) -> Scores:
         scores = Scores(**read_arrays(path))
         if scores.score_MN.shape != (len(scores.length_M), scores.score_MN.shape[1]):
-            raise ValueError("a row a reasoning is expected")
+            raise ValueError("expected one row per reasoning")
         return scores
 
     return _of_steps(folder, "npz", read, say)
@@ -101,13 +103,13 @@ def read_rollouts(folder: Path, say: Say = warn_unreadable) -> dict[int, list[di
                 _whole_numbers(turn["prompt_ids"])
                 _whole_numbers(turn["sampled_ids"])
                 if not isinstance(turn["valid"], bool):
-                    raise ValueError("a reply is valid, true, or not, false")
+                    raise ValueError("expected true (valid) or false for each reply")
                 ", ".join(turn["actions"])
                 for message in turn["messages"]:
                     text_of(message["content"])
                 for name in turn.get("images", ()):
                     if not IMAGE_FILE.fullmatch(name):
-                        raise ValueError("an image is a file beside this one")
+                        raise ValueError("an image must be a file in the same folder")
         return records
 
     return _of_steps(folder, "jsonl", read, say)
@@ -134,10 +136,10 @@ def _of_steps(folder: Path, ending: str, read: Callable[[Path], T], say: Say) ->
 
 def _finite(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no finite number")
+        raise ValueError(f"{value!r} is not a finite number")
     return value
 
 
 def _whole_numbers(values: Sequence[Any]) -> None:
     if not all(type(value) is int and value >= 0 for value in values):
-        raise ValueError("whole numbers from 0 are expected")
+        raise ValueError("expected whole numbers from 0")

@@ -120,14 +120,14 @@ def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
         words = f"{len(unusable)} of {len(episodes)} episodes of {task.name} left out; the first: "
         if len(unusable) == len(episodes):
             words = (
-                f"all {len(episodes)} episodes of {task.name} left out, so none to learn from; the "
-                "first: "
+                f"all {len(episodes)} episodes of {task.name} were left out, so there is "
+                "nothing to learn from; the first: "
             )
         fired.append(Fired("prompts", "warn", words + unusable[0]))
     broken = [error for error in all_errors if not is_prompt_error(error)]
     if not broken:
         return fired
-    words = f"{len(broken)} of {len(episodes)} episodes of {task.name} broke; the first: "
+    words = f"{len(broken)} of {len(episodes)} episodes of {task.name} failed; the first: "
     if len(broken) <= task.max_error_share * len(episodes):
         return [*fired, Fired("errors", "warn", words + last_line(broken[0]))]
     words = f"more than env.max_error_share = {task.max_error_share:g}: {words}\n{broken[0]}"

@@ -149,8 +149,8 @@ class Task:
             looked_at += len(plays)
             first = first or last_line(plays[0].error)
         raise ValueError(
-            f"none of the {looked_at} {which} problems of {self.name} can be played; the first: "
-            f"{first}"
+            f"none of the {looked_at} {which} problems of {self.name} can be played; "
+            f"first error: {first}"
         )
 
     @functools.cached_property

@@ -299,7 +299,7 @@ class Run:
         if stopping:
             self.checkpoints.close()
             by = signal.Signals(stopping).name
-            console(f"stopped by {by}; step {step} is saved, --workdir={self.workdir} goes on")
+            console(f"stopped by {by}; step {step} is saved; resume with --workdir={self.workdir}")
             self.reports.write_last()  # all is saved: what ends the process now loses the page
             return exit_code(stopping)
         return None
@@ -354,12 +354,15 @@ class Preemption:
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
         if not self.saves:
-            console("stopped before the first step of this start: there is nothing to be saved")
+            console("stopped before the first step since this start; nothing to save")
             raise Stopped(exit_code(signum))
         self.signal = signum
         if signum == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one ends the process at once
-            console("stopping behind this step, which is saved; Ctrl-C again: at once, unsaved")
+            console(
+                "stopping after this step (it will be saved); press Ctrl-C again to quit "
+                "without saving"
+            )
 
 
 def _console_failures() -> list[Fired]:

@@ -38,12 +38,12 @@ def check_success(config: ConfigDict, tasks: Sequence["Task"]) -> None:
             continue
         if coef:
             raise ValueError(
-                f"config.algorithm.zvp_coef is {coef:g}, but environment {task.name!r} does not "
-                "say which episodes are solved; accepted: 0, or env.options.success_reward=NUMBER"
+                f"config.algorithm.zvp_coef is {coef:g}, but environment {task.name!r} does "
+                "not define success; accepted: 0, or set env.options.success_reward=NUMBER"
             )
         console(
-            f"warning: config.stopping.success.action is {rule!r}, but environment {task.name!r} "
-            "does not say which episodes are solved, so that rule never fires"
+            f"warning: config.stopping.success.action is {rule!r}, but environment "
+            f"{task.name!r} does not define success, so that rule never fires"
         )
 
 

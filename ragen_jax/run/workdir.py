@@ -30,7 +30,7 @@ def lock_workdir(workdir: Path) -> Generator[None]:
     """
     path = str(workdir.resolve())
     if clean_text(path) != path:  # which TensorStore cannot write
-        raise ValueError(f"--workdir is {path}, which is not UTF-8; give another folder")
+        raise ValueError(f"--workdir is {path}, which is not UTF-8; use another folder")
     if not is_main_process():
         yield
         return
@@ -41,7 +41,7 @@ def lock_workdir(workdir: Path) -> Generator[None]:
     except BlockingIOError:
         holder = path.read_text().strip() or "another process"
         raise ValueError(
-            f"--workdir is {workdir}, in which a run is under way ({holder}); wait for it, or give "
+            f"--workdir is {workdir}, in which a run is active ({holder}); wait for it, or use "
             "another folder"
         ) from None
     except OSError as error:
@@ -81,4 +81,4 @@ def set_evaluations_aside(workdir: Path, step: int) -> None:
     if old.exists():
         aside = workdir / f"eval_until_step_{step:06d}"
         with_retries(functools.partial(old.rename, aside), aside)
-        console(f"config.eval has changed: what was evaluated before is in {aside}")
+        console(f"config.eval has changed; moved earlier evaluations to {aside}")

@@ -83,8 +83,8 @@ def parse(argv: Sequence[str]) -> list[str]:
                 raise ValueError(f"score needs {name}")
         if Path(OUT.value).suffix == ".html":
             raise ValueError(
-                f"--out={OUT.value} is the JSON file of all figures, whose page is named like it "
-                "and ends with .html: give --out=NAME.json"
+                f"--out={OUT.value} is the JSON file of all metrics; the page has the same "
+                "name and ends with .html; use --out=NAME.json"
             )
         return words
 
@@ -105,8 +105,8 @@ def prepare(encoder: Encoder) -> tuple[list[ScoredStep], Read, Surprises]:
         raise ValueError(f"no row of {', '.join(ROLLOUTS.value)} can be used{first}")
     if not any(said.turn.reasoning[1] for replies in spoken.values() for said in replies):
         raise ValueError(
-            f"none of {len(rows)} rows holds a reasoning that ends with {encoder.closing}; "
-            "--think=OPENING,CLOSING says which tags are around it"
+            f"none of {len(rows)} rows holds reasoning that ends with {encoder.closing}; set "
+            "its tags with --think=OPENING,CLOSING"
         )
     steps, surprises = make_steps(rows, spoken)
     return steps, read, surprises
@@ -130,23 +130,23 @@ def report_lines(
         _warn(line)
     if surprises.parted:
         _warn(
-            f"{len(surprises.parted)} rows have another prompt than the first row of their group, "
-            f"and are groups of their own; the first: {surprises.parted[0]}"
+            f"{len(surprises.parted)} rows have a prompt that differs from the first row of "
+            f"their group and form separate groups; the first: {surprises.parted[0]}"
         )
     if surprises.before:
         _warn(
-            f"{surprises.before} replies begin their reasoning otherwise than most of their group "
-            f"(with text before {encoder.opening}, say), and are scored as if they had not"
+            f"{surprises.before} replies begin their reasoning unlike most of their group (for "
+            f"example with text before {encoder.opening}) and are scored as if they did not"
         )
     if surprises.lost:
         _warn(
-            f"{surprises.lost} replies hold U+FFFD, which stands for bytes that no text can hold; "
-            "these are scored as that character, and look unlikely"
+            f"{surprises.lost} replies contain U+FFFD, which replaces undecodable bytes; they "
+            "are scored with that character and look unlikely"
         )
     if encoder.kinds["text"] and encoder.tokenizer.chat_template:
         _warn(
-            f"{encoder.kinds['text']} prompts are plain text, which the model's chat template did "
-            "not write; they are scored as they are (messages would go through the template)"
+            f"{encoder.kinds['text']} prompts are plain text that the model's chat template "
+            "did not write; they are scored unchanged (messages would go through the template)"
         )
 
 
@@ -155,7 +155,7 @@ def figure_lines(metrics: Metrics) -> Iterable[str]:
     for name, value in metrics.items():
         if not name.endswith("_ci95"):
             half = metrics.get(f"{name}_ci95")
-            yield f"{name:<45} {value:.6g}" + (f"  +- {half:.3g}" if half is not None else "")
+            yield f"{name:<45} {value:.6g}" + (f"  ± {half:.3g}" if half is not None else "")
 
 
 def step_line(number: int, metrics: Metrics) -> str:
@@ -173,7 +173,7 @@ def main(argv: Sequence[str]) -> None:
         tokenizer = hf.load_tokenizer(directory)
         date = DATE.value or command.today().isoformat()
         if not is_day(date):
-            raise ValueError(f"--date={date} is no day; expected YYYY-MM-DD")
+            raise ValueError(f"--date={date} is not a date; expected YYYY-MM-DD")
         encoder = Encoder(
             tokenizer,
             shape.vocab_size,
@@ -217,7 +217,7 @@ def main(argv: Sequence[str]) -> None:
             console(line)
     for step, row in zip(steps, rows, strict=True):
         if not any(name.startswith("collapse/") for name in row):
-            _warn(f"step {step.number}: fewer than two prompts have a reasoning to be told apart")
+            _warn(f"step {step.number}: fewer than two prompts have reasoning to compare")
     write(Path(OUT.value), steps, rows, read, encoder)
     write_html(Path(OUT.value).with_suffix(".html"), steps, rows, stored, encoder)
 
@@ -245,7 +245,7 @@ def write(
         ],
     }
     atomic_write(path, json.dumps(shown, indent=2, allow_nan=False) + "\n")
-    console(f"all figures: {path}")
+    console(f"all metrics: {path}")
 
 
 def write_html(
@@ -285,27 +285,30 @@ def _warn(line: str) -> None:
 
 if __name__ == "__main__":
     d = DEFAULTS.diagnose
-    MODEL = flags.DEFINE_string("model", "", "Model directory or hub id that scores.")
-    ROLLOUTS = flags.DEFINE_multi_string("rollouts", [], "File of rollouts, or folder of such.")
+    MODEL = flags.DEFINE_string("model", "", "Directory or hub id of the model that scores.")
+    ROLLOUTS = flags.DEFINE_multi_string("rollouts", [], "File of rollouts, or a folder of files.")
     THINKING = flags.DEFINE_list("think", ",".join(THINK), "Tags around the reasoning.")
     ANSWERING = flags.DEFINE_list(
-        "answer", ",".join(ANSWER), "Tags around the answer; empty: what follows the reasoning."
+        "answer", ",".join(ANSWER), "Tags around the answer; empty: the text after the reasoning."
     )
-    REWARD = flags.DEFINE_list("reward", [], "Fields whose sum is the reward of a row.")
+    REWARD = flags.DEFINE_list("reward", [], "Fields that are summed to the reward of a row.")
     DATE = flags.DEFINE_string(
         "date",
         "",
-        "Day that chat templates write, YYYY-MM-DD, if rows record none; empty: today.",
+        "Date that chat templates write, YYYY-MM-DD, if rows record none; empty: today.",
     )
     FIRST = flags.DEFINE_integer(
-        "first_turn_samples", d.first_turn_samples, "Reasonings scored a step; 0: all.", 0
+        "first_turn_samples", d.first_turn_samples, "Reasoning samples scored per step; 0: all.", 0
     )
     LATER = flags.DEFINE_integer(
-        "trajectory_samples", d.trajectory_samples, "Of later turns; 0: one an episode.", 0
+        "trajectory_samples",
+        d.trajectory_samples,
+        "Samples from later turns; 0: one per episode.",
+        0,
     )
-    ROWS = flags.DEFINE_integer("micro_batch", d.micro_batch, "Pairs of a device call.", 1)
-    SEED = flags.DEFINE_integer("seed", DEFAULTS.seed, "Of draws and permutations.", 0)
-    DTYPE = flags.DEFINE_enum("dtype", "float32", hf.COMPUTE_DTYPES, "Of activations.")
-    OUT = flags.DEFINE_string("out", "score.json", "JSON file of all figures.")
+    ROWS = flags.DEFINE_integer("micro_batch", d.micro_batch, "Pairs per device call.", 1)
+    SEED = flags.DEFINE_integer("seed", DEFAULTS.seed, "Seed of draws and permutations.", 0)
+    DTYPE = flags.DEFINE_enum("dtype", "float32", hf.COMPUTE_DTYPES, "Dtype of activations.")
+    OUT = flags.DEFINE_string("out", "score.json", "JSON file of all metrics.")
     keep_freed_memory()
     command.run_parsed(main, parse)

@@ -67,5 +67,5 @@ def day_lines(rows: Sequence[Row], fallback: str, *, given: bool) -> Iterator[st
         elif given:
             line += f"{day}, from --date"
         else:
-            line += f"today's, {day}; --date=YYYY-MM-DD gives the day of the rollouts"
+            line += f"today's, {day}; set the day of the rollouts with --date=YYYY-MM-DD"
         yield line

@@ -129,7 +129,7 @@ class Encoder:
         if key not in self._read:
             kind, ids, missing = self._prompt(prompt, tools)
             if not len(ids):
-                raise ValueError("has a prompt of no tokens")
+                raise ValueError("has an empty prompt")
             self._read[key] = kind, np.asarray(ids, np.int32), missing
         kind, ids, missing = self._read[key]
         self.kinds[kind] += 1

@@ -79,8 +79,8 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
             place = f"{path}:{number}"
             if shows_images(record):
                 raise ValueError(
-                    f"{place} is of an agent that was shown images, which score does not read; "
-                    "give files of text alone"
+                    f"{place} is from an agent with images, which score does not support; pass "
+                    "files of text only"
                 )
             try:
                 if isinstance(record, ValueError):
@@ -129,11 +129,11 @@ def _paths(names: Sequence[str]) -> tuple[list[Path], list[str]]:
                 others.append(f"{len(left)} in the folder {name} ({', '.join(left[:3])}{more})")
             new = inside
         elif not path.exists():
-            raise ValueError(f"--rollouts={name} is not there")
+            raise ValueError(f"--rollouts={name} does not exist")
         elif path.suffix == ".pkl":
             raise ValueError(
-                f"--rollouts={name} is a pickle; RAGEN's scripts/convert_to_jsonl.py makes JSON "
-                "lines of it"
+                f"--rollouts={name} is a pickle; convert it to JSON lines with RAGEN's "
+                "scripts/convert_to_jsonl.py"
             )
         else:
             new = [path]
@@ -166,7 +166,7 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
                 for number, record in enumerate(records, start=1):
                     yield number, {name: _plain(value) for name, value in record.items()}
         except (ArrowException, OSError) as error:
-            raise ValueError(f"--rollouts={path} is no Parquet file: {error}") from error
+            raise ValueError(f"--rollouts={path} is not a Parquet file: {error}") from error
         return
     try:
         lines = _lines(path)

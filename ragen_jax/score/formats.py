@@ -121,8 +121,8 @@ def _format_of(fields: Fields) -> Format:
             if all(is_here(name) for name in form.needs):
                 return form
     raise ValueError(
-        f"has the fields {', '.join(map(repr, fields.values)) or '(none)'}, which no format has; "
-        f"prompt and response are the least"
+        f"has the fields {', '.join(map(repr, fields.values)) or '(none)'}, which match no "
+        "format; prompt and response are required"
     )
 
 
@@ -301,7 +301,7 @@ def _conversation(prompt: Prompt, raw: Any) -> tuple[ParsedReply, ...]:
     for message in read_messages(raw):
         if message["role"] == "assistant":
             if not before:
-                raise ValueError("begins with a message of the assistant: nothing was read before")
+                raise ValueError("begins with an assistant message, without a prompt")
             replies.append(_reply(list(before), message))
         before.append(message)
     if not replies:

@@ -158,6 +158,6 @@ def _content(value: Any) -> str:
         if isinstance(part, dict) and part.get("type", "text") in TEXT_PARTS:
             part = "" if part.get("text") is None else part["text"]
         if not isinstance(part, str):
-            raise ValueError(f"has a message with {shown(part)}; only text is read")
+            raise ValueError(f"has a message with {shown(part)}; only text is supported")
         texts.append(part)
     return "".join(texts)

@@ -46,8 +46,8 @@ def warning_lines(
         yield f"{encoder.trailing} outputs end with an observation, which is no reply: left out"
     if read.repeated:
         yield (
-            f"{len(read.repeated)} rows repeat an earlier row of their step word for word, and "
-            f"count as rollouts like it; the first: {read.repeated[0]}"
+            f"{len(read.repeated)} rows repeat an earlier row of their step verbatim and count "
+            f"as rollouts; the first: {read.repeated[0]}"
         )
     total = len(read.rows)
     without = sum(int(np.sum(~np.isfinite(step.reward_E))) for step in steps)
@@ -57,8 +57,8 @@ def warning_lines(
     unsaid = sum(row.success is None for row in read.rows)
     if 0 < unsaid < total:
         yield (
-            f"{unsaid} of {total} rows do not say whether they succeeded (true, false, 0 or 1); "
-            "steps with such rows have no success figures"
+            f"{unsaid} of {total} rows do not report success (true, false, 0 or 1); steps with "
+            "such rows have no success metrics"
         )
 
 

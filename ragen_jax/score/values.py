@@ -149,7 +149,9 @@ def reward(value: float | None) -> float | None:
       ValueError: it is beyond MAX_REWARD.
     """
     if value is not None and not abs(value) <= MAX_REWARD:
-        raise ValueError(f"has a reward of {value:g}; expected one within +-{MAX_REWARD:g}")
+        raise ValueError(
+            f"has a reward of {value:g}; expected one from -{MAX_REWARD:g} to {MAX_REWARD:g}"
+        )
     return value
 
 
@@ -219,7 +221,7 @@ def whole(value: Any, name: str) -> int | None:
     if not is_whole or isinstance(value, str) and value.strip().lower() in BOOLEAN_TEXT:
         raise ValueError(f"has the {name} {shown(value)}; expected a whole number from 0")
     if not 0 <= found <= MOST:
-        raise ValueError(f"has the {name} {shown(value)}; expected a number from 0 below 2**32")
+        raise ValueError(f"has the {name} {shown(value)}; expected a number from 0, below 2**32")
     return int(found)
 
 

@@ -232,7 +232,7 @@ def with_retries(write: Callable[[], T], what: object) -> T:
             if not may_pass or time.monotonic() - begin >= _patience.seconds:
                 raise refused from error
             if not said:
-                _patience.say(f"warning: {refused}: trying again for {_patience.seconds:g} s")
+                _patience.say(f"warning: {refused}: retrying for {_patience.seconds:g} s")
                 said = True
             time.sleep(min(PAUSE, _patience.seconds))
         else:

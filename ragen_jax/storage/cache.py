@@ -56,7 +56,9 @@ def open_locked(path: Path) -> IO[bytes]:
             except BlockingIOError:
                 raise
             except OSError as error:  # of some network file systems
-                console(f"warning: {path} cannot be locked ({error}): start no second run there")
+                console(
+                    f"warning: {path} cannot be locked ({error}); do not start a second run there"
+                )
             else:
                 try:
                     current = os.path.samestat(path.stat(), os.fstat(file.fileno()))

@@ -51,7 +51,7 @@ def damage(folder: Path) -> str | None:
     try:
         written = dict(read_json(path)["crc32"])
         if not all(map(is_below, written)):
-            raise ValueError("it names a file outside of its folder")
+            raise ValueError("it names a file outside its folder")
     except (ValueError, KeyError, TypeError, RecursionError):
         return f"{path} is damaged"
     except OSError as error:
@@ -61,13 +61,13 @@ def damage(folder: Path) -> str | None:
     try:
         found = _checksums(folder, written)
     except FileNotFoundError as error:
-        return f"{error.filename} is gone"
+        return f"{error.filename} is missing"
     except OSError as error:
         if disk_error_message(error) is not None:
             raise
         return f"{error.filename} cannot be read: {error}"
     changed = [name for name in written if found[name] != written[name]]
-    return f"{folder / changed[0]} is not what was written" if changed else None
+    return f"{folder / changed[0]} has changed since it was written" if changed else None
 
 
 def _checksums(folder: Path, names: Iterable[str]) -> dict[str, int]:

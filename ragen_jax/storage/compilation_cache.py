@@ -38,7 +38,7 @@ def enable_compilation_cache() -> None:
             return
         delete_oldest(folder, MOST)
     except OSError as error:
-        console(f"warning: compiled programs are not kept: {error}")
+        console(f"warning: compiled programs are not cached: {error}")
         return
     config.update("jax_compilation_cache_dir", str(folder))
     # A folder in that folder, for what XLA measures on GPUs, is part of the names of all entries: a
@@ -69,7 +69,7 @@ def refuse_shared_cache() -> None:
 
 
 def _refused(folder: str | Path, reason: str) -> str:
-    return f"warning: compiled programs in {folder} are neither loaded nor kept: {reason}"
+    return f"warning: compiled programs in {folder} are neither loaded nor cached: {reason}"
 
 
 def delete_oldest(folder: Path, most: int) -> None:

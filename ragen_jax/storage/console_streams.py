@@ -69,7 +69,7 @@ class _Descriptor(io.RawIOBase):
         self._failed = True
         name = STREAMS[self._descriptor]
         why = os.strerror(error.errno or 0)
-        _failures.append(f"{name} cannot be written ({why}); what it would show is lost")
+        _failures.append(f"{name} cannot be written ({why}); its output is lost")
         # A closed pipe is what its reader wanted. Of anything else the other stream may tell.
         if self._descriptor == 1 and error.errno != errno.EPIPE and sys.stderr is not None:
             sys.stderr.write(f"warning: {_failures[-1]}\n")

@@ -59,7 +59,7 @@ def open_or_generate(
         enter_phase(f"generating {folder.name}")  # or waiting for who does
         with lock_path(folder):
             if found := damage(folder):  # still: no other process has made it meanwhile
-                console(f"warning: {found}: generating it anew")
+                console(f"warning: {found}; generating it again")
                 with_retries(functools.partial(shutil.rmtree, folder), folder)
             with_retries(lambda: _prepare(make()), folder)
             if not (folder / CHECKSUMS).exists():

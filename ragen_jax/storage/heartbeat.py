@@ -1,8 +1,8 @@
-"""How far each process of a command has come: signs of life, and the end of one that hangs.
+"""Heartbeat lines on stderr, and a watchdog that ends a run in which a process hangs.
 
-Where no line has been printed for long, one says what goes on. Of several processes in which one
-does not go on the others would wait for ever: it answers the coordinator, so that JAX takes it for
-well.
+The heartbeat prints the current phase when nothing has been printed for a while. The watchdog is
+for runs of several processes: if one hangs the others would wait forever, because it still answers
+the coordinator and JAX considers it healthy.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ from ragen_jax.core.progress import enter_phase, note_output, seconds_since_outp
 from ragen_jax.storage.atomic_io import make_folder, with_retries
 from ragen_jax.storage.console_streams import show
 
-FOLDER = ".progress"  # in the run's: what `stalled` is given of process N, in N.json
-LOOK = 0.05  # between two looks, as a share of the limit
-EVERY = 9.0  # seconds without a line until one is printed, give or take a TICK; ever more behind a
-# run's first step
-TICK = 0.5  # seconds between two looks at the clock
-STALL_TIMEOUT = 3600.0  # seconds without a step forward of any process: longer than anything takes
+FOLDER = ".progress"  # in the run's folder; N.json has the barriers and the phase of process N
+LOOK = 0.05  # interval between two checks of the watchdog, as a fraction of its limit
+EVERY = 9.0  # seconds without output until a heartbeat, within a TICK; doubled after each
+# heartbeat once the run has finished a step
+TICK = 0.5  # seconds between two checks of the clock
+STALL_TIMEOUT = 3600.0  # seconds without progress of any process; longer than any phase takes
 
 
 @contextlib.contextmanager
 def heartbeat() -> Generator[None]:
-    """Says on stderr what goes on, by a thread, where no line was printed for EVERY seconds."""
+    """Print the phase on stderr, from a thread, when nothing was printed for EVERY seconds."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -52,62 +52,72 @@ def heartbeat() -> Generator[None]:
 
 
 def _write_heartbeat(limit: float) -> float:
-    """Says what goes on if nothing was said for `limit` seconds; returns the next limit."""
+    """Print the phase if nothing was printed for `limit` seconds; return the next limit."""
     if seconds_since_output() < limit:
         return limit
-    seconds = round(time.monotonic() - progress.NOW.since)
-    lasting = f": {seconds} s so far" if seconds else ""
-    show(f"{progress.NOW.place}{lasting}", error=True)
+    show(describe_phase(), error=True)
     note_output()
     return limit * 2 if progress.NOW.begun else limit
 
 
+def describe_phase() -> str:
+    """The phase with its finished units and an estimate of the remaining time, where known."""
+    now = progress.NOW
+    seconds = time.monotonic() - now.since
+    parts = [f"{now.done} of {now.total} {now.unit}".rstrip()] if now.total else []
+    if 0 < now.done < now.total:
+        parts.append(f"about {seconds / now.done * (now.total - now.done):.0f} s left")
+    elif round(seconds):
+        parts.append(f"{seconds:.0f} s so far")
+    return ": ".join([now.place, *([", ".join(parts)] if parts else [])])
+
+
 def describe_stall(found: Mapping[int, tuple[int, str]]) -> str:
-    """Which of the processes do not go on, in words.
+    """A sentence that names the processes that hang.
 
     Args:
-      found: process -> (how many meetings it has come to, what it does).
+      found: process -> (barriers passed, phase).
     """
     fewest = min(count for count, _ in found.values())
     behind = [process for process, (count, _) in found.items() if count == fewest]
     place = found[behind[0]][1]
     if len(behind) == len(found):
-        return f"no process goes on (last seen: {place})"
+        return f'no process makes progress (last phase: "{place}")'
     listed = ", ".join(map(str, behind))
-    return f"process {listed} does not go on (last seen: {place}), and all others wait for it"
+    return f'process {listed} is stuck in "{place}"; the others are waiting for it'
 
 
 def exit_on_stall(workdir: Path, limit: float) -> None:
-    """Ends this process, by a thread, when no process has gone on for `limit` seconds.
+    """End this process, from a thread, if no process makes progress for `limit` seconds.
 
-    Each tells the others in a file how far it has come. For runs of several processes.
+    Each process writes its progress to a file that the others read.
 
     Args:
-      workdir: of the run, which all processes see.
+      workdir: folder of the run, which all processes see.
     """
     folder, mine = workdir / FOLDER, f"{jax.process_index()}.json"
     files = [folder / f"{process}.json" for process in range(jax.process_count())]
 
     def watch() -> None:
-        told, since, last = None, time.monotonic(), {}
+        written, since, last = None, time.monotonic(), {}
         while True:
             now = progress.NOW.meetings, progress.NOW.place
-            # Where the disk is full, again at the next look: what writes for the run reports it.
+            # If the disk is full, retry at the next check; the run's own writes report it.
             with contextlib.suppress(OSError):
-                if told != now:
+                if written != now:
                     aside = folder / f".{mine}"
                     aside.write_text(json.dumps(now))
                     aside.replace(folder / mine)
-                    told = now
+                    written = now
             found = {}
             for process, file in enumerate(files):
-                with contextlib.suppress(FileNotFoundError):  # it has not begun
+                with contextlib.suppress(FileNotFoundError):  # that process has not started
                     found[process] = json.loads(file.read_text())
             if found != last:
                 last, since = found, time.monotonic()
             elif time.monotonic() - since >= limit:
-                # Not by `show`, whose lock the thread that hangs may have.
-                print(f"error: {describe_stall(found)}: ended after {limit:g} s", file=sys.stderr)
+                # Not with `show`: the hanging thread may hold its lock.
+                print(f"error: {describe_stall(found)}: stopped after {limit:g} s", file=sys.stderr)
                 sys.stderr.flush()
                 os._exit(1)
             time.sleep(LOOK * limit)

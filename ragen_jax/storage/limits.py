@@ -141,5 +141,5 @@ def _array_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     elif version == (2, 0):
         shape, _, dtype = np.lib.format.read_array_header_2_0(file)
     else:
-        raise ValueError(f"version {version} of NumPy's format is not read")
+        raise ValueError(f"NumPy format version {version} is not supported")
     return shape, dtype

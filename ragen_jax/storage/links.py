@@ -39,10 +39,8 @@ def _refuse(entry: Path, root: Path) -> None:
         target = Path(os.path.realpath(entry))
         if not target.is_relative_to(root):
             raise ValueError(
-                f"{entry} is a link out of the run's folder, to {target}, where the run would "
-                "write; put what it leads to in its place, or remove it"
+                f"{entry} is a link to {target}, outside the run's folder, where the run would "
+                "write; replace it with its target, or remove it"
             )
     elif entry.exists() and not entry.is_file() and not entry.is_dir():
-        raise ValueError(
-            f"{entry} is neither a file nor a folder, as all of a run's are; remove it"
-        )
+        raise ValueError(f"{entry} is neither a file nor a folder; remove it")

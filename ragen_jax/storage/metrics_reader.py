@@ -24,9 +24,9 @@ def read_metrics(path: str | Path) -> list[Metrics]:
     rows, damaged = _read(Path(path))
     for number, line in damaged:
         raise ValueError(
-            f"{path}: line {number} is not the row of a step behind those above it "
-            f"({_shown(line)}); python -m ragen_jax.train --workdir={Path(path).parent} --repair "
-            f"goes on with the lines that are, and keeps the others in {SET_ASIDE}"
+            f"{path}: line {number} does not continue the rows above it ({_shown(line)}); "
+            f"python -m ragen_jax.train --workdir={Path(path).parent} --repair resumes with "
+            f"the intact lines and moves the others to {SET_ASIDE}"
         )
     return rows
 
@@ -47,7 +47,7 @@ def repair(path: Path) -> list[str]:
         file.write(before + lines.encode(errors="surrogateescape"))
     atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
     numbers = ", ".join(str(number) for number, _ in damaged)
-    return [f"{path}: line(s) {numbers} were no rows; they are in {aside.name} now"]
+    return [f"{path}: moved damaged line(s) {numbers} to {aside.name}"]
 
 
 def lost_steps(rows: Iterable[Metrics], last_step: int) -> list[int]:

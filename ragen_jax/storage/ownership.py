@@ -54,8 +54,8 @@ def _fault(path: Path, trusted: set[int], *, last: bool) -> str | None:
     shared = mode & stat.S_IWOTH or mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
     if shared and (last or not mode & stat.S_ISVTX):
         return (
-            f"others may write {path} (mode {mode:04o}); take that right from them (chmod go-w), "
-            "or use another folder"
+            f"other users can write {path} (mode {mode:04o}); remove that permission (chmod "
+            "go-w), or use another folder"
         )
     return _foreign(path, status, trusted)
 

@@ -390,8 +390,8 @@ def _defined_success(learner: Learner, outcomes: Outcomes) -> np.ndarray:
     """success_GK, which RL-ZVP reads; ValueError where an environment does not say it."""
     if outcomes.success_GK is None:
         raise ValueError(
-            f"algorithm.zvp_coef is {learner.zvp_coef:g}, but an environment does not say "
-            "which episodes are solved; accepted: 0, or env.options.success_reward=NUMBER"
+            f"algorithm.zvp_coef is {learner.zvp_coef:g}, but an environment does not define "
+            "success; accepted: 0, or set env.options.success_reward=NUMBER"
         )
     return outcomes.success_GK
 
@@ -545,7 +545,7 @@ def _attached(learner: Learner, adapters: Params) -> Params:
 def _require(x: Needed | None) -> Needed:
     """x, which is there wherever the settings need it: config/build.py and `select` see to that."""
     if x is None:
-        raise TypeError("the settings of this step need what is None here")
+        raise TypeError("a value that the settings of this step need is None")
     return x
 
 

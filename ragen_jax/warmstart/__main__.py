@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
     enable_compilation_cache()
     with bad_input():
         check(config)
-        with retry_disk_errors(config.checkpoint.patience, console):
+        with retry_disk_errors(config.checkpoint.disk_retry_seconds, console):
             directory = tiny_model(config)
     print(json.dumps({"model": str(directory)}))
 

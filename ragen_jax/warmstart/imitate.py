@@ -68,7 +68,7 @@ NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid
 
 
 # Of config.warmstart: told as what they make, or where they make something.
-_NOT_LISTED = ("thoughts", "options", "tower_layers", "tower_width")
+_NOT_LISTED = ("styles", "options", "tower_layers", "tower_width")
 
 
 def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
@@ -92,7 +92,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
             for name, x in config.warmstart.items()
             if name not in _NOT_LISTED
         },
-        **({"warmstart.thoughts": _thoughts(config)} if _thoughts(config) else {}),
+        **({"warmstart.styles": _styles(config)} if _styles(config) else {}),
         **({"tower": [w.tower_layers, w.tower_width]} if w.tower_layers else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
         **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
@@ -102,7 +102,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
         return directory
     with lock_path(directory):
         if not directory.exists():  # nobody made it meanwhile
-            console(f"warm start: imitating the solver (once; kept in {directory})")
+            console(f"warm start: imitating the solver (once; cached in {directory})")
             model, params, tokenizer, tower = imitate(config, cache)
             hf.save(directory, model, params, tokenizer, tower=tower)
     return directory
@@ -128,25 +128,25 @@ def imitation_config(config: ConfigDict) -> ConfigDict:
         raise ValueError(f"with config.warmstart.options={options}: {error}") from error
     if not same:
         raise ValueError(
-            f"config.warmstart.options={options} give environment {config.env.name!r} other words "
-            "than config.env.options do; the agent could not read what it is trained on"
+            f"config.warmstart.options={options} give environment {config.env.name!r} other "
+            "words than config.env.options; the agent could not read its training problems"
         )
     return config
 
 
 def _expert(config: ConfigDict) -> dict[str, Any]:
     """How the expert of config.env plays: arguments of `datasets.play_expert`."""
-    thoughts = _thoughts(config)
+    styles = _styles(config)
     return {
         "plan_moves": config.warmstart.plan_moves,
         **{name: config.env[name] for name in ("actions_per_turn", "max_turns", "max_actions")},
-        **({"thoughts": thoughts} if thoughts else {}),
+        **({"styles": styles} if styles else {}),
     }
 
 
-def _thoughts(config: ConfigDict) -> dict[str, float]:
+def _styles(config: ConfigDict) -> dict[str, float]:
     """The shares of the styles that have one."""
-    return {name: share for name, share in config.warmstart.thoughts.items() if share}
+    return {name: share for name, share in config.warmstart.styles.items() if share}
 
 
 def _what_is_imitated(config: ConfigDict) -> dict[str, Any]:
@@ -214,8 +214,9 @@ def imitate(
     batch = make_batch(episodes)
     if len(batch.tokens_BT) < w.batch:
         raise ValueError(
-            f"only {len(batch.tokens_BT)} rows can be imitated, fewer than config.warmstart.batch="
-            f"{w.batch}; lower it, or raise config.warmstart.rooms={w.rooms}"
+            f"only {len(batch.tokens_BT)} rows can be imitated, fewer than "
+            f"config.warmstart.batch={w.batch}; lower it, or raise "
+            f"config.warmstart.rooms={w.rooms}"
         )
     length = length_bucket(batch.tokens_BT.shape[1])
     tokens_BT = np.pad(batch.tokens_BT, ((0, 0), (0, length - batch.tokens_BT.shape[1])))
@@ -367,13 +368,13 @@ def _pictures(
     if not shown:
         raise ValueError(
             "config.warmstart.tower_layers gives the agent a vision tower, but no environment "
-            "shows images: set it to 0, or config.env.options.observation='image'"
+            "shows images; set it to 0, or set config.env.options.observation='image'"
         )
     grids = {met.grid for met in shown}
     if len(grids) != 1:
         raise ValueError(
-            f"the images that are imitated come in {len(grids)} sizes; the tiny agent learns from "
-            "those of one: give its environments one config.env.options.size and tile"
+            f"the demonstrations have images of {len(grids)} sizes, but the tiny agent "
+            "supports one; give its environments the same config.env.options.size and tile"
         )
     (grid,), tokens = grids, shown[0].tokens
     most = max(len(np.unique(row[row >= album.vocab_size])) for row in tokens_BT) // tokens
@@ -423,11 +424,13 @@ def _as_episodes(
         left_out += cut
     kept = [_episode(turns) for turns in episodes if turns]
     if not kept:
-        raise ValueError(f"none of {len(examples)} replies can be imitated; the first: {reason}")
+        raise ValueError(
+            f"none of {len(examples)} demonstration replies can be used; first error: {reason}"
+        )
     if left_out:
         console(
-            f"warning: {left_out} of {len(examples)} replies to be imitated are left out, because "
-            f"their prompts cannot be used; the first: {reason}"
+            f"warning: {left_out} of {len(examples)} demonstration replies are left out, "
+            f"because their prompts cannot be used; first error: {reason}"
         )
     return kept
 
@@ -502,13 +505,13 @@ def _check_problems(
                 f" (it raised for {len(failed)}; {datasets.first_failed(failed)})" if failed else ""
             )
             raise ValueError(
-                f"100 x {count} seeds gave only {len(seeds)} problems besides the demonstrations"
-                f"{why if failed else ''}; lower config.warmstart.rooms="
-                f"{config.warmstart.rooms} or widen env.options"
+                f"100 x {count} seeds gave only {len(seeds)} problems other than the "
+                f"demonstrations{why if failed else ''}; lower "
+                f"config.warmstart.rooms={config.warmstart.rooms} or widen env.options"
             )
     if failed:
         console(
-            f"warning: {len(failed)} problems that check the imitation cannot be built and are "
-            f"left out; {datasets.first_failed(failed)}"
+            f"warning: {len(failed)} problems for checking the imitation cannot be built and "
+            f"are left out; {datasets.first_failed(failed)}"
         )
     return seeds, states

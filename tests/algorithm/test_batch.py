@@ -211,6 +211,6 @@ def test_turn_reward_by_hand(make_turn):
 @pytest.mark.parametrize("groups", [[0, 0, 1], [0, 1, 0, 1], [0, 0, 2, 2], [1, 1, 0, 0]])
 def test_groups_that_are_unequal_or_out_of_order_are_refused(make_turn, make_episode, groups):
     played = [make_episode(g, 0, [make_turn([1], [2])]) for g in groups]
-    match = f"{len(groups)} episodes are not {max(groups) + 1} groups of equal size"
+    match = f"{len(groups)} episodes do not form {max(groups) + 1} groups of equal size"
     with pytest.raises(ValueError, match=match):
         add_rewards(make_batch(played), played, format_penalty=-0.1)

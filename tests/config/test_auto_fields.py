@@ -162,7 +162,7 @@ def test_the_run_holds_what_was_settled_and_goes_on(language_model, tmp_path, mo
     assert held.model.dtype == "float32" and held.optimizer.micro_batch == 4
     assert leaves(held)["mesh.data"] == -1 and not is_open(held)
     assert train.train(config(2), tmp_path / "run") == 0
-    assert "behind step 1" in capsys.readouterr().out
+    assert "after step 1" in capsys.readouterr().out
     assert train.train(config(0), tmp_path / "run") == 0  # nothing left to do
     other = config(2)
     other.model.dtype = "bfloat16"
@@ -207,7 +207,7 @@ def test_the_day_of_a_run_is_filled_in_once(language_model, tmp_path, capsys):
     (run / "config.json").write_text(json.dumps(old))
     found = settled_on(27, config(), run)
     assert found.model.date == "2026-11-27" and same_run(found, run) == []
-    line = f"{run}/config.json has not, and gets: config.model.date='2026-11-27'\n"
+    line = f"{run}/config.json lacks these fields, using defaults: config.model.date='2026-11-27'\n"
     assert capsys.readouterr().out == line
 
 

@@ -193,7 +193,7 @@ def test_config_of_a_run_is_read_back(tmp_path):
     config = sokoban.get_config()
     (tmp_path / "config.json").write_text(config.to_json())
     assert read_run_config(tmp_path).env.max_turns == config.env.max_turns
-    with pytest.raises(ValueError, match=f"{tmp_path}/none is not the folder of a run"):
+    with pytest.raises(ValueError, match=f"{tmp_path}/none is not a run folder"):
         read_run_config(tmp_path / "none")
 
 
@@ -342,7 +342,7 @@ def test_bad_meshes_are_refused_with_their_sizes():
     devices = jax.device_count()
     for sizes in ((-1, -1, 1), (0, 1, 1), (1, -2, 1)):
         data, fsdp, tensor = sizes
-        match = f"mesh.data={data}, mesh.fsdp={fsdp}, mesh.tensor={tensor}: .*one of them may be -1"
+        match = f"mesh.data={data}, mesh.fsdp={fsdp}, mesh.tensor={tensor}: .*one may be -1"
         with pytest.raises(ValueError, match=match):
             make_mesh(data=data, fsdp=fsdp, tensor=tensor)
     too_many = devices + 1
@@ -436,7 +436,7 @@ def test_rates_of_a_steps_minibatches():
 
 def test_a_run_from_before_a_field_has_what_it_did_then(tmp_path, capsys):
     before = changed(rollout__groups=5).to_dict()
-    del before["warmstart"]["thoughts"], before["diagnose"]["probe_every"]
+    del before["warmstart"]["styles"], before["diagnose"]["probe_every"]
     (tmp_path / "config.json").write_text(json.dumps(before))
     config = read_run_config(tmp_path)
     check(config)
@@ -444,7 +444,8 @@ def test_a_run_from_before_a_field_has_what_it_did_then(tmp_path, capsys):
     assert config.to_json(sort_keys=True) == changed(rollout__groups=5).to_json(sort_keys=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith(
-        "has not, and gets: config.diagnose.probe_every=0, config.warmstart.thoughts={}"
+        "lacks these fields, using defaults: config.diagnose.probe_every=0, "
+        "config.warmstart.styles={}"
     )
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     read_run_config(tmp_path)
@@ -471,7 +472,10 @@ def test_what_an_old_run_lacks_is_told_once(tmp_path, capsys):
     config = read_run_config(tmp_path)
     assert same_run(config, tmp_path) == []
     (line,) = capsys.readouterr().out.splitlines()
-    assert line == f"{tmp_path / 'config.json'} has not, and gets: config.report={{'every': 50}}"
+    assert (
+        line == f"{tmp_path / 'config.json'} lacks these fields, using defaults: "
+        "config.report={'every': 50}"
+    )
 
 
 def test_a_run_with_fields_that_there_are_no_more_is_read_but_not_continued(tmp_path, capsys):
@@ -484,9 +488,11 @@ def test_a_run_with_fields_that_there_are_no_more_is_read_but_not_continued(tmp_
     assert config.to_json(sort_keys=True) == mixture.get_config().to_json(sort_keys=True)
     listed = "config.regimes.retrieval=0.75, config.also.countdown.env.speed={'a': 1}"
     assert capsys.readouterr().out == (
-        f"{tmp_path / 'config.json'} has what nothing reads now: {listed}\n"
+        f"{tmp_path / 'config.json'} has fields that no longer exist, ignored: {listed}\n"
     )
-    with pytest.raises(ValueError, match="is of another version: it has config.regimes.retrieval"):
+    with pytest.raises(
+        ValueError, match="was written by another version: it has config.regimes.retrieval"
+    ):
         same_run(config, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text()) == json.loads(json.dumps(old))
 

@@ -288,7 +288,7 @@ def test_what_is_read_depends_on_the_config():
     paper = names_unread(sokoban.get_config("qwen2.5-3b"))
     warmstart = {name for name in FIELDS if name.startswith("warmstart.")}
     # The styles of a model that was taught several are told apart whatever its path is.
-    assert warmstart - {"warmstart.thoughts"} <= paper
+    assert warmstart - {"warmstart.styles"} <= paper
     assert "algorithm.kl_kind" in tiny - paper
     assert "env.window" in paper  # the whole history is shown
     for name in ("seed", "optimizer.learning_rate", "env.max_turns", "filter.metric"):

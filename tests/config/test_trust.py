@@ -115,20 +115,20 @@ def test_who_started_a_run_is_not_asked(here):
     changed = json.loads((here / "renamed/config.json").read_text())
     changed["env"]["options"] = {"command": "other"}
     atomic_write(here / "renamed/config.json", json.dumps(changed))
-    with pytest.raises(ValueError, match="is of another user, another machine or another config"):
+    with pytest.raises(ValueError, match="belongs to another user, machine or config"):
         require_trust(here / "renamed", read_run_config(here / "renamed"))
     atomic_write(here / "renamed/config.json", json.dumps(config.to_dict()))
     require_trust(here / "renamed", config)
 
-    # A key that others may read is no proof, and neither is somebody else's signature.
+    # A key that other users can read is no proof, and neither is somebody else's signature.
     (here / "home/ragen_jax/key").chmod(0o644)
-    with pytest.raises(ValueError, match="others may read .*key; delete it"):
+    with pytest.raises(ValueError, match="other users can read .*key; delete it"):
         require_trust(here / "renamed", config)
     (here / "home/ragen_jax/key").unlink()
-    with pytest.raises(ValueError, match="not started by you on this machine"):
+    with pytest.raises(ValueError, match="you did not start it on this machine"):
         require_trust(here / "renamed", config)
     sign(here / "other", config)  # makes another key
-    with pytest.raises(ValueError, match="is of another user, another machine or another config"):
+    with pytest.raises(ValueError, match="belongs to another user, machine or config"):
         require_trust(here / "renamed", config)
 
 

@@ -170,7 +170,7 @@ SIZES = {
     **{"rollout.groups": 3, "rollout.group_size": 3, "rollout.save_every": 2},
     **{"eval.every": 2, "eval.episodes": 5, "eval.seed": 9, "filter.metric": "length"},
     **{"checkpoint.every": 1, "checkpoint.keep": 3, "checkpoint.export": True},
-    **{"checkpoint.patience": 7.0, "report.every": 2},
+    **{"checkpoint.disk_retry_seconds": 7.0, "report.every": 2},
 }
 BUDGETS = {
     **{"env.max_actions": 3, "env.pool": 2, "rollout.max_new_tokens": REPLY - 1},
@@ -260,7 +260,7 @@ RUNS = {
     "report.every": Entry(2, lambda _, o: o.pages == 1, along=SIZES),
     "checkpoint.every": Entry(1, lambda _, o: {2, 3} <= {*o.saved}, along=SIZES),
     "checkpoint.keep": Entry(3, lambda _, o: o.saved == [1, 2, 3], along=SIZES),
-    "checkpoint.patience": Entry(7.0, lambda _, o: o.waits == [7.0], along=SIZES),
+    "checkpoint.disk_retry_seconds": Entry(7.0, lambda _, o: o.waits == [7.0], along=SIZES),
     "checkpoint.export": Entry(True, lambda _, o: o.exported, along=SIZES),
     "env.max_actions": Entry(
         3,

@@ -291,7 +291,7 @@ WARMSTART |= {
     "warmstart.learning_rate": Entry(
         9e-3, lambda a, b: abs(b.moved / a.moved - 3) < 1e-3 and np.array_equal(a.first, b.first)
     ),
-    "warmstart.thoughts": Entry(
+    "warmstart.styles": Entry(
         ConfigDict(dict(grounded=0.5, silent=0.5)),
         lambda _, o: sum(r.startswith("</think>") for r in o.replies) == len(o.replies) / 2,
     ),

@@ -25,7 +25,7 @@ def test_both_worlds_teach_two_styles(world):
     ]
     words = tiny_words(config)
     assert " mistakes" in words and len(set(words)) == len(words)
-    config.warmstart.thoughts = {}
+    config.warmstart.styles = {}
     assert not build_styles(config, build_environment(config, "train"))
     assert " mistakes" not in tiny_words(config)
 
@@ -37,23 +37,23 @@ def test_recipes_follow_the_world():
         organism.get_config("tiny")
 
 
-def test_unusable_thoughts_and_probes_are_refused():
+def test_unusable_styles_and_probes_are_refused():
     config = organism.get_config()
-    config.warmstart.thoughts = dict(grounded=0.5, poem=0.5)
-    with pytest.raises(ValueError, match="thoughts has poem, but environment 'sokoban' has groun"):
+    config.warmstart.styles = dict(grounded=0.5, poem=0.5)
+    with pytest.raises(ValueError, match="styles has poem, but environment 'sokoban' has groun"):
         tiny_words(config)
     other = countdown.get_config()
-    other.warmstart.thoughts = dict(silent=1.0)
-    with pytest.raises(ValueError, match="thoughts has silent, but .* 'countdown' has no styles"):
+    other.warmstart.styles = dict(silent=1.0)
+    with pytest.raises(ValueError, match="styles has silent, but .* 'countdown' has no styles"):
         tiny_words(other)
-    for thoughts in (dict(grounded=0.0), dict(grounded=1.5), dict(grounded="a")):
-        config.warmstart.thoughts = thoughts
-        with pytest.raises(ValueError, match="config.warmstart.thoughts is .* from 0 to 1, not al"):
+    for styles in (dict(grounded=0.0), dict(grounded=1.5), dict(grounded="a")):
+        config.warmstart.styles = styles
+        with pytest.raises(ValueError, match="config.warmstart.styles is .* from 0 to 1, not al"):
             check(config)
     config = organism.get_config("sokoban+random_groups")
     check(config)
     config.filter.top_members = 2
-    with pytest.raises(ValueError, match="at_random is True, which deals whole groups"):
+    with pytest.raises(ValueError, match="at_random is True, which assigns whole groups"):
         check(config)
     config = organism.get_config()
     config.diagnose.probe_problems = 257

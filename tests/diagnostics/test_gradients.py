@@ -52,7 +52,9 @@ def test_unusable_buckets_are_refused():
     with pytest.raises(ValueError, match="buckets is 0; it must be at least 1"):
         variance_buckets([1.0], buckets=0)
     for edges in ((0.0, 1.0), (2.0, 1.0), (1.0, 1.0), (-1.0,)):
-        with pytest.raises(ValueError, match="edges is .*; it must be variances above 0 that rise"):
+        with pytest.raises(
+            ValueError, match="edges is .*; it must be increasing variances above 0"
+        ):
             variance_buckets([1.0], edges=edges)
 
 

@@ -284,14 +284,14 @@ def test_the_reason_has_the_numbers():
     state, _, _ = run([BAD] * (AFTER - 1), settings(mi=0.01))
     _, _, alarms = update_regimes(state, settings(), [BAD], ["sokoban"])
     assert [alarm.reason for alarm in alarms] == [
-        "sokoban: signs of collapse: margin of the own prompt 2, 0.10 of its level 20; regime: "
+        "sokoban: signs of collapse: own-prompt margin 2, 0.10 of its level 20; regime: "
         "template collapse (regimes)"
     ]
     # At a step without those figures, a rule that still fires says what was last seen.
     rest = {key: value for key, value in START.items() if "collapse" not in key}
     rules = settings(action="stop")
     _, _, alarms = update_regimes(run([BAD] * AFTER, rules)[0], rules, [rest])
-    assert alarms[0].reason.startswith("signs of collapse: margin of the own prompt 2, 0.10 of its")
+    assert alarms[0].reason.startswith("signs of collapse: own-prompt margin 2, 0.10 of its")
 
 
 def test_every_environment_has_its_own_alarm():
@@ -344,7 +344,7 @@ def test_tightening_lowers_the_filters_value_to_a_floor():
     assert state.filter_scale_E == np.float32(0.2)  # and stays tight after the alarm
     before, _, _ = run([BAD] * (AFTER - 1), settings(mi=0.01))
     _, _, found = update_regimes(before, rules, [BAD])
-    assert "; filter.value now times 0.5 (regimes)" in found[0].reason
+    assert "; filter.value is now multiplied by 0.5 (regimes)" in found[0].reason
     # Other actions leave it.
     assert run(steps, settings())[0].filter_scale_E == 1
     assert "regime/filter_scale" not in run(steps, settings())[1][-1]

@@ -83,15 +83,15 @@ def test_the_variance_of_each_environment_is_compared_with_its_own_start():
         state, now = update_stopping(state, rules, **figures, labels=["large", "small"])
         found += [(step, one.action, one.reason) for one in now]
     assert fired == [] and [(step, action) for step, action, _ in found] == [
-        (2, "warn"),  # once about the one; the run goes on with the other
+        (2, "warn"),  # once about the one; the run continues on with the other
         (5, "stop"),
         (6, "stop"),
     ]
     assert found[0][2] == (
-        "the mean reward variance of small, 0.05 now, was below 0.1 (0.1 of its mean over the "
+        "the mean reward variance of small, now 0.05, was below 0.1 (0.1 of its mean over the "
         "first 2 iterations) in 2 iterations in a row (stopping.variance)"
     )
-    assert "of large, 1 now, was below 10 " in found[1][2] and "; the mean" in found[1][2]
+    assert "of large, now 1, was below 10 " in found[1][2] and "; the mean" in found[1][2]
     off = settings(variance__baseline=2, variance__patience=2, variance__action="off")
     assert run([dict(variance_E=[90.0, 0.05])] * 5, off, first)[1] == []
 
@@ -122,9 +122,9 @@ def test_reasons_tell_the_numbers():
     state, _ = run([dict(variance_E=[8.0]), dict(variance_E=[4.0])], rules)
     _, fired = update_stopping(state, rules, variance_E=[0.25], kept=0, skipped=1, success=0.005)
     assert [one.reason for one in fired] == [
-        "the mean reward variance, 0.25 now, was below 0.6 (0.1 of its mean over the first 2 "
+        "the mean reward variance, now 0.25, was below 0.6 (0.1 of its mean over the first 2 "
         "iterations) in 1 iterations in a row (stopping.variance)",
-        "held-out success, 0.005 now, was below 0.01 in 1 evaluations in a row (stopping.success)",
+        "held-out success, now 0.005, was below 0.01 in 1 evaluations in a row (stopping.success)",
         "the filter kept no group in 1 iterations in a row (stopping.empty)",
         "updates were not finite in 1 iterations in a row (stopping.nonfinite)",
     ]

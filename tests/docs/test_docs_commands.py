@@ -1,6 +1,6 @@
 """The commands in the code blocks of docs/: each runs, or is accepted as far as what is not here.
 
-Those that the README has, too, are run by tests/test_commands.py.
+Commands of README.md and docs/cli.md are run by tests/test_commands.py.
 """
 
 import re
@@ -8,7 +8,7 @@ import shlex
 import sys
 
 import pytest
-from command_line import DOCS, README, ROOT, call, commands_of
+from command_line import DOCS, README, ROOT, Written, call, commands_of
 from simulated_runs import write_run
 
 from ragen_jax.lab import arms
@@ -129,7 +129,11 @@ def test_a_command_about_files(command, reader):
         assert code == 0 and out.startswith("larger:Larger: generated"), err
 
 
-@pytest.mark.parametrize("command", of("report", "plot"), ids=str)
+ABOUT_RUNS = ("ragen_jax.report", "ragen_jax.plot")
+FRONT = [Written("front", text, "") for text in README if text.startswith(ABOUT_RUNS)]
+
+
+@pytest.mark.parametrize("command", [*of("report", "plot"), *FRONT], ids=str)
 def test_a_command_about_runs(command, reader):
     for name in set(re.findall(r"runs/(\w+)", command.text)):
         write_run(ROOT.cwd() / "runs" / name, steps=30)

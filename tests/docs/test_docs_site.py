@@ -43,19 +43,16 @@ def test_comments_of_a_config_file():
     from settings_table import comments
 
     source = """
-def get_config():
-    return ConfigDict(
-        dict(
-            a=1,  # behind
-            # Two lines
-            # above.
-            b=(1, 2),
-            c=dict(  # a section
-                d=3,
-                e=dict(f=4, g=5),  # on one line
-            ),
-        )
-    )
+SETTINGS = dict(
+    a=whole(1, 0, 9),  # behind
+    # Two lines
+    # above.
+    b=any_of(("x",), "xy"),
+    c=dict(  # a section
+        d=flag(True),
+        e=dict(f=flag(True), g=flag(False)),  # on one line
+    ),
+)
 """
     assert comments(source) == {
         "a": "behind",

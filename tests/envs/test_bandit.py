@@ -71,7 +71,7 @@ def test_the_llm_presets_play_the_defaults():
     assert (env.sure, env.chance) == ((10, 10), (25, 25))
 
 
-UNDECIDED = "told must be True where one pull has nothing else to go by"
+UNDECIDED = "told must be True if a single pull has no other information"
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_what_hangs_costs_its_episodes_alone(config, tmp_path, monkeypatch, caps
     assert rows[2]["eval/errors"] == 0  # no held-out problem is one of those
     said = capsys.readouterr().out
     expected = (
-        "warning: 2 of 6 episodes of guess broke; the first: TimeoutError: a step took longer"
+        "warning: 2 of 6 episodes of guess failed; the first: TimeoutError: a step took longer"
     )
     assert said.count(expected) == 2
     lines = (tmp_path / "run/rollouts/step_000002.jsonl").read_text().splitlines()
@@ -199,7 +199,7 @@ def test_a_language_model_is_not_trained_on_terse_prompts(config, language_model
     with pytest.raises(SystemExit, match="2"):
         train.train(config, tmp_path / "run")
     (line,) = capsys.readouterr().err.splitlines()
-    assert "no tiny agent's (it splits '√' of sokoban)" in line
+    assert "not that of a tiny agent (it splits '√' of sokoban)" in line
     command = f"--config=configs/sokoban.py:llm --config.model.path={language_model}"
     assert line.endswith(command)
     assert not (tmp_path / "run").exists()

@@ -524,7 +524,7 @@ def test_bad_files_are_named(tmp_path, file, monkeypatch):
         (7, [10_001]),
     ):
         bad = write(tmp_path / "bad.parquet", {"target": [target], "nums": [nums]})
-        with pytest.raises(ValueError, match="row 0 of .* is no problem"):
+        with pytest.raises(ValueError, match="row 0 of .* is not a problem"):
             load_problems(bad)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs pyarrow: pip install 'ragen_jax\[data\]'"):

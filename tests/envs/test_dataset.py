@@ -220,7 +220,7 @@ def test_a_turn_may_pay_by_itself(own):
     assert (last.reward, last.done, last.info) == (2.0, True, {"success": True})
     environment = build(reward="", step="mine:again")
     right = ROWS[environment.reset(0).row]["answer"]
-    with pytest.raises(TypeError, match="mine:again returned None, but there is no reward"):
+    with pytest.raises(TypeError, match="mine:again returned None, but the rows have no reward"):
         environment.step(environment.reset(0), right, None)
 
 
@@ -347,7 +347,7 @@ def test_splits_of_a_field(own, capsys):
         (6, "eval"),
         (7, "eval"),
     ]
-    told = "rows.jsonl: 2 row(s) left out, whose prompt another split has, too"
+    told = "rows.jsonl: 2 row(s) left out, because their prompts are in another split"
     assert capsys.readouterr().out.strip() == told
     assert {environment.reset(seed).row for seed in range(100)} == {1, 2, 3, 4, 5}
     held_out = build(split_field="part", split="eval")
@@ -415,7 +415,7 @@ def test_a_file_that_cannot_be_used_is_named_by_row_and_field(own, text, said):
         (dict(reward="nowhere:f"), "reward 'nowhere' cannot be imported: ModuleNotFoundError"),
         (dict(reward="mine:two"), "reward 'mine:two' must take (prompt, reply, row): too many"),
         (dict(step="mine:score"), "step 'mine:score' must take (messages, row): missing a"),
-        (dict(success="1"), "success must be a number within +-1e+06, got '1'"),
+        (dict(success="1"), "success must be a number from -1e+06 to 1e+06, got '1'"),
         (dict(max_rows=0), "max_rows must be a whole number of at least 1, got 0"),
         (dict(solution="no"), "row 0 of rows.jsonl lacks the field no (option solution); it has"),
         (dict(solution="level"), "field level of row 0 of rows.jsonl must be text of 1 to"),
@@ -444,10 +444,10 @@ def test_the_command_that_looks_at_data(own):
     assert out.splitlines()[:6] == [
         "dataset: rows.jsonl",
         "  fields      prompt",
-        "  problems    380 can be drawn",
-        "  imitation   0, 0 of them different",
-        f"  train       {380 - len(held_out)}, {380 - len(held_out)} of them different",
-        f"  eval        {len(held_out)}, {len(held_out)} of them different",
+        "  problems    380 available",
+        "  imitation   0, 0 of them distinct",
+        f"  train       {380 - len(held_out)}, {380 - len(held_out)} of them distinct",
+        f"  eval        {len(held_out)}, {len(held_out)} of them distinct",
     ]
     code, out, err = call(*words, "--config.env.options.reward=mine:no")
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -553,7 +553,7 @@ def test_the_tiny_agent_is_told_which_field_to_imitate(own):
 def test_tools_need_a_template_that_shows_them(documented, language_model):
     words = [word.replace("DIR_OR_HUB_ID", str(language_model)) for word in commands()[2]]
     code, _, err = call(*words, *SHORT, "--workdir=run")
-    assert code == 2 and err.count("\n") == 1 and "does not tell how a tool is called" in err
+    assert code == 2 and err.count("\n") == 1 and "does not show tool calls as" in err
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_of_a_folder_test_files_evaluate(cache, capsys):
     write(folder / "two" / "train-00001-of-00002.parquet", rows(20, 30))
     write(folder / "two" / "test-00000-of-00001.parquet", rows(25, 40))
     env = DeepCoder(path=folder, split="eval")
-    assert "5 of train* that test* has, too" in capsys.readouterr().out
+    assert "5 of train* that are in test*" in capsys.readouterr().out
     found = {"train": set(), "eval": set()}
     for _, split, state in env.given():
         found[split].add(state.text.partition("\n")[0])
@@ -158,8 +158,8 @@ def test_of_a_folder_test_files_evaluate(cache, capsys):
     "table, message",
     [
         ([{"problem": "x"}], r"lacks the column\(s\) tests; it has problem"),
-        ([*rows(0, 2), {**rows(2, 3)[0], "tests": "{"}], "field tests of row 2 of .*is no JSON"),
-        ([{**rows(0, 1)[0], "metadata": "{"}], "field metadata of row 0 of .* is no JSON"),
+        ([*rows(0, 2), {**rows(2, 3)[0], "tests": "{"}], "field tests of row 2 of .*is not JSON"),
+        ([{**rows(0, 1)[0], "metadata": "{"}], "field metadata of row 0 of .* is not JSON"),
         (
             [{**rows(0, 1)[0], "tests": '[{"input": 1}]'}],
             "test 0 of row 0 of .*lacks input or outp",

@@ -339,7 +339,7 @@ def test_a_machine_without_any_refuses(without):
 
 def test_what_is_missing_is_told(monkeypatch):
     monkeypatch.setattr(sandbox, "find_bubblewrap", lambda: None)
-    assert sandbox._try.__wrapped__("bubblewrap") == "there is no command bwrap"
+    assert sandbox._try.__wrapped__("bubblewrap") == "command bwrap not found"
     monkeypatch.setattr(sandbox, "filter_of_calls", lambda reading: None)
     assert "needs Linux on x86_64 or aarch64" in sandbox._try.__wrapped__("landlock")
 

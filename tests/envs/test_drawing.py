@@ -180,7 +180,7 @@ def test_a_picture_of_another_kind_is_not_transcribed(build):
     with pytest.raises(ValueError, match="no cells of 8 pixels"):
         environment.transcribe(picture[:-1])
     picture[9, 17] ^= 1
-    with pytest.raises(ValueError, match="row 1, column 2 of a picture is no known sprite"):
+    with pytest.raises(ValueError, match="row 1, column 2 of a picture is not a known sprite"):
         environment.transcribe(picture)
 
 

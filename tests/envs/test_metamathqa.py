@@ -412,7 +412,7 @@ def test_originals_are_told_apart_by_their_content():
         ("[" * 100_000, "bad.json cannot be read as JSON: "),
         ({"query": "a"}, "bad.json must hold a list of questions, got {'query'"),
         ([], r"bad.json must hold a list of questions, got \[\]"),
-        ([ROWS[0], 5], "row 1 of .*bad.json is no question: 5"),
+        ([ROWS[0], 5], "row 1 of .*bad.json is not a question: 5"),
         ([{"query": "a"}], "row 0 of .*bad.json lacks the field type"),
         (
             [ROWS[0], {k: v for k, v in ROWS[1].items() if k != "original_question"}],

@@ -122,7 +122,7 @@ def test_contract_and_registry():
         ({"task": None}, "task must be one of reasoning-gym's, got None"),
         ({"task": ["gcd"]}, r"got \['gcd'\]"),
         ({"task": "countdown"}, "'countdown' is refused: its scorer evaluates the answer"),
-        ({"task": "composite"}, "'composite' is refused: it joins other tasks"),
+        ({"task": "composite"}, "'composite' is refused: it combines other tasks"),
         ({"level": -1}, "level must be .*at least 0, got -1"),
         ({"level": 99}, r"level must be .*at most 11, got 99 \(task 'chain_sum' has 11 levels\)"),
         ({"level": 1.0}, "level must be .*got 1.0"),

@@ -255,7 +255,7 @@ def test_all_cubes_and_the_farthest():
         ("X" + SOLVED[1:], "corners are not those of a cube"),
         (SOLVED.translate(str.maketrans("WY", "YW")), "corners are not those of a cube"),
         (SOLVED.translate(str.maketrans("WYGB", "YWBG")), "down, back and left is not Y, B and O"),
-        ("WWWR" + "GRRR" + "GWGG" + SOLVED[12:], "one corner is twisted by itself"),
+        ("WWWR" + "GRRR" + "GWGG" + SOLVED[12:], "a single corner is twisted"),
     ],
 )
 def test_what_is_no_cube_is_refused(stickers, message):

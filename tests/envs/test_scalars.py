@@ -123,7 +123,7 @@ def test_what_is_no_real_scalar_is_refused_in_one_line(paying):
 def test_what_is_not_finite_is_refused_in_one_line(paying):
     for name, value in NOT_FINITE.items():
         for broken in paying(value):
-            assert "Step.reward must be a number within +-1e+06, got" in broken.error, name
+            assert "Step.reward must be a number from -1e+06 to 1e+06, got" in broken.error, name
 
 
 def test_success_of_any_library(paying):

@@ -582,7 +582,7 @@ def test_a_parquet_file_is_read_as_its_rows(tmp_path):
         ("\n \n", "bad.jsonl holds no questions"),
         ('{"question": "q", "answer": "a"}\n{"q', "row 1 of .*bad.jsonl cannot be read as JSON"),
         ("[" * 100_000, "row 0 of .*bad.jsonl cannot be read as JSON"),
-        ([ROWS[0], 5], "row 1 of .*bad.jsonl is no question: 5"),
+        ([ROWS[0], 5], "row 1 of .*bad.jsonl is not a question: 5"),
         ([{"answer": "a"}], "row 0 of .*bad.jsonl lacks the field question"),
         (
             [ROWS[0], {"question": "q"}],

@@ -164,7 +164,7 @@ def test_other_indices_of_faiss_are_refused(tmp_path):
         with pytest.raises(ValueError, match=f"{name}.index must be (a flat|an index of inner)"):
             open_vectors(path)
     path.write_bytes(b"no index")
-    with pytest.raises(ValueError, match=r"graph\.index is no index that faiss can read"):
+    with pytest.raises(ValueError, match=r"graph\.index is not an index that faiss can read"):
         open_vectors(path)
 
 
@@ -189,7 +189,7 @@ def test_unusable_files(tmp_path, saved):
     path = saved(np.zeros((4, 2), np.float32))
     for content in (b"", b"not NumPy's", path.read_bytes()[:-1]):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"vectors\.npy is no complete \.npy file"):
+        with pytest.raises(ValueError, match=r"vectors\.npy is not a complete \.npy file"):
             open_vectors(path)
 
 

@@ -81,7 +81,7 @@ def test_files_that_are_missing(model):
     file = model / "tokenizer.json"
     for content in (b"{}", b""):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{file} is no tokenizer"):
+        with pytest.raises(ValueError, match=f"{file} is not a tokenizer"):
             E5(model, MESH, prefix=QUERY)
     file.unlink()
     with pytest.raises(ValueError, match=f"no {file}"):

@@ -80,7 +80,7 @@ def test_a_compressed_corpus_that_is_cut_off(tmp_path):
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:9], b"no gzip", whole[:-9] + b"\0" * 9):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"corpus\.jsonl\.gz cannot be read behind line \d+:"):
+        with pytest.raises(ValueError, match=r"corpus\.jsonl\.gz cannot be read after line \d+:"):
             list(read_corpus(path))
 
 

@@ -51,7 +51,7 @@ def test_a_game_is_won_from_the_threshold_on(monkeypatch):
         step = own.step(own.reset(0), reward, None)
         assert step.info == {"success": won} and step.reward == float(reward)
     for value in ("1", True, float("nan")):
-        with pytest.raises(ValueError, match="success_reward must be a number within"):
+        with pytest.raises(ValueError, match="success_reward must be a number from"):
             make_env("textarena", id="game", success_reward=value, split=None)
 
 

@@ -192,7 +192,7 @@ GOOD = json.dumps([item()])
         (GOOD[:-1] + "{}]", "at row 1: expected ',' or ']', got '{'"),
         (GOOD[:-1] + ",]", "products.json cannot be read as JSON at row 1: "),
         ("[" * 100_000, "products.json cannot be read as JSON at row 0: "),
-        ([item(), 7], "row 1 of FILE is no product: 7"),
+        ([item(), 7], "row 1 of FILE is not a product: 7"),
         ([item(), {"name": "x"}], "row 1 of FILE lacks the field asin"),
         ([item("B1", name=None)], "field name of row 0 ('B1') of FILE must be text, got None"),
         ([item("B1", query=["a"])], "field query of row 0 ('B1') of FILE must be text, got ['a']"),
@@ -425,19 +425,19 @@ def test_check_data_tells_what_is_in_the_files(given, tmp_path):
     assert (code, err) == (0, "")
     told, *lines = out.splitlines()
     goals = sum(map(count, catalogue))
-    assert told.startswith(f"webshop: reading {options['path']} (once; kept in ")
+    assert told.startswith(f"webshop: reading {options['path']} (once; cached in ")
     assert lines[:6] == [
         f"webshop: {options['path']}",
         f"  fields      {', '.join(files.FIELDS)}",
-        f"  problems    {goals} can be drawn",
-        "  imitation   500, 500 of them different",
-        f"  train       {goals - 1500}, {goals - 1500} of them different",
-        "  eval        1000, 1000 of them different",
+        f"  problems    {goals} available",
+        "  imitation   500, 500 of them distinct",
+        f"  train       {goals - 1500}, {goals - 1500} of them distinct",
+        "  eval        1000, 1000 of them distinct",
     ]
     assert lines[6].startswith("  row 0 (") and lines[7].startswith("    WebShop [SEP] Instruction")
     assert lines[-1].startswith("    -> search[") and lines[-1].endswith("click[buy now]")
     code, out, err = call(*words, "--config.eval.episodes=1001")
-    assert code == 2 and "holds out only 1000 different problems" in err
+    assert code == 2 and "holds out only 1000 distinct problems" in err
     (tmp_path / "products.json").write_text(json.dumps([item("B1", name=5)]))
     code, out, err = call(*words)
     assert (code, len(err.splitlines())) == (2, 1)

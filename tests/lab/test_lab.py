@@ -430,9 +430,9 @@ def test_the_page_of_the_organism(tmp_path):
     assert "| top-p | 0 | 240 | 2.00 -> 2.00 | 0.60 -> 0.74 |" in text
     assert "| no filter | 1 | 240 | 2.00 -> 0.50 |" in text
     # Both seeds alike: differences of 1.5 and 0.1 without spread.
-    assert "| top-p | 100% | +1.500 +- 0.000 |" in text and "+0.100 +- 0.000 |" in text
+    assert "| top-p | 100% | +1.500 ± 0.000 |" in text and "+0.100 ± 0.000 |" in text
     # After 15 of 60 steps: probes of steps 4, 8 and 12, of which the last differ by 0.5.
-    assert "| top-p | 25% | +0.167 +- 0.000 |" in text
+    assert "| top-p | 25% | +0.167 ± 0.000 |" in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
     def judged(made):

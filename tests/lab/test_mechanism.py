@@ -86,7 +86,7 @@ def test_the_page(tmp_path):
         float(x) for x in re.search(r"templates ([\d.]+), .* half ([\d.]+):", text).groups()
     )
     assert lower == pytest.approx(0.2, abs=0.01) and upper == pytest.approx(0.04, abs=0.01)
-    assert "| 3 | 21 | +0.03 +- 0 | -0.0207 +- 0.0021 |" in text
+    assert "| 3 | 21 | +0.03 ± 0 | -0.0207 ± 0.0021 |" in text
     row = next(line for line in text.splitlines() if line.startswith(f"| {UPPER} |"))
     assert "> 32 | 0.20 | 0.50 |" in row
     # Norms 0.1, 0.2, 0.3, 0.4: 0.2 more on a mean of 0.25; 2, 1.5, 1, 0.5: 1 less on 1.25.
@@ -98,7 +98,7 @@ def test_the_page(tmp_path):
     assert (
         "after collapse the norm of the task gradient grows with reward variance | **repro" in text
     )
-    assert "**reversed** | upper minus lower half, over the mean: -0.80 +- 0.00" in text
+    assert "**reversed** | upper minus lower half, over the mean: -0.80 ± 0.00" in text
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -134,4 +134,4 @@ def test_the_page_uses_the_confidence_of_the_look_at_which_it_ended():
         part = {key: rows for key, rows in runs.items() if key[2] in experiment.seeds[:count]}
         mean, half_width = interval(mechanism.primary(part), confidence=1 - spent)
         of_bonus = mechanism.verdicts(experiment, part)[1]
-        assert of_bonus.figures == f"{mean:+.3f} +- {half_width:.3f}"
+        assert of_bonus.figures == f"{mean:+.3f} ± {half_width:.3f}"

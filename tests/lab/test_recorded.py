@@ -42,7 +42,7 @@ def test_runs_come_back_for_the_same_config_alone(tmp_path):
 
 
 def test_what_is_not_default():
-    assert not_default(organism_config.get_config())["warmstart.thoughts.template"] == 0.5
+    assert not_default(organism_config.get_config())["warmstart.styles.template"] == 0.5
     (arm,) = plan(seeds=(0,), entropy_coef=0.25)
     assert not_default(arm.config)["algorithm.entropy_coef"] == 0.25
     assert "algorithm.name" not in not_default(arm.config)

@@ -116,9 +116,9 @@ def test_the_page(tmp_path):
         "keeps, dear."
     ) in text
     row = next(line for line in text.splitlines() if line.startswith("| keeps |"))
-    assert row.startswith("| keeps | 160 | 0.75 | 1.00 | +0.70 +- 0.0")
-    assert row.split(" | ")[5].startswith("+0.70 +- ")  # to top-p 0.9
-    assert "| > 40 | 1.50 | 0.25 | 0.10 | 0.98 | 0.50 | +0.00 +- 0.00 | at no price | 0.00" in row
+    assert row.startswith("| keeps | 160 | 0.75 | 1.00 | +0.70 ± 0.0")
+    assert row.split(" | ")[5].startswith("+0.70 ± ")  # to top-p 0.9
+    assert "| > 40 | 1.50 | 0.25 | 0.10 | 0.98 | 0.50 | +0.00 ± 0.00 | at no price | 0.00" in row
     assert "table 9" not in text  # no filter that is worse there
     assert (tmp_path / "cures.png").read_bytes().startswith(b"\x89PNG")
     runs = {(s, "top-p 1.0" if t == "worse" else t, n): x for (s, t, n), x in world().items()}

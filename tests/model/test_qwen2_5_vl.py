@@ -134,7 +134,9 @@ def test_checksums_cover_the_tower_and_its_pictures(tmp_path):
     sums = json.loads((tmp_path / "x" / CHECKSUMS).read_text())["crc32"]
     assert {images.FILE, hf.WEIGHTS, "config.json"} <= sums.keys()
     edit_json(tmp_path / "x" / images.FILE, max_pixels=4000)
-    with pytest.raises(ValueError, match=f"damaged: .*{images.FILE} is not what was written"):
+    with pytest.raises(
+        ValueError, match=f"damaged: .*{images.FILE} has changed since it was written"
+    ):
         hf.load(tmp_path / "x")
 
 
@@ -161,10 +163,10 @@ def test_a_model_that_does_not_see_has_no_tower(language_model):
 
 
 def test_a_model_that_sees_is_saved_with_its_tower(tmp_path):
-    with pytest.raises(ValueError, match="'qwen2_5_vl' is saved with what sees for it: pass tower"):
+    with pytest.raises(ValueError, match="'qwen2_5_vl' is saved with its vision tower; pass tower"):
         save(tmp_path / "x", tower=None)
     deeper = dataclasses.replace(VISION, depth=4)
-    with pytest.raises(ValueError, match=r"tower passed is of .*depth=4.* model's is .*depth=3"):
+    with pytest.raises(ValueError, match=r"tower has config .*depth=4.* model expects .*depth=3"):
         save(tmp_path / "x", tower=dataclasses.replace(TOWER, model=vision.VisionTower(deeper)))
     with pytest.raises(ValueError, match="missing or not the tower's: patch/kernel"):
         less = {name: x for name, x in TOWER.params.items() if name != "patch"}
@@ -343,7 +345,7 @@ def seen(**fields):
         (seen(fullatt_block_indexes=3), "fullatt_block_indexes 3 must be a list"),
         (seen(fullatt_block_indexes=["a"]), "fullatt_block_indexes 'a' must be a whole number"),
         (seen(fullatt_block_indexes=[32]), r"\(32,\) must be layers from 0 to depth - 1 = 31"),
-        (seen(out_hidden_size=64), "out_hidden_size 64 must be the language model's .* 3584"),
+        (seen(out_hidden_size=64), "out_hidden_size 64 must equal the language model's .* 3584"),
         (NESTED | {"image_token_id": 152064}, "image_token_id 152064 .* below vocab_size 152064"),
         (NESTED | {"vision_config": None}, "vision_config None must be an object"),
         (
@@ -392,7 +394,7 @@ def test_names_that_transformers_has_in_memory(saved):
     assert_same(hf.load_tower(saved).params, TOWER.params)
     norm = load_file(saved / hf.WEIGHTS)["model.visual.merger.ln_q.weight"]
     edit_weights(saved, lambda t: t.update({"visual.merger.ln_q.weight": norm}))
-    with pytest.raises(ValueError, match="tensor visual.merger.ln_q.weight is there under two na"):
+    with pytest.raises(ValueError, match="tensor visual.merger.ln_q.weight is stored under two na"):
         hf.load_weights(saved)
 
 
@@ -420,10 +422,10 @@ def test_a_tower_is_no_part_of_other_families(saved):
 def test_a_directory_must_say_what_images_are_made_into(saved):
     fields = (saved / images.FILE).read_text()
     (saved / images.FILE).unlink()
-    with pytest.raises(ValueError, match=f"no .*{images.FILE}: a model that reads images has one"):
+    with pytest.raises(ValueError, match=f"no .*{images.FILE}; a model that reads images needs it"):
         hf.load_tower(saved)
     (saved / images.FILE).write_text("{}")
-    with pytest.raises(ValueError, match=f"{images.FILE} says nothing of images"):
+    with pytest.raises(ValueError, match=f"{images.FILE} has no image settings"):
         hf.load_tower(saved)
     (saved / images.FILE).write_text(fields)
     edit_json(saved / images.FILE, patch_size=14)

@@ -323,7 +323,7 @@ def test_a_template_that_knows_thoughts_leaves_them_to_the_agent(template):
 def test_a_template_that_ends_the_thought_itself_is_refused_in_a_line():
     assert PROMPT in QWEN
     tokenizer = thinking(QWEN.replace(PROMPT, PROMPT.replace("' }}", f"' + {EMPTY} }}}}")))
-    with pytest.raises(ValueError, match="ends the reasoning before the reply begins, even") as e:
+    with pytest.raises(ValueError, match="closes the reasoning before the reply begins, even") as e:
         parse_chat_template(tokenizer, "Rules.")
     assert "\n" not in str(e.value) and "chat_template.jinja" in str(e.value)
 

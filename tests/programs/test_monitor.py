@@ -49,7 +49,7 @@ def test_a_row_says_what_compiled_and_a_late_program_is_named(monkeypatch, capsy
         extend(params, tokens[96], times=2.0)
         assert told.metrics(3)["time/compile"] > 0
         (line,) = capsys.readouterr().out.splitlines()
-        told_of = "warning: compiled behind the first steps: extend (int32[96,24]) "
+        told_of = "warning: recompiled after warm-up: extend (int32[96,24]) "
         assert line.startswith(told_of) and line.endswith(" s")
         extend(params, tokens[64], times=2.0)
         extend(params, tokens[64], times=3.0)

@@ -51,7 +51,7 @@ def test_what_a_thread_compiles_is_there_and_only_waiting_counts(monkeypatch, ca
         (line,) = capsys.readouterr().out.splitlines()
         assert line.startswith("compiled 2 programs in ") and line.endswith(" s")
         cubed(rows[1201]), cubed(rows[1213])
-        assert names(told) == ["programs ahead"]  # nothing compiled behind it
+        assert names(told) == ["precompiled programs"]  # nothing compiled behind it
         assert told.metrics(1)["time/compile"] > 0
 
         precompiler.begin(planned(1217))
@@ -60,7 +60,7 @@ def test_what_a_thread_compiles_is_there_and_only_waiting_counts(monkeypatch, ca
         told.metrics(2)
         assert told.metrics(3) == {"time/compile": 0.0}
         cubed(rows[1217])
-        assert set(names(told)) == {"programs ahead"}
+        assert set(names(told)) == {"precompiled programs"}
         cubed(rows[1223])
         assert names(told)[-1] == "cubed"  # one that nobody knew of
         precompiler.close()
@@ -75,7 +75,7 @@ def test_what_cannot_be_compiled_is_told_and_the_run_goes_on(capsys):
         precompiler.compile_now([PlannedProgram("a large one", fail), planned(1231)])
         precompiler.close()
     assert (
-        "warning: a large one was not compiled ahead: RESOURCE_EXHAUSTED: 1 byte too many\n"
+        "warning: a large one was not precompiled: RESOURCE_EXHAUSTED: 1 byte too many\n"
         in capsys.readouterr().out
     )
 

@@ -88,8 +88,8 @@ def test_an_evaluation_that_is_gone_or_another_is_told(run):
     path.write_text(content.replace(", 1]", ", 0]", 1))  # one bit
     _, out, _, page = reported(run)
     for told in (
-        f"{run / 'eval' / 'step_000020.json'} is gone, in which step 20 was evaluated",
-        f"{path} does not have the success of metrics.jsonl",
+        f"{run / 'eval' / 'step_000020.json'} is missing; it holds the evaluation of step 20",
+        f"{path} does not match the success in metrics.jsonl",
     ):
         assert f"warning: {told}" in out and f"Damaged: {told}" in page
     # By other settings: they lie elsewhere.
@@ -126,7 +126,7 @@ def test_flipped_bits_of_evaluations_change_no_outcome_unnoticed(run):
             assert told == [f"{path} is damaged"]
             noticed += 1
         elif found != truth:  # a 0 that has become a 1
-            assert "does not have the success" in reported(run)[1]
+            assert "does not match the success" in reported(run)[1]
             noticed += 1
     assert noticed > 100  # the others are of problems' numbers, which nothing is made of
 

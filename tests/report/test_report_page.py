@@ -169,9 +169,9 @@ def test_the_cursor_goes_through_all_charts_by_keyboard(opened, run):
 def test_what_happened_is_on_top(opened):
     page, *_ = opened()
     text = page.locator("#what").inner_text()
-    assert "Named cause: template" in text and "go back to a checkpoint from before" in text
+    assert "Cause: template" in text and "go back to a checkpoint from before" in text
     alarm = page.evaluate("JSON.parse(document.getElementById('data').textContent).runs[0].alarm")
-    assert f"The alarm came at step {alarm[''][0][0]}" in text
+    assert f"The alarm started at step {alarm[''][0][0]}" in text
 
 
 def test_filters_filter(opened):
@@ -249,7 +249,7 @@ def test_it_fits_a_small_screen_and_the_dark(opened, scheme):
         "all => all.every(e => e.labels?.length || e.ariaLabel || e.textContent)",
     )
     for label in page.locator("#charts .plot").evaluate_all("all => all.map(e => e.ariaLabel)"):
-        assert "at first" in label
+        assert "initially" in label
 
 
 def test_runs_that_differ_in_seed_are_averaged(opened, tmp_path):
@@ -304,7 +304,7 @@ def test_scored_rollouts_of_others(opened, tokenizer, tmp_path, count):
     page, messages, requests = opened(tmp_path / "scored.html")
     assert messages == [] and len(requests) == 1
     text = page.locator("#what").inner_text()
-    assert "no sign that it depends on the prompt" in text and "0.50 nats" in text
+    assert "no sign that the reasoning depends on the prompt" in text and "0.50 nats" in text
     assert ("An alarm takes several steps." in text) == (count == 1)
     assert page.locator("#charts .chart canvas").count() > 3
     assert page.locator("#episode-list button").count() == 6 * count
@@ -341,10 +341,10 @@ def test_bad_folders_are_one_line_and_exit_code_2(tmp_path, run):
     begun.mkdir()
     shutil.copy(run / "config.json", begun)
     for words, expected in (
-        ([], "name the folder of a run"),
+        ([], "name a run folder"),
         ([str(tmp_path / "empty")], "it has no config.json"),
         ([str(begun)], "no finished step yet"),
-        ([str(run), f"--out={tmp_path / 'no' / 'x.html'}"], "there is no folder"),
+        ([str(run), f"--out={tmp_path / 'no' / 'x.html'}"], "does not exist"),
         ([str(run), "--nothing=1"], "nothing"),
     ):
         code, out, err = call("ragen_jax.report", *words)

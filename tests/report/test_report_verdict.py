@@ -39,7 +39,7 @@ def test_a_healthy_run_has_a_gain_and_no_word_of_an_alarm(tmp_path, seed):
     found = verdict(write_run(tmp_path / "run", seed=seed))
     assert not found.trouble and found.alarm == [] and found.moves == [] and found.causes == []
     text = sentences.headline(found)
-    assert "rose by" in text and text.endswith("No alarm came.")
+    assert "rose by" in text and text.endswith("There was no alarm.")
     html = sentences.top([read_run(tmp_path / "run")], [[found]], [[0]])
     assert "template" not in html and "What to do" not in html and 'class="verdict well"' in html
 
@@ -66,7 +66,7 @@ def test_information_that_falls_while_replies_stay_valid_is_a_template(tmp_path,
     assert found.alarm[-1][1] == 100  # and stays
     assert [move.step for move in found.moves] == sorted(move.step for move in found.moves)
     assert {"entropy of the reasoning", "truth of the reasoning"} <= {m.what for m in found.moves}
-    assert "Named cause: template" in sentences.headline(found)
+    assert "Cause: template" in sentences.headline(found)
     # The few facts that a template states are no evidence of their own.
     assert [cause.name for cause, *_ in found.causes] == ["template"]
 
@@ -82,14 +82,14 @@ def test_truth_that_falls_first_is_untrue_reasoning(tmp_path):
         name: (70, *rest) for name, (_, *rest) in MI.items()
     }
     first, causes = named(tmp_path / "run", changes=changes, success=(0.4, 0.2))
-    assert first == "truth of the reasoning" and causes[0] == "untrue reasoning"
+    assert first == "truth of the reasoning" and causes[0] == "false statements in the reasoning"
 
 
 def test_replies_that_are_not_valid_are_format_unless_they_were_cut_off(tmp_path):
     changes = {"rollout/valid_rate": (30, 0.5, 10), "rollout/valid_think_rate": (30, 0.5, 10)}
     roomy = {"rollout.max_new_tokens": 100}
     first, causes = named(tmp_path / "a", changes=changes, fields=roomy)
-    assert first in ("valid actions", "valid thinking") and causes == ["format"]
+    assert first in ("valid actions", "valid reasoning") and causes == ["format"]
     cut = {40: Truncation(share=0.4, of_invalid=0.9)}
     assert named(tmp_path / "b", changes=changes, truncated=cut)[1] == ["truncation"]
     few = {40: Truncation(share=0.05, of_invalid=0.2)}

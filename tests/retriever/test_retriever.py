@@ -144,13 +144,13 @@ class Moody:
 
 def test_whatever_is_asked_the_server_goes_on(capsys):
     with serving(Moody()) as url:
-        for body, reason in ((b"{", "no JSON"), (b'{"query": 1}', "query must hold texts, got 1")):
+        for body, reason in ((b"{", "not JSON"), (b'{"query": 1}', "query must hold texts, got 1")):
             status, answer = post(url, body)
             assert status == 400 and answer["error"].startswith(reason)
         status, answer = post(url, b"{}", headers={"Content-Length": str(10**12)})
         assert status == 413 and "Content-Length must be at most" in answer["error"]
         status, answer = post(url, b"{}", "/search")
-        assert status == 404 and answer["error"] == "POST is for /retrieve, got /search"
+        assert status == 404 and answer["error"] == "POST is only for /retrieve, got /search"
         assert post(url, None, "/retrieve", "GET")[0] == 404
         status, answer = post(url, b'{"query": "break"}')
         assert status == 500 and answer["error"] == "RuntimeError: broken"
@@ -186,7 +186,7 @@ def test_an_index_is_whole_or_not_there(tmp_path, corpus):
         (["build", "--retriever=dense", "--index=x", "--corpus=x"], "build needs --encoder"),
         (["serve", "--retriever=lucene"], "--retriever is 'lucene'; accepted: bm25, dense"),
         (["serve", "--index=x", "--dtype=int8"], "--dtype is 'int8'; accepted: float32, bfloat16"),
-        (["serve", "--index=x", "--documents=0"], "--documents is 0; from 1 to 50"),
+        (["serve", "--index=x", "--documents=0"], "--documents is 0; it must be from 1 to 50"),
         (["serve", "--index=nowhere"], "nowhere holds no index .* ragen_jax.retriever build"),
         (["build", "--corpus=nowhere", "--index=x"], "no corpus at nowhere"),
         (
@@ -303,9 +303,9 @@ POST = b"POST /retrieve HTTP/1.1\r\n"
         (POST + b"Content-Length: 9999999\r\n\r\n" + b"x" * 9999999, 413, "must be at most"),
         (POST + b"Transfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n", 400, "no Transfer-E"),
         (POST + b"X: y\r\n" * 200 + b"\r\n", 431, "Too many headers"),
-        (POST + (b"X: " + b"y" * 900 + b"\r\n") * 90 + b"\r\n", 431, "more bytes came"),
+        (POST + (b"X: " + b"y" * 900 + b"\r\n") * 90 + b"\r\n", 431, "more bytes arrived"),
         (b"\x16\x03\x01\x02" * 100 + b"\r\n", 400, "Bad"),
-        (b"GET /" + b"x" * 70_000, 431, "more bytes came"),
+        (b"GET /" + b"x" * 70_000, 431, "more bytes arrived"),
     ],
     ids=lambda value: repr(value)[:40],
 )
@@ -324,9 +324,9 @@ def test_requests_that_are_too_much_get_a_line(request_, status, reason):
         ({"queries": ["a"] * 513}, "a list of at most 512 texts"),
         ({"queries": ["a"] * 10_000}, "a list of at most 512 texts"),
         ({"queries": ["a" * 1000] * 160}, "at most 64000 characters together, got 160000"),
-        ({"queries": [[]] * 50_000}, "JSON of more than 40000 values"),
+        ({"queries": [[]] * 50_000}, "JSON with more than 40000 values"),
         ({"queries": ["a"], "topk": 10**9}, "topk must be from 1 to 50"),
-        ({"query": "a", "top_k": float("nan")}, "NaN is no JSON"),
+        ({"query": "a", "top_k": float("nan")}, "NaN is not JSON"),
     ],
     ids=lambda value: repr(value)[:40],
 )

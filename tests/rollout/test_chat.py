@@ -484,7 +484,7 @@ def test_a_token_that_straddles_the_end_of_a_reasoning_stays(make_turn):
 def test_a_prompt_of_another_chat_is_refused(tokenizer, make_turn):
     chat = terse(tokenizer)
     turns = with_reasonings(chat, converse(chat, tokenizer, make_turn, THOUGHTS))
-    with pytest.raises(ValueError, match=r"a prompt of \d+ tokens does not show its 5 turns"):
+    with pytest.raises(ValueError, match=r"a prompt of \d+ tokens does not contain its 5 turns"):
         chat.without_reasoning(turns[:5], turns[5].message, turns[5].prompt[1:])
 
 
@@ -727,7 +727,7 @@ def test_a_reply_starts_as_the_generation_prompt_says():
     ],
 )
 def test_a_template_that_does_not_show_its_messages_is_refused(template):
-    match = "does not show every message once, verbatim, in the order user, assistant, user"
+    match = "does not render every message once, verbatim, in the order user, assistant, user"
     with pytest.raises(ValueError, match=match):
         terse(bpe(template=template))
 
@@ -765,7 +765,7 @@ def test_a_template_that_closes_a_reply_with_text_is_refused(between):
         "{% for m in messages %}{{ m['content'] }}{{ between }}{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>{% endif %}"
     ).replace("{{ between }}", between)
-    match = "does not end a reply with a control token.*what follows a reply is " + re.escape(
+    match = "does not end a reply with a control token.*a reply is followed by " + re.escape(
         repr(between)
     )
     with pytest.raises(ValueError, match=match):

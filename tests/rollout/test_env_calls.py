@@ -132,13 +132,13 @@ OF_IMAGES = {  # text, images, what is said
     "much": ("x" * (MAX_TEXT + 1), (), f"at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
     "list": (IMAGE, [PICTURE], "TypeError: Observation.images must be a tuple, got list"),
     "array": (IMAGE, PICTURE[None], "Observation.images must be a tuple, got ndarray"),
-    "no place": ("", (PICTURE,), "once for each image, got 0 of it and 1 image(s)"),
+    "no place": ("", (PICTURE,), "once for each image, got 0 and 1 image(s)"),
     "no image": (
         IMAGE + IMAGE,
         (PICTURE,),
-        "('\\ufffc') once for each image, got 2 of it and 1 im",
+        "('\\ufffc') once for each image, got 2 and 1 im",
     ),
-    "none": (IMAGE, (), "got 1 of it and 0 image(s)"),
+    "none": (IMAGE, (), "got 1 and 0 image(s)"),
     "many": (
         IMAGE * 17,
         (PICTURE,) * 17,
@@ -162,7 +162,10 @@ OF_RENDER = NONSENSE | {
     },
 }
 OF_STEP = NONSENSE | {
-    "nan": (steps(reward=float("nan")), "Step.reward must be a number within +-1e+06, got nan"),
+    "nan": (
+        steps(reward=float("nan")),
+        "Step.reward must be a number from -1e+06 to 1e+06, got nan",
+    ),
     "huge": (steps(reward=1e30), "got 1e+30"),
     "text reward": (steps(reward="1"), "got '1'"),
     "array reward": (steps(reward=np.ones(2)), "must be a number"),
@@ -271,7 +274,7 @@ def test_a_signal_before_the_first_step_is_no_systemexit(capsys):
     with pytest.raises(Stopped) as stopped:
         act(environment, [asked((1, True), "1")], SERIAL)
     assert stopped.value.exit_code == 143 and not preemption.signal
-    assert "there is nothing to be saved" in capsys.readouterr().out
+    assert "nothing to save" in capsys.readouterr().out
 
 
 def test_the_largest_reward_and_text_are_accepted():

@@ -317,7 +317,10 @@ def test_a_problem_whose_prompt_cannot_be_used_breaks_its_group_alone(agent, slo
         )
 
     sound = episodes(None)
-    for observation, reason in ((long, "env.max_context leaves 120"), (picture, "does not see")):
+    for observation, reason in (
+        (long, "env.max_context leaves 120"),
+        (picture, "has no vision tower"),
+    ):
         found = episodes(observation)
         assert [bool(e.error) for e in found] == [False, False, True, True, False, False]
         for episode, other in zip(found, sound, strict=True):

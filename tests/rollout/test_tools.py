@@ -160,7 +160,7 @@ def test_reasonings_are_taken_out_of_a_prompt_with_calls(make_turn):
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (QWEN, "does not tell how a tool is called, or not by <tool_call>"),
+        (QWEN, "does not show tool calls as <tool_call>"),
         (
             TEMPLATE.replace(
                 "{% if message['role'] == 'tool' %}",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ragen_jax.configs import base
 from ragen_jax.run.log import MetricsLog
-from ragen_jax.run.trackers import require
+from ragen_jax.storage.trackers import require
 
 folder, first, last, names, end = sys.argv[1:]
 folder, names = Path(folder), names.split(",")

@@ -344,10 +344,10 @@ def test_what_cannot_run_is_refused_in_one_line():
     ahead_, apart = {"rollout.ahead": 1}, {"sampling_mesh.devices": 2}
     four = [Device(0, n) for n in range(4)]
     two_hosts = [Device(n // 2, n) for n in range(4)]
-    assert "rollout.ahead is 1, but 4 devices are shared" in refused(ahead_, four)
-    assert "sampling_mesh.devices, such as 2" in refused(ahead_, four)
-    assert "rollout.ahead is 1, but there are 2 processes" in refused(ahead_, two_hosts)
-    assert "sampling_mesh.devices is 2, but there are 2 processes" in refused(apart, two_hosts)
+    assert "rollout.ahead is 1, but training and sampling share 4 devices" in refused(ahead_, four)
+    assert "sampling_mesh.devices, for example to 2" in refused(ahead_, four)
+    assert "rollout.ahead is 1, but with 2 processes" in refused(ahead_, two_hosts)
+    assert "sampling_mesh.devices is 2, but with 2 processes" in refused(apart, two_hosts)
     assert "sampling_mesh.devices is 2, but at least one of 2" in refused(apart, four[:2])
     uneven = apart | {"mesh.data": 4}
     assert "mesh.data=4, mesh.fsdp=1, mesh.tensor=1 does not fit 2" in refused(uneven, four)

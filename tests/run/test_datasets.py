@@ -178,7 +178,7 @@ def test_a_disk_without_a_free_byte_is_refused_and_waited_for(tmp_path, monkeypa
         load()
     with retry_disk_errors(60.0, say):
         assert load() == [{"index": 0, "x": 3}]
-    assert "No space left on device): trying again for 60 s" in said[0] and len(said) == 2
+    assert "No space left on device): retrying for 60 s" in said[0] and len(said) == 2
 
 
 def test_a_damaged_dataset_is_told_of_and_generated_again(tmp_path, capsys):
@@ -274,13 +274,13 @@ class Raising(Counting):
 def test_a_heldout_problem_for_which_the_environment_raises_is_left_out(tmp_path, capsys):
     seeds, states = heldout(Raising(lambda n: n in (0, 1, 4)), tmp_path, count=3)
     assert seeds == states == [EVALUATION_SEEDS + n for n in (2, 5, 6)]
-    line = "warning: 3 held-out problems cannot be built and are left out; the first: KeyError"
+    line = "warning: 3 held-out problems cannot be built and are left out; first error: KeyError"
     assert line in capsys.readouterr().out
     # Stored problems keep their places: an episode of the second one breaks.
     seeds, states = heldout(Raising(lambda n: n == 5), tmp_path, count=3)
     assert [type(state) for state in states] == [int, EnvFailure, int]
     said = capsys.readouterr().out
-    assert "warning: 1 of 3 held-out problems cannot be built and are not evaluated; the" in said
+    assert "warning: 1 of 3 held-out problems cannot be built and are not evaluated; first" in said
     with pytest.raises(ValueError, match="raises for all of its 3 held-out .*: KeyError: 'row 2'"):
         heldout(Raising(lambda n: True), tmp_path, count=3)
 
@@ -424,9 +424,11 @@ def test_problems_without_a_solution_are_left_out(shown, tmp_path, capsys):
     kept = [room for room in rooms if moves[room[0]["identity"]] <= 6]
     assert 20 < len(kept) < ROOMS - 20
     assert said(play(6)) == said(example for room in kept for example in room)
-    told = f"{ROOMS - len(kept)} of {ROOMS} problems have no solution and are not imitated"
+    told = (
+        f"{ROOMS - len(kept)} of {ROOMS} demonstration problems have no solution and are left out"
+    )
     assert told in capsys.readouterr().out
-    with pytest.raises(ValueError, match=f"no solution of any of {ROOMS} imitation problems"):
+    with pytest.raises(ValueError, match=f"no solution for any of {ROOMS} demonstration problems"):
         play(0)
 
 
@@ -526,7 +528,7 @@ def test_an_expert_of_two_minds_does_the_same_in_both():
     def show(rooms, **thoughts):
         seeds = range(IMITATION_SEEDS, IMITATION_SEEDS + rooms)
         found = {name: [] for name in styles}
-        for example in play_expert(environment, seeds, thoughts=thoughts, **budgets):
+        for example in play_expert(environment, seeds, styles=thoughts, **budgets):
             thought, did = example["reply"].split("</think>")
             (name, *_) = [
                 n for n, style in styles.items() if n in thoughts and style.wrote(thought)
@@ -534,7 +536,7 @@ def test_an_expert_of_two_minds_does_the_same_in_both():
             found[name].append((example["observation"], example["turn"], did))
         return found
 
-    plain = list(play_expert(environment, [IMITATION_SEEDS], thoughts={}, **budgets))
+    plain = list(play_expert(environment, [IMITATION_SEEDS], styles={}, **budgets))
     assert all(styles["grounded"].wrote(e["reply"].split("</think>")[0]) for e in plain)
     halves = show(60, grounded=0.5, template=0.5)
     assert halves["grounded"] == halves["template"] and len(halves["grounded"]) > 100

@@ -27,7 +27,7 @@ def test_a_folder_that_is_renamed_or_removed_is_noticed(tmp_path):
         assert folder.here() == path
         path.unlink()
         (tmp_path / "other").rmdir()
-        with pytest.raises(FolderGone, match="was removed, or renamed, while its run continued"):
+        with pytest.raises(FolderGone, match="was removed or renamed while its run was active"):
             folder.here()
 
 
@@ -66,9 +66,13 @@ def test_a_run_whose_folder_goes_away_ends_in_one_line(agent, tmp_path, monkeypa
     if what == "removed":
         assert "run was removed" in err and "no step is saved" in err
         return
-    saved = re.search(r"run was renamed to (\S+) while .*; step (\d) is saved, --workdir=\1 ", err)
+    saved = re.search(
+        r"run was renamed to (\S+) while .*; step (\d) is saved; resume with --workdir=\1$",
+        err,
+        re.M,
+    )
     assert saved and saved[2] in "23" and saved[1] == str(tmp_path / "moved"), err
     monkeypatch.setattr(MetricsLog, "write", write)
     code, out, err = call("ragen_jax.train", "--workdir=moved")
-    assert code == 0 and f"continuing moved behind step {saved[2]}" in out, err
+    assert code == 0 and f"resuming moved after step {saved[2]}" in out, err
     assert [row["step"] for row in read_metrics(tmp_path / "moved/metrics.jsonl")] == [1, 2, 3, 4]

@@ -92,7 +92,7 @@ def test_a_full_disk_is_waited_for(disk):
     timer.join()
     assert path.read_text() == "[]"
     assert told == [
-        f"warning: {path} cannot be written (No space left on device): trying again for 60 s",
+        f"warning: {path} cannot be written (No space left on device): retrying for 60 s",
         "written after 2 s",
     ]
     fill(folder)
@@ -211,7 +211,7 @@ def test_a_run_on_a_disk_that_fills_up(agent, disk, tmp_path, freed):
     twin, workdir = tmp_path / "twin", disk(40) / "run"
     undisturbed = begin(twin)
     assert undisturbed.wait(300) == 0, undisturbed.stderr.read()
-    run = begin(workdir, **{"checkpoint.patience": 120.0 if freed else 2.0})
+    run = begin(workdir, **{"checkpoint.disk_retry_seconds": 120.0 if freed else 2.0})
     lines = []
     for line in run.stdout:
         lines.append(line)
@@ -222,12 +222,12 @@ def test_a_run_on_a_disk_that_fills_up(agent, disk, tmp_path, freed):
     errors = run.stderr.read()
     if freed:
         assert run.wait(300) == 0, errors
-        assert any("trying again for 120 s" in line for line in lines)
+        assert any("retrying for 120 s" in line for line in lines)
     else:
         assert run.wait(300) == 4
         last = errors.rstrip().splitlines()[-1]
         assert last.startswith("error: ") and "No space left on device" in last
-        assert last.endswith(f"step 2 is saved, --workdir={workdir} goes on behind it")
+        assert last.endswith(f"step 2 is saved; resume with --workdir={workdir}")
         assert "Traceback" not in errors
         filler.unlink()
         again = begin(workdir)

@@ -18,8 +18,8 @@ def test_unusable_prompts_never_stop_a_run_and_broken_environments_do(make_turn,
     (fired,) = errors(task, unusable)
     assert (fired.rule, fired.action) == ("prompts", "warn")
     assert fired.reason == (
-        "all 4 episodes of env left out, so none to learn from; the first: PromptError: "
-        "environment seed 7: x"
+        "all 4 episodes of env were left out, so there is nothing to learn from; the first: "
+        "PromptError: environment seed 7: x"
     )
     (fired,) = errors(task, [plain[0], *unusable[1:]])
     assert fired.reason.startswith("3 of 4 episodes of env left out; the first: PromptError: ")

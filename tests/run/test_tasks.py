@@ -118,7 +118,7 @@ def test_the_collapse_of_one_environment_of_three_is_seen():
         fired += [(step, alarm.reason) for alarm in alarms]
     ((step, reason),) = fired
     assert step in range(31, 46) and reason.startswith(
-        "third: signs of collapse: margin of the own"
+        "third: signs of collapse: own-prompt margin"
     )
     assert found["regime/alarm"] == found["regime/third/alarm"] == 1
     assert found["regime/first/alarm"] == found["regime/second/alarm"] == 0
@@ -178,9 +178,9 @@ def test_a_config_of_several_is_one_of_each(config):
             "also.frozen_lake.env.pool is 1; it must be at least also.frozen_lake.groups = 2",
         ),
         (lambda c: c.also.frozen_lake.update(groups=0), "also.frozen_lake.groups is 0"),
-        (lambda c: c.also.update(sokoban=c.also.frozen_lake), "has the name of config.env"),
+        (lambda c: c.also.update(sokoban=c.also.frozen_lake), "has the same name as config.env"),
         (lambda c: c.also.update(other=ConfigDict(dict(groups=1))), "other must have groups and"),
-        (lambda c: c.also.frozen_lake.env.__delattr__("window"), "one of them alone has window"),
+        (lambda c: c.also.frozen_lake.env.__delattr__("window"), "only one of them has window"),
     ],
 )
 def test_what_no_run_could_use_is_refused(config, change, message):
@@ -330,7 +330,10 @@ def test_a_step_in_which_no_prompt_can_be_used_is_skipped(rooms, tmp_path, capsy
     assert first["update/count"] == 0 and first["eval/errors"] == 0
     assert (second["rollout/errors"], second["update/count"]) == (0, 1)
     said = capsys.readouterr().out
-    line = "warning: all 8 episodes of own_rooms:Rooms left out, so none to learn from; the first:"
+    line = (
+        "warning: all 8 episodes of own_rooms:Rooms were left out, so there is nothing to learn "
+        "from; the first:"
+    )
     assert said.count(line) == 1
     assert "PromptError: environment seed " in said and "raise env.max_context" in said
 
@@ -343,7 +346,7 @@ def test_a_problem_whose_image_cannot_be_shown_is_left_out(rooms, tmp_path, caps
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row.get("rollout/errors") for row in rows] == [None, 4, 0]
     assert [row["eval/errors"] for row in rows] == [1, 1, 1]
-    assert "but the model at config.model.path does not see" in capsys.readouterr().out
+    assert "but the model at config.model.path has no vision tower" in capsys.readouterr().out
 
 
 ENDLESS = "an episode that does not end says nothing"
@@ -399,10 +402,10 @@ def test_what_reads_success_is_refused_where_an_environment_defines_none(
     assert code == 2 and err.count("\n") == 1
     if message and message.startswith("error"):
         assert err.startswith(message)
-        assert "ironment 'goes:Goes' does not say which episodes are solved; accepted: 0" in err
+        assert "ironment 'goes:Goes' does not define success; accepted: 0" in err
     else:
         assert err == "error: nothing was refused\n"
-        assert (message in out) if message else "does not say which" not in out
+        assert (message in out) if message else "does not define success" not in out
 
 
 MESSAGES = '''
@@ -503,7 +506,7 @@ def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_ex
     assert 2 <= len(read_metrics(tmp_path / "parts" / "metrics.jsonl")) < len(whole)
     rows, resumed = run("parts")
     assert rows == whole
-    assert "continuing parts behind step " in resumed
+    assert "resuming parts after step " in resumed
     errors = [row["rollout/errors"] for row in whole[1:]]
     assert any(0 < count < 12 for count in errors)
     assert all(row["update/count"] for row in whole[1:])
@@ -517,7 +520,7 @@ def test_problems_that_raise_are_left_out_of_a_run(rooms, tmp_path, capsys):
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row.get("rollout/errors") for row in rows] == [None, 4, 4]  # rooms 0 and 3
     assert [row["eval/errors"] for row in rows] == [0, 0, 0]
-    line = "warning: 2 held-out problems cannot be built and are left out; the first: KeyError"
+    line = "warning: 2 held-out problems cannot be built and are left out; first error: KeyError"
     assert line in capsys.readouterr().out
 
 
@@ -526,22 +529,22 @@ def test_problems_that_raise_are_left_out_of_a_run(rooms, tmp_path, capsys):
     [
         (
             dict(is_long="self.split == 'train'"),
-            "error: none of the 256 first training problems of own_rooms:Rooms can be played; the "
-            "first: PromptError: environment seed 0: the prompt of turn 1 has ",
+            "error: none of the 256 first training problems of own_rooms:Rooms can be played; "
+            "first error: PromptError: environment seed 0: the prompt of turn 1 has ",
         ),
         (
             dict(raises="self.split == 'train'"),
-            "error: none of the 256 first training problems of own_rooms:Rooms can be played; the "
-            "first: KeyError: 'room 0'",
+            "error: none of the 256 first training problems of own_rooms:Rooms can be played; "
+            "first error: KeyError: 'room 0'",
         ),
         (
             dict(is_long="self.split == 'eval'"),
-            "error: none of the 4 held-out problems of own_rooms:Rooms can be played; the first: "
+            "error: none of the 4 held-out problems of own_rooms:Rooms can be played; first error: "
             "PromptError: environment seed ",
         ),
         (
             dict(raises="self.split == 'eval'"),
-            "error: the environment raises for all of the first 32 held-out problems; the first: "
+            "error: the environment raises for all of the first 32 held-out problems; first error: "
             "KeyError: 'room 0'",
         ),
     ],

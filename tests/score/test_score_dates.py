@@ -133,4 +133,4 @@ def test_what_is_no_day_is_refused(dated_model, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows_of(4)))
     words = (f"--model={dated_model}", f"--rollouts={path}", "--date=25.11.2026")
     code, _, errors = call("ragen_jax.score", *words)
-    assert code == 2 and errors == "error: --date=25.11.2026 is no day; expected YYYY-MM-DD\n"
+    assert code == 2 and errors == "error: --date=25.11.2026 is not a date; expected YYYY-MM-DD\n"

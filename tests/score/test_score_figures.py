@@ -155,7 +155,7 @@ def test_a_page_shows_the_figures_scores_and_rows(written, model, agent, tmp_pat
         expected = [step[key] for step in found["steps"]]
         assert run["figures"][key] == pytest.approx(expected, rel=1e-6), key
     first = found["steps"][-1]
-    said = f"own prompt in {first['collapse/first_turn/retrieval_acc']:.0%} of the cases"
+    said = f"own prompt in {first['collapse/first_turn/retrieval_acc']:.0%} of cases"
     assert said in html and f"p = {first['collapse/first_turn/retrieval_p']:.3f}" in html
     assert [matrix["step"] for matrix in data["matrices"]] == [0, 20]
     assert np.shape(data["matrices"][0]["values"]) == (12, GROUPS)
@@ -223,7 +223,7 @@ def test_an_alarm_where_information_falls():
     alarms = [step for step, row in enumerate(found, start=1) if row["regime/alarm"]]
     assert alarms and 12 < alarms[0] <= 17
     ((index, first),) = fired  # "warn" says it once
-    assert index + 1 == alarms[0] and "margin of the own prompt" in first.reason
+    assert index + 1 == alarms[0] and "own-prompt margin" in first.reason
 
 
 @pytest.mark.long

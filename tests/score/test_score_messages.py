@@ -164,7 +164,7 @@ def test_calls_that_a_template_cannot_write_are_counted(tokenizer, tmp_path):
     "message,words",
     [
         ({"role": None, "content": "a"}, "which has no role"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "only text is read"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "only text is supported"),
         ({"role": "user", "content": 4}, "content is 4; expected text"),
         ({"role": "assistant", "content": "a", "tool_calls": ["x"]}, "the tool call 'x'"),
         ({"role": "assistant", "content": "a", "tool_calls": [{"id": 1}]}, "has no name"),

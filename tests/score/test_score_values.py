@@ -54,7 +54,7 @@ def test_a_fractional_acc_is_a_score(language_model, tmp_path):
     assert found["rows"] == 8 and not found["broken"] and step["rollout/return"] == 0.4375
     assert "rollout/success" not in step
     assert "fields that are not read: gts (8 rows), acc (4 rows)" in printed
-    assert any(line.startswith("warning: 4 of 8 rows do not say whether") for line in errors)
+    assert any(line.startswith("warning: 4 of 8 rows do not report success") for line in errors)
     path.write_text(lines(rows_of(8, acc=score_of)))
     _, (step,), printed, _ = score(language_model, path)
     assert step["rollout/return"] == 0.4375
@@ -92,7 +92,7 @@ def test_a_step_of_any_spelling(language_model, tmp_path, value):
     [
         ({"step": -1}, "has the step -1; expected a number from 0"),
         ({"step": "-1"}, "has the step '-1'; expected a number from 0"),
-        ({"step": 2**70}, "expected a number from 0 below 2**32"),
+        ({"step": 2**70}, "expected a number from 0, below 2**32"),
         ({"step": 4.5}, "has the step 4.5; expected a whole number"),
         ({"step": True}, "has the step True; expected a whole number"),
         ({"reward": 10**400}, "as its reward; expected a finite number"),
@@ -208,6 +208,6 @@ def test_parquet_types(language_model, tmp_path):
     assert found["rows"] == 8 and not found["broken"] and found["prompts"] == {"messages": 8}
     assert step["step"] == 3 and step["rollout/return"] == 0.25
     assert "fields that are not read: tool (8 rows)" in printed
-    assert any(line.startswith("warning: 4 of 8 rows do not say whether") for line in errors)
+    assert any(line.startswith("warning: 4 of 8 rows do not report success") for line in errors)
     read = read_files([str(path)])
     assert [row.success for row in read.rows] == [False, True, None, None] * 2

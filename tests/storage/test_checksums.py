@@ -53,7 +53,7 @@ def name_in(folder, name):
     "change, told",
     [
         (lambda folder: (folder / "d/b").unlink(), "d/b is gone"),
-        (lambda folder: (folder / "d/b").write_bytes(b""), "d/b is not what was written"),
+        (lambda folder: (folder / "d/b").write_bytes(b""), "d/b has changed since it was written"),
         (lambda folder: (folder / CHECKSUMS).write_text('{"crc'), "checksums.json is damaged"),
         (lambda folder: (folder / CHECKSUMS).write_text("[]"), "checksums.json is damaged"),
         (lambda folder: (folder / CHECKSUMS).write_bytes(b"\xff"), "checksums.json is damaged"),

@@ -19,7 +19,7 @@ from ragen_jax.storage.compilation_cache import enable_compilation_cache
 
 events = []
 jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rsplit("/")[-1]))
-keep_programs()
+enable_compilation_cache()
 x = np.array([[1.0, 2.0], [3.0, 4.5]], np.float32)
 print(jax.jit(lambda x: jnp.sin(x @ x.T).sum())(x))
 print(events.count("cache_hits"), events.count("cache_misses"))
@@ -73,12 +73,12 @@ def test_a_folder_of_the_users_own_is_used_and_an_unusable_one_stops_nothing(tmp
     (tmp_path / "ragen_jax").write_text("a file where the folder should be")
     found = started(tmp_path, "-c", PROGRAM)
     told, _, counts = found.stdout.splitlines()
-    assert told.startswith("warning: compiled programs are not kept: ") and "ragen_jax" in told
+    assert told.startswith("warning: compiled programs are not cached: ") and "ragen_jax" in told
     assert counts == "0 0" and found.returncode == 0
 
 
 def test_programs_that_others_could_have_put_there_are_not_loaded(tmp_path):
-    """Of a folder that others may write, that another user owns, or that lies in such a folder."""
+    """Folders that other users can write or own, and folders inside them."""
     first = started(tmp_path, "-c", PROGRAM)
     assert first.stdout.splitlines()[1] == "0 1"
     folder = tmp_path / "ragen_jax" / "compiled"
@@ -86,15 +86,17 @@ def test_programs_that_others_could_have_put_there_are_not_loaded(tmp_path):
     found = started(tmp_path, "-c", PROGRAM)
     told, _, counts = found.stdout.splitlines()
     assert counts == "0 0" and found.returncode == 0 and not found.stderr
-    assert told.startswith(f"warning: compiled programs in {folder} are neither loaded nor kept: ")
-    assert "others may write" in told and "mode 0777" in told
+    assert told.startswith(
+        f"warning: compiled programs in {folder} are neither loaded nor cached: "
+    )
+    assert "other users can write" in told and "mode 0777" in told
 
     own = tmp_path / "own"  # named by the user
     own.mkdir(mode=0o700)
     own.chmod(0o777)
     found = started(tmp_path, "-c", PROGRAM, JAX_COMPILATION_CACHE_DIR=str(own))
     assert found.stdout.splitlines()[2] == "0 0" and not [*own.iterdir()]
-    assert f"compiled programs in {own} are neither loaded nor kept" in found.stdout
+    assert f"compiled programs in {own} are neither loaded nor cached" in found.stdout
 
 
 def test_who_could_put_files_at_a_path(tmp_path):
@@ -103,11 +105,11 @@ def test_who_could_put_files_at_a_path(tmp_path):
     folder.chmod(0o700)
     assert exposure(folder) is None
     folder.parent.chmod(0o777)  # others may put another folder in its place
-    assert f"others may write {folder.parent} (mode 0777)" in exposure(folder)
+    assert f"other users can write {folder.parent} (mode 0777)" in exposure(folder)
     folder.parent.chmod(0o1777)  # as /tmp: they may not rename it
     assert exposure(folder) is None
     folder.chmod(0o1777)
-    assert f"others may write {folder} (mode 1777)" in exposure(folder)
+    assert f"other users can write {folder} (mode 1777)" in exposure(folder)
     folder.chmod(0o755)
 
     link = tmp_path / "link"  # as where ~/.cache is on another disk
@@ -119,7 +121,7 @@ def test_who_could_put_files_at_a_path(tmp_path):
     (open_folder / "hop").symlink_to(tmp_path / "cache")
     link.unlink()
     link.symlink_to(open_folder / "hop")  # which others may make lead elsewhere
-    assert f"others may write {open_folder}" in exposure(link / "compiled")
+    assert f"other users can write {open_folder}" in exposure(link / "compiled")
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         exposure(tmp_path / "loop")
@@ -138,7 +140,7 @@ def test_a_folder_of_another_user_or_group_is_not_ones_own(tmp_path):
     folder.chmod(0o770)
     assert exposure(folder) is None  # of a group of this user alone
     os.chown(folder, -1, 12345)
-    assert "others may write" in exposure(folder)
+    assert "other users can write" in exposure(folder)
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path):

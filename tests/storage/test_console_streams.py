@@ -69,7 +69,7 @@ def test_a_console_that_cannot_be_written_ends_nothing(redirection, tmp_path):
     done, told = run(BEGIN + SPEAK, redirection, tmp_path=tmp_path)
     assert done.returncode == 7, done.stderr
     expected = [
-        f"standard {stream} cannot be written ({why}); what it would show is lost"
+        f"standard {stream} cannot be written ({why}); its output is lost"
         for stream, why in REDIRECTIONS[redirection]
     ]
     assert told == repr(expected)

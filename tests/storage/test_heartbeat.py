@@ -18,12 +18,33 @@ from ragen_jax.storage.heartbeat import describe_stall
 
 def test_who_is_behind_is_named():
     assert describe_stall({0: (7, "an agreement"), 1: (5, "rollout"), 2: (7, "x")}) == (
-        "process 1 does not go on (last seen: rollout), and all others wait for it"
+        'process 1 is stuck in "rollout"; the others are waiting for it'
     )
     assert describe_stall({0: (4, "x"), 1: (3, "y"), 2: (3, "y")}).startswith(
-        "process 1, 2 does not"
+        "process 1, 2 is stuck"
     )
-    assert describe_stall({0: (4, "x"), 1: (4, "x")}) == "no process goes on (last seen: x)"
+    assert (
+        describe_stall({0: (4, "x"), 1: (4, "x")}) == 'no process makes progress (last phase: "x")'
+    )
+
+
+def test_a_counted_phase_shows_how_far_it_is(passing, capsys):
+    progress.note_output()
+    progress.enter_phase("evaluating", total=512, unit="episodes")
+    passing(0.9)
+    progress.advance(96)
+    passing(9)
+    lines = capsys.readouterr().err.splitlines()
+    assert "evaluating: 0 of 512 episodes, 1 s so far" in lines
+    assert lines[-1] == "evaluating: 96 of 512 episodes, about 43 s left"
+    progress.advance(416)
+    passing(0.5)
+    assert (
+        capsys.readouterr().err.splitlines()[-1] == "evaluating: 512 of 512 episodes, 10 s so far"
+    )
+    progress.enter_phase("counting again", total=3)
+    passing(0.4)
+    assert capsys.readouterr().err.splitlines()[-1] == "counting again: 0 of 3"
 
 
 @pytest.fixture
@@ -89,7 +110,7 @@ def test_a_command_gives_signs_of_life(agent, tmp_path, monkeypatch, hasty):
         *(f"--workdir={tmp_path / 'run'}", "--config.eval.episodes=8"),
     )
     assert code == 0
-    places = "loading|building the (environments|learner)|generating held-out problem|eval"
+    places = "loading|building the (environments|learner)|generating held-out problems|eval"
     assert re.search(f"^({places})", err, re.M), err
 
 
@@ -140,4 +161,4 @@ def test_a_process_that_hangs_ends_all(agent, tmp_path, process):
     assert ended.returncode == 1, ended.stderr[-3000:]
     assert time.monotonic() - begin < 200
     told = ended.stderr + (tmp_path / "logs" / "process_1.log").read_text()
-    assert f"error: process {process} does not go on (last seen: " in told
+    assert f'error: process {process} is stuck in "' in told

@@ -57,10 +57,10 @@ def test_a_line_in_the_middle_is_refused_by_its_number_and_repaired(path, text):
     spoil(path, 4, text)
     with pytest.raises(ValueError) as error:
         read_metrics(path)
-    assert "line 3 is" in str(error.value) or "line 4 is" in str(error.value)  # of two, either
+    assert "line 3 does" in str(error.value) or "line 4 does" in str(error.value)  # of two, either
     assert "--repair" in str(error.value) and len(str(error.value)) < 600
     (told,) = repair(path)
-    assert "were no rows" in told
+    assert "moved damaged line" in told
     assert steps(path) in ([0, 1, 2, 4, 5, 6, 7, 8, 9], [0, 1, 3, 4, 5, 6, 7, 8, 9])
     kept = (path.with_name(SET_ASIDE)).read_bytes()
     assert text.rstrip() in kept or b'"step": 2' in kept
@@ -79,7 +79,7 @@ def test_what_is_no_row_at_the_end_is_left_out(path, text):
 @fast
 def test_one_wrong_step_does_not_make_those_behind_it_wrong(path):
     spoil(path, 3, line(70).encode())
-    with pytest.raises(ValueError, match="line 3 is not the row"):
+    with pytest.raises(ValueError, match="line 3 does not continue"):
         read_metrics(path)
     repair(path)
     assert steps(path) == [0, 1, 3, 4, 5, 6, 7, 8, 9]
@@ -122,10 +122,10 @@ def test_a_run_goes_on_with_damaged_rows_only_where_it_is_told_to(agent, tmp_pat
     words = "ragen_jax.train", f"--workdir={run}"
     for command in (words, ("ragen_jax.report", str(run))):
         code, _, err = call(*command)
-        assert code == 2 and err.count("\n") == 1 and "line 2 is not" in err, err
+        assert code == 2 and err.count("\n") == 1 and "line 2 does not" in err, err
     code, out, err = call(*words, "--repair")
     assert code == 0, err
-    assert "line(s) 2 were no rows" in out and "lacks the rows of 1 steps (2)" in out
+    assert "moved damaged line(s) 2" in out and "lacks the rows of 1 steps (2)" in out
     assert read_metrics(path) == [before[0], before[2]]
     assert call(*words)[0] == 0  # the next start need not be told again
     path.write_text(f"{json.dumps(before[0])}\n")

@@ -13,7 +13,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from ragen_jax.run.workdir import lock_workdir
-with owned(Path(sys.argv[1])):
+with lock_workdir(Path(sys.argv[1])):
     (Path(sys.argv[1]) / "something").touch()
     print("mine", flush=True)
     sys.stdin.read()
@@ -35,7 +35,7 @@ def test_a_second_run_is_refused_while_the_first_lives(holder, tmp_path):
     folder = tmp_path / "run"
     code, _, err = call("ragen_jax.train", f"--workdir={folder}", "--config.steps=1")
     assert code == 2 and err.count("\n") == 1, err
-    assert "in which a run is under way" in err and f"process {holder.pid} on" in err
+    assert "in which a run is active" in err and f"process {holder.pid} on" in err
     assert sorted(path.name for path in folder.iterdir()) == [LOCK, "something"]
     aside = folder / f".metrics.jsonl.writing-{holder.pid}"
     aside.touch()

@@ -26,9 +26,9 @@ from ragen_jax.config import trust
 from ragen_jax.model import hf, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.report.background import Reports
-from ragen_jax.run import checkpoint, trackers, workdir
+from ragen_jax.run import checkpoint, workdir
 from ragen_jax.run.log import MetricsLog, write_rollouts
-from ragen_jax.storage import cache, compilation_cache, heartbeat
+from ragen_jax.storage import cache, compilation_cache, heartbeat, trackers
 from ragen_jax.storage.atomic_io import (
     append_line,
     atomic_write,
@@ -427,12 +427,12 @@ def _follow(tmp_path, name):
     assert follower.wait(60)
 
 
-@drives("ragen_jax/run/trackers.py", "open_tensorboard")
+@drives("ragen_jax/storage/trackers.py", "open_tensorboard")
 def follow_with_tensorboard(tmp_path, injected):
     _follow(tmp_path, "tensorboard")
 
 
-@drives("ragen_jax/run/trackers.py", "open_mlflow")
+@drives("ragen_jax/storage/trackers.py", "open_mlflow")
 def follow_with_mlflow(tmp_path, injected):
     client = lambda uri: types.SimpleNamespace(search_experiments=lambda: Path(uri[10:]).touch())  # noqa: E731
     package = types.SimpleNamespace(MlflowClient=client, entities=None)
@@ -451,6 +451,7 @@ def lock_a_folder(tmp_path, injected):
         pass
 
 
+@drives("ragen_jax/run/workdir.py", "lock_workdir")
 @drives("ragen_jax/storage/cache.py", "open_locked")
 def own_a_folder(tmp_path, injected):
     with workdir.lock_workdir(tmp_path / "run"):

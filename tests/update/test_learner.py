@@ -230,7 +230,7 @@ def test_a_device_without_pinned_memory_is_refused(config):
     )
     config.algorithm.update(kl_coef=0.1, kl_memory="host")
     check_host_memory(config, jax.devices()[0])
-    message = "kl_memory is 'host', but Chip has no pinned memory of the host, only device: give"
+    message = "kl_memory is 'host', but Chip has no pinned host memory, only device; set"
     with pytest.raises(ValueError, match=message):
         check_host_memory(config, device)
     config.model.lora.rank = 2

@@ -76,10 +76,10 @@ def test_every_setting_that_decides_the_agent_is_in_its_name(tmp_path, monkeypat
     names.append(name_of(config, tmp_path, monkeypatch))
     two_minds = organism.get_config()
     names.append(name_of(two_minds, tmp_path, monkeypatch))
-    two_minds.warmstart.thoughts.template = 0.2
+    two_minds.warmstart.styles.template = 0.2
     names.append(name_of(two_minds, tmp_path, monkeypatch))
     assert len(set(names)) == len(names)
-    two_minds.warmstart.thoughts = dict(grounded=0.5, template=0.2)  # the others have no share
+    two_minds.warmstart.styles = dict(grounded=0.5, template=0.2)  # the others have no share
     assert name_of(two_minds, tmp_path, monkeypatch) == names[-1]
     config = frozen_lake.get_config()
     config.update_from_flattened_dict({"seed": 5, "rollout.temperature": 0.7, "eval.every": 3})
@@ -165,7 +165,9 @@ def test_an_environment_with_too_few_problems_is_refused(tmp_path):
     config = frozen_lake.get_config()
     config.env.options.size = (2, 2)
     config.warmstart.update(rooms=200, check_episodes=4)
-    with pytest.raises(ValueError, match="only 0 problems besides .* config.warmstart.rooms=200"):
+    with pytest.raises(
+        ValueError, match="only 0 problems other than .* config.warmstart.rooms=200"
+    ):
         imitate.imitate(config, tmp_path)
 
 
@@ -225,13 +227,15 @@ def test_what_does_not_fit_is_not_imitated(tmp_path, monkeypatch, capsys, limit)
     (episodes,) = found.value.args
     assert 8 <= len(episodes) < 32
     said = capsys.readouterr().out
-    assert f"warning: {32 - len(episodes)} of 32 replies to be imitated are left out, bec" in said
+    assert f"warning: {32 - len(episodes)} of 32 demonstration replies are left out, bec" in said
     assert max(len(episode.turns[0].prompt) for episode in episodes) < 200
     config.warmstart.batch = 32
     with pytest.raises(ValueError, match=f"only {len(episodes)} rows can .*warmstart.batch=32;"):
         imitate.imitate(config, tmp_path)
     is_long = lambda state: True  # noqa: E731
-    with pytest.raises(ValueError, match="none of 32 replies can be imitated; the first: the pro"):
+    with pytest.raises(
+        ValueError, match="none of 32 demonstration replies can be used; first error: the pro"
+    ):
         imitate.imitate(config, tmp_path)
 
 
@@ -263,14 +267,20 @@ def test_a_problem_for_which_the_environment_raises_is_not_imitated(
     (episodes,) = found.value.args
     assert 8 <= len(episodes) < 24
     printed = capsys.readouterr().out
-    out = f"warning: {24 - len(episodes)} of 24 imitation problems cannot be played and are left "
-    assert out in printed and "out; the first: seed 2305843009213" in printed
+    out = (
+        f"warning: {24 - len(episodes)} of 24 demonstration problems cannot be played and are left "
+    )
+    assert out in printed and "out; first error: seed 2305843009213" in printed
     assert "KeyError: 'problem" in printed
-    checks = "problems that check the imitation cannot be built and are left out; the first: seed"
+    checks = (
+        "problems for checking the imitation cannot be built and are left out; first error: seed"
+    )
     assert (checks in printed) == (member in ("reset", "identity"))
     is_bad = lambda problem: True  # noqa: E731
-    message = "none of 24 imitation problems can be imitated: 0 have no solution, and the environ"
-    with pytest.raises(ValueError, match=message + "ment raises for 24; the first: seed .*KeyErr"):
+    message = "none of 24 demonstration problems can be used: 0 have no solution, and the environ"
+    with pytest.raises(
+        ValueError, match=message + "ment raises for 24; first error: seed .*KeyErr"
+    ):
         imitate.imitate(config, tmp_path)
 
 
@@ -284,7 +294,9 @@ def test_the_imitation_is_checked_on_problems_that_can_be_built(tmp_path, monkey
     monkeypatch.setattr(Countdown, "reset", raising)
     config = countdown.get_config()
     config.warmstart.update(rooms=24, check_episodes=2, batch=8)
-    with pytest.raises(ValueError, match=r"only 0 problems besides .* \(it raised for 201; the"):
+    with pytest.raises(
+        ValueError, match=r"only 0 problems other than .* \(it raised for 201; first"
+    ):
         imitate.imitate(config, tmp_path)
 
 

@@ -99,7 +99,7 @@ def refuse_attention_bias(c: dict[str, Any], file: Path) -> None:
     """Raises ValueError where the field attention_bias is true."""
     if c.get("attention_bias"):
         raise ValueError(
-            f"{file}: attention_bias true puts a bias on o_proj, too, which is not supported; "
+            f"{file}: attention_bias true also puts a bias on o_proj, which is not supported; "
             "accepted: false"
         )
 

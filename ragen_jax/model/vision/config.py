@@ -32,8 +32,9 @@ class VisionConfig:
     def __post_init__(self) -> None:
         if self.hidden_size % (4 * self.num_heads):
             raise ValueError(
-                f"vision_config: hidden_size {self.hidden_size} over num_heads {self.num_heads} "
-                "must be a multiple of 4: half of a head turns with the row, half with the column"
+                f"vision_config: hidden_size {self.hidden_size} / num_heads {self.num_heads} "
+                "must be a multiple of 4: rotary embedding uses half of a head for the row and "
+                "half for the column"
             )
         token = self.patch_size * self.spatial_merge_size
         if self.window_size < token:

@@ -113,7 +113,7 @@ class ImageTable:
         met = RegisteredImage(self.next, grid, tokens, image)
         self.next += tokens
         if self.next >= NO_TOKEN:
-            raise RuntimeError("the run has shown more images than there are numbers for")
+            raise RuntimeError("the run has shown more images than there are image numbers")
         return met
 
     def span(self, image: np.ndarray) -> tuple[int, int]:
@@ -126,7 +126,7 @@ class ImageTable:
         for page in reversed(self.pages):
             if key in page:
                 return page[key].first, page[key].tokens
-        raise ValueError(f"an image of shape {image.shape} has not been met, or was forgotten")
+        raise ValueError(f"an image of shape {image.shape} is not registered, or was evicted")
 
     def shift(self, tokens_T: np.ndarray) -> int:
         """What the position behind so many tokens is more than their number: at most 0."""
@@ -243,8 +243,8 @@ class ImageTable:
         lost = numbers[numbers >= end_N[at]]
         if len(lost):
             raise ValueError(
-                f"{len(lost)} numbers from {lost[0]} on, past the vocabulary of "
-                f"{self.vocab_size}, stand for no image that is remembered"
+                f"{len(lost)} ids past the vocabulary of {self.vocab_size}, from {lost[0]} on, "
+                "are not registered images"
             )
         return [known[i - 1] for i in np.unique(at)]
 

@@ -58,14 +58,14 @@ class ImageConfig:
             self.token_side**2 <= self.max_pixels and 0 <= self.min_pixels <= self.max_pixels
         ):
             raise ValueError(
-                f"{FILE}: min_pixels {self.min_pixels!r}, max_pixels {self.max_pixels!r}: expected "
-                f"whole numbers, 0 <= min_pixels <= max_pixels, and max_pixels at least one token, "
-                f"{self.token_side}^2 = {self.token_side**2}"
+                f"{FILE}: min_pixels {self.min_pixels!r}, max_pixels {self.max_pixels!r}: "
+                "expected whole numbers with 0 <= min_pixels <= max_pixels, and max_pixels of "
+                f"at least one token, {self.token_side}^2 = {self.token_side**2}"
             )
         if not _three(self.image_mean) or not _three(self.image_std) or min(self.image_std) <= 0:
             raise ValueError(
-                f"{FILE}: image_mean {self.image_mean!r}, image_std {self.image_std!r}: expected "
-                "three numbers each, those of image_std positive"
+                f"{FILE}: image_mean {self.image_mean!r}, image_std {self.image_std!r}: "
+                "expected three numbers each, image_std positive"
             )
 
     @property
@@ -101,8 +101,8 @@ def read_config(directory: str | Path) -> ImageConfig:
     known = {"image_processor_type", "size", *ours, *DONE}
     if not isinstance(fields, dict) or not known & fields.keys():
         raise ValueError(
-            f"{file} says nothing of images, as that of a model that reads them does; copy {FILE} "
-            "from the model that this one was made of"
+            f"{file} has no image settings, but the model reads images; copy {FILE} from the "
+            "base model"
         )
     return config_from(fields, str(file))
 
@@ -111,7 +111,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         fields = limits.read_json(file)
     except FileNotFoundError as error:
-        raise ValueError(f"no {file}: a model that reads images has one") from error
+        raise ValueError(f"no {file}; a model that reads images needs it") from error
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -170,11 +170,11 @@ def resized(height: int, width: int, config: ImageConfig) -> tuple[int, int]:
     """
     shown = f"an image of {height} x {width} pixels (height x width)"
     if min(height, width) < 1:
-        raise ValueError(f"{shown}: expected at least one; see where it was drawn")
+        raise ValueError(f"{shown}: expected at least one; check the code that draws it")
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise ValueError(
-            f"{shown}: one side is {max(height, width) / min(height, width):.1f} times the other, "
-            f"expected at most {MAX_ASPECT} times; crop or pad it where it is drawn"
+            f"{shown}: one side is {max(height, width) / min(height, width):.1f} times the "
+            f"other, expected at most {MAX_ASPECT} times; crop or pad it where it is drawn"
         )
     # In the order of the processor's operations: what is an exact multiple must not be rounded off.
     side, sides = config.token_side, (height, width)
@@ -187,9 +187,9 @@ def resized(height: int, width: int, config: ImageConfig) -> tuple[int, int]:
         h, w = (math.ceil(length * scale / side) * side for length in sides)
     if h * w > config.max_pixels:
         raise ValueError(
-            f"{shown} becomes {h} x {w} = {h * w} pixels in whole tokens of {side} x {side}, more "
-            f"than max_pixels {config.max_pixels}; raise it in {FILE}, lower min_pixels, which is "
-            f"{config.min_pixels}, or crop the image where it is drawn"
+            f"{shown} becomes {h} x {w} = {h * w} pixels in whole tokens of {side} x {side}, "
+            f"more than max_pixels {config.max_pixels}; raise max_pixels or lower min_pixels "
+            f"({config.min_pixels}) in {FILE}, or crop the image where it is drawn"
         )
     return h, w
 
@@ -220,8 +220,8 @@ def preprocess(image_HW3: np.ndarray, config: ImageConfig) -> tuple[np.ndarray, 
     image_HW3 = np.asarray(image_HW3)
     if image_HW3.dtype != np.uint8 or image_HW3.ndim != 3 or image_HW3.shape[2] != 3:
         raise ValueError(
-            f"an image has dtype {image_HW3.dtype} and shape {image_HW3.shape}: expected uint8 "
-            "[height, width, 3], red, green and blue from 0 to 255; convert it where it is drawn"
+            f"an image has dtype {image_HW3.dtype} and shape {image_HW3.shape}; expected uint8 "
+            "[height, width, 3], RGB from 0 to 255; convert it where it is drawn"
         )
     c = config
     h, w = resized(*image_HW3.shape[:2], c)

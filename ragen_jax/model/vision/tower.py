@@ -39,8 +39,8 @@ def check_grid(grid: Grid, merge: int) -> None:
     t, h, w = grid
     if t != 1 or h < 1 or w < 1 or h % merge or w % merge:
         raise ValueError(
-            f"image grid {tuple(grid)}: expected (1, h, w) with h and w positive multiples of the "
-            f"merge size {merge}, as images.preprocess makes it (videos are not supported)"
+            f"image grid {tuple(grid)}: expected (1, h, w) with h and w positive multiples of "
+            f"the merge size {merge}, as images.preprocess returns (videos are not supported)"
         )
 
 
@@ -199,7 +199,7 @@ class VisionTower(nn.Module):
         if pixels_NPC.shape[1:] != expected:
             raise ValueError(
                 f"pixel patches have shape {pixels_NPC.shape}; grid {tuple(grid)} and "
-                f"vision_config ask for [images, {expected[0]}, {expected[1]}]"
+                f"vision_config need [images, {expected[0]}, {expected[1]}]"
             )
         N, P, C = pixels_NPC.shape
         x = constrain(pixels_NPC.astype(c.dtype), "rows", None, None)
@@ -278,7 +278,8 @@ class Tower:
             if getattr(i, ours) != getattr(c, theirs):
                 raise ValueError(
                     f"{FILE}: {ours} {getattr(i, ours)}, but config.json's vision_config has "
-                    f"{theirs} {getattr(c, theirs)}: expected the same, the files of one model"
+                    f"{theirs} {getattr(c, theirs)}; expected the same value: the files must "
+                    "belong to one model"
                 )
 
 

@@ -192,7 +192,7 @@
   function summary(lines) {
     return lines.filter((line) => !line.faint).map((line) => {
       const given = line.values.filter((value) => value !== null);
-      return `${line.name}: ${shown(given[0])} at first, ${shown(given.at(-1))} at last, from ${shown(Math.min(...given))} to ${shown(Math.max(...given))}`;
+      return `${line.name}: ${shown(given[0])} initially, ${shown(given.at(-1))} finally, from ${shown(Math.min(...given))} to ${shown(Math.max(...given))}`;
     }).join("; ");
   }
   let cursor = 0;
@@ -247,8 +247,8 @@
     place.append(figure);
     const label = state.label;
     state.label = ""; // the list has the figures of environments under their own names
-    figure.append(make("figcaption", {}, make("h3", { textContent: "Any figure" }), choice("", keys.map((key) => [key, key]), free, (key) => { free = key; drawCharts(); byId("charts").lastElementChild.querySelector("select").focus(); })));
-    figure.querySelector("select").setAttribute("aria-label", "figure of the last chart");
+    figure.append(make("figcaption", {}, make("h3", { textContent: "Any metric" }), choice("", keys.map((key) => [key, key]), free, (key) => { free = key; drawCharts(); byId("charts").lastElementChild.querySelector("select").focus(); })));
+    figure.querySelector("select").setAttribute("aria-label", "metric of the last chart");
     drawChart({ title: free, figures: [free], names: [free], overlay: [free], band: "", logarithmic: false, share: false }, figure);
     state.label = label;
   }
@@ -279,7 +279,7 @@
   function showMatrix(matrix) {
     const place = byId("matrix-body");
     if (!matrix) {
-      place.replaceChildren(make("p", { className: "hint", textContent: "None is stored. Runs store one every diagnose.scores_every steps in diagnostics/; runs of before that field have none." }));
+      place.replaceChildren(make("p", { className: "hint", textContent: "No score matrix is stored. Runs store one every diagnose.scores_every steps in diagnostics/; runs of older versions have none." }));
       return;
     }
     const { values, own } = matrix, rows = values.length, cols = values[0].length;
@@ -287,7 +287,7 @@
     const top = Math.max(sizes[Math.floor(0.98 * (sizes.length - 1))], 0.01); // of all steps: pictures can be compared
     const canvas = make("canvas", { width: cols * 24, height: rows * 8, role: "img" });
     const best = values.filter((row, m) => row[own[m]] === Math.max(...row)).length;
-    canvas.setAttribute("aria-label", `${rows} reasonings under ${cols} prompts; own prompt likeliest in ${best}`);
+    canvas.setAttribute("aria-label", `${rows} reasonings under ${cols} prompts; own prompt most likely in ${best}`);
     const ctx = canvas.getContext("2d");
     ctx.fillStyle = colour("--card"); ctx.fillRect(0, 0, canvas.width, canvas.height);
     values.forEach((row, m) => row.forEach((value, n) => {
@@ -301,15 +301,15 @@
       if (!table.open || table.children.length > 1) return;
       const head = make("tr", {}, make("th", { scope: "col", textContent: "reasoning" }), ...values[0].map((_, n) => make("th", { scope: "col", textContent: `prompt ${n}` })));
       const body = make("tbody", {}, ...values.map((row, m) => make("tr", {}, make("th", { scope: "row", textContent: `${m}, of prompt ${own[m]}` }), ...row.map((value) => make("td", { textContent: value })))));
-      table.append(make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "score matrix" }, make("table", {}, make("caption", { textContent: "Log-probability a token, less the row's mean" }), make("thead", {}, head), body)));
+      table.append(make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "score matrix" }, make("table", {}, make("caption", { textContent: "Log-probability per token, minus the row's mean" }), make("thead", {}, head), body)));
     });
     place.replaceChildren(bar, make("div", { className: "matrix" },
-      make("div", {}, make("p", { className: "axis", textContent: "prompts →   reasonings ↓ (sorted by their own prompt, which a mark shows)" }), canvas),
+      make("div", {}, make("p", { className: "axis", textContent: "prompts →   reasonings ↓ (sorted by their own prompt, which is marked)" }), canvas),
       make("div", {},
         make("p", { className: "figure", textContent: `${best} of ${rows}` }),
-        make("p", { className: "hint", textContent: `reasonings are likeliest under their own prompt; chance is ${shown(rows / cols)}.` }),
+        make("p", { className: "hint", textContent: `samples of reasoning are most likely under their own prompt; chance is ${shown(rows / cols)}.` }),
         make("div", { className: "key" }), make("div", { className: "ends" }, make("span", { textContent: shown(-top) }), make("span", { textContent: "0" }), make("span", { textContent: shown(top) })),
-        make("p", { className: "hint", textContent: "Log-probability of a reasoning's token under a prompt, less the mean over the prompts; one scale for all steps. Where reasoning depends on its prompt the marks are blue and the rest is not. Under template collapse rows are blank: any prompt explains them as well." }), table)));
+        make("p", { className: "hint", textContent: "Log-probability per token of the reasoning under a prompt, minus the mean over the prompts; one scale for all steps. If reasoning depends on its prompt, the marked cells are blue and the others are not. After template collapse rows are blank: every prompt explains the reasoning equally well." }), table)));
   }
 
   // ------------------------------------------------------------------------- episodes
@@ -340,8 +340,8 @@
     if (runs[0].labels.length > 1) fields.push(put("label", "Environment", all((e) => e.label).map((label) => [label, label])));
     fields.push(put("step", "Step", all((e) => e.step).sort((a, b) => a - b).map((step) => [step, step])));
     fields.push(put("success", "Success", [["true", "solved"], ["false", "not solved"]]));
-    if (data.episodes.some((e) => e.kept !== null)) fields.push(put("kept", "Learnt from", [["true", "kept"], ["false", "dropped"]]));
-    if (data.episodes.some((e) => alarmStart(e) < Infinity)) fields.push(put("alarm", "Alarm", [["before", "before it"], ["after", "from it on"]]));
+    if (data.episodes.some((e) => e.kept !== null)) fields.push(put("kept", "Used for training", [["true", "kept"], ["false", "dropped"]]));
+    if (data.episodes.some((e) => alarmStart(e) < Infinity)) fields.push(put("alarm", "Alarm", [["before", "before it"], ["after", "since it"]]));
     if (data.episodes.some((e) => e.turns.some((turn) => turn.logps))) {
       const box = make("input", { type: "checkbox", checked: shade, onchange: () => { shade = box.checked; showEpisode(current); } });
       fields.push(make("label", {}, box, "shade unlikely tokens"));

@@ -111,6 +111,6 @@ def _confine(what: str, request: dict[str, Any], seconds: int) -> None:
         raise RuntimeError(f"{what}: {errors.decode(errors='replace').strip()}")
     if "done" not in last or hangs:
         raise ValueError(
-            f"{what}: {last['stage']} takes more than {seconds} s or {MEMORY / 2**30:g} GiB of "
-            "memory; use another file"
+            f"{what}: {last['stage']} takes more than {seconds} s or {MEMORY / 2**30:g} GiB "
+            "of memory; use another file"
         )

@@ -152,7 +152,7 @@ def probe_tokenizer(request: dict[str, Any], confine: Callable[[], None]) -> Non
     except Exception:
         return  # which `hf.load_tokenizer` reports
     except BaseException as error:  # a panic of the library, which nobody could catch there
-        raise Refused(f"loading its tokenizer ends the library: {error}") from None
+        raise Refused(f"loading its tokenizer crashes the library: {error}") from None
     say(stage="encoding a short text with its tokenizer")
     for text in probe_texts(tokenizer):
         try:
@@ -162,7 +162,7 @@ def probe_tokenizer(request: dict[str, Any], confine: Callable[[], None]) -> Non
         except Exception:
             continue  # a text that it refuses, as `plain_ids` reports
         except BaseException as error:
-            raise Refused(f"encoding a text ends the tokenizers library: {error}") from None
+            raise Refused(f"encoding a text crashes the tokenizers library: {error}") from None
         if len(ids) > request["tokens_per_byte"] * len(text.encode()):
             raise Refused(f"its tokenizer makes {len(ids):,} tokens of {len(text)} characters")
     say(stage="rendering a short conversation with its chat template")

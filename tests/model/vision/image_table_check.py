@@ -3,7 +3,7 @@
     XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
         python tests/model/vision/image_table_check.py 8
 
-Run by test_album.py in a process of its own, because the number of devices is fixed when JAX
+Run by test_image_table.py in a process of its own, because the number of devices is fixed when JAX
 starts. Prints one JSON object.
 """
 

@@ -160,11 +160,11 @@ def test_an_image_is_remembered_for_two_pages():
     assert album.span(picture(0)) != old  # the newer number
     np.testing.assert_array_equal(album.table(row).embed_ID[:6], seen)
     album.begin_epoch()
-    with pytest.raises(ValueError, match="6 numbers from .* stand for no image"):
+    with pytest.raises(ValueError, match="6 numbers from .* are not registered images"):
         album.table(row)
     assert album.span(picture(1))
     album.begin_epoch()
-    with pytest.raises(ValueError, match=r"shape \(16, 24, 3\) has not been met"):
+    with pytest.raises(ValueError, match=r"shape \(16, 24, 3\) is not registered"):
         album.span(picture(1))
     assert len(album.without.seen) == 0
 

@@ -190,11 +190,11 @@ def test_settings_that_transformers_writes(tmp_path, theirs):
         ({"merge_size": 2.5}, "merge_size 2.5 must"),
         (
             {"min_pixels": 900, "max_pixels": 800},
-            "min_pixels 900, max_pixels 800: expected whole numbers, 0 <=",
+            "min_pixels 900, max_pixels 800: expected whole numbers with 0 <=",
         ),
         ({"min_pixels": 0, "max_pixels": 783}, r"at least one token, 28\^2 = 784"),
         ({"image_mean": [0.5]}, r"image_mean \(0.5,\).*expected three"),
-        ({"image_std": [0, 1, 1]}, "those of image_std positive"),
+        ({"image_std": [0, 1, 1]}, "image_std positive"),
         ({"image_std": 1}, "image_std 1: expected three"),
         ({"image_mean": [0.5, None, 0.5]}, "image_mean .*: expected three"),
         ({"max_pixels": "many"}, "max_pixels 'many': expected whole numbers"),
@@ -213,10 +213,10 @@ def test_bad_settings_are_named(tmp_path, fields, message):
 
 @pytest.mark.parametrize("fields", [{}, {"processor_class": "Qwen2Processor"}])
 def test_settings_of_a_model_that_reads_text_alone(tmp_path, fields):
-    with pytest.raises(ValueError, match=f"{images.FILE} says nothing of images.*copy"):
+    with pytest.raises(ValueError, match=f"{images.FILE} has no image settings.*copy"):
         read_config(write(tmp_path, fields))
     (tmp_path / images.FILE).rename(tmp_path / images.WHOLE)
-    with pytest.raises(ValueError, match=f"{images.WHOLE} says nothing of images") as raised:
+    with pytest.raises(ValueError, match=f"{images.WHOLE} has no image settings") as raised:
         read_config(tmp_path)
     assert "\n" not in str(raised.value)
 
@@ -247,7 +247,7 @@ def test_settings_are_written_as_transformers_writes_them(tmp_path, theirs, conf
 
 
 def test_no_settings(tmp_path):
-    with pytest.raises(ValueError, match=f"no .*{images.FILE}: a model that reads images"):
+    with pytest.raises(ValueError, match=f"no .*{images.FILE}; a model that reads images"):
         read_config(tmp_path)
 
 
@@ -262,8 +262,8 @@ def test_a_file_is_named_where_it_lies():
 @pytest.mark.parametrize(
     "image, message",
     [
-        (np.zeros((9, 9, 3), np.float32), r"dtype float32 and shape \(9, 9, 3\): expected uint8"),
-        (np.zeros((9, 9), np.uint8), r"shape \(9, 9\): expected uint8 \[height, width, 3\]"),
+        (np.zeros((9, 9, 3), np.float32), r"dtype float32 and shape \(9, 9, 3\); expected uint8"),
+        (np.zeros((9, 9), np.uint8), r"shape \(9, 9\); expected uint8 \[height, width, 3\]"),
         (np.zeros((9, 9, 4), np.uint8), r"shape \(9, 9, 4\)"),
         (np.zeros((3, 9, 9), np.uint8), r"shape \(3, 9, 9\)"),
         (np.zeros((0, 9, 3), np.uint8), "0 x 9 pixels .*: expected at least one"),

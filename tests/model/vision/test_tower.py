@@ -206,7 +206,7 @@ def test_a_tower_stands_beside_images_of_its_own_patches(name):
     fields = dict(patch_size=4, temporal_patch_size=2, merge_size=2)
     tower = VisionTower(CONFIG), {}
     vision.Tower(*tower, images.ImageConfig(**fields))
-    with pytest.raises(ValueError, match=f"{name} 3, but .*{name} [24]: expected the same"):
+    with pytest.raises(ValueError, match=f"{name} 3, but .*{name} [24]; expected the same"):
         vision.Tower(*tower, images.ImageConfig(**fields | {name: 3}))
 
 
@@ -261,8 +261,8 @@ def test_tower_matches_torch(tmp_path, fields):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(num_heads=5), "hidden_size 24 over num_heads 5 must be a multiple of 4"),
-        (dict(hidden_size=18), "hidden_size 18 over num_heads 3"),
+        (dict(num_heads=5), "hidden_size 24 / num_heads 5 must be a multiple of 4"),
+        (dict(hidden_size=18), "hidden_size 18 / num_heads 3"),
         (dict(window_size=7), "window_size 7 must be at least .* = 8"),
         (dict(fullatt_block_indexes=(1, 3)), r"\(1, 3\) must be layers from 0 to depth - 1 = 2"),
     ],
@@ -284,5 +284,5 @@ def test_grids_that_do_not_fit(grid):
 
 @pytest.mark.parametrize("shape", [(16, 96), (1, 15, 96), (1, 16, 95)])
 def test_patches_that_do_not_fit(shape):
-    with pytest.raises(ValueError, match=r"have shape \(.* ask for \[images, 16, 96\]"):
+    with pytest.raises(ValueError, match=r"have shape \(.* need \[images, 16, 96\]"):
         run(VisionTower(CONFIG), {}, jnp.zeros(shape), (1, 4, 4))

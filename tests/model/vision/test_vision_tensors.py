@@ -145,7 +145,7 @@ def test_missing_and_unexpected(tmp_path, tensors):
 )
 def test_wrong_shapes(tmp_path, tensors, name, want):
     tensors[name] = np.zeros(7, np.float32)
-    with pytest.raises(ValueError, match=rf"{name} has shape \(7,\), config.json asks for {want}"):
+    with pytest.raises(ValueError, match=rf"{name} has shape \(7,\); config.json needs {want}"):
         read_tower(tmp_path, tensors, CONFIG)
 
 

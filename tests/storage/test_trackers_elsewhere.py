@@ -3,7 +3,8 @@
 A run of five rows is killed, goes on behind its third and ends. Each tracker must have every step
 once, and say how the run ended. Run it when trackers.py or one of these packages changes:
 
-    pip install -e .[wandb,trackio,mlflow] && pytest -m slow tests/run/test_trackers_elsewhere.py
+    pip install -e .[wandb,trackio,mlflow]
+    pytest -m slow tests/storage/test_trackers_elsewhere.py
 """
 
 import collections

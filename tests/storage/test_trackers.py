@@ -14,12 +14,13 @@ from event_files import hyperparameters, read_events, scalars
 
 from ragen_jax import train
 from ragen_jax.configs import base
-from ragen_jax.run import log, trackers
+from ragen_jax.run import log
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.run.log import MetricsLog
-from ragen_jax.run.trackers import TRACKERS, Kind, Opened, require
 from ragen_jax.run.training import Run
+from ragen_jax.storage import trackers
 from ragen_jax.storage.metrics_reader import read_metrics
+from ragen_jax.storage.trackers import TRACKERS, Kind, Opened, require
 
 pytestmark = [
     pytest.mark.fast,
@@ -147,7 +148,9 @@ def test_a_tracker_that_raises_warns_once_and_gets_its_rows_later(
     assert kept.rows == [0, 1, 2, 3, 4, 5] and fails == [] and kept.opened == 4
     assert kept.closed == [0]
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("warning: tracker kept fails (ConnectionError: no route); the run goes")
+    assert line.startswith(
+        "warning: tracker kept fails (ConnectionError: no route); the run continues"
+    )
 
 
 def test_a_tracker_that_always_raises_is_not_tried_all_the_time(tmp_path, capsys, kept):
@@ -183,7 +186,7 @@ def test_a_tracker_that_hangs_costs_the_steps_nothing(tmp_path, monkeypatch, cap
     assert time.perf_counter() - start < 1.0
     tracked.close()
     assert time.perf_counter() - start < 3.0
-    assert "warning: tracker kept was not done within 0.3 s" in capsys.readouterr().out
+    assert "warning: tracker kept did not finish within 0.3 s" in capsys.readouterr().out
     freed.set()
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 200
 

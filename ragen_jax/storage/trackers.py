@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragen_jax.config.flatten import flatten
 from ragen_jax.core.clean_text import clean_text, describe_error
+from ragen_jax.core.flatten import flatten
 from ragen_jax.core.types import Metrics
 from ragen_jax.storage.atomic_io import atomic_write
 
@@ -237,15 +237,16 @@ def require(names: Iterable[str]) -> None:
             module: Any = importlib.import_module(package)
         except ImportError as error:
             raise ValueError(
-                f"config.log.trackers has {name!r}, which needs the package {package} ({error}): "
-                f"pip install 'ragen_jax[{name}]', or take it out of config.log.trackers"
+                f"config.log.trackers has {name!r}, which needs the package {package} "
+                f"({error}): pip install 'ragen_jax[{name}]', or remove it from "
+                "config.log.trackers"
             ) from error
         if name == "wandb" and module.setup().settings.mode == "online":
             # Without a key it would ask for one at the terminal, in the middle of the run.
             if not module.login(prompt=False):
                 raise ValueError(
-                    "config.log.trackers has 'wandb', which is not logged in: run `wandb login`, "
-                    "or set WANDB_API_KEY, or WANDB_MODE=offline"
+                    "config.log.trackers has 'wandb', which is not logged in; run `wandb "
+                    "login`, or set WANDB_API_KEY or WANDB_MODE=offline"
                 )
 
 
@@ -313,8 +314,8 @@ class Follower:
                 if not warned:
                     why = describe_error(error)
                     self._say(
-                        f"warning: tracker {self.name} fails ({why}); the run goes on, and it is "
-                        "tried again now and then; metrics.jsonl has every row"
+                        f"warning: tracker {self.name} fails ({why}); the run continues and "
+                        "retries it from time to time; metrics.jsonl has every row"
                     )
                 warned = True
             if exit_code is not None:
@@ -329,8 +330,9 @@ def end_all(followers: Sequence[Follower], exit_code: int, say: Callable[[str], 
     for follower in followers:
         if not follower.wait(limit - time.monotonic()):
             say(
-                f"warning: tracker {follower.name} was not done within {CLOSE_SECONDS:g} s of the "
-                "run's end; what it lacks is in metrics.jsonl, and is handed on if the run goes on"
+                f"warning: tracker {follower.name} did not finish within {CLOSE_SECONDS:g} s "
+                "after the run's end; metrics.jsonl has the missing rows, and a resumed run "
+                "sends them"
             )
 
 

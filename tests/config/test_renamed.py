@@ -1,0 +1,54 @@
+"""Fields that have a new name: the old one is refused, and old run folders are read."""
+
+import json
+
+import pytest
+from command_line import call
+from ml_collections import ConfigDict
+
+from ragen_jax.config.check import check_domains
+from ragen_jax.config.fields import FIELDS
+from ragen_jax.config.renamed import RENAMED
+from ragen_jax.config.stored import read_run_config, same_run
+from ragen_jax.configs import base
+
+
+def test_every_new_name_is_a_field_and_no_old_one():
+    assert RENAMED and set(RENAMED.values()) <= set(FIELDS) and not set(RENAMED) & set(FIELDS)
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_command_names_the_new_name(old, tmp_path):
+    code, _, stderr = call("ragen_jax.train", f"--workdir={tmp_path / 'run'}", f"--config.{old}=3")
+    assert code == 2 and not (tmp_path / "run").exists()
+    assert stderr.splitlines()[-1] == f"error: config.{old} is now called config.{RENAMED[old]}"
+
+
+def test_so_does_a_part_of_a_renamed_section(tmp_path):
+    code, _, stderr = call(
+        "ragen_jax.train", f"--workdir={tmp_path / 'run'}", "--config.warmstart.thoughts.silent=0.5"
+    )
+    assert code == 2
+    assert "thoughts.silent is now called config.warmstart.styles.silent" in stderr
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_config_file_that_sets_an_old_name_is_refused(old):
+    config = base.get_config()
+    section, name = old.split(".")
+    config[section][name] = 1.0
+    with pytest.raises(ValueError, match=f"config.{old} is now called config.{RENAMED[old]}"):
+        check_domains(config)
+
+
+def test_the_folder_of_an_old_run_keeps_its_values(tmp_path, capsys):
+    new = base.get_config()
+    new.checkpoint.disk_retry_seconds = 7.0
+    new.warmstart.styles = ConfigDict(dict(grounded=0.5, template=0.5))
+    old = new.to_dict()
+    old["checkpoint"]["patience"] = old["checkpoint"].pop("disk_retry_seconds")
+    old["warmstart"]["thoughts"] = old["warmstart"].pop("styles")
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    assert read_run_config(tmp_path).to_dict() == new.to_dict()
+    assert same_run(new, tmp_path) == []
+    assert capsys.readouterr().out == ""
