@@ -102,7 +102,7 @@ def test_rows_are_there_while_the_run_goes_on(tmp_path):
 
 
 def test_the_first_process_alone_tracks(tmp_path, monkeypatch):
-    monkeypatch.setattr(log, "is_first", lambda: False)
+    monkeypatch.setattr(log, "is_main_process", lambda: False)
     write(tmp_path, range(3), "tensorboard")
     assert list(tmp_path.iterdir()) == []
 
