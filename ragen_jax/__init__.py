@@ -7,7 +7,6 @@ EXPORTS lists the public API; its modules, and JAX, are imported on first use:
 """
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,12 +49,6 @@ EXPORTS = {  # name: where it is
     "token_logps": ("ragen_jax.model.likelihood", "token_logps"),
     "within_metrics": ("ragen_jax.diagnostics.information", "within_metrics"),
 }
-
-# Environments and configs are at the top of the source tree, where they are looked for first, and
-# are imported as ragen_jax.envs and ragen_jax.configs wherever they are. An installed package holds
-# them (setup.py); in a clone, installed or not, they are found beside it.
-if not Path(__file__).with_name("envs").exists():
-    __path__.append(str(Path(__file__).parents[1]))
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Imports between the folders of the package: what a type checker sees is what runs."""
 
 import ast
+import importlib.util
 
 import pytest
 from command_line import ROOT
@@ -32,3 +33,11 @@ def test_no_module_of_ours_is_imported_for_types_alone():
     ]
     found = {str(path): hidden for path in FILES if (hidden := hidden_imports(path.read_text()))}
     assert len(FILES) > 200 and not found
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("folder", ["tests", "docs", "benchmarks"])
+def test_folders_beside_the_package_are_no_part_of_it(folder):
+    """Of the folders at the top of the tree only envs and configs are (setup.py)."""
+    assert importlib.util.find_spec("ragen_jax.envs") is not None
+    assert importlib.util.find_spec(f"ragen_jax.{folder}") is None
