@@ -97,6 +97,8 @@ def train(
                 run.close(exit_code)
         except Exception as error:
             gone = folder.gone() if folder else None
+            if folder and is_main_process():
+                folder.remove_stray_checkpoint()
             reason = gone or disk_error_message(error)
             if reason is None:
                 raise

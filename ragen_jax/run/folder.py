@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 
@@ -56,6 +57,18 @@ class RunFolder:
         if place is None:
             return f"{self.path} was removed or renamed while its run was active"
         return f"{self.path} was renamed to {place} while its run was active"
+
+    def remove_stray_checkpoint(self) -> None:
+        """Remove a folder at the old path that holds nothing but checkpoints/.
+
+        A save that was under way when the folder was renamed makes its path again, and a second
+        folder with a part of the run would look like the run. Call it when no save is under way.
+        """
+        if not self.gone() or not self.path.is_dir():
+            return
+        if os.listdir(self.path) == ["checkpoints"]:
+            with contextlib.suppress(OSError):  # the run ends with another error in any case
+                shutil.rmtree(self.path)
 
 
 @contextlib.contextmanager

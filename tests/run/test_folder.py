@@ -31,6 +31,24 @@ def test_a_folder_that_is_renamed_or_removed_is_noticed(tmp_path):
             folder.here()
 
 
+@pytest.mark.fast
+def test_only_what_a_save_left_at_the_old_path_is_removed(tmp_path):
+    path = tmp_path / "run"
+    with open_folder(path) as folder:
+        (path / "checkpoints").mkdir()
+        folder.remove_stray_checkpoint()
+        assert (path / "checkpoints").exists()  # the folder of the run itself
+        path.rename(tmp_path / "other")
+        folder.remove_stray_checkpoint()
+        (path / "checkpoints" / "6").mkdir(parents=True)
+        (path / "notes.txt").touch()  # somebody's
+        folder.remove_stray_checkpoint()
+        assert (path / "checkpoints" / "6").exists()
+        (path / "notes.txt").unlink()
+        folder.remove_stray_checkpoint()
+        assert not path.exists() and (tmp_path / "other" / "checkpoints").exists()
+
+
 WORDS = [
     *("--config.steps=4", "--config.eval.every=0", "--config.checkpoint.every=1"),
     *("--config.rollout.groups=2", "--config.rollout.group_size=2", "--config.report.every=0"),

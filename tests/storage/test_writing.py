@@ -27,6 +27,7 @@ from ragen_jax.model import hf, weights
 from ragen_jax.model.qwen import ModelConfig, Qwen
 from ragen_jax.report.page import write_report
 from ragen_jax.run import checkpoint, workdir
+from ragen_jax.run.folder import open_folder
 from ragen_jax.run.log import MetricsLog, write_rollouts
 from ragen_jax.run.reports import Reports
 from ragen_jax.storage import cache, compilation_cache, heartbeat, trackers
@@ -325,6 +326,14 @@ def watch_progress(tmp_path, injected):
 @drives("ragen_jax/run/reports.py", "Reports.write_if_due")
 def report_in_the_background(tmp_path, injected):
     Reports(tmp_path, every=1, write_page=write_report).write_if_due(1)
+
+
+@drives("ragen_jax/run/folder.py", "RunFolder.remove_stray_checkpoint")
+def remove_a_stray_checkpoint(tmp_path, injected):
+    with open_folder(tmp_path / "run") as folder:
+        (tmp_path / "run").rename(tmp_path / "renamed")
+        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+        folder.remove_stray_checkpoint()
 
 
 @drives("ragen_jax/run/checkpoint.py", "Checkpoints.__init__")
