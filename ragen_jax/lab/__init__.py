@@ -1,6 +1,5 @@
-"""Experiments of many small runs: an entry of configs/experiments comes in, a page with a
-figure goes out.
+"""Experiments of many small runs. In: an entry of configs/experiments. Out: a page with a figure.
 
-`python -m ragen_jax.lab` (`__main__`) asks `arms` to run them side by side; `collapse` and
-`organism` say what came out, read off `curves`, and `pages` writes it.
+`python -m ragen_jax.lab` (`__main__`) runs the arms in parallel (`arms`). Modules such as
+`collapse` and `model_organism` evaluate the `curves`, and `pages` writes the result.
 """

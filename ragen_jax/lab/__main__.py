@@ -1,20 +1,20 @@
-"""The laboratory: run an experiment of many small runs, and report what it says.
+"""The laboratory: run an experiment of many small runs, and report its results.
 
     python -m ragen_jax.lab list
     python -m ragen_jax.lab pages [--report=docs/lab]
     python -m ragen_jax.lab run NAME [--quick] [--workers=N] [--workdir=runs/lab]
                                      [--report=docs/lab] [--reuse] [--config.FIELD=VALUE ...]
 
-Runs every arm of an experiment of configs/experiments, as many at a time as there are cores, and
-writes NAME.md, NAME.png and, in NAME.jsonl, the rows that both are made from. Started again, it
-goes on where it was stopped; finished arms are only read. A full run also writes claims.md: what
-all experiments that have rows in that folder say of the paper's claims.
+Runs every arm of an experiment of configs/experiments, by default one per core at a time, and
+writes NAME.md, NAME.png and, in NAME.jsonl, the rows from which both are made. Started again, it
+resumes where it was stopped; finished arms are only read. A full run also writes claims.md: the
+verdicts on the paper's claims from all experiments that have rows in that folder.
 
-`pages` writes all pages, figures and claims.md again from the stored rows and runs nothing.
+`pages` rewrites all pages, figures and claims.md from the stored rows and runs nothing.
 
-With --reuse the arms that NAME.jsonl has are read from there, and only others are run: a treatment
-of one's own beside those of docs/lab. These are of another machine, whose runs differ from those
-that this one would do as much as seeds do.
+With --reuse, arms in NAME.jsonl are read from there, and only the others are run: for example, your
+treatment next to those of docs/lab. The stored arms are from another machine; its runs differ from
+runs on this machine as much as runs with different seeds do.
 """
 
 import importlib.util
@@ -118,7 +118,7 @@ def rewrite(report: Path) -> None:
 
 
 def listed() -> str:
-    """What `list` prints."""
+    """Return the text that `list` prints."""
     lines = []
     for name, experiment in EXPERIMENTS.items():
         count = len(experiment.seeds) * len(experiment.settings) * len(experiment.treatments)
@@ -129,7 +129,7 @@ def listed() -> str:
 
 
 def wanted(argv: list[str]) -> str | None:
-    """The experiment to `run`, or None to `list` them; any other words end with exit code 2."""
+    """Return the experiment to `run`, or None to `list` them; exit with code 2 on other words."""
     with command.bad_input():
         if argv[1:] == ["list"]:
             return None

@@ -1,4 +1,4 @@
-"""The runs of an experiment, and how they are run: side by side, each in a process of its own."""
+"""Run the arms of an experiment in parallel, each in a separate process."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ from ragen_jax.storage.metrics_reader import read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One run of an experiment."""
+    """A run of an experiment."""
 
     setting: str
     treatment: str
@@ -41,12 +41,12 @@ class Arm:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What it is among an experiment's runs (lab/curves.py)."""
+        """Return its key among an experiment's runs (lab/curves.py)."""
         return self.setting, self.treatment, self.seed
 
     @property
     def folder(self) -> str:
-        """Where the run lies within the experiment's folder."""
+        """Return the run's folder within the experiment's folder."""
         return str(self).replace(",", "").replace(" ", "_")
 
     def __str__(self) -> str:
@@ -54,10 +54,10 @@ class Arm:
 
 
 def shortened(experiment: Experiment) -> Experiment:
-    """The part of an experiment that --quick runs.
+    """Return the part of an experiment that --quick runs.
 
     Raises:
-      ValueError: it has none.
+      ValueError: the experiment has no quick form.
     """
     quick = experiment.quick
     if quick is None:
@@ -72,13 +72,13 @@ def shortened(experiment: Experiment) -> Experiment:
 
 
 def arms(experiment: Experiment, config: ConfigDict) -> list[Arm]:
-    """The `Arm`s of an experiment: seeds outermost, so that a part of it has all settings.
+    """Return the `Arm`s of an experiment, with seeds outermost so that any part has all settings.
 
     Args:
-      config: what the arms have in common besides the experiment's own fields.
+      config: the arms' common config, in addition to the experiment's fields.
 
     Raises:
-      ValueError: an arm that no run could use.
+      ValueError: an arm has an invalid config.
     """
     plan = []
     for seed in experiment.seeds:
@@ -95,8 +95,9 @@ def arms(experiment: Experiment, config: ConfigDict) -> list[Arm]:
 
 
 def dated(plan: Sequence[Arm], root: Path, today: datetime.date) -> list[Arm]:
-    """The arms with one day for the chat templates of all: the first that an arm in `root` has
-    recorded, else `today`.
+    """Return the arms with a common day for their chat templates.
+
+    It is the first day that an arm in `root` has recorded, else `today`.
 
     Raises:
       ValueError: the config.json of an arm is damaged.
@@ -114,36 +115,37 @@ def dated(plan: Sequence[Arm], root: Path, today: datetime.date) -> list[Arm]:
 
 
 def set_by(name: str, experiment: Experiment) -> dict[str, str]:
-    """{field: why} of what an experiment sets itself, whatever the command line says."""
+    """Return {field: reason} for fields that an experiment sets, overriding the command line."""
     varied = [*experiment.settings.values(), *experiment.treatments.values()]
     fields = {"seed", *experiment.always, *(field for changes in varied for field in changes)}
     return dict.fromkeys(sorted(fields), f"by experiment {name}, which sets it")
 
 
 def finished(workdir: Path, steps: int) -> bool:
-    """Whether a run's folder holds all its steps."""
+    """Return whether a run's folder holds all its steps."""
     rows = read_metrics(workdir / "metrics.jsonl")
     return bool(rows) and rows[-1]["step"] >= steps
 
 
 def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -> int:
-    """Trains the arms that are not finished; those that were begun go on where they stand.
+    """Train the arms that are not finished; resume those that were started.
 
-    Each is a process of the train command on its own share of the cores (two that share them wait
-    for each other), whose console goes to console.log in its folder. They share the warm start,
-    which is built here, and what they compile.
+    Each arm is a process of the train command on separate cores (processes that share cores wait
+    for each other); its console output goes to console.log in its folder. The arms share the warm
+    start, which is built here, and their compiled programs.
 
     Args:
-      workers: how many at a time. minutes: that one is expected to take, for what is announced.
+      workers: largest number of arms at a time.
+      minutes: expected duration of an arm, for the announcement.
 
     Returns:
-      0, or the exit code of the first arm that failed; those that run then save and stop.
+      0, or the exit code of the first arm that failed; running arms then save and stop.
 
     Raises:
       ValueError: an arm's folder holds another run.
-      SystemExit: a SIGTERM or Ctrl-C came; the arms have saved and stopped.
+      SystemExit: SIGTERM or Ctrl-C was received; the arms have saved and stopped.
     """
-    for arm in plan:  # those that are finished, too: other experiments may share the folder
+    for arm in plan:  # including finished arms: other experiments may share the folder
         refuse_links(root / arm.folder)
         same_run(arm.config, root / arm.folder)
     waiting = [arm for arm in plan if not finished(root / arm.folder, arm.config.steps)]
@@ -187,7 +189,7 @@ def run_arms(plan: Sequence[Arm], root: Path, *, workers: int, minutes: float) -
 
 
 def _end(signum: int, frame: object) -> NoReturn:
-    """Ends this process as an exception does, so that its arms do not outlive it."""
+    """End this process with an exception, so that its arms do not outlive it."""
     sys.exit(exit_code(signum))
 
 
@@ -196,7 +198,7 @@ def _log(root: Path, arm: Arm) -> Path:
 
 
 def _begin(arm: Arm, folder: Path) -> subprocess.Popen:
-    """The process that trains an arm, from its folder's own config.json."""
+    """Start the process that trains an arm, from its folder's config.json."""
     sign(folder, arm.config)
     atomic_write(folder / "config.json", json.dumps(arm.config.to_dict(), indent=2) + "\n")
     path = folder / "console.log"
@@ -210,14 +212,15 @@ def _begin(arm: Arm, folder: Path) -> subprocess.Popen:
 
 @contextlib.contextmanager
 def _cores_of(place: int, workers: int) -> Generator[None]:
-    """Processes begun meanwhile run on every `workers`-th core from `place` on, where the system
-    can say so (Linux) and there are as many.
+    """Run processes started within this context on every `workers`-th core, starting at `place`.
+
+    Without effect if the system does not support it (only Linux does) or has too few cores.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
     if len(cores) < workers:
         yield
         return
-    os.sched_setaffinity(0, cores[place::workers])  # which processes inherit
+    os.sched_setaffinity(0, cores[place::workers])  # child processes inherit it
     try:
         yield
     finally:
@@ -225,7 +228,7 @@ def _cores_of(place: int, workers: int) -> Generator[None]:
 
 
 def _stop(running: Iterable[subprocess.Popen]) -> None:
-    """Asks the processes that run to save and stop, and waits until they have."""
+    """Ask the running processes to save and stop, and wait until they have."""
     for process in running:
         process.send_signal(signal.SIGTERM)
     for process in running:

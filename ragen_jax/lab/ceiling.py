@@ -1,9 +1,8 @@
-"""Information at its ceiling: where mutual information cannot rise, a claim about it cannot be
-judged.
+"""Information at its ceiling: a claim cannot be judged if mutual information cannot rise.
 
-mi_seq is at most log N, N the number of prompts it is estimated among. Where every reasoning still
-names its prompt it stands there whatever a treatment does. `own_margin` has no such ceiling, and
-claims are judged by it in runs that recorded it.
+mi_seq is at most log N, where N is the number of prompts of the estimate. If every reasoning still
+identifies its prompt, mi_seq is at this ceiling with any treatment. `own_margin` has no such
+ceiling; claims are judged by it in runs that recorded it.
 """
 
 import importlib
@@ -23,17 +22,17 @@ PROMPTS = {  # scope -> field of the number of prompts
     "collapse/trajectory": "diagnose.trajectory_samples",
     "probe": "diagnose.probe_problems",
 }
-BOUNDED = ("mi_seq",)  # figures whose ceiling is log N itself
+BOUNDED = ("mi_seq",)  # figures whose ceiling is exactly log N
 
 
 def scope_of(figure: str) -> str | None:
-    """The scope of a figure with a ceiling; None for any other figure."""
+    """Return the scope of a figure with a ceiling; None for any other figure."""
     scope, _, name = figure.rpartition("/")
     return scope if scope in PROMPTS and name in BOUNDED else None
 
 
 def companions(figures: Sequence[str]) -> tuple[str, ...]:
-    """What runs should record beside figures with a ceiling: the ceiling and the margin."""
+    """Return the figures to record with figures that have a ceiling: the ceiling and the margin."""
     scopes = dict.fromkeys(scope for name in figures if (scope := scope_of(name)))
     return tuple(f"{x}/{name}" for x in scopes for name in ("mi_upper_bound", "own_margin"))
 
@@ -80,7 +79,7 @@ def fraction(experiment: Experiment, figure: str, key: tuple[str, str, int], row
 
 
 def at_ceiling(experiment: Experiment, figure: str, arms: Sequence[dict]) -> bool:
-    """Whether every arm's runs stand at the ceiling of a figure on average.
+    """Return whether every arm's runs are on average at the ceiling of a figure.
 
     Args:
       arms: {(setting, treatment, seed): rows} of each arm that a claim compares.

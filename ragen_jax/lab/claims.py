@@ -1,7 +1,7 @@
-"""The page of all claims of RAGEN-2: what the experiments that have been run say of each.
+"""The page of all claims of RAGEN-2, with the verdicts of the completed experiments.
 
-Written from the stored rows; nothing is run. Each verdict has its p-value, and that corrected for
-all claims that were tested on the page (Holm).
+It is written from the stored rows; nothing is run. Each verdict has a p-value, and a p-value
+corrected for all tested claims on the page (Holm).
 """
 
 from pathlib import Path
@@ -17,12 +17,12 @@ DECIDED = ("reproduced", "reversed")
 
 
 def _p(value: float | None) -> str:
-    """A p-value as it is shown."""
+    """Format a p-value."""
     return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def verdicts(report: Path) -> dict[str, list[Verdict] | None]:
-    """Experiment -> what its full form says of claims; None: it has no rows in the folder."""
+    """Return {experiment: verdicts of its full form}; None if the folder has no rows of it."""
     return {
         name: PAGES[name].verdicts(experiment, runs)
         if (runs := read_runs(report / f"{name}.jsonl"))
@@ -32,7 +32,7 @@ def verdicts(report: Path) -> dict[str, list[Verdict] | None]:
 
 
 def write_claims(report: Path) -> str:
-    """Writes claims.md into the folder of the pages; returns its text."""
+    """Write claims.md into the folder of the pages and return its text."""
     found = verdicts(report)
     every = [v for of_page in found.values() for v in of_page or ()]
     adjusted = holm({i: v.p for i, v in enumerate(every) if v.p is not None})

@@ -28,10 +28,10 @@ from ragen_jax.lab.identical import SAME, distinct, is_unchanged
 from ragen_jax.lab.statistics import judge_count
 from ragen_jax.storage.writers import save_figure
 
-LOST = 0.5  # of success or information: the share of it that counts as lost
-HEALTHY = (0.5, 2.0)  # entropy, over its baseline, that looks healthy
+LOST = 0.5  # success or information below this fraction of its highest value is lost
+HEALTHY = (0.5, 2.0)  # range of healthy entropy, relative to its baseline
 ENTROPY, VALID = "update/entropy", "rollout/valid_rate"
-# The released form of MI first: mi_seq stands at log N while reasonings still name their prompt.
+# The released form of MI comes first: mi_seq is log N while reasonings identify their prompt.
 MI, MI_SEQ = "collapse/first_turn/mi_released", "collapse/first_turn/mi_seq"
 RETRIEVAL = "collapse/first_turn/retrieval_acc"
 GROUNDED, ZA_SWAP = "reasoning/grounded_rate", "flow/first_turn/za_swap"
@@ -41,8 +41,8 @@ FIGURES = (SUCCESS, MI, MI_SEQ, RETRIEVAL, ENTROPY, VALID, GROUNDED, ZA_SWAP)
 def lost(rows: Rows, name: str) -> float | None:
     """The step at which a figure falls below half of its highest value before, or None.
 
-    One rule for every figure: read at the evaluations, against its own running maximum, and between
-    two evaluations on a straight line.
+    The rule is the same for every figure: its value at the evaluations, interpolated linearly
+    between them, against its running maximum.
     """
     return falls_below(*at_evaluations(rows, name), LOST)
 
@@ -135,7 +135,7 @@ def order_verdict(runs: Runs) -> str:
 
 
 def filter_verdict(runs: Runs) -> str:
-    """A sentence: does filtering prevent collapse where it happens without?"""
+    """A sentence: does filtering prevent collapse in runs that collapse without it?"""
     settings, (filtered, *_, plain), seeds = factors(runs)
     pairs = [
         (runs[setting, filtered, seed], runs[setting, plain, seed])
@@ -176,7 +176,7 @@ def alarm_verdict(runs: Runs) -> str:
 
 
 def _word(yes: int, no: int, undecided: int) -> str:
-    """The verdict on a claim, from the pairs that are for it, against it, and neither."""
+    """Return the verdict on a claim, from the pairs for it, against it, and undecided."""
     if not yes + no + undecided:
         return "Not testable"
     return judge_count(yes, no, undecided)[0].capitalize()

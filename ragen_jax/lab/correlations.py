@@ -1,6 +1,6 @@
-"""The page of experiment figures: which figure of a run goes with its success at the end.
+"""The page of experiment figures: which figures of a run correlate with its final success.
 
-What counts was fixed before the runs were looked at:
+These rules were fixed before the runs were examined:
 
     end          of a figure, as in curves.py: its last ten values, of success the last two
     correlation  Spearman's, of a figure's end with success's, over all runs, identical runs once;
@@ -10,7 +10,7 @@ What counts was fixed before the runs were looked at:
     reproduced   where RAGEN-2 says that a figure goes with success: the interval is above 0; where
                  it says that a figure does not show it: the interval is within WEAK of 0
     reversed     below 0; beyond WEAK
-    undecided    else
+    undecided    otherwise
     cannot be judged   the runs stand at the figure's ceiling (ceiling.py)
 """
 
@@ -28,7 +28,7 @@ from ragen_jax.lab.identical import distinct
 from ragen_jax.lab.statistics import p_value, p_within
 
 WEAK = 0.3  # a correlation nearer to 0 does not show who succeeds
-LIMIT = 1 - 1e-6  # nearer to one than that has the inverse hyperbolic tangent of that
+LIMIT = 1 - 1e-6  # correlations are clipped to this before the inverse hyperbolic tangent
 SCOPES = ("collapse/trajectory", "collapse/first_turn", "probe")
 INFORMATION = (
     *("mi", "mi_released", "mi_seq", "mi_zscore", "mi_zscore_seq", "retrieval_acc"),
@@ -110,7 +110,7 @@ def p_of(name: str, runs: Runs, value: float, high: float) -> float:
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """What the runs say of the figures that RAGEN-2 names."""
+    """Return the verdicts on the figures that RAGEN-2 names."""
     found = []
     for name, (there, goes) in CLAIMS.items():
         shown = correlation(runs, name)
@@ -170,6 +170,6 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Each figure's correlation and interval, a line a figure."""
+    """Draw each figure's correlation and interval, a line per figure."""
     found = {name: value for name in CORRELATED if (value := correlation(runs, name))}
     draw_ranking(found, path, "Spearman's correlation with held-out success at the end", (-1, 1))

@@ -1,4 +1,4 @@
-"""Curves read from the rows of metrics.jsonl, and what runs differ in.
+"""Curves from the rows of metrics.jsonl, and comparisons between runs.
 
 `runs` maps (setting, treatment, seed) to a run's rows.
 """
@@ -24,14 +24,14 @@ Runs = dict[tuple[str, str, int], Rows]  # (setting, treatment, seed) -> rows
 class Verdict(NamedTuple):
     """What an experiment says of a claim of RAGEN-2."""
 
-    source: str  # where it is made
+    source: str  # where RAGEN-2 makes the claim
     claim: str
     verdict: str  # reproduced, reversed or undecided; or why it cannot be judged
-    figures: str  # by which
+    figures: str  # figures that decide it
     p: float | None = None  # below 0.05 if decided; None: nothing was tested
 
 
-WINDOW = 5  # steps that a step's figures are smoothed over, since it has few prompts
+WINDOW = 5  # number of steps over which figures are smoothed, since a step has few prompts
 SUCCESS = "eval/success"
 LAST, FIRST = {SUCCESS: 2}, {SUCCESS: 1}  # values at the end and the start of a run, else:
 OF_OTHERS = 10
@@ -100,9 +100,10 @@ def alarm_step(rows: Rows) -> float | None:
 
 
 def at_update(rows: Rows, name: str, updates: float) -> float | None:
-    """The last value of a smoothed figure (success: as it is) before more than so many updates.
+    """Return the last value of a smoothed figure (success: raw) within a number of updates.
 
-    A filter that rejects batches updates less often, so that arms are compared after equally many.
+    A filter that rejects batches updates less often, so arms are compared after equal numbers of
+    updates.
     """
     total, last = 0, None
     find = curve if name == SUCCESS else smoothed
@@ -116,19 +117,19 @@ def at_update(rows: Rows, name: str, updates: float) -> float | None:
 
 
 def updates(rows: Rows) -> int:
-    """Updates of the whole run."""
+    """Return the number of updates of the whole run."""
     return int(sum(row.get("update/count", 0) for row in rows))
 
 
 def judged(mean: float, half_width: float) -> str:
-    """What an interval says of a claim that it lies above 0."""
+    """Return the verdict of an interval on the claim that a value is above 0."""
     if abs(mean) <= half_width:
         return "undecided"
     return "reproduced" if mean > 0 else "reversed"
 
 
 def judged_within(mean: float, half_width: float, margin: float) -> str:
-    """What an interval says of a claim that it lies within a margin of 0."""
+    """Return the verdict of an interval on the claim that a value is within a margin of 0."""
     if abs(mean) + half_width <= margin:
         return "reproduced"
     return "reversed" if abs(mean) - half_width > margin else "undecided"
@@ -184,7 +185,7 @@ def draw_ranking(
 
 
 def label_points(fig: "Figure", axis: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
-    """Writes each name beside its point, where no other name is yet and no other point."""
+    """Write each name next to its point, without overlapping other names or points."""
     size, gap = 7, 4  # points of a letter's height, and between a name and its point
     fig.draw_without_rendering()  # which fixes the scales
     to_points = axis.transData + fig.dpi_scale_trans.inverted()
@@ -211,5 +212,5 @@ def label_points(fig: "Figure", axis: "Axes", points: Mapping[str, tuple[float, 
 
 
 def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    """Whether two boxes (left, bottom, right, top) do."""
+    """Return whether two boxes (left, bottom, right, top) overlap."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

@@ -1,6 +1,6 @@
-"""The page of experiment detectors: which figures see a collapse whose truth is known, and when.
+"""The page of experiment detectors: which figures detect a known collapse, and when.
 
-What counts was fixed before the runs:
+These rules were fixed before the runs:
 
     truth      a probe is collapsed if its share of grounded replies is below half of the first's
     score      how far a figure has moved from the mean of the run's first BASELINE probes, in the
@@ -16,7 +16,7 @@ What counts was fixed before the runs:
                collapsed probe, its lead to the step at which success has lost a quarter
     noise      what detectors of pure noise would seem to see of the same runs (noise.py)
 
-`step` is what sees nothing but time: the number of the probe.
+`step` is a control that measures only time: the number of the probe.
 """
 
 from collections.abc import Sequence
@@ -45,15 +45,15 @@ from ragen_jax.lab.noise import KINDS, Control, Truth
 HEALTHY = "entropy 0"  # the setting whose runs should not collapse
 BASELINE = 2  # probes
 QUANTILE = 0.95
-CHANCE = 0.65  # an AUC up to there tells little
-SIZE = 4  # independent observations that a run is at most worth
+CHANCE = 0.65  # an AUC up to this is weak evidence
+SIZE = 4  # a run counts as at most this number of independent observations
 STEP, ALARM, ENTROPY = "step", "regime/alarm", "update/entropy"
 DIRECTIONS = {  # figure -> whether it is meant to fall (-1) or rise (+1) with collapse
     **dict.fromkeys((f"probe/{name}" for name in ("mi_seq", "mi", "mi_released")), -1),
     **dict.fromkeys(("probe/mi_zscore", "probe/retrieval_acc"), -1),
     **dict.fromkeys(("collapse/first_turn/mi_seq", "collapse/first_turn/retrieval_acc"), -1),
     **dict.fromkeys(("collapse/trajectory/mi_seq", "collapse/trajectory/retrieval_acc"), -1),
-    ENTROPY: -1,  # as it is watched for: falling
+    ENTROPY: -1,  # a falling entropy is the usual warning sign
     "probe/h_cond": -1,
     "probe/h_marginal": -1,
     "flow/first_turn/za_swap": -1,
@@ -80,7 +80,7 @@ FIGURES = (*(name for name in DIRECTIONS if name != STEP), *organism.FIGURES)
 
 
 class Reading(NamedTuple):
-    """A run as a detector sees it, at the probes behind the baseline."""
+    """A detector's scores of a run, at the probes after the baseline."""
 
     step_P: np.ndarray
     score_P: np.ndarray
@@ -88,7 +88,7 @@ class Reading(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a figure shows."""
+    """The detection results of a figure."""
 
     auc: float
     low: float  # of the 95 % interval
@@ -346,7 +346,7 @@ def _mark(of_noise: dict[str, Control], name: str, value: float) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """AUC and its interval, a line a figure."""
+    """Draw the AUC and its interval, a line per figure."""
     told = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
     areas = {name: (seen.auc, seen.low, seen.high) for name, seen in told.items()}
     draw_ranking(areas, path, "area under the ROC curve", (0, 1))

@@ -1,7 +1,6 @@
-"""The page of an experiment whose claims say that a treatment does better than its last one, or
-than it did at the start.
+"""The page of an experiment that claims that a treatment beats the last treatment or its own start.
 
-What counts was fixed before the runs:
+These rules were fixed before the runs:
 
     end         of a figure, the mean of its last two values for success, else of its last ten
     start       of a figure, the mean of its first value for success, else of its first ten
@@ -10,9 +9,9 @@ What counts was fixed before the runs:
                 settings
     reproduced  the interval is on the side that the claim names; or, where the claim says that
                 there is no difference, within MARGIN of 0 on both sides
-    reversed    it is on the other side
-    undecided   else
-    not testable   every run with the treatment is identical to that it is compared with
+    reversed    the interval is on the other side
+    undecided   otherwise
+    not testable   every run with the treatment is identical to the run it is compared with
     cannot be judged   both sides stand at the ceiling of a figure (ceiling.py) and the runs did not
                 record the figure without a ceiling, by which the claim is judged otherwise
     spread      std over mean of the groups' reward variances, the mean over a run's start without
@@ -53,7 +52,7 @@ from ragen_jax.lab.statistics import (
 )
 from ragen_jax.storage.writers import save_figure
 
-MARGIN = 0.03  # of success, that counts as no difference
+MARGIN = 0.03  # difference in success that counts as none
 SIDES = {1: "higher", -1: "lower", 0: f"no other (within {MARGIN:g})"}  # claimed
 NOT_TESTABLE = f"not testable ({SAME})"
 TOO_FEW = "too few settings"
@@ -134,7 +133,7 @@ def predictor(runs: Runs) -> Prediction | None:
 
 
 class Judgement(NamedTuple):
-    """What the runs say of a claim."""
+    """The runs' judgement on a claim."""
 
     verdict: str
     mean: float  # difference of the figure
@@ -144,7 +143,7 @@ class Judgement(NamedTuple):
 
 
 def _arms(claim: Claim, runs: Runs) -> list[Runs]:
-    """The runs that a claim compares, an arm each."""
+    """Return the arms that a claim compares."""
     every, treatments, _ = factors(runs)
     names = [claim.treatment] if claim.since_start else [claim.treatment, treatments[-1]]
     return [
@@ -223,7 +222,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
     """The text of the page, behind its question and command."""
     settings, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
-    # Rows may be of before a figure was measured.
+    # Old rows may lack a figure.
     shown = {
         word: name
         for word, name in SHOWN.items()

@@ -1,5 +1,4 @@
-"""Runs that are the same to the digit: they count once, and a treatment that changed nothing is
-reported as such.
+"""Identical runs: they count once, and a treatment that changed nothing is reported as such.
 
 Two runs are identical if every figure of every row is equal; times are not compared.
 """

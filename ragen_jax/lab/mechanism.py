@@ -1,21 +1,22 @@
 """The page of experiment mechanism: which prompts, by which part of the loss, carry the drift.
 
-What counts was fixed before the runs:
+These rules were fixed before the runs:
 
     pull          of a part of the loss on a quarter of 48 held-out groups by reward variance: how
                   far a plain gradient step on it moves the log-odds of the grounded style
                   (diagnostics/drift.py), per unit of learning rate; the mean over the steps until
                   half of mi_seq is lost. Below 0: towards templates
     theory        RAGEN-2's, in two predictions: the entropy part of the two lower quarters pulls
-                  harder towards templates than that of the two upper ones; and a bonus on the
-                  upper half of a step's groups alone keeps more information than one on the lower
-                  half alone (`cures.kept`)
+                  harder towards templates than that of the two upper quarters; and a bonus on only
+                  the upper half of a step's groups keeps more information than a bonus on only the
+                  lower half (`treatments.kept_figure`)
     figure 3    of RAGEN-2, before and after: at the first and the last measurement the norm of the
                 task's gradient is larger on the two upper quarters than on the two lower ones, that
                 of the entropy bonus is the same: within FLAT. Differences over the mean of all
 
-Each is an interval over seeds (Student's t) that lies on one side of 0; its confidence is that of
-the look at which the experiment ended (looks.py), 95 % without looks.
+Each is decided by an interval over seeds (Student's t) on one side of 0. Its confidence is that of
+the interim analysis at which the experiment ended (interim_analyses.py), 95 % without interim
+analyses.
 """
 
 from pathlib import Path
@@ -84,7 +85,7 @@ def level_of(experiment: Experiment, runs: Runs) -> float:
 
 
 def spent(p: float, level: float) -> float:
-    """A p-value as of one look at all seeds: below 0.05 where the interval at `level` decides."""
+    """Rescale a p-value to a single look: below 0.05 if the interval at `level` decides."""
     return min(1.0, p * ERROR / (1 - level))
 
 
@@ -108,7 +109,7 @@ def figure_3(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def primary(runs: Runs) -> list[float]:
-    """What the runner looks at, by seed: information kept, bonus on the upper half less lower."""
+    """Return information kept with the bonus on the upper half minus the lower half, by seed."""
     ((setting,), _, seeds) = factors(runs)
     return [
         cures.kept_figure(runs[setting, UPPER, seed])

@@ -1,6 +1,6 @@
 """The page of experiment organism: when each run lost its information, when its success, a verdict.
 
-What counts was fixed before the runs:
+These rules were fixed before the runs:
 
     information lost   the first probe whose mi_seq is below half of its highest before, on a
                        straight line between probes
@@ -48,7 +48,7 @@ SHARES = (0.25, 0.5, 1.0)  # of a run's updates, after which arms are compared
 
 
 class Fall(NamedTuple):
-    """What became of a run."""
+    """The outcome of a run."""
 
     information: float | None  # the step at which it was lost
     success: float | None
@@ -69,7 +69,7 @@ def success_lost(rows: Rows) -> float | None:
 
 
 def fall(rows: Rows) -> Fall:
-    """What became of a run, by the rule above."""
+    """Return the outcome of a run, by the rule above."""
     information = information_lost(rows)
     success = success_lost(rows)
     last = rows[-1]["step"]

@@ -1,4 +1,4 @@
-"""What a detector of pure noise would seem to see: the control of experiment detectors.
+"""Detectors of pure noise: the control of experiment detectors.
 
 A figure that has nothing to do with the input still crosses its alarm level somewhere in a long
 run, and an alarm that comes early for no reason has a long lead. So DRAWS detectors of each kind of
@@ -26,7 +26,7 @@ COUNTED = ("auc", "false", "runs", "delay", "lead")
 
 
 class Truth(NamedTuple):
-    """What is known of a run at the probes after the baseline."""
+    """The known facts of a run at the probes after the baseline."""
 
     step_P: np.ndarray
     collapsed_P: np.ndarray  # bool
@@ -35,7 +35,7 @@ class Truth(NamedTuple):
 
 
 class Control(NamedTuple):
-    """What detectors of one kind of noise seem to see."""
+    """The apparent results of detectors of one kind of noise."""
 
     draws: dict[str, np.ndarray]  # of COUNTED, float64 [DRAWS]; NaN where there is no value
 

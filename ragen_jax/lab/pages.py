@@ -1,4 +1,4 @@
-"""The page of each experiment, written beside its figure."""
+"""Write the page of each experiment, next to its figure."""
 
 from pathlib import Path
 
@@ -21,21 +21,21 @@ PAGES = {
     **dict.fromkeys((f"{x}_frozen_lake" for x in ("groups", "quarters", "members")), gains),
     "tasks": tasks,
 }
-# What the runner looks at where an experiment may end early (looks.py): runs -> a figure a seed.
+# Primary difference of experiments that may end early (interim_analyses.py): runs -> one per seed.
 PRIMARY = {"mechanism": mechanism.primary}
-COUNTED = ("update/count", "regime/alarm")  # by every page
+COUNTED = ("update/count", "regime/alarm")  # figures that every page uses
 
 
 def figures(name: str) -> tuple[str, ...]:
-    """The figures that an experiment's page is made from."""
+    """Return the figures from which an experiment's page is made."""
     return (*PAGES[name].FIGURES, *COUNTED)
 
 
 def write_page(name: str, path: Path, words: str, experiment: Experiment, runs: Runs) -> str:
-    """Writes an experiment's page to `path` and its figure beside it; returns the text.
+    """Write an experiment's page to `path` and its figure next to it; return the text.
 
     Args:
-      words: what `python -m ragen_jax.lab` was given.
+      words: the arguments of `python -m ragen_jax.lab`.
     """
     import matplotlib
 

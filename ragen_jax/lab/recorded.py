@@ -1,7 +1,7 @@
-"""The figures that a page is made from, written beside it as JSON lines, and read again.
+"""Write and read the figures of a page, stored next to it as JSON lines.
 
-A line is a run: which it is, what its config has other than configs/base.py (by which it is known
-again), its steps, and each figure's values at these (null where a step has none).
+A line is a run: its key, the config fields that differ from configs/base.py (which identify it),
+its steps, and each figure's values at these steps (null if missing).
 """
 
 import json
@@ -18,18 +18,19 @@ from ragen_jax.lab.curves import Rows, Runs
 from ragen_jax.storage.atomic_io import atomic_open
 
 RUN = ("setting", "treatment", "seed")
-DIGITS = 7  # significant ones, of a figure
+DIGITS = 7  # significant digits of a figure
 
 
 def not_default(config: ConfigDict) -> Fields:
-    """{dotted name: value} of a config's fields that are not as in configs/base.py."""
+    """Return {dotted name: value} for a config's fields that differ from configs/base.py."""
     defaults = fields_of(base.get_config())
     return {k: v for k, v in fields_of(config).items() if k not in defaults or v != defaults[k]}
 
 
 def cut(rows: Rows, figures: Sequence[str]) -> Rows:
-    """A run's rows as they are written: a page's figures alone, to DIGITS digits. Pages are made
-    from these, so that what is read again makes the same page.
+    """Reduce a run's rows to the figures of a page, rounded to DIGITS digits.
+
+    Pages are made from these rows, so the stored rows reproduce the same page.
     """
     return [
         {"step": row["step"]}
@@ -39,7 +40,7 @@ def cut(rows: Rows, figures: Sequence[str]) -> Rows:
 
 
 def write_runs(path: Path, plan: Sequence[Arm], runs: Runs) -> None:
-    """Writes an experiment's runs, those of its arms in `plan`, as `cut` left them."""
+    """Write the runs of an experiment's arms in `plan`, after `cut`."""
     configs = {arm.key: not_default(arm.config) for arm in plan}
     with atomic_open(path) as file:
         for key, rows in runs.items():
@@ -53,10 +54,10 @@ def write_runs(path: Path, plan: Sequence[Arm], runs: Runs) -> None:
 
 
 def read_runs(path: Path, plan: Sequence[Arm] | None = None) -> Runs:
-    """The runs of a file, {} where there is none; with `plan` those of its arms that were written
-    with the config that they have there.
+    """Read the runs of a file; {} if it does not exist.
 
-    Whether the code is what it was then nobody can see from here.
+    With `plan`, only runs of its arms with the same config are returned. Changes of the code since
+    then cannot be detected.
     """
     found: Runs = {}
     configs = {}

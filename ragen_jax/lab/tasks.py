@@ -1,6 +1,6 @@
-"""The page of experiment tasks: what became of the reasoning in each, and of its groups.
+"""The page of experiment tasks: the outcome of the reasoning and of the groups in each task.
 
-What counts was fixed before the runs; the end is the mean of the last two values:
+These rules were fixed before the runs; the end is the mean of the last two values:
 
     little to lose   mi_seq of the probe is below LITTLE at the start
     kept             it is at the end at least half of that
@@ -27,7 +27,7 @@ ANATOMY = tuple(f"anatomy/{name}" for name in CLASSES)
 FIGURES = (MI, RETRIEVAL, CHANCE, ENTROPY, VALID_RATE, SUCCESS, VARIANCE, *ANATOMY)
 LITTLE = 0.5  # nats
 HALF, HELD, VALID = 0.5, 0.8, 0.8
-LAST = 2  # values of a figure that are its end
+LAST = 2  # number of last values averaged for a figure's end
 
 
 def ends(rows: Rows, name: str) -> tuple[float, float]:
@@ -39,7 +39,7 @@ def ends(rows: Rows, name: str) -> tuple[float, float]:
 
 
 def fate(rows: Rows) -> str:
-    """What became of a run's reasoning, by the rule above."""
+    """Return the outcome of a run's reasoning, by the rule above."""
     (mi, mi_end), (entropy, entropy_end) = ends(rows, MI), ends(rows, ENTROPY)
     if ends(rows, VALID_RATE)[1] < VALID:
         return "form lost"
@@ -51,7 +51,7 @@ def fate(rows: Rows) -> str:
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """Nothing of RAGEN-2's claims is about these tasks."""
+    """Return no verdicts: none of RAGEN-2's claims is about these tasks."""
     return []
 
 

@@ -1,6 +1,6 @@
-"""The page of cures, and of ours: what each treatment keeps of the information, at which price.
+"""The page of treatments, including ours: how much information each keeps, and at what cost.
 
-What counts was fixed before the runs. Of a run, over its probes and evaluations:
+These rules were fixed before the runs. For a run, over its probes and evaluations:
 
     kept      mean of mi_seq over its first value: 1 where nothing is lost
     half      the step at which mi_seq has lost half of its highest before, on a straight line
@@ -39,7 +39,7 @@ from ragen_jax.storage.writers import save_figure
 
 PLAIN, BEST_OF_PAPER = "no filter", "top-p 0.9"
 NOT_TESTABLE = "not testable (the same runs)"
-PRICE = 0.05  # of mean success, that a difference may be below nothing
+PRICE = 0.05  # largest accepted decrease in mean success
 KEPT_GROUPS = "filter/kept_ratio"
 FIGURES = (*organism.FIGURES, KEPT_GROUPS, "rollout/replies")
 # RAGEN-2, table 9 (Sokoban, 3B): success, MI, entropy.
@@ -274,7 +274,7 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
 
 def _table_9(runs: Runs) -> list[str]:
-    """Lines: the paper's figures of each filter beside those of these runs."""
+    """Return lines with the paper's figures of each filter next to those of these runs."""
     ((setting,), treatments, seeds) = factors(runs)
     lines = [
         "",
@@ -297,8 +297,10 @@ def _table_9(runs: Runs) -> list[str]:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """A point a treatment, what it keeps against its mean success, with the seeds' spread; none of
-    those that change nothing."""
+    """Draw a point per treatment: information kept against mean success, with the seeds' spread.
+
+    Treatments that change nothing are left out.
+    """
     import matplotlib.pyplot as plt
 
     ((setting,), _, seeds) = factors(runs)

@@ -2,5 +2,5 @@
 
 import os
 
-# transformers announces on import that PyTorch is missing; here that is as it should be.
+# Without PyTorch, transformers prints a warning on import. PyTorch is not needed here.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -1,18 +1,18 @@
-"""Grouped-query attention over read-only memory plus the new tokens themselves.
+"""Grouped-query attention over read-only memory and over the new tokens.
 
-Every program of the project is one form of the same sum: new tokens attend causally to
-themselves and, before that, to zero or more `Segment`s of keys and values computed earlier.
+Every program of the project computes a form of the same sum: new tokens attend causally to each
+other and to zero or more preceding `Segment`s of keys and values computed earlier.
 
     training, prefill   no segment
     extend              one segment: the row's own history
     decode              two: the prompt (shared by a group's rows on the first turn) and the
                         tokens sampled so far in this turn
     slots               the pages of a cache that grows by whole pages and, while decoding, the
-                        tokens sampled since the last look at the rows
+                        tokens sampled since the rows were last read
     cross-scoring       one: a prompt shared by every reasoning scored under it
 
 Segments are never written inside a layer, so a decode loop carries only the small buffer of
-the turn's own tokens; the long prompt stays loop-invariant and is neither copied nor repeated.
+the turn's tokens; the long prompt stays loop-invariant and is neither copied nor repeated.
 
 Axes: B rows, N segment rows (B = N * m, row b reads segment row b // m), T new tokens,
 S segment positions, H heads, K key-value heads, D head width, L layers.
@@ -28,23 +28,23 @@ import jax.numpy as jnp
 from ragen_jax.core.sharding import by_shard
 from ragen_jax.model.kernels import KERNELS
 
-# Keys or values of all layers: stacked, or layer by layer (see Segment).
+# Keys or values of all layers: one stacked array, or one array per layer (see Segment).
 Layers = jax.Array | tuple[jax.Array, ...]
 
 MASKED = -1e30  # finite, so that a row whose segment is empty has no NaN
-# Several new tokens a row are scored against so many positions of a longer memory at a time: the
+# Memory positions scored at a time where a row has several new tokens and the memory is long. The
 # scores of all positions, [B, H, T, S], would be larger than everything else.
 BLOCK = 256
-WHOLE = 1024  # positions of a memory that is scored at once
+WHOLE = 1024  # a memory of at most this number of positions is scored at once
 
 
 @flax.struct.dataclass
 class Segment:
     """Keys and values of earlier tokens, already rotated, for all layers.
 
-    k and v are as the model makes them: [L, N, K, S, D] where it scans over layers, a tuple of L
-    arrays [N, K, S, D] where it runs them one by one (slicing a stack copies it: on CPU a third
-    of a decode step). Whatever handles them counts axes from the end and maps over the tree.
+    k and v have the form that the model produces: [L, N, K, S, D] if it scans over layers, a tuple
+    of L arrays [N, K, S, D] if it runs them one by one (slicing a stack copies it: on CPU a third
+    of a decode step). Code that handles them counts axes from the end and maps over the tree.
     This order of axes keeps each head's positions contiguous: on CPU decode attention is ten
     times faster than with [N, S, K, D].
     """
@@ -52,16 +52,16 @@ class Segment:
     k: Layers
     v: Layers
     length_N: jax.Array  # [N] int32, positions s < length are real
-    # [B] int32: the row that each row of new tokens reads, whose lengths are then [B], too. None:
-    # row b reads row b // m.
+    # [B] int32: the segment row that each row of new tokens reads; length_N then has B entries.
+    # None: row b reads row b // m.
     rows_B: jax.Array | None = None
-    # [N] int32: the position of the token behind the last, where images make it less than their
-    # number (positions.py); None: it is `length_N`.
+    # [N] int32: the position of the next token, where images make it less than the number of
+    # tokens (positions.py); None: it is `length_N`.
     behind_N: jax.Array | None = None
 
     @property
     def next_N(self) -> jax.Array:
-        """int32 [N]: the position of the token behind the last."""
+        """Return the position of the token after the last, int32 [N]."""
         return self.length_N if self.behind_N is None else self.behind_N
 
 
@@ -73,28 +73,28 @@ def attend(
     *,
     kernel: str = "xla",
 ) -> jax.Array:
-    """Softmax attention of new tokens over `segments` and, causally, over themselves.
+    """Return softmax attention of new tokens over `segments` and, causally, over each other.
 
     Args:
       q_BTHD: queries, rotated.
       k_BTKD, v_BTKD: keys (rotated) and values of the same new tokens.
-      segments: (k_NKSD, v_NKSD, length_N), one layer each; N divides B. With a fourth, rows_B of
-        `Segment`, there are several new tokens.
-      kernel: "xla" (the plain form below), or one of `kernels.KERNELS` to use where there is no
-        segment; for "splash" the queries are scaled already (kernels.SCALED_QUERIES).
+      segments: (k_NKSD, v_NKSD, length_N) of one layer each; N divides B. A fourth entry, rows_B of
+        `Segment`, is allowed only with several new tokens.
+      kernel: "xla" (the plain form below), or one of `kernels.KERNELS`, used if there are no
+        segments. For "splash" the queries are already scaled (kernels.SCALED_QUERIES).
 
     Returns:
-      [B, T, H, D] in the dtype of `v_BTKD`. Right-padded rows need no mask: a padding token is
-      behind every real one, so causality already hides it. Where there are several new tokens,
-      memory beyond `WHOLE` positions, or of rows that are looked up, is read in blocks, with a
-      running maximum and denominator (Milakov and Gimelshein, arXiv 1805.02867).
+      [B, T, H, D] in the dtype of `v_BTKD`. Right-padded rows need no mask: padding comes after
+      every real token, so causality already hides it. With several new tokens, a memory longer
+      than `WHOLE` positions, or one read through rows_B, is read in blocks, with a running maximum
+      and denominator (Milakov and Gimelshein, arXiv 1805.02867).
     """
     if not segments and kernel != "xla":
         return KERNELS[kernel](q_BTHD, k_BTKD, v_BTKD)
     B, T, H, D = q_BTHD.shape
     K = k_BTKD.shape[2]
-    # One key head has no axis of its own: XLA's CPU backend does not fuse across an axis of
-    # length one, which made this four times slower.
+    # A single key head gets no axis: XLA's CPU backend does not fuse across an axis of length
+    # one, which made this four times slower.
     heads = (K,) if K > 1 else ()
 
     def by_head(x_NKSD):
@@ -122,14 +122,14 @@ def attend(
             carry = _attend_in_blocks(q, by_head, carry, *segment)
         _, total, out = carry
         return by_row(out / total)
-    # Scores stay laid out by segment row, [N, K, m * Q, S]: only figures of a query move.
+    # Scores stay laid out by segment row, [N, K, m * Q, S]; only per-query values are moved.
     for k_NKSD, _, length_N in segments:
         N, S = length_N.shape[0], k_NKSD.shape[2]
         real = (jnp.arange(S) < length_N[:, None]).reshape(N, *(1 for _ in heads), 1, S)
         scores.append(jnp.where(real, _scores(_gather(q, N), by_head(k_NKSD)), MASKED))
 
-    # One softmax over all keys, as a shared maximum and a shared denominator, so that the
-    # pieces are never concatenated.
+    # One softmax over all keys: the pieces share a maximum and a denominator, so they are never
+    # concatenated.
     tops = [_scatter(score.max(-1, keepdims=True), B) for score in scores]
     top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))  # [B, K, Q, 1]
     weights = [jnp.exp(score - _gather(top, score.shape[0])) for score in scores]
@@ -150,12 +150,14 @@ def _attend_in_blocks(
     length_N: jax.Array,
     rows_B: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(maximum, denominator, sum of values) with a segment's, `BLOCK` positions at a time.
+    """Add a segment to (maximum, denominator, sum of values), `BLOCK` positions at a time.
 
-    A loop, because a scheduler that looks for work to do at once would compute all scores first.
+    This is a loop because, without it, the scheduler would compute all scores first.
 
     Args:
-      q: [B, .., Q, D]. carry: the same three without it. rows_B: of `Segment`.
+      q: [B, .., Q, D].
+      carry: (maximum, denominator, sum of values) without the segment.
+      rows_B: see `Segment`.
     """
     B, S = q.shape[0], k_NKSD.shape[2]
     block = min(BLOCK, S)
@@ -190,7 +192,7 @@ def _take(x: jax.Array, rows_B: jax.Array) -> jax.Array:
 
 
 def _gather(x: jax.Array, N: int) -> jax.Array:
-    """[B, .., Q, E] -> [N, .., m * Q, E]: the queries of all rows that share a segment row."""
+    """Join the queries of all rows that share a segment row: [B, .., Q, E] -> [N, .., m * Q, E]."""
     B, *heads, Q, E = x.shape
     if N == B:
         return x
@@ -199,7 +201,7 @@ def _gather(x: jax.Array, N: int) -> jax.Array:
 
 
 def _scatter(x: jax.Array, B: int) -> jax.Array:
-    """The inverse of `_gather`."""
+    """Invert `_gather`."""
     N, *heads, Q, E = x.shape
     if N == B:
         return x
@@ -219,18 +221,18 @@ def _mix(weight: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def append(segment: Segment, k: Layers, v: Layers, count_B: jax.Array, *, capacity: int) -> Segment:
-    """A longer history: each row's first `count_B` new tokens behind its own last position.
+    """Return a longer history, with each row's first `count_B` new tokens after its last position.
 
-    Rows keep their own lengths and write at their own positions (no left padding), so turn
-    t + 1 continues turn t whatever its neighbours did. A segment shared by groups is repeated
-    for its members here, once a turn.
+    Rows keep their own lengths and write at their own positions (no left padding), so turn t + 1
+    continues turn t independently of other rows. A segment shared by a group is repeated here for
+    the group's members, once per turn.
 
     Args:
-      segment: of N rows, N dividing B.
+      segment: N rows; N divides B.
       k, v: keys and values of the new tokens, [.., B, K, T, D] like the segment's.
       count_B: [B] int32, how many of the T new tokens are real.
-      capacity: S of the result, more or less than the segment's; the caller makes sure that
-        every row fits (a write past the end would be dropped).
+      capacity: S of the result; may be larger or smaller than the segment's. The caller must make
+        sure that every row fits (a write past the end would be dropped).
 
     Returns:
       `Segment` with B rows.
@@ -238,7 +240,7 @@ def append(segment: Segment, k: Layers, v: Layers, count_B: jax.Array, *, capaci
     B, N = count_B.shape[0], segment.length_N.shape[0]
     T = jax.tree.leaves(k)[0].shape[-2]
     length_B = jnp.repeat(segment.length_N, B // N, total_repeat_length=B)
-    # Padding tokens are sent past the end, where a scatter drops them.
+    # Padding tokens get positions past the end, where a scatter drops them.
     position_BT = length_B[:, None] + jnp.arange(T)
     position_BT = jnp.where(jnp.arange(T) < count_B[:, None], position_BT, capacity)
 
@@ -257,10 +259,12 @@ def append(segment: Segment, k: Layers, v: Layers, count_B: jax.Array, *, capaci
 
 
 def write(cache: jax.Array, new: jax.Array, position_BT: jax.Array) -> jax.Array:
-    """A cache's keys, or values, with new ones in each row, those past its end left out.
+    """Return a cache's keys or values with new entries written into each row.
 
     Args:
-      cache: [.., B, K, S, D]. new: [.., B, K, T, D]. position_BT: int32, S or more: dropped.
+      cache: [.., B, K, S, D].
+      new: [.., B, K, T, D].
+      position_BT: int32; entries at positions of S or more are dropped.
     """
     rows_B1 = jnp.arange(position_BT.shape[0])[:, None]
     new = jnp.moveaxis(new, (-4, -2), (0, 1)).astype(cache.dtype)  # [B, T, .., K, D]

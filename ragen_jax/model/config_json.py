@@ -1,4 +1,4 @@
-"""config.json, as transformers 4 and 5 write it <-> `qwen.ModelConfig`, by the rows of MODELS."""
+"""Conversion between a config.json of transformers 4 or 5 and `qwen.ModelConfig`, using MODELS."""
 
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ SIZES = dict.fromkeys(("num_hidden_layers", "depth"), MAX_LAYERS) | dict.fromkey
         *("num_attention_heads", "num_key_value_heads", "num_heads", "max_position_embeddings"),
     ),
     MAX_SIZE,
-)  # of fields of config.json: the most that is accepted
+)  # largest accepted values of config.json's fields
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def to_config(c: dict[str, Any], file: Path) -> qwen.ModelConfig:
-    """`qwen.ModelConfig` of the contents of a config.json.
+    """Return the `qwen.ModelConfig` for the contents of a config.json.
 
     Args:
-      file: where they are from, for messages.
+      file: the file that they come from, for messages.
 
     Raises:
       ValueError: another architecture, a feature that qwen.py lacks, or a missing field.
@@ -37,7 +37,7 @@ def to_config(c: dict[str, Any], file: Path) -> qwen.ModelConfig:
 
 
 def _check_sizes(c: dict[str, Any], file: Path) -> None:
-    """Raises ValueError for sizes that are no numbers, or of which lists would fill the memory."""
+    """Raise ValueError for sizes that are not numbers or are so large that lists fill memory."""
     for name, most in SIZES.items():
         value = c.get(name)
         if value is not None and not (type(value) is int and 1 <= value <= most):
@@ -48,10 +48,13 @@ def _check_sizes(c: dict[str, Any], file: Path) -> None:
 
 
 def from_config(c: qwen.ModelConfig, dtype: str) -> dict[str, Any]:
-    """A config.json, but for token ids, of a `qwen.ModelConfig`; dtype: of the weights.
+    """Return the config.json, without token ids, of a `qwen.ModelConfig`.
+
+    Args:
+      dtype: dtype of the weights.
 
     Raises:
-      ValueError: a family that there is not.
+      ValueError: an unknown family.
     """
     family = family_of(c)
     return {
@@ -64,7 +67,7 @@ def from_config(c: qwen.ModelConfig, dtype: str) -> dict[str, Any]:
 
 
 def _family(c: dict[str, Any], file: Path) -> str:
-    """The key of MODELS that a config.json is of."""
+    """Return the key of MODELS for a config.json."""
     names = c.get("architectures") or []
     if not names and c.get("model_type") in MODELS:
         return c["model_type"]

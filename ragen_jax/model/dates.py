@@ -1,8 +1,8 @@
 """The day that a chat template writes into prompts.
 
-Some templates (Llama 3.2's) call `strftime_now`, which transformers answers from the clock. Prompts
-would then depend on the day on which they are rendered, so every rendering here is given a fixed
-day instead. Names of months and days are English, whatever the process's locale is.
+Some templates (Llama 3.2's) call `strftime_now`, for which transformers reads the clock. Prompts
+would then depend on the day on which they are rendered, so every rendering here uses a fixed day.
+Names of months and days are always English, regardless of the process's locale.
 """
 
 import copy
@@ -15,15 +15,15 @@ import jinja2
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-AUTO = "auto"  # of config.model.date: the day on which the run starts
-CLOCK = "strftime_now"  # what templates call
-NO_DAY = datetime.date(2024, 7, 26)  # that Llama 3.2's template writes if it has no clock
+AUTO = "auto"  # value of config.model.date that means the day on which the run starts
+CLOCK = "strftime_now"  # the function that templates call
+NO_DAY = datetime.date(2024, 7, 26)  # the day that Llama 3.2's template writes without a clock
 _MONTHS = "January February March April May June July August September October November December"
 _DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"
 
 
 def is_day(text: str) -> bool:
-    """Whether a text is a date as YYYY-MM-DD."""
+    """Return whether a text is a date in the form YYYY-MM-DD."""
     try:
         return datetime.date.fromisoformat(text).isoformat() == text
     except ValueError:
@@ -33,22 +33,22 @@ def is_day(text: str) -> bool:
 def with_date(
     tokenizer: "PreTrainedTokenizerFast", date: str | None = None
 ) -> "PreTrainedTokenizerFast":
-    """The tokenizer with a chat template for which it is always midnight of `date`.
+    """Return the tokenizer with a chat template whose clock always shows midnight of `date`.
 
     Args:
-      tokenizer: stays as it is.
+      tokenizer: not changed.
       date: YYYY-MM-DD; None: NO_DAY.
 
     Returns:
       A shallow copy, or `tokenizer` if its template does not ask for the date.
 
     Raises:
-      ValueError: a date that is none, or a template that makes random choices.
+      ValueError: an invalid date, or a template that makes random choices.
     """
     if date is not None and not is_day(date):
         raise ValueError(f"the date is {date!r}; it must have the form YYYY-MM-DD")
     given = tokenizer.chat_template
-    # Of several templates, a dict from their names.
+    # A tokenizer with several templates has a dict from their names.
     texts = given if isinstance(given, dict) else {} if given is None else {"default": given}
     for text in texts.values():
         _refuse_chance(text)
@@ -62,11 +62,11 @@ def with_date(
 
 
 def _clock_macro(day: datetime.date) -> str:
-    """A Jinja macro of one line that takes the place of `strftime_now`.
+    """Return a one-line Jinja macro that replaces `strftime_now`.
 
-    transformers hands a template no functions of a caller's, but a macro hides the global of its
-    name. The line break after it, which the template itself drops (trim_blocks), leaves the
-    template's first line the first.
+    transformers does not pass a caller's functions to a template, but a macro shadows the global
+    function of the same name. The template drops the line break after the macro (trim_blocks), so
+    the rendered text is otherwise unchanged.
     """
     replaced = "".join(f"|replace({code!r}, {text!r})" for code, text in _codes(day).items())
     return (
@@ -77,7 +77,7 @@ def _clock_macro(day: datetime.date) -> str:
 
 
 def _codes(day: datetime.date) -> dict[str, str]:
-    """{code of strftime: what it stands for} at midnight of a day, in English and UTC."""
+    """Return {strftime code: its text} for midnight of a day, in English and UTC."""
     moment = datetime.datetime.combine(day, datetime.time(), datetime.UTC)
     name, month = _DAYS.split()[day.weekday()], _MONTHS.split()[day.month - 1]
     short = f"{day.month:02}/{day.day:02}/{day.year % 100:02}"
@@ -88,21 +88,21 @@ def _codes(day: datetime.date) -> dict[str, str]:
     found |= {"s": str(int(moment.timestamp())), "n": "\n", "t": "\t"}
     found |= {code: moment.strftime(f"%{code}") for code in "CdeGgHIjklmMSuUVwWyYf"}
     plain = {f"%{code}": text for code, text in found.items()}
-    # Without zeros or spaces in front, as "%-d".
+    # Codes such as "%-d", without leading zeros or spaces.
     bare = {f"%-{code}": (found[code].lstrip("0 ") or "0") for code in "CdeGgHIjklmMSUVWyY"}
     return plain | bare
 
 
 def _refuse_chance(template: str) -> None:
-    """Refuse a template whose text is another one each time.
+    """Refuse a template that makes random choices.
 
     Raises:
-      ValueError: that.
+      ValueError: the template makes random choices.
     """
     try:
         tokens = [t for t in jinja2.Environment().lex(template) if t[1] != "whitespace"]
     except jinja2.TemplateSyntaxError:
-        return  # which rendering it reports
+        return  # rendering the template reports the error
     for before, (_, kind, text) in itertools.pairwise([(0, "", ""), *tokens]):
         drawn = text == "random" and before[2] == "|"
         if kind == "name" and (drawn or text == "lipsum"):

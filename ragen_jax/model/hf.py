@@ -1,8 +1,8 @@
 """Model directories in Hugging Face format: config.json, safetensors weights, tokenizer files.
 
-weights.py reads and writes the tensors, config_json.py config.json. Of a model that sees,
-vision_tensors.py those of its tower, which is loaded beside the language model and never trained,
-and images.py preprocessor_config.json.
+weights.py reads and writes the tensors, config_json.py config.json. For a vision-language model,
+vision/tensors.py reads and writes the tensors of its tower, which is loaded next to the language
+model and stays frozen, and vision/images.py reads and writes preprocessor_config.json.
 """
 
 import concurrent.futures
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 NEEDED = f"config.json, {WEIGHTS} (or {INDEX} and its shards), tokenizer.json"
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.jinja")
 TEMPLATE_FILE = "chat_template.jinja"
-TOKENIZER_FILES = (  # what transformers reads a tokenizer from
+TOKENIZER_FILES = (  # files from which transformers reads a tokenizer
     *("tokenizer.json", tokenizer_config.FILE, TEMPLATE_FILE, "additional_chat_templates/*"),
     *("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
     "chat_template.json",
 )
-PLAIN_BYTES = 1 << 20  # of a file of a tokenizer that needs no child process
+PLAIN_BYTES = 1 << 20  # largest file of a tokenizer that needs no child process
 WEIGHT_FILES = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -53,22 +53,22 @@ COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 def load(
     path: str | Path, *, mesh: Mesh | None = None, dtype: DTypeLike | None = None
 ) -> "tuple[qwen.Qwen, Params, PreTrainedTokenizerFast]":
-    """Opens a model directory or a model of the Hugging Face hub.
+    """Open a model directory or a model of the Hugging Face hub.
 
     Args:
       path: a directory, or a hub id such as "Qwen/Qwen2.5-0.5B-Instruct".
-      mesh: to put the parameters on; each process reads only what its devices hold. None: the
-        default device.
-      dtype: of activations and matrix products; None: float32.
+      mesh: mesh to put the parameters on; each process reads only the parts that its devices
+        hold. None: the default device.
+      dtype: dtype of activations and matrix products; None: float32.
 
     Returns:
-      (model, float32 parameters, tokenizer). Of a model that sees, the language model: `load_tower`
-      gives what sees for it.
+      (model, float32 parameters, tokenizer). For a vision-language model this is the language
+      model; `load_tower` loads its vision tower.
 
     Raises:
-      ValueError: the model is not there, not what was written (checksums.json), not of an accepted
-        architecture, its tensors are not the ones that its config.json promises or not finite, or
-        its tokenizer has more ids than its embedding.
+      ValueError: the model is missing, its files do not match checksums.json, its architecture is
+        not supported, its tensors are not finite or do not match its config.json, or its tokenizer
+        has more ids than its embedding.
     """
     directory = resolve(path)
     found = damage(directory) if is_main_process() else None
@@ -78,7 +78,7 @@ def load(
             "if the change was intended)"
         )
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
-        # Its child process takes a second, in which the weights are read.
+        # The check's child process takes a second; the weights are read in the meantime.
         checked = beside.submit(check_tokenizer, directory)
         model, params = load_weights(directory, mesh=mesh, dtype=dtype)
         checked.result()
@@ -102,24 +102,24 @@ def save(
     dtype: str = "float32",
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Writes a model directory of the model's own family, which `load` and transformers open.
+    """Write a model directory in the format of the model's family, for `load` and transformers.
 
-    The files are written beside `path` and renamed at the end, so a killed save leaves no half
+    The files are written next to `path` and renamed at the end, so a killed save leaves no partial
     directory. An earlier save at `path` is replaced.
 
     Args:
-      path: directory to write; its parents are made.
-      params: the model's, on any devices. If they are spread over several processes, every
-        process calls this; process 0 alone writes.
-      tower: what sees for the model, of one that sees.
-      stop_ids: ids that end a reply beside the tokenizer's own, as the function `stop_ids` gives
-        them for the directory that the model came from.
-      dtype: of the weights on disk: "float32", "bfloat16" or "float16".
-      max_shard_bytes: largest file of weights (one tensor may be larger).
+      path: directory to write; its parents are created.
+      params: the model's parameters, on any devices. If they are spread over several processes,
+        every process must call this; only process 0 writes.
+      tower: the vision tower of a vision-language model.
+      stop_ids: ids that end a reply, in addition to the tokenizer's. The function `stop_ids`
+        returns those of the directory that the model came from.
+      dtype: dtype of the weights on disk: "float32", "bfloat16" or "float16".
+      max_shard_bytes: largest size of a weight file (a single tensor may be larger).
 
     Raises:
-      ValueError: the parameters or the tower are not the model's, float16 cannot hold them, an
-        argument is out of range, or `path` holds files that a replacement would lose.
+      ValueError: the parameters or the tower do not fit the model, float16 cannot hold them, an
+        argument is out of range, or `path` holds files that would be lost.
     """
     if dtype not in weights.SAVE_DTYPES:
         raise ValueError(f"dtype {dtype!r}; accepted: {', '.join(weights.SAVE_DTYPES)}")
@@ -150,7 +150,7 @@ def save(
 
 
 def resolve(path: str | Path) -> Path:
-    """The directory of a model: `path` itself, or the local copy of a hub id (downloaded).
+    """Return the directory of a model: `path`, or the local copy of a hub id (downloaded).
 
     Raises:
       ValueError: there is no such directory, or the id cannot be downloaded.
@@ -164,13 +164,13 @@ def resolve(path: str | Path) -> Path:
     if name.startswith(("/", ".", "~")) or name.count("/") != 1 or name.endswith("/"):
         raise ValueError(f"no model directory {name}; it must hold {NEEDED}")
 
-    import huggingface_hub  # here, because directories do without it
+    import huggingface_hub  # imported here because local directories do not need it
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
     try:
         folder = huggingface_hub.snapshot_download(name, allow_patterns=list(DOWNLOADED))
     except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
-        if disk_error_message(error) is not None:  # of the cache that it is downloaded to
+        if disk_error_message(error) is not None:  # a disk error of the download cache
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
@@ -182,7 +182,7 @@ def resolve(path: str | Path) -> Path:
 
 
 def model_config(path: str | Path) -> qwen.ModelConfig:
-    """`qwen.ModelConfig` of a model directory or hub id, from its config.json alone.
+    """Return the `qwen.ModelConfig` of a model directory or hub id, from its config.json alone.
 
     Raises:
       ValueError: no config.json, another architecture, or a feature that qwen.py lacks.
@@ -192,9 +192,9 @@ def model_config(path: str | Path) -> qwen.ModelConfig:
 
 
 def stop_ids(path: str | Path) -> tuple[int, ...]:
-    """Ids that end a reply of a model directory or hub id, by its generation_config.json.
+    """Return the ids that end a reply, from the generation_config.json of a directory or hub id.
 
-    Empty without the file or its eos_token_id.
+    Empty if the file or its eos_token_id is missing.
     """
     file = resolve(path) / "generation_config.json"
     ids = read_json(file).get("eos_token_id") if file.exists() else None
@@ -202,7 +202,7 @@ def stop_ids(path: str | Path) -> tuple[int, ...]:
 
 
 def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a model directory.
+    """Load the tokenizer of a model directory.
 
     Raises:
       ValueError: the directory has no tokenizer files, they are damaged, or `check_tokenizer`
@@ -211,8 +211,8 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
     directory = Path(directory)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    # AutoTokenizer builds Qwen's own pipeline for every qwen2 directory, whatever its
-    # tokenizer.json says: a tokenizer without NFC normalisation would come back with it.
+    # AutoTokenizer builds Qwen's pipeline for every qwen2 directory and ignores tokenizer.json: a
+    # tokenizer without NFC normalisation would come back with it.
     two = (directory / "vocab.json").exists() and (directory / "merges.txt").exists()
     if not (directory / "tokenizer.json").exists() and not two:
         raise ValueError(f"{directory} has neither tokenizer.json nor vocab.json and merges.txt")
@@ -222,25 +222,25 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerFast":
             tokenizer = PreTrainedTokenizerFast.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
             )
-            # For `tokenizer_config.save_tokenizer`: the class above is not the source's.
+            # `tokenizer_config.save_tokenizer` reads this: the class above is not the source's.
             tokenizer.init_kwargs["tokenizer_class"] = tokenizer_config.source_class(directory)
             return tokenizer
         # ty: ignore[invalid-explicit-return] of these two files it makes a fast one
         return AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # of any kind: the library behind it raises bare ones
+    except Exception as error:  # the tokenizers library raises bare Exceptions
         raise ValueError(f"the tokenizer of {directory} cannot be read: {error!r}") from error
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Refuses a tokenizer or chat template that exhausts memory or time (storage/confined).
+    """Refuse a tokenizer or chat template that exhausts memory or time (storage/confined).
 
-    One like those of our own tiny agents needs no child process: it has no normaliser, no
-    expression, no merges, and our template.
+    A tokenizer like those of our tiny agents needs no child process: it has no normaliser, no
+    regular expression and no merges, and it uses our template.
 
     Raises:
-      ValueError: that, or a file of it is larger than limits.MAX_CONFIG_BYTES.
+      ValueError: it exhausts memory or time, or a file is larger than limits.MAX_CONFIG_BYTES.
     """
     files = [file for pattern in TOKENIZER_FILES for file in sorted(directory.glob(pattern))]
     for file in files:
@@ -254,7 +254,7 @@ def check_tokenizer(directory: Path) -> None:
 
 
 def _is_plain_tokenizer(directory: Path, files: Sequence[Path]) -> bool:
-    """Whether a tokenizer is of the kind that `tokenizer.build_tokenizer` makes."""
+    """Return whether a tokenizer is of the kind that `tokenizer.build_tokenizer` makes."""
     names = {file.name for file in files}
     if names != {"tokenizer.json", tokenizer_config.FILE, TEMPLATE_FILE}:
         return False
@@ -271,14 +271,14 @@ def _is_plain_tokenizer(directory: Path, files: Sequence[Path]) -> bool:
             and fields["model"]["type"] == "BPE"
             and fields["model"]["merges"] == []
         )
-    except (ValueError, KeyError, TypeError, OSError):  # what it is shows when it is loaded
+    except (ValueError, KeyError, TypeError, OSError):  # loading reports the error
         return False
 
 
 def load_weights(
     directory: str | Path, *, mesh: Mesh | None = None, dtype: DTypeLike | None = None
 ) -> tuple[qwen.Qwen, Params]:
-    """(model, params) of a model directory; see `load`. Shapes are checked before data is read."""
+    """Load (model, params) of a directory; see `load`. Checks shapes before it reads the data."""
     directory = Path(directory)
     config = dataclasses.replace(model_config(directory), dtype=_compute_dtype(dtype))
     model = qwen.Qwen(config)
@@ -292,17 +292,17 @@ def load_weights(
 def load_tower(
     path: str | Path, *, mesh: Mesh | None = None, dtype: DTypeLike | None = None
 ) -> vision.Tower | None:
-    """What sees for the model of a directory or hub id that `load` opens; None: it does not see.
+    """Load the vision tower of a directory or hub id that `load` opens; None if it has none.
 
     Args:
-      mesh: to put the parameters on, each process reads only what its devices hold. None: the
-        default device.
-      dtype: of activations and matrix products, and of all parameters but the scales of norms,
-        since none of them is trained. None: float32.
+      mesh: mesh to put the parameters on; each process reads only the parts that its devices
+        hold. None: the default device.
+      dtype: dtype of activations and matrix products, and of all parameters except the scales of
+        norms, since the tower is frozen. None: float32.
 
     Raises:
-      ValueError: the tower's tensors are not the ones that config.json promises or not finite, or
-        the directory does not say what images are made into, or patches of another size.
+      ValueError: the tower's tensors are not finite or do not match config.json, or the directory
+        has no image settings, or settings for another patch size.
     """
     directory = resolve(path)
     config = model_config(directory)
@@ -319,10 +319,10 @@ def load_tower(
 
 
 def _compute_dtype(dtype: DTypeLike | None) -> str:
-    """Its name.
+    """Return the name of a dtype.
 
     Raises:
-      ValueError: it is none of COMPUTE_DTYPES.
+      ValueError: it is not in COMPUTE_DTYPES.
     """
     try:
         name = "float32" if dtype is None else jnp.dtype(dtype).name
@@ -334,10 +334,10 @@ def _compute_dtype(dtype: DTypeLike | None) -> str:
 
 
 def _stored(config: qwen.ModelConfig, tower: vision.Tower | None) -> list[weights.StoredTensor]:
-    """The tensors of a model's tower.
+    """Return the tensors of a model's tower.
 
     Raises:
-      ValueError: it is not the model's.
+      ValueError: the tower does not belong to the model.
     """
     if config.vision is None:
         raise ValueError(
@@ -355,7 +355,7 @@ def _stored(config: qwen.ModelConfig, tower: vision.Tower | None) -> list[weight
 
 
 def _token_ids(tokenizer: "PreTrainedTokenizerFast", stop_ids: Sequence[int]) -> dict[str, Any]:
-    """The fields of config.json and generation_config.json that name single tokens."""
+    """Return the fields of config.json and generation_config.json that name single tokens."""
     ids = {name: getattr(tokenizer, name) for name in config_json.TOKEN_IDS}
     stops = dict.fromkeys([*map(int, stop_ids), ids["eos_token_id"]])
     stops = [i for i in stops if i is not None]
@@ -365,13 +365,13 @@ def _token_ids(tokenizer: "PreTrainedTokenizerFast", stop_ids: Sequence[int]) ->
 
 @contextlib.contextmanager
 def replacement(path: str | Path, *, writer: bool = True) -> Generator[Path]:
-    """Yields a new directory beside `path`; at the end, if nothing failed, it becomes `path`.
+    """Yield a new directory next to `path`; at the end, if nothing failed, rename it to `path`.
 
-    What was at `path` goes away only once its successor is in place. Where another process is the
-    writer (`writer` False), it touches nothing, and no directory is at the path that it yields.
+    The old `path` is removed only after the new directory is in place. If `writer` is False
+    (another process writes), nothing is touched and the yielded path does not exist.
 
     Raises:
-      ValueError: `path` holds files, beside weights, that the new directory does not replace.
+      ValueError: `path` holds files other than weights that the new directory does not replace.
     """
     path = Path(path).expanduser().resolve()
     fresh = path.with_name(f".{path.name}.saving-{os.getpid()}")
@@ -396,7 +396,7 @@ def replacement(path: str | Path, *, writer: bool = True) -> Generator[Path]:
             except OSError:
                 old.rename(path)
                 raise
-            shutil.rmtree(old, ignore_errors=True)  # the new one is there, whatever is left of it
+            shutil.rmtree(old, ignore_errors=True)  # the new directory is complete either way
         else:
             with_retries(functools.partial(fresh.rename, path), path)
     finally:
@@ -404,13 +404,13 @@ def replacement(path: str | Path, *, writer: bool = True) -> Generator[Path]:
 
 
 def _begin_anew(folder: Path) -> None:
-    """Makes a folder, and its parents, that is empty."""
+    """Make an empty folder, and its parents."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
 
 def _sync(folder: Path) -> None:
-    """Returns when the files of a folder are on the disk."""
+    """Flush the files of a folder to disk."""
     for file in folder.iterdir():
         if file.is_file():
             with file.open("rb") as opened:
@@ -418,10 +418,10 @@ def _sync(folder: Path) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model directory.
+    """Read the object in a JSON file of a model directory.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the file holds no object.
     """
     try:
         content = limits.read_json(file)
@@ -435,5 +435,5 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def write_json(file: Path, value: dict[str, Any]) -> None:
-    """Writes a JSON file as Hugging Face's libraries lay it out."""
+    """Write a JSON file in the layout of Hugging Face's libraries."""
     atomic_write(file, json.dumps(value, indent=2) + "\n")

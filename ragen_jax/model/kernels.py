@@ -1,7 +1,7 @@
 """Library kernels for causal self-attention that never hold the [T, T] scores in memory.
 
-They serve passes over whole rows (training, scoring, prefill); attention over a cache is
-`attention.attend`'s, whose plain form each of these is tested against.
+They are used for passes over whole rows (training, scoring, prefill). `attention.attend` handles
+attention over a cache; each kernel is tested against its plain form.
 
 Axes: B rows, T tokens, H heads, K key-value heads, D head width.
 """
@@ -14,14 +14,16 @@ from jax.sharding import PartitionSpec
 
 from ragen_jax.core.sharding import spec
 
-SPLASH_BLOCK = 128  # T is padded to a multiple; also the kernel's lanes
+SPLASH_BLOCK = 128  # T is padded to a multiple of this; also the kernel's number of lanes
 
 
 def best_kernel(platform: str, dtype: str, head_dim: int) -> str:
-    """ "splash" on TPU, "cudnn" on GPU, "xla" elsewhere and where these do not fit.
+    """Return "splash" on TPU, "cudnn" on GPU, and "xla" elsewhere or if these do not apply.
 
     Args:
-      platform: "cpu", "gpu" or "tpu". dtype: of activations, a name. head_dim: D.
+      platform: "cpu", "gpu" or "tpu".
+      dtype: name of the activations' dtype.
+      head_dim: D.
     """
     if platform == "tpu" and head_dim % 64 == 0:
         return "splash"
@@ -31,7 +33,7 @@ def best_kernel(platform: str, dtype: str, head_dim: int) -> str:
 
 
 def cudnn(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
-    """cuDNN's fused attention; [B, T, H, D]."""
+    """Return cuDNN's fused attention, [B, T, H, D]."""
     return jax.nn.dot_product_attention(
         q_BTHD, k_BTKD, v_BTKD, is_causal=True, implementation="cudnn"
     )
@@ -40,9 +42,9 @@ def cudnn(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
 def splash(
     q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, *, interpret: bool = False
 ) -> jax.Array:
-    """Splash attention (Pallas, TPU) of queries that are scaled by D ** -0.5; [B, T, H, D].
+    """Return splash attention (Pallas, TPU) for queries scaled by D ** -0.5, [B, T, H, D].
 
-    A kernel cannot be partitioned by the compiler, so on a mesh in use it is mapped over rows and
+    The compiler cannot partition a kernel, so on the current mesh it is mapped over rows and
     heads. Padding at the end needs no mask: causality hides it from every real token.
 
     Args:
@@ -62,7 +64,7 @@ def splash(
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         rows, heads, groups = spec(("rows", "kv_heads", "heads"), (B, K, H // K), mesh)
-        # Too few key-value heads for the tensor axis: their queries are split instead.
+        # With too few key-value heads for the tensor axis, their queries are split instead.
         queries = PartitionSpec(rows, heads, None if heads else groups)
         keys = PartitionSpec(rows, heads)
         attend = jax.shard_map(
@@ -73,7 +75,7 @@ def splash(
 
 
 def _attend_local(q: jax.Array, k: jax.Array, v: jax.Array, *, interpret: bool) -> jax.Array:
-    # Here, because importing Pallas for TPU takes a second that others need not wait.
+    # Imported here because importing Pallas for TPU takes a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -84,6 +86,6 @@ def _attend_local(q: jax.Array, k: jax.Array, v: jax.Array, *, interpret: bool) 
 
 
 KERNELS = {"cudnn": cudnn, "splash": splash}
-# These scale no scores: whoever rotates the queries scales them, in float32, before they are
-# rounded to their dtype. Scaled behind it they would be rounded twice.
+# Kernels that do not scale the scores. The caller scales the queries when it rotates them, in
+# float32, before rounding to their dtype; scaling afterwards would round them twice.
 SCALED_QUERIES = ("splash",)

@@ -14,25 +14,25 @@ from ragen_jax.model.qwen import Qwen
 
 
 def param_shardings(model: "Qwen", mesh: Mesh) -> Params:
-    """A NamedSharding for every parameter of `model`, by RULES."""
+    """Return a NamedSharding for every parameter of `model`, from RULES."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     return boxed_shardings(shapes["params"], mesh)
 
 
 def shard_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
-    """The parameters, placed on the mesh by RULES."""
+    """Place the parameters on the mesh according to RULES."""
     return jax.device_put(params, param_shardings(model, mesh))
 
 
 def sampling_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
-    """The parameters as what does not train them reads them: in the model's dtype, on `mesh`.
+    """Return the parameters for sampling and scoring: in the model's dtype, on `mesh`.
 
     The model casts every matrix to its dtype when it multiplies, so a copy in that dtype gives the
-    same numbers for half the memory traffic. Without anything to change it is `params` itself.
+    same numbers for half the memory traffic. If nothing has to change, `params` is returned.
 
     Args:
-      params: on the training mesh.
-      mesh: the mesh of sampling, over the same devices in the same order or over other ones.
+      params: parameters on the training mesh.
+      mesh: the sampling mesh, over the same devices in the same order or over other devices.
     """
     here = getattr(jax.tree.leaves(params)[0].sharding, "mesh", mesh)
     kinds = jax.tree_util.tree_map_with_path(functools.partial(_kind, model), params)
@@ -46,8 +46,8 @@ def sampling_params(params: Params, model: "Qwen", mesh: Mesh) -> Params:
 
 
 def _kind(model: "Qwen", path: Any, x: jax.Array) -> jnp.dtype:
-    """The dtype that a parameter is read in."""
-    norm = any("norm" in key.key for key in path)  # its scale is multiplied in float32
+    """Return the dtype in which a parameter is read."""
+    norm = any("norm" in key.key for key in path)  # scales of norms are multiplied in float32
     return x.dtype if norm else jnp.dtype(model.config.dtype)
 
 

@@ -1,10 +1,10 @@
-"""Log-probs of tokens, the entropy behind each, and the exact KL to a reference.
+"""Log-probs of tokens, entropy of each token's distribution, and the exact KL to a reference.
 
-`token_statistics` holds the project's one shift between logits and tokens. The vocabulary is read
-in chunks, so that no [B, T, V] array lives however large V is. Where devices share the head, each
-reads its own part of the vocabulary, chunk by chunk, and only sums over it are exchanged.
+`token_statistics` is the only place where logits and tokens are shifted against each other. The
+vocabulary is read in chunks, so no [B, T, V] array exists, however large V is. If devices share the
+head, each reads its part of the vocabulary, chunk by chunk, and only sums are exchanged.
 
-Axes: B rows, T tokens, N both, D width, V vocabulary, C chunk of it, S shards of it.
+Axes: B rows, T tokens, N = B * T, D width, V vocabulary, C its chunk, S its shards.
 """
 
 import functools
@@ -21,8 +21,11 @@ VOCAB_CHUNK = 8192  # logits of one token held at a time
 
 
 def _chunks(V: int) -> int:
-    """Into how many chunks a vocabulary is cut: evenly where up to twice the least number does, so
-    that the head need not be padded (which copies it)."""
+    """Return the number of chunks of a vocabulary.
+
+    Equal chunks are preferred, up to twice the least possible number, so that the head need not be
+    padded (which copies it).
+    """
     least = -(-V // VOCAB_CHUNK)
     return next((n for n in range(least, 2 * least + 1) if V % n == 0), least)
 
@@ -30,7 +33,7 @@ def _chunks(V: int) -> int:
 def _scaled_logits(
     hidden_ND: jax.Array, weight_CD: jax.Array, temperature: Array | float
 ) -> jax.Array:
-    """Float32 logits [N, C] of a chunk of C tokens over the temperature."""
+    """Return float32 logits [N, C] of a chunk of C tokens, divided by the temperature."""
     logit = jnp.einsum(
         "nd,vd->nv",
         hidden_ND,
@@ -41,16 +44,16 @@ def _scaled_logits(
 
 
 class Sums(NamedTuple):
-    """Of each token over a part of the vocabulary, float32 [N]; l are the logits."""
+    """Sums over a part of the vocabulary for each token, float32 [N]; l are the logits."""
 
     top: jax.Array  # the largest l, without gradient
     total: jax.Array  # sum of e = exp(l - top)
     weighted: jax.Array  # sum of e * (l - top)
-    picked: jax.Array  # the target's l, 0 where another part has it
+    picked: jax.Array  # the target's l, 0 if the target is in another part
 
 
 class Gap(NamedTuple):
-    """The same of a reference's logits r, and of both."""
+    """The same sums for a reference's logits r, and a sum over both."""
 
     top: jax.Array
     total: jax.Array
@@ -64,14 +67,17 @@ def vocabulary_statistics(
     temperature: Array | float,
     reference: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, ...]:
-    """log p(target) and the entropy of p = softmax(hidden @ head.T / temperature), in nats.
+    """Return log p(target) and the entropy of p = softmax(hidden @ head.T / temperature), in nats.
 
     Runs over the vocabulary in chunks with a running maximum (online log-sum-exp); the backward
-    pass recomputes each chunk's logits. With q the reference's distribution and l its and p's
-    logits, KL(p || q) = sum_v p_v (l_p - l_q) + log Z_q - log Z_p, with its whole gradient.
+    pass recomputes each chunk's logits. With q the reference's distribution and l_p, l_q the two
+    logits, KL(p || q) = sum_v p_v (l_p - l_q) + log Z_q - log Z_p, with its full gradient.
 
     Args:
-      hidden: [..., D]. head_VD: [V, D]. target: int32 [...]. temperature: scalar > 0.
+      hidden: [..., D].
+      head_VD: [V, D].
+      target: int32 [...].
+      temperature: scalar > 0.
       reference: (hidden, head) of q over the same vocabulary, or None.
 
     Returns:
@@ -79,7 +85,7 @@ def vocabulary_statistics(
     """
     V, D = head_VD.shape
     shape = target.shape
-    # As matrices: see model/qwen.py, Linear.
+    # Products are taken on matrices; see Linear in model/qwen.py.
     hidden, target = hidden.reshape(-1, D), target.reshape(-1)
     others = ()
     if reference is not None:
@@ -116,11 +122,13 @@ def _read_part(
     reference_hidden: jax.Array | None = None,
     reference_head: jax.Array | None = None,
 ) -> tuple[Sums, Gap | None]:
-    """The sums over a part of the vocabulary.
+    """Return the sums over a part of the vocabulary.
 
     Args:
-      hidden: [N, D]. target: int32 [N], in the whole vocabulary.
-      first: the part's first id. head_VD: its rows, as those of reference_head.
+      hidden: [N, D].
+      target: int32 [N], ids in the whole vocabulary.
+      first: the part's first id.
+      head_VD, reference_head: the part's rows of each head.
     """
     V = head_VD.shape[0]
     chunks = _chunks(V)
@@ -147,7 +155,7 @@ def _read_part(
         new_top = jax.lax.stop_gradient(jnp.maximum(top, logit.max(-1)))
         e = jnp.exp(logit - new_top[..., None])
         old = jnp.exp(top - new_top)
-        # sum of e * (logit - new_top), carried over when the maximum moves by `shift`.
+        # Correct sum of e * (logit - new_top) when the maximum moves by `shift`.
         shift = jnp.where(jnp.isfinite(top), top - new_top, 0.0)
         weighted = old * (weighted + shift * total)
         centred = jnp.where(column < V, logit - new_top[..., None], 0.0)
@@ -163,8 +171,8 @@ def _read_part(
             new_ref_top = jax.lax.stop_gradient(jnp.maximum(other.top, ref_logit.max(-1)))
             ref_e = jnp.exp(ref_logit - new_ref_top[..., None])
             ref_total = jnp.exp(other.top - new_ref_top) * other.total + ref_e.sum(-1)
-            # The two logits are subtracted before they are weighed: nearly equal policies would
-            # lose their digits otherwise.
+            # Subtract the two logits before weighting them; otherwise nearly equal policies would
+            # lose precision.
             difference = jnp.where(column < V, logit - ref_logit, 0.0)
             other = Gap(new_ref_top, ref_total, old * other.gap + (e * difference).sum(-1))
         return (Sums(new_top, total, weighted, picked), other), None
@@ -174,7 +182,7 @@ def _read_part(
 
 
 def _together(sums: Sums, gap: Gap | None) -> tuple[Sums, Gap | None]:
-    """The sums over all parts of those over each, [S, N]."""
+    """Combine the sums of the S parts, [S, N], into those over the whole vocabulary."""
     top = sums.top.max(0)
     factor = jnp.exp(sums.top - top)
     weighted = (factor * (sums.weighted + (sums.top - top) * sums.total)).sum(0)
@@ -194,13 +202,13 @@ def token_statistics(
     temperature: Array | float = 1.0,
     reference: Params | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Of each token given those before it: (logp_BT, entropy_BT), and KL_BT with a reference.
+    """Return (logp_BT, entropy_BT) of each token given the preceding ones; KL_BT with a reference.
 
     Args:
       model, params: as `model.hf.load` returns them.
       tokens_BT: int32 [B, T], right-padded with any id.
-      temperature: logits are divided by it, the reference's too.
-      reference: parameters of the model that the KL is measured to, or None.
+      temperature: divisor of the logits, including the reference's.
+      reference: parameters of the model to which the KL is measured, or None.
 
     Returns:
       float32 [B, T] each; entry 0 is 0.
@@ -224,12 +232,12 @@ def token_statistics(
 def token_logps(
     model: Qwen, params: Params, tokens_BT: Array, *, temperature: Array | float = 1.0
 ) -> jax.Array:
-    """Log-probabilities of tokens under the model.
+    """Return the log-probabilities of tokens under the model.
 
     Args:
       model, params: as `model.hf.load` returns them.
       tokens_BT: int32 [B, T], right-padded with any id.
-      temperature: logits are divided by it.
+      temperature: divisor of the logits.
 
     Returns:
       float32 [B, T]: entry t is log p(token t | tokens before t); entry 0 is 0.

@@ -1,19 +1,19 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) as a transform of parameters.
 
 An adapted projection with kernel W computes x W + scale (x A) B, where scale = alpha / rank,
-only A [I, r] and B [r, outputs] are trained, and B starts at 0. Adapters are a tree of their
-own, shaped like the model's parameters:
+only A [I, r] and B [r, outputs] are trained, and B starts at 0. Adapters are a separate tree,
+shaped like the model's parameters:
 
     {"layers": {"q": {"lora_a": [L, I, r], "lora_b": [L, r, *outputs]}, ...}}
 
-`attach` puts them beside the kernels, where `qwen.Linear` finds them; `merge` adds them into the
+`attach` puts them next to the kernels, where `qwen.Linear` finds them; `merge` adds them into the
 kernels. The base parameters are never copied by `attach`, and a gradient with respect to the
 adapters never forms a matrix of a kernel's size.
 
-Adapters of the vision tower of a model that sees are a tree of the same form in the place "tower",
-beside "layers". `attach` and `merge` take it, with the tower's parameters, as that of a model.
+Adapters of a vision tower are a tree of the same form under the key "tower", next to "layers".
+`attach` and `merge` accept it together with the tower's parameters, like the tree of a model.
 
-Axes: L layers, I inputs of a projection (its input axes in one), r rank.
+Axes: L layers, I inputs of a projection (its input axes flattened), r rank.
 """
 
 import functools
@@ -45,18 +45,18 @@ TARGETS = tuple(PROJECTIONS)  # q, k, v, o, gate, up, down
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT wraps the model twice
-TOWER_MODULES = r".*visual\..*"  # a pattern of their names
+TOWER_MODULES = r".*visual\..*"  # regular expression for the names of the tower's modules
 LEAVES = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
 
-# Fields of PEFT's LoraConfig that are read below, or cannot change what given tensors compute.
-# Any other field that is set changes the product or the ranks, and is refused.
+# Fields of PEFT's LoraConfig that are read below, or that cannot change the result of given
+# tensors. Any other field that is set changes the product or the ranks, and is refused.
 READ = {"peft_type", "r", "lora_alpha", "target_modules", "bias", "init_lora_weights"}
 HARMLESS = {
     *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config"),
     *("exclude_modules", "inference_mode", "layers_pattern", "lora_dropout", "megatron_core"),
     *("peft_version", "qalora_group_size", "revision", "task_type", "velora_config"),
 }
-# Ways to initialise that leave the base model's weights alone.
+# Initialisations that do not change the base model's weights.
 INITIALISED = (True, False, "gaussian", "eva", "orthogonal")
 
 
@@ -68,20 +68,21 @@ def init_adapters(
     targets: Iterable[str],
     tower: bool = False,
 ) -> Params:
-    """Fresh adapters, which change nothing: lora_b is 0.
+    """Return new adapters, which do not change the model's output: lora_b is 0.
 
     lora_a is normal with the variance of PEFT's default, a uniform distribution of half-width
     I**-0.5. A target's draw does not depend on the other targets.
 
     Args:
-      rank: at least 1. targets: names among `TARGETS`.
-      tower: whether those of the model's vision tower are there, too, of the same targets.
+      rank: at least 1.
+      targets: names from `TARGETS`.
+      tower: whether to add adapters of the model's vision tower, for the same targets.
 
     Returns:
       Adapters (see the module), float32.
 
     Raises:
-      ValueError: an unknown target, none at all, a rank below 1, or a tower that is not there.
+      ValueError: an unknown target, no target, a rank below 1, or a model without a tower.
     """
     _check_rank(rank)
     targets = check_targets(targets)
@@ -105,19 +106,20 @@ def init_adapters(
 
 
 def attach(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
-    """The parameters with adapters beside their kernels, as `qwen.Qwen` also takes them.
+    """Return the parameters with adapters next to their kernels, a form that `qwen.Qwen` accepts.
 
-    Pure, traceable and differentiable. Outside jit the result shares the arrays of `params`. What
-    copies parameters (`hf.save`, `sharding.sampling_params`) takes the base alone: attach after.
+    Pure, traceable and differentiable. Outside jit the result shares the arrays of `params`.
+    Functions that copy parameters (`hf.save`, `layout.sampling_params`) take only the base: attach
+    adapters afterwards.
 
     Args:
-      params: of a `qwen.Qwen`, without adapters.
+      params: parameters of a `qwen.Qwen`, without adapters.
       adapters: see the module.
       scale: scalar, alpha / rank; lora_b is multiplied by it.
 
     Returns:
-      the parameters. Adapters of a tower are in the place "tower", with their scale: for whoever
-      has the tower's parameters (album.py).
+      The parameters. Adapters of a tower are under the key "tower", with their scale;
+      image_table.py applies them to the tower's parameters.
 
     Raises:
       ValueError: an unknown target, shapes that do not fit, or params that have adapters.
@@ -134,10 +136,10 @@ def attach(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
 
 
 def merge(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
-    """Plain parameters with kernels W + scale A B, in the kernels' dtype.
+    """Return plain parameters with kernels W + scale A B, in the kernels' dtype.
 
-    Args, errors: as `attach`; adapters of a tower are merged apart. Outside jit the other leaves
-    are those of `params`.
+    Arguments and errors are those of `attach`; adapters of a tower are merged separately. Outside
+    jit the other leaves are shared with `params`.
     """
     layers = dict(params["layers"])
     for target, pair in _pairs(params, adapters):
@@ -152,10 +154,10 @@ def merge(params: Params, adapters: Params, *, scale: ArrayLike) -> Params:
 
 
 def adapter_shardings(config: qwen.ModelConfig, adapters: Params, mesh: Mesh) -> Params:
-    """A NamedSharding for every adapter, by its kernel's (sharding.py).
+    """Return a NamedSharding for every adapter, derived from its kernel's (layout.py).
 
-    lora_a is split along its inputs and lora_b along its outputs as the kernel is; the rank is
-    not split. Those of a tower are whole on every device.
+    lora_a is split along its inputs and lora_b along its outputs, like the kernel; the rank is not
+    split. Adapters of a tower are replicated on every device.
 
     Args:
       adapters: see the module; only its keys are read.
@@ -168,7 +170,7 @@ def adapter_shardings(config: qwen.ModelConfig, adapters: Params, mesh: Mesh) ->
     for target in check_targets(adapters["layers"]):
         kernel = tuple(kernels[target]["kernel"].spec)
         split = _first_output(target, len(kernel))
-        # Several input axes are one here: a split of the first is a split of the whole.
+        # Several input axes are flattened into one, so splitting the first splits that axis.
         lora_a = PartitionSpec(*kernel[:2], None)
         lora_b = PartitionSpec(kernel[0], None, *kernel[split:])
         layers[target] = {
@@ -183,7 +185,7 @@ def adapter_shardings(config: qwen.ModelConfig, adapters: Params, mesh: Mesh) ->
 
 
 def place_adapters(adapters: Params, model: qwen.Qwen, mesh: Mesh) -> Params:
-    """The adapters, laid out on the mesh by `adapter_shardings`."""
+    """Place the adapters on the mesh according to `adapter_shardings`."""
     here = getattr(jax.tree.leaves(adapters)[0].sharding, "mesh", mesh)
     if has_other_devices(here, mesh):
         return jax.device_put(adapters, adapter_shardings(model.config, adapters, mesh))
@@ -212,21 +214,22 @@ def save_adapter(
     targets: Iterable[str],
     base_model: str | Path,
 ) -> None:
-    """Writes a directory that `load_adapter` and PEFT's `PeftModel.from_pretrained` open.
+    """Write a directory that `load_adapter` and PEFT's `PeftModel.from_pretrained` open.
 
-    The files are written beside `path` and renamed at the end, as `hf.save` does; an earlier
-    save at `path` is replaced.
+    The files are written next to `path` and renamed at the end, as in `hf.save`; an earlier save
+    at `path` is replaced.
 
     Args:
-      path: directory to write; its parents are made.
-      adapters: see the module, on any devices; lora_b without the scale. If they are spread over
-        several processes, every process calls this; process 0 alone writes.
-      config: of the base model. rank, alpha, targets: as they were trained; scale = alpha / rank.
-      base_model: directory or hub id of the base model, for whoever opens the adapter.
+      path: directory to write; its parents are created.
+      adapters: see the module docstring; on any devices; lora_b without the scale. If they are
+        spread over several processes, every process must call this; only process 0 writes.
+      config: config of the base model.
+      rank, alpha, targets: the values used in training; scale = alpha / rank.
+      base_model: directory or hub id of the base model, written for readers of the adapter.
 
     Raises:
-      ValueError: the adapters are not of this config, rank and targets, some are a tower's, or
-        `path` holds files that a replacement would lose.
+      ValueError: the adapters do not fit this config, rank and targets, they include a tower's, or
+        `path` holds files that would be lost.
     """
     _check_rank(rank)
     if "tower" in adapters:
@@ -261,7 +264,7 @@ def save_adapter(
         "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else float(alpha),
         "target_modules": [_module(target) for target in targets],
-        # Modules of its vision tower have some of these names, too.
+        # Modules of the model's vision tower share some of these names.
         **({} if config.vision is None else {"exclude_modules": TOWER_MODULES}),
         "lora_dropout": 0.0,
         "bias": "none",
@@ -280,13 +283,13 @@ def save_adapter(
 
 
 def is_adapter(path: str | Path) -> bool:
-    """Whether a directory holds an adapter in PEFT's format, and no model."""
+    """Return whether a directory holds an adapter in PEFT's format and no model."""
     directory = Path(path).expanduser()
     return (directory / CONFIG).exists() and not (directory / "config.json").exists()
 
 
 def base_model(path: str | Path) -> str:
-    """The directory or hub id of the model that an adapter belongs to.
+    """Return the directory or hub id of the model that an adapter belongs to.
 
     Raises:
       ValueError: its adapter_config.json names none.
@@ -301,20 +304,20 @@ def base_model(path: str | Path) -> str:
 def load_adapter(
     path: str | Path, config: qwen.ModelConfig
 ) -> tuple[Params, int, float, tuple[str, ...]]:
-    """Opens a directory in PEFT's format.
+    """Open an adapter directory in PEFT's format.
 
     Args:
       path: directory with adapter_config.json and adapter_model.safetensors.
-      config: of the base model.
+      config: config of the base model.
 
     Returns:
       (adapters: float32 on the default device, rank, alpha, targets in the order of `TARGETS`).
 
     Raises:
-      ValueError: no such directory, an adapter of another kind than plain LoRA on `TARGETS`
-        (DoRA, rank-stabilised scale, trained biases or whole modules, ranks that differ, an
-        initialisation that changed the base weights), or tensors missing, unexpected or of
-        another shape than the model's.
+      ValueError: no such directory, an adapter other than plain LoRA on `TARGETS` (DoRA,
+        rank-stabilised scale, trained biases or whole modules, ranks that differ, an
+        initialisation that changed the base weights), or tensors that are missing, unexpected or
+        do not match the model's shapes.
     """
     directory = Path(path).expanduser()
     for name in (CONFIG, WEIGHTS):
@@ -356,7 +359,7 @@ def load_adapter(
 
 
 def _read_config(file: Path) -> tuple[int, float, tuple[str, ...]]:
-    """(rank, alpha, targets) of an adapter_config.json."""
+    """Read (rank, alpha, targets) from an adapter_config.json."""
     c = hf.read_json(file)
     for name, accepted in (
         ("peft_type", ("LORA",)),
@@ -387,7 +390,7 @@ def _read_config(file: Path) -> tuple[int, float, tuple[str, ...]]:
 def _check_tensors(
     file: Path, tensors: weights.Tensors, want: Mapping[str, tuple[int, ...]], rank: int
 ) -> None:
-    """Raises ValueError unless the file holds exactly the tensors and shapes of `want`."""
+    """Raise ValueError unless the file holds exactly the tensors and shapes of `want`."""
     missing, unexpected = want.keys() - tensors.keys(), tensors.keys() - want.keys()
     for problem, names in (("missing", missing), ("unexpected", unexpected)):
         if names:
@@ -410,17 +413,17 @@ def _check_tensors(
 
 @functools.cache
 def _kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
-    """{target: shape of its kernel [L, *inputs, *outputs]} of a model."""
+    """Return {target: shape of its kernel [L, *inputs, *outputs]} of a model."""
     shapes = {leaf.path: leaf.shape for leaf in weights.plan(config)}
     return {target: shapes["layers", target, "kernel"] for target in TARGETS}
 
 
 @functools.cache
 def _tower_kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The same of its vision tower.
+    """Return the same as `_kernels` for the model's vision tower.
 
     Raises:
-      ValueError: it has none.
+      ValueError: the model has no tower.
     """
     if config.vision is None:
         raise ValueError(f"a model of family {config.family!r} has no vision tower to adapt")
@@ -429,12 +432,12 @@ def _tower_kernels(config: qwen.ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _first_output(target: str, ndim: int) -> int:
-    """Index of the first output axis of a kernel [L, *inputs, *outputs]."""
+    """Return the index of the first output axis of a kernel [L, *inputs, *outputs]."""
     return 2 if PROJECTIONS[target][1] == SPLIT else ndim - 1
 
 
 def _leaf_shapes(target: str, kernel: tuple[int, ...], rank: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of a target's leaves, given the kernel's."""
+    """Return the shapes of a target's leaves, given its kernel's shape."""
     split = _first_output(target, len(kernel))
     return {
         "lora_a": (kernel[0], math.prod(kernel[1:split]), rank),
@@ -443,7 +446,7 @@ def _leaf_shapes(target: str, kernel: tuple[int, ...], rank: int) -> dict[str, t
 
 
 def _pairs(params: Params, adapters: Params) -> list[tuple[str, dict[str, jax.Array]]]:
-    """[(target, {lora_a, lora_b})], checked against the kernels."""
+    """Return [(target, {lora_a, lora_b})], checked against the kernels."""
     pairs = []
     for target in check_targets(adapters["layers"]):
         projection, pair = params["layers"][target], adapters["layers"][target]
@@ -461,18 +464,18 @@ def _pairs(params: Params, adapters: Params) -> list[tuple[str, dict[str, jax.Ar
 
 
 def _names(config: qwen.ModelConfig, target: str, leaf: str) -> list[str]:
-    """Names in the file of a leaf's layers, as those of published files begin."""
+    """Return the tensor names of a leaf's layers, with the prefix used in published files."""
     name = f"{PREFIX}{PROJECTIONS[target][0]}.{LEAVES[leaf]}"
     return [name.format(layer) for layer in range(config.layers)]
 
 
 def _module(target: str) -> str:
-    """PEFT's name of a target: q_proj for q."""
+    """Return PEFT's name of a target: q_proj for q."""
     return PROJECTIONS[target][0].rpartition(".")[2]
 
 
 def check_targets(targets: Iterable[str]) -> tuple[str, ...]:
-    """The targets in the order of `TARGETS`."""
+    """Return the targets in the order of `TARGETS`."""
     targets = list(targets)
     unknown = [name for name in targets if name not in TARGETS]
     if unknown or not targets:

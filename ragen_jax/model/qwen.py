@@ -21,9 +21,9 @@ from ragen_jax.model.kernels import SCALED_QUERIES
 from ragen_jax.model.vision.config import ImageTokens, VisionConfig
 from ragen_jax.model.vision.positions import splice, token_positions
 
-# Models of so few layers run them one after the other instead of as a scan: a scan's backward
-# pass first copies every saved activation into an array stacked over layers, which on CPU costs
-# the tiny agent as much as the layers themselves.
+# Models with at most this number of layers run them one after the other instead of as a scan: a
+# scan's backward pass first copies every saved activation into an array stacked over layers, which
+# on CPU costs the tiny agent as much as the layers do.
 UNROLLED_LAYERS = 4
 
 
@@ -31,14 +31,14 @@ UNROLLED_LAYERS = 4
 class RopeScaling:
     """How rotary frequencies are stretched beyond the lengths of pre-training.
 
-    linear: every frequency is divided by `factor`. llama3: one that turns fewer than
-    `low_freq_factor` times within the original length is divided, one that turns more than
-    `high_freq_factor` times is kept, and in between the two are mixed linearly.
+    linear: every frequency is divided by `factor`. llama3: a frequency that turns fewer than
+    `low_freq_factor` times within the original length is divided, a frequency that turns more
+    than `high_freq_factor` times is kept, and in between the two are mixed linearly.
     """
 
     kind: str  # linear | llama3
     factor: float
-    low_freq_factor: float = 1.0  # this and the next two: llama3 only
+    low_freq_factor: float = 1.0  # used by llama3 only, like the next two fields
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
 
@@ -62,18 +62,19 @@ class ModelConfig:
     mlp_width: int  # intermediate_size
     rope_theta: float = 1e6
     rope_scaling: RopeScaling | None = None
-    # Frequencies that turn with time, row and column (vision/positions.py); (): one position.
+    # Numbers of frequencies that turn with time, row and column (vision/positions.py); (): each
+    # token has one position.
     mrope_section: tuple[int, ...] = ()
-    vision: VisionConfig | None = None  # of the tower beside it; None: it reads text alone
-    image_tokens: ImageTokens | None = None  # of a model with a tower
+    vision: VisionConfig | None = None  # the vision tower; None: a text-only model
+    image_tokens: ImageTokens | None = None  # set if the model has a tower
     norm_eps: float = 1e-6
     tied: bool = True  # the output head is the embedding
-    family: str = "qwen2"  # a key of families.MODELS: whose config.json it is
+    family: str = "qwen2"  # a key of families.MODELS: the format of its config.json
     qkv_bias: bool = True  # whether queries, keys and values have a bias
     qk_norm: bool = False  # whether each head of queries and keys has an RMSNorm
     max_positions: int = 32768
-    dtype: str = "float32"  # of activations and matrix products; parameters keep their own
-    attention: str = "xla"  # or a key of kernels.KERNELS, where no cache is read
+    dtype: str = "float32"  # dtype of activations and matrix products; not of the parameters
+    attention: str = "xla"  # "xla", or a key of kernels.KERNELS, used if no cache is read
     remat: bool = False  # recompute each layer's activations in the backward pass
 
     def __post_init__(self) -> None:
@@ -105,12 +106,12 @@ def rotary_angles(
     scaling: RopeScaling | None = None,
     section: Sequence[int] = (),
 ) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine [B, T, 1, head_dim / 2] of the rotary embedding (RoFormer), float32.
+    """Return cosine and sine [B, T, 1, head_dim / 2] of the rotary embedding (RoFormer), float32.
 
     Args:
-      positions: int32 [B, T], or [3, B, T]: the first section[0] frequencies turn with the first,
-        the next section[1] with the second, the others with the third (arXiv 2409.12191).
-      head_dim, theta, scaling, section: of `ModelConfig`.
+      positions: int32 [B, T], or [3, B, T]: the first section[0] frequencies turn with the first
+        position, the next section[1] with the second, the others with the third (arXiv 2409.12191).
+      head_dim, theta, scaling, section: see `ModelConfig`.
     """
     frequency = theta ** (-jnp.arange(0, head_dim // 2, dtype=jnp.float32) / (head_dim // 2))
     if scaling is not None:
@@ -129,16 +130,16 @@ def rotary_angles(
 
 
 def rotate(x_BTHD: jax.Array, angles: Sequence[jax.Array]) -> jax.Array:
-    """Rotary position embedding, halves convention (RoFormer, arXiv 2104.09864), in float32."""
+    """Apply the rotary embedding, halves convention (RoFormer, arXiv 2104.09864), in float32."""
     cos, sin = angles
     a, b = jnp.split(x_BTHD.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BTHD.dtype)
 
 
 def _named(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
-    """An initialiser that names its parameter's axes, for sharding.
+    """Return an initialiser that names its parameter's axes, for sharding.
 
-    Typed as Any: what it makes is boxed, and `Module.param` hands on the array in the box.
+    Typed as Any because it returns a boxed array, which `Module.param` unboxes.
     """
     return nn.with_logical_partitioning(init, axes)
 
@@ -160,10 +161,10 @@ class RMSNorm(nn.Module):
 class Linear(nn.Module):
     """x @ kernel [+ bias], over the last `contract` axes of x; `axes` name the kernel's axes.
 
-    The product is taken on matrices: XLA's CPU backend is four times slower at the backward
-    pass of the same product with a batch axis.
+    The product is computed on matrices: with a batch axis, XLA's CPU backend is four times slower
+    in the backward pass.
 
-    Where lora.attach has put lora_a [inputs, r] and lora_b [r, *outputs] beside the kernel,
+    If lora.attach has put lora_a [inputs, r] and lora_b [r, *outputs] next to the kernel,
     (x @ lora_a) @ lora_b is added.
     """
 
@@ -193,7 +194,7 @@ class Linear(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer. Its carry is x; it also returns the new tokens' keys and values."""
+    """A transformer layer. Its carry is x; it also returns the new tokens' keys and values."""
 
     config: ModelConfig
 
@@ -254,23 +255,24 @@ class Qwen(nn.Module):
         *,
         keep_kv: bool = False,
     ) -> tuple[jax.Array, tuple[Layers, Layers] | None]:
-        """Runs the layers over new tokens.
+        """Run the layers over new tokens.
 
-        What tokens past the vocabulary show is read from the table `images` beside the module's
-        own parameters (positions.py), as lora.attach's adapters are.
+        The embeddings of tokens past the vocabulary are read from the table `images`
+        (vision/positions.py), which is stored next to the module's parameters like the adapters of
+        lora.attach.
 
         Args:
           tokens_BT: int32 [B, T], right-padded with any id.
-          positions: int32 [B, T], [3, B, T] where there is a mrope_section; default: those of
+          positions: int32 [B, T], or [3, B, T] with a mrope_section; default: those of
             `token_positions`, from 0.
-          segments: the memory the new tokens may read.
-          keep_kv: also return the new tokens' keys and values.
+          segments: the memory that the new tokens may read.
+          keep_kv: whether to return the new tokens' keys and values.
 
         Returns:
           (hidden_BTD after the final norm, (k, v) in the form of `attention.Segment` or None).
 
         Raises:
-          ValueError: three positions a token of a model that has one.
+          ValueError: three positions per token for a model with one.
         """
         c = self.config
         init = _named(nn.initializers.normal(0.02), ("vocab", "embed"))
@@ -286,8 +288,8 @@ class Qwen(nn.Module):
                 f"expected {tokens_BT.shape}"
             )
         angles = rotary_angles(positions, c.head_dim, c.rope_theta, c.rope_scaling, c.mrope_section)
-        # Looked up where the table's columns lie, then moved to the rows' devices: XLA would
-        # otherwise copy the result to all of them.
+        # Look embeddings up on the devices that hold the table's columns, then move them to the
+        # rows' devices: XLA would otherwise copy the result to all devices.
         text_BT = tokens_BT if images is None else jnp.minimum(tokens_BT, c.vocab_size - 1)
         x = embed[constrain(text_BT, "data_rows", None)].astype(c.dtype)
         x = constrain(constrain(x, "data_rows", None, "embed"), "rows", None, None)
@@ -314,7 +316,7 @@ class Qwen(nn.Module):
                 k, v = zip(*layer_kvs, strict=True)
                 kv = k, v
         else:
-            layers: Any = nn.scan(  # typed as Block, whose memory it takes stacked
+            layers: Any = nn.scan(  # Any: nn.scan is typed as Block but takes stacked memory
                 block,
                 variable_axes={"params": 0},
                 split_rngs={"params": True},
@@ -327,17 +329,17 @@ class Qwen(nn.Module):
 
 
 def head(params: Params) -> jax.Array:
-    """The output matrix [V, D]: the embedding itself where the two are tied."""
+    """Return the output matrix [V, D]: the embedding if the two are tied."""
     return params["head"] if "head" in params else params["embed"]
 
 
 def logits(params: Params, hidden: jax.Array) -> jax.Array:
-    """float32 logits [..., V] of hidden states [..., D]."""
+    """Return float32 logits [..., V] of hidden states [..., D]."""
     w = head(params).astype(hidden.dtype)
     return jnp.einsum("...d,vd->...v", hidden, w, preferred_element_type=jnp.float32)
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
-    """Fresh parameters of a model, on the default device: a plain nested dict of float32."""
+    """Return new parameters of a model on the default device: a plain nested dict of float32."""
     variables = Qwen(config).init(key, jnp.zeros((1, 1), jnp.int32))
     return nn.unbox(variables)["params"]

@@ -1,17 +1,18 @@
-"""A chat template taken apart into control ids, which it alone places, and plain text.
+"""A chat template parsed into control ids, which only the template may place, and plain text.
 
-Control ids are the ids with which a conversation says who speaks and where a message ends: every
-special token of the tokenizer, and the added tokens, special or not, with which the template marks
-its messages (`<|user|>`, `[INST]`). Whatever comes from environments, data and demonstrations is
-encoded by `plain_ids`, in which a text that reads `<|im_end|>` stays a text. So a document cannot
-speak as the user or the agent.
+Control ids mark who speaks and where a message ends in a conversation. They are every special token
+of the tokenizer, and the added tokens, special or not, with which the template marks its messages
+(`<|user|>`, `[INST]`). Text from environments, data and demonstrations is encoded by `plain_ids`,
+in which the text `<|im_end|>` remains plain text. So a document cannot speak as the user or the
+agent.
 
-A control token ends the tokenizer's reading of the text before it, so that putting its id between
-texts encoded by themselves gives the ids of the whole. Within such a stretch the template's own
-text and a message are encoded together, because the tokenizer may join them (line breaks, say).
+The tokenizer never merges text across a control token. Placing control ids between separately
+encoded texts therefore gives the ids of the whole conversation. Between two control tokens, the
+template's text and a message are encoded together, because the tokenizer may merge them (line
+breaks, for example).
 
-An image in a message is what the template writes around its `<|image_pad|>`, with the numbers of
-the image's own tokens (model/vision/positions.py) in the place of that one.
+An image in a message becomes the text that the template writes around its `<|image_pad|>`, with
+the numbers of the image's tokens (model/vision/positions.py) in place of the pad.
 """
 
 import dataclasses
@@ -30,85 +31,86 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
 
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")  # of replies: never control
-NOTICE = "Your last reply had no valid action."  # of a prompt; no control either
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")  # in replies; never control tokens
+NOTICE = "Your last reply had no valid action."  # in prompts; never a control token
 
-# The conversation that a template is asked for, to see what it writes around each message.
+# The conversation rendered to find the text that a template writes around each message.
 ASKED_ROLES = ("system", "user", "assistant", "user")
 ASKED_MARKS = ("SYSTEM_TEXT", "FIRST_USER", "FIRST_REPLY", "SECOND_USER")
-BEHIND_IMAGE = "BEHIND_IMAGE"  # a further mark
-CALL = "<tool_call>"  # with which a call of a tool begins in the templates that are read
+BEHIND_IMAGE = "BEHIND_IMAGE"  # a mark after an image
+CALL = "<tool_call>"  # start of a tool call in the supported templates
 
-# Every agent here thinks. Templates of models that can also do without (Qwen3) read this flag, and
-# answer False with an empty thought in front of the reply.
+# Every agent here reasons before it acts. Templates of models with optional reasoning (Qwen3) read
+# this flag; with False they write an empty thought before the reply.
 ASKED_TO_THINK: dict[str, Any] = {"enable_thinking": True}
 
-# Added tokens that the template writes and that are no words or line breaks of it.
+# Added tokens in the template's text that are markup, not words or line breaks.
 _MARKUP = re.compile(r"<.+>|\[.+\]|\{.+\}", re.DOTALL)
 
-# What the tokenizers library drops beside a token with lstrip or rstrip: Unicode's White_Space.
-# str.isspace also counts four separators.
+# Characters that the tokenizers library drops next to a token with lstrip or rstrip: Unicode's
+# White_Space. str.isspace counts four more separators.
 _SPACE = "".join(set(filter(str.isspace, map(chr, range(0x3001)))) - set("\x1c\x1d\x1e\x1f"))
 
 
 class PromptError(ValueError):
     """A prompt that cannot be used: it does not fit, or the tokenizer refuses its text.
 
-    The input of one episode causes it, so a rollout leaves out that episode alone.
+    It is caused by the input of a single episode, so a rollout leaves out only that episode.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """A control token as it stands in a template."""
+    """A control token in a template."""
 
     id: int
     lstrip: bool  # the tokenizer drops white space before it
-    rstrip: bool  # ... behind it
+    rstrip: bool  # the tokenizer drops white space after it
 
 
-Part = Control | str  # of a template: a control token, or the text between two
-Span = tuple[int, int]  # first and count of the numbers of an image's tokens
-Message = str | tuple[str | Span, ...]  # text, or texts and images in turn
+Part = Control | str  # part of a template: a control token, or the text between two
+Span = tuple[int, int]  # (first, count) of the numbers of an image's tokens
+Message = str | tuple[str | Span, ...]  # a text, or a sequence of texts and images
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """What the template writes on one side of a user message."""
+    """The template's tokens and text on one side of a user message."""
 
-    ids: np.ndarray  # int32, from or to the control id nearest to the message, that included
+    ids: np.ndarray  # int32, up to or from the control id nearest to the message, inclusive
     text: str  # plain text between that and the message
     strip: bool  # the tokenizer drops white space next to that control id
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Template:
-    """A chat template taken apart, and the tokenizer that reads it."""
+    """A parsed chat template and its tokenizer."""
 
-    tokenizer: "PreTrainedTokenizerFast"  # whose template writes one fixed date
+    tokenizer: "PreTrainedTokenizerFast"  # its template writes one fixed date
     control: frozenset[int]
     opening: Side  # before the first user message
     between: Side  # from the end of a reply to the next user message
     middle: Side  # from the end of a user message to the start of the reply, `<think>` included
     close_id: int  # the control id with which the template ends a reply
-    lead: str  # with which a message of the agent begins in a conversation: `<think>`, what is near
-    added: str  # what the prompt has of it behind the template's own text: all of it, or nothing
+    lead: str  # start of the agent's messages in a conversation: `<think>` and adjacent text
+    added: str  # the part of `lead` that the prompt adds to the template's text: all or nothing
     tools: tuple[dict[str, Any], ...] = ()  # JSON schemas of functions, shown to the agent
-    # Where there are tools, what is written on both sides of what a call led to.
+    # With tools, the text on both sides of a tool's result.
     result_between: Side | None = None
     result_middle: Side | None = None
-    # Of a model that sees: the id that stands for an image, and what is written on both sides.
+    # For a vision-language model: the id of an image, and the text on both sides of it.
     image_pad: int | None = None
     image_sides: tuple[np.ndarray, np.ndarray] | None = None
 
     def begin(self, message: Message) -> np.ndarray:
-        """int32 ids of a prompt with one user message."""
+        """Return the int32 ids of a prompt with one user message."""
         return _around(self, self.opening, message, self.middle)
 
     def next_turn(self, message: Message, *, result: bool = False) -> np.ndarray:
-        """int32 ids from the end of a reply, `close_id` first, to the start of the next.
+        """Return int32 ids from the end of a reply (`close_id` first) to the start of the next.
 
-        result: whether the message is what a call of a tool led to, in the template's role for it
+        Args:
+          result: whether the message is a tool's result, which gets the template's role for it.
         """
         if result:
             assert self.result_between is not None and self.result_middle is not None
@@ -116,13 +118,13 @@ class Template:
         return _around(self, self.between, message, self.middle)
 
     def plain(self, text: str) -> np.ndarray:
-        """int32 ids of text without control ids; see `plain_ids`."""
+        """Return int32 ids of text without control ids; see `plain_ids`."""
         return plain_ids(self.tokenizer, self.control, text)
 
 
-@functools.lru_cache(maxsize=4096)  # early turns of a group show the same text again and again
+@functools.lru_cache(maxsize=4096)  # early turns of a group often show the same text
 def _around(template: Template, before: Side, message: Message, after: Side) -> np.ndarray:
-    texts: list[str] = [before.text]  # those that touch are encoded together
+    texts: list[str] = [before.text]  # adjacent texts are encoded together
     spans: list[Span] = []
     for part in (message,) if isinstance(message, str) else message:
         if isinstance(part, str):
@@ -141,7 +143,7 @@ def _around(template: Template, before: Side, message: Message, after: Side) -> 
     return np.concatenate([*ids, after.ids])
 
 
-@functools.lru_cache(maxsize=256)  # what stands around images is the same in every message
+@functools.lru_cache(maxsize=256)  # the text around images is the same in every message
 def _plain(template: Template, text: str) -> np.ndarray:
     return template.plain(text)
 
@@ -163,21 +165,21 @@ def parse_chat_template(
     image_pad: int | None = None,
     date: str | None = None,
 ) -> Template:
-    """The tokenizer's chat template as a `Template`, found by rendering it around marks.
+    """Parse the tokenizer's chat template into a `Template` by rendering it around marks.
 
     Args:
-      tokenizer: with a chat template.
+      tokenizer: a tokenizer with a chat template.
       system: text of the system message; None: no such message.
       tools: JSON schemas of functions that the template shows.
-      image_pad: the id that stands for an image in what the template writes; None: the model does
-        not see.
-      date: the day that the template writes if it writes one: of `with_date`.
+      image_pad: the id that stands for an image in the rendered template; None: the model has no
+        vision tower.
+      date: the day that the template writes, if any; see `with_date`.
 
     Raises:
-      ValueError: no chat template, or one that refuses such a conversation, makes random choices,
-        does not show its messages verbatim and in their order, ends the reasoning before the reply
-        begins, does not end a reply with a control token, shows no tools that are called by
-        <tool_call>, or writes no image_pad between control tokens where a message has an image.
+      ValueError: there is no chat template, or it refuses such a conversation, makes random
+        choices, does not show its messages verbatim and in order, ends the reasoning before the
+        reply begins, does not end a reply with a control token, shows no tools that are called
+        with <tool_call>, or writes no image_pad between control tokens for an image.
     """
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer of model.path has no chat template (chat_template.jinja)")
@@ -201,8 +203,8 @@ def parse_chat_template(
                 f"even with enable_thinking=true: after the last message it writes {text!r}; "
                 "remove that from the template (chat_template.jinja)"
             )
-    # The tags of a call, which the list of tools tells, are the agent's; those around a result are
-    # the template's alone.
+    # The agent may write the tags of a call, which the list of tools describes. Only the template
+    # may write the tags around a result.
     written = _render(tokenizer, system=spoken) + tail_of_result + behind_result
     shown = "" if image_pad is None else _around_image(tokenizer)
     written += shown
@@ -250,7 +252,7 @@ def parse_chat_template(
 
 
 def _around_image(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """What the template writes for an image in a message."""
+    """Return the text that the template writes for an image in a message."""
     content = [
         {"type": "text", "text": ASKED_MARKS[-1]},
         {"type": "image"},
@@ -270,7 +272,7 @@ def _around_image(tokenizer: "PreTrainedTokenizerFast") -> str:
 def _image_sides(
     tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], shown: str, image_pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ids that the template writes before and behind the one of an image."""
+    """Return the ids that the template writes before and after the id of an image."""
     parts = _apart(tokenizer, control, shown)
     ids = [part.id if isinstance(part, Control) else None for part in parts]
     if ids.count(image_pad) != 1 or None in (ids[0], ids[-1]) or len(ids) < 3:
@@ -283,7 +285,7 @@ def _image_sides(
 
 
 def _around_marks(rendered: str, *, system: bool) -> list[str]:
-    """What stands before the first user message, behind it, behind the reply, behind the last."""
+    """Return the text before and after the first user message, after the reply, and at the end."""
     marks = ASKED_MARKS if system else ASKED_MARKS[1:]
     if tuple(re.findall("|".join(ASKED_MARKS), rendered)) != marks:
         raise ValueError(
@@ -296,28 +298,28 @@ def _around_marks(rendered: str, *, system: bool) -> list[str]:
 def plain_ids(
     tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], text: str
 ) -> np.ndarray:
-    """Token ids of a text in which no token is control.
+    """Return the token ids of a text, without any control token.
 
-    Their bytes are the text's, or what the tokenizer's normaliser (NFC, in Qwen's) makes of it. A
-    text that holds no control string is encoded as ever. Otherwise every control token that the
-    tokenizer finds is cut in two and the pieces are encoded by themselves, until it finds none.
-    (`split_special_tokens` would leave the added tokens that are not flagged special.)
+    The ids decode to the text, or to its normalised form if the tokenizer normalises (Qwen's uses
+    NFC). A text without control strings is encoded as usual. Otherwise every control token that
+    the tokenizer finds is cut in two and the pieces are encoded separately, until it finds none.
+    (`split_special_tokens` would keep the added tokens that are not flagged special.)
 
     Args:
-      control: ids.
-      text: half surrogate pairs, which are no text, become U+FFFD.
+      control: the control ids.
+      text: unpaired surrogates, which are not valid text, become U+FFFD.
 
     Returns:
       int32 ids.
 
     Raises:
-      PromptError: the tokenizer refuses the text, or makes a control token of one character.
+      PromptError: the tokenizer refuses the text, or encodes one character as a control token.
     """
     pieces = [clean_text(text)]
     while True:
         try:
             encoded = tokenizer(pieces, add_special_tokens=False, return_attention_mask=False)
-        except Exception as error:  # a foreign tokenizer may raise anything
+        except Exception as error:  # a third-party tokenizer may raise any exception
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise PromptError(f"the tokenizer refuses {text!r:.80}: {reason:.200}") from error
         whole = [control.isdisjoint(ids) for ids in encoded["input_ids"]]
@@ -331,7 +333,7 @@ def plain_ids(
 
 
 def _cut(text: str, encoding: "Encoding", control: frozenset[int]) -> list[str]:
-    """The pieces of a text, each of its control tokens cut in two."""
+    """Return the pieces of a text, with each of its control tokens cut in two."""
     places = [0]
     for id_, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
         if id_ in control:
@@ -353,10 +355,11 @@ def _render(
     last: str = "user",
     content: Sequence[dict[str, str]] = (),
 ) -> str:
-    """The text of a conversation of marks, up to where its second reply begins.
+    """Render a conversation of marks, up to the start of its second reply.
 
-    last: the role of its last message
-    content: of its last message, in parts; (): its mark
+    Args:
+      last: role of the last message.
+      content: content of the last message, in parts; (): its mark.
     """
     first = 0 if system else 1
     roles = (*ASKED_ROLES[first:-1], last)
@@ -367,7 +370,7 @@ def _render(
     if content:
         messages[-1]["content"] = list(content)
     try:
-        # ty: ignore[invalid-explicit-return] a text, because of tokenize=False
+        # ty: ignore[invalid-explicit-return] a string, because of tokenize=False
         return tokenizer.apply_chat_template(
             messages,
             tools=list(tools) or None,
@@ -375,7 +378,7 @@ def _render(
             add_generation_prompt=True,
             **ASKED_TO_THINK,
         )
-    except Exception as error:  # Jinja's own, and whatever a template makes it raise
+    except Exception as error:  # Jinja's errors, and any error that a template makes it raise
         raise ValueError(
             f"the tokenizer's chat template refuses a conversation of {', '.join(roles)}: "
             f"{error or type(error).__name__}"
@@ -383,17 +386,17 @@ def _render(
 
 
 def _control_ids(tokenizer: "PreTrainedTokenizerFast", rendered: str) -> frozenset[int]:
-    """The ids that only a template may place.
+    """Return the ids that only a template may place.
 
-    A special token of one character (some tokenizers pad with `!`) is text like any other.
+    A special token of one character (some tokenizers pad with `!`) counts as ordinary text.
     """
     texts = [rendered]
     try:
         texts.append(_render(tokenizer, system=True))
     except ValueError:
-        pass  # it knows no system, so that none can speak
+        pass  # the template has no system role, so there are no ids to protect for it
     written = {id_ for t in texts for id_ in tokenizer.encode(t, add_special_tokens=False)}
-    named = set(tokenizer.all_special_ids)  # as eos, say, without being flagged special
+    named = set(tokenizer.all_special_ids)  # includes eos, for example, if not flagged special
     return frozenset(
         id_
         for id_, token in tokenizer.added_tokens_decoder.items()
@@ -404,7 +407,7 @@ def _control_ids(tokenizer: "PreTrainedTokenizerFast", rendered: str) -> frozens
 
 
 def _apart(tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], text: str) -> list[Part]:
-    """Text of the template as control tokens and the texts between."""
+    """Split the template's text into control tokens and the texts between them."""
     added = tokenizer.added_tokens_decoder
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     parts, end = [], 0
@@ -418,7 +421,7 @@ def _apart(tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], text: 
 def _before(
     tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], parts: Sequence[Part]
 ) -> Side:
-    """The `Side` before a message."""
+    """Return the `Side` before a message."""
     behind = max((i + 1 for i, part in enumerate(parts) if isinstance(part, Control)), default=0)
     return Side(
         ids=_ids(tokenizer, control, parts[:behind]),
@@ -430,7 +433,7 @@ def _before(
 def _behind(
     tokenizer: "PreTrainedTokenizerFast", control: frozenset[int], parts: Sequence[Part]
 ) -> Side:
-    """The `Side` behind a message."""
+    """Return the `Side` after a message."""
     first = next((i for i, part in enumerate(parts) if isinstance(part, Control)), len(parts))
     return Side(
         ids=_ids(tokenizer, control, parts[first:]),
@@ -453,7 +456,7 @@ def _ids(
 
 
 def _text(parts: Sequence[Part]) -> str:
-    """The text of parts of which none is control."""
+    """Return the text of parts that contain no control token."""
     return "".join(part for part in parts if isinstance(part, str))
 
 

@@ -1,8 +1,8 @@
 """The tiny agent's tokenizer: byte-level BPE in Hugging Face format.
 
-256 byte tokens, no merges, and whole words for what the environment says: any text round-trips,
-while grid symbols, digits, tags and action words are one token each. Its chat template is
-ChatML, the format of Qwen's own.
+256 byte tokens, no merges, and whole words for the environment's vocabulary: any text round-trips,
+and grid symbols, digits, tags and action words are one token each. Its chat template is ChatML,
+the format of Qwen's template.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# The same, of messages that may be texts and images in turn.
+# The same template for messages that may mix texts and images.
 SEEING_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -41,12 +41,13 @@ SEEING_TEMPLATE = (
 
 
 def build_tokenizer(words: Iterable[str], *, sees: bool = False) -> "PreTrainedTokenizerFast":
-    """The tokenizer; `save_pretrained` writes files that AutoTokenizer opens.
+    """Build the tokenizer; `save_pretrained` writes files that AutoTokenizer opens.
 
-    words: texts that are one token each, in the order of their ids (the environment's `words`).
-    sees: whether messages may have images, whose tokens then come behind all others.
+    Args:
+      words: texts that are one token each, in the order of their ids (the environment's `words`).
+      sees: whether messages may have images, whose tokens then come after all others.
     """
-    from transformers import PreTrainedTokenizerFast  # which takes a second
+    from transformers import PreTrainedTokenizerFast  # imported here because it takes a second
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, merges=[]))

@@ -1,4 +1,4 @@
-"""tokenizer_config.json as both transformers 4 and 5 read it."""
+"""Write a tokenizer_config.json that both transformers 4 and 5 can read."""
 
 import functools
 import json
@@ -16,8 +16,8 @@ SHARED_CLASSES = (
     *("PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qwen2TokenizerFast"),
     *("LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "GPT2TokenizerFast"),
 )
-GENERIC = "PreTrainedTokenizerFast"  # for a source without a class, or with another one
-# Arguments of the call that read the tokenizer, which transformers 5 writes down as well.
+GENERIC = "PreTrainedTokenizerFast"  # used if the source names no class or another class
+# Arguments of the call that loaded the tokenizer, which transformers 5 writes to the file.
 OF_LOADING = ("backend", "is_local", "local_files_only")
 
 
@@ -42,8 +42,8 @@ def save_tokenizer(directory: Path, tokenizer: "PreTrainedTokenizerFast") -> Non
     special tokens under a name for which 4 expects a dict.
 
     Args:
-      tokenizer: as `hf.load_tokenizer` returns it, which notes the source's class in
-        `init_kwargs["tokenizer_class"]`; without that note, `GENERIC` is written.
+      tokenizer: a tokenizer from `hf.load_tokenizer`, which records the source's class in
+        `init_kwargs["tokenizer_class"]`; without that entry, `GENERIC` is written.
     """
     with_retries(functools.partial(tokenizer.save_pretrained, directory), directory)
     file = directory / FILE

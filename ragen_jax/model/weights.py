@@ -1,9 +1,9 @@
 """Parameters in safetensors files, in the layout of Hugging Face's models.
 
-One table, that of the model's family (families/), names every tensor for both directions. The
-file holds a matrix as [outputs, inputs] with the heads flattened and one tensor a layer; our
-parameters hold [inputs, outputs] with the heads as an axis and the layers stacked (see qwen.py).
-Files are read and converted a few megabytes at a time, and only the parts that this process's
+The table of the model's family (families/) names every tensor, for reading and for writing. A file
+holds a matrix as [outputs, inputs] with the heads flattened and one tensor per layer; our
+parameters are [inputs, outputs] with the heads as an axis and the layers stacked (see qwen.py).
+Files are read and converted a few megabytes at a time. Each process reads only the parts that its
 devices hold.
 
 Axes: L layers, D width, H heads.
@@ -38,16 +38,16 @@ from ragen_jax.storage.checksums import is_below
 Tensors = Mapping[str, Any]  # tensor name -> the open file that holds it: get_slice(name)
 Slice = Any  # a tensor in a file, to be cut: safetensors has no type for it
 Shape = tuple[int, ...]
-Bounds = Sequence[tuple[int, int]]  # of a part of a parameter: start and stop of every axis
+Bounds = Sequence[tuple[int, int]]  # a part of a parameter: (start, stop) of every axis
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = "model-{:05}-of-{:05}.safetensors"
 DISK_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 SAVE_DTYPES = ("float32", "bfloat16", "float16")
-MAX_HEADER_BYTES = 16 << 20  # of a safetensors file
-PIECE_BYTES = 4 << 20  # of one read; a transposed copy of larger pieces misses the CPU's cache
+MAX_HEADER_BYTES = 16 << 20  # largest accepted header of a safetensors file
+PIECE_BYTES = 4 << 20  # size of a read; transposing larger pieces would miss the CPU's cache
 
-IGNORED = "rotary_emb.inv_freq"  # old Llama files hold these constants, too
+IGNORED = "rotary_emb.inv_freq"  # constants in old Llama files, which are ignored
 
 
 class Renamed(NamedTuple):
@@ -61,29 +61,29 @@ class Renamed(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a tensor, or some of its rows, is made of."""
+    """The source of a tensor, or of some of its rows."""
 
     x: Array
-    layer: int | None  # of `x`; None: all of it
+    layer: int | None  # layer of `x` to write; None: all of it
     layout: str
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that is to be written."""
+    """A tensor to write."""
 
     name: str
     shape: Shape
-    parts: tuple[Part, ...]  # as many rows of it each, one behind the other
+    parts: tuple[Part, ...]  # consecutive parts with equal numbers of rows
 
 
 class Leaf(NamedTuple):
     """One parameter and where it is in the files."""
 
     path: tuple[str, ...]
-    names: tuple[str, ...]  # of its tensors, one a layer for a stacked leaf
+    names: tuple[str, ...]  # names of its tensors, one per layer for a stacked leaf
     layout: str
-    shape: Shape  # of the whole leaf
-    stacked: bool  # whether its first axis is that of the names
+    shape: Shape  # shape of the whole leaf
+    stacked: bool  # whether its first axis runs over the names
 
     @property
     def tensor_shape(self) -> Shape:
@@ -92,10 +92,10 @@ class Leaf(NamedTuple):
 
 @functools.cache
 def plan(config: qwen.ModelConfig) -> tuple[Leaf, ...]:
-    """Every parameter of a model.
+    """List every parameter of a model.
 
     Raises:
-      ValueError: a family that there is not, or whose models have other parameters.
+      ValueError: an unknown family, or parameters that the family does not have.
     """
     tensors = family_of(config).tensors
     abstract = jax.eval_shape(functools.partial(qwen.init_params, config), jax.random.key(0))
@@ -117,7 +117,7 @@ def plan(config: qwen.ModelConfig) -> tuple[Leaf, ...]:
 
 
 def _groups(layout: str, ndim: int) -> tuple[tuple[int, ...], ...]:
-    """Which axes of a parameter of one layer make up each axis of the tensor in the file."""
+    """Return, for each axis of a tensor in the file, the axes of a layer's parameter in it."""
     axes = tuple(range(ndim))
     if layout == SPLIT:
         return axes[1:], axes[:1]
@@ -127,7 +127,7 @@ def _groups(layout: str, ndim: int) -> tuple[tuple[int, ...], ...]:
 
 
 def tensor_shape(layout: str, shape: Shape) -> Shape:
-    """Shape in the file of a parameter (one layer's) of shape `shape`."""
+    """Return the shape in the file of a parameter (of one layer) of shape `shape`."""
     groups = _groups(layout, len(shape))
     return tuple(math.prod(shape[axis] for axis in group) for group in groups)
 
@@ -137,10 +137,10 @@ def tensor_shape(layout: str, shape: Shape) -> Shape:
 
 @contextlib.contextmanager
 def open_tensors(directory: str | Path) -> Generator[dict[str, safe_open]]:
-    """Tensor name -> open safetensors file that holds it.
+    """Yield {tensor name: open safetensors file that holds it}.
 
     Raises:
-      ValueError: there are no weights, or a file of them is missing, cut short or damaged.
+      ValueError: there are no weights, or a weight file is missing, truncated or damaged.
     """
     directory = Path(directory)
     single, index = directory / WEIGHTS, directory / INDEX
@@ -173,10 +173,11 @@ def open_tensors(directory: str | Path) -> Generator[dict[str, safe_open]]:
 
 
 def check_header(file: Path) -> None:
-    """Refuses a safetensors file whose header names so many tensors that it takes gigabytes.
+    """Refuse a safetensors file with a header so large that reading it would take gigabytes.
 
     Raises:
-      ValueError: that. OSError: it cannot be read.
+      ValueError: the header is too large.
+      OSError: the file cannot be read.
     """
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
@@ -188,10 +189,10 @@ def check_header(file: Path) -> None:
 
 
 def by_published_names(tensors: Tensors, config: qwen.ModelConfig) -> Tensors:
-    """The tensors by the names that published files of the model's family have.
+    """Return the tensors under the names in published files of the model's family.
 
     Raises:
-      ValueError: two of one name.
+      ValueError: two tensors get the same name.
     """
     found = {}
     for name, file in tensors.items():
@@ -206,13 +207,13 @@ def by_published_names(tensors: Tensors, config: qwen.ModelConfig) -> Tensors:
 
 
 def check_tensors(directory: str | Path, config: qwen.ModelConfig, tensors: Tensors) -> None:
-    """Raises ValueError unless the files hold exactly the model's tensors, in its shapes.
+    """Raise ValueError unless the files hold exactly the model's tensors, in its shapes.
 
-    What its family has beside the parameters is left to whoever reads it.
+    Tensors of the family that are not parameters (`Family.beside`) are not checked here.
     """
     want = {name: leaf.tensor_shape for leaf in plan(config) for name in leaf.names}
     family = family_of(config)
-    # Some trainers write the head although it is tied; it may stay if it says the same.
+    # Some trainers write the head although it is tied; that is accepted if the values are equal.
     embed, head = (family.tensors[(name,)][0] for name in ("embed", "head"))
     extra = {name for name in tensors.keys() - want.keys() if not name.endswith(IGNORED)}
     extra = {name for name in extra if not name.startswith(family.beside)}
@@ -226,10 +227,11 @@ def check_tensors(directory: str | Path, config: qwen.ModelConfig, tensors: Tens
 def check_stored(
     directory: str | Path, want: Mapping[str, Shape], extra: Collection[str], tensors: Tensors
 ) -> None:
-    """Raises ValueError where tensors are missing or of a shape or dtype that is not accepted.
+    """Raise ValueError if tensors are missing, unexpected, or of a wrong shape or dtype.
 
     Args:
-      want: name -> shape. extra: names of tensors that have no business there.
+      want: name -> shape.
+      extra: names of unexpected tensors.
     """
     for problem, names in (("missing", want.keys() - tensors.keys()), ("unexpected", extra)):
         if names:
@@ -250,7 +252,7 @@ def check_stored(
 
 
 def _same(a: Slice, b: Slice) -> bool:
-    """Whether two matrices in files hold the same numbers."""
+    """Return whether two matrices in files hold the same numbers."""
     rows, *others = a.get_shape()
     if [rows, *others] != list(b.get_shape()):
         return False
@@ -262,22 +264,23 @@ def _same(a: Slice, b: Slice) -> bool:
 
 
 def read(tensors: Tensors, config: qwen.ModelConfig, shardings: Params | None = None) -> Params:
-    """The parameters, each part read once and put on the devices that hold it.
+    """Read the parameters; each part is read once and put on the devices that hold it.
 
     Args:
-      tensors: of `open_tensors`, after `check_tensors`.
+      tensors: tensors from `open_tensors`, after `check_tensors`.
       shardings: a `Sharding` for every parameter; None: the default device.
 
     Returns:
-      float32 arrays. On the host there is never more than one device's part of one parameter beside
-      them.
+      float32 arrays. While reading, the host additionally holds at most one device's part of one
+      parameter.
 
     Raises:
       ValueError: a tensor is not finite.
     """
     by_path = {} if shardings is None else flatten_dict(shardings)
     params = {}
-    # The largest first: what a part needs on the host then matters least at the end.
+    # Largest first: the host memory for a part is then smallest at the end, when the arrays are
+    # largest.
     for leaf in sorted(plan(config), key=lambda leaf: -math.prod(leaf.shape)):
         part = functools.partial(read_part, tensors, *leaf[1:])
         params[leaf.path] = place(leaf.shape, by_path.get(leaf.path), part)
@@ -287,16 +290,16 @@ def read(tensors: Tensors, config: qwen.ModelConfig, shardings: Params | None = 
 def place(
     shape: Shape, sharding: Sharding | None, part: Callable[[Bounds | None], np.ndarray]
 ) -> jax.Array:
-    """An array on the devices of a sharding (None: the default device) from its parts.
+    """Build an array on the devices of a sharding (None: the default device) from its parts.
 
     Args:
-      part: the part in some bounds, None: all, as a new array. On CPU the device's array may be
-        this very memory, so nothing else may keep it. (XLA knows that it is not its own: what
-        donates the array writes to a copy.)
+      part: function that returns the part in given bounds (None: all) as a new array. On CPU the
+        device's array may alias this memory, so nothing else may keep it. (XLA knows that it does
+        not own the memory: a computation that donates the array writes to a copy.)
     """
     if sharding is None:
         return jax.block_until_ready(jax.device_put(part(None)))
-    holders = {}  # of a part: the devices that need it
+    holders = {}  # {part: the devices that need it}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         # ty: ignore[invalid-argument-type] JAX says that index may be None, but never makes it so
         bounds = tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
@@ -305,7 +308,7 @@ def place(
     for bounds, devices in holders.items():
         host = part(bounds)
         pieces += jax.block_until_ready([jax.device_put(host, device) for device in devices])
-        del host  # before the next is made
+        del host  # free it before the next part is made
     return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
@@ -317,13 +320,14 @@ def read_part(
     stacked: bool,
     bounds: Bounds | None = None,
 ) -> np.ndarray:
-    """A parameter, or its part `bounds`, as a new float32 array.
+    """Read a parameter, or its part `bounds`, as a new float32 array.
 
     Args:
-      tensors: of `open_tensors`. names, layout, shape, stacked: of `Leaf`.
+      tensors: tensors from `open_tensors`.
+      names, layout, shape, stacked: see `Leaf`.
 
     Raises:
-      ValueError: a tensor holds NaN or infinity in what is read of it, or float32 cannot hold it.
+      ValueError: the values read contain NaN or infinity, or float32 cannot hold them.
     """
     bounds = bounds or tuple((0, n) for n in shape)
     part = _empty([stop - start for start, stop in bounds])
@@ -337,11 +341,12 @@ def read_part(
 
 
 def _empty(shape: Sequence[int]) -> np.ndarray:
-    """A new float32 array; a large one gives its memory back to the kernel when it is freed.
+    """Return a new float32 array; a large one returns its memory to the kernel when it is freed.
 
-    It has pages of its own, because malloc may be told to keep what is freed (memory.py). They
-    start 16 bytes off: JAX's CPU backend then copies the array into memory of XLA's instead of
-    aliasing it, which would save a copy here and cost one of all parameters at the first update.
+    It is mapped separately, because malloc may be configured to keep freed memory (core/memory.py).
+    The array starts 16 bytes after the start of a page: JAX's CPU backend then copies it into XLA's
+    memory instead of aliasing it. Aliasing would save a copy here but cost a copy of all
+    parameters at the first update.
     """
     size = math.prod(shape)
     if 4 * size < PIECE_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
@@ -353,11 +358,11 @@ def _empty(shape: Sequence[int]) -> np.ndarray:
 def _read_tensor(
     tensor: Slice, name: str, layout: str, shape: Shape, bounds: Bounds, into: np.ndarray
 ) -> None:
-    """Fills `into`, the part `bounds` of one layer's parameter of shape `shape`, from the file.
+    """Fill `into`, the part `bounds` of one layer's parameter of shape `shape`, from the file.
 
-    The file is cut along the first of the parameter's axes that share an axis there; what is left
-    to cut along the others, where a sharding splits them, is cut in memory. Of several processes
-    each checks what it reads, and the one that finds a fault raises: nothing here waits for others.
+    Where several axes of the parameter share an axis in the file, the file is sliced along the
+    first of them; slices along the others, if a sharding splits them, are taken in memory. Each
+    process checks the values it reads and raises on a fault; processes do not wait for each other.
     """
     groups = _groups(layout, len(shape))
     firsts = [group[0] for group in groups]
@@ -375,9 +380,9 @@ def _read_tensor(
     for i in range(start, stop, step):
         j = min(i + step, stop)
         piece = tensor[(slice(i * inner[0], j * inner[0]), *columns)]
-        with np.errstate(over="ignore"):  # of float64
+        with np.errstate(over="ignore"):  # float64 values may overflow
             piece = piece.astype(np.float32, copy=False)
-        if not np.isfinite(piece).all():  # while it is in the cache
+        if not np.isfinite(piece).all():  # checked while the piece is in the cache
             raise ValueError(
                 f"tensor {name} holds NaN, infinity or values outside float32: the file is "
                 "damaged, or its training diverged"
@@ -389,10 +394,10 @@ def _read_tensor(
 
 
 def stored(config: qwen.ModelConfig, params: Params) -> list[StoredTensor]:
-    """The tensors of a model's parameters: the embedding, layer after layer, norm and head.
+    """Return the tensors of a model's parameters: the embedding, the layers, norm and head.
 
     Raises:
-      ValueError: the parameters are not the model's.
+      ValueError: the parameters do not fit the model.
     """
     leaves = plan(config)
     check_shapes({leaf.path: leaf.shape for leaf in leaves}, params, "the model's")
@@ -413,16 +418,17 @@ def write(
     max_shard_bytes: int,
     writer: bool,
 ) -> None:
-    """Writes tensors into one file, or into several and their index.
+    """Write tensors into a single file, or into several files and their index.
 
     Args:
-      tensors: of `stored`, in the order in which they are written; if their parameters are spread
-        over several processes, every process calls this.
-      dtype: of SAVE_DTYPES. max_shard_bytes: of a file; one tensor may be larger.
+      tensors: tensors from `stored`, in the order in which they are written. If their parameters
+        are spread over several processes, every process must call this.
+      dtype: a member of SAVE_DTYPES.
+      max_shard_bytes: largest size of a file; a single tensor may be larger.
       writer: whether this process writes.
 
     Raises:
-      ValueError: float16 cannot hold one of them.
+      ValueError: float16 cannot hold a tensor's values.
     """
     shards = _shards(tensors, jnp.dtype(dtype).itemsize, max_shard_bytes)
     for file, entries in shards.items():
@@ -441,21 +447,21 @@ def write(
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Writes a file of safetensors, as public as its folder.
+    """Write a safetensors file with its folder's read and write permissions.
 
     Raises:
-      DiskRefused: the disk refuses it.
+      DiskRefused: the disk refuses the write.
     """
 
     def write() -> None:
         save_file(tensors, path, metadata={"format": "pt"})
-        path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors keeps them to their owner
+        path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors writes private files
 
     with_retries(write, path)
 
 
 def _joined(tensor: StoredTensor, parts: Sequence[np.ndarray], dtype: str) -> np.ndarray:
-    """A tensor as the file holds it."""
+    """Return a tensor in the file's layout."""
     rows = (tensor.shape[0] // len(parts), *tensor.shape[1:])
     made = [
         to_tensor(x, tensor.name, part.layout, rows, dtype)
@@ -467,7 +473,7 @@ def _joined(tensor: StoredTensor, parts: Sequence[np.ndarray], dtype: str) -> np
 def _shards(
     tensors: Sequence[StoredTensor], itemsize: int, max_bytes: int
 ) -> dict[str, list[StoredTensor]]:
-    """{file name: its tensors}, in their order."""
+    """Return {file name: its tensors}, in the given order."""
     shards, used = [[]], 0
     for tensor in tensors:
         size = itemsize * math.prod(tensor.shape)
@@ -482,13 +488,13 @@ def _shards(
 
 
 def is_writer(params: Any) -> bool:
-    """Whether this process is to write a tree's arrays: it holds all of them, or is process 0."""
+    """Return whether this process writes a tree's arrays: it holds them all or is process 0."""
     whole = all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(params))
     return whole or jax.process_index() == 0
 
 
 def check_shapes(shapes: Mapping[tuple[str, ...], Shape], params: Params, whose: str) -> None:
-    """Raises ValueError unless `params` has the parameters of `shapes`; whose: for messages."""
+    """Raise ValueError unless `params` has the parameters of `shapes`; `whose` is for messages."""
     params = flatten_dict(params)
     differ = params.keys() ^ shapes.keys()
     if differ:
@@ -502,14 +508,14 @@ def check_shapes(shapes: Mapping[tuple[str, ...], Shape], params: Params, whose:
 
 
 def on_host(x: Array) -> np.ndarray:
-    """An array on any devices, those of other processes included, brought to the host."""
+    """Copy an array to the host from any devices, including those of other processes."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)
 
 
 def to_tensor(x: np.ndarray, name: str, layout: str, shape: Shape, dtype: str) -> np.ndarray:
-    """A parameter (one layer's) as the file holds it."""
+    """Return a parameter (of one layer) in the file's layout."""
     order = [axis for group in _groups(layout, x.ndim) for axis in group]
     with np.errstate(over="ignore"):
         flat = x.transpose(order).reshape(shape)

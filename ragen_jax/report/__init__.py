@@ -1,6 +1,6 @@
-"""A run as one page: what happened, when, and what the agent wrote.
+"""A report page of a run: what happened, when, and what the agent wrote.
 
-In: folders of runs, as `train` leaves them (`runs`). `verdict` and `causes` find what happened,
-`timelines` the curves, `episodes` and `matrices` what is shown of single steps. Out: one HTML file
-that needs nothing else (`page`, `assets/`). Nothing here compiles.
+In: folders of runs written by `train` (`runs`). `verdict` and `causes` find what happened;
+`timelines` prepares the curves, `episodes` and `matrices` the data of single steps. Out: a
+self-contained HTML file (`page`, `assets/`). Nothing here compiles.
 """

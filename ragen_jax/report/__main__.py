@@ -1,9 +1,9 @@
-"""A page of what a run has done so far: RUN/report.html, which needs nothing else.
+"""Write a self-contained page about a run so far: RUN/report.html.
 
     python -m ragen_jax.report RUN [RUN ...] [--out=FILE]
 
-Several runs are laid over each other, those that differ in their seed alone averaged with 95 %
-intervals (Student's t). Reads the folders alone: no model, no checkpoint, nothing compiles.
+Several runs are drawn over each other; runs that differ only in their seed are averaged, with 95 %
+intervals (Student's t). Only the folders are read: no model, no checkpoint, nothing compiles.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ragen_jax.report.page import write_report
 
 
 def parse(argv: Sequence[str]) -> list[Path]:
-    """The runs' folders."""
+    """Parse the command line and return the runs' folders."""
     with command.bad_input(flags.Error):
         words = command.words_of(argv)
         if not words:

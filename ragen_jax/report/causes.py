@@ -1,9 +1,9 @@
-"""The causes of trouble that have a name, each a rule with its thresholds, and what to do.
+"""Named causes of trouble, each a rule with its thresholds, and what to do about them.
 
-A rule reads the steps of one environment and says since when it holds, or that it does not. Which
-figures left their levels is the alarm's to say (diagnostics/regimes.py): a `sign` is one of its
-kinds, fallen or risen beyond its own interval. Where several hold the one that began first is
-named. The cures are docs/diagnostics.md's, word for word.
+A rule reads the steps of an environment and returns the step since which it holds, or None. The
+alarm (diagnostics/regimes.py) decides which figures left their levels: a `sign` is one of its
+kinds, fallen or risen beyond its interval. If several rules hold, the earliest is reported. The
+cures are quoted from docs/diagnostics.md.
 """
 
 import dataclasses
@@ -16,31 +16,32 @@ import numpy as np
 from ragen_jax.core.types import Metrics
 from ragen_jax.report.episodes import Truncation
 
-CUT = 0.1  # share of replies that were cut off: truncation
-# Where no episode is saved: mean length of the replies, of rollout.max_new_tokens, while CUT of the
-# reasonings are not closed. Length alone says nothing: replies may all be as long as is allowed.
+CUT = 0.1  # fraction of truncated replies above which truncation is the cause
+# Used where no episode is saved: mean reply length as a fraction of rollout.max_new_tokens, while
+# at least CUT of the reasonings are not closed. Length alone is no evidence: all replies may have
+# the maximum length.
 NEAR = 0.9
-EXPLAINED = 0.5  # of the replies not valid: so many cut off, and the format is not the cause
-ZERO = 0.5  # share of groups without variance, mean over STEPS
-STEPS = 5  # steps with the figure that a running mean is over
-FLOAT32_GAP = 1e-3  # rollout/logp_gap above it, in float32: a mismatch
-GAP_RISE = 10  # in other dtypes: times the median of the first STEPS
-IN_A_ROW = 3  # steps of it
+EXPLAINED = 0.5  # fraction of invalid replies that are truncated, above which format is no cause
+ZERO = 0.5  # fraction of groups without variance, mean over STEPS
+STEPS = 5  # window of a running mean, in steps that have the figure
+FLOAT32_GAP = 1e-3  # rollout/logp_gap above which there is a mismatch, in float32
+GAP_RISE = 10  # the threshold in other dtypes, as a multiple of the median of the first STEPS
+IN_A_ROW = 3  # consecutive steps of it
 INFORMATION = frozenset(("mi", "mi_sign"))
 VALIDITY = frozenset(("valid_think", "valid_action"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """A step, as the rules see it."""
+    """The data of a step that the rules read."""
 
     step: int
     row: Metrics
     signs: frozenset[str]  # kinds of regimes.FIGURES
     alarm: bool
-    h_share: float  # first-turn H(Z|X) over its level, as regime/h_relative; NaN: none yet
+    h_share: float  # first-turn H(Z|X) over its level, like regime/h_relative; NaN: none yet
     mi_share: float  # first-turn MI over its level
-    truncated: Truncation | None  # of the episodes saved at the step
+    truncated: Truncation | None  # for the episodes saved at the step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +50,15 @@ class Cause:
 
     name: str
     rule: str  # in words, thresholds included
-    cure: str  # of docs/diagnostics.md
-    section: str  # of it
-    # (steps, the run's config) -> since which step, and the figures in words; None: not so
+    cure: str  # quoted from docs/diagnostics.md
+    section: str  # section of docs/diagnostics.md
+    # (steps, the run's config) -> (first step at which it holds, figures in words); None: it does
+    # not hold
     find: Callable[[Sequence[Evidence], dict[str, Any]], tuple[int, str] | None]
 
 
 def find_causes(steps: Sequence[Evidence], config: dict[str, Any]) -> list[tuple[Cause, int, str]]:
-    """(cause, since which step, figures in words) of all that hold, the earliest first."""
+    """Return (cause, first step, figures in words) of all causes that hold, earliest first."""
     found = [(cause, at) for cause in CAUSES for at in [cause.find(steps, config)] if at]
     return sorted(((cause, *at) for cause, at in found), key=lambda each: each[1])
 
@@ -79,7 +81,7 @@ def malformed(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, s
     for i, e in enumerate(steps):
         if not e.signs & VALIDITY:
             continue
-        # Episodes are saved at some steps only: the nearest of them tells.
+        # Episodes are saved only at some steps: use the nearest of them.
         saved = [other for other in steps if other.truncated is not None]
         nearest = min(saved, key=lambda other: abs(other.step - e.step), default=None)
         of_invalid = nearest.truncated.of_invalid if nearest and nearest.truncated else 0.0
@@ -105,7 +107,7 @@ def no_variance(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int,
 
 def mismatch(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str] | None:
     if config["rollout"]["ahead"]:
-        return None  # the sampler was another policy
+        return None  # the sampler used another policy
     pairs = [(e.step, e.row["rollout/logp_gap"]) for e in steps if "rollout/logp_gap" in e.row]
     bound = FLOAT32_GAP
     if config["model"]["dtype"] != "float32":
@@ -123,8 +125,11 @@ def mismatch(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, st
 def _information_lost(
     steps: Sequence[Evidence], config: dict[str, Any], *, low: bool
 ) -> tuple[int, str] | None:
-    """Since when information is a sign while entropy is below `regimes.low` of its level or is
-    not, and replies are valid where it is not."""
+    """Return the step since which information is a sign.
+
+    `low`: entropy must be below `regimes.low` of its level. Otherwise it must not be, and replies
+    must be valid.
+    """
     bound = config["regimes"]["low"]
     for e in steps:
         if not e.signs & INFORMATION or not math.isfinite(e.h_share):
@@ -148,7 +153,7 @@ def low_entropy(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int,
 
 def untrue(steps: Sequence[Evidence], config: dict[str, Any]) -> tuple[int, str] | None:
     for e in steps:
-        # Where information has gone a template's few facts are no evidence of their own.
+        # Once information is lost, the few facts of a template are no separate evidence.
         if e.signs & INFORMATION:
             return None
         if "grounded" in e.signs:

@@ -1,7 +1,7 @@
-"""The episodes of rollouts/*.jsonl that a page shows, and what of them was cut off.
+"""The episodes of rollouts/*.jsonl that a page shows, and how many replies were truncated.
 
-All of a run would be too many: from each saved step as many as fit into the page, members 0 of all
-groups first, and so on.
+A page cannot hold all episodes of a run: it shows those of each saved step that fit, first member 0
+of all groups, then member 1, and so on.
 """
 
 import base64
@@ -17,32 +17,30 @@ from ragen_jax.core.clean_text import shorten
 from ragen_jax.report.runs import RunRecord
 from ragen_jax.run.run_files import Say, read_rollouts, text_of
 
-PNG = b"\x89PNG\r\n\x1a\n"  # with which such a file begins
-BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a token decodes to that ends inside a letter
+PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of a PNG file
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # the text of a token that ends inside a character
 
 
 @dataclasses.dataclass(frozen=True)
 class Truncation:
-    """Of the replies saved at a step, those that used all of rollout.max_new_tokens and are not
-    valid: they never came to their end."""
+    """Truncated replies at a step: saved, invalid, and as long as rollout.max_new_tokens."""
 
-    share: float  # of all replies
-    of_invalid: float  # of those that are not valid
+    share: float  # fraction of all replies
+    of_invalid: float  # fraction of the invalid replies
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedEpisodes:
-    """The episodes of one environment that a step has saved."""
+    """The episodes of an environment that were saved at a step."""
 
     label: str
     step: int
     records: list[dict[str, Any]]  # lines of rollouts/step_N.jsonl
-    folder: Path | None = None  # that the files of their images lie in; None: they show none
+    folder: Path | None = None  # folder with the files of their images; None: no images
 
 
 def read_saved(folder: Path, run: RunRecord, say: Say) -> list[SavedEpisodes]:
-    """All episodes that a run has saved in its folder, step by step; `say` is told of what is
-    damaged."""
+    """Read all episodes saved in a run's folder, step by step; report damaged files to `say`."""
     found = [
         SavedEpisodes(label, step, records, place)
         for label in run.labels
@@ -54,7 +52,7 @@ def read_saved(folder: Path, run: RunRecord, say: Say) -> list[SavedEpisodes]:
 
 
 def truncations(saved: Sequence[SavedEpisodes], label: str, limit: int) -> dict[int, Truncation]:
-    """{step: `Truncation`} of an environment's saved episodes; `limit`: rollout.max_new_tokens."""
+    """Return {step: `Truncation`} of an environment; `limit` is rollout.max_new_tokens."""
     found = {}
     for part in saved:
         sound = [record for record in part.records if not record.get("error")]
@@ -68,22 +66,24 @@ def truncations(saved: Sequence[SavedEpisodes], label: str, limit: int) -> dict[
 
 
 def find_tokenizer(folder: Path, run: RunRecord, say: Say) -> Tokenizer | None:
-    """The tokenizer of a run's model, from its folder or from a directory that its config names;
-    None: it is not on this machine. `say` is told of one that is damaged."""
+    """Load the tokenizer of a run's model from the run's folder or a directory in its config.
+
+    Returns None if it is not on this machine. A damaged tokenizer is reported to `say`.
+    """
     for place in (folder / "model", folder / "policy", Path(run.config["model"]["path"])):
         file = place / "tokenizer.json"
         try:
             if file.is_file():
                 return Tokenizer.from_file(str(file))
-        except Exception as error:  # of no narrower kind; of a name that is no path, too
+        except Exception as error:  # any kind, including those of a name that is no path
             say(f"{shorten(str(file), 200)} is damaged: {shorten(str(error), 400)}")
     return None
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of each token; a letter of several tokens is the last one's."""
+    """Return the text of each token; a character of several tokens belongs to the last of them."""
     texts = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
-    start = 0  # of tokens whose bytes make no letter yet
+    start = 0  # first token whose bytes are not yet a complete character
     for end in range(1, len(ids) + 1):
         if BROKEN not in texts[end - 1]:
             start = end
@@ -98,10 +98,10 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 def shown(
     saved: Sequence[SavedEpisodes], tokenizer: Tokenizer | None, budget: int
 ) -> Iterator[dict[str, Any]]:
-    """Episodes for a page, as JSON objects, equally many of each saved step and environment.
+    """Yield episodes for a page as JSON objects, equally many per saved step and environment.
 
     Args:
-      budget: bytes that they may take.
+      budget: largest total size in bytes.
     """
     left, parts = budget, len(saved)
     for part in saved:
@@ -124,14 +124,14 @@ def _episode(
         "step": part.step,
         "label": part.label,
         **{name: record[name] for name in ("seed", "group", "member", "success")},
-        "kept": record.get("kept"),  # runs of before have not noted it
+        "kept": record.get("kept"),  # older runs did not record it
         "return": _return(record),
         "turns": [_turn(turn, tokenizer, part.folder) for turn in record["turns"]],
     }
 
 
 def _return(record: dict[str, Any]) -> float | None:
-    """Of an episode: the sum of its turns' rewards, or what the record itself says."""
+    """Return an episode's return: the sum of its turns' rewards, or the value in the record."""
     if "return" in record:
         return record["return"]
     return sum(turn["reward"] for turn in record["turns"])
@@ -149,13 +149,13 @@ def _turn(turn: dict[str, Any], tokenizer: Tokenizer | None, folder: Path | None
     found["reply"] = pieces(tokenizer, turn["sampled_ids"])
     if "logps" in turn:
         found["logps"] = [round(logp, 2) for logp in turn["logps"]]
-    if "tags" in turn:  # (token behind the reasoning, first of the answer); -1: there is none
+    if "tags" in turn:  # (token after the reasoning, first of the answer); -1: missing
         found["tags"] = turn["tags"]
     return found
 
 
 def _image(file: Path) -> str | None:
-    """A PNG file as the address of an image on a page; None: it is gone, or something else."""
+    """Return a PNG file as a data URL for a page; None if it is missing or not a PNG file."""
     try:
         content = file.read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Score matrices of some steps: how likely each reasoning is under each prompt."""
+"""Score matrices of some steps: the likelihood of each reasoning under each prompt."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from ragen_jax.run.run_files import Say, read_scores
 
 @dataclasses.dataclass(frozen=True)
 class StoredMatrix:
-    """The first-turn scores of a step of one environment."""
+    """The first-turn scores of a step in one environment."""
 
     label: str
     step: int
@@ -23,7 +23,7 @@ class StoredMatrix:
 
 
 def read_stored(folder: Path, run: RunRecord, say: Say) -> list[StoredMatrix]:
-    """Those that a run has stored in its folder; `say` is told of what is damaged."""
+    """Read the matrices stored in a run's folder; report damaged files to `say`."""
     return [
         StoredMatrix(label, step, scores)
         for label in run.labels
@@ -33,13 +33,13 @@ def read_stored(folder: Path, run: RunRecord, say: Say) -> list[StoredMatrix]:
 
 
 def shown(stored: Sequence[StoredMatrix], budget: int) -> Iterator[dict[str, Any]]:
-    """Matrices for a page, as JSON objects; evenly left out where they do not all fit.
+    """Yield matrices for a page as JSON objects; if not all fit, leave out steps evenly.
 
-    A value is log p(z|x) / length less its mean over the prompts: 0 everywhere in a row whose
-    reasoning tells nothing of its prompt. Rows are sorted by their own prompt.
+    A value is log p(z|x) / length minus its mean over the prompts. It is 0 everywhere in a row
+    whose reasoning does not depend on its prompt. Rows are sorted by the prompt of the reasoning.
 
     Args:
-      budget: bytes that they may take.
+      budget: largest total size in bytes.
     """
     found = []
     for each in stored:

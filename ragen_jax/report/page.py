@@ -1,8 +1,8 @@
-"""The page: one HTML file with its data, styles and scripts inside.
+"""The page: a single HTML file that contains its data, styles and scripts.
 
-What a run's agent wrote is hostile text. It goes into the page as JSON alone, in which no tag can
-begin, and from there into text nodes; the Content-Security-Policy lets no script run but the two
-below, known by their hashes, and nothing be fetched.
+Text written by a run's agent is untrusted. It enters the page only as JSON in which no tag can
+begin, and from there only text nodes. The Content-Security-Policy allows only the two scripts
+below, identified by their hashes, and no network requests.
 """
 
 import base64
@@ -23,28 +23,28 @@ from ragen_jax.storage.atomic_io import atomic_write
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 
-EPISODE_BYTES = 1_100_000  # of the page, of all runs together
+EPISODE_BYTES = 1_100_000  # budget for the episodes of all runs
 MATRIX_BYTES = 300_000
-FIGURE_BYTES = 1_200_000  # beyond it the figures of the charts alone are on the page
+FIGURE_BYTES = 1_200_000  # above this size, the page has only the figures of the charts
 ASSETS = resources.files("ragen_jax.report") / "assets"
 
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a page shows of a run."""
+    """The content of a page about a run."""
 
     run: RunRecord
     saved: list[episodes.SavedEpisodes]
     stored: list[matrices.StoredMatrix]
-    tokenizer: Tokenizer | None  # of its episodes; None: it is not on this machine
-    place: str = "rollouts/"  # where all its episodes are
+    tokenizer: Tokenizer | None  # tokenizer of its episodes; None: not on this machine
+    place: str = "rollouts/"  # folder with all its episodes
 
 
 def read_contents(folder: Path) -> Contents:
-    """The `Contents` of a run's folder.
+    """Read the `Contents` of a run's folder.
 
     Raises:
-      ValueError: it is no run's, or has no finished step.
+      ValueError: it is not a run's folder, or has no finished step.
     """
     run, damaged = read_run(folder), []
     found = Contents(
@@ -58,14 +58,14 @@ def read_contents(folder: Path) -> Contents:
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
-    """Writes the page of some runs; returns where.
+    """Write the page of some runs and return its path.
 
     Args:
-      out: default: report.html of the first.
+      out: file to write; default: report.html in the first folder.
 
     Raises:
-      ValueError: a folder is no run's, has no finished step, `out` cannot be written, or the page
-        of the first run is a link to elsewhere.
+      ValueError: a folder is not a run's or has no finished step, `out` cannot be written, or the
+        page of the first run is a link to another place.
     """
     if out is None:
         out = Path(paths[0]) / "report.html"
@@ -80,12 +80,12 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def write_page(found: Sequence[Contents], out: Path) -> None:
-    """Writes the page of some runs' contents."""
+    """Write the page of some runs' contents."""
     atomic_write(out, page(found))
 
 
 def page(found: Sequence[Contents]) -> str:
-    """The HTML of some runs' contents."""
+    """Return the HTML of some runs' contents."""
     runs = [contents.run for contents in found]
     together = groups_by_seed(runs)
     verdicts = []
@@ -123,7 +123,7 @@ def page(found: Sequence[Contents]) -> str:
 def _curves(
     runs: Sequence[RunRecord], together: list[list[int]], verdicts: list[list[Verdict]]
 ) -> dict[str, Any]:
-    """Steps, each run's figures, bands and marks, and the means of runs that differ in seed."""
+    """Return steps, each run's figures, bands and marks, and means of runs that differ in seed."""
     steps = sorted({int(row["step"]) for run in runs for row in run.rows})
     figures = [timelines.columns(run.rows, steps) for run in runs]
     if sum(len(json.dumps(columns)) for columns in figures) > FIGURE_BYTES:
@@ -153,7 +153,7 @@ def _curves(
 
 
 def _of_charts(columns: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]:
-    """The figures that CHARTS draw, of each environment, and their intervals."""
+    """Return the figures that CHARTS draw for each environment, and their intervals."""
     plain = {name for chart in timelines.CHARTS for name in chart.figures}
     wanted = {timelines.labelled(name, label) for name in plain for label in ("", *labels)}
     return {
@@ -162,11 +162,11 @@ def _of_charts(columns: dict[str, Any], labels: Sequence[str]) -> dict[str, Any]
 
 
 def in_script(data: Any) -> str:
-    """JSON that no tag, comment or line of a script can begin or end in."""
+    """Return JSON in which no tag, comment or line of a script can begin or end."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
-    # Half of a surrogate pair, which a reply may hold, is no UTF-8.
+    # An unpaired surrogate, which a reply may contain, is not valid UTF-8.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -189,11 +189,11 @@ def _document(*, title: str, top: str, settings: str, data: dict[str, Any]) -> s
         "PLOT": scripts[0],
         "SCRIPT": scripts[1],
     }
-    # One pass: what a part holds is never read as the name of another.
+    # A single pass, so that the content of a part is never read as the name of another part.
     pieces = body.split("%%")
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
 def _hash(text: str) -> str:
-    """The source expression of a Content-Security-Policy for an inline script or style."""
+    """Return the Content-Security-Policy source expression for an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

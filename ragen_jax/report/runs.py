@@ -1,4 +1,4 @@
-"""A run's folder, as far as a page shows it."""
+"""Read the parts of a run's folder that a page shows."""
 
 import dataclasses
 import json
@@ -17,30 +17,30 @@ from ragen_jax.run.run_files import read_events, read_gradients, read_outcomes
 from ragen_jax.storage.metrics_reader import read_metrics
 
 ONLY = ""  # the label of a run's only environment
-SAME = 1e-6  # rows hold success in float32
+SAME = 1e-6  # tolerance for success, which rows hold in float32
 
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-    """What a run has written so far, or what was found in the rollouts of another trainer."""
+    """The records of a run so far, or of another trainer's rollouts."""
 
     name: str
-    about: str  # what it is, in a line
+    about: str  # description in one line
     fields: dict[str, Any]  # {dotted name: value} of its settings
-    config: dict[str, Any]  # as config.json has it, with base.py's values where it has none
-    rows: list[Metrics]  # of metrics.jsonl
-    events: list[dict[str, Any]]  # of events.jsonl: step, rule, action, reason
-    labels: tuple[str, ...]  # of its environments; (ONLY,) of one
-    # {label: {step: [solved of each held-out problem, NaN where it broke]}}
+    config: dict[str, Any]  # from config.json, with base.py's values for missing fields
+    rows: list[Metrics]  # rows of metrics.jsonl
+    events: list[dict[str, Any]]  # objects of events.jsonl: step, rule, action, reason
+    labels: tuple[str, ...]  # labels of its environments; (ONLY,) for a single environment
+    # {label: {step: [success on each held-out problem, NaN if the environment failed]}}
     outcomes: dict[str, dict[int, list[float]]]
-    damaged: tuple[str, ...] = ()  # a sentence about each file that cannot be read, or is gone
+    damaged: tuple[str, ...] = ()  # a sentence about each missing or unreadable file
 
     @property
     def last_step(self) -> int:
         return int(self.rows[-1]["step"])
 
     def rows_of(self, label: str) -> list[Metrics]:
-        """The rows of an environment, under plain names."""
+        """Return the rows of an environment, without its label in the names."""
         if label == ONLY:
             return self.rows
         parts, at = [Part(name, 0) for name in self.labels], self.labels.index(label)
@@ -50,15 +50,15 @@ class RunRecord:
 
 
 def _shared(row: Metrics) -> Metrics:
-    """A row without its step, which belongs to no environment."""
+    """Return a row without its step, which belongs to no environment."""
     return {name: value for name, value in row.items() if name != "step"}
 
 
 def read_run(path: str | Path) -> RunRecord:
-    """What is in a run's folder.
+    """Read a run's folder.
 
     Raises:
-      ValueError: it is no run's folder, or no step of the run is written yet.
+      ValueError: it is not a run's folder, or no step of the run has been written yet.
     """
     path = Path(path)
     config = _with_defaults(read_config_file(path), base.get_config().to_dict())
@@ -94,9 +94,9 @@ def read_run(path: str | Path) -> RunRecord:
 def _as_in_rows(
     run: RunRecord, path: Path, label: str, found: dict[int, list[float]], damaged: list[str]
 ) -> dict[int, list[float]]:
-    """The outcomes of evaluations that a run's rows have, too; of others it is told in `damaged`.
+    """Return the outcomes of evaluations that are in the run's rows; report others in `damaged`.
 
-    What was evaluated by other settings lies elsewhere (`workdir.set_evaluations_aside`).
+    Evaluations with other settings are in another folder (`workdir.set_evaluations_aside`).
     """
     aside = [int(folder.name.rpartition("_")[2]) for folder in path.glob("eval_until_step_*")]
     kept = {}
@@ -116,7 +116,7 @@ def _as_in_rows(
 
 
 def _with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with the fields of `defaults` that it has not, which came later."""
+    """Return a config, adding the fields of `defaults` that it lacks because it is older."""
     merged = dict(config)
     for name, value in defaults.items():
         if name not in merged:
@@ -127,7 +127,7 @@ def _with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
 
 
 def groups_by_seed(runs: list[RunRecord]) -> list[list[int]]:
-    """Indices of runs, those together that differ in their seed alone."""
+    """Group the indices of runs that differ only in their seed."""
     together: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         fields = {name: value for name, value in run.fields.items() if name != "seed"}

@@ -1,4 +1,4 @@
-"""What a page says in words: what happened, marks of the curves, settings; as escaped HTML."""
+"""The texts of a page, as escaped HTML: what happened, marks of the curves, settings."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,9 +10,9 @@ from ragen_jax.report.causes import Cause
 from ragen_jax.report.runs import RunRecord
 from ragen_jax.report.verdict import Gain, Information, Move, Verdict
 
-MOST_DAMAGED = 8  # files that are told of
-MOST_FIELDS = 3  # of a group's name
-SURE = 0.05  # p-value of a retrieval below which it is told from chance
+MOST_DAMAGED = 8  # largest number of damaged files that are listed
+MOST_FIELDS = 3  # largest number of fields in a group's name
+SURE = 0.05  # p-value below which a retrieval rate differs from chance
 
 
 def title(runs: Sequence[RunRecord]) -> str:
@@ -23,7 +23,7 @@ def title(runs: Sequence[RunRecord]) -> str:
 def top(
     runs: Sequence[RunRecord], verdicts: Sequence[Sequence[Verdict]], together: list[list[int]]
 ) -> str:
-    """The head of the page: of one run what happened, of several a row each; what is damaged."""
+    """Return the top of the page: one run's summary or a row per run, and damaged files."""
     notes = "".join(f'<p class="rule">Damaged: {escape(line)}</p>' for line in damaged(runs))
     if len(runs) == 1:
         run, judged = runs[0], verdicts[0]
@@ -39,7 +39,7 @@ def top(
 
 
 def damaged(runs: Iterable[RunRecord]) -> list[str]:
-    """What is damaged of the runs' folders, in sentences, of which there are not many."""
+    """Return sentences about damaged files in the runs' folders, limited in number."""
     lines = [line for run in runs for line in run.damaged]
     more = [f"and {len(lines) - MOST_DAMAGED} more"] if len(lines) > MOST_DAMAGED else []
     return lines[:MOST_DAMAGED] + more
@@ -68,7 +68,7 @@ def _verdict(v: Verdict) -> str:
 
 
 def headline(v: Verdict) -> str:
-    """Two or three sentences: gain, alarm or stop, first mover and cause."""
+    """Return two or three sentences: gain, alarm or stop, first move and cause."""
     words = [
         information_words(v.information) if v.gain is None and v.information else gain_words(v.gain)
     ]
@@ -172,7 +172,7 @@ def _cause_tile(v: Verdict) -> tuple[str, str]:
 
 
 def _order(v: Verdict) -> str:
-    """All moves and further causes, in the order of their steps."""
+    """Return all moves and further causes, in the order of their steps."""
     lines = [
         (
             move.step,
@@ -213,7 +213,7 @@ def _rule(cause: Cause) -> str:
 
 
 def _code(text: str) -> str:
-    """Markdown's `code` as HTML."""
+    """Convert Markdown's `code` to HTML."""
     return "".join(
         f"<code>{escape(part)}</code>" if i % 2 else escape(part)
         for i, part in enumerate(text.split("`"))
@@ -232,7 +232,7 @@ def _row(run: RunRecord, v: Verdict) -> tuple[str, ...]:
 def _mean(
     runs: Sequence[RunRecord], verdicts: Sequence[Sequence[Verdict]], group: list[int]
 ) -> str:
-    """The mean gain of runs that differ in their seed alone."""
+    """Return the mean gain of runs that differ only in their seed."""
     name = escape(group_name(runs, group))
     lines = []
     for index, label in enumerate(runs[group[0]].labels):
@@ -249,7 +249,7 @@ def _mean(
 
 
 def group_name(runs: Sequence[RunRecord], group: Sequence[int]) -> str:
-    """What runs that differ in their seed alone have other than the rest, or a run's name."""
+    """Return the settings in which a group of seeds differs from other runs, or a run's name."""
     if len(group) == 1:
         return runs[group[0]].name
     fields = [name for name in differing(runs) if name != "seed"]
@@ -258,13 +258,13 @@ def group_name(runs: Sequence[RunRecord], group: Sequence[int]) -> str:
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
-    """The fields that are not the same in all runs."""
+    """Return the fields that differ between runs."""
     names = dict.fromkeys(name for run in runs for name in run.fields)
     return [n for n in names if len({_value(run.fields.get(n)) for run in runs}) > 1]
 
 
 def settings(runs: Sequence[RunRecord]) -> str:
-    """Tables of the fields: those that differ between runs, then all."""
+    """Return tables of the fields: those that differ between runs, then all."""
     names = dict.fromkeys(name for run in runs for name in run.fields)
     heads = ("field", *(run.name for run in runs))
 
@@ -284,11 +284,11 @@ def settings(runs: Sequence[RunRecord]) -> str:
 
 
 def marks(run: RunRecord, judged: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """What is marked at a step of the curves: {step, label, kind, words}."""
+    """Return the marks at steps of the curves: {step, label, kind, words}."""
     found = [
         {"step": e["step"], "label": None, "kind": e["action"], "words": e["reason"]}
         for e in run.events
-        if e["rule"] != "regimes"  # the alarm, which the rows tell
+        if e["rule"] != "regimes"  # the alarm is read from the rows
     ]
     for v in judged:
         for start, end in v.alarm:

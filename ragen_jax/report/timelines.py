@@ -1,5 +1,4 @@
-"""The curves of a page: which figures are drawn together, their healthy band, and the mean of runs
-that differ in their seed alone."""
+"""The curves of a page: charts, healthy bands, and means of runs that differ only in their seed."""
 
 import dataclasses
 import math
@@ -12,22 +11,22 @@ from scipy.special import stdtrit
 from ragen_jax.core.types import Metrics
 from ragen_jax.diagnostics.intervals import interval
 
-DIGITS = 7  # significant ones, of a figure on the page
-FIRST = 10  # values that a healthy band is made of
+DIGITS = 7  # significant digits of a figure on the page
+FIRST = 10  # number of values from which a healthy band is computed
 
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """Figures that share an axis."""
+    """Figures that share an axis of a page."""
 
     title: str
-    words: str  # what to look for
+    words: str  # what the reader should look for
     figures: tuple[str, ...]
     band: str = ""  # the figure whose healthy band is shown
-    names: tuple[str, ...] = ()  # of the figures, shorter; (): their own
-    overlay: tuple[str, ...] = ()  # those shown of several runs; (): the first two
-    logarithmic: bool = False  # and without intervals, which may reach below 0
-    share: bool = False  # from 0 to 1, and so are its intervals
+    names: tuple[str, ...] = ()  # short names of the figures; (): their full names
+    overlay: tuple[str, ...] = ()  # figures shown for several runs; (): the first two
+    logarithmic: bool = False  # a logarithmic axis, without intervals, which may be below 0
+    share: bool = False  # values and intervals are in [0, 1]
 
 
 STAGES = ("rollout", "batch", "diagnose", "inform", "update", "eval")
@@ -154,12 +153,12 @@ CHARTS = (
 
 
 def cut(value: float) -> float:
-    """A figure to DIGITS digits."""
+    """Round a figure to DIGITS digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def columns(rows: Sequence[Metrics], steps: Sequence[int]) -> dict[str, list[float | None]]:
-    """{figure: its value at each of `steps`, None where there is none}."""
+    """Return {figure: its value at each of `steps`, or None}."""
     at = {int(row["step"]): row for row in rows}
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
     return {
@@ -169,8 +168,11 @@ def columns(rows: Sequence[Metrics], steps: Sequence[int]) -> dict[str, list[flo
 
 
 def healthy_band(values: Sequence[float]) -> tuple[float, float] | None:
-    """Where a further value of a healthy run would be, 95 %: mean +- t(n - 1) s sqrt(1 + 1 / n) of
-    the FIRST values (a prediction interval of normal draws); None: there are fewer than three."""
+    """Return the 95 % interval for a further value of a healthy run, or None below three values.
+
+    This is the prediction interval of normal draws, mean ± t(n - 1) s sqrt(1 + 1 / n), from the
+    first FIRST values.
+    """
     first = np.asarray(values[:FIRST], float)
     n = len(first)
     if n < 3:
@@ -180,14 +182,14 @@ def healthy_band(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def labelled(figure: str, label: str) -> str:
-    """The name of an environment's own figure a/b: a/label/b, or as it is where it is alone."""
+    """Return the name of an environment's figure a/b: a/label/b, or a/b if it is the only one."""
     return figure.replace("/", f"/{label}/", 1) if label else figure
 
 
 def bands(
     figures: Mapping[str, Sequence[float | None]], labels: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
-    """{figure: healthy band} of those of CHARTS that have one, of all and of each environment."""
+    """Return {figure: healthy band} for CHARTS with a band, overall and per environment."""
     found = {}
     for label in dict.fromkeys(("", *labels)):
         for chart in CHARTS:
@@ -199,12 +201,13 @@ def bands(
 
 
 def average(runs: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, Any]:
-    """{figure: [mean over runs]} and, behind the name with _ci95, the half-width by Student's t.
+    """Return {figure: [mean over runs]} and, under the name with _ci95, Student's t half-widths.
 
-    A step counts where all runs have the figure: a mean over fewer would jump when one ends.
+    Only steps at which all runs have the figure count: otherwise the mean would jump when a run
+    ends.
 
     Args:
-      runs: `columns` of at least two runs, of the same steps.
+      runs: `columns` of at least two runs, for the same steps.
     """
     found: dict[str, Any] = {}
     for name in runs[0]:
@@ -221,5 +224,5 @@ def average(runs: Sequence[Mapping[str, Sequence[float | None]]]) -> dict[str, A
 
 
 def described(charts: Sequence[Chart]) -> list[dict[str, Any]]:
-    """Charts as JSON objects."""
+    """Return charts as JSON objects."""
     return [dataclasses.asdict(chart) for chart in charts]

@@ -1,7 +1,7 @@
-"""What happened in a run: the gain, the alarm, what moved first, and the cause that has a name.
+"""What happened in a run: the gain, the alarm, the figure that moved first, and the named cause.
 
-The alarm's own rules are replayed on the rows (diagnostics/regimes.py): a figure has moved when it
-is a sign there, fallen or risen beyond its interval. Spans of steps are (first, last).
+The alarm's rules are replayed on the rows (diagnostics/regimes.py): a figure has moved when it is a
+sign there, fallen or risen beyond its interval. Spans of steps are (first, last).
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from ragen_jax.report.causes import Cause, Evidence, find_causes
 from ragen_jax.report.episodes import Truncation
 from ragen_jax.report.runs import RunRecord
 
-LOST = 0.75  # of its highest: success below it is lost (docs/lab/organism.md)
-WORDS = {  # kind of a sign -> what moved, in words
+LOST = 0.75  # success below this fraction of its highest value is lost (docs/lab/organism.md)
+WORDS = {  # kind of a sign -> the figure in words
     "mi": "information",
     CONFIRMED: "information",
     "valid_think": "valid reasoning",
@@ -42,10 +42,10 @@ WORDS = {  # kind of a sign -> what moved, in words
 class Move:
     """A figure that left its level."""
 
-    what: str  # in words
-    key: str  # the figure
-    step: int  # at which it was a sign
-    share: float  # of its level there
+    what: str  # the figure in words
+    key: str  # the figure's name
+    step: int  # step at which it was a sign
+    share: float  # its value there as a fraction of its level
 
     @property
     def way(self) -> str:
@@ -54,24 +54,24 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class Gain:
-    """Held-out success, the last three evaluations against the first, problem by problem."""
+    """Gain in held-out success: the last three evaluations minus the first, paired by problem."""
 
     first: float
     last: float  # mean of the last three
     change: float
-    half_width: float  # 95 %
+    half_width: float  # of the 95 % interval
 
 
 @dataclasses.dataclass(frozen=True)
 class Information:
-    """What the first-turn reasonings of a step tell of their prompts."""
+    """How much the first-turn reasonings of a step depend on their prompts."""
 
     step: int
-    retrieval: float  # share likeliest under its own prompt
-    chance: float  # of it
-    p: float  # of the retrieval, by permutation
-    mi: float  # mi_seq, nats a reasoning
-    most: float  # that it could be
+    retrieval: float  # fraction of reasonings that are likeliest under their own prompt
+    chance: float  # retrieval rate expected by chance
+    p: float  # p-value of the retrieval rate, by permutation
+    mi: float  # mi_seq, nats per reasoning
+    most: float  # upper bound of mi
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,28 +82,28 @@ class Verdict:
     gain: Gain | None  # None: fewer than two evaluations
     information: Information | None  # None: no step has any
     alarm: list[tuple[int, int]]  # spans in which it was on
-    on: int  # steps at which it was
-    seen: int  # steps that have figures
+    on: int  # number of steps at which it was on
+    seen: int  # number of steps that have figures
     unwatched: bool  # information was measured without the figure that the alarm reads
     stop: dict[str, Any] | None  # the event that ended the run
     lost: int | None  # the evaluation at which success was lost
     moves: list[Move]  # in the order of their steps
-    causes: list[tuple[Cause, int, str]]  # (cause, since which step, the figures), earliest first
+    causes: list[tuple[Cause, int, str]]  # (cause, first step, figures in words), earliest first
     last_step: int
-    steps: int  # that were asked for
+    steps: int  # requested number of steps
 
     @property
     def trouble(self) -> bool:
-        """Whether there is something to explain: an alarm, a stop, success lost or fallen."""
+        """Return whether there was an alarm, a stop, or lost or decreased success."""
         fell = self.gain is not None and self.gain.change + self.gain.half_width < 0
         return bool(self.alarm or self.stop or self.lost is not None or fell)
 
 
 def judge(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Verdict:
-    """The `Verdict` of an environment of a run.
+    """Return the `Verdict` on an environment of a run.
 
     Args:
-      truncated: of the episodes saved at some steps.
+      truncated: {step: `Truncation`} for the steps with saved episodes.
     """
     watched = {key for figure in FIGURES for key in figure.keys}
     rows = [row for row in run.rows_of(label) if watched & row.keys()]  # step 0 may have none
@@ -145,14 +145,15 @@ def judge(run: RunRecord, label: str, truncated: dict[int, Truncation]) -> Verdi
 def replay(
     rows: list[Metrics], settings: dict[str, Any], truncated: dict[int, Truncation]
 ) -> tuple[list[list[tuple[int, float]]], list[Evidence]]:
-    """The alarm on a run's rows, once more.
+    """Replay the alarm on a run's rows.
 
     Args:
-      rows: of one environment. settings: the config's regimes section.
+      rows: rows of one environment.
+      settings: the config's regimes section.
 
     Returns:
-      ([(step, share of the level) while it is a sign] of each of regimes.FIGURES, `Evidence` of
-      each step).
+      ([(step, fraction of the level) while it is a sign] for each of regimes.FIGURES, `Evidence`
+      for each step).
     """
     state = init_regimes()
     figures_F: list[list[tuple[int, float]]] = [[] for _ in FIGURES]
@@ -180,14 +181,16 @@ def replay(
 def _moves(
     figures_F: list[list[tuple[int, float]]], steps: list[int], alarm: int | None
 ) -> list[Move]:
-    """Of each kind in words the first `Move`: with an alarm, of the signs that were on when it
-    came, or that came later."""
+    """Return the first `Move` of each kind in WORDS.
+
+    After an alarm, only signs that were on when it began, or that began later, count.
+    """
     found: dict[str, Move] = {}
     for figure, at in zip(FIGURES, figures_F, strict=True):
         shares = dict(at)
         for step, end in _spans(list(shares), steps):
             if alarm is not None and end < alarm:
-                continue  # it had come back
+                continue  # the figure had recovered
             move = Move(WORDS[figure.kind], figure.keys[0], step, shares[step])
             if move.what not in found or step < found[move.what].step:
                 found[move.what] = move
@@ -196,7 +199,7 @@ def _moves(
 
 
 def _spans(steps: list[int], all_steps: list[int]) -> list[tuple[int, int]]:
-    """Runs of neighbours among `all_steps` that are in `steps`."""
+    """Return the spans of consecutive `all_steps` that are in `steps`."""
     spans: list[tuple[int, int]] = []
     wanted, before = set(steps), None
     for step in all_steps:
@@ -207,13 +210,13 @@ def _spans(steps: list[int], all_steps: list[int]) -> list[tuple[int, int]]:
 
 
 def information_unwatched(rows: list[Metrics]) -> bool:
-    """Whether rows have mutual information but no margin, as those of earlier versions."""
+    """Return whether rows have mutual information but no margin, like those of older versions."""
     names = set().union(*rows)
     return f"{SCOPES[0]}/mi_seq" in names and not names & {*MARGINS, *MEANS}
 
 
 def find_information(rows: list[Metrics]) -> Information | None:
-    """The `Information` of the last row that has one."""
+    """Return the `Information` of the last row that has it."""
     first = "collapse/first_turn"
     for row in reversed(rows):
         if f"{first}/retrieval_p" in row:
@@ -229,8 +232,11 @@ def find_information(rows: list[Metrics]) -> Information | None:
 
 
 def success_lost(success: dict[int, float]) -> tuple[int, float] | None:
-    """(evaluation, share of the highest) at which success, averaged with the evaluation before, is
-    first below LOST of the highest such average before; None: it was kept."""
+    """Return (evaluation, fraction of the highest) at which success is lost, or None.
+
+    Success, averaged with the previous evaluation, is lost when it is first below LOST times the
+    highest such average so far.
+    """
     steps, values = list(success), list(success.values())
     means = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)]
     highest = 0.0

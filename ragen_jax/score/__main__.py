@@ -7,9 +7,9 @@
 
 Files are JSON lines, JSON lists or Parquet tables of ragen_jax, verl, RAGEN, TRL, verifiers and
 prime-rl, or {"prompt", "response"[, "reward", "success", "step", "group"]}; a folder stands for the
-files in it (docs/score.md). Reasonings are cross-scored under the model in DIR. Of several steps
-there is a line each, and what the alarm says; score.html is a page of it all. A row that cannot be
-used is named, the others are scored; exit code 2 where none can.
+files in it (docs/score.md). Reasonings are cross-scored under the model in DIR. With several steps,
+a line is printed for each, and for the alarm; score.html is the report page. Rows that cannot be
+used are listed and the others are scored; the exit code is 2 if no row can be used.
 """
 
 import collections
@@ -54,8 +54,8 @@ SETTINGS = (  # flags that the page shows
     *("model", "rollouts", "think", "answer", "reward", "first_turn_samples"),
     *("trajectory_samples", "seed", "dtype"),
 )
-NAMED = 5  # broken rows that are named one by one
-# Of a timeline: figure, short name, format.
+NAMED = 5  # largest number of broken rows that are listed individually
+# Columns of a timeline: figure, short name, format.
 COLUMNS = (
     ("collapse/first_turn/own_margin", "own margin", "{:.2f}"),
     ("collapse/first_turn/mi_seq", "MI", "{:.2f}"),
@@ -73,7 +73,7 @@ COLUMNS = (
 
 
 def parse(argv: Sequence[str]) -> list[str]:
-    """The words of the command line; what is wrong with it prints one line."""
+    """Parse the command line and return its words; an error prints a single line."""
     with command.bad_input(flags.Error):
         words = command.words_of(argv)
         if words:
@@ -90,10 +90,10 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 
 def prepare(encoder: Encoder) -> tuple[list[ScoredStep], Read, Surprises]:
-    """The steps of the files, what else they hold, and what is told of that.
+    """Return the steps of the files, their other content, and surprises to report.
 
     Raises:
-      ValueError: a file that cannot be read, no usable row, or no reasoning in any.
+      ValueError: a file cannot be read, or no row is usable or has reasoning.
     """
     read = read_files(ROLLOUTS.value, REWARD.value)
     spoken, others = encode_rows(read.rows, encoder)
@@ -113,7 +113,7 @@ def prepare(encoder: Encoder) -> tuple[list[ScoredStep], Read, Surprises]:
 
 
 def report_broken_rows(broken: Sequence[Broken]) -> None:
-    """A line for each of the first rows that cannot be used, and the number of the others."""
+    """Print a line for each of the first unusable rows, and the number of the others."""
     for row in broken[:NAMED]:
         _warn(_words(row))
     if len(broken) > NAMED:
@@ -123,7 +123,7 @@ def report_broken_rows(broken: Sequence[Broken]) -> None:
 def report_lines(
     read: Read, steps: Sequence[ScoredStep], surprises: Surprises, encoder: Encoder
 ) -> None:
-    """Print a line for everything that is not read, and for rows read otherwise than meant."""
+    """Print a line for all content that is not read, and for rows read in an unexpected way."""
     for line in notices.unread_lines(read, encoder):
         console(line)
     for line in notices.warning_lines(read, steps, REWARD.value, encoder):
@@ -151,7 +151,7 @@ def report_lines(
 
 
 def figure_lines(metrics: Metrics) -> Iterable[str]:
-    """All figures, one a line, with their intervals."""
+    """Return a line for each figure, with its interval."""
     for name, value in metrics.items():
         if not name.endswith("_ci95"):
             half = metrics.get(f"{name}_ci95")
@@ -159,7 +159,7 @@ def figure_lines(metrics: Metrics) -> Iterable[str]:
 
 
 def step_line(number: int, metrics: Metrics) -> str:
-    """The line of one of several steps."""
+    """Return the line for a step, if there are several."""
     cells = [f"{name} {form.format(metrics[m])}" for m, name, form in COLUMNS if m in metrics]
     return f"step {number}  " + "  ".join(cells)
 
@@ -225,7 +225,7 @@ def main(argv: Sequence[str]) -> None:
 def write(
     path: Path, steps: Sequence[ScoredStep], rows: Sequence[Metrics], read: Read, encoder: Encoder
 ) -> None:
-    """All figures and what they are of, as one JSON object."""
+    """Write all figures and their sources as a JSON object."""
     days = dict(collections.Counter(row.day or encoder.date for row in read.rows))
     shown: dict[str, Any] = {
         "model": MODEL.value,
@@ -255,7 +255,7 @@ def write_html(
     stored: Sequence[StoredMatrix],
     encoder: Encoder,
 ) -> None:
-    """The report page of all that."""
+    """Write the report page."""
     files = [Path(name).name for name in ROLLOUTS.value]
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     found = contents(

@@ -1,7 +1,7 @@
-"""The day that a chat template writes into the prompts of each row, and where it is recorded.
+"""The day that a chat template writes into the prompts of each row, and its source.
 
-a row's field `date`, else `model.date` in the config.json of the run whose rollouts/ holds the
-file, else --date, else today
+The sources, in order: the row's field `date`; `model.date` in the config.json of the run whose
+rollouts/ holds the file; --date; today.
 """
 
 import collections
@@ -15,11 +15,11 @@ from ragen_jax.model.dates import is_day
 from ragen_jax.score.formats import Row
 
 FIELD = "date"
-FOLDER = "rollouts"  # of a run, beside its config.json
+FOLDER = "rollouts"  # a run's folder of rollouts, next to its config.json
 
 
 def field_day(value: Any) -> str | None:
-    """YYYY-MM-DD of a row's field: a day or a moment, as ISO 8601 writes them; else None."""
+    """Return YYYY-MM-DD for a row's field with an ISO 8601 date or time; else None."""
     if isinstance(value, datetime.datetime):
         return value.date().isoformat()
     if isinstance(value, datetime.date):
@@ -33,11 +33,11 @@ def field_day(value: Any) -> str | None:
 
 
 def run_day(path: Path) -> tuple[str | None, str | None]:
-    """(model.date of the run whose rollouts a file holds, why its config.json cannot be read).
+    """Return (model.date of the run that wrote a file, why its config.json cannot be read).
 
-    Both None: the file is not of a run that recorded a day.
+    Both are None if the file is not from a run that recorded a day.
     """
-    # Of several environments each has a folder in it.
+    # With several environments, each has a subfolder.
     folders = [folder for folder in path.absolute().parents[:2] if folder.name == FOLDER]
     config = folders[0].parent / "config.json" if folders else None
     if config is None or not config.is_file():
@@ -52,11 +52,12 @@ def run_day(path: Path) -> tuple[str | None, str | None]:
 
 
 def day_lines(rows: Sequence[Row], fallback: str, *, given: bool) -> Iterator[str]:
-    """A line for each day that prompts are rendered with, and where it is from.
+    """Yield a line for each day with which prompts are rendered, and its source.
 
     Args:
-      rows: those that are scored. fallback: the day of rows that record none.
-      given: whether that is of --date; else it is today's.
+      rows: the scored rows.
+      fallback: the day for rows that record none.
+      given: whether `fallback` is from --date; otherwise it is today.
     """
     counts = collections.Counter((row.day or fallback, row.day_from) for row in rows)
     for (day, origin), count in counts.items():

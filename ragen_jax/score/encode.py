@@ -1,7 +1,7 @@
-"""Rollouts as token ids, and where reasoning and answer are in them.
+"""Convert rollouts to token ids, and find the reasoning and the answer in them.
 
 As in training, X is the prompt up to and including the tag that opens the reasoning, whether the
-template, the trainer or the policy wrote it; Z are the tokens wholly between the tags.
+template, the trainer or the policy wrote it; Z is the tokens entirely between the tags.
 """
 
 import collections
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 THINK = ("<think>", "</think>")
 ANSWER = ("<answer>", "</answer>")
-MAX_TEXT = 2_000_000  # characters of a prompt or a reply: more than models have positions for
+MAX_TEXT = 2_000_000  # largest number of characters of a prompt or a reply, beyond any model's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +33,18 @@ class Spoken:
     """A reply as token ids."""
 
     given: np.ndarray  # int32, the prompt as it was given
-    turn: Turn  # whose prompt ends where the reasoning begins, and whose reply begins there
+    turn: Turn  # its prompt ends, and its reply begins, where the reasoning begins
 
 
 def _size(value: Prompt) -> int:
-    """Characters of a text or of messages; 0 of token ids."""
+    """Return the number of characters of a text or of messages; 0 for token ids."""
     if isinstance(value, str):
         return len(value)
     return sum(len(json.dumps(each, default=str)) for each in value if isinstance(each, dict))
 
 
 class Encoder:
-    """The tokenizer of a model, and the tags that replies are read by."""
+    """A model's tokenizer and the tags used to read replies."""
 
     def __init__(
         self,
@@ -57,15 +57,15 @@ class Encoder:
     ) -> None:
         """
         Args:
-          vocabulary: ids of the model.
+          vocabulary: the model's number of ids.
           think: the tags around a reasoning.
-          answer: those around an answer; none: all that follows the reasoning is the answer.
-          date: the day that the chat template writes if it writes one: of `with_date`. `set_date`
-            changes it.
-          positions: of the model; 0: replies of any length are read.
+          answer: the tags around an answer; empty: all text after the reasoning is the answer.
+          date: the day that the chat template writes, if any; see `with_date`. `set_date` changes
+            it.
+          positions: the model's number of positions; 0: replies of any length are read.
 
         Raises:
-          ValueError: not two tags, or an empty one; a tokenizer that is not byte-level; as
+          ValueError: not two tags, or an empty tag; a tokenizer that is not byte-level; see also
             `with_date`.
         """
         for name, tags, counts in (("think", think, (2,)), ("answer", answer, (0, 2))):
@@ -77,21 +77,21 @@ class Encoder:
                 )
         self.date, self._undated = date, tokenizer
         tokenizer = with_date(tokenizer, date)
-        self._dated = {date: tokenizer}  # by the day that its template writes
+        self._dated = {date: tokenizer}  # {day that the template writes: tokenizer}
         self.tokenizer, self.vocabulary, self.positions = tokenizer, vocabulary, positions
         self.opening, self.closing = think
         self.answer = tuple(answer)
         self.prefilled = False  # whether prompts open the reasoning and no reply does
-        self.kinds: collections.Counter[str] = collections.Counter()  # of prompts
+        self.kinds: collections.Counter[str] = collections.Counter()  # prompts of each kind
         self._pieces = token_bytes(tokenizer)
         self._special = [token.encode() for token in prompts.special_tokens(tokenizer)]
         self.written: set[str] = set()  # keys of messages that the chat template writes
-        self.left_out: collections.Counter[str] = collections.Counter()  # prompts that lack each
-        self.transcripts = self.trailing = 0  # outputs of several turns, of a last observation
+        self.left_out: collections.Counter[str] = collections.Counter()  # prompts that lack a part
+        self.transcripts = self.trailing = 0  # outputs with several turns, with a last observation
         self._read: dict[str, tuple[str, np.ndarray, list[str]]] = {}  # (kind, ids, left out)
 
     def writes_date(self) -> bool:
-        """Whether there were prompts for the chat template that it writes a date into."""
+        """Return whether the chat template wrote a date into any prompt."""
         if not any(self.kinds[kind] for kind in ("messages", "restored", "text")):
             return False
         if not self._undated.chat_template:
@@ -100,14 +100,16 @@ class Encoder:
         return any(prompts.asked(one, s) != prompts.asked(other, s) for s in (False, True))
 
     def set_date(self, date: str | None) -> None:
-        """Render what follows as on another day, YYYY-MM-DD, or NO_DAY for None."""
+        """Render further prompts as on another day, YYYY-MM-DD, or NO_DAY for None."""
         if date not in self._dated:
             self._dated[date] = with_date(self._undated, date)
         self.date, self.tokenizer = date, self._dated[date]
 
     def look(self, texts: Iterable[str]) -> None:
-        """Finds out from all replies whether it is the prompt that opens their reasoning, as of a
-        reply that is cut off nothing else tells."""
+        """Find out from all replies whether the prompt opens their reasoning.
+
+        A truncated reply alone does not show this.
+        """
         opened = closed = False
         for text in texts:
             opened = opened or self.opening in text or OPEN in text
@@ -115,17 +117,17 @@ class Encoder:
         self.prefilled = closed and not opened
 
     def prompt(self, prompt: Prompt, tools: Sequence[dict[str, Any]] = ()) -> np.ndarray:
-        """int32 ids of a prompt as it is given; see prompts.py.
+        """Return the int32 ids of a prompt as given; see prompts.py.
 
         Args:
-          tools: offered to the policy; the template of messages writes them.
+          tools: tools offered to the policy; the chat template writes them.
 
         Raises:
           ValueError: messages that the template refuses, an id beyond the vocabulary, no ids.
         """
         key = json.dumps(
             [prompt, tools, self.date], default=str
-        )  # members of a group show the same one
+        )  # members of a group have the same prompt
         if key not in self._read:
             kind, ids, missing = self._prompt(prompt, tools)
             if not len(ids):
@@ -143,13 +145,13 @@ class Encoder:
         if not isinstance(prompt, str) and not messages:
             return "token ids", self._checked([i for i in prompt if isinstance(i, int)]), []
         kind, text = self._prompt_text(prompt, tools)
-        if kind == "text":  # with what the tokenizer puts in front
+        if kind == "text":  # includes the ids that the tokenizer puts in front
             return kind, self.tokenizer(text)["input_ids"], []
         missing = prompts.left_out(text, read_messages(messages), tools)
         return kind, prompts.text_ids(self.tokenizer, text), missing
 
     def _prompt_text(self, prompt: Prompt, tools: Sequence[dict[str, Any]] = ()) -> tuple[str, str]:
-        """(kind, text with control tokens) of a prompt that is a text or messages."""
+        """Return (kind, text with control tokens) of a prompt that is a text or messages."""
         if isinstance(prompt, str):
             return prompts.restore_text(self.tokenizer, prompt, self.opening)
         messages = self._messages(prompt)
@@ -159,40 +161,40 @@ class Encoder:
         return "messages", prompts.render_text(self.tokenizer, messages, tools)
 
     def _messages(self, given: Prompt) -> Messages:
-        """Messages as this chat template takes them."""
+        """Return messages in the form that this chat template accepts."""
         messages = []
         for message in read_messages(given):
             message = dict(message)
             role, thought = message["role"], message.get("reasoning_content")
             if role == "developer" and not prompts.writes_role(self.tokenizer, role):
-                message["role"] = "system"  # whose later name it is
+                message["role"] = "system"  # developer is the later name of system
             elif role == "assistant" and thought and not prompts.writes_reasoning(self.tokenizer):
                 del message["reasoning_content"]
                 message["content"] = f"{OPEN}{thought}{CLOSE}{message['content']}"
             if role == "assistant" and message["content"] and "reasoning_content" not in message:
-                # A reply whose reasoning the prompt had opened is shown with that tag.
+                # If the prompt opened the reply's reasoning, show the reply with that tag.
                 message["content"] = self._whole(message["content"])
             messages.append(message)
         return messages
 
     def _whole(self, text: str) -> str:
-        """A reply with the tag that opened its reasoning, where that stood in the prompt."""
+        """Return a reply, with the tag that opened its reasoning if that was in the prompt."""
         text = text.replace(OPEN, self.opening).replace(CLOSE, self.closing)
         before, closed, _ = text.partition(self.closing)
         missing = (closed or self.prefilled) and self.opening not in before
         return self.opening + text if missing else text
 
     def opened(self, prompt: np.ndarray) -> bool:
-        """Whether a prompt ends with the tag that opens a reasoning, white space apart."""
+        """Return whether a prompt ends with the tag that opens reasoning, ignoring white space."""
         tail = b"".join(map(self._bytes, prompt[-32:]))
         return tail.rstrip().endswith(self.opening.encode())
 
     def replies(self, reply: ParsedReply) -> list[Spoken]:
-        """A reply, or those of all turns that its text holds (see transcript.py).
+        """Return a reply, or the replies of all turns in its text (see transcript.py).
 
         Raises:
-          ValueError: as `prompt` does; a text of more than MAX_TEXT characters, or more tokens than
-            the model has positions.
+          ValueError: see `prompt`; also a text of more than MAX_TEXT characters, or more tokens
+            than the model has positions.
         """
         given, said = reply.prompt, reply.response
         for what, value in (("prompt", given), ("reply", said)):
@@ -216,7 +218,7 @@ class Encoder:
         return found
 
     def _calls_text(self, reply: ParsedReply, content: str) -> str:
-        """What the template writes after a reply's content for its tool calls."""
+        """Return the text that the template writes after a reply's content for its tool calls."""
         before = self._messages(reply.prompt)
         found = transcript.calls_text(self.tokenizer, before, content, reply.calls, reply.tools)
         if found:
@@ -226,10 +228,10 @@ class Encoder:
         return found
 
     def reply(self, reply: ParsedReply) -> Spoken:
-        """A reply after its prompt.
+        """Return a reply after its prompt.
 
         Raises:
-          ValueError: as `prompt` does.
+          ValueError: see `prompt`.
         """
         given, opening = self.prompt(reply.prompt, reply.tools), []
         opened = self.opened(given)
@@ -258,9 +260,9 @@ class Encoder:
             actions = (said,) if said else ()
         turn = Turn(
             prompt=np.concatenate([given, np.asarray(opening, np.int32), sampled[:start]]),
-            message="",  # of the environment: no diagnosis here reads it
+            message="",  # the environment's message, which no diagnosis here reads
             sampled=sampled[start:],
-            logp=np.zeros(len(sampled) - start, np.float32),  # nor this
+            logp=np.zeros(len(sampled) - start, np.float32),  # not read either
             reasoning=(0, end - start),
             answer=(first - start, last - start) if last else (0, 0),
             actions=actions,
@@ -277,7 +279,7 @@ class Encoder:
         return ids
 
     def _spans(self, ids: np.ndarray, whole: bool) -> tuple[tuple[int, int], tuple[int, int], str]:
-        """(token span of the reasoning, of the answer, text of the answer) of a reply."""
+        """Return (reasoning's token span, answer's token span, answer's text) of a reply."""
         pieces = [self._bytes(i) for i in ids]
         text, ends = b"".join(pieces), np.cumsum([len(piece) for piece in pieces])
         opening, closing = self.opening.encode(), self.closing.encode()
@@ -287,7 +289,7 @@ class Encoder:
         begin = text.find(opening, 0, close)
         reasoning = token_span(ends, 0 if begin < 0 else begin + len(opening), close)
         behind, end = close + len(closing), len(text)
-        for token in self._special:  # that ended the reply
+        for token in self._special:  # drop the token that ended the reply
             if text.endswith(token):
                 end -= len(token)
                 break

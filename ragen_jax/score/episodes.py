@@ -1,4 +1,4 @@
-"""Rows of a step as episodes in groups, which is what the diagnostics read."""
+"""Convert the rows of a step to episodes in groups, the input of the diagnostics."""
 
 import collections
 import dataclasses
@@ -18,24 +18,24 @@ class ScoredStep:
 
     number: int
     episodes: list[Episode]  # group by group, members in the order of their rows
-    reward_E: np.ndarray  # float64, of each episode; NaN: not given
-    success: bool  # whether every row says if it succeeded
-    valid: bool  # whether every reply is said to be valid or not
+    reward_E: np.ndarray  # float64, reward of each episode; NaN: not given
+    success: bool  # whether every row records success or failure
+    valid: bool  # whether every reply is recorded as valid or invalid
 
 
 @dataclasses.dataclass
 class Surprises:
-    """What is told of rows that are scored, but not as they were meant to be."""
+    """Counts of rows that are scored in an unexpected way, to be reported."""
 
-    parted: list[str] = dataclasses.field(default_factory=list)  # rows of groups with other prompts
-    before: int = 0  # first replies that say something before their reasoning
-    lost: int = 0  # texts of replies that hold U+FFFD: bytes that were no text
+    parted: list[str] = dataclasses.field(default_factory=list)  # rows with another prompt
+    before: int = 0  # first replies with text before their reasoning
+    lost: int = 0  # reply texts that contain U+FFFD, which replaced invalid bytes
 
 
 def encode_rows(
     rows: Sequence[Row], encoder: Encoder
 ) -> tuple[dict[str, list[Spoken]], list[Broken]]:
-    """({place: its replies} of the rows that can be encoded, the others).
+    """Return ({place: its replies} for the rows that can be encoded, the other rows).
 
     Rows that record no day are rendered with the day of the encoder.
     """
@@ -47,7 +47,7 @@ def encode_rows(
         encoder.set_date(row.day or fallback)
         try:
             spoken[row.place] = [said for reply in row.replies for said in encoder.replies(reply)]
-        except Exception as error:  # by the chat template or the tokenizer
+        except Exception as error:  # raised by the chat template or the tokenizer
             unusable.append(broken(row.place, error))
     encoder.set_date(fallback)
     return spoken, unusable
@@ -56,14 +56,14 @@ def encode_rows(
 def make_steps(
     rows: Sequence[Row], spoken: dict[str, list[Spoken]]
 ) -> tuple[list[ScoredStep], Surprises]:
-    """The steps of rows, in order.
+    """Return the steps of rows, in order.
 
-    Rows of a group have the same `Row.group`, where that is given, and the same first prompt: what
-    a first-turn figure compares are prompts. What a reasoning of the group is scored behind is
-    what most of its members wrote up to their reasoning.
+    Rows of a group have the same `Row.group`, if given, and the same first prompt, since first-turn
+    figures compare prompts. A group's reasonings are scored after the text that most of its members
+    have up to their reasoning.
 
     Args:
-      rows: that `spoken` has.
+      rows: rows that are in `spoken`.
     """
     surprises = Surprises()
     by_step = collections.defaultdict(list)
@@ -72,7 +72,7 @@ def make_steps(
     steps = []
     for number in sorted(by_step):
         groups = collections.defaultdict(list)
-        prompts = {}  # of a group that is given: the first prompt of its first row
+        prompts = {}  # {given group: the first prompt of its first row}
         for row in by_step[number]:
             given = spoken[row.place][0].given.tobytes()
             groups[row.group, given].append(row)

@@ -1,4 +1,4 @@
-"""The figures of each step, under the names that a run's metrics.jsonl has, and the alarm."""
+"""The figures of each step, with the names of a run's metrics.jsonl, and the alarm."""
 
 import collections
 import dataclasses
@@ -35,11 +35,11 @@ def step_metrics(
     sampling: ScoringSettings,
     keep: Callable[[Scores], None] | None = None,
 ) -> Metrics:
-    """collapse/, flow/, anatomy/, action/ and rollout/ figures of a step, as far as its rows say.
+    """Return the collapse/, flow/, anatomy/, action/ and rollout/ figures that the rows allow.
 
-    The trajectory scope where an episode has several turns, flow where there are answers, anatomy
-    of groups whose rows all have a reward, of which without success/ only `mixed` can be told.
-    `keep` is given the first-turn scores, where there are any.
+    The trajectory scope needs an episode of several turns, flow needs answers, and anatomy needs
+    groups whose rows all have a reward; without success/, anatomy has only `mixed`. `keep` is
+    called with the first-turn scores, if any.
     """
     episodes = step.episodes
     several = any(len(episode.turns) > 1 for episode in episodes)
@@ -48,7 +48,7 @@ def step_metrics(
         params,
         episodes,
         first_turn_samples=sampling.first_turn_samples or len(episodes),
-        # A scope needs two: 1 is none.
+        # A scope needs two samples: 1 turns it off.
         trajectory_samples=(sampling.trajectory_samples or len(episodes)) if several else 1,
         micro_batch=sampling.micro_batch,
         seed=sampling.seed,
@@ -77,7 +77,7 @@ def _rollout(step: ScoredStep) -> Metrics:
     for name, there in (("success", step.success), ("valid_rate", step.valid)):
         if not there:
             metrics = {k: v for k, v in metrics.items() if not k.startswith(f"rollout/{name}")}
-    del metrics["rollout/errors"], metrics["rollout/lost_groups"]  # dumps do not say
+    del metrics["rollout/errors"], metrics["rollout/lost_groups"]  # not recorded by other trainers
     return metrics
 
 
@@ -87,14 +87,14 @@ def of_sizes(
     measure: Callable[[Sequence[Episode], np.ndarray], Metrics],
     least: int = 1,
 ) -> Metrics:
-    """measure(episodes, reward_GK) of groups that are not all of one size.
+    """Return measure(episodes, reward_GK) for groups of different sizes.
 
-    Groups of equal size are measured together. Counts (names in _count) add up, other figures are
-    means over groups.
+    Groups of equal size are measured together. Counts (names in _count) are summed, other figures
+    are averaged over groups.
 
     Args:
       episodes: group by group.
-      least: members of a group below which it is left out.
+      least: smaller groups are left out.
     """
     size = collections.Counter(episode.group for episode in episodes)
     sums: Metrics = {}
@@ -114,7 +114,7 @@ def of_sizes(
 def add_alarm(
     rows: Sequence[Metrics], settings: Mapping[str, Any]
 ) -> tuple[list[Metrics], list[tuple[int, Fired]]]:
-    """The rows of steps in order with regime/* figures, and what the alarm says at which of them.
+    """Return the rows of consecutive steps with regime/* figures, and [(step, alarm event)].
 
     Args:
       settings: the config's regimes section.

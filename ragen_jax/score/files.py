@@ -1,4 +1,4 @@
-"""Files of rollouts: JSON lines, a JSON list, either with gzip, or Parquet as TRL writes it."""
+"""Read rollout files: JSON lines or JSON lists, optionally with gzip, or Parquet as in TRL."""
 
 import codecs
 import dataclasses
@@ -20,10 +20,10 @@ from ragen_jax.storage import limits
 from ragen_jax.storage.confined import BATCH_ROWS, check_parquet
 from ragen_jax.storage.limits import parse_json, read_bytes, read_lines
 
-MOST_REASON = 1000  # characters
-ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")  # of the files that a folder stands for
-# The number of a step in the name of a file (step_000010.jsonl, 10.jsonl,
-# completions_00010.parquet) or of a folder that it is in (step_10/train/all/traces.jsonl).
+MOST_REASON = 1000  # largest number of characters of a reason
+ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")  # endings of the files that are read in a folder
+# The step's number in the name of a file (step_000010.jsonl, 10.jsonl, completions_00010.parquet)
+# or of a folder above it (step_10/train/all/traces.jsonl).
 _FILE_STEP = re.compile(r"(?:step_|completions_|^)(\d+)$")
 _FOLDER_STEP = re.compile(r"^step_(\d+)$")
 
@@ -37,7 +37,10 @@ class Broken:
 
 
 def broken(place: str, error: Exception) -> Broken:
-    """A row that cannot be used because reading it raised: ValueErrors say why in words."""
+    """Return a row that cannot be used because reading it raised `error`.
+
+    The message of a ValueError becomes the reason.
+    """
     if isinstance(error, ValueError):
         return Broken(place, shorten(str(error), MOST_REASON))
     return Broken(place, f"cannot be read: {describe_error(error)}")
@@ -45,31 +48,32 @@ def broken(place: str, error: Exception) -> Broken:
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """Content of files; every row is in `rows` or in `broken`."""
+    """Content of files; every row is either in `rows` or in `broken`."""
 
     rows: list[Row]  # each with a step
     broken: list[Broken]
-    unread: dict[str, int]  # {field that no reader asked for: rows that have it}, in order
+    unread: dict[str, int]  # {field that no reader uses: number of rows with it}, in order
     others: list[str] = dataclasses.field(default_factory=list)  # files that are not read, and why
     repeated: list[str] = dataclasses.field(default_factory=list)  # rows equal to an earlier one
 
 
 def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
-    """The rows of files. A row's step is its field, else the number in the file's name (below
-    2**32), else the file's place in order, from 1. Its day is of its field `date`, else of the
-    file's run.
+    """Read the rows of files.
+
+    A row's step is its field, else the number in the file's name (below 2**32), else the file's
+    place in order, from 1. Its day is its field `date`, else the day of the file's run.
 
     Args:
-      names: of files; or of folders, for all rollouts directly in them.
-      rewards: as `formats.read_row`.
+      names: files, or folders, of which all rollouts directly in them are read.
+      rewards: see `formats.read_row`.
 
     Raises:
-      ValueError: a file is not there or of another kind, pyarrow is missing for one, or a row is of
-        an agent that was shown images.
+      ValueError: a file is missing or of an unknown kind, pyarrow is needed but missing, or a row
+        is from an agent that was shown images.
     """
     paths, others = _paths(names)
     found = Read([], [], {}, others)
-    digests: set[bytes] = set()  # of all rows
+    digests: set[bytes] = set()  # digests of all rows
     for order, path in enumerate(paths, start=1):
         step = _step_of(path)
         day, damage = run_day(path)
@@ -89,7 +93,7 @@ def read_files(names: Sequence[str], rewards: Sequence[str] = ()) -> Read:
                 if row.step is None:
                     row = dataclasses.replace(row, step=order if step is None else step)
                 digest = _digest(row.step, record)
-            except Exception as error:  # whatever its content leads to
+            except Exception as error:  # the content of a row may cause any error
                 found.broken.append(broken(place, error))
                 continue
             own = field_day(record.get(FIELD)) if isinstance(record, dict) else None
@@ -113,7 +117,7 @@ def _digest(step: int | None, record: Any) -> bytes:
 
 
 def _paths(names: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """(files to read, a line for each folder or file of which something is not read)."""
+    """Return (files to read, a line for each folder or file that is not read completely)."""
     paths: list[Path] = []
     others = []
     for name in names:
@@ -152,7 +156,7 @@ def _step_of(path: Path) -> int | None:
 
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
-    """(number of the line or row from 1, what it holds, or a ValueError why that is unreadable)."""
+    """Yield (line or row number from 1, its content or a ValueError if that is unreadable)."""
     if path.suffix == ".parquet":
         try:
             from pyarrow import ArrowException, parquet
@@ -180,14 +184,14 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
             continue
         try:
             yield number, parse_json(line)
-        except ValueError as error:  # of UTF-8, too
+        except ValueError as error:  # includes invalid UTF-8
             yield number, ValueError(f"is not JSON: {error}")
 
 
 def _plain(value: Any) -> Any:
-    """A value of a Parquet cell as JSON has it.
+    """Convert the value of a Parquet cell to its JSON form.
 
-    A struct has all fields that any row's has: null inside it is a field that the row lacks.
+    A struct has the fields of all rows: a null in it means that the row lacks the field.
     """
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items() if v is not None}
@@ -205,7 +209,7 @@ def _plain(value: Any) -> Any:
 
 
 def _document(lines: Sequence[bytes]) -> Any:
-    """The list or object of a .json file, or None if it is JSON lines."""
+    """Parse the list or object of a .json file; None if it contains JSON lines."""
     try:
         return parse_json(b"".join(lines))
     except ValueError:
@@ -213,7 +217,7 @@ def _document(lines: Sequence[bytes]) -> Any:
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Lines of a text file as UTF-8, without byte-order marks, of UTF-16 and gzip files, too."""
+    """Read the lines of a UTF-8, UTF-16 or gzip file as UTF-8, without byte-order marks."""
     content = read_bytes(path)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         content = content.decode("utf-16", errors="surrogateescape").encode(errors="surrogatepass")

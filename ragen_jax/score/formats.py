@@ -1,13 +1,13 @@
-"""What trainers write of their rollouts: one record of a file -> one `Row`.
+"""Rollout formats of trainers: convert a record of a file to a `Row`.
 
-A format is told by the fields that a record has. To add one: a function from a record to its
-replies, and a row of FORMATS. Where the writers are (read in 2026):
+A format is recognised by a record's fields. To add a format, write a function from a record to its
+replies and add a row to FORMATS. The code that writes each format (as of 2026):
 
     ragen_jax   ragen_jax/run/log.py, write_rollouts
     prime-rl    src/prime_rl/monitors/file.py, FileMonitor.log_episodes: an Episode of verifiers
-                (verifiers/v1/episode.py, to_record) a line
+                (verifiers/v1/episode.py, to_record) per line
     RAGEN       ragen/llm_agent/agent_proxy.py, _save_as_jsonl; scripts/convert_to_jsonl.py
-    verl        verl/trainer/ppo/ray_trainer.py, _dump_generations; RAGEN's training uses it, too
+    verl        verl/trainer/ppo/ray_trainer.py, _dump_generations; also used by RAGEN's training
     verifiers   verifiers/legacy/utils/save_utils.py, results.jsonl (prime-rl wrote the same)
     TRL         trl/trainer/grpo_trainer.py, log: completions/completions_STEP.parquet
 """
@@ -35,15 +35,15 @@ Response = str | list[int]
 
 @dataclasses.dataclass(frozen=True)
 class ParsedReply:
-    """One reply, and what the policy read before it."""
+    """A reply, and the prompt that the policy read before it."""
 
     prompt: Prompt  # text as the policy read it, messages, or token ids
     response: Response  # text or token ids
-    actions: tuple[str, ...] | None = None  # None: the text of the answer is the only one
-    valid: bool | None = None  # None: the trainer does not say
+    actions: tuple[str, ...] | None = None  # None: the answer's text is the only action
+    valid: bool | None = None  # None: not recorded
     whole: bool = False  # an answer must follow the reasoning and end the reply
     calls: tuple[dict[str, Any], ...] = ()  # tool calls that end the reply
-    tools: tuple[dict[str, Any], ...] = ()  # offered to the policy; with messages only
+    tools: tuple[dict[str, Any], ...] = ()  # tools offered to the policy; only with messages
     transcript: bool = False  # the response may hold later turns, as one text
 
 
@@ -53,7 +53,7 @@ class Row:
 
     place: str  # FILE:LINE
     replies: tuple[ParsedReply, ...]  # at least one
-    group: str | None  # rows with equal ones are of one prompt; None: those with equal prompts are
+    group: str | None  # rows of a group share a prompt; None: rows with equal prompts are a group
     step: int | None
     reward: float | None
     success: bool | None
@@ -65,7 +65,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How the records of a trainer are read."""
+    """How to read the records of a trainer."""
 
     needs: tuple[str, ...]  # fields by which it is recognised
     read: Callable[[Fields], tuple[ParsedReply, ...]]
@@ -79,15 +79,15 @@ SUCCESS = ("success", "acc", "correct")
 
 
 def read_row(record: Any, place: str, rewards: Sequence[str] = ()) -> tuple[Row, set[str]]:
-    """(`Row`, the names of the record's fields that were not read) of one record.
+    """Return (`Row`, names of the record's unread fields) for a record.
 
     Args:
-      record: what a line holds.
+      record: the content of a line.
       place: FILE:LINE.
-      rewards: names of the fields whose sum is the reward; none: what the format says.
+      rewards: names of the fields whose sum is the reward; empty: the format's rule.
 
     Raises:
-      ValueError: it is of no format, or a field holds something else than it should.
+      ValueError: the format is unknown, or a field has an invalid value.
     """
     record = values.parse_nested(record)
     if not isinstance(record, dict):
@@ -116,7 +116,7 @@ def read_row(record: Any, place: str, rewards: Sequence[str] = ()) -> tuple[Row,
 
 
 def _format_of(fields: Fields) -> Format:
-    for is_here in (fields.has, fields.values.__contains__):  # null only where no other fits
+    for is_here in (fields.has, fields.values.__contains__):  # null only if no other fits
         for form in FORMATS.values():
             if all(is_here(name) for name in form.needs):
                 return form
@@ -128,7 +128,7 @@ def _format_of(fields: Fields) -> Format:
 
 def _group(scopes: Sequence[Fields]) -> str | None:
     for fields, name, value in values.first(scopes, GROUP):
-        inner = fields.object(name)  # of verifiers' episodes
+        inner = fields.object(name)  # present in verifiers' episodes
         found = values.label(inner.get("id") if inner else value)
         if found is not None:
             return found
@@ -136,7 +136,7 @@ def _group(scopes: Sequence[Fields]) -> str | None:
 
 
 def _success(scopes: Sequence[Fields]) -> bool | None:
-    """The first field of SUCCESS that is true, false, 0 or 1; others are scores, not read here."""
+    """Return the first field of SUCCESS that is true, false, 0 or 1; other values are scores."""
     for name in SUCCESS:
         for fields in scopes:
             value = fields.values.get(name)
@@ -172,8 +172,10 @@ def _message_keys(form: Format, fields: Fields) -> collections.Counter[str]:
 
 
 def shows_images(record: Any) -> bool:
-    """Whether a record is of ours and one of its turns shows images, which only its own model with
-    its tower could read."""
+    """Return whether a record is from ragen_jax and a turn shows images.
+
+    Only its own model with its vision tower could read them.
+    """
     turns = record.get("turns") if isinstance(record, dict) else None
     if not isinstance(turns, list):
         return False
@@ -201,7 +203,7 @@ def _our_reward(record: Fields) -> float | None:
 
 
 def _episode(record: Fields) -> tuple[ParsedReply, ...]:
-    """The sampled messages of a verifiers episode, after those on their way from the root."""
+    """Return the sampled messages of a verifiers episode, each with its ancestors as the prompt."""
     replies = []
     for trace in record.objects("traces"):
         nodes = trace.objects("nodes")
@@ -226,7 +228,7 @@ def _episode(record: Fields) -> tuple[ParsedReply, ...]:
 
 
 def _ancestors(nodes: Sequence[Fields], index: int) -> list[int]:
-    """Indices of the nodes before a node, from the root."""
+    """Return the indices of a node's ancestors, from the root."""
     path: list[int] = []
     parent = nodes[index].get("parent")
     while parent is not None:
@@ -250,7 +252,7 @@ def _ragen(record: Fields) -> tuple[ParsedReply, ...]:
 
 
 def _reader(prompt: str, reply: str) -> Callable[[Fields], tuple[ParsedReply, ...]]:
-    """A reader of records with a prompt and a reply: each text, messages, or token ids."""
+    """Return a reader of records with a prompt and a reply: each text, messages, or token ids."""
 
     def read(record: Fields) -> tuple[ParsedReply, ...]:
         shown_to, said = _prompt(record, prompt), record.get(reply)
@@ -264,19 +266,19 @@ def _reader(prompt: str, reply: str) -> Callable[[Fields], tuple[ParsedReply, ..
 
 
 def _reward_columns(record: Fields) -> list[str]:
-    """TRL has a column for each of its reward functions, under the function's name."""
+    """Return the reward columns; TRL has a column for each reward function, with its name."""
     numbers = [k for k, v in record.values.items() if values.is_missing(v) or values.is_number(v)]
     return [name for name in numbers if "reward" in name.lower()]
 
 
 def _trl_reward(record: Fields) -> float | None:
-    """The sum of its reward columns; a function that does not apply to a row has none there."""
+    """Return the sum of the reward columns; functions that do not apply have no value."""
     found = [values.number(record.get(name), name) for name in _reward_columns(record)]
     given = [value for value in found if value is not None]
     return values.add(given) if given else None
 
 
-FORMATS = {  # the first of which a record has all fields
+FORMATS = {  # a record has the first format whose fields are all present
     "ragen_jax": Format(("turns",), _ours, _our_reward),
     "prime-rl": Format(("traces",), _episode, _episode_reward),
     "RAGEN": Format(("messages", "metadata"), _ragen),
@@ -291,12 +293,12 @@ FORMATS = {  # the first of which a record has all fields
 
 
 def _conversation(prompt: Prompt, raw: Any) -> tuple[ParsedReply, ...]:
-    """A `Reply` for each message of the assistant, which has read all before it."""
+    """Return a `ParsedReply` for each assistant message, with all earlier messages as prompt."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     if prompt and not isinstance(prompt[0], dict):
         raise ValueError("has token ids as its prompt, but messages as its reply")
-    before: Messages = list(prompt)  # ty: ignore[invalid-assignment] messages, as was checked
+    before: Messages = list(prompt)  # ty: ignore[invalid-assignment] checked to be messages
     replies = []
     for message in read_messages(raw):
         if message["role"] == "assistant":
@@ -328,7 +330,7 @@ def _prompt(record: Fields, name: str) -> Prompt:
 
 
 def _text(record: Fields, name: str) -> str:
-    """A text as it is: "nan" is a text here, and an empty one is a value."""
+    """Return a text unchanged: here "nan" is a text, and an empty text is a value."""
     record.mark(name)
     value = record.values.get(name)
     if not isinstance(value, str):

@@ -1,8 +1,8 @@
-"""Messages of a conversation as files hold them -> messages as a chat template takes them.
+"""Convert the messages of a conversation from their form in files to that of chat templates.
 
-All keys of a message are kept for the template (`tool_calls`, `tool_call_id`, `name`, ...), but for
-missing values. A list of parts becomes its text, arguments of a call that are JSON text become the
-object that templates write, and a reasoning that the server split off is `reasoning_content`.
+All keys of a message with a value are kept for the template (`tool_calls`, `tool_call_id`, `name`,
+...). A list of parts becomes its text, JSON-text arguments of a call become the object that
+templates write, and reasoning that the server split off becomes `reasoning_content`.
 """
 
 import collections
@@ -14,14 +14,14 @@ from ragen_jax.score.values import is_missing, parse_nested, shown
 Messages = list[dict[str, Any]]
 TEXT_PARTS = ("text", "input_text", "output_text")
 CALL_KEYS = ("function", "name", "arguments")
-# Names of a reasoning that a server split off its reply.
+# Keys of the reasoning that a server split off a reply.
 REASONING = ("reasoning_content", "reasoning")
-# `reply_text` puts these around it; encode.py replaces them by the tags that are looked for.
+# `reply_text` puts these around the reasoning; encode.py replaces them with the configured tags.
 OPEN, CLOSE = "\x00reasoning\x00", "\x00/reasoning\x00"
 
 
 def is_messages(value: Any) -> bool:
-    """Whether a value, or the JSON it is written as, is a list of messages."""
+    """Return whether a value, or the JSON text in it, is a list of messages."""
     found = parse_nested(value)
     return isinstance(found, list) and bool(found) and all(_has_role(each) for each in found)
 
@@ -32,10 +32,10 @@ def _has_role(value: Any) -> bool:
 
 
 def read_messages(value: Any) -> Messages:
-    """The messages of a list, which may be written as JSON text, in whole or one by one.
+    """Return the messages of a list; the list or each message may be JSON text.
 
     Raises:
-      ValueError: no list, a message without a role, or content other than text.
+      ValueError: not a list, a message without a role, or content other than text.
     """
     found = parse_nested(value)
     if not isinstance(found, list):
@@ -44,10 +44,10 @@ def read_messages(value: Any) -> Messages:
 
 
 def read_message(value: Any) -> dict[str, Any]:
-    """One message: role, content (text, empty if missing) and its other keys.
+    """Return a message: role, content (text, empty if missing) and its other keys.
 
     Raises:
-      ValueError: as `read_messages`.
+      ValueError: see `read_messages`.
     """
     found = parse_nested(value)
     if not isinstance(found, dict) or is_missing(found.get("role")):
@@ -72,16 +72,16 @@ def read_message(value: Any) -> dict[str, Any]:
 
 
 def reply_text(message: dict[str, Any]) -> str:
-    """The text that the policy wrote as a message, without its tool calls."""
+    """Return the text that the policy wrote as a message, without its tool calls."""
     content, thought = message["content"], message.get("reasoning_content")
     return f"{OPEN}{thought}{CLOSE}{content}" if thought else content
 
 
 def read_calls(value: Any) -> list[dict[str, Any]]:
-    """Tool calls, with arguments as objects where these are JSON text.
+    """Return tool calls; arguments in JSON text become objects.
 
     Raises:
-      ValueError: a call that is no object.
+      ValueError: a call that is not an object.
     """
     found = parse_nested(value)
     if is_missing(found):
@@ -107,7 +107,7 @@ def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tools(value: Any) -> list[dict[str, Any]]:
-    """The tools that a row offers: a list of objects, which may be written as JSON text.
+    """Return the tools that a row offers: a list of objects, which may be JSON text.
 
     Raises:
       ValueError: anything else.
@@ -121,7 +121,7 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 
 
 def count_keys(value: Any) -> collections.Counter[str]:
-    """Messages that have each key, but role, content and the reasoning, which are always read.
+    """Count messages by key, except role, content and the reasoning, which are always read.
 
     Keys inside tool calls and parts are counted as `tool_calls[].id` and `content[].cache_control`.
     """
@@ -134,7 +134,7 @@ def count_keys(value: Any) -> collections.Counter[str]:
         for part in _objects(message.get("content")):
             paths |= {f"content[].{key}" for key in part if key not in ("type", "text")}
         if all(name in paths for name in REASONING) and len({message[n] for n in REASONING}) == 1:
-            paths.discard(REASONING[1])  # the same text, as some servers write it twice
+            paths.discard(REASONING[1])  # some servers write the same text twice
         used = next((name for name in REASONING if name in paths), None)
         counts.update(paths - {"role", "content", used})
     return counts

@@ -1,4 +1,4 @@
-"""Lines on everything in files of rollouts that is not read, or missing in a part of the rows."""
+"""Lines about content of rollout files that is not read, or that some rows lack."""
 
 import collections
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from ragen_jax.score.files import Read
 
 
 def unwritten_keys(read: Read, encoder: Encoder) -> dict[str, int]:
-    """{key of messages that the chat template does not write: number of messages with it}."""
+    """Return {message key that the chat template does not write: number of messages with it}."""
     counts: collections.Counter[str] = collections.Counter()
     for row in read.rows:
         counts.update(row.message_keys)
@@ -19,7 +19,7 @@ def unwritten_keys(read: Read, encoder: Encoder) -> dict[str, int]:
 
 
 def unread_lines(read: Read, encoder: Encoder) -> Iterator[str]:
-    """A line for files, fields and keys of messages that are not read, with their counts."""
+    """Yield lines for files, fields and message keys that are not read, with their counts."""
     for other in read.others:
         yield f"files that are not read: {other}"
     if read.unread:
@@ -33,7 +33,7 @@ def unread_lines(read: Read, encoder: Encoder) -> Iterator[str]:
 def warning_lines(
     read: Read, steps: Sequence[ScoredStep], rewards: Sequence[str], encoder: Encoder
 ) -> Iterator[str]:
-    """Lines for values that some rows lack, repeated rows, and what the template leaves out."""
+    """Yield lines for values that some rows lack, repeated rows, and parts the template omits."""
     for name, count in sorted(encoder.left_out.items()):
         if count:
             yield f"{count} prompts or replies lack the {name}: the chat template leaves them out"

@@ -1,4 +1,4 @@
-"""The report page of scored rollouts: the one that a run gets, without what only a run knows."""
+"""The report page of scored rollouts: a run's page without the data that only a run has."""
 
 import math
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ def contents(
     settings: dict[str, Any],
     config: dict[str, Any],
 ) -> Contents:
-    """What the page shows of steps and their figures.
+    """Return the page's contents for steps and their figures.
 
     Args:
-      stored: first-turn scores of steps that have them.
-      name, about: title of the page, and the line beneath it.
-      settings: what the table of settings shows.
-      config: as base.py has it; the alarm and the named causes go by its thresholds.
+      stored: first-turn scores of the steps that have them.
+      name, about: title of the page, and the line below it.
+      settings: content of the table of settings.
+      config: a config like base.py, with the thresholds of the alarm and the named causes.
     """
-    limit = {"max_new_tokens": math.inf}  # other trainers' rollouts do not say theirs
+    limit = {"max_new_tokens": math.inf}  # other trainers' rollouts do not record it
     run = RunRecord(
         name=name,
         about=about,
@@ -49,7 +49,7 @@ def contents(
 
 
 def _records(step: ScoredStep) -> list[dict[str, Any]]:
-    """The episodes of a step as lines of rollouts/*.jsonl; None is what the rows do not say."""
+    """Return a step's episodes in the form of rollouts/*.jsonl; None for unrecorded values."""
     return [
         {
             "seed": None,
@@ -64,7 +64,7 @@ def _records(step: ScoredStep) -> list[dict[str, Any]]:
 
 
 def _turn(turn: Turn, valid: bool) -> dict[str, Any]:
-    answered = turn.answer[1] > 0  # behind an empty reasoning, too
+    answered = turn.answer[1] > 0  # even after an empty reasoning
     return {
         "prompt_ids": turn.prompt.tolist(),
         "sampled_ids": turn.sampled.tolist(),

@@ -1,12 +1,12 @@
-"""Token ids of prompts, as the policy read them. A prompt is given as
+"""Recover the token ids of prompts as the policy read them. A prompt is given as one of:
 
-- token ids: those;
-- messages: what the model's chat template makes of them, as the trainer did;
-- text with control tokens (`<|im_start|>`): that text's ids;
-- text that a trainer decoded without control tokens (verl and TRL do: skip_special_tokens): it is
-  parsed by the texts that the template writes around messages, rendered again, and accepted where
-  the result reads the same without its control tokens;
-- any other text: its ids, with what the tokenizer puts in front (a beginning of sentence).
+- token ids: used unchanged;
+- messages: rendered by the model's chat template, as the trainer did;
+- text with control tokens (`<|im_start|>`): encoded;
+- text that a trainer decoded without control tokens (verl and TRL do: skip_special_tokens): parsed
+  with the texts that the template writes around messages, rendered again, and accepted if the
+  result is the same text without its control tokens;
+- any other text: encoded, with the ids that the tokenizer puts in front (beginning of sentence).
 """
 
 import functools
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerFast") -> tuple[str, ...]:
-    """The control tokens that trainers leave out of what they decode, longest first."""
+    """Return the control tokens that trainers leave out when they decode, longest first."""
     tokens = tokenizer.added_tokens_decoder.values()
     return tuple(sorted((t.content for t in tokens if t.special), key=len, reverse=True))
 
 
 def text_ids(tokenizer: "PreTrainedTokenizerFast", text: str) -> list[int]:
-    """Ids of a text as it is, control tokens included."""
+    """Encode a text unchanged, including its control tokens."""
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
@@ -42,14 +42,14 @@ def render_text(
     *,
     reply_next: bool = True,
 ) -> str:
-    """Text of a conversation up to where the next reply begins.
+    """Return the text of a conversation up to the start of the next reply.
 
     Args:
-      tools: offered to the policy.
-      reply_next: whether to end with what the template writes before a reply.
+      tools: tools offered to the policy.
+      reply_next: whether to end with the text that the template writes before a reply.
 
     Raises:
-      ValueError: no chat template, or one that refuses the messages.
+      ValueError: there is no chat template, or it refuses the messages.
     """
     if not tokenizer.chat_template:
         raise ValueError("holds messages, but the model's tokenizer has no chat template")
@@ -63,13 +63,13 @@ def render_text(
 
 
 def render(tokenizer: "PreTrainedTokenizerFast", messages: Messages) -> list[int]:
-    """Ids of a conversation up to where the next reply begins; errors as `render_text`."""
+    """Return the ids of a conversation up to the next reply; raises like `render_text`."""
     return text_ids(tokenizer, render_text(tokenizer, messages))
 
 
 @functools.lru_cache(maxsize=64)
 def writes_role(tokenizer: "PreTrainedTokenizerFast", role: str) -> bool:
-    """Whether the chat template writes a message of a role at the start of a conversation."""
+    """Return whether the chat template writes a role's message at the start of a conversation."""
     messages = [{"role": role, "content": "A_MESSAGE"}, {"role": "user", "content": "ANOTHER"}]
     try:
         return "A_MESSAGE" in render_text(tokenizer, messages)
@@ -79,7 +79,7 @@ def writes_role(tokenizer: "PreTrainedTokenizerFast", role: str) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def writes_reasoning(tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """Whether the chat template reads `reasoning_content`; if not, content has to hold it."""
+    """Return whether the chat template reads `reasoning_content`; if not, content must hold it."""
     reply = {"role": "assistant", "content": "REPLY", "reasoning_content": "THOUGHT"}
     messages = [{"role": "user", "content": "MESSAGE"}, reply]
     try:
@@ -92,7 +92,7 @@ CALLS = "tool_calls[]."
 
 
 def keys(messages: Messages) -> set[str]:
-    """Keys of messages other than role and content; those of calls as `tool_calls[].id`."""
+    """Return keys of messages except role and content; those of calls are `tool_calls[].id`."""
     found = {key for message in messages for key in message}
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     return (found | {CALLS + key for call in calls for key in call}) - {"role", "content"}
@@ -104,7 +104,7 @@ def writes_key(
     tools: Sequence[dict[str, Any]],
     key: str,
 ) -> bool:
-    """Whether a rendered conversation is another one without a key of its messages."""
+    """Return whether removing a key from the messages changes the rendered conversation."""
     without = []
     for message in messages:
         kept = {name: value for name, value in message.items() if name != key}
@@ -116,17 +116,17 @@ def writes_key(
         without.append(kept)
     try:
         return render_text(tokenizer, messages, tools) != render_text(tokenizer, without, tools)
-    except ValueError:  # the template cannot do without it
+    except ValueError:  # the template requires the key
         return True
 
 
 def left_out(text: str, messages: Messages, tools: Sequence[dict[str, Any]]) -> list[str]:
-    """Names of the parts of a conversation that its rendered text lacks."""
+    """Return names of the parts of a conversation that are missing in its rendered text."""
     missing = set()
     for message in messages:
         content = message["content"]
         written = content.strip() in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
-        if message["role"] != "assistant" and not written:  # of replies, templates drop reasoning
+        if message["role"] != "assistant" and not written:  # templates drop replies' reasoning
             missing.add(f"messages of the role {message['role']!r}")
         if any(_name(call) not in text for call in message.get("tool_calls", ())):
             missing.add("tool calls")
@@ -141,11 +141,11 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 def restore_text(tokenizer: "PreTrainedTokenizerFast", text: str, opening: str) -> tuple[str, str]:
-    """(kind of the text: "control tokens", "restored" or "text"; it with its control tokens).
+    """Return (kind: "control tokens", "restored" or "text"; the text with its control tokens).
 
     Args:
-      opening: the tag that opens a reasoning, which a trainer may have put behind the template's
-        own text.
+      opening: the tag that opens a reasoning, which a trainer may have put after the template's
+        text.
     """
     if any(token in text for token in special_tokens(tokenizer)):
         return "control tokens", text
@@ -158,14 +158,14 @@ def restore_text(tokenizer: "PreTrainedTokenizerFast", text: str, opening: str) 
 
 
 def _restored(tokenizer: "PreTrainedTokenizerFast", text: str) -> str | None:
-    """A conversation from whose text the control tokens are gone, with them; None: it is none."""
+    """Restore a conversation's missing control tokens; None if the text is no conversation."""
     for system in (False, True):
         messages = _messages(text, _around(tokenizer, system))
         if messages is None:
             continue
         try:
             found = render_text(tokenizer, messages)
-        except ValueError:  # of roles that the template refuses in this order
+        except ValueError:  # the template refuses this order of roles
             continue
         if _bare(tokenizer, found) == text:
             return found
@@ -173,7 +173,7 @@ def _restored(tokenizer: "PreTrainedTokenizerFast", text: str) -> str | None:
 
 
 def _messages(text: str, around: Sequence[str] | None) -> Messages | None:
-    """The messages of a bare text; None: it does not begin and end as the template does."""
+    """Return the messages of a bare text; None if it does not begin and end like the template."""
     if around is None:
         return None
     head, *behind_system, reply, user, tail = around
@@ -185,18 +185,18 @@ def _messages(text: str, around: Sequence[str] | None) -> Messages | None:
         if not found:
             return None
         messages.append({"role": "system", "content": said})
-    # Which mark stood between two parts is checked where the conversation is rendered again.
+    # The mark between two parts is checked when the conversation is rendered again.
     parts = re.split(f"{re.escape(reply)}|{re.escape(user)}", body)
-    if len(parts) % 2 == 0:  # the last is a reply
+    if len(parts) % 2 == 0:  # the last part is a reply
         return None
     roles = ("user", "assistant")
     return messages + [{"role": roles[i % 2], "content": part} for i, part in enumerate(parts)]
 
 
 def _around(tokenizer: "PreTrainedTokenizerFast", system: bool) -> tuple[str, ...] | None:
-    """Texts that the template writes before, between and after messages, less control tokens.
+    """Return the template's texts before, between and after messages, without control tokens.
 
-    None: it refuses such a conversation, or does not show it verbatim.
+    None if the template refuses such a conversation or does not show it verbatim.
     """
     found = asked(tokenizer, system)
     return found[1] if found else None
@@ -206,10 +206,10 @@ def _around(tokenizer: "PreTrainedTokenizerFast", system: bool) -> tuple[str, ..
 def asked(
     tokenizer: "PreTrainedTokenizerFast", system: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Texts that the template writes before, between and after messages: (with control tokens,
-    without them).
+    """Return the template's texts before, between and after messages.
 
-    None: it refuses such a conversation, or does not show it verbatim.
+    The result is (with control tokens, without them), or None if the template refuses such a
+    conversation or does not show it verbatim.
     """
     first = 0 if system else 1
     named = zip(ASKED_ROLES[first:], ASKED_MARKS[first:], strict=True)
@@ -226,5 +226,5 @@ def asked(
 
 
 def _bare(tokenizer: "PreTrainedTokenizerFast", text: str) -> str:
-    """A text as trainers decode its ids."""
+    """Return a text in the form in which trainers decode its ids."""
     return str(tokenizer.decode(text_ids(tokenizer, text), skip_special_tokens=True))

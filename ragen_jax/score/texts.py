@@ -1,4 +1,4 @@
-"""Mutual information of prompts and reasonings that are given as texts."""
+"""Mutual information of prompts and reasonings given as texts."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -33,32 +33,32 @@ def mutual_information(
     seed: int = 0,
     date: str | None = None,
 ) -> Metrics:
-    """Does the reasoning depend on the prompt? (RAGEN-2, section 2.3.)
+    """Measure how much the reasoning depends on the prompt (RAGEN-2, section 2.3).
 
-    Every reasoning is scored under every distinct prompt. Where the model is not the policy that
-    wrote the reasonings, `mi_seq` is the lower bound of the mutual information that InfoNCE is
-    (van den Oord et al. 2018, arXiv 1807.03748) with the model's likelihood as its critic.
+    Every reasoning is scored under every distinct prompt. If the model is not the policy that
+    wrote the reasonings, `mi_seq` is the InfoNCE lower bound of the mutual information (van den
+    Oord et al. 2018, arXiv 1807.03748) with the model's likelihood as its critic.
 
     Args:
-      model, params, tokenizer: as `ragen_jax.load_model` gives them.
-      prompts: M, the prompt that each reasoning was sampled from: text as the policy read it,
-        OpenAI messages for the model's chat template, or token ids. Where a text or a conversation
-        does not end with the tag that opens a reasoning, that tag is put behind it; token ids stay
-        as they are.
+      model, params, tokenizer: as returned by `ragen_jax.load_model`.
+      prompts: M, the prompt from which each reasoning was sampled: text as the policy read it,
+        OpenAI messages for the model's chat template, or token ids. If a text or a conversation
+        does not end with the tag that opens a reasoning, the tag is appended; token ids are used
+        unchanged.
       reasonings: M, without tags: texts or token ids.
       think: the tags around a reasoning.
-      micro_batch: (prompt, reasoning) rows of a device call; None: that of configs/base.py.
-      seed: of the permutations.
-      date: the day, YYYY-MM-DD, that the chat template writes if it writes one (Llama 3.2's);
-        None: 2024-07-26, that of Llama 3.2's template without a clock.
+      micro_batch: (prompt, reasoning) rows per device call; None: that of configs/base.py.
+      seed: seed of the permutations.
+      date: the day, YYYY-MM-DD, that the chat template writes, if any (Llama 3.2's); None:
+        2024-07-26, the day that Llama 3.2's template writes without a clock.
 
     Returns:
       The figures of `information_metrics`, their `confidence_intervals` (prompts are the groups)
       and `retrieval_p`.
 
     Raises:
-      ValueError: numbers of prompts and reasonings that differ, none at all, an empty one, or
-        messages that the template refuses.
+      ValueError: different numbers of prompts and reasonings, none at all, an empty prompt or
+        reasoning, or messages that the template refuses.
     """
     if len(prompts) != len(reasonings):
         raise ValueError(f"{len(prompts)} prompts, but {len(reasonings)} reasonings")

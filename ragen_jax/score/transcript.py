@@ -1,8 +1,8 @@
-"""Tool calls and later turns of a reply, as the chat template writes them.
+"""Tool calls and later turns of a reply, in the text of the chat template.
 
-Trainers that dump a whole episode as one text (verl's multi-turn rollouts) put later observations
-and replies into the output. `split` finds them by the texts that the template writes between a
-reply and the next one; `calls_text` is what a policy wrote to call tools.
+Trainers that write a whole episode as a single text (verl's multi-turn rollouts) put later
+observations and replies into the output. `split` finds them by the texts that the template writes
+between replies; `calls_text` returns the text that a policy wrote to call tools.
 """
 
 import re
@@ -21,12 +21,13 @@ MARK = "MARKED_REPLY"
 def split(
     tokenizer: "PreTrainedTokenizerFast", text: str, *, bare_prompt: bool
 ) -> tuple[list[tuple[str, str]], bool]:
-    """([(text between the previous reply and this one, reply)] of an output, whether a last
-    observation, which no reply follows, is left out). The first reply has no text before it.
+    """Return ([(text since the previous reply, reply)], whether a last observation is left out).
+
+    The first reply has no text before it. An observation that no reply follows is left out.
 
     Args:
-      bare_prompt: the prompt is plain text, so that texts between replies stay as they are; else
-        they get back their control tokens.
+      bare_prompt: whether the prompt is plain text; texts between replies then stay unchanged,
+        otherwise their control tokens are restored.
     """
     marks = None
     if tokenizer.chat_template:
@@ -51,12 +52,12 @@ def split(
 def _split_control(
     text: str, full: Sequence[str], special: Sequence[str]
 ) -> tuple[list[tuple[str, str]], bool]:
-    """`split` of a text with control tokens, which a reply's last token ends."""
+    """Do the work of `split` for a text with control tokens, where a token ends each reply."""
     user, tail = full
     found = re.findall("|".join(map(re.escape, special)), user)
     if not found:
         return [("", text)], False
-    end, opener = found[0], "".join(found[1:2])  # opener: of the next message
+    end, opener = found[0], "".join(found[1:2])  # opener: start of the next message
     mark = tail.partition(end)[2].lstrip() or tail
     turns, between = [], ""
     while end in text:
@@ -79,8 +80,9 @@ def calls_text(
     calls: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]],
 ) -> str:
-    """Text that a chat template writes after the content of a reply to call tools, without the
-    control tokens that end the reply; empty if it writes no calls.
+    """Return the text that a chat template writes after a reply's content to call tools.
+
+    It excludes the control tokens that end the reply, and is empty if the template writes no calls.
 
     Args:
       before: messages that the policy read.
@@ -98,7 +100,7 @@ def calls_text(
     text = written({"content": MARK, "tool_calls": list(calls)})
     if MARK in text:
         found = text.rpartition(MARK)[2]
-    else:  # a template that leaves the content out of a reply with calls
+    else:  # the template leaves the content out of a reply with calls
         found = text.removeprefix(prefix) if text.startswith(prefix) else ""
     for token in (end, *special_tokens(tokenizer)):
         bare = found.rstrip()

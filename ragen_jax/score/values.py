@@ -1,8 +1,8 @@
-"""Values of a row as files hold them: the rules for missing values, numbers, booleans and text.
+"""Parse the values of a row: rules for missing values, numbers, booleans and text.
 
-Every format reads its fields through these functions, so that a value means the same in each.
-Missing are: an absent field, null, NaN, and text that is empty or one of MISSING_TEXT in any case.
-Numbers, booleans, lists and objects may be written as text, as tables and CSV exports write them.
+Every format reads its fields through these functions, so that a value means the same in each. A
+value is missing if the field is absent, null, NaN, empty text, or one of MISSING_TEXT in any case.
+Numbers, booleans, lists and objects may be given as text, as in tables and CSV exports.
 """
 
 import ast
@@ -15,21 +15,21 @@ from typing import Any
 
 from ragen_jax.storage.limits import parse_json
 
-MAX_REPR = 16 << 20  # characters of a Python expression that is read, and its values at most
+MAX_REPR = 16 << 20  # largest number of characters of a parsed Python expression
 MAX_REPR_VALUES = 1_000_000
 MISSING_TEXT = ("nan", "none", "null", "<na>", "nat")
 BOOLEAN_TEXT = {"true": True, "false": False}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _STEP = re.compile(r"(?:global[_\- ]?)?step[_\- ]?(\d+)", re.IGNORECASE)
-MAX_REWARD = 1e15  # of a row: the squares of larger ones are too much for a variance in float32
-MOST = 2**32 - 1  # steps are 32-bit words of the random streams, and so are token ids
+MAX_REWARD = 1e15  # largest reward of a row; larger squares would overflow a float32 variance
+MOST = 2**32 - 1  # largest step, a 32-bit word of the random streams, and largest token id
 
 
 class Fields:
-    """The fields of an object, and a record of those that a reader asked for.
+    """The fields of an object, which track whether a reader used them.
 
-    Objects inside a row share their row's record: `unread` names all fields of the row and of its
-    opened objects that no reader asked for, as `metadata.env_id` or `turns[].valid`.
+    Objects inside a row share their row's record: `unread` returns all fields of the row and of its
+    opened objects that no reader used, such as `metadata.env_id` or `turns[].valid`.
     """
 
     def __init__(
@@ -42,25 +42,25 @@ class Fields:
 
     @property
     def unread(self) -> set[str]:
-        """Paths of the fields that no reader asked for."""
+        """Return the paths of the fields that no reader used."""
         return self._seen - self._read
 
     def has(self, name: str) -> bool:
-        """Whether the field is present and not null; an empty text is a value here."""
+        """Return whether the field is present and not null; an empty text is a value here."""
         return not _is_null(self.values.get(name))
 
     def mark(self, name: str) -> None:
-        """Record that a field is read."""
+        """Record that a field was read."""
         self._read.add(self.path + name)
 
     def get(self, name: str) -> Any:
-        """Value of a field, which counts as read; None if it is missing."""
+        """Return the value of a field and record it as read; None if it is missing."""
         self.mark(name)
         value = self.values.get(name)
         return None if is_missing(value) else value
 
     def object(self, name: str) -> "Fields | None":
-        """The object in a field, or None if the field holds anything else."""
+        """Return the object in a field, or None if the field holds anything else."""
         value = parse_nested(self.values.get(name))
         if not isinstance(value, dict):
             return None
@@ -68,7 +68,7 @@ class Fields:
         return Fields(value, f"{self.path}{name}.", self)
 
     def objects(self, name: str) -> list["Fields"]:
-        """The objects of a list, at least one.
+        """Return the objects of a list, at least one.
 
         Raises:
           ValueError: the field holds anything else.
@@ -80,7 +80,7 @@ class Fields:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value stands for no value: null, NaN, and text that is empty or says so."""
+    """Return whether a value is missing: null, NaN, empty text, or text that means missing."""
     if isinstance(value, str):
         return value.strip().lower() in ("", *MISSING_TEXT)
     return _is_null(value)
@@ -91,18 +91,18 @@ def _is_null(value: Any) -> bool:
 
 
 def parse_nested(value: Any) -> Any:
-    """A list or an object that is written as text (JSON, or Python's repr); else the value."""
+    """Parse a list or an object given as text (JSON, or Python's repr); else return the value."""
     if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
         return value
     try:
         return parse_json(value)
     except (ValueError, RecursionError):
-        pass  # perhaps Python's repr, which pandas writes
+        pass  # it may be Python's repr, which pandas writes
     # A parsed expression takes hundreds of bytes for each of its values.
     if len(value) > MAX_REPR or sum(map(value.count, ",[{:(")) > MAX_REPR_VALUES:
         return value
     try:
-        with warnings.catch_warnings(action="ignore"):  # on escapes in a text that is no repr
+        with warnings.catch_warnings(action="ignore"):  # about escapes in a text that is not a repr
             found = ast.literal_eval(value.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return value
@@ -110,7 +110,7 @@ def parse_nested(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `number` accepts a value as a number; booleans count, missing values do not."""
+    """Return whether `number` accepts a value; booleans count, missing values do not."""
     if is_missing(value):
         return False
     try:
@@ -120,7 +120,7 @@ def is_number(value: Any) -> bool:
 
 
 def number(value: Any, name: str) -> float | None:
-    """A finite number (true is 1, false is 0), or None if it is missing.
+    """Return a finite number (true is 1, false is 0), or None if it is missing.
 
     Raises:
       ValueError: anything else.
@@ -143,7 +143,7 @@ def number(value: Any, name: str) -> float | None:
 
 
 def reward(value: float | None) -> float | None:
-    """The reward of a row, or None if it has none.
+    """Return the reward of a row, or None if it has none.
 
     Raises:
       ValueError: it is beyond MAX_REWARD.
@@ -156,9 +156,10 @@ def reward(value: float | None) -> float | None:
 
 
 def total(value: Any, name: str) -> float | None:
-    """A reward: a number; the sum of a list of numbers (of turns or tokens); or the sum of an
-    object {name: number} or {name: {"score", "weight"}} (1 where no weight is given). None if it is
-    missing, in whole or in part.
+    """Return a reward, or None if any part of it is missing.
+
+    It is a number; the sum of a list of numbers (of turns or tokens); or the sum of an object
+    {name: number} or {name: {"score", "weight"}} (the weight defaults to 1).
 
     Raises:
       ValueError: anything else.
@@ -175,10 +176,10 @@ def total(value: Any, name: str) -> float | None:
 
 
 def add(parts: Sequence[float]) -> float:
-    """The sum of the parts of a reward; infinity if it is beyond float64."""
+    """Return the sum of a reward's parts; infinity if it is beyond float64."""
     try:
         return math.fsum(parts)
-    except (OverflowError, ValueError):  # of large parts; of infinities of both signs
+    except (OverflowError, ValueError):  # large parts; infinities of both signs
         return math.inf
 
 
@@ -192,7 +193,7 @@ def _weighted(value: Any, name: str) -> float | None:
 
 
 def boolean(value: Any, name: str) -> bool | None:
-    """True or false, or None if it is missing or a number other than 0 and 1 (a score).
+    """Return true or false, or None if missing or a number other than 0 and 1 (a score).
 
     Raises:
       ValueError: neither a boolean nor a number.
@@ -205,7 +206,7 @@ def boolean(value: Any, name: str) -> bool | None:
 
 
 def whole(value: Any, name: str) -> int | None:
-    """An integer in [0, 2**32), or None if it is missing.
+    """Return an integer in [0, 2**32), or None if it is missing.
 
     Raises:
       ValueError: anything else, booleans included.
@@ -226,7 +227,7 @@ def whole(value: Any, name: str) -> int | None:
 
 
 def step(value: Any) -> int | None:
-    """The number of a step, also of text as "global_step_4"; None if it is missing.
+    """Return the number of a step, or of text such as "global_step_4"; None if it is missing.
 
     Raises:
       ValueError: anything else.
@@ -236,7 +237,7 @@ def step(value: Any) -> int | None:
 
 
 def label(value: Any) -> str | None:
-    """The name of a group, or None if it is missing. 3, 3.0 and "3" are the same name."""
+    """Return the name of a group, or None if it is missing. 3, 3.0 and "3" are the same name."""
     if is_missing(value):
         return None
     if isinstance(value, float) and value.is_integer():
@@ -245,10 +246,10 @@ def label(value: Any) -> str | None:
 
 
 def ids(value: Any, name: str) -> list[int]:
-    """Token ids.
+    """Return token ids.
 
     Raises:
-      ValueError: no list of whole numbers from 0.
+      ValueError: not a list of integers of at least 0.
     """
     found = parse_nested(value)
     if isinstance(found, list) and all(type(each) is int and 0 <= each <= MOST for each in found):
@@ -264,7 +265,7 @@ def ids(value: Any, name: str) -> list[int]:
 
 
 def texts(value: Any) -> tuple[str, ...] | None:
-    """The texts of a list, or of a single text; None if it is missing."""
+    """Return the texts of a list, or a single text as a tuple; None if missing."""
     found = parse_nested(value)
     if is_missing(found):
         return None
@@ -272,9 +273,9 @@ def texts(value: Any) -> tuple[str, ...] | None:
 
 
 def first(scopes: Sequence[Fields], names: Sequence[str]) -> Iterator[tuple[Fields, str, Any]]:
-    """(object, name, value) of fields that are not missing, in the order of names, then objects.
+    """Yield (object, name, value) of fields that are not missing, ordered by name, then object.
 
-    Only fields before and at the place where the caller stops count as read.
+    Only fields up to the point where the caller stops count as read.
     """
     for name in names:
         for fields in scopes:
@@ -285,7 +286,7 @@ def first(scopes: Sequence[Fields], names: Sequence[str]) -> Iterator[tuple[Fiel
 
 
 def shown(value: Any) -> str:
-    """A value as an error message shows it."""
+    """Format a value for an error message."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or a deep list

@@ -1,16 +1,16 @@
-"""Model families: how the directories of each are read and written. To add one, see qwen3.py.
+"""Model families: how each family's directories are read and written. To add one, see qwen3.py.
 
-In: the contents of a config.json, or a `qwen.ModelConfig` that is to become one again.
+In: the contents of a config.json, or a `qwen.ModelConfig` to write as a config.json.
 Out: its `Family`: reader and writer of config.json, a name for every tensor, published shapes.
-config_json.py and weights.py read and write files by these rows, preflight plans by the shapes.
-The network itself (qwen.py) knows no family, only what a shape says that it has.
+config_json.py and weights.py use these rows to read and write files; preflight uses the shapes.
+The network (qwen.py) does not depend on families, only on the features that a shape lists.
 """
 
 from ragen_jax.model.families import llama, qwen2, qwen2_5_vl, qwen3
 from ragen_jax.model.families.types import Family
 from ragen_jax.model.qwen import ModelConfig
 
-MODELS: dict[str, Family] = {  # by config.json's model_type, which is the family's name
+MODELS: dict[str, Family] = {  # keys: config.json's model_type, which is the family's name
     "qwen2": qwen2.FAMILY,
     "llama": llama.FAMILY,
     "qwen3": qwen3.FAMILY,
@@ -22,10 +22,10 @@ SHAPES = {name: shape for family in MODELS.values() for name, shape in family.sh
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The row of MODELS that a shape names.
+    """Return the row of MODELS that a shape names.
 
     Raises:
-      ValueError: it names none.
+      ValueError: the family is unknown.
     """
     if config.family not in MODELS:
         raise ValueError(f"model family {config.family!r}; accepted: {', '.join(MODELS)}")
@@ -33,10 +33,10 @@ def family_of(config: ModelConfig) -> Family:
 
 
 def name_in_memory(name: str, config: ModelConfig) -> str:
-    """The name that transformers has in memory for a tensor of a published file.
+    """Return transformers' in-memory name of a tensor in a published file.
 
     Raises:
-      ValueError: as `family_of`.
+      ValueError: see `family_of`.
     """
     for memory, published in family_of(config).renamed.items():
         if name.startswith(published):
@@ -45,5 +45,5 @@ def name_in_memory(name: str, config: ModelConfig) -> str:
 
 
 def known_shape(path: str) -> ModelConfig | None:
-    """The entry of SHAPES that a hub id names, with or without "-Instruct"; None: there is none."""
+    """Return the entry of SHAPES for a hub id, with or without "-Instruct"; None if unknown."""
     return SHAPES.get(path.rsplit("/", 1)[-1].lower().removesuffix("-instruct"))

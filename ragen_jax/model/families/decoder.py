@@ -1,4 +1,4 @@
-"""What all families have in common: the config.json of a decoder, and the names of its tensors."""
+"""Code shared by all families: a decoder's config.json and the names of its tensors."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ ROPE = {
 
 
 def in_layers(*rows: tuple[tuple[str, ...], str, str]) -> TensorNames:
-    """The names of parameters in every layer, given (path, tensor name, layout) within one."""
+    """Return the tensor names of every layer, from (path, tensor name, layout) within a layer."""
     return {("layers", *path): (f"model.layers.{{}}.{name}", layout) for path, name, layout in rows}
 
 
@@ -45,11 +45,12 @@ TENSORS: TensorNames = {
 def read(
     c: dict[str, Any], file: Path, *, family: str, qkv_bias: bool = False, qk_norm: bool = False
 ) -> qwen.ModelConfig:
-    """The shape that the fields of a decoder describe, as transformers 4 and 5 write them.
+    """Return the shape that a decoder's fields describe, as transformers 4 or 5 writes them.
 
     Args:
-      c: the fields. file: where they are from, for messages.
-      family, qkv_bias, qk_norm: of `qwen.ModelConfig`; no field says them.
+      c: the fields.
+      file: the file that they come from, for messages.
+      family, qkv_bias, qk_norm: fields of `qwen.ModelConfig` that config.json does not have.
 
     Raises:
       ValueError: a feature that qwen.py lacks. KeyError: a missing field.
@@ -71,7 +72,7 @@ def read(
             accepted = ", ".join(map(repr, known))
             raise ValueError(f"{file}: {name} {value!r} is not supported; accepted: {accepted}")
 
-    # Defaults are those of transformers, for fields that older files leave out.
+    # Fields that older files leave out get the defaults of transformers.
     heads = c["num_attention_heads"]
     kv_heads = c.get("num_key_value_heads") or heads
     if heads % kv_heads:
@@ -96,7 +97,7 @@ def read(
 
 
 def refuse_attention_bias(c: dict[str, Any], file: Path) -> None:
-    """Raises ValueError where the field attention_bias is true."""
+    """Raise ValueError if the field attention_bias is true."""
     if c.get("attention_bias"):
         raise ValueError(
             f"{file}: attention_bias true also puts a bias on o_proj, which is not supported; "
@@ -105,7 +106,7 @@ def refuse_attention_bias(c: dict[str, Any], file: Path) -> None:
 
 
 def write(c: qwen.ModelConfig) -> dict[str, Any]:
-    """The fields that `read` makes the shape of, for transformers 4 and 5."""
+    """Return the fields from which `read` makes the shape, for transformers 4 and 5."""
     rope: dict[str, Any] = {"rope_type": "default"}
     if c.rope_scaling is not None:
         kind = c.rope_scaling.kind
@@ -122,7 +123,7 @@ def write(c: qwen.ModelConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": c.max_positions,
         "rms_norm_eps": c.norm_eps,
-        # transformers 4 reads these two, 5 rope_parameters.
+        # transformers 4 reads these two fields; transformers 5 reads rope_parameters.
         "rope_theta": c.rope_theta,
         "rope_scaling": None if c.rope_scaling is None else rope,
         "rope_parameters": rope | {"rope_theta": c.rope_theta},

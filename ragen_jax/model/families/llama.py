@@ -38,7 +38,7 @@ def _shape(
     )
 
 
-SHAPES = {  # of the instruction-tuned models
+SHAPES = {  # the instruction-tuned models
     "llama-3.2-1b": _shape(2048, 16, 32, 8192, factor=32.0, tied=True),
     "llama-3.2-3b": _shape(3072, 28, 24, 8192, factor=32.0, tied=True),
     "llama-3.1-8b": _shape(4096, 32, 32, 14336, factor=8.0, tied=False),

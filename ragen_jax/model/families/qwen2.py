@@ -37,7 +37,7 @@ def _shape(
     )
 
 
-SHAPES = {  # of the instruction-tuned models
+SHAPES = {  # the instruction-tuned models
     "qwen2.5-0.5b": _shape(896, 24, 14, 2, 4864, tied=True),
     "qwen2.5-1.5b": _shape(1536, 28, 12, 2, 8960, tied=True),
     "qwen2.5-3b": _shape(2048, 36, 16, 2, 11008, tied=True),

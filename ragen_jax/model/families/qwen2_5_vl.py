@@ -1,9 +1,9 @@
-"""Qwen2.5-VL: a Qwen2.5 whose tokens have three positions each, and a vision tower beside it.
+"""Qwen2.5-VL: a Qwen2.5 language model with three positions per token, and a vision tower.
 
-config.json has the language model's fields at the top, as published, which every version of
-transformers reads, or in a `text_config`, as those from 4.52 write them. Parameters are the
-language model's alone; vision_tensors.py names the tower's tensors. Films are not read: what
-config.json says of them is kept for whoever opens the model elsewhere.
+config.json has the language model's fields either at the top level (as published; every version of
+transformers reads them) or in a `text_config` (as written by transformers 4.52 and later). The
+parameters here are the language model's only; vision/tensors.py names the tower's tensors. Video
+is not supported: config.json's video fields are kept for programs that open the model later.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.model.vision.config import ImageTokens, VisionConfig
 from ragen_jax.model.vision.tower import ROPE_THETA
 
-# What transformers takes for a field that is not there. Its version 4 leaves out, of nested
-# objects, every field that has this value.
+# Defaults of transformers for missing fields. In nested objects, its version 4 leaves out every
+# field that has its default value.
 TEXT: dict[str, Any] = {
     "vocab_size": 152064,
     "hidden_size": 8192,
@@ -46,7 +46,7 @@ VISION: dict[str, Any] = {
     "in_channels": 3,
     "tokens_per_second": 4,
 }
-TOKENS = {  # field of config.json -> of `ImageTokens`, and its value where it is not there
+TOKENS = {  # field of config.json -> (field of `ImageTokens`, default)
     "vision_start_token_id": ("start", 151652),
     "image_token_id": ("pad", 151655),
     "vision_end_token_id": ("end", 151653),
@@ -86,10 +86,10 @@ def read(c: dict[str, Any], file: Path) -> ModelConfig:
 
 
 def _vision(given: Any) -> VisionConfig:
-    """The tower of a `vision_config`.
+    """Return the tower that a `vision_config` describes.
 
     Raises:
-      ValueError: a feature that vision.py lacks, or what is no whole number.
+      ValueError: a feature that vision/tower.py lacks, or a value that is not an integer.
     """
     if not isinstance(given, dict):
         raise ValueError(f"vision_config {given!r} must be an object")
@@ -97,7 +97,7 @@ def _vision(given: Any) -> VisionConfig:
     rope = fields.get("rope_parameters") or {}
     for name, value, known in (
         ("hidden_act", fields.get("hidden_act", "silu"), "silu"),
-        ("in_channels", fields["in_channels"], 3),  # images.py has three colours
+        ("in_channels", fields["in_channels"], 3),  # images.py reads three colours
         ("rope_theta", rope.get("rope_theta", ROPE_THETA), ROPE_THETA),
     ):
         if value != known:
@@ -115,7 +115,7 @@ def _vision(given: Any) -> VisionConfig:
 
 
 def _check_heads(config: ModelConfig) -> None:
-    """Raises ValueError where heads are not together as wide as the model: there is no field."""
+    """Raise ValueError if heads * head_dim is not the width: config.json has no field for it."""
     if config.heads * config.head_dim != config.width:
         raise ValueError(
             f"head_dim {config.head_dim} of {config.heads} attention heads must be hidden_size / "
@@ -133,7 +133,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     vision = {name: getattr(config.vision, name) for name in VISION}
     vision["fullatt_block_indexes"] = list(vision["fullatt_block_indexes"])
     fields = decoder.write(config)
-    # rope_theta and rope_scaling are what transformers 4 and 5 read; a head's width follows.
+    # transformers 4 and 5 read rope_theta and rope_scaling, and compute a head's width.
     del fields["rope_parameters"], fields["head_dim"]
     return fields | {
         "rope_scaling": {"type": "mrope", "mrope_section": list(config.mrope_section)},
@@ -144,7 +144,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _shape(text: ModelConfig) -> ModelConfig:
-    """The published model that sees with the tower of all sizes."""
+    """Return the published model's shape: the language model's, with the tower of all sizes."""
     return dataclasses.replace(
         text,
         mrope_section=SECTION,
@@ -163,7 +163,7 @@ def _shape(text: ModelConfig) -> ModelConfig:
     )
 
 
-SHAPES = {  # of the instruction-tuned models, whose language models are those of Qwen2.5
+SHAPES = {  # the instruction-tuned models; their language models have the shapes of Qwen2.5
     "qwen2.5-vl-3b": _shape(qwen2.SHAPES["qwen2.5-3b"]),
     "qwen2.5-vl-7b": _shape(qwen2.SHAPES["qwen2.5-7b"]),
 }
@@ -174,7 +174,7 @@ FAMILY = Family(
     write,
     qwen2.TENSORS,
     SHAPES,
-    # As transformers has them in memory from 4.52 on, and whoever writes its state_dict in files.
+    # Names in memory since transformers 4.52, and in files written from its state_dict.
     renamed={"model.language_model.": "model.", "model.visual.": "visual."},
     beside=("visual.",),
 )

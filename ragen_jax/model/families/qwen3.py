@@ -1,4 +1,4 @@
-"""Qwen3, dense: no bias, an RMSNorm on each head of queries and keys, heads of their own width."""
+"""Qwen3, dense: no bias, an RMSNorm on each head of queries and keys, an independent head width."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ TENSORS = decoder.TENSORS | decoder.in_layers(
 
 def read(c: dict[str, Any], file: Path) -> ModelConfig:
     decoder.refuse_attention_bias(c, file)
-    # A head's width does not follow from the model's: files without it mean transformers' default.
+    # The head width does not follow from the model's width. Files that leave it out mean the
+    # default of transformers.
     return decoder.read({"head_dim": 128} | c, file, family="qwen3", qk_norm=True)
 
 

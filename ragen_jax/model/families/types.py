@@ -1,4 +1,4 @@
-"""The contract of a model family, and how its tensors lie in files."""
+"""The interface of a model family, and the layout of its tensors in files."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from ragen_jax.model.qwen import ModelConfig
 
 # How a tensor in the file is laid out, given the shape of one layer's parameter.
 SAME = "same"  # the parameter itself
-FLAT = "flat"  # all axes in one
+FLAT = "flat"  # all axes flattened into one
 SPLIT = "split"  # matrix [outputs, D] for a kernel [D, *outputs]
 JOIN = "join"  # matrix [D, inputs] for a kernel [*inputs, D]
 
@@ -20,18 +20,19 @@ TensorNames = dict[tuple[str, ...], tuple[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What sets the directories of a family's models apart from those of others."""
+    """How a family's model directories differ from those of other families."""
 
     architecture: str  # in config.json; its model_type is the family's name
-    # The contents of a config.json, and where they are from, as a shape. Raises ValueError of what
-    # the network lacks, and KeyError of a field that is missing.
+    # Takes the contents of a config.json and its path, and returns the shape. Raises ValueError for
+    # a feature that the network lacks, and KeyError for a missing field.
     read: Callable[[dict[str, Any], Path], ModelConfig]
-    # The fields that say it again, but for architecture, model_type, dtype and token ids.
+    # Returns config.json's fields of a shape, without architecture, model_type, dtype and token
+    # ids.
     write: Callable[[ModelConfig], dict[str, Any]]
-    tensors: TensorNames  # of every parameter that its models have; a tied one has no head
-    # Published models: the last part of the hub id, in small letters and without "-Instruct" ->
-    # shape, as the config.json has it.
+    tensors: TensorNames  # all parameters of the family's models; a tied model has no head
+    # Published models: the last part of the hub id, in lower case and without "-Instruct" -> the
+    # shape in its config.json.
     shapes: Mapping[str, ModelConfig] = dataclasses.field(default_factory=dict)
-    # Beginnings of tensor names as some writers have them -> as published files have them.
+    # Prefixes of tensor names that some programs write -> prefixes in published files.
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    beside: tuple[str, ...] = ()  # beginnings of names of tensors that are no parameter's
+    beside: tuple[str, ...] = ()  # name prefixes of tensors that are not parameters

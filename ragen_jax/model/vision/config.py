@@ -1,7 +1,7 @@
-"""What a model sees with, as shapes: its vision tower, and the tokens that images stand at.
+"""Shapes for vision: the vision tower, and the tokens that stand for images.
 
-A file of its own, because the shape of a language model (qwen.py) says what sees for it, while the
-tower (vision.py) is made of that module's parts.
+This is a separate file to avoid an import cycle: the shape of a language model (qwen.py) includes
+its tower's shape, and the tower (tower.py) is built from parts of qwen.py.
 """
 
 import dataclasses
@@ -9,10 +9,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class VisionConfig:
-    """Shape of a tower, in the terms of `vision_config` in a config.json.
+    """Shape of a tower, with the names of `vision_config` in a config.json.
 
     Raises:
-      ValueError: fields that do not fit each other.
+      ValueError: inconsistent fields.
     """
 
     depth: int
@@ -23,11 +23,11 @@ class VisionConfig:
     fullatt_block_indexes: tuple[int, ...]  # layers that attend to the whole image
     window_size: int = 112  # pixels along a side of a window
     patch_size: int = 14  # pixels
-    temporal_patch_size: int = 2  # frames of a patch
-    spatial_merge_size: int = 2  # patches along a side of what one token shows
+    temporal_patch_size: int = 2  # frames per patch
+    spatial_merge_size: int = 2  # patches along a side of the square that one token shows
     in_channels: int = 3
-    tokens_per_second: int = 4  # of a film: not read here, and written as it was
-    dtype: str = "float32"  # of activations and matrix products; parameters keep their own
+    tokens_per_second: int = 4  # for video: not used here, written back unchanged
+    dtype: str = "float32"  # dtype of activations and matrix products; not of the parameters
 
     def __post_init__(self) -> None:
         if self.hidden_size % (4 * self.num_heads):
@@ -50,15 +50,15 @@ class VisionConfig:
 
     @property
     def patch_numbers(self) -> int:
-        """C: the numbers of a patch."""
+        """C: how many numbers a patch has."""
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageTokens:
-    """Ids of the tokens that images stand at."""
+    """Ids of the tokens that stand for images."""
 
     start: int  # <|vision_start|>, before an image
     pad: int  # <|image_pad|>, one for each of its embeddings
-    end: int  # <|vision_end|>, behind it
-    video: int  # <|video_pad|>: not read here, and written as it was
+    end: int  # <|vision_end|>, after an image
+    video: int  # <|video_pad|>: not used here, written back unchanged

@@ -1,19 +1,20 @@
 """The images that a run shows, and the numbers that stand for their tokens.
 
-    meet     images -> numbers, for those that have none
-    span     image -> its numbers, which its prompt holds in its place
-    attach   parameters and rows of tokens -> parameters with the table of what the rows show
-    gradient of a table's embeddings -> of the tower's adapters
+    register  give numbers to new images
+    span      image -> its numbers, which stand for it in prompts
+    attach    parameters and rows of tokens -> parameters with the table of the images in the rows
+    gradient  gradient of a table's embeddings -> gradient of the tower's adapters
 
-An image's tokens have numbers of their own, past the vocabulary, so that rows that show other
-images are other rows wherever rows are compared, kept or dropped (positions.py). The tower looks
-at every image once; with adapters that are trained (lora.py) once for each that they become.
+The numbers of an image's tokens are unique and lie past the vocabulary. Rows that show different
+images therefore differ wherever rows are compared, kept or dropped (positions.py). The tower
+encodes every image once; if its adapters are trained (lora.py), once for each of their values.
 
-Numbers are never given twice, and are forgotten two pages after they were given: a step begins a
-page, and rollouts ahead are of the step behind it.
+Numbers are never reused. They are forgotten two epochs after they were assigned: each training
+step begins an epoch, and rollouts that run ahead belong to the next step.
 
-Where several processes sample, they give the same numbers and hold the same tables: what one has
-to meet or to show is told to the others, and all call what is here together.
+If several processes sample, they assign the same numbers and hold the same tables: each process
+shares the images that it registers or shows with the others, and all processes must call these
+functions together.
 """
 
 import dataclasses
@@ -37,48 +38,48 @@ from ragen_jax.model.vision.positions import NO_TOKEN, Images, table
 from ragen_jax.model.vision.tower import Tower, VisionTower, see
 
 LEAST_ROOM = 64  # rows of a table
-# Images of one size that the tower looks at in a call. Always as many: on CPU the last digits
-# depend on their number, and an image must look the same whoever is beside it.
+# Images of one size that the tower encodes per call. The batch size is constant because on CPU the
+# last digits depend on it, and an image's embedding must not depend on the rest of the batch.
 AT_A_TIME = 16
-SIGHTS = 3  # of adapters that are remembered: of the policy on both meshes, and behind an update
+SIGHTS = 3  # caches kept, one per set of adapters: the policy's on both meshes, and after an update
 
 
 @dataclasses.dataclass(frozen=True)
 class RegisteredImage:
-    """An image that has its numbers."""
+    """An image with its numbers."""
 
-    first: int  # of its tokens' numbers, which follow one another
-    grid: Grid  # in patches
+    first: int  # first of its tokens' consecutive numbers
+    grid: Grid  # its size in patches
     tokens: int
     pixels: np.ndarray  # uint8 [height, width, 3]
 
 
 @dataclasses.dataclass
 class TowerCache:
-    """What the tower sees, with the adapters that it has now."""
+    """The tower's embeddings of images, computed with given adapters."""
 
-    adapters: Params  # as lora.attach leaves them; empty: without
+    adapters: Params  # in the form that lora.attach returns; empty: no adapters
     seen: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # first number -> [I, D]
-    # What was asked for last, and it: a step's passes and updates read the same table.
+    # The last request and its table: the passes and updates of a step read the same table.
     last: tuple[tuple[Mesh, int, tuple[int, ...]], Images] | None = None
 
 
 class ImageTable:
-    """Images by their content, with their numbers and what the tower sees in them."""
+    """Images by their content, with their numbers and embeddings."""
 
     def __init__(self, tower: Tower, vocab_size: int) -> None:
-        """vocab_size: of the language model; numbers begin there."""
+        """Create an empty table; numbers begin at `vocab_size`, that of the language model."""
         self.tower, self.vocab_size = tower, vocab_size
-        self.next = vocab_size  # the number that is given next
-        self.pages: list[dict[bytes, RegisteredImage]] = [{}]  # the last one, and the one before it
+        self.next = vocab_size  # the next number to assign
+        self.pages: list[dict[bytes, RegisteredImage]] = [{}]  # the previous and current epochs
         self.without = TowerCache({})
-        self.sights: list[TowerCache] = []  # with adapters, the latest ones
-        self.room = LEAST_ROOM  # rows of a table: it never shrinks, so that programs stay few
-        self.lock = threading.Lock()  # rollouts ahead have images looked at while updates do
+        self.sights: list[TowerCache] = []  # caches of the latest adapters
+        self.room = LEAST_ROOM  # rows of a table; never shrinks, to limit the number of programs
+        self.lock = threading.Lock()  # rollouts ahead encode images in parallel with updates
         self.towers: dict[Mesh, Params] = {}  # the tower's parameters on the meshes in use
 
     def begin_epoch(self) -> None:
-        """A new page; what was met before the last one is forgotten."""
+        """Begin a new epoch; forget images registered before the previous epoch."""
         with self.lock:
             self.pages = [*self.pages[-1:], {}]
             kept = {met.first for page in self.pages for met in page.values()}
@@ -86,10 +87,10 @@ class ImageTable:
                 sight.seen = {first: x for first, x in sight.seen.items() if first in kept}
 
     def register(self, images: Iterable[np.ndarray]) -> None:
-        """Gives numbers to the images that have none on this page, on all processes alike.
+        """Assign numbers to the images that have none in this epoch, equally on all processes.
 
         Raises:
-          ValueError: an image that the model cannot be shown (images.resized).
+          ValueError: an image that the model cannot read (images.resized).
         """
         new = {}
         for image in images:
@@ -117,10 +118,10 @@ class ImageTable:
         return met
 
     def span(self, image: np.ndarray) -> tuple[int, int]:
-        """(first, count) of the numbers of an image that was met on this page or the one before.
+        """Return (first, count) of an image's numbers.
 
         Raises:
-          ValueError: it was not.
+          ValueError: the image was not registered in this epoch or the previous one.
         """
         key = _content(image)
         for page in reversed(self.pages):
@@ -129,7 +130,7 @@ class ImageTable:
         raise ValueError(f"an image of shape {image.shape} is not registered, or was evicted")
 
     def shift(self, tokens_T: np.ndarray) -> int:
-        """What the position behind so many tokens is more than their number: at most 0."""
+        """Return the position after some tokens minus their number; int <= 0."""
         past = tokens_T[tokens_T >= self.vocab_size]
         shown = self.shown(past)
         end_N = np.array([met.first + met.tokens - 1 for met in shown])
@@ -137,21 +138,23 @@ class ImageTable:
         return int(((past[:, None] == end_N) @ side_N).sum()) - len(past) if len(past) else 0
 
     def attach(self, params: Params, *rows: Array) -> Params:
-        """The parameters with the table of what rows of tokens show, on the mesh in use.
+        """Return the parameters with the table of images in rows of tokens, on the current mesh.
 
-        The tower sees with its adapters where lora.attach has left any, which are then left out.
+        If lora.attach has left adapters of the tower in `params`, the tower uses them, and they are
+        left out of the result.
         """
         kept = {name: x for name, x in params.items() if name != "tower"}
         return kept | {"images": self.table(*rows, adapters=params.get("tower"))}
 
     def table(self, *rows: Array, adapters: Params | None = None) -> Images:
-        """`Images` of all that rows of tokens show, whole on every device of the mesh in use.
+        """Return the `Images` in rows of tokens, replicated on every device of the current mesh.
 
         Args:
-          adapters: of the tower, with their scale, as lora.attach leaves them; on this mesh.
+          adapters: the tower's adapters and their scale, in the form that lora.attach returns; on
+            this mesh.
 
         Raises:
-          ValueError: a number that stands for no image, or for one that was forgotten.
+          ValueError: a number that stands for no image, or for a forgotten image.
         """
         with self.lock:
             shown = self._shown_by_all(*rows)
@@ -175,15 +178,15 @@ class ImageTable:
             return images
 
     def gradient(self, adapters: Params, grad_ID: Array, *rows: Array) -> Params:
-        """The gradient with respect to the tower's adapters.
+        """Return the gradient with respect to the tower's adapters.
 
         Args:
           adapters: as in `table`.
-          grad_ID: that with respect to the embeddings of `table(*rows, adapters=adapters)`, with
-            its padding; whole on every device.
+          grad_ID: gradient with respect to the embeddings of `table(*rows, adapters=adapters)`,
+            including its padding; replicated on every device.
 
         Returns:
-          float32, of the form of adapters of a tower (lora.py); zeros where no image counts.
+          float32, in the form of a tower's adapters (lora.py); zeros if no image has a gradient.
         """
         with self.lock:
             shown = self._shown_by_all(*rows)
@@ -207,7 +210,7 @@ class ImageTable:
             return total
 
     def _sight(self, adapters: Params | None) -> TowerCache:
-        """What is seen with adapters: they are known by their arrays, which nothing changes."""
+        """Return the cache for adapters, which are identified by their (immutable) arrays."""
         if adapters is None:
             return self.without
         leaves = jax.tree.leaves(adapters["layers"])
@@ -219,12 +222,12 @@ class ImageTable:
         return self.sights[-1]
 
     def sides(self, met: RegisteredImage) -> tuple[int, int]:
-        """Tokens down and across an image."""
+        """Return the numbers of an image's token rows and columns."""
         merge = self.tower.images.merge_size
         return met.grid[1] // merge, met.grid[2] // merge
 
     def _shown_by_all(self, *rows: Array) -> list[RegisteredImage]:
-        """`shown` of the rows of all processes."""
+        """Return `shown` for the rows of all processes."""
         shown = self.shown(*rows)
         if process_count() == 1:
             return shown
@@ -232,14 +235,14 @@ class ImageTable:
         return self.shown(*(np.frombuffer(data, np.int32) for data in told))
 
     def shown(self, *rows: Array) -> list[RegisteredImage]:
-        """The images that rows of tokens show, each once, by rising number."""
+        """Return the images that rows of tokens show, each once, by rising number."""
         past = [np.asarray(row).reshape(-1) for row in rows]
         past = [np.zeros(0, np.int32), *(row[row >= self.vocab_size] for row in past)]
         numbers = np.unique(np.concatenate(past))
         known = [met for page in self.pages for met in page.values()]  # by rising number
         end_N = np.array([0, *(met.first + met.tokens for met in known)])
         first_N = np.array([met.first for met in known], np.int64)
-        at = np.searchsorted(first_N, numbers, side="right")  # behind the image that it may be of
+        at = np.searchsorted(first_N, numbers, side="right")  # after its image's index
         lost = numbers[numbers >= end_N[at]]
         if len(lost):
             raise ValueError(
@@ -249,7 +252,7 @@ class ImageTable:
         return [known[i - 1] for i in np.unique(at)]
 
     def _encode(self, images: list[RegisteredImage], sight: TowerCache) -> None:
-        """Has the tower look at images."""
+        """Encode images with the tower and cache their embeddings."""
         params = self._params()
         if images and sight.adapters:
             a = sight.adapters
@@ -262,7 +265,7 @@ class ImageTable:
     def _batches(
         self, images: list[RegisteredImage]
     ) -> Iterator[tuple[Grid, list[RegisteredImage], np.ndarray]]:
-        """(grid, at most AT_A_TIME images of it, patches [AT_A_TIME, P, C] with padding)."""
+        """Yield (grid, at most AT_A_TIME images of it, patches [AT_A_TIME, P, C] with padding)."""
         by_grid: dict[Grid, list[RegisteredImage]] = {}
         for met in images:
             by_grid.setdefault(met.grid, []).append(met)
@@ -275,7 +278,7 @@ class ImageTable:
                 yield grid, some, padded
 
     def _params(self) -> Params:
-        """The tower's parameters on the mesh in use."""
+        """Return the tower's parameters on the current mesh."""
         mesh, params = jax.sharding.get_mesh(), self.tower.params
         if mesh.empty:
             return params
@@ -299,7 +302,7 @@ def tower_gradient(
     grid: Grid,
     grad_NID: Array,
 ) -> Params:
-    """What the gradient with respect to images' embeddings is with respect to the adapters."""
+    """Return the adapters' gradient, given the gradient of the images' embeddings."""
     again = tower.clone(remat=True)
 
     def look(adapters):

@@ -1,8 +1,8 @@
 """Images as the vision tower reads them: resized, normalised, cut into patches. NumPy and Pillow.
 
-The numbers are those of the processor that Qwen2.5-VL was trained with (arXiv 2409.12191, section
-2.1: any resolution): an image keeps its shape as far as whole tokens allow, is resized by Pillow's
-bicubic filter, and is shown `temporal_patch_size` times, as a film that stands still.
+The results match the processor that Qwen2.5-VL was trained with (arXiv 2409.12191, section 2.1: any
+resolution). An image keeps its aspect ratio as far as whole tokens allow, is resized with Pillow's
+bicubic filter, and is repeated `temporal_patch_size` times, like a still video.
 
 Axes: H, W pixels of an image, 3 colours, P patches, C numbers of a patch.
 """
@@ -17,13 +17,13 @@ from PIL import Image
 
 from ragen_jax.storage import limits
 
-Grid = tuple[int, int, int]  # patches of an image along time (1), height and width
+Grid = tuple[int, int, int]  # numbers of patches of an image along time (1), height and width
 
 FILE = "preprocessor_config.json"
-WHOLE = "processor_config.json"  # of transformers 5, which holds FILE's fields among others
-MAX_ASPECT = 200  # of the longer side to the shorter
+WHOLE = "processor_config.json"  # written by transformers 5; contains FILE's fields
+MAX_ASPECT = 200  # largest ratio of the longer side to the shorter
 BICUBIC = 3  # Pillow's number of this filter, in FILE
-DONE = {  # field of FILE -> the one value that is done here
+DONE = {  # field of FILE -> the only supported value
     "do_resize": True,
     "do_rescale": True,
     "do_normalize": True,
@@ -34,18 +34,18 @@ DONE = {  # field of FILE -> the one value that is done here
 
 @dataclasses.dataclass(frozen=True)
 class ImageConfig:
-    """What an image is made into; defaults are those of the published Qwen2.5-VL.
+    """Settings of image preprocessing; the defaults are those of the published Qwen2.5-VL.
 
     Raises:
       ValueError: fields that no image could satisfy.
     """
 
-    min_pixels: int = 56 * 56  # of a resized image: smaller ones are enlarged
-    max_pixels: int = 16384 * 28 * 28  # larger ones are reduced
+    min_pixels: int = 56 * 56  # smaller images are enlarged to this number of pixels
+    max_pixels: int = 16384 * 28 * 28  # larger images are reduced to this number of pixels
     patch_size: int = 14  # pixels along a side of a patch
-    temporal_patch_size: int = 2  # frames of a patch
-    merge_size: int = 2  # patches along a side of what one token shows
-    image_mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)  # of colours from 0 to 1
+    temporal_patch_size: int = 2  # frames per patch
+    merge_size: int = 2  # patches along a side of the square that one token shows
+    image_mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)  # of colours in 0..1
     image_std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
 
     def __post_init__(self) -> None:
@@ -70,12 +70,12 @@ class ImageConfig:
 
     @property
     def token_side(self) -> int:
-        """Pixels along a side of what one token shows."""
+        """Pixels along a side of the square that one token shows."""
         return self.patch_size * self.merge_size
 
 
 def _three(colours: object) -> bool:
-    """Whether it is three finite numbers."""
+    """Return whether a value is three finite numbers."""
     return (
         isinstance(colours, tuple)
         and len(colours) == 3
@@ -84,13 +84,13 @@ def _three(colours: object) -> bool:
 
 
 def read_config(directory: str | Path) -> ImageConfig:
-    """The settings in a model directory's preprocessor_config.json.
+    """Read the settings in a model directory's preprocessor_config.json.
 
-    Where there is none, those in processor_config.json, as processors of transformers 5 are saved.
+    Without that file, read processor_config.json, which transformers 5 writes.
 
     Raises:
-      ValueError: there is no such file, it is damaged, says nothing of images, or asks for what is
-        not done here.
+      ValueError: neither file exists, or it is damaged, has no image settings, or asks for
+        unsupported processing.
     """
     file, whole = Path(directory) / FILE, Path(directory) / WHOLE
     if whole.exists() and not file.exists():
@@ -120,13 +120,13 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def config_from(fields: dict[str, Any], file: str = FILE) -> ImageConfig:
-    """`ImageConfig` of the fields of a preprocessor_config.json; absent ones have its defaults.
+    """Return the `ImageConfig` for the fields of a preprocessor_config.json, with its defaults.
 
-    Limits stand as min_pixels and max_pixels, by these names or as shortest_edge and longest_edge
-    (which are numbers of pixels, too) in `size`, as transformers has written them over time.
+    The limits are min_pixels and max_pixels, or shortest_edge and longest_edge in `size` (which
+    are numbers of pixels as well), depending on the version of transformers.
 
     Raises:
-      ValueError: fields that ask for what is not done here, named with `file`.
+      ValueError: fields that ask for unsupported processing; the message names `file`.
     """
     for name, known in DONE.items():
         value = fields.get(name)
@@ -147,7 +147,7 @@ def config_from(fields: dict[str, Any], file: str = FILE) -> ImageConfig:
 
 
 def to_fields(config: ImageConfig) -> dict[str, Any]:
-    """A preprocessor_config.json of the settings, for every version of transformers."""
+    """Return a preprocessor_config.json with the settings, for every version of transformers."""
     return {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2_5_VLProcessor",
@@ -160,13 +160,13 @@ def to_fields(config: ImageConfig) -> dict[str, Any]:
 
 
 def resized(height: int, width: int, config: ImageConfig) -> tuple[int, int]:
-    """(height, width) in pixels that an image is resized to: whole tokens, within the limits.
+    """Return the (height, width) in pixels to resize an image to: whole tokens, within the limits.
 
-    Each side becomes the nearest multiple of a token's. Where the limits are then exceeded, both
-    sides are first multiplied by what brings their product to the limit, and rounded inwards.
+    Each side becomes the nearest multiple of a token's side. If the limits are then violated, both
+    sides are instead scaled so that their product meets the limit, and rounded inwards.
 
     Raises:
-      ValueError: no pixels, sides too different, or too many pixels however it is resized.
+      ValueError: no pixels, too large an aspect ratio, or too many pixels even after resizing.
     """
     shown = f"an image of {height} x {width} pixels (height x width)"
     if min(height, width) < 1:
@@ -176,7 +176,7 @@ def resized(height: int, width: int, config: ImageConfig) -> tuple[int, int]:
             f"{shown}: one side is {max(height, width) / min(height, width):.1f} times the "
             f"other, expected at most {MAX_ASPECT} times; crop or pad it where it is drawn"
         )
-    # In the order of the processor's operations: what is an exact multiple must not be rounded off.
+    # The order of operations is the processor's, so that exact multiples are not rounded.
     side, sides = config.token_side, (height, width)
     h, w = (round(length / side) * side for length in sides)
     if h * w > config.max_pixels:
@@ -195,7 +195,7 @@ def resized(height: int, width: int, config: ImageConfig) -> tuple[int, int]:
 
 
 def image_grid(height: int, width: int, config: ImageConfig) -> Grid:
-    """(1, h, w): the patches of an image of so many pixels. It takes h * w / merge_size^2 tokens.
+    """Return the grid (1, h, w) of an image, which takes h * w / merge_size^2 tokens.
 
     Raises:
       ValueError: see `resized`.
@@ -205,17 +205,18 @@ def image_grid(height: int, width: int, config: ImageConfig) -> Grid:
 
 
 def preprocess(image_HW3: np.ndarray, config: ImageConfig) -> tuple[np.ndarray, Grid]:
-    """An image as the patches that `VisionTower` reads.
+    """Convert an image to the patches that `VisionTower` reads.
 
     Args:
-      image_HW3: uint8, red, green, blue from 0 to 255.
+      image_HW3: uint8; red, green and blue from 0 to 255.
 
     Returns:
       (float32 [P, C], the grid (1, h, w) with P = h * w). Squares of merge_size x merge_size
-      patches row by row, the patches of a square behind each other; C: colour, frame, row, column.
+      patches come row by row, the patches of a square consecutively. The order within C is colour,
+      frame, row, column.
 
     Raises:
-      ValueError: another dtype or shape, or see `resized`.
+      ValueError: a wrong dtype or shape, or see `resized`.
     """
     image_HW3 = np.asarray(image_HW3)
     if image_HW3.dtype != np.uint8 or image_HW3.ndim != 3 or image_HW3.shape[2] != 3:
@@ -233,6 +234,6 @@ def preprocess(image_HW3: np.ndarray, config: ImageConfig) -> tuple[np.ndarray, 
     rows, columns = h // c.token_side, w // c.token_side
     m, p = c.merge_size, c.patch_size
     patches = colour.reshape(rows, m, p, columns, m, p, 3)
-    patches = patches.transpose(0, 3, 1, 4, 6, 2, 5)  # row, column, row and column in it, 3, p, p
+    patches = patches.transpose(0, 3, 1, 4, 6, 2, 5)  # row, column, row and column within, 3, p, p
     frames = np.repeat(patches[:, :, :, :, :, None], c.temporal_patch_size, axis=5)
     return frames.reshape(rows * m * columns * m, -1), (1, rows * m, columns * m)

@@ -1,14 +1,15 @@
-"""Images in rows of tokens: what the tokens of an image show, and at which positions they stand.
+"""Images in rows of tokens: embeddings and positions of an image's tokens.
 
-In a row an image is one `<|vision_start|>`, a token for each merged square of the image, and an
-end. The tokens of an image are numbers past the vocabulary, every image's its own
-(image_table.py): rows that show other images are other rows, wherever rows are compared, and
-what a policy samples is never an image. What these numbers stand for is a table, `Images`,
-which goes with the parameters, as `params["images"]`.
+In a row, an image is a `<|vision_start|>`, a token for each merged square of the image, and an end.
+The tokens of an image are numbers past the vocabulary, unique to that image (image_table.py). So
+rows that show different images differ wherever rows are compared, and a policy never samples an
+image. The table `Images` maps these numbers to embeddings; it is stored with the parameters, as
+`params["images"]`.
 
-A token has three position ids (multimodal rotary positions, arXiv 2409.12191, section 2.1): for
-text all three count on; the tokens of an image share the first, the second counts their rows and
-the third their columns, from where the text stopped; text goes on behind the largest.
+A token has three position ids (multimodal rotary positions, arXiv 2409.12191, section 2.1). For
+text, all three increase together. The tokens of an image share the first id; the second counts
+their rows and the third their columns, starting where the text stopped. The text after an image
+continues after the largest id.
 
 Axes: B rows, T tokens, I tokens of images, D width; 3: time, row, column.
 """
@@ -23,27 +24,27 @@ import numpy as np
 from ragen_jax.core.sharding import constrain
 from ragen_jax.core.types import Array, Params
 
-NO_TOKEN = np.iinfo(np.int32).max  # behind the last row of a table that has room for more
+NO_TOKEN = np.iinfo(np.int32).max  # in the unused rows at the end of a table
 
 
 @flax.struct.dataclass
 class Images:
-    """What tokens past the vocabulary stand for, by rising number."""
+    """The image tokens that tokens past the vocabulary stand for, by rising number."""
 
-    token_I: Array  # int32, NO_TOKEN behind the last
-    embed_ID: Array  # of `VisionTower`
+    token_I: Array  # int32, NO_TOKEN after the last
+    embed_ID: Array  # embeddings from `VisionTower`
     place_I2: Array  # int32, row and column within the image
-    step_I: Array  # int32, how far positions go on behind it: 0, at an image's end its longer side
+    step_I: Array  # int32, position increment after it: an image's longer side at its end, else 0
 
 
 def table(shown: Sequence[tuple[int, int, int]], embed_ID: Array, room: int) -> Images:
-    """The `Images` of some images.
+    """Build the `Images` for some images.
 
     Args:
-      shown: the number of its first token, and rows and columns of its tokens, of each image, by
-        rising number.
-      embed_ID: what their tokens show, image after image.
-      room: rows of the table, at least those of embed_ID.
+      shown: (number of its first token, rows, columns of its tokens) of each image, by rising
+        number.
+      embed_ID: embeddings of their tokens, image after image.
+      room: number of rows of the table, at least that of embed_ID.
     """
     token_I = np.full(room, NO_TOKEN, np.int32)
     place_I2 = np.zeros((room, 2), np.int32)
@@ -62,26 +63,27 @@ def table(shown: Sequence[tuple[int, int, int]], embed_ID: Array, room: int) -> 
 
 
 def of_params(params: Params) -> Images | None:
-    """The table among the parameters; None: nothing is shown."""
+    """Return the table stored with the parameters; None if there is none."""
     return params.get("images")
 
 
 def _find(tokens: Array, images: Images) -> tuple[jax.Array, jax.Array]:
-    """(row of the table, whether it is the token's), of each token."""
+    """Return (row of the table, whether that row is the token's) for each token."""
     token_I = jnp.asarray(images.token_I)
     index = jnp.minimum(jnp.searchsorted(token_I, tokens), len(token_I) - 1)
     return index, token_I[index] == tokens
 
 
 def _steps(images: Images, index: jax.Array, shown: jax.Array) -> jax.Array:
-    """int32: how far positions go on behind each token; index, shown: of `_find`."""
+    """Return the int32 position increment after each token; index, shown: results of `_find`."""
     return jnp.where(shown, jnp.asarray(images.step_I)[index], 1)
 
 
 def splice(x_BTD: jax.Array, tokens_BT: Array, images: Images, vocab_size: int) -> jax.Array:
-    """The embeddings of tokens, those of images in their places, in the dtype of `x_BTD`.
+    """Return embeddings of tokens, with image embeddings inserted, in the dtype of `x_BTD`.
 
-    A token past the vocabulary that the table has not is NaN. Gradients flow to both.
+    A token past the vocabulary that is not in the table becomes NaN. Gradients flow to both the
+    text and the image embeddings.
     """
     index_BT, shown_BT = _find(tokens_BT, images)
     embed_ID = constrain(jnp.asarray(images.embed_ID), None, None)
@@ -90,11 +92,11 @@ def splice(x_BTD: jax.Array, tokens_BT: Array, images: Images, vocab_size: int) 
 
 
 def token_positions(params: Params, tokens_BT: Array, start_B: Array | None = None) -> jax.Array:
-    """The position ids of new tokens: int32 [B, T], or [3, B, T] where a table is there.
+    """Return the position ids of new tokens: int32 [B, T], or [3, B, T] with an image table.
 
     Args:
-      params: with the table of the images that the tokens show.
-      start_B: the position of the first token of each row; None: 0.
+      params: parameters, including the table of the images that the tokens show, if any.
+      start_B: position of the first token of each row; None: 0.
     """
     B, T = tokens_BT.shape
     first_B1 = (jnp.zeros(B, jnp.int32) if start_B is None else jnp.asarray(start_B))[:, None]
@@ -111,9 +113,9 @@ def token_positions(params: Params, tokens_BT: Array, start_B: Array | None = No
 def position_behind(
     params: Params, tokens_BT: Array, count_B: Array, start_B: Array | None = None
 ) -> jax.Array:
-    """int32 [B]: the position behind each row's first `count_B` tokens.
+    """Return the position after each row's first `count_B` tokens, int32 [B].
 
-    Args: as in `token_positions`.
+    The other arguments are those of `token_positions`.
     """
     images = of_params(params)
     start_B = jnp.zeros_like(count_B) if start_B is None else jnp.asarray(start_B)

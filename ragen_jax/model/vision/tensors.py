@@ -1,9 +1,9 @@
-"""The vision tower's parameters as tensors of a checkpoint of Qwen2.5-VL, for both directions.
+"""Read and write the vision tower's parameters as tensors of a Qwen2.5-VL checkpoint.
 
-Read and written as weights.py does it, with two differences: a checkpoint holds queries, keys and
-values as one matrix, of which each is a third of the rows, and the kernel of the patch embedding as
-that of a convolution, [outputs, channels, frames, height, width]. Our parameters hold the layers
-stacked and the heads as an axis (see vision.py). Names are those of published files.
+This works as in weights.py, with two differences: a checkpoint holds queries, keys and values as
+one matrix, with a third of the rows each, and the kernel of the patch embedding as that of a
+convolution, [outputs, channels, frames, height, width]. Our parameters have the layers stacked and
+the heads as an axis (see tower.py). Names are those of published files.
 """
 
 import dataclasses
@@ -28,23 +28,23 @@ PREFIX = "visual."
 
 
 class Source(NamedTuple):
-    """Where a module's parameters are in the files."""
+    """The location of a module's parameters in the files."""
 
-    name: str  # of the tensors, before `.weight` and `.bias`; "{}" is the layer's number
-    third: int | None = None  # which third of the tensor's rows; None: all of them
-    layout: str = SPLIT  # of the kernel
+    name: str  # name of the tensors, before `.weight` and `.bias`; "{}" is the layer's number
+    third: int | None = None  # which third of the tensor's rows; None: all rows
+    layout: str = SPLIT  # layout of the kernel
 
 
 class Leaf(NamedTuple):
     """One parameter and where it is in the files."""
 
     path: tuple[str, ...]
-    names: tuple[str, ...]  # of its tensors, one a layer for a stacked leaf
+    names: tuple[str, ...]  # names of its tensors, one per layer for a stacked leaf
     layout: str
-    shape: Shape  # of the whole leaf
+    shape: Shape  # shape of the whole leaf
     stacked: bool
-    third: int | None  # of `Source`
-    tensor_shape: Shape  # of the whole tensor
+    third: int | None  # see `Source`
+    tensor_shape: Shape  # shape of the whole tensor
 
 
 # Path of a module -> its tensors.
@@ -67,7 +67,7 @@ MODULES: dict[tuple[str, ...], Source] = {
 
 @functools.cache
 def plan(config: VisionConfig) -> tuple[Leaf, ...]:
-    """Every parameter of a tower, in the order of MODULES."""
+    """List every parameter of a tower, in the order of MODULES."""
     abstract = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
     leaves, order = [], list(MODULES)
     for path, leaf in sorted(
@@ -90,7 +90,7 @@ def plan(config: VisionConfig) -> tuple[Leaf, ...]:
 
 
 def check_tensors(directory: str | Path, config: VisionConfig, tensors: Tensors) -> None:
-    """Raises ValueError unless the tensors of published names are the tower's, in its shapes."""
+    """Raise ValueError unless the tensors under published names match the tower's shapes."""
     want = {name: leaf.tensor_shape for leaf in plan(config) for name in leaf.names}
     there = {name for name in tensors if name.startswith(PREFIX)}
     weights.check_stored(directory, want, there - want.keys(), tensors)
@@ -98,10 +98,10 @@ def check_tensors(directory: str | Path, config: VisionConfig, tensors: Tensors)
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """An open file, of whose tensor a parameter is some rows, all other axes as one."""
+    """An open file in which a parameter is some rows of a tensor, with all other axes flattened."""
 
     file: Any
-    first: int  # of the rows
+    first: int  # first row
 
     def get_slice(self, name: str) -> "_Cut":
         return _Cut(self.file.get_slice(name), self.first)
@@ -109,7 +109,7 @@ class _Rows:
 
 @dataclasses.dataclass(frozen=True)
 class _Cut:
-    """What `_Rows` opens, for weights.py to cut."""
+    """A tensor opened by `_Rows`, for weights.py to slice."""
 
     tensor: Slice
     first: int
@@ -119,19 +119,19 @@ class _Cut:
         rows = slice(rows.start + self.first, rows.stop + self.first)
         if len(self.tensor.get_shape()) == len(index):
             return self.tensor[(rows, *columns)]
-        piece = self.tensor[rows]  # of a convolution
+        piece = self.tensor[rows]  # rows of a convolution's kernel
         return piece.reshape(len(piece), -1)[:, *columns]
 
 
 def read(tensors: Tensors, config: VisionConfig, shardings: Params | None = None) -> Params:
-    """The tower's parameters, each read once and put on the devices that hold it.
+    """Read the tower's parameters; each is read once and put on the devices that hold it.
 
     Args:
-      tensors: by published names, after `check_tensors`.
+      tensors: tensors under published names, after `check_tensors`.
       shardings: a `Sharding` for every parameter; None: the default device.
 
     Returns:
-      arrays of config.dtype, in which the tower multiplies them; scales of norms in float32.
+      Arrays of config.dtype, in which the tower multiplies them; scales of norms are float32.
 
     Raises:
       ValueError: a tensor is not finite.
@@ -145,7 +145,7 @@ def read(tensors: Tensors, config: VisionConfig, shardings: Params | None = None
 
 
 def _reader(tensors: Tensors, leaf: Leaf, dtype: str) -> Callable[[Bounds | None], np.ndarray]:
-    """What reads a parameter, or a part of it."""
+    """Return a function that reads a parameter, or a part of it."""
     first = leaf.tensor_shape[0] // 3 * (leaf.third or 0)
     files = {name: _Rows(tensors[name], first) for name in leaf.names}
 
@@ -160,10 +160,10 @@ def _reader(tensors: Tensors, leaf: Leaf, dtype: str) -> Callable[[Bounds | None
 
 
 def stored(config: VisionConfig, params: Params) -> list[StoredTensor]:
-    """The tensors of a tower's parameters.
+    """Return the tensors of a tower's parameters.
 
     Raises:
-      ValueError: the parameters are not the tower's.
+      ValueError: the parameters do not fit the tower.
     """
     leaves = plan(config)
     weights.check_shapes({leaf.path: leaf.shape for leaf in leaves}, params, "the tower's")

@@ -1,10 +1,10 @@
 """The vision tower of Qwen2.5-VL as a Flax module: pixel patches -> embeddings of image tokens.
 
-A transformer over the patches of one image (arXiv 2502.13923, section 2.1.1): every patch is turned
-by its row and its column, most layers attend within square windows, a few to the whole image; at
-the end each square of `spatial_merge_size` x `spatial_merge_size` patches becomes one token of the
-language model. Patches come, and stay, in the order of images.py: the squares row by row, the
-patches of a square one behind the other. Windows are index tables, made from the grid on the host.
+A transformer over the patches of an image (arXiv 2502.13923, section 2.1.1). Rotary positions are a
+patch's row and column; most layers attend within square windows, a few to the whole image. At the
+end each square of `spatial_merge_size` x `spatial_merge_size` patches becomes one token of the
+language model. Patches keep the order of images.py: the squares row by row, the patches of a square
+consecutively. Windows are index tables, computed from the grid on the host.
 
 Axes: N images of one grid, P patches, C numbers of a patch, D width, H heads, W windows, S patches
 of a window, L layers.
@@ -28,14 +28,14 @@ from ragen_jax.model.vision.images import FILE, Grid, ImageConfig
 
 ROPE_THETA = 1e4
 NORM_EPS = 1e-6
-QUERIES = 1024  # of an image that are scored at a time where all patches are read
+QUERIES = 1024  # queries of an image scored at a time in layers that read all patches
 
 
 # ---------------------------------------------------------------- from the grid, on the host
 
 
 def check_grid(grid: Grid, merge: int) -> None:
-    """Raises ValueError unless it is the grid of an image that divides into merged squares."""
+    """Raise ValueError unless a grid is an image's and divides into merged squares."""
     t, h, w = grid
     if t != 1 or h < 1 or w < 1 or h % merge or w % merge:
         raise ValueError(
@@ -45,7 +45,7 @@ def check_grid(grid: Grid, merge: int) -> None:
 
 
 def patch_positions(grid: Grid, merge: int) -> np.ndarray:
-    """int32 [P, 2], the row and column of each patch, in the order of patches.
+    """Return the row and column of each patch, int32 [P, 2], in the order of patches.
 
     Raises:
       ValueError: see `check_grid`.
@@ -57,18 +57,19 @@ def patch_positions(grid: Grid, merge: int) -> np.ndarray:
 
 
 def windows(grid: Grid, merge: int, side: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which patches are in which window.
+    """Assign patches to windows.
 
-    Windows lie side by side from the upper left corner; those at the right and lower edge hold what
-    is left.
+    Windows tile the image from the upper left corner; those at the right and lower edges may be
+    smaller.
 
     Args:
-      grid: of the image. merge: patches along a side of a merged square.
+      grid: grid of the image.
+      merge: patches along a side of a merged square.
       side: merged squares along a side of a window.
 
     Returns:
-      (patch_WS int32: the patches of every window, in order, then zeros; real_WS bool: which of
-      them are no padding; place_P int32: where each patch is in the flattened patch_WS).
+      (patch_WS int32: the patches of every window, in order, then zeros; real_WS bool: False for
+      padding; place_P int32: index of each patch in the flattened patch_WS).
 
     Raises:
       ValueError: see `check_grid`.
@@ -90,9 +91,10 @@ def windows(grid: Grid, merge: int, side: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, real: np.ndarray | None = None) -> jax.Array:
-    """Softmax attention [..., Q, H, d] of queries over [..., K, H, d]; real: [..., K], None: all.
+    """Return softmax attention [..., Q, H, d] over k, v [..., K, H, d].
 
-    Scores are float32, the result has the dtype of v.
+    `real`, [..., K], is False for padding (None: no padding). Scores are float32; the result has
+    the dtype of v.
     """
     score = jnp.einsum("...qhd,...khd->...hqk", q, k, preferred_element_type=jnp.float32)
     score = score * q.shape[-1] ** -0.5
@@ -103,7 +105,7 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, real: np.ndarray | None = 
 
 
 def attend_to_all(q_NPHD: jax.Array, k_NPHD: jax.Array, v_NPHD: jax.Array) -> jax.Array:
-    """Attention of every patch to all of its image, `QUERIES` at a time: [N, P, H, D]."""
+    """Return attention of every patch to its whole image, `QUERIES` at a time: [N, P, H, D]."""
 
     def one(q_NHD):
         return _attend(q_NHD[:, None], k_NPHD, v_NPHD)[:, 0]
@@ -122,7 +124,7 @@ def attend_in_windows(
     real_WS: np.ndarray,
     place_P: np.ndarray,
 ) -> jax.Array:
-    """Attention of every patch to those of its window: [N, P, H, D]; tables: of `windows`."""
+    """Return attention of patches within windows, [N, P, H, D]; the tables are from `windows`."""
     N, P, H, D = q_NPHD.shape
     q, k, v = (x[:, patch_WS] for x in (q_NPHD, k_NPHD, v_NPHD))  # [N, W, S, H, D]
     return _attend(q, k, v, real_WS).reshape(N, -1, H, D)[:, place_P]
@@ -132,7 +134,7 @@ def attend_in_windows(
 
 
 class VisionBlock(nn.Module):
-    """One layer. Its carry is x_NPD; `whole` says whether it reads the whole image."""
+    """A layer. Its carry is x_NPD; `whole` is whether it reads the whole image."""
 
     config: VisionConfig
     grid: Grid
@@ -170,7 +172,7 @@ class VisionBlock(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Pixel patches of images of one grid -> the embeddings of their tokens."""
+    """Map pixel patches of images of one grid to the embeddings of their tokens."""
 
     config: VisionConfig
     remat: bool = False  # recompute each layer's activations in the backward pass
@@ -181,17 +183,17 @@ class VisionTower(nn.Module):
 
     @nn.compact
     def __call__(self, pixels_NPC: jax.Array, grid: Grid) -> jax.Array:
-        """Runs the tower.
+        """Run the tower.
 
         Args:
-          pixels_NPC: float32 patches of `images.preprocess`, one image or several of this grid.
+          pixels_NPC: float32 patches from `images.preprocess`, of one or more images of this grid.
           grid: (1, h, w), static under jit.
 
         Returns:
           [N, P / spatial_merge_size ** 2, out_hidden_size] in the config's dtype.
 
         Raises:
-          ValueError: patches that are not of this grid or config.
+          ValueError: patches that do not fit this grid or config.
         """
         c = self.config
         check_grid(grid, c.spatial_merge_size)
@@ -213,7 +215,7 @@ class VisionTower(nn.Module):
         angle_P1F = jnp.asarray(angle.reshape(P, 1, 2 * quarter), jnp.float32)
         whole_L = jnp.zeros(c.depth, bool).at[jnp.array(c.fullatt_block_indexes, int)].set(True)
         block = nn.remat(VisionBlock, prevent_cse=False) if self.remat else VisionBlock
-        layers: Any = nn.scan(  # typed as VisionBlock, whose flag it takes stacked
+        layers: Any = nn.scan(  # Any: nn.scan is typed as VisionBlock but takes stacked flags
             block,
             variable_axes={"params": 0},
             split_rngs={"params": True},
@@ -235,19 +237,19 @@ class VisionTower(nn.Module):
 
 
 def _init(config: VisionConfig, key: jax.Array) -> Params:
-    """Fresh parameters, which name their axes."""
+    """Return new parameters with named axes."""
     merge = config.spatial_merge_size
     pixels = jnp.zeros((1, merge**2, config.patch_numbers))
     return VisionTower(config).init(key, pixels, (1, merge, merge))["params"]
 
 
 def init_params(config: VisionConfig, key: jax.Array) -> Params:
-    """Fresh parameters of a tower, on the default device: a plain nested dict of float32."""
+    """Return new parameters of a tower on the default device: a plain nested dict of float32."""
     return nn.unbox(_init(config, key))
 
 
 def param_shardings(config: VisionConfig, mesh: Mesh) -> Params:
-    """A NamedSharding for every parameter of a tower, by the rules of sharding.py."""
+    """Return a NamedSharding for every parameter of a tower, by the rules of core/sharding.py."""
     return boxed_shardings(
         jax.eval_shape(functools.partial(_init, config), jax.random.key(0)), mesh
     )
@@ -258,10 +260,10 @@ def param_shardings(config: VisionConfig, mesh: Mesh) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class Tower:
-    """A tower that stands beside a language model, frozen, and what images are made into for it.
+    """A frozen vision tower of a language model, and its image preprocessing settings.
 
     Raises:
-      ValueError: patches of another size than the tower's.
+      ValueError: the two have different patch sizes.
     """
 
     model: VisionTower
@@ -285,7 +287,9 @@ class Tower:
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def see(model: VisionTower, params: Params, pixels_NPC: jax.Array, grid: Grid) -> jax.Array:
-    """The embeddings [N, tokens, out_hidden_size] of images, whole on every device; see
-    `VisionTower.__call__`."""
+    """Return image embeddings [N, tokens, out_hidden_size], replicated on every device.
+
+    See `VisionTower.__call__`.
+    """
     embed_NID: Any = model.apply({"params": params}, jnp.asarray(pixels_NPC), grid)
     return constrain(embed_NID, None, None, None)
