@@ -510,7 +510,7 @@ def test_a_pool_of_live_problems_is_refused():
     config.env.pool = 64
     build_environment(config, "train")
     config.env.options.replay = False
-    with pytest.raises(ValueError, match="config.env.pool is 64; accepted: 0, because .*again"):
+    with pytest.raises(ValueError, match="config.env.pool is 64; accepted: 0, because .*repeat"):
         build_environment(config, "train")
 
 

@@ -192,7 +192,10 @@ def test_pauses_double_and_are_of_the_seed(monkeypatch):
             ({"url": url}, "url must have the form http://HOST:PORT, got")
             for url in ("", "host:80", None)
         ),
-        *(({"url": url}, "url must be") for url in ("ftp://h:1", "http://:80", "http://h:99999")),
+        *(
+            ({"url": url}, "url must have the form")
+            for url in ("ftp://h:1", "http://:80", "http://h:99999")
+        ),
         ({"protocol": "REST"}, "protocol must be one of ragen, search_r1, got 'REST'"),
         *(({"time_limit": x}, "time_limit must be a positive") for x in (0, -1, float("nan"))),
         *(({"tries": x}, "tries must be a whole number") for x in (0, 1.5)),
@@ -232,7 +235,7 @@ def test_requests_may_leave_out_the_number():
     "body, reason",
     [
         (b"{", "not JSON"),
-        (b"3", "not JSON object"),
+        (b"3", "no JSON object"),
         (b"{}", "holds query and top_k, or queries and topk"),
         (b'{"query": 3}', "query must hold texts, got 3"),
         (b'{"queries": "a"}', "queries must be a list"),

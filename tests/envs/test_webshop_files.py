@@ -425,7 +425,7 @@ def test_check_data_tells_what_is_in_the_files(given, tmp_path):
     assert (code, err) == (0, "")
     told, *lines = out.splitlines()
     goals = sum(map(count, catalogue))
-    assert told.startswith(f"webshop: reading {options['path']} (once; cached in ")
+    assert told.startswith(f"webshop: reading {options['path']} (once; kept in ")
     assert lines[:6] == [
         f"webshop: {options['path']}",
         f"  fields      {', '.join(files.FIELDS)}",

@@ -442,7 +442,7 @@ def test_save_rejects_other_adapters(tmp_path):
     _, _, adapters = build(UNROLLED, ("q", "o"))
     with pytest.raises(ValueError, match="have the targets q, o; expected q, up"):
         save(tmp_path / "x", UNROLLED, adapters, targets=("q", "up"))
-    with pytest.raises(ValueError, match=r"q/lora_a has shape \(2, 12, 3\), rank 4.*\(2, 12, 4\)"):
+    with pytest.raises(ValueError, match=r"q/lora_a has shape \(2, 12, 3\); rank 4.*\(2, 12, 4\)"):
         save(tmp_path / "x", UNROLLED, adapters, targets=("q", "o"), rank=4)
     assert not list(tmp_path.iterdir())
 

@@ -158,7 +158,7 @@ def test_a_tower_on_a_mesh_and_in_a_dtype(saved):
 def test_a_model_that_does_not_see_has_no_tower(language_model):
     assert hf.load_tower(language_model) is None
     model, params, tokenizer = hf.load(language_model)
-    with pytest.raises(ValueError, match="tower was passed, but models of family 'qwen2' do not"):
+    with pytest.raises(ValueError, match="tower was passed, but models of family 'qwen2' have no"):
         hf.save(language_model, model, params, tokenizer, tower=TOWER)
 
 
@@ -429,7 +429,7 @@ def test_a_directory_must_say_what_images_are_made_into(saved):
         hf.load_tower(saved)
     (saved / images.FILE).write_text(fields)
     edit_json(saved / images.FILE, patch_size=14)
-    with pytest.raises(ValueError, match="patch_size 14, but .*patch_size 4: expected the same"):
+    with pytest.raises(ValueError, match="patch_size 14, but .*patch_size 4; expected the same"):
         hf.load_tower(saved)
 
 

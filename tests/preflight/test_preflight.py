@@ -214,7 +214,11 @@ def plan(config=None, **overrides):
     config = config or sokoban.get_config()
     config.update_from_flattened_dict(overrides)
     found = programs.programs(
-        config, jax.devices()[:1], DIAGNOSTICS.values(), prompt_tokens=40, observation_tokens=8
+        config,
+        jax.devices()[:1],
+        [d.programs for d in DIAGNOSTICS.values() if d.programs],
+        prompt_tokens=40,
+        observation_tokens=8,
     )
     return {program.name: program for program in found}
 
@@ -639,7 +643,7 @@ def test_report():
 def test_complaints_name_the_excess_and_what_helps():
     lines = list(complaints([result(), result("score", 20.5, False)], CHIP))
     assert len(lines) == 1
-    assert "score does not fit: 20.50 GiB, 4.50 more" in lines[0]
+    assert "score does not fit: 20.50 GiB, 4.50 GiB more than" in lines[0]
     assert "optimizer.micro_batch" in lines[0]
 
 

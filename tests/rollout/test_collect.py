@@ -103,7 +103,7 @@ def test_the_step_has_equal_groups_for_everything_behind_it(player):
 def test_too_few_groups_and_wrong_judgements_are_refused(player):
     with pytest.raises(ValueError, match=r"4 groups were requested, but 2 round\(s\) played 2"):
         collect_groups(player(["x", "x"]), differ_in_reward, wanted=4, max_rounds=2)
-    with pytest.raises(ValueError, match=r"2 groups were played, but \(3,\) judged"):
+    with pytest.raises(ValueError, match=r"2 groups were played, but scores have shape \(3,\)"):
         collect_groups(player(["xx"]), lambda episodes: [True] * 3, wanted=2, max_rounds=2)
 
 

@@ -82,7 +82,7 @@ class Whole:
 def whole(agent, tmp_path_factory):
     """`Whole`; made once, not to be changed."""
     config, played, behind = make_config(agent), {}, {}
-    play, of_step = ahead.play, ahead.RolloutQueue.get_rollout
+    play, get_rollout = ahead.play, ahead.RolloutQueue.get_rollout
 
     def noted(run, policy, state, step):
         played[step] = jax.device_get(policy)
@@ -90,13 +90,13 @@ def whole(agent, tmp_path_factory):
 
     def seen(rollouts, stage, policy, state, step):
         behind[step - 1] = jax.device_get(policy)
-        return of_step(rollouts, stage, policy, state, step)
+        return get_rollout(rollouts, stage, policy, state, step)
 
     workdir = tmp_path_factory.mktemp("ahead") / "whole"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(agent.home))
         patch.setattr(ahead, "play", noted)
-        patch.setattr(ahead.RolloutQueue, "of_step", seen)
+        patch.setattr(ahead.RolloutQueue, "get_rollout", seen)
         assert train.train(config, workdir) == 0
     return Whole(workdir, played, behind)
 

@@ -131,7 +131,7 @@ def test_damaged_ones_are_set_aside_up_to_a_good_one(opened, tmp_path):
     flip(arrays_of(folder, 5))
     flip(arrays_of(folder, 1))
     told = set_damaged_aside(folder)
-    assert len(told) == 2 and "step 7 is damaged" in told[0] and "is gone" in told[0]
+    assert len(told) == 2 and "step 7 is damaged" in told[0] and "is missing" in told[0]
     assert all("resuming after step 2" in line for line in told)
     assert sorted(path.name for path in (tmp_path / "damaged").iterdir()) == ["5-1", "7-1"]
     checkpoints = opened(keep=4)

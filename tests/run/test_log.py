@@ -364,7 +364,7 @@ def test_eval_line_by_hand():
         "eval/valid_rate": 0.75,
     }
     assert eval_line(20, row) == (
-        "  eval at step 20: success 0.500 (95 % CI0.030)  return -1.00  valid replies 0.750"
+        "  eval at step 20: success 0.500 ± 0.030 (95 % CI)  return -1.00  valid replies 0.750"
     )
 
 
@@ -410,7 +410,7 @@ def test_learning_curve_by_hand(tmp_path, make_episode):
         "  step    30  0.250  " + "#" * 12,
         "  step    40  0.750  " + "#" * 38,
         "  step    50  1.000  " + "#" * 50,
-        "  gained +41.7 points (95 % CI55.8)",
+        "  gained +41.7 ± 55.8 points (95 % CI)",
     ]
 
 

@@ -11,7 +11,7 @@ from test_score_values import rows_of
 from ragen_jax.model import hf
 from ragen_jax.score import encode
 
-LINE = "the chat template writes the date: prompts are rendered with today's, 2026-11-26; --date="
+LINE = "the chat template writes the date: prompts are rendered with today's, 2026-11-26; set "
 
 
 @pytest.fixture

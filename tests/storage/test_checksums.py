@@ -52,7 +52,7 @@ def name_in(folder, name):
 @pytest.mark.parametrize(
     "change, told",
     [
-        (lambda folder: (folder / "d/b").unlink(), "d/b is gone"),
+        (lambda folder: (folder / "d/b").unlink(), "d/b is missing"),
         (lambda folder: (folder / "d/b").write_bytes(b""), "d/b has changed since it was written"),
         (lambda folder: (folder / CHECKSUMS).write_text('{"crc'), "checksums.json is damaged"),
         (lambda folder: (folder / CHECKSUMS).write_text("[]"), "checksums.json is damaged"),
