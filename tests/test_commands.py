@@ -335,7 +335,7 @@ def test_a_run_goes_on_with_the_settings_in_its_folder(run, tmp_path):
     other = ["--config.rollout.groups=4", "--config.seed=1", "--config.checkpoint.keep=3"]
     code, _, err = call("ragen_jax.train", f"--workdir={workdir}", *other)
     assert code == 2 and len(err.splitlines()) == 1
-    was = "holds a run with config.rollout.groups=2, config.seed=0, but this command sets 4, 1"
+    was = "holds a run with config.rollout.groups=2, config.seed=0, but this command has 4, 1; use"
     assert was in err and "These may change: steps, eval., checkpoint., stopping." in err
     assert json.loads((workdir / "config.json").read_text()) == json.loads(held.to_json())
 
