@@ -25,19 +25,19 @@ COMMANDS = {
 
 
 def listed() -> str:
-    """What is printed where no command is named."""
+    """Return the text that is printed if no command is named."""
     lines = ["ragen_jax: RL for LLM agents in JAX, with collapse diagnosis built in", ""]
     lines += [f"  python -m ragen_jax.{name:<11} {what}" for name, what in COMMANDS.items()]
     return "\n".join([*lines, "", "Help for a command: python -m ragen_jax.train --help"])
 
 
 def run(name: str) -> None:
-    """Runs a command as `python -m ragen_jax.NAME` does, with the words of sys.argv."""
+    """Run a command as `python -m ragen_jax.NAME` does, with the words of sys.argv."""
     runpy.run_module(f"ragen_jax.{name}", run_name="__main__", alter_sys=True)
 
 
 def script() -> None:
-    """Runs the command that a console script is called after: ragen-train."""
+    """Run the command that the console script is named after, such as ragen-train."""
     run(Path(sys.argv[0]).stem.removeprefix("ragen-").replace("-", "_"))
 
 

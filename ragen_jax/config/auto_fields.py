@@ -1,7 +1,7 @@
-"""What a config leaves open until its other fields, its model and the devices are known.
+"""Config fields left open until the other fields, the model and the devices are known.
 
-configs/presets.py holds the values of preset llm. Commands call `settle` before they check a
-config, and config.json of a run holds what came of it.
+configs/presets.py holds the values of preset llm. Commands call `fill_auto_fields` before they
+check a config, and the config.json of a run holds the filled values.
 """
 
 import datetime
@@ -30,7 +30,7 @@ def is_open(config: ConfigDict) -> bool:
 
 
 def need_path(config: ConfigDict) -> None:
-    """Raises ValueError where preset llm was given no model."""
+    """Raise ValueError if preset llm was given no model."""
     if config.model.path is None:
         raise ValueError(
             "config.model.path is None; preset llm needs --config.model.path=DIR_OR_HUB_ID, a "
@@ -39,7 +39,7 @@ def need_path(config: ConfigDict) -> None:
 
 
 def fill_auto_fields(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
-    """Fills in the open fields of a config, in place; what is set stays as it is.
+    """Fill in the open fields of a config, in place; fields that are set stay unchanged.
 
     Args:
       devices: those of the run, or of the topology that it is planned for.

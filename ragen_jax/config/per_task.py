@@ -34,7 +34,7 @@ def step_groups(config: ConfigDict) -> int:
 
 
 def is_due(every: int, step: int) -> bool:
-    """Whether what is done every so many steps (0: never) is done in this one."""
+    """Return whether an action with an interval in steps (0: never) is due in this step."""
     return every > 0 and step % every == 0
 
 

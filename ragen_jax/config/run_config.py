@@ -1,6 +1,6 @@
 """The config of an earlier run in the form of a config file, whose argument is the run's folder.
 
-command.py reads it where a command is given a run's --workdir and no --config.
+command_line.py reads it if a command gets the --workdir of a run and no --config.
 """
 
 from ml_collections import ConfigDict

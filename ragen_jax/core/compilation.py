@@ -1,4 +1,4 @@
-"""Compiling a program without running it."""
+"""Compile a program without running it."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from jax.stages import Wrapped
 
 
 def compiled(function: Wrapped, *args: Any, **keywords: Any) -> Any:
-    """Compiles a jitted function for these arrays or their shapes -> shapes of what it returns."""
+    """Compile a jitted function for these arrays or shapes; return the shapes of its outputs."""
     lowered = function.lower(*args, **keywords)
     shardings = lowered.compile().output_shardings
-    if jax.sharding.get_mesh().empty:  # what it returns may lie anywhere
+    if jax.sharding.get_mesh().empty:  # the outputs may be placed anywhere
         shardings = jax.tree.map(lambda _: None, lowered.out_info)
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -20,6 +20,6 @@ def compiled(function: Wrapped, *args: Any, **keywords: Any) -> Any:
 
 
 def struct_of(x: Any) -> jax.ShapeDtypeStruct:
-    """The shape of an array, and where it lies if that is settled (`jax.Array.committed`)."""
+    """Return an array's shape and dtype, and its sharding if committed (`jax.Array.committed`)."""
     sharding = x.sharding if getattr(x, "committed", False) else None
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

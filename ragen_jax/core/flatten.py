@@ -5,7 +5,7 @@ from typing import Any
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a.b": value} of nested settings; a section without a field is a value itself."""
+    """Return nested settings as {"a.b": value}; an empty section is kept as a value."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:

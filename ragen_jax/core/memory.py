@@ -1,4 +1,4 @@
-"""The process's memory: freed blocks are kept for the next step, and how much is in use."""
+"""The process's memory: keep freed blocks for the next step, and measure the memory in use."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_freed_memory(one_arena: bool = False) -> None:
-    """Tells glibc's malloc to reuse large blocks; elsewhere than on Linux with glibc, nothing.
+    """Make glibc's malloc reuse large blocks; do nothing except on Linux with glibc.
 
     XLA's CPU backend allocates the temporary buffers of every call anew. glibc serves blocks of
     some megabytes by mmap and unmaps them when freed, so that each step of the tiny agent faults
@@ -45,7 +45,7 @@ def memory_metrics() -> Metrics:
     """Memory in use, in GiB: throughput/host_memory_gib, of this process in RAM, and of the fullest
     of its devices device_memory_gib and device_memory_peak_gib, the most since it started.
 
-    What the system does not tell is left out: CPU devices have no memory of their own.
+    Figures that the system does not report are left out: CPU devices have no separate memory.
     """
     metrics = {}
     if STATM.exists():

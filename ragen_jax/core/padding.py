@@ -1,4 +1,4 @@
-"""Padded sizes: of the lengths and rows that a run meets, only a few become programs."""
+"""Padded sizes, so that the many lengths and row counts of a run need only a few programs."""
 
 from collections.abc import Sequence
 

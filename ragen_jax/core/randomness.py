@@ -26,8 +26,8 @@ class Purpose(enum.IntEnum):
     POOL = 2  # order of an epoch of env.pool: run's seed, epoch
     POLICY_ORDER = 3  # rows over minibatches: run's seed, step
     CRITIC_ORDER = 4
-    TRAJECTORY = 5  # turns of the trajectory scope: run's seed, step, environment
-    PANELS = 6  # reasonings that an action is scored behind: run's seed, step, environment, scope
+    TRAJECTORY = 5  # turns scored in the trajectory scope: run's seed, step, environment
+    PANELS = 6  # reasonings that an action is scored after: run's seed, step, environment, scope
     PERMUTATIONS = 7  # of the test of retrieval: the same
     DEMONSTRATION = 8  # noise while a demonstration is played: problem's seed
     RANDOM_GROUPS = 10  # which groups the filter's control keeps: run's seed, step, environment
@@ -41,7 +41,7 @@ class Purpose(enum.IntEnum):
     ADAPTERS = 19  # LoRA's first values: run's seed
     WARMSTART_PARAMETERS = 20  # the tiny agent's first values: warmstart.seed
     WARMSTART_ORDER = 21  # of its demonstrations: warmstart.seed, epoch
-    WARMSTART_CHECK = 22  # episodes that tell whether it is done: warmstart.seed
+    WARMSTART_CHECK = 22  # episodes that decide whether it is done: warmstart.seed
     PROBE = 23  # first turns of held-out problems: eval.seed
 
 
@@ -101,7 +101,7 @@ def stream_key(purpose: Purpose, seed: int, *words: int) -> jax.Array:
 
 
 def key_word(key: jax.Array) -> int:
-    """All 64 bits of a typed key as an int: a word of a NumPy stream."""
+    """Return all 64 bits of a typed key as an int: a word of a NumPy stream."""
     high, low = np.asarray(jax.random.key_data(key), np.uint64).ravel()
     return int(high) << 32 | int(low)
 

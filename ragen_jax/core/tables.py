@@ -1,4 +1,4 @@
-"""Choices by name: a table is a dict, an entry says all there is to know of a choice."""
+"""Choices by name: a table is a dict, and each entry fully describes a choice."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -7,10 +7,10 @@ Entry = TypeVar("Entry")
 
 
 def look_up(table: Mapping[str, Entry], what: str, name: str) -> Entry:
-    """The entry of a table.
+    """Return the entry of a table.
 
     Raises:
-      ValueError: there is none of that name; the message says which there are.
+      ValueError: the table has no entry of that name; the message lists the known names.
     """
     if name not in table:
         raise ValueError(f"unknown {what} {name!r}; known: {', '.join(table)}")

@@ -44,7 +44,7 @@ class Turn:
     info: dict[str, Any]
     # uint8 [height, width, 3] each, of the message, which has envs.types.IMAGE for each
     images: tuple[np.ndarray, ...] = ()
-    # first and count of the numbers that stand for each image's tokens in the prompt (album.py)
+    # (first, count) of the numbers that replace an image's tokens in the prompt (image_table.py)
     spans: tuple[tuple[int, int], ...] = ()
 
 
@@ -57,7 +57,7 @@ class Episode:
     member: int  # index of the episode within its group
     turns: tuple[Turn, ...]
     success: bool
-    error: str = ""  # the traceback of what its environment did; "": nothing is wrong with it
+    error: str = ""  # traceback of its environment's failure; "" if it did not fail
 
 
 REASONING, ACTION = 1, 2

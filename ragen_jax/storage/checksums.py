@@ -19,7 +19,7 @@ PIECE_BYTES = 1 << 20  # of one read: it stays in the cache while it is summed
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes the CRC-32 of all files below a folder into its checksums.json."""
+    """Write the CRC-32 of all files below a folder into its checksums.json."""
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     hidden = [any(part.startswith(".") for part in path.parts) for path in files]
     names = [path.as_posix() for path, left in zip(files, hidden, strict=True) if not left]

@@ -6,7 +6,7 @@ from ragen_jax.storage.console_streams import show
 
 
 def console(line: str) -> None:
-    """Prints a line above any progress bar; the first process's alone."""
+    """Print a line above any progress bar, from the main process only."""
     if is_main_process():
         show(line)
         note_output()

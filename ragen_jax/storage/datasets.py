@@ -40,7 +40,7 @@ def open_or_generate(
 ) -> "StoredExamples":
     """The examples of a dataset, generated on first use; each is read when it is asked for.
 
-    One whose files are not what was written is told of, and generated anew.
+    A dataset with damaged files is reported and generated again.
 
     Args:
       name: of the dataset. settings: JSON-like; everything that decides the examples.
@@ -69,7 +69,7 @@ def open_or_generate(
 
 
 def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
-    """Generates a dataset, unless it is there."""
+    """Generate a dataset unless it exists."""
     if not builder.is_prepared():
         with contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare()

@@ -1,4 +1,4 @@
-"""Who else may put files at a path: for folders whose files are run, and for the key of `trust`."""
+"""Find who else may put files at a path: a folder of code to run, or the key of `trust`."""
 
 import errno
 import grp

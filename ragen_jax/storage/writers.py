@@ -28,7 +28,7 @@ class _Plain:
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Writes an array as a .npy file, in place.
+    """Write an array as a .npy file, in place.
 
     Raises:
       DiskRefused: the disk refuses it.
@@ -62,7 +62,7 @@ def map_array(path: Path, dtype: "DTypeLike", shape: tuple[int, ...]) -> np.memm
 
 
 def save_figure(figure: "Figure", path: str | Path, *, dpi: int) -> None:
-    """Writes a figure of matplotlib in the format that the ending of `path` names.
+    """Write a matplotlib figure in the format given by the ending of `path`.
 
     Raises:
       DiskRefused: the disk refuses it.
