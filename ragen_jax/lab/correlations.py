@@ -127,7 +127,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     _, treatments, seeds = factors(runs)
     found = {name: value for name in CORRELATED if (value := correlation(runs, name))}
     once = distinct(runs)

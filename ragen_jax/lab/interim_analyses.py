@@ -21,7 +21,7 @@ GROWTH = 4  # error that a look spends, over that of the look before
 
 
 def looks(experiment: Experiment) -> list[int]:
-    """After how many seeds an experiment is looked at, the last of them being all."""
+    """Return the numbers of seeds after which an experiment is analysed; the last is all seeds."""
     count = len(experiment.seeds)
     return list(range(min(experiment.least_seeds or count, count), count + 1))
 
@@ -43,6 +43,6 @@ def confidence(experiment: Experiment, seeds: int) -> float:
 
 
 def certain(differences: Sequence[float], experiment: Experiment) -> bool:
-    """Whether the interval at a look, over the seeds so far, excludes 0."""
+    """Return whether the interval at an interim analysis, over the seeds so far, excludes 0."""
     mean, half_width = interval(differences, confidence=confidence(experiment, len(differences)))
     return abs(mean) > half_width

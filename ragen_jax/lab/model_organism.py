@@ -145,7 +145,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     _, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
@@ -216,7 +216,7 @@ def _line(treatment: str, seed: int, rows: Rows) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """A panel for each figure, a line for each filter: the seeds' mean, and each seed."""
+    """Draw a panel per figure and a line per filter: the seeds' mean, and each seed."""
     import matplotlib.pyplot as plt
 
     figures = {

@@ -56,7 +56,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     tasks, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
@@ -118,7 +118,7 @@ def _line(task: str, rows: Rows) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Of each run, a line from where its information and entropy began to where they end."""
+    """Draw a line per run, from its information and entropy at the start to those at the end."""
     import matplotlib.pyplot as plt
 
     tasks, treatments, _ = factors(runs)

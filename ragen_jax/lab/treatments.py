@@ -137,8 +137,10 @@ def outcomes(runs: Runs) -> dict[str, str]:
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """Of table 9: is top-p 0.9 by reward variance better than what is worse there? A filter whose
-    runs are identical to those of another is judged once."""
+    """Test whether top-p 0.9 by reward variance beats the filters that are worse in table 9.
+
+    A filter with runs identical to those of another filter is judged once.
+    """
     _, treatments, seeds = factors(runs)
     found: list[Verdict] = []
     judged_already: dict[tuple[str, str], str] = {}
@@ -208,7 +210,7 @@ def verdict(runs: Runs, outcome: dict[str, str]) -> str:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     ((setting,), treatments, seeds) = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     outcome = outcomes(runs)
