@@ -4,7 +4,7 @@ These rules were fixed before the runs:
 
     truth      a probe is collapsed if its share of grounded replies is below half of the first's
     score      how far a figure has moved from the mean of the run's first BASELINE probes, in the
-               direction in which it is meant to tell, over that mean's size; figures of every step
+               direction that should signal collapse, over that mean's size; figures of every step
                are means over the WINDOW steps around a probe
     AUC        of the scores of all later probes of all runs: the chance that a collapsed one has
                the higher score (ties half). 95 % interval: Wilson's, of as many independent

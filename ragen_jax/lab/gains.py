@@ -12,7 +12,7 @@ These rules were fixed before the runs:
     reversed    the interval is on the other side
     undecided   otherwise
     not testable   every run with the treatment is identical to the run it is compared with
-    cannot be judged   both sides stand at the ceiling of a figure (ceiling.py) and the runs did not
+    cannot be judged   both sides are at the ceiling of a figure (ceiling.py) and the runs did not
                 record the figure without a ceiling, by which the claim is judged otherwise
     spread      std over mean of the groups' reward variances, the mean over a run's start without
                 filter. RAGEN-2, table 8, says that the filter gains more where it is larger: over

@@ -1,14 +1,13 @@
-"""Interim analyses: when an experiment may end before its last seed, and at which confidence its
-page then speaks.
+"""Interim analyses: early stopping of an experiment, and the confidence of its page.
 
-The rule, fixed beforehand: an experiment with `least_seeds` is looked at after that number of seeds
+The rule, fixed beforehand: an experiment with `least_seeds` is analysed after that number of seeds
 and after each further seed. Each look may spend a part of an error of 5 %, four times that of the
-look before: 0.24 %, 0.95 % and 3.8 % of three. The experiment ends at the first look whose interval
-of the page's primary difference, paired by seed, excludes 0 at a confidence of 1 - its part; the
-page's verdicts use the interval of the look at which the experiment ended. Since the parts add up
-to 5 %, all looks and the page together find a difference where there is none in at most 5 % of the
-experiments, whatever the distribution of t is for few seeds (alpha spending, by Bonferroni's
-inequality; simulated: 4.0 to 4.3 %).
+previous look: with three looks, 0.24 %, 0.95 % and 3.8 %. The experiment ends at the first look at
+which the interval of the page's primary difference, paired by seed, excludes 0 at a confidence of
+1 - its part; the page's verdicts use the confidence of that look. Since the parts add up to 5 %,
+all looks and the page together report a false difference in at most 5 % of the experiments,
+whatever the distribution of t is for few seeds (alpha spending, by Bonferroni's inequality;
+simulated: 4.0 to 4.3 %).
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab.statistics import ERROR
 
-GROWTH = 4  # error that a look spends, over that of the look before
+GROWTH = 4  # ratio of a look's error to that of the previous look
 
 
 def looks(experiment: Experiment) -> list[int]:

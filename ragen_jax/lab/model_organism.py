@@ -1,4 +1,4 @@
-"""The page of experiment organism: when each run lost its information, when its success, a verdict.
+"""The page of experiment organism: when each run lost information and success, and a verdict.
 
 These rules were fixed before the runs:
 
@@ -50,7 +50,7 @@ SHARES = (0.25, 0.5, 1.0)  # of a run's updates, after which arms are compared
 class Fall(NamedTuple):
     """The outcome of a run."""
 
-    information: float | None  # the step at which it was lost
+    information: float | None  # the step at which information was lost
     success: float | None
     collapsed: bool | None  # into templates, by the rule above; None: undecided
     entropy: float  # H(Z|X) at the end of the lead, over the first
