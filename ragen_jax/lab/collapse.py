@@ -48,7 +48,7 @@ def lost(rows: Rows, name: str) -> float | None:
 
 
 def share(rows: Rows, name: str, step: float, *, of_first: bool = False) -> float:
-    """A figure at a step, on the line of `lost`, over its highest value before, or its first."""
+    """Return a figure at a step, interpolated as in `lost`, over its highest or first value."""
     steps, values = at_evaluations(rows, name)
     reference = values[0] if of_first else values[steps <= step].max()
     return float(np.interp(step, steps, values) / reference)
@@ -186,7 +186,7 @@ def _word(yes: int, no: int, undecided: int) -> str:
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """The verdicts of the page, by the exact test that more than half of the runs do as claimed."""
+    """Return the verdicts, by the exact test that more than half of the runs do as claimed."""
     claims = {
         "MI falls before success while entropy looks healthy": order_count(distinct(runs)),
         "filtering by reward variance prevents it": filter_count(runs),
@@ -203,7 +203,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     settings, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
@@ -290,7 +290,7 @@ def _line(setting: str, treatment: str, seed: int, rows: Rows) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """A row of panels for each setting, a line for each filter: the seeds' mean, and each seed."""
+    """Draw a row of panels per setting and a line per filter: the seeds' mean, and each seed."""
     import matplotlib.pyplot as plt
 
     figures = {

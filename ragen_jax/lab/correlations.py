@@ -11,7 +11,7 @@ These rules were fixed before the runs were examined:
                  it says that a figure does not show it: the interval is within WEAK of 0
     reversed     below 0; beyond WEAK
     undecided    otherwise
-    cannot be judged   the runs stand at the figure's ceiling (ceiling.py)
+    cannot be judged   the runs are at the figure's ceiling (ceiling.py)
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ CORRELATED = (
     *(ENTROPY, *OTHERS),
 )
 FIGURES = tuple(dict.fromkeys((SUCCESS, *CORRELATED, *ceiling.companions(CORRELATED))))
-# RAGEN-2: figure -> (Spearman's correlation there, whether it is said to go with success).
+# RAGEN-2: figure -> (Spearman's correlation there, whether it is said to correlate with success).
 CLAIMS = {
     MI_ZSCORE: ("+0.39", True),
     MI_SEQ: ("+0.22", True),
@@ -57,7 +57,7 @@ CLAIMS = {
 
 
 def ends(runs: Runs, name: str) -> np.ndarray:
-    """float64 [runs]: a figure at the end of each, NaN where it has not been measured."""
+    """Return a figure at the end of each run, float64 [runs]; NaN if it was not measured."""
     return np.array([end(rows, name) for rows in runs.values()])
 
 
@@ -127,7 +127,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     _, treatments, seeds = factors(runs)
     found = {name: value for name in CORRELATED if (value := correlation(runs, name))}
     once = distinct(runs)

@@ -22,7 +22,7 @@ Runs = dict[tuple[str, str, int], Rows]  # (setting, treatment, seed) -> rows
 
 
 class Verdict(NamedTuple):
-    """What an experiment says of a claim of RAGEN-2."""
+    """An experiment's verdict on a claim of RAGEN-2."""
 
     source: str  # where RAGEN-2 makes the claim
     claim: str
@@ -69,8 +69,11 @@ def smoothed(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def at_evaluations(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps of the evaluations, a figure there): success as it is, any other the mean over the
-    WINDOW steps around. The policy of an evaluation is the one that the step behind it samples."""
+    """Return (steps of the evaluations, a figure there).
+
+    Success is raw; other figures are means over the WINDOW surrounding steps. The policy of an
+    evaluation is the one with which the next step samples.
+    """
     steps, values = curve(rows, name)
     if name == SUCCESS:
         return steps, values
@@ -138,9 +141,9 @@ def judged_within(mean: float, half_width: float, margin: float) -> str:
 def compare(
     runs: Runs, name: str, first: str, last: str, *, share: float = 1.0
 ) -> dict[str, tuple[float, float]]:
-    """{setting: (mean, half-width)} of a figure with a treatment minus with another.
+    """Return {setting: (mean, half-width)} of a figure's difference between two treatments.
 
-    Paired by seed, after equally many updates: a share of those that both have.
+    Runs are paired by seed, after equal numbers of updates: a fraction of those that both have.
     """
     settings, _, seeds = factors(runs)
     intervals = {}
@@ -163,10 +166,11 @@ def draw_ranking(
     label: str,
     limits: tuple[float, float],
 ) -> None:
-    """A line a figure, highest first: its value and interval; in grey the middle of the axis.
+    """Draw a line per figure, highest first: its value and interval; the axis's middle is grey.
 
     Args:
-      found: figure -> (value, lower end, upper end). label, limits: of the axis.
+      found: figure -> (value, lower end, upper end).
+      label, limits: label and limits of the axis.
     """
     import matplotlib.pyplot as plt
 

@@ -4,7 +4,7 @@ These rules were fixed before the runs:
 
     truth      a probe is collapsed if its share of grounded replies is below half of the first's
     score      how far a figure has moved from the mean of the run's first BASELINE probes, in the
-               direction in which it is meant to tell, over that mean's size; figures of every step
+               direction that should signal collapse, over that mean's size; figures of every step
                are means over the WINDOW steps around a probe
     AUC        of the scores of all later probes of all runs: the chance that a collapsed one has
                the higher score (ties half). 95 % interval: Wilson's, of as many independent
@@ -106,7 +106,7 @@ def truth(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read(rows: Rows, name: str) -> Reading | None:
-    """A run's scores of a figure; None where it has not been measured."""
+    """Return a run's scores of a figure; None if it was not measured."""
     probes, collapsed = truth(rows)
     if name == STEP:
         return Reading(probes[BASELINE:], probes[BASELINE:].astype(float), collapsed[BASELINE:])
@@ -114,7 +114,7 @@ def read(rows: Rows, name: str) -> Reading | None:
     near = [values[np.abs(steps - probe) <= WINDOW // 2] for probe in probes]
     if not name.startswith("probe/"):
         values = np.array([x.mean() if len(x) else np.nan for x in near])
-        # Figures that are not of every step: what was measured last.
+        # Figures that are not measured at every step keep their last value.
         last = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
         values = np.where(last >= 0, values[last], np.nan)
     if len(values) != len(probes) or np.isnan(values).all():
@@ -138,8 +138,10 @@ def area(readings: Sequence[Reading]) -> float:
 
 
 def observations(readings: Sequence[Reading]) -> float | None:
-    """How many independent observations have the variance of `area`; None where a run alone decides
-    it."""
+    """Return the number of independent observations that would have the variance of `area`.
+
+    None if a single run decides it.
+    """
     deleted = np.array([area([r for r in readings if r is not gone]) for gone in readings])
     if np.isnan(deleted).any():
         return None
@@ -170,7 +172,7 @@ def area_p(readings: Sequence[Reading], null: float) -> float:
 
 
 def truths(runs: Runs) -> dict[tuple[str, str, int], Truth]:
-    """What is known of each run at the probes after the baseline."""
+    """Return the known facts of each run at the probes after the baseline."""
     found = {}
     for key, rows in runs.items():
         reading = read(rows, STEP)
@@ -199,8 +201,10 @@ def beyond(seen: "Seen", found: dict[str, Control]) -> str:
 
 
 def judge(runs: Runs, name: str) -> Seen | None:
-    """What a figure shows of all runs, identical runs once; None where they lack it, or lack either
-    kind of run."""
+    """Return a figure's results over all runs; identical runs count once.
+
+    None if the runs lack the figure, or if healthy or collapsed runs are missing.
+    """
     runs = distinct(runs)
     readings = {key: reading for key, rows in runs.items() if (reading := read(rows, name))}
     healthy = [r for (setting, *_), r in readings.items() if setting == HEALTHY]
@@ -274,7 +278,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     told = {name: seen for name in DIRECTIONS if (seen := judge(runs, name))}
     ill = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] != HEALTHY)
     unwell = sum(bool(truth(rows)[1].any()) for key, rows in runs.items() if key[0] == HEALTHY)

@@ -12,7 +12,7 @@ These rules were fixed before the runs:
     reversed    the interval is on the other side
     undecided   otherwise
     not testable   every run with the treatment is identical to the run it is compared with
-    cannot be judged   both sides stand at the ceiling of a figure (ceiling.py) and the runs did not
+    cannot be judged   both sides are at the ceiling of a figure (ceiling.py) and the runs did not
                 record the figure without a ceiling, by which the claim is judged otherwise
     spread      std over mean of the groups' reward variances, the mean over a run's start without
                 filter. RAGEN-2, table 8, says that the filter gains more where it is larger: over
@@ -181,7 +181,7 @@ def judge(claim: Claim, runs: Runs, experiment: Experiment) -> Judgement:
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """What the runs say of the experiment's claims."""
+    """Return the verdicts on the experiment's claims."""
     *_, last = experiment.treatments
     found = []
     for claim in experiment.claims:
@@ -201,7 +201,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def _end_cell(experiment: Experiment, name: str, arm: Runs) -> str:
-    """The mean over seeds of a figure at the end, and whether it stands at its ceiling."""
+    """Return the mean over seeds of a figure at the end, and whether it is at its ceiling."""
     mean = np.mean([end(rows, name) for rows in arm.values()])
     return f"{mean:.3g}" + (" (ceiling)" if ceiling.at_ceiling(experiment, name, [arm]) else "")
 
@@ -219,7 +219,7 @@ def _difference_cell(runs: Runs, treatment: str, setting: str, found: tuple[floa
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     settings, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     # Old rows may lack a figure.
@@ -309,8 +309,10 @@ def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Success at the end: a group of points a setting, a colour a treatment, a point a seed. Of one
-    setting alone the treatments are named where they stand."""
+    """Draw final success: a group of points per setting, a colour per treatment, a point per seed.
+
+    With a single setting, the treatments are named next to their points.
+    """
     import matplotlib.pyplot as plt
 
     settings, treatments, seeds = factors(runs)

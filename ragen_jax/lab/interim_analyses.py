@@ -1,14 +1,13 @@
-"""Interim analyses: when an experiment may end before its last seed, and at which confidence its
-page then speaks.
+"""Interim analyses: early stopping of an experiment, and the confidence of its page.
 
-The rule, fixed beforehand: an experiment with `least_seeds` is looked at after that number of seeds
+The rule, fixed beforehand: an experiment with `least_seeds` is analysed after that number of seeds
 and after each further seed. Each look may spend a part of an error of 5 %, four times that of the
-look before: 0.24 %, 0.95 % and 3.8 % of three. The experiment ends at the first look whose interval
-of the page's primary difference, paired by seed, excludes 0 at a confidence of 1 - its part; the
-page's verdicts use the interval of the look at which the experiment ended. Since the parts add up
-to 5 %, all looks and the page together find a difference where there is none in at most 5 % of the
-experiments, whatever the distribution of t is for few seeds (alpha spending, by Bonferroni's
-inequality; simulated: 4.0 to 4.3 %).
+previous look: with three looks, 0.24 %, 0.95 % and 3.8 %. The experiment ends at the first look at
+which the interval of the page's primary difference, paired by seed, excludes 0 at a confidence of
+1 - its part; the page's verdicts use the confidence of that look. Since the parts add up to 5 %,
+all looks and the page together report a false difference in at most 5 % of the experiments,
+whatever the distribution of t is for few seeds (alpha spending, by Bonferroni's inequality;
+simulated: 4.0 to 4.3 %).
 """
 
 from collections.abc import Sequence
@@ -17,11 +16,11 @@ from ragen_jax.configs.experiments import Experiment
 from ragen_jax.diagnostics.intervals import interval
 from ragen_jax.lab.statistics import ERROR
 
-GROWTH = 4  # error that a look spends, over that of the look before
+GROWTH = 4  # ratio of a look's error to that of the previous look
 
 
 def looks(experiment: Experiment) -> list[int]:
-    """After how many seeds an experiment is looked at, the last of them being all."""
+    """Return the numbers of seeds after which an experiment is analysed; the last is all seeds."""
     count = len(experiment.seeds)
     return list(range(min(experiment.least_seeds or count, count), count + 1))
 
@@ -43,6 +42,6 @@ def confidence(experiment: Experiment, seeds: int) -> float:
 
 
 def certain(differences: Sequence[float], experiment: Experiment) -> bool:
-    """Whether the interval at a look, over the seeds so far, excludes 0."""
+    """Return whether the interval at an interim analysis, over the seeds so far, excludes 0."""
     mean, half_width = interval(differences, confidence=confidence(experiment, len(differences)))
     return abs(mean) > half_width

@@ -90,7 +90,7 @@ def spent(p: float, level: float) -> float:
 
 
 def figure_3(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """Of each moment and part: does the norm of its gradient go with reward variance?"""
+    """Return, per moment and part, whether its gradient's norm rises with reward variance."""
     found = []
     level, df = level_of(experiment, runs), len(factors(runs)[2]) - 1
     for when, measurement in MOMENTS.items():
@@ -183,7 +183,7 @@ def verdict(experiment: Experiment, runs: Runs) -> str:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     ((setting,), treatments, seeds) = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     pull_SQP = pulls(runs)

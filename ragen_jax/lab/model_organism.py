@@ -1,4 +1,4 @@
-"""The page of experiment organism: when each run lost its information, when its success, a verdict.
+"""The page of experiment organism: when each run lost information and success, and a verdict.
 
 These rules were fixed before the runs:
 
@@ -50,7 +50,7 @@ SHARES = (0.25, 0.5, 1.0)  # of a run's updates, after which arms are compared
 class Fall(NamedTuple):
     """The outcome of a run."""
 
-    information: float | None  # the step at which it was lost
+    information: float | None  # the step at which information was lost
     success: float | None
     collapsed: bool | None  # into templates, by the rule above; None: undecided
     entropy: float  # H(Z|X) at the end of the lead, over the first
@@ -145,7 +145,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     _, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
@@ -216,7 +216,7 @@ def _line(treatment: str, seed: int, rows: Rows) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """A panel for each figure, a line for each filter: the seeds' mean, and each seed."""
+    """Draw a panel per figure and a line per filter: the seeds' mean, and each seed."""
     import matplotlib.pyplot as plt
 
     figures = {

@@ -3,9 +3,9 @@
 These rules were fixed before the runs; the end is the mean of the last two values:
 
     little to lose   mi_seq of the probe is below LITTLE at the start
-    kept             it is at the end at least half of that
-    into templates   it is not, and H(Z|X) is at the end at least HELD of what it was
-    with its words   it is not, and H(Z|X) fell, too: one reasoning for every question
+    kept             at the end, mi_seq is at least half of its start
+    into templates   it is not, and H(Z|X) at the end is at least HELD of its start
+    with its words   it is not, and H(Z|X) fell as well: the same reasoning for every question
     form lost        before any of these: at the end less than VALID of the replies are valid
 """
 
@@ -56,7 +56,7 @@ def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     tasks, treatments, seeds = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     lines = [
@@ -118,7 +118,7 @@ def _line(task: str, rows: Rows) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Of each run, a line from where its information and entropy began to where they end."""
+    """Draw a line per run, from its information and entropy at the start to those at the end."""
     import matplotlib.pyplot as plt
 
     tasks, treatments, _ = factors(runs)

@@ -58,7 +58,7 @@ PAPER = {
 }
 
 
-# That top-p 0.9 by reward variance does better, in success and where MI is reported in that too.
+# Filters that top-p 0.9 by reward variance beats there, in success and, where reported, in MI.
 WORSE_THERE = {
     "top-p 1.0": True,
     "top-p 0.9 by sum": False,
@@ -127,7 +127,7 @@ def shown(runs: Runs, treatment: str, reference: str, found: tuple[float, float]
 
 
 def outcomes(runs: Runs) -> dict[str, str]:
-    """{treatment: what `helps` says of it, or SAME}, of all but no filter."""
+    """Return {treatment: result of `helps`, or SAME} for all treatments except no filter."""
     _, treatments, _ = factors(runs)
     return {
         name: SAME if is_unchanged(runs, name, PLAIN) else helps(runs, name)
@@ -137,8 +137,10 @@ def outcomes(runs: Runs) -> dict[str, str]:
 
 
 def verdicts(experiment: Experiment, runs: Runs) -> list[Verdict]:
-    """Of table 9: is top-p 0.9 by reward variance better than what is worse there? A filter whose
-    runs are identical to those of another is judged once."""
+    """Test whether top-p 0.9 by reward variance beats the filters that are worse in table 9.
+
+    A filter with runs identical to those of another filter is judged once.
+    """
     _, treatments, seeds = factors(runs)
     found: list[Verdict] = []
     judged_already: dict[tuple[str, str], str] = {}
@@ -178,7 +180,7 @@ def corrected(runs: Runs, outcome: dict[str, str]) -> dict[str, float]:
 
 
 def verdict(runs: Runs, outcome: dict[str, str]) -> str:
-    """Sentences: what helped, and what beat the paper's filter."""
+    """Sentences: which treatments helped, and which beat the paper's filter."""
     _, _, seeds = factors(runs)
 
     def named(kind):
@@ -208,7 +210,7 @@ def verdict(runs: Runs, outcome: dict[str, str]) -> str:
 
 
 def markdown(experiment: Experiment, runs: Runs, picture: str) -> str:
-    """The text of the page, behind its question and command."""
+    """Return the text of the page, after its question and command."""
     ((setting,), treatments, seeds) = factors(runs)
     steps = max(rows[-1]["step"] for rows in runs.values())
     outcome = outcomes(runs)

@@ -255,7 +255,7 @@ def param_shardings(config: VisionConfig, mesh: Mesh) -> Params:
     )
 
 
-# ---------------------------------------------------------------- beside a language model
+# ---------------------------------------------------------------- with a language model
 
 
 @dataclasses.dataclass(frozen=True)
