@@ -32,7 +32,7 @@ def test_every_field_is_in_the_table_with_its_comment():
         "`filter.strategy`",
     ]
     assert rows["model.lora.alpha"].split(" | ")[1] == (
-        "train low-rank adapters instead of the model; the adapters are scaled by alpha / rank"
+        "train low-rank adapters instead of the model; adapters are scaled by alpha / rank"
     )
     assert rows["mesh.data"].startswith("`-1` | splits rows | ")
     sections = re.findall(r"^## (.*)$", text, re.M)
