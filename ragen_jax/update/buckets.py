@@ -22,9 +22,9 @@ import numpy as np
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.types import Batch
 
-# Largest number of different lengths in the minibatches that are split together. The grid of
-# lengths is coarse (see `padding.length_bucket`), so that a run of many steps compiles hardly more
-# programs with eight lengths than with four.
+# Largest number of different lengths in the minibatches that are split together. The grid has four
+# lengths per octave, so that a run of many steps compiles hardly more programs with eight lengths
+# than with four.
 LENGTHS = 8
 WORTH = 0.01  # fraction of the positions that each further length must save: it costs a program
 
