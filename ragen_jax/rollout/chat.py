@@ -275,7 +275,7 @@ def in_parts(message: str, spans: Spans) -> Message:
 
 
 def enclosed(text: bytes, start: int, tag: bytes) -> tuple[int, int] | None:
-    """Return the span between <tag> and </tag>, or None if text[start:] has text outside of them.
+    """Return the span between <tag> and </tag> if text[start:] is exactly these, else None.
 
     Whitespace before <tag> and after </tag> is allowed.
     """
