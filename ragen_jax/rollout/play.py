@@ -93,7 +93,7 @@ def rollout(
     for turn in range(budgets.max_turns):
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
-        begun = live if turn else plays  # in the first turn, of all processes (`_read_groups`)
+        begun = live if turn else plays  # `_read_groups` needs first prompts of all processes
         begin_turns(begun, chat, album, room)
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
@@ -184,9 +184,9 @@ def compile_ahead(
 ) -> None:
     """Compile prefill and decode for every number of rows that compaction can leave.
 
-    For each number of rows, this plays one turn of that number of copies of a problem. Otherwise a
-    program would be compiled in the middle of a run, when that few episodes are first left. With
-    slots, only the programs of all rows are compiled.
+    For each number of rows n, this plays one turn of n copies of a problem. Otherwise a program
+    would be compiled in the middle of a run, when the batch first shrinks to n rows. With slots,
+    only the programs of the full batch are compiled.
 
     Args:
       seed: environment seed of the problem. rows: episodes of a full batch. The others: as in

@@ -96,7 +96,7 @@ def count_visits(
       informative: bool for each seed, whether its group's returns differed.
 
     Returns:
-      int32 [P]: 0 after an informative visit, one more after any other.
+      int32 [P]: reset to 0 by an informative visit, increased by 1 by any other visit.
     """
     streak_P = np.array(streak_P, np.int32)
     for seed, useful in zip(seeds, informative, strict=True):
