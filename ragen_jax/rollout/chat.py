@@ -1,18 +1,18 @@
-"""Text and tokens: what a turn's prompt shows, and what a reply says.
+"""Text and tokens: build the prompt of a turn, read the reply.
 
-Only this file knows context modes, which say how many turns a prompt shows, the current one
-included: "full" all, "window" the last W, "single_turn" one (W = 1). What stands before the first
-turn (a system message with full prompts) is always shown.
+Only this file knows context modes. The mode decides how many turns a prompt shows, including the
+current turn: "full" all, "window" the last W, "single_turn" one (W = 1). The system message of full
+prompts is always shown.
 
 A prompt always ends with the opening `<think>`, so that X (the prompt) ends and Z (the reasoning)
-begins at a token boundary. Sampled ids are kept as they are: a later turn's prompt repeats them,
-never their re-tokenised text, and with their reasonings, also where the template alone would leave
-those out (Qwen3's does).
+begins at a token boundary. Sampled ids are kept unchanged: a later turn's prompt repeats the ids,
+never their re-tokenised text. It includes their reasoning, even if the template would leave that
+out (Qwen3's does).
 
-Text is never control (template.py): in a prompt the control ids are those that the chat template
-places. Because every control id ends a reply, an earlier reply adds at most the one it ended with.
-A tag in an observation stays a tag, which does nothing there: the reasoning is what follows the
-prompt, and only sampled ids are read.
+Text never becomes control tokens (template.py): the control ids in a prompt are those that the chat
+template places. Since every control id ends a reply, an earlier reply adds at most its last id.
+A tag in an observation stays in the text and has no effect: the reasoning is the text after the
+prompt, and only sampled ids are parsed.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from ragen_jax.model.template import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# context -> the most turns that a prompt shows when the episode has `turns` of them
+# context -> largest number of turns that a prompt shows when the episode has `turns` turns
 CONTEXTS = {
     "full": lambda turns, window: turns,
     "window": lambda turns, window: min(turns, window),
@@ -65,38 +65,38 @@ _TOOL_REPLY_FORMAT = (
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What a sampled reply says. Spans are half-open ranges of its tokens."""
+    """A parsed reply. Spans are half-open ranges of its tokens."""
 
     reasoning: tuple[int, int]
     answer: tuple[int, int]
-    actions: tuple[str, ...]  # the known ones, at most actions_per_turn; a text answer is one
+    actions: tuple[str, ...]  # known actions, at most actions_per_turn; a text answer is an action
     valid: bool
-    calls: bool = False  # a tool: the action is then the text of the call, tags included
+    calls: bool = False  # whether it calls a tool; the action is then the call's text with its tags
 
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-    """How one environment speaks through a tokenizer's chat template."""
+    """The conversation format of one environment, with a tokenizer's chat template."""
 
     template: Template
-    token_bytes: tuple[bytes, ...]
+    token_bytes: tuple[bytes, ...]  # bytes of each token id
     close_id: int  # the stop id with which the template ends a reply
-    end_ids: tuple[int, ...]  # close_id, the tokenizer's eos and the model's own ends of a reply
-    stop_ids: tuple[int, ...]  # what ends a reply: end_ids and every other control id
-    context: str
+    end_ids: tuple[int, ...]  # close_id, the tokenizer's eos and the model's stop ids
+    stop_ids: tuple[int, ...]  # ids that end a reply: end_ids and every other control id
+    context: str  # a key of CONTEXTS
     window: int  # turns that context "window" shows, at least 1
-    max_prompt: int  # tokens of a prompt; 0: no limit
-    prompt: str
+    max_prompt: int  # tokens per prompt; 0: no limit
+    prompt: str  # one of PROMPTS
     actions: tuple[str, ...]  # empty: any text is an action
     actions_per_turn: int
-    max_actions: int
-    system: str | None = None  # text of the system message; None: there is none
-    opening: tuple[int, ...] = ()  # ids that every prompt ends with: the reply goes on from them
+    max_actions: int  # per episode
+    system: str | None = None  # text of the system message; None: no system message
+    opening: tuple[int, ...] = ()  # ids at the end of every prompt, which the reply continues
 
     def observe(
         self, observation: str | Observation, *, actions_used: int, last_valid: bool
     ) -> str:
-        """The user message of a turn, with envs.types.IMAGE where the observation has an image."""
+        """Return the user message of a turn, with envs.types.IMAGE in the place of each image."""
         parts = [] if last_valid else [NOTICE]
         parts.append(observation.text if isinstance(observation, Observation) else observation)
         left = self.max_actions - actions_used
@@ -109,13 +109,13 @@ class Chat:
         return "\n".join(parts)
 
     def prompt_ids(self, turns: Sequence[Turn], message: str, spans: Spans = ()) -> np.ndarray:
-        """int32 ids of the prompt that shows `message` after the episode's earlier `turns`.
+        """Return the int32 ids of the prompt that shows `message` after the earlier `turns`.
 
-        Shows the turns that the context mode allows, less the oldest where they are more than
-        max_prompt tokens. A turn is shown whole, with the message it had then.
+        The prompt shows the turns that the context mode allows, without the oldest turns if there
+        are more than max_prompt tokens. A turn is shown in full, with its original message.
 
         Args:
-          spans: of the images in the message, as in `Turn`.
+          spans: spans of the images in the message, as in `Turn`.
 
         Raises:
           PromptError: `message` alone is too long, or the tokenizer refuses it.
@@ -132,42 +132,42 @@ class Chat:
         )
 
     def _oldest(self, turns: Sequence[Turn]) -> int:
-        """The index of the oldest of the earlier turns that the context mode allows."""
+        """Return the index of the oldest earlier turn that the context mode allows."""
         return len(turns) + 1 - CONTEXTS[self.context](len(turns) + 1, self.window)
 
     def _show(self, turns: Sequence[Turn], first: int, message: Message) -> np.ndarray:
-        """The prompt that shows turns[first:] and `message`."""
+        """Return the prompt that shows turns[first:] and `message`."""
         if first == len(turns):
             return np.append(self.template.begin(message), np.array(self.opening, np.int32))
         last = turns[-1]
-        # A prompt from which nothing is dropped goes on from the last one, which dropped nothing.
+        # A prompt that drops nothing continues the last prompt, which did not drop anything either.
         shown = last.prompt
         if first:
             shown = self._show(turns[:-1], first, in_parts(last.message, last.spans))
-        # The template closes a reply; where the policy did so itself that token is not repeated.
+        # The template closes a reply. If the policy has sampled that token, it is not repeated.
         closed = len(last.sampled) > 0 and last.sampled[-1] == self.close_id
         close = self.template.next_turn(message, result=self.calls(last))
         close = np.append(close, np.array(self.opening, np.int32))
         return np.concatenate([shown, last.sampled, close[1:] if closed else close])
 
     def reply_ids(self, text: str) -> np.ndarray:
-        """int32 ids of a reply that is given as text (a demonstration's), `close_id` at its end."""
+        """Return the int32 ids of a reply given as text (of a demonstration), with `close_id`."""
         return np.append(self.template.plain(text), np.int32(self.close_id))
 
     def without_reasoning(
         self, turns: Sequence[Turn], message: str, prompt: np.ndarray, spans: Spans = ()
     ) -> np.ndarray:
-        """`prompt` less the reasonings of the replies that it shows, int32 ids.
+        """Return the int32 ids of `prompt` without the reasoning of the replies that it shows.
 
-        Of an earlier reply its sampled ids from </think> on are left, and nothing of one that never
-        closed its reasoning. User messages stay as they were, and which turns are shown does, too.
+        An earlier reply keeps its sampled ids from </think> on; a reply that never closed its
+        reasoning keeps none. The user messages and the choice of shown turns are unchanged.
 
         Args:
-          turns: the episode's turns before the prompt's.
-          message, prompt, spans: of the prompt's own turn.
+          turns: the episode's turns before the turn of the prompt.
+          message, prompt, spans: of the turn of the prompt.
 
         Raises:
-          ValueError: `prompt` shows something else than the last of these turns.
+          ValueError: `prompt` does not show the last of these turns.
         """
 
         bare = []
@@ -180,13 +180,13 @@ class Chat:
     def first_shown(
         self, turns: Sequence[Turn], message: str, prompt: np.ndarray, spans: Spans = ()
     ) -> int:
-        """The index of the oldest of the earlier `turns` that `prompt` shows; len(turns): none.
+        """Return the index of the oldest earlier turn that `prompt` shows; len(turns): none.
 
         Args:
-          message, prompt, spans: of the prompt's own turn.
+          message, prompt, spans: of the turn of the prompt.
 
         Raises:
-          ValueError: `prompt` shows something else than the last of these turns.
+          ValueError: `prompt` does not show the last of these turns.
         """
         for first in range(self._oldest(turns), len(turns) + 1):
             if np.array_equal(self._show_all(turns[first:], in_parts(message, spans)), prompt):
@@ -196,7 +196,7 @@ class Chat:
         )
 
     def _show_all(self, turns: Sequence[Turn], message: Message) -> np.ndarray:
-        """The prompt that shows all of `turns` and `message`."""
+        """Return the prompt that shows all of `turns` and `message`."""
         chain: list[Turn] = []
         for turn in turns:
             before = self._show(chain, 0, in_parts(turn.message, turn.spans))
@@ -204,11 +204,11 @@ class Chat:
         return self._show(chain, 0, message)
 
     def calls(self, turn: Turn) -> bool:
-        """Whether a turn's reply calls a tool, so that what is shown next is what came of it."""
+        """Return whether a turn's reply calls a tool, so that the next message is its result."""
         return bool(self.template.tools) and self.read(turn.sampled).calls
 
     def read(self, sampled: Sequence[int] | np.ndarray) -> Reply:
-        """What sampled ids say. Never raises: a reply may hold anything."""
+        """Parse sampled ids. Never raises: a reply may contain anything."""
         if len(sampled) and int(sampled[-1]) in self.stop_ids:
             sampled = sampled[:-1]
         text, ends = self._bytes(sampled)
@@ -236,23 +236,26 @@ class Chat:
         return Reply(reasoning, answer, actions, len(actions) == len(words))
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of token ids, stop tokens included."""
+        """Return the text of token ids, stop tokens included."""
         return self._bytes(ids)[0].decode("utf-8", errors="replace")
 
     @functools.cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(bytes of all ids in a row, where an id's begin, how many); last an id without text."""
+        """(concatenated bytes of all ids, first byte of each id, its number of bytes).
+
+        The last entry is for ids without text.
+        """
         # An embedding may have more rows than the tokenizer has ids (Qwen2.5 pads it), so that
-        # an id without text can be sampled; it reads as a byte that UTF-8 never uses.
+        # an id without text can be sampled; it is decoded to a byte that UTF-8 never uses.
         pieces = [*self.token_bytes, b"\xff"]
         size_V = np.array([len(piece) for piece in pieces], np.int32)
         first_V = np.cumsum(size_V, dtype=np.int32) - size_V
         return np.frombuffer(b"".join(pieces), np.uint8), first_V, size_V
 
     def _bytes(self, ids: Sequence[int] | np.ndarray) -> tuple[bytes, np.ndarray]:
-        """(the bytes of token ids, where among them each id's end)."""
+        """Return (the bytes of token ids, offset at which the bytes of each id end)."""
         letters, first_V, size_V = self._table
-        # Not a piece a token: joining 4,096 of them takes longer than all else that is read.
+        # Do not join one bytes object per token: for 4,096 tokens that takes longer than the rest.
         places_T = np.minimum(np.asarray(ids, np.int64), len(self.token_bytes))
         size_T = size_V[places_T]
         ends_T = np.cumsum(size_T, dtype=np.int32)
@@ -263,7 +266,7 @@ class Chat:
 
 
 def in_parts(message: str, spans: Spans) -> Message:
-    """A message as texts and images in turn; a text alone where it has no image."""
+    """Split a message into alternating texts and image spans; without images, return its text."""
     if not spans:
         return message
     texts = message.split(IMAGE)
@@ -272,9 +275,9 @@ def in_parts(message: str, spans: Spans) -> Message:
 
 
 def enclosed(text: bytes, start: int, tag: bytes) -> tuple[int, int] | None:
-    """The span between <tag> and </tag> where text[start:] is these alone, else None.
+    """Return the span between <tag> and </tag> if text[start:] is exactly these, else None.
 
-    Whitespace may stand before and behind them.
+    Whitespace before <tag> and after </tag> is allowed.
     """
     opening, closing, rest = b"<%s>" % tag, b"</%s>" % tag, text[start:]
     begin = len(text) - len(rest.lstrip()) + len(opening)
@@ -284,7 +287,7 @@ def enclosed(text: bytes, start: int, tag: bytes) -> tuple[int, int] | None:
 
 
 def token_span(ends: np.ndarray, start: int, stop: int) -> tuple[int, int]:
-    """The tokens lying wholly inside bytes [start, stop); a straddling token is outside."""
+    """Return the span of tokens entirely inside bytes [start, stop)."""
     first = int(np.searchsorted(np.concatenate([[0], ends[:-1]]), start, side="left"))
     last = int(np.searchsorted(ends, stop, side="right"))
     return (first, last) if last > first else (0, 0)
@@ -304,23 +307,23 @@ def make_chat(
     image_pad: int | None = None,
     date: str | None = None,
 ) -> Chat:
-    """The `Chat` of an environment and a tokenizer.
+    """Return the `Chat` of an environment and a tokenizer.
 
     Args:
-      tokenizer: one with a chat template.
-      environment: gives `actions` and `instructions`, and perhaps `tools`.
+      tokenizer: has a chat template.
+      environment: defines `actions`, `instructions` and optionally `tools`.
       context: a key of CONTEXTS.
-      window: turns that context "window" shows, the current one included.
-      max_prompt: tokens from which on a prompt drops its oldest turns; 0: no limit.
+      window: turns that context "window" shows, including the current turn.
+      max_prompt: tokens above which a prompt drops its oldest turns; 0: no limit.
       prompt: "full" (rules and reply format in the system message, budgets in the user message)
         or "terse" (the bare observation: for an agent that has learnt the rest by imitation).
-      actions_per_turn, max_actions: the rollout's budgets, told to a policy with full prompts.
+      actions_per_turn, max_actions: the rollout's budgets, which full prompts state.
       extra_stop_ids: further ids that end a reply (those of a model's generation_config).
-      image_pad, date: of `take_apart`.
+      image_pad, date: as in `parse_chat_template`.
 
     Raises:
       ValueError: unknown context or prompt, a window below 1, a tokenizer that is not byte-level,
-        or a chat template that cannot be taken apart.
+        or a chat template that cannot be parsed.
     """
     if context not in CONTEXTS:
         raise ValueError(f"env.context is {context!r}; accepted: {', '.join(CONTEXTS)}")
@@ -363,11 +366,14 @@ def make_chat(
 
 @functools.lru_cache(maxsize=8)
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> tuple[bytes, ...]:
-    """The bytes of every id of a byte-level BPE tokenizer (Qwen2.5, Qwen3, Llama-3, our tiny one).
+    """Return the bytes of every id of a byte-level BPE tokenizer.
 
-    Byte-level BPE writes each byte as one printable character (GPT-2's table): the printable
-    Latin-1 bytes stand for themselves, the others are numbered from U+0100 on. Added tokens
-    are plain text.
+    Examples are the tokenizers of Qwen2.5, Qwen3, Llama-3 and the tiny models. Byte-level BPE
+    writes each byte as one printable character (GPT-2's table): printable Latin-1 bytes are
+    unchanged, the others are numbered from U+0100 on. Added tokens are plain text.
+
+    Raises:
+      ValueError: the tokenizer is not byte-level.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

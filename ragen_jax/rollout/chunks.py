@@ -1,22 +1,21 @@
-"""Sampling a few tokens at a time, with a cache whose rows come and go.
+"""Sample in chunks of a few tokens, with a cache whose rows are reused.
 
     read           new tokens of some rows -> their keys and values
-    decode_chunk   every row's last token -> up to C tokens more, keys and values of what it read
-    fold           keys and values -> the cache, behind what its rows hold
+    decode_chunk   last token of every row -> up to C further tokens, keys and values of its input
+    fold           keys and values -> the cache, after the tokens that its rows hold
 
-Where sample.py decodes until the last row of a batch has stopped, here the host sees the rows after
-every chunk, and gives a row that has stopped something else to do. Between two calls a row is a
-number of tokens in the cache, and one token more that has not been read yet: what it is followed
-by is drawn when the next chunk reads it. So a prompt is read without its last token, and no
-logits wait between two calls.
+sample.py decodes until the last row of a batch has stopped. Here the host sees the rows after every
+chunk and gives new work to a row that has stopped. Between two calls, a row consists of the tokens
+in the cache and one more token that has not been read yet. The next chunk reads that token and
+draws its successor. A prompt is therefore read without its last token, and no logits are kept
+between two calls.
 
-A cache is a list of pages, each with all rows: the first positions of every row lie in the first
-page, the next ones in the second. It grows by a page at its end, so that no second copy of it is
-ever alive.
+A cache is a list of pages, each with all rows: the first page has the first positions of every row,
+the second page the next positions. The cache grows by appending a page, so that there is never a
+second copy of it.
 
-Axes: B rows of the cache, R rows that are read in a call, E new tokens, C tokens of a chunk,
-V vocabulary. On a mesh in use rows lie as in sample.py, and indices of rows
-count within a shard.
+Axes: B rows of the cache, R rows that a call reads, E new tokens, C tokens of a chunk,
+V vocabulary. On a mesh, rows are sharded as in sample.py, and row indices count within a shard.
 """
 
 import dataclasses
@@ -47,7 +46,7 @@ Page = tuple[Layers, Layers]  # keys and values, as in `Segment`
 
 @functools.partial(jax.jit, static_argnames=("model", "rows", "positions"))
 def empty_page(model: Qwen, params: Params, *, rows: int, positions: int) -> Page:
-    """Room for so many positions of all rows."""
+    """Return a page of zeros with room for `positions` tokens in each of `rows` rows."""
     plain = Qwen(dataclasses.replace(model.config, attention="xla"))
     tokens = jnp.zeros((rows, positions), jnp.int32)
     _, kv = jax.eval_shape(functools.partial(hidden_and_kv, plain), params, tokens)
@@ -56,7 +55,11 @@ def empty_page(model: Qwen, params: Params, *, rows: int, positions: int) -> Pag
 
 @jax.jit
 def keep_rows(page: Page, rows_B: jax.Array) -> Page:
-    """These rows of a page: int32 indices, those of a shard in that shard."""
+    """Return the given rows of a page.
+
+    Args:
+      rows_B: int32 indices; each shard's entries index the rows of that shard.
+    """
 
     def take(page, rows_B):
         return jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), page)
@@ -74,15 +77,15 @@ def read(
     tokens_RE: jax.Array,
     shift_R: jax.Array | None = None,
 ) -> Page:
-    """Keys and values of new tokens behind what some rows hold.
+    """Return the keys and values of new tokens that follow the cached tokens of some rows.
 
     Args:
-      pages: [] where all start from nothing.
-      rows_R: int32, of the cache: whose tokens the new ones follow.
-      start_R: int32, how many of these tokens count; the others are forgotten.
+      pages: [] if all rows start from nothing.
+      rows_R: int32, indices of the cache rows that the new tokens follow.
+      start_R: int32, number of cached tokens of each row to keep; later ones are ignored.
       tokens_RE: int32, right-padded.
-      shift_R: int32, where there are images: what the position of the first new token is more than
-        start_R (`Album.shift`).
+      shift_R: int32, with images: position of the first new token minus start_R
+        (`ImageTable.shift`).
     """
     position_R = start_R if shift_R is None else start_R + shift_R
     position_RE = token_positions(params, tokens_RE, position_R)
@@ -99,16 +102,18 @@ def fold(
     count_R: jax.Array,
     reader_B: jax.Array,
 ) -> Page:
-    """A page with its part of what was read. A program of its own: it writes into the page, and XLA
-    would copy pages where it reads them, too.
+    """Write new keys and values into a page, as far as their positions are in it.
+
+    This is a separate program because it writes into the page: a program that also reads pages
+    would make XLA copy them.
 
     Args:
-      new: of `read`, or of `decode_chunk` (R = B). start_R: as there, or length_B.
-      first: int32, how many positions are in the pages before.
-      count_R: int32, how many tokens are real; 0 on padding rows. What the page does not hold of
-        them is left out.
-      reader_B: int32, which of the R rows a row of the cache is to hold; R: it stays as it is.
-        Several rows may take what one has read, if it started from nothing.
+      new: the result of `read`, or of `decode_chunk` (R = B).
+      first: int32, number of positions in the earlier pages.
+      start_R: as in `read`, or length_B of `decode_chunk`.
+      count_R: int32, number of real tokens; 0 on padding rows.
+      reader_B: int32, index of the R rows that each row of the cache takes its tokens from; R: the
+        row is unchanged. Several rows may take the tokens of one reader that started from nothing.
     """
 
     def fold_rows(page, k, v, start_R, count_R, reader_B):
@@ -142,18 +147,20 @@ def decode_chunk(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> tuple[Page, jax.Array, jax.Array, jax.Array]:
-    """Samples up to `chunk` tokens of each row's reply.
+    """Sample up to `chunk` tokens of each row's reply.
 
     Args:
-      pages: those that length_B reaches into.
-      token_B: int32, the last token of each row. length_B: int32, how many are before it.
-      drawn_B: int32, tokens that its reply has already.
-      budget_B: int32, how many it may still have; 0: nothing is sampled.
-      keys_B: `episode_keys`. shift_B: as in `read`. The others: as in sample.decode.
+      pages: the pages with the first max(length_B) positions.
+      token_B: int32, the last token of each row.
+      length_B: int32, number of tokens before it.
+      drawn_B: int32, number of tokens already in the row's reply.
+      budget_B: int32, number of tokens the reply may still get; 0: nothing is sampled.
+      keys_B: the result of `episode_keys`. shift_B: as in `read`. The others: as in sample.decode.
 
     Returns:
-      (keys and values of what was read, to be folded behind length_B; tokens_BC, logp_BC, count_B,
-      as in `Sampled`). Read are the last token and all of the `count_B` ones but their last.
+      (keys and values of the tokens read, to be folded in after length_B; tokens_BC, logp_BC,
+      count_B, as in `Sampled`). The tokens read are `token_B` and all but the last of the `count_B`
+      sampled tokens.
     """
     B, V, C = token_B.shape[0], model.config.vocab_size, chunk
     stop_V = jnp.asarray(np.isin(np.arange(V), stop_ids))
@@ -207,7 +214,7 @@ def _lay_out(page: Page) -> Page:
 
 
 def _places(pages: Sequence[Page]) -> Iterator[tuple[int, int, Page]]:
-    """(first position, positions, page) of each page."""
+    """Yield (first position, number of positions, page) of each page."""
     first = 0
     for page in pages:
         size = jax.tree.leaves(page)[0].shape[-2]
@@ -218,7 +225,7 @@ def _places(pages: Sequence[Page]) -> Iterator[tuple[int, int, Page]]:
 def _memory(
     pages: Sequence[Page], length: jax.Array, rows: jax.Array | None = None
 ) -> tuple[Segment, ...]:
-    """What the pages hold of rows so long: of all, or of those with these indices."""
+    """Return the first `length` positions of the pages' rows: all rows, or those of `rows`."""
     return tuple(
         Segment(k=k, v=v, length_N=jnp.clip(length - first, 0, size), rows_B=rows)
         for first, size, (k, v) in _places(pages)
@@ -226,10 +233,12 @@ def _memory(
 
 
 def _fold(page: Page, k: Layers, v: Layers, start_B: jax.Array, count_B: jax.Array) -> Page:
-    """A page with each row's first `count_B` new tokens from its position `start_B` on, which may
-    lie before the page or behind it; what is not in it is left out."""
+    """Write each row's first `count_B` new tokens into a page, from position `start_B` on.
+
+    `start_B` may be before or after the page; tokens outside the page are left out.
+    """
     size, T = (jax.tree.leaves(x)[0].shape[-2] for x in (page, k))
     position_BT = start_B[:, None] + jnp.arange(T)
     here = (jnp.arange(T) < count_B[:, None]) & (position_BT >= 0)
-    position_BT = jnp.where(here, position_BT, size)  # past the end: left out
+    position_BT = jnp.where(here, position_BT, size)  # positions past the end are not written
     return jax.tree.map(lambda old, new: write(old, new, position_BT), page, (k, v))

@@ -1,15 +1,15 @@
-"""The groups of a step. Dynamic sampling: play on until enough of them are informative.
+"""Collect the groups of a step. Dynamic sampling: play until enough groups are informative.
 
-    round 0   g0 . g2 .      `.`: the task gave all members the same, so there is nothing to learn
+    round 0   g0 . g2 .      `.`: all members got the same reward, so there is nothing to learn
     round 1   .  g5 g6 g7
-    step      g0 g2 g5 g6    the first `wanted` informative ones, in the order played
+    step      g0 g2 g5 g6    the first `wanted` informative groups, in the order played
 
-DAPO (Yu et al., arXiv 2503.14476, section 3.2). What counts is the task's own reward: penalties of
-format and length tell members apart that all failed alike. A step always has `wanted` groups, so
-that its shapes never change: where the rounds do not bring enough, uninformative groups fill it up,
-for the filter to drop. What is left over is thrown away, not kept for the next step: it would be
-off-policy there and would have to be part of the checkpoint. The figures of a step are of all that
-was played.
+DAPO (Yu et al., arXiv 2503.14476, section 3.2). Only the task's reward counts: format and length
+penalties would also distinguish members that all failed in the same way. A step always has `wanted`
+groups, so that its shapes never change. If the rounds do not yield enough informative groups,
+uninformative groups fill the step, and the filter drops them. Surplus groups are discarded. In the
+next step they would be off-policy, and they would have to be part of the checkpoint. The metrics of
+a step cover all groups that were played.
 """
 
 import dataclasses
@@ -30,19 +30,19 @@ from ragen_jax.update.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Collected:
-    """The groups of a step, and all that were played for it (N groups)."""
+    """The groups of a step, and all N groups that were played for it."""
 
     episodes: list[Episode]  # group by group, member by member, groups numbered from 0
-    played: list[Episode]  # the same of all N groups, in the order played
+    played: list[Episode]  # episodes of all N groups, in the order played
     rounds: int
-    seeds_N: tuple[int, ...]  # environment seed of each group played, in order
+    seeds_N: tuple[int, ...]  # environment seed of each group, in the order played
     informative_N: np.ndarray  # bool
-    # bool: whether enough members are sound (their environment did not break) to say so
+    # bool: whether enough members are sound (their environment did not break) to judge the group
     judged_N: np.ndarray
-    cursor: int = 0  # of environment seeds, behind them
+    cursor: int = 0  # cursor of environment seeds after these groups
 
     def metrics(self) -> Metrics:
-        """collect/* figures; the ratio is that of the groups that could be judged, if any."""
+        """Return the collect/* metrics; the ratio is over the groups that could be judged."""
         metrics: Metrics = {"collect/rounds": self.rounds, "collect/groups": len(self.seeds_N)}
         if self.judged_N.any():
             metrics["collect/informative_ratio"] = self.informative_N[self.judged_N].mean()
@@ -55,11 +55,11 @@ def collect(
     state: TrainState,
     step: int,
 ) -> Collected:
-    """A task's groups of a step.
+    """Collect a task's groups of a step.
 
     Args:
       play: (task, seeds_G, key) -> episodes, group by group.
-      state: says what has been played.
+      state: holds the seed cursors and streaks of the problems played so far.
       step: number of the iteration.
     """
     c, key = task.collecting, task.key
@@ -73,7 +73,7 @@ def collect(
         nonlocal cursor
         seeds_G, cursor = draw_seeds(cursor, c.groups, pool=c.pool, seed=c.seed, chance_P=chance_P)
         noise = key
-        if c.pool:  # the same problem draws other noise when it comes again
+        if c.pool:  # a problem that is played again draws different noise
             noise = jax.random.fold_in(jax.random.fold_in(key, step), round_)
         return play(task, seeds_G, noise)
 
@@ -84,8 +84,7 @@ def collect(
 
 
 def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
-    """bool [groups]: whether the sound members of a group earned differently by the task's own
-    reward.
+    """Return bool [groups]: whether the task's rewards of a group's sound members differ.
 
     Args:
       episodes: group by group, groups numbered from 0.
@@ -98,14 +97,14 @@ def differ_in_reward(episodes: Sequence[Episode]) -> np.ndarray:
 def mark_played(
     state: TrainState, tasks: "Sequence[Task]", collected: Sequence[Collected]
 ) -> TrainState:
-    """The `TrainState` that knows what was played, so that the next step plays what comes then."""
+    """Return the `TrainState` with cursors and streaks advanced by the groups that were played."""
     cursors, streaks = dict(state.seed_cursor), dict(state.streak_P or {})
     for task, part in zip(tasks, collected, strict=True):
         name = task.name
         cursors[name] = place(np.uint32(part.cursor), cursors[name].sharding)
         if name in streaks:
             before_P = jax.device_get(streaks[name])
-            # A visit whose environment broke says nothing about its problem.
+            # A visit whose environment broke gives no information about its problem.
             seeds = [
                 seed for seed, judged in zip(part.seeds_N, part.judged_N, strict=True) if judged
             ]
@@ -121,20 +120,20 @@ def collect_groups(
     wanted: int,
     max_rounds: int,
 ) -> Collected:
-    """Plays rounds until `wanted` groups are informative, at most `max_rounds`.
+    """Play rounds until `wanted` groups are informative, at most `max_rounds` rounds.
 
-    One round of `wanted` groups comes back as it was played. Where too few are informative, the
-    others fill the step up, those last of which fewer than two members are sound.
+    A single round of `wanted` groups is returned as it was played. If too few groups are
+    informative, other groups fill the step; groups with fewer than two sound members come last.
 
     Args:
       play: round index -> episodes, group by group, groups numbered from 0.
       informative: episodes of one round -> bool [groups]; with several processes, the same in each.
-      wanted: groups of the step.
+      wanted: number of groups of the step.
       max_rounds: at least 1.
 
     Raises:
-      ValueError: the rounds played fewer than `wanted` groups, or `informative` says something
-        about another number of groups than a round has.
+      ValueError: the rounds played fewer than `wanted` groups, or the result of `informative` has
+        the wrong number of groups.
     """
     groups: list[list[Episode]] = []
     marks: list[bool] = []
@@ -160,7 +159,7 @@ def collect_groups(
         raise ValueError(
             f"{wanted} groups were requested, but {rounds} round(s) played {len(groups)}"
         )
-    # Stable: earlier ones first.
+    # The sort is stable: earlier groups first.
     by_use = sorted(range(len(groups)), key=lambda n: (not marks[n], not judged[n]))
     return Collected(
         episodes=_numbered(groups[n] for n in sorted(by_use[:wanted])),
@@ -173,12 +172,12 @@ def collect_groups(
 
 
 def _sound_enough(group: Sequence[Episode]) -> bool:
-    """Whether a group's sound members can be compared (advantage.comparable_members)."""
+    """Return whether a group's sound members can be compared (advantage.comparable_members)."""
     return sum(not episode.error for episode in group) >= min(2, len(group))
 
 
 def _numbered(groups: Iterable[list[Episode]]) -> list[Episode]:
-    """The episodes of some groups, which are numbered anew from 0."""
+    """Return the episodes of some groups, with the groups renumbered from 0."""
     return [
         dataclasses.replace(episode, group=group)
         for group, members in enumerate(groups)

@@ -1,14 +1,14 @@
-"""What a rollout asks of an environment, which may raise, hang or return nonsense.
+"""Call an environment, which may raise, hang or return invalid values.
 
     begin    seeds -> initial states
-    identify states -> problems' contents
-    observe  states -> what is shown
-    act      replies' actions -> what came of them, and what is shown next
+    identify states -> contents of the problems
+    observe  states -> observations
+    act      actions of replies -> their results, and the next observations
 
-Whatever goes wrong is a `Broken` in place of the result, for the episode that it happened in alone.
-Steps run one after another in this thread; with a time limit, which environments that wait for a
-network or another process need, several at a time in threads of their own. A step that is late is
-given up: nobody waits for its thread again.
+Any failure becomes an `EnvFailure` in place of the result, only in the episode that it happened in.
+Without a time limit, steps run one after another in this thread. With a time limit, which
+environments need that wait for a network or another process, several steps run in parallel
+threads. A step that exceeds the limit is abandoned, and its thread is not waited for.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from ragen_jax.core.clean_text import clean_text, describe_error, format_error
 from ragen_jax.envs.scalars import plain_scalar, real_number
 from ragen_jax.envs.types import IMAGE, Environment, Observation, State, Step
 
-MAX_TEXT = 100_000  # characters of an observation; more is no text to be read
-MAX_IMAGES = 16  # of an observation
-MAX_PIXELS = 4096 * 4096  # of an image
-MAX_REWARD = 1e6  # of a step: the squares of larger ones are too much for a variance in float32
-MAX_NUMBER = 1.7e308  # of an info: larger integers are no float
-KEPT = (bool, int, float, str)  # of an info, what is handed on; a text of up to MAX_TEXT
+MAX_TEXT = 100_000  # maximum characters per observation
+MAX_IMAGES = 16  # maximum per observation
+MAX_PIXELS = 4096 * 4096  # maximum per image
+MAX_REWARD = 1e6  # maximum absolute reward of a step, so that a variance in float32 is accurate
+MAX_NUMBER = 1.7e308  # maximum absolute number in an info: larger integers do not fit a float
+KEPT = (bool, int, float, str)  # types of the kept entries of an info; text up to MAX_TEXT
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -37,10 +37,10 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How long an environment may take; see configs/base.py."""
+    """Time limits of an environment; see configs/base.py."""
 
-    time_limit: float = 0.0  # seconds of a step; 0: none
-    workers: int = 16  # steps at a time, where there is a limit
+    time_limit: float = 0.0  # seconds per step; 0: no limit
+    workers: int = 16  # number of parallel steps if there is a limit
 
 
 NO_LIMITS = Limits()
@@ -48,16 +48,16 @@ NO_LIMITS = Limits()
 
 @dataclasses.dataclass
 class Clock:
-    """Seconds that were spent with environments."""
+    """Total time spent in environments, in seconds."""
 
     seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvFailure:
-    """What an environment did instead of what it was asked."""
+    """A failure of an environment, in place of its result."""
 
-    error: str  # in one line
+    error: str  # one line
     traceback: str
 
 
@@ -68,27 +68,27 @@ class StepRequest:
     state: State
     actions: tuple[str, ...]
     rng: np.random.Generator
-    actions_left: int  # of the episode: none are run beyond them, and nothing is shown at their end
+    actions_left: int  # of the episode; further actions are not run, the last has no observation
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What came of it."""
+    """The result of a `StepRequest`."""
 
     state: State
-    actions: tuple[str, ...]  # that were run
-    reward: float
-    info: dict[str, Any]  # of the last one
+    actions: tuple[str, ...]  # the actions that were run
+    reward: float  # sum over these actions
+    info: dict[str, Any]  # info of the last action
     done: bool
-    observation: str | Observation  # "" where the episode is over
+    observation: str | Observation  # "" if the episode is over
 
 
 def attempt(call: Callable[[], Result]) -> Result | EnvFailure:
-    """Return what `call` returns, or a `Broken` if the environment in it raises."""
+    """Return the result of `call`, or an `EnvFailure` if the environment raises."""
     try:
         return call()
-    except BaseException as error:  # whatever a foreign environment may raise
-        # Ctrl-C and signals, which only the main thread gets, are not of the environment.
+    except BaseException as error:  # a user's environment may raise anything
+        # Ctrl-C and signals, which only the main thread gets, do not come from the environment.
         here = threading.current_thread() is threading.main_thread()
         if here and isinstance(error, KeyboardInterrupt):
             raise
@@ -101,14 +101,14 @@ def begin(
     limits: Limits,
     clock: Clock | None = None,
 ) -> list[State | EnvFailure]:
-    """The initial state of each seed."""
+    """Return the initial state of each seed."""
     return _each(lambda seed, tick: environment.reset(seed), seeds, limits, clock)
 
 
 def identify(
     environment: Environment, states: Sequence[State | EnvFailure], limits: Limits
 ) -> list[str | EnvFailure]:
-    """Return the `identity` of each state, or the `Broken` in its place."""
+    """Return the `identity` of each state, or the `EnvFailure` in its place."""
 
     def name(state, tick):
         if isinstance(state, EnvFailure):
@@ -127,7 +127,7 @@ def observe(
     limits: Limits,
     clock: Clock | None = None,
 ) -> list[str | Observation | EnvFailure]:
-    """What is shown of each state; of one that is broken, why."""
+    """Return the observation of each state, or the `EnvFailure` in its place."""
 
     def show(state, tick):
         return (
@@ -145,7 +145,7 @@ def act(
     limits: Limits,
     clock: Clock | None = None,
 ) -> list[StepResult | EnvFailure]:
-    """Runs the actions of several episodes' replies."""
+    """Run the actions of several episodes' replies."""
 
     def run(job, tick):
         state, reward, info, done, ran = job.state, 0.0, {}, False, []
@@ -165,16 +165,17 @@ def act(
     return _each(run, asked, limits, clock)
 
 
-# ------------------------------------------------------------------------------ what is accepted
+# ------------------------------------------------------------------------------ validation
 
 
 def checked_observation(observation: object) -> str | Observation:
-    """An observation that can be shown, with images of its own: an environment may draw the next
-    ones into the same arrays.
+    """Validate an observation and return it with copies of its images.
+
+    The images are copied because an environment may draw its next images into the same arrays.
 
     Raises:
-      TypeError, ValueError: another thing, too long a text, images that are none or too large, or
-        not as many as the text has places for.
+      TypeError, ValueError: it is not an observation, its text is too long, an image is invalid or
+        too large, or the number of images differs from the number of IMAGE in the text.
     """
     if not isinstance(observation, Observation):
         return _text("render must return a str or an Observation", observation)
@@ -212,11 +213,10 @@ def _image(number: int, image: object) -> np.ndarray:
 
 
 def _checked(step: object) -> Step:
-    """A step whose parts are what `Step` says, its info without what is no finite number, text or
-    bool.
+    """Validate a step; return it with only the finite numbers, strings and bools of its info.
 
     Raises:
-      TypeError, ValueError: another thing.
+      TypeError, ValueError: it is not a `Step`, or one of its fields is invalid.
     """
     if not isinstance(step, Step):
         raise TypeError(f"step must return a Step, got {type(step).__name__}")
@@ -232,8 +232,7 @@ def _checked(step: object) -> Step:
 
 
 def _kept(info: dict[Any, Any]) -> dict[str, bool | int | float | str]:
-    """The entries of an info that JSON holds: finite numbers, bools and texts, under names that are
-    texts."""
+    """Return the JSON-compatible entries of an info: finite numbers, bools, strings."""
     kept = {}
     for name, value in info.items():
         value = plain_scalar(value)
@@ -242,7 +241,7 @@ def _kept(info: dict[Any, Any]) -> dict[str, bool | int | float | str]:
         if isinstance(value, str):
             if len(value) <= MAX_TEXT:
                 kept[clean_text(name)] = clean_text(value)
-        elif abs(value) <= MAX_NUMBER:  # not of NaN
+        elif abs(value) <= MAX_NUMBER:  # False for NaN
             kept[clean_text(name)] = value
     return kept
 
@@ -251,7 +250,7 @@ def _broken(error: BaseException) -> EnvFailure:
     return EnvFailure(describe_error(error), format_error(error))
 
 
-# ------------------------------------------------------------------------------ one by one, or not
+# ------------------------------------------------------------------------------ threads
 
 
 def _each(
@@ -260,7 +259,10 @@ def _each(
     limits: Limits,
     clock: Clock | None,
 ) -> list[Result | EnvFailure]:
-    """call(job, tick) of each job, or a `Broken`; it calls tick at the start of each step."""
+    """Return call(job, tick) of each job, or an `EnvFailure`.
+
+    `call` must call tick at the start of each step.
+    """
 
     def guarded(job, tick):
         return attempt(lambda: call(job, tick))
@@ -278,13 +280,13 @@ def _each(
 def _in_threads(
     call: Callable[[Job, Callable[[], None]], Result], jobs: Sequence[Job], limits: Limits
 ) -> list[Result | EnvFailure]:
-    """The same in `limits.workers` threads; what has not ticked for the time limit is given up.
+    """Run the jobs in `limits.workers` threads; abandon jobs that do not tick within the limit.
 
-    The threads are daemons: one that hangs does not keep the process from ending.
+    The threads are daemons, so that a thread that hangs does not keep the process alive.
     """
     changed = threading.Condition()
     waiting = list(reversed(range(len(jobs))))
-    ticked: dict[int, float] = {}  # job under way -> when it last began a step
+    ticked: dict[int, float] = {}  # running job -> time at which its current step began
     results: dict[int, Any] = {}
 
     def tick(index):
@@ -302,7 +304,7 @@ def _in_threads(
             result = call(jobs[index], functools.partial(tick, index))
             with changed:
                 if ticked.pop(index, None) is None:
-                    return  # given up meanwhile, and another thread in this one's place
+                    return  # the job was abandoned, and another thread has replaced this thread
                 results[index] = result
                 changed.notify()
 

@@ -1,7 +1,7 @@
-"""An episode under way: how it starts, what its next reply answers, what came of the reply.
+"""A running episode on the host: start it, build the next prompt, act on the reply.
 
-What plays episodes (play.py all at once, slots.py a few at a time) differs in when it asks a model
-for which tokens; this part, on the host, is the same for both.
+play.py plays all episodes at once, slots.py a few at a time. They differ in the order in which they
+sample tokens from the model; the code here is common to both.
 """
 
 import dataclasses
@@ -34,21 +34,21 @@ NO_VISION_TOWER = (
     "config.env.options.observation"
 )
 
-PROMPT_ERROR = PromptError.__name__  # begins the `Episode.error` of an unusable prompt
+PROMPT_ERROR = PromptError.__name__  # first word of the `Episode.error` of an unusable prompt
 
 
 @dataclasses.dataclass(frozen=True)
 class Budgets:
-    """Limits of one episode; the environment itself knows none."""
+    """Limits of one episode; the environment does not know them."""
 
     max_turns: int
     max_actions: int
-    max_new_tokens: int  # of one reply
+    max_new_tokens: int  # per reply
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. Training uses the temperature alone (types.Turn.logp says why)."""
+    """How tokens are drawn. Training uses only the temperature (see types.Turn.logp)."""
 
     temperature: float
     top_k: int = 0
@@ -58,38 +58,39 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class PlaySettings:
-    """How the episodes of a task are played; the policy, the problems and the key come with a call.
+    """Settings to play the episodes of a task, except the policy, the problems and the random key.
 
-    With `slots` or `chunk` the episodes are played by slots.py; they stay the same.
+    With `slots` or `chunk` set, slots.py plays the episodes; the episodes are the same.
     """
 
-    chat: Chat  # decides what a turn's prompt shows
+    chat: Chat  # builds the prompts
     environment: Environment
     budgets: Budgets
     sampling: Sampling
-    limits: Limits = NO_LIMITS  # of the environment's time
+    limits: Limits = NO_LIMITS  # time limits of the environment
     compact: bool = True  # drop finished episodes from the batch
-    slots: int = 0  # episodes played at a time; 0: all, or without slots
-    chunk: int = 0  # tokens between two looks at which replies have ended
-    # Tokens of first prompts by which slots size their cache, so that every rollout of a run has
-    # the same programs; 0: of the longest one played.
+    slots: int = 0  # number of episodes played at a time; 0: all, or no slots if chunk is 0 as well
+    chunk: int = 0  # tokens decoded between two checks for finished replies
+    # Length of first prompts, in tokens, from which slots compute the size of their cache. It is
+    # fixed so that every rollout of a run has the same programs; 0: the longest first prompt.
     first_prompt: int = 0
     album: ImageTable | None = None  # images that the environment shows; None: no vision tower
 
 
 @dataclasses.dataclass
 class Play:
-    """An episode under way."""
+    """A running episode."""
 
     seed: int
     group: int
     member: int
     state: State
     rng: np.random.Generator
-    observation: str | Observation  # what is shown of the state
+    observation: str | Observation  # observation of the state
     error: str = ""  # why its environment broke or its prompt cannot be used; "": sound
-    turns: list[Turn] = dataclasses.field(default_factory=list)
-    message: str = ""  # this and the next two: of the turn under way
+    turns: list[Turn] = dataclasses.field(default_factory=list)  # finished turns
+    # User message, image spans and prompt of the current turn.
+    message: str = ""
     spans: tuple[Span, ...] = ()
     prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
     actions_used: int = 0
@@ -104,8 +105,8 @@ def start_plays(
     group_size: int,
     key: jax.Array,
 ) -> list[Play]:
-    """The `Play`s of a batch, group by group; `key` as in `rollout`."""
-    noise = key_word(key)  # the environment's own noise (slips, say) is keyed like the draws
+    """Return the `Play`s of a batch, group by group; `key` as in `rollout`."""
+    noise = key_word(key)  # the environment's noise (such as slips) is keyed like the draws
     starts = zip(seeds_G, states_G, observation_G, strict=True)
     return [
         Play(
@@ -123,7 +124,7 @@ def start_plays(
 
 
 def as_episode(play: Play) -> Episode:
-    """What is kept of an episode that is over."""
+    """Return the `Episode` of a finished play."""
     return Episode(
         seed=play.seed,
         group=play.group,
@@ -136,17 +137,17 @@ def as_episode(play: Play) -> Episode:
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """The positions of a model, which a prompt shares with its reply."""
+    """The number of positions that a prompt and its reply may use together."""
 
-    positions: int  # of the model; 0: not known, so that no prompt is refused
-    max_new_tokens: int  # of a reply
+    positions: int  # positions of the model; 0: not known, no prompt is refused
+    max_new_tokens: int  # per reply
 
     def check(self, prompt: np.ndarray, turn: int) -> None:
         """Refuse a prompt that leaves no room for its reply.
 
         Args:
           prompt: int32 ids.
-          turn: index of the prompt's turn, from 0.
+          turn: 0-based index of the prompt's turn.
 
         Raises:
           PromptError: the prompt and a reply need more positions than the model has.
@@ -163,11 +164,11 @@ class Room:
 def begin_turns(plays: Sequence[Play], chat: Chat, album: ImageTable | None, room: Room) -> None:
     """Give each play the message and the prompt that its next reply answers.
 
-    A play whose prompt cannot be used (too long, refused by the tokenizer, or with an image that
-    the model cannot be shown) breaks: `Play.error` says why. Without any turn it keeps a prompt of
-    an empty observation, so that every episode has a turn; otherwise it is over.
+    A play breaks if its prompt cannot be used (too long, refused by the tokenizer, or with an image
+    that the model cannot process); `Play.error` gives the reason. A broken play without any turn
+    gets the prompt of an empty observation, so that every episode has a turn; otherwise it is over.
 
-    Where several processes sample, all call this together, each with its own plays.
+    With several processes, all must call this function together, each with its plays.
 
     Raises:
       PromptError: the prompt of an empty observation cannot be used either.
@@ -202,7 +203,7 @@ def _begin_turn(play: Play, chat: Chat, album: ImageTable | None, room: Room) ->
 
 
 def _leave_out(play: Play, error: PromptError) -> None:
-    """Break a play because of what it shows."""
+    """Mark a play as broken because its prompt cannot be used."""
     play.observation = ""
     play.over = bool(play.turns)
     if not play.error:
@@ -212,12 +213,12 @@ def _leave_out(play: Play, error: PromptError) -> None:
 
 
 def is_prompt_error(error: str) -> bool:
-    """Whether an `Episode.error` is due to the prompt, not to the environment's code."""
+    """Return whether an `Episode.error` is due to the prompt, not to the environment's code."""
     return error.startswith(f"{PROMPT_ERROR}: ")
 
 
 def check_images(observation: str | Observation, album: ImageTable | None) -> None:
-    """Raise PromptError for an image that the model cannot be shown."""
+    """Raise PromptError for an image that the model cannot process."""
     for image in images_of(observation):
         if album is None:
             raise PromptError(NO_VISION_TOWER)
@@ -228,10 +229,10 @@ def check_images(observation: str | Observation, album: ImageTable | None) -> No
 
 
 def spans_of(observation: str | Observation, album: ImageTable | None) -> tuple[Span, ...]:
-    """The numbers that stand for an observation's images, which the album has met.
+    """Return the spans of an observation's images, which must be registered in the image table.
 
     Raises:
-      ValueError: an image where there is no album.
+      ValueError: there are images but no image table.
     """
     images = images_of(observation)
     if album is not None:
@@ -242,7 +243,7 @@ def spans_of(observation: str | Observation, album: ImageTable | None) -> tuple[
 
 
 def images_of(observation: str | Observation) -> tuple[np.ndarray, ...]:
-    """The images of an observation."""
+    """Return the images of an observation."""
     return observation.images if isinstance(observation, Observation) else ()
 
 
@@ -254,9 +255,12 @@ def act_on(
     limits: Limits,
     clock: Clock | None,
 ) -> None:
-    """Reads (play, sampled, logp) of each reply, runs its actions and adds the turn.
+    """Parse each reply, run its actions and append the turn to its play.
 
-    An unreadable reply runs none.
+    A reply that cannot be parsed runs no actions.
+
+    Args:
+      replies: (play, sampled ids, log-probs) of each reply.
     """
     read = [(play, chat.read(sampled)) for play, sampled, _ in replies]
     asked = [

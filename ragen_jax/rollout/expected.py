@@ -1,6 +1,6 @@
-"""Every program that rollouts in slots can ask for, listed from the sizes alone.
+"""List every program that rollouts in slots can need, from the sizes alone.
 
-So that all can be compiled before the first of them is called.
+All of them can therefore be compiled before the first is called.
 """
 
 import dataclasses
@@ -41,17 +41,17 @@ class ExpectedProgram:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramLengths:
-    """Tokens of prompts, every reply being as long as it may."""
+    """Lengths of prompts in tokens, if every reply has the maximum length."""
 
-    prompts: tuple[int, ...]  # the longest of each turn
-    news: tuple[int, ...]  # what a prompt adds to what its row holds, wherever that is something
+    prompts: tuple[int, ...]  # longest prompt of each turn
+    news: tuple[int, ...]  # numbers of tokens that a prompt can add to its cached row, > 0
 
 
 def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> ProgramLengths:
-    """`Lengths` of episodes whose observations are all as long as the longest of some.
+    """Return the `ProgramLengths` if every observation is as long as the longest in `plays`.
 
     Args:
-      plays: of a few problems, whose first turns have begun.
+      plays: plays of a few problems, with their first turns begun.
     """
     longest = budgets.max_new_tokens
     play = max(plays, key=lambda play: len(play.prompt))
@@ -62,7 +62,7 @@ def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Pro
     for number in range(budgets.max_turns):
         used = min(number, budgets.max_actions - 1)
         prompt = None
-        # The last reply may have ended by itself or not, and may have been valid or not.
+        # The last reply may have a stop token or be truncated, and it may be valid or not.
         for end, valid in itertools.product((chat.close_id, -1), (True, False)):
             if turns:
                 reply = turns[-1].sampled.copy()
@@ -71,7 +71,7 @@ def expected_lengths(chat: Chat, plays: Sequence[Play], budgets: Budgets) -> Pro
             message = chat.observe(play.observation, actions_used=used, last_valid=valid)
             try:
                 prompt = chat.prompt_ids(turns, message, play.spans)
-            except PromptError:  # a prompt near the limit: its notice or count is too much
+            except PromptError:  # near the limit, the notice or a longer number is too long
                 continue
             held = np.append(turns[-1].prompt, turns[-1].sampled[:-1]) if turns else NOTHING
             news.append(len(prompt) - 1 - common(held, prompt[:-1]))
@@ -106,11 +106,12 @@ def expected_programs(
     sampling: Sampling,
     stop_ids: tuple[int, ...],
 ) -> list[ExpectedProgram]:
-    """What `play_in_slots` can ask to be compiled on the mesh in use, where nothing is longer than
-    expected.
+    """List the programs that `play_in_slots` can need on the mesh in use.
+
+    The list is complete if no prompt or reply is longer than expected.
 
     Args:
-      params: or their shapes.
+      params: parameters or their shapes.
       sizes: `cache_sizes` of the rollout. The others: as in `play_in_slots`.
     """
     count, _ = row_shards()
@@ -124,7 +125,7 @@ def expected_programs(
             name, read, (model, params, held, _ints(R), _ints(R), _ints(R, piece))
         )
 
-    # Of what is read from nothing the most that a call can take, of the rest whatever is new.
+    # First prompts are read in the largest piece that they need; later reads have any new length.
     alone = {sizes.piece(prompts[0]), sizes.piece(prompts[0] - 1)}
     pieces = sorted(alone | {sizes.piece(n) for n in lengths.news})
     found = [reading(0, [], piece) for piece in sorted(alone)]
@@ -158,7 +159,7 @@ def expected_programs(
 
 
 def pages_of(sizes: Sizes, positions: int) -> list[int]:
-    """Positions of each of the pages that hold so many."""
+    """Return the number of positions of each page in a cache with room for `positions`."""
     lengths: list[int] = []
     for size in sizes.pages():
         lengths.append(size)
@@ -188,7 +189,7 @@ def _ints(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def _rows(shape: tuple[int, ...], dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-    """Shape of an array of rows, placed as place_rows does."""
+    """Return the shape of an array of rows, with the sharding that place_rows uses."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jax.ShapeDtypeStruct(shape, dtype)

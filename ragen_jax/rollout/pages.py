@@ -1,11 +1,11 @@
-"""The cache of slots: pages of all rows, and the few sizes that the programs of chunks.py come in.
+"""The cache of slots: pages of all rows, and the few sizes of the programs of chunks.py.
 
-A row of the cache keeps what it has read. The first page holds a first prompt, later ones are added
-where rows get longer, and those that no row reaches are not looked at; few rows that are left are
-gathered into smaller pages. What is new is read some rows at a time.
+A row of the cache keeps the tokens that it has read. The first page holds a first prompt. Pages are
+added as rows get longer, and programs read only the pages that some row uses. When few rows remain,
+they are gathered into smaller pages. New tokens are read a few rows at a time.
 
-Axes: as in chunks.py. Where several processes sample, each tells its own shards' rows, and all call
-the same programs: sizes are agreed on.
+Axes: as in chunks.py. With several processes, each process passes the rows of its shards, and all
+processes call the same programs: they first agree on the sizes.
 """
 
 import dataclasses
@@ -23,27 +23,27 @@ from ragen_jax.model.vision.image_table import ImageTable
 from ragen_jax.rollout.chunks import Page, decode_chunk, empty_page, fold, keep_rows, read
 from ragen_jax.rollout.episode import Sampling
 
-PIECE = 256  # tokens of a row that are read at a time, at most
-QUARTERS = (1, 2, 4)  # of the longest piece, what is new may be read in
-LARGEST_PAGE = 1024  # positions of a page behind the first
-LEAST_CHUNK = 24  # tokens between two looks at the rows, where nothing is said of it
-FEWEST = 64  # rows that a smaller cache has: below it XLA's products on CPU round differently
+PIECE = 256  # maximum tokens of a row that are read in a call
+QUARTERS = (1, 2, 4)  # piece lengths, in quarters of the longest piece
+LARGEST_PAGE = 1024  # maximum positions of a page after the first
+LEAST_CHUNK = 24  # minimum of the default tokens per decode chunk
+FEWEST = 64  # minimum rows of a compacted cache: below it XLA's CPU matmuls round differently
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What the programs of a cache are shaped by, of a shard each."""
+    """Sizes that determine the shapes of a cache's programs, per shard."""
 
-    rows: tuple[int, ...]  # of the cache, rising: of all slots, and of those left at the end
+    rows: tuple[int, ...]  # possible rows of the cache, ascending; the last is that of all slots
     at_a_time: int  # rows that are read in a call
-    first: int  # positions of the first page: a first prompt, or an eighth of a reply
-    pieces: tuple[int, ...]  # tokens of a row that a call reads, rising
-    chunk: int  # tokens of a decode chunk
+    first: int  # positions of the first page: a first prompt or an eighth of a reply, the larger
+    pieces: tuple[int, ...]  # possible tokens of a row that a call reads, ascending
+    chunk: int  # tokens per decode chunk
 
     def pages(self) -> Iterator[int]:
-        """Positions of the first page, of the second, ...: alike at first, then half of all before.
+        """Yield the positions of each page: equal at first, then half of all pages before.
 
-        So a row attends to hardly more than it has, with few numbers of pages.
+        A row thus attends to hardly more positions than it uses, and the number of pages is small.
         """
         size = held = self.first
         while True:
@@ -53,41 +53,43 @@ class Sizes:
             held += size
 
     def piece(self, tokens: int) -> int:
-        """Of `pieces` the one that reads so many tokens, or else as many as one can."""
+        """Return the shortest of `pieces` with room for `tokens`, or the longest piece."""
         return next((piece for piece in self.pieces if piece >= tokens), self.pieces[-1])
 
 
 @dataclasses.dataclass
 class PendingRead:
-    """Tokens to be read behind the first `start` ones of some rows of a shard."""
+    """Tokens to be read after the first `start` tokens of some rows of a shard."""
 
-    rows: list[int]
-    start: int
-    tokens: np.ndarray
-    shift: int = 0  # of `Album.shift`, of the first `start` ones
+    rows: list[int]  # indices within the shard
+    start: int  # number of cached tokens to keep
+    tokens: np.ndarray  # int32, the new tokens
+    shift: int = 0  # `ImageTable.shift` of the first `start` tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeBatch:
-    """Rows whose replies a chunk goes on with: a column each, of this process's rows."""
+    """The replies that a chunk continues: lists with an entry for each row of this process."""
 
-    token: list[int]  # the last one
-    before: list[int]  # how many tokens are before it
-    drawn: list[int]  # how many its reply has
-    tokens_left: list[int]  # how many it may still have; 0: none is under way
-    shift: list[int]  # of `Album.shift`, of the tokens before
+    token: list[int]  # last token of the row
+    before: list[int]  # number of tokens before it
+    drawn: list[int]  # number of tokens in the reply so far
+    tokens_left: list[int]  # number of tokens the reply may still get; 0: no reply is running
+    shift: list[int]  # `ImageTable.shift` of the tokens before
 
 
 def cache_sizes(
     *, slots: int, chunk: int, episodes: int, prompt: int, max_new_tokens: int, compact: bool
 ) -> Sizes:
-    """The `Sizes` of a rollout on the mesh in use.
+    """Return the `Sizes` of a rollout on the mesh in use.
 
     Args:
-      slots: of all shards; 0: as many as episodes.
-      chunk: tokens of a decode chunk; 0: an eighth of a reply, at least 24.
-      prompt: tokens of the longest first prompt, about; a longer one is only read in more calls.
-      compact: whether few episodes may have fewer rows.
+      slots: number of slots of all shards; 0: the number of episodes.
+      chunk: tokens per decode chunk; 0: an eighth of a reply, at least 24.
+      episodes: number of episodes of the rollout.
+      prompt: approximate tokens of the longest first prompt; longer prompts need more calls.
+      max_new_tokens: maximum tokens per reply.
+      compact: whether the cache may shrink when few episodes are left.
     """
     shards, _ = row_shards()
     most = -(-(slots or episodes) // shards)
@@ -104,7 +106,7 @@ def cache_sizes(
 
 
 def row_sizes(rows: int) -> tuple[int, ...]:
-    """Rows that a shard's cache may have, rising: all, half and a quarter, at least FEWEST."""
+    """Return the possible rows of a shard's cache, ascending: a quarter, half, all; >= FEWEST."""
     return tuple(sorted({max(-(-rows // parts), min(rows, FEWEST)) for parts in (1, 2, 4)}))
 
 
@@ -115,29 +117,29 @@ class Cache:
         self, model: Qwen, params: Params, sizes: Sizes, album: ImageTable | None = None
     ) -> None:
         self.model, self.params, self.sizes, self.album = model, params, sizes, album
-        self.count, mine = row_shards()  # of all processes
-        self.shards = len(mine)  # of this one
-        self.rows = sizes.rows[-1]  # of a shard
+        self.count, mine = row_shards()  # number of shards of all processes
+        self.shards = len(mine)  # number of shards of this process
+        self.rows = sizes.rows[-1]  # rows per shard
         self.pages: list[Page] = []
-        self.lengths: list[int] = []  # positions of each
+        self.lengths: list[int] = []  # positions of each page
         self.to_come = sizes.pages()
 
     def shift(self, tokens: np.ndarray) -> int:
-        """`Album.shift` of a row's first tokens."""
+        """Return `ImageTable.shift` of a row's first tokens; 0 without images."""
         return 0 if self.album is None else self.album.shift(tokens)
 
     def _places(self, *shift: Sequence[int] | np.ndarray) -> list[Array]:
-        """Shifts as the programs take them: not at all where there are no images."""
+        """Return the shift arguments of a program: none without images."""
         return [] if self.album is None else [place_rows(np.array(s, np.int32)) for s in shift]
 
     def compact(self, live: list[list[int]], most: int) -> list[list[int]] | None:
-        """Drops rows, if a smaller size holds those that are kept.
+        """Drop rows if a smaller cache can hold the live rows.
 
         Args:
-          live: rows of each shard to be kept. most: how many a shard has at most.
+          live: rows of each shard to keep. most: largest number of live rows of any shard.
 
         Returns:
-          which of the old rows each shard's rows are now; None: all stay.
+          For each shard, the old index of each new row; None if nothing was dropped.
         """
         rows = next(size for size in self.sizes.rows if size >= most)
         if rows >= self.rows:
@@ -152,7 +154,7 @@ class Cache:
         return kept
 
     def read(self, news: Sequence[Sequence[PendingRead]]) -> None:
-        """Reads what is new in each shard, longest first, some rows in a call."""
+        """Read the new tokens of each shard, longest first, a few rows per call."""
         R, B = self.sizes.at_a_time, self.shards * self.rows
         queues = [sorted(part, key=lambda n: -len(n.tokens)) for part in news]
         (longest,) = max_over_processes(
@@ -203,7 +205,11 @@ class Cache:
     def decode(
         self, rows: DecodeBatch, keys_B: jax.Array, sampling: Sampling, stop_ids: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """(tokens_BC, logp_BC, count_B) of a chunk of every reply; None: none is under way."""
+        """Decode a chunk of every running reply.
+
+        Returns:
+          (tokens_BC, logp_BC, count_B), or None if no reply is running in any process.
+        """
         chunk = self.sizes.chunk
         under_way = [i for i, left in enumerate(rows.tokens_left) if left]
         longest, end, least = max_over_processes(
@@ -245,7 +251,7 @@ class Cache:
         least: int,
         end: int,
     ) -> None:
-        """`fold` into the pages that have positions from `least` to `end`."""
+        """Call `fold` for each page that has positions from `least` (inclusive) to `end`."""
         first = 0
         for index, size in enumerate(self.lengths):
             if first < end and first + size > least:
@@ -254,7 +260,7 @@ class Cache:
             first += size
 
     def _needed(self, positions: int) -> int:
-        """How many pages have the first so many positions of a row."""
+        """Return the number of pages that hold the first `positions` positions of a row."""
         starts = itertools.accumulate(self.lengths[:-1], initial=0)
         return sum(start < positions for start in starts) if self.lengths else 0
 

@@ -2,11 +2,11 @@
 
 All episodes of a step run in one batch, turn by turn. Members of a group share their first
 prompt, which is read once. Later turns either extend the cache (the prompt continues the row)
-or read a fresh prompt; the prompts themselves tell which, so this file knows no context modes.
+or read a new prompt. The choice follows from the prompts, so this file does not know context modes.
 
-On a mesh in use (`jax.set_mesh`) the episodes are dealt to its row shards, each of which drops its
-finished ones by itself; a process steps the environments of its own shards alone, and at the end
-every process gets every episode.
+On a mesh (`jax.set_mesh`), the episodes are divided over its row shards, and each shard drops its
+finished episodes separately. A process steps only the environments of its shards; at the end every
+process gets every episode.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ from ragen_jax.rollout.wire import from_bytes, to_bytes
 
 # The play of each of this process's rows, shard by shard; None is padding.
 Rows = list[Play | None]
-# What the next turn may go on from: keys and values of what was read, of the replies, whose rows.
+# State that the next turn may continue: (keys and values of the prompts, of the replies, the rows).
 Cache = tuple[Segment, Segment, Rows]
 
 
@@ -59,17 +59,18 @@ def rollout(
     key: jax.Array,
     clock: Clock | None = None,
 ) -> list[Episode]:
-    """Plays `group_size` episodes of each initial state.
+    """Play `group_size` episodes of each initial state.
 
-    An episode ends where its environment breaks or its prompt cannot be used, because it leaves no
-    room for a reply, say (`Episode.error`); the others continue. Where this happens before anything
-    was shown, a reply to nothing is sampled and not acted on, so that every episode has a turn.
+    An episode ends with an `Episode.error` if its environment breaks or its prompt cannot be used,
+    for example because it leaves no room for a reply; the others continue. If this happens before
+    the first observation, a reply to an empty observation is sampled and its actions are not run,
+    so that every episode has a turn.
 
     Args:
       model, params: the policy.
       seeds_G, states_G: environment seeds and their initial states.
       key: typed key of the run and purpose; draws fold in seed, member, turn and token index.
-      clock: counts the environment's time.
+      clock: adds up the time spent in environments.
 
     Returns:
       The episodes, group by group, member by member.
@@ -92,7 +93,7 @@ def rollout(
     for turn in range(budgets.max_turns):
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
-        begun = live if turn else plays  # a process reads first prompts of others, too
+        begun = live if turn else plays  # `_read_groups` needs first prompts of all processes
         begin_turns(begun, chat, album, room)
         shards = [[play for play in shard if not play.over] for shard in shards]
         live = [play for shard in shards for play in shard]
@@ -138,7 +139,10 @@ def _sample_replies(
     key: jax.Array,
     settings: PlaySettings,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Segment]:
-    """(tokens_BT, logp_BT, count_B) of this process's rows, and the keys and values of all."""
+    """Return (tokens_BT, logp_BT, count_B, reply).
+
+    The arrays are those of this process's rows; `reply` has the keys and values of all rows.
+    """
     sampling, max_new_tokens = settings.sampling, settings.budgets.max_new_tokens
     real = [play is not None for play in placed]
     keys_B = episode_keys(
@@ -166,10 +170,10 @@ def _sample_replies(
 
 
 def _everyone(episodes: list[Episode]) -> list[Episode]:
-    """The episodes of all processes, group by group, member by member."""
+    """Return the episodes of all processes, group by group, member by member."""
     if process_count() == 1:
         return episodes
-    by_place = {}  # processes that share a shard hold the same episodes
+    by_place = {}  # (group, member) -> episode; processes that share a shard send the same episodes
     for data in gather_bytes(to_bytes(episodes)):
         by_place |= {(episode.group, episode.member): episode for episode in from_bytes(data)}
     return [by_place[place] for place in sorted(by_place)]
@@ -178,16 +182,18 @@ def _everyone(episodes: list[Episode]) -> list[Episode]:
 def compile_ahead(
     model: Qwen, params: Params, settings: PlaySettings, seed: int, *, rows: int, key: jax.Array
 ) -> None:
-    """Compiles prefill and decode for every number of rows that compaction can leave.
+    """Compile prefill and decode for every number of rows that compaction can leave.
 
-    Plays one turn of one problem in as many copies; without this a program would be compiled in
-    the middle of a run, when so few episodes are first left. With slots, those of all rows alone.
+    For each number of rows n, this plays one turn of n copies of a problem. Otherwise a program
+    would be compiled in the middle of a run, when the batch first shrinks to n rows. With slots,
+    only the programs of the full batch are compiled.
 
     Args:
-      seed: of the problem. rows: episodes of a full batch. The others: as in `rollout`.
+      seed: environment seed of the problem. rows: episodes of a full batch. The others: as in
+        `rollout`.
     """
     shards, _ = row_shards()
-    rows = -(-rows // shards)  # of a shard
+    rows = -(-rows // shards)  # rows per shard
     (state,) = begin(settings.environment, [seed], settings.limits)
     sizes = {shards * row_bucket(live, rows) for live in range(1, rows + 1)}
     one_turn = dataclasses.replace(
@@ -198,9 +204,9 @@ def compile_ahead(
 
 
 def _news(play: Play) -> np.ndarray:
-    """What a play's prompt adds to the tokens of its cached row: nothing, if it starts afresh.
+    """Return the tokens that a play's prompt adds to its cached row; empty if it does not continue.
 
-    The last sampled token goes first, because it is not in the cache yet.
+    The last sampled token comes first, because it is not in the cache yet.
     """
     if not play.turns:
         return play.prompt[:0]
@@ -216,7 +222,7 @@ def _news(play: Play) -> np.ndarray:
 
 
 def _pad(rows: Sequence[Sequence[int] | np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Right-padded int32 [rows, bucket of width] and the lengths; an empty row gets one token."""
+    """Return (int32 [rows, bucket of width], right-padded; lengths). An empty row gets length 1."""
     tokens = np.zeros((len(rows), length_bucket(width)), np.int32)
     for tokens_T, row in zip(tokens, rows, strict=True):
         tokens_T[: len(row)] = row
@@ -224,7 +230,7 @@ def _pad(rows: Sequence[Sequence[int] | np.ndarray], width: int) -> tuple[np.nda
 
 
 def _read(model: Qwen, params: Params, placed: Rows, longest: int) -> tuple[Segment, jax.Array]:
-    """Prefill of every row's prompt."""
+    """Prefill the prompt of every row."""
     prompts = [() if play is None else play.prompt for play in placed]
     return prefill(model, params, *map(place_rows, _pad(prompts, longest)))
 
@@ -235,13 +241,13 @@ def _read_groups(
     firsts: Sequence[Play],
     members: int,
 ) -> tuple[Segment, jax.Array]:
-    """Prefill of the first turn, one prompt a group.
+    """Prefill the first turn, one prompt per group.
 
-    Where the groups do not split evenly over the row shards, every device reads all of them and
-    the result is repeated for the members.
+    If the groups do not divide evenly over the row shards, every device reads all prompts and the
+    result is repeated for the members.
 
     Args:
-      firsts: of each group of all processes one that has begun.
+      firsts: one play of each group of all processes, with its turn begun.
     """
     prompts = [play.prompt for play in firsts]
     tokens_NP, length_N = _pad(prompts, max(map(len, prompts)))
@@ -256,7 +262,7 @@ def _read_groups(
 def _continue(
     model: Qwen, params: Params, cache: Cache, placed: Rows, longest: int, new: int
 ) -> tuple[Segment, jax.Array]:
-    """Extend of the last turn's cache for the episodes of `placed`."""
+    """Extend the cache of the last turn for the episodes of `placed`."""
     segment, reply, before = cache
     _, mine = row_shards()
     size = len(before) // len(mine)

@@ -1,9 +1,9 @@
-"""Which environment seeds a rollout plays: fresh ones, or a finite pool again and again.
+"""Choose the environment seeds of a rollout: new seeds, or a finite pool that is repeated.
 
-The pool of a run is its first P seeds. Every epoch visits each of them once, in an order of its
-own; a visit may pass a problem over that has taught nothing lately, as GRESO does (Zheng et al.,
-arXiv 2506.02177). The cursor counts seeds used or, with a pool, visits; with it and the streaks in
-the checkpoint a resumed run draws what it would have drawn.
+The pool of a run is its first P seeds. Every epoch visits each of them once, in a new random order.
+A visit may skip a problem that has been uninformative lately, as in GRESO (Zheng et al.,
+arXiv 2506.02177). The cursor counts seeds used or, with a pool, visits. The checkpoint holds the
+cursor and the streaks, so that a resumed run draws the same problems as an uninterrupted run.
 
 Axis: P problems of the pool.
 """
@@ -18,14 +18,14 @@ from ragen_jax.core.randomness import Purpose, philox
 def draw_seeds(
     cursor: int, groups: int, *, pool: int, seed: int, chance_P: np.ndarray | None = None
 ) -> tuple[list[int], int]:
-    """The seeds of one rollout, all different.
+    """Draw the seeds of one rollout, all different.
 
     Args:
-      cursor: what `draw_seeds` returned last, 0 at first.
-      groups: how many seeds; at most `pool`, if there is one.
+      cursor: the cursor that the last `draw_seeds` returned, 0 at first.
+      groups: number of seeds; at most `pool`, unless that is 0.
       pool: P; 0: seeds are never used twice.
-      seed: of the run.
-      chance_P: `play_chances`, or None: every visit plays.
+      seed: seed of the run.
+      chance_P: `play_chances`, or None: every visit plays its problem.
 
     Returns:
       (`groups` seeds, new cursor).
@@ -45,7 +45,7 @@ def draw_seeds(
         for problem in order_P[start:].tolist():
             cursor += 1
             passed_over = chance_P is not None and uniform_P[problem] >= chance_P[problem]
-            # A rollout that reaches into the next epoch may meet a problem that it has already.
+            # A rollout that continues into the next epoch may visit a problem a second time.
             if passed_over or first + problem in drawn:
                 continue
             drawn.append(first + problem)
@@ -54,47 +54,49 @@ def draw_seeds(
 
 
 def _epoch(seed: int, epoch: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
-    """(order in which an epoch visits the problems, uniform [0, 1) number of each), from raw
-    Philox words, which never change between versions of NumPy."""
+    """Return (order in which an epoch visits the problems, uniform [0, 1) number of each problem).
+
+    They are computed from raw Philox words, which never change between versions of NumPy.
+    """
     words = philox(Purpose.POOL, seed, epoch).random_raw(2 * pool)
     word_P, other_P = words.reshape(2, pool)
     return np.argsort(word_P, kind="stable"), (other_P >> np.uint64(11)) * 2.0**-53
 
 
 def play_chances(streak_P: np.ndarray, *, explore: float, least: float) -> np.ndarray:
-    """How likely a visit plays its problem: max(explore ** streak, least).
+    """Return the probability that a visit plays its problem: max(explore ** streak, least).
 
-    GRESO's public code begins with explore = 0.5 and least = 0.01, counts solved and failed groups
-    apart, and moves `explore` by 0.01 a step, between 0.05 and 0.95, towards a share of 0.25 of
-    groups without variance. Here it stays as given, one number for both.
+    GRESO's public code begins with explore = 0.5 and least = 0.01 and counts solved and failed
+    groups separately. It moves `explore` by 0.01 per step, between 0.05 and 0.95, towards a
+    fraction of 0.25 of groups without variance. Here `explore` is constant, and the same for both.
 
     Args:
-      streak_P: int, uninformative visits in a row up to now.
+      streak_P: int, consecutive uninformative visits up to now.
       explore, least: above 0, at most 1.
 
     Returns:
-      float64 [P]; 1 for a problem not played yet, and for one whose last visit was informative.
+      float64 [P]; 1 for a problem that was not played yet or whose last visit was informative.
     """
     return np.maximum(np.float64(explore) ** np.asarray(streak_P), least)
 
 
 def init_streaks(pool: int) -> np.ndarray:
-    """int32 [P] zeros: no problem has been visited."""
+    """Return the streaks before any visit: int32 [P] zeros."""
     return np.zeros(pool, np.int32)
 
 
 def count_visits(
     streak_P: np.ndarray, seeds: Iterable[int], informative: Iterable[bool]
 ) -> np.ndarray:
-    """The streaks after some visits.
+    """Return the streaks after some visits.
 
     Args:
       streak_P: int [P].
-      seeds: those that were played, in order; one may occur again.
-      informative: bool for each, whether its group's returns differed.
+      seeds: the seeds that were played, in order; a seed may occur several times.
+      informative: bool for each seed, whether its group's returns differed.
 
     Returns:
-      int32 [P]: 0 after an informative visit, one more after any other.
+      int32 [P]: reset to 0 by an informative visit, increased by 1 by any other visit.
     """
     streak_P = np.array(streak_P, np.int32)
     for seed, useful in zip(seeds, informative, strict=True):

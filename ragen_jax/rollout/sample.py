@@ -1,15 +1,15 @@
 """Sampling from the model with a key-value cache: prefill, extend, decode.
 
-    prefill   prompts -> cache (one row a prompt) and the logits behind it
+    prefill   prompts -> cache (one row per prompt) and the logits after it
     extend    cache + the turn just sampled + the next observation -> longer cache, logits
     decode    cache + logits -> sampled tokens, one on-device loop until every row has stopped
 
-Decode never writes to the cache: the turn's own tokens go to a small buffer of
-`max_new_tokens` positions, at the same position for every row. On a group's first turn the
-cache has one row a prompt and all members read it.
+Decode never writes to the cache: the tokens of the turn go to a small buffer of
+`max_new_tokens` positions, at the same position for every row. In a group's first turn the
+cache has one row per prompt, which all members read.
 
-On a mesh in use (`jax.set_mesh`) rows lie over its data and fsdp axes, in as many shards; a row
-never leaves its shard.
+On a mesh (`jax.set_mesh`), rows are sharded over its data and fsdp axes; a row never leaves its
+shard.
 
 Axes: N cache rows, B sampled rows (N divides B), T sampled tokens, V vocabulary.
 """
@@ -36,8 +36,8 @@ from ragen_jax.model.vision.positions import of_params, position_behind, token_p
 class Sampled:
     """Replies of one turn, and their keys and values."""
 
-    tokens_BT: jax.Array  # int32, 0 behind the end
-    logp_BT: jax.Array  # float32, under the distribution sampled from; 0 behind the end
+    tokens_BT: jax.Array  # int32, 0 after the end
+    logp_BT: jax.Array  # float32, under the distribution sampled from; 0 after the end
     count_B: jax.Array  # int32, sampled tokens, the stop token included
     reply: Segment  # keys and values of all sampled tokens but the last
 
@@ -45,17 +45,18 @@ class Sampled:
 def episode_keys(
     run_key: jax.Array, seed_B: Sequence[int], member_B: Sequence[int], turn_B: Sequence[int] | int
 ) -> jax.Array:
-    """One key a row, by what it is for: fold_in over (environment seed, member, turn).
+    """Return one key per row: fold_in over (environment seed, member, turn).
 
-    `noise` then folds in the token index, so that a draw does not depend on the row's place,
+    `noise` then folds in the token index, so that a draw does not depend on the row's position,
     its neighbours or the batch's size.
 
     Args:
       run_key: typed key of the run and of the purpose (training, evaluation).
       seed_B: environment seeds of this process's rows, below 2**63.
-      turn_B: from 0; one number where it is the same for all.
+      member_B: indices of the episodes within their groups.
+      turn_B: from 0; a single number if it is the same for all rows.
     """
-    # As numbers: a key that another mesh was in use for would be another program.
+    # Pass the key's data: a typed key created under another mesh would compile another program.
     return _episode_keys(
         str(jax.random.key_impl(run_key)),
         np.asarray(jax.random.key_data(run_key)),
@@ -87,9 +88,12 @@ def _episode_keys(
 
 
 def noise(keys_B: jax.Array, index: jax.Array | int, vocab_size: int) -> jax.Array:
-    """Standard Gumbel noise [B, V] of the draws of token `index`, one number or one a row.
+    """Return standard Gumbel noise [B, V] for drawing token `index`.
 
-    In the default mode no value is above 16: tokens rarer than 1e-7 would be drawn too seldom.
+    In JAX's default mode no value is above 16: tokens rarer than 1e-7 would be drawn too rarely.
+
+    Args:
+      index: token index in the reply, a single number or one per row.
     """
 
     def draw(key, index):
@@ -99,11 +103,11 @@ def noise(keys_B: jax.Array, index: jax.Array | int, vocab_size: int) -> jax.Arr
 
 
 def truncate(logits_BV: jax.Array, *, top_k: int, top_p: float, min_p: float) -> jax.Array:
-    """Logits with everything outside the kept set at -inf (Holtzman 2020; min-p: Nguyen 2024).
+    """Set logits outside the kept set to -inf (Holtzman 2020; min-p: Nguyen 2024).
 
-    Applied in this order to what the one before has left: the `top_k` largest (0: all), the
-    shortest prefix of the sorted tokens with probability mass `top_p` (1: all), tokens at least
-    `min_p` times as likely as the likeliest (0: all).
+    Three filters apply in this order, each to the tokens kept by the filter before: the `top_k`
+    largest (0: all), the shortest prefix of the sorted tokens with probability mass `top_p`
+    (1: all), tokens at least `min_p` times as likely as the most likely token (0: all).
     """
     kept = logits_BV
     if top_k:
@@ -124,13 +128,13 @@ def truncate(logits_BV: jax.Array, *, top_k: int, top_p: float, min_p: float) ->
 def prefill(
     model: Qwen, params: Params, tokens_NP: jax.Array, length_N: jax.Array, *, members: int = 1
 ) -> tuple[Segment, jax.Array]:
-    """Reads prompts. tokens_NP int32 right-padded, length_N int32 -> (Segment, logits_NV).
+    """Read prompts. tokens_NP int32 right-padded, length_N int32 -> (Segment, logits_NV).
 
-    With `members` every prompt is read once and its result repeated for as many rows.
+    Every prompt is read once, and its result is repeated for `members` rows.
 
-    The last token is run again on its own behind the others: the whole-prompt pass then needs no
-    more than keys and values, so that XLA drops its last layer's attention and MLP (where the
-    layers are not a scan; a scanned model pays one decode step).
+    The last token is run again separately, after the others. The pass over the whole prompt then
+    needs only keys and values, so that XLA drops its last layer's attention and MLP. This works if
+    the layers are not a scan; a scanned model pays one additional decode step.
     """
     _, (k, v) = hidden_and_kv(model, params, tokens_NP)
     last_N1 = jnp.take_along_axis(tokens_NP, (length_N - 1)[:, None], 1)
@@ -157,19 +161,22 @@ def prefill(
 def hidden_and_kv(
     model: Qwen, params: Params, *args: Any
 ) -> tuple[jax.Array, tuple[Layers, Layers]]:
-    """What the model gives for new tokens, their keys and values included; args: of `Qwen`."""
+    """Run the model on new tokens and return (hidden states, (keys, values)); args: of `Qwen`."""
     output: Any = model.apply({"params": params}, *args, keep_kv=True)
     return output
 
 
 def _behind(params: Params, segment: Segment, length_N: jax.Array, behind_N: jax.Array) -> Segment:
-    """A cache of so many tokens, with the position behind them if it is another number."""
+    """Return a cache of `length_N` tokens, with the next positions `behind_N` if there are images.
+
+    Without images, the next position equals the length.
+    """
     behind = None if of_params(params) is None else behind_N
     return dataclasses.replace(segment, length_N=length_N, behind_N=behind)
 
 
 def lay_out(segment: Segment) -> Segment:
-    """A cache, its rows and heads laid out over the mesh in use."""
+    """Shard the rows and heads of a cache over the mesh in use."""
 
     def cache(x):
         return constrain(x, *(None,) * (x.ndim - 4), "rows", "kv_heads", None, None)
@@ -195,18 +202,18 @@ def extend(
     *,
     capacity: int,
 ) -> tuple[Segment, jax.Array]:
-    """Appends to the cache the turn just sampled and what the next prompt adds to it.
+    """Append the turn just sampled and the new tokens of the next prompt to the cache.
 
     Args:
       segment, reply: the cache that the turn was sampled from, and `Sampled.reply` of the turn.
-      rows_B: int32 indices of the episodes that go on, among the rows of `reply` in their shard.
+      rows_B: int32 indices of the episodes that continue, among the rows of `reply` in their shard.
       tokens_BE: int32, right-padded: the last sampled token (it is not in the cache yet), then
         the prompt's new tokens.
-      count_B: how many of these are real.
-      capacity: positions of the new cache; must hold every row's new length.
+      count_B: int32, number of real tokens in each row of tokens_BE.
+      capacity: positions of the new cache, at least every row's new length.
 
     Returns:
-      (Segment with the rows of rows_B, logits_BV behind each row's last token).
+      (Segment with the rows of rows_B, logits_BV after each row's last token).
     """
     grow = functools.partial(append, capacity=capacity)
     history, k, v, count_reply_B = by_shard(_take_rows, segment, reply, rows_B)
@@ -215,7 +222,7 @@ def extend(
     position_BE = token_positions(params, tokens_BE, start_B)
     _, (k, v) = hidden_and_kv(model, params, tokens_BE, position_BE, (history,))
     history = by_shard(grow, history, k, v, count_B)
-    # As in prefill, the last token is run on its own.
+    # As in prefill, the last token is run separately.
     last_B1 = jnp.take_along_axis(tokens_BE, (count_B - 1)[:, None], 1)
     before = dataclasses.replace(history, length_N=history.length_N - 1)
     behind_B = position_behind(params, tokens_BE, count_B, start_B)
@@ -228,7 +235,7 @@ def extend(
 def _take_rows(
     segment: Segment, reply: Segment, rows_B: jax.Array
 ) -> tuple[Segment, Layers, Layers, jax.Array]:
-    """(history, k, v, lengths of the reply) of the rows of `reply` with these indices."""
+    """Return (history, k, v, lengths of the reply) of the rows of `reply` with these indices."""
     shared_B = rows_B // (reply.length_N.shape[0] // segment.length_N.shape[0])
     k, v = jax.tree.map(lambda x: jnp.take(x, rows_B, axis=-4), (reply.k, reply.v))
     history = Segment(
@@ -258,21 +265,21 @@ def decode(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Sampled:
-    """Samples one reply a row.
+    """Sample one reply per row.
 
     Args:
       segment, logits_NV: of prefill or extend; row b continues cache row b // (B / N).
-      keys_B: `episode_keys`.
+      keys_B: the result of `episode_keys`.
       budget_B: int32 tokens a row may sample, at most max_new_tokens; 0 on padding rows.
       temperature: traced scalar > 0.
       stop_ids: ids that end a reply.
 
     Returns:
-      A row without a stop token was truncated by its budget.
+      The replies; a reply without a stop token was truncated by its budget.
     """
     B, (N, V), T = keys_B.shape[0], logits_NV.shape, max_new_tokens
     start_B = jnp.repeat(segment.next_N, B // N, total_repeat_length=B)
-    # A table, because some tokenizers have hundreds of stop ids, too many to compare with each.
+    # Use a table: some tokenizers have hundreds of stop ids, too many to compare with each.
     stop_V = jnp.asarray(np.isin(np.arange(V), stop_ids))
 
     def draw(index, logits_BV, done_B):
@@ -321,11 +328,11 @@ def decode(
 
 
 def choose(scaled_BV: jax.Array, noise_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(token_B, logp_B): the token drawn in each row by its Gumbel noise, and its log-prob."""
+    """Draw a token in each row by its Gumbel noise; return (token_B, logp_B)."""
     V = scaled_BV.shape[1]
     perturbed_BV = scaled_BV + noise_BV
-    # argmax in two steps, for speed: on CPU, XLA's argmax runs element by element and takes the
-    # noise's logarithms in with it.
+    # Two steps instead of argmax, for speed: on CPU, XLA's argmax runs element by element and fuses
+    # the logarithms of the noise into its loop.
     best_BV = perturbed_BV == perturbed_BV.max(-1, keepdims=True)
     token_B = jnp.where(best_BV, jnp.arange(V), V - 1).min(-1)
     logp_B = jnp.take_along_axis(jax.nn.log_softmax(scaled_BV), token_B[:, None], -1)[:, 0]
@@ -333,7 +340,7 @@ def choose(scaled_BV: jax.Array, noise_BV: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def empty_reply(cache: Layers, B: int, T: int) -> Layers:
-    """Zeros for the keys, or values, of T tokens of B rows, shaped like a cache's otherwise."""
+    """Return zeros for the keys or values of T tokens of B rows, otherwise shaped like `cache`."""
 
     def zeros(x):
         *layers, _, K, _, D = x.shape
@@ -343,7 +350,7 @@ def empty_reply(cache: Layers, B: int, T: int) -> Layers:
 
 
 def put(cache: Layers, new: Layers, index: jax.Array) -> Layers:
-    """The cache with the keys, or values, of one token a row at position `index`."""
+    """Write the keys or values of one token per row into the cache at position `index`."""
 
     def write(x, y):
         return jax.lax.dynamic_update_slice_in_dim(x, y, index, axis=x.ndim - 2)

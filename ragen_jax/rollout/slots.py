@@ -1,16 +1,17 @@
-"""Play episodes in slots: no row waits for another one's reply, nor for another's environment.
+"""Play episodes in slots: no row waits for the reply or the environment of another row.
 
-    begin    a free slot takes the next episode; its prompt is read behind what the slot's row has
-    decode   a chunk of every reply under way
-    act      the environments of the replies that have stopped, whose episodes go on in their slots
+    begin    a free slot takes the next episode; its row reads the new part of the prompt
+    decode   sample a chunk of every running reply
+    act      step the environments of the stopped replies; their episodes continue in their slots
 
-A row of the cache keeps what it has read: of the next prompt only what differs from that is new,
-be it the next turn of an episode that shows its history, or the rules that all episodes begin
-with. Draws are keyed by what they are for, a row's reply is cut into chunks from its own first
-token on, and the cache grows by pages: which rows are served together changes no episode.
+A row of the cache keeps the tokens that it has read. Only the part of the next prompt after the
+common prefix is read. The prefix may be the history that the next turn repeats, or the rules with
+which all episodes begin. Random draws are keyed by episode, turn and token, the chunks of a reply
+are counted from its first token, and the cache grows by pages. The episodes therefore do not depend
+on which rows are processed together.
 
-Environments without a time limit step at once. Where there is one, because they wait for something,
-their pool works while the device decodes the next chunks of the other rows.
+Environments without a time limit step immediately. Environments with a time limit may wait for
+something; they run in threads while the device decodes the next chunks of the other rows.
 """
 
 import collections
@@ -45,14 +46,14 @@ NOTHING = np.zeros(0, np.int32)
 class _Slot:
     """A row of the cache, and the episode that it plays."""
 
-    play: Play | None = None
-    awaiting_env: bool = False  # for its environment
+    play: Play | None = None  # None: the slot is free
+    awaiting_env: bool = False  # whether its environment has not finished the step yet
     cached_ids: np.ndarray = dataclasses.field(
         default_factory=lambda: NOTHING
     )  # tokens in the cache
-    token: int = 0  # the one behind them
-    shift: int = 0  # of `Album.shift`, of the tokens in the cache
-    tokens_left: int = 0  # tokens that its reply may still have; 0: none is under way
+    token: int = 0  # the next token, not in the cache yet
+    shift: int = 0  # `ImageTable.shift` of the tokens in the cache
+    tokens_left: int = 0  # tokens that its reply may still get; 0: no reply is running
     sampled: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
     logp: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING.astype(np.float32))
 
@@ -66,13 +67,13 @@ def play_in_slots(
     key: jax.Array,
     clock: Clock | None,
 ) -> None:
-    """Plays every episode to its end.
+    """Play every episode to its end.
 
-    Several processes play the episodes of their own shards, and decode chunks together.
+    With several processes, each plays the episodes of its shards, and all decode chunks together.
 
     Args:
-      plays: that have just been started, in the order in which they are taken; the same in all
-        processes, of which each plays its own.
+      plays: newly started plays, in the order in which slots take them. All processes pass the
+        same list, and each plays its part.
       The others: as in play.rollout.
 
     Raises:
@@ -110,7 +111,7 @@ def play_in_slots(
             if slot.play.over or len(slot.play.turns) == budgets.max_turns:
                 slot.play = None
 
-    # Processes that hold one shard must do the same with it, however long their threads take.
+    # Processes that share a shard must do the same with it, so they cannot depend on thread timing.
     beside = bool(limits.time_limit) and not shards_are_shared()
     with _acting(act, next_turn, beside=beside) as acting:
         while True:
@@ -136,9 +137,14 @@ def play_in_slots(
 def _acting(
     act: Callable[[list[_Slot]], None], go_on: Callable[[list[_Slot]], None], *, beside: bool
 ) -> Generator[Callable[..., None]]:
-    """A function that has the environments of stopped slots step, here or in a thread beside.
+    """Yield a function that steps the environments of stopped slots, here or in another thread.
 
-    In a thread one call of `act` is under way at a time; what stops meanwhile is the next one.
+    The thread runs one call of `act` at a time; slots that stop meanwhile wait for the next call.
+
+    Args:
+      act: steps the environments of the given slots.
+      go_on: called in this thread with the same slots after their step.
+      beside: whether to use a thread.
     """
     if not beside:
 
@@ -169,12 +175,13 @@ def _acting(
 
 
 def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list[list[PendingRead]]:
-    """Begin the turns that are due and return what has to be read for them, shard by shard.
+    """Begin the turns that are due and return the tokens to read for them, shard by shard.
 
     The slot of an episode whose next prompt cannot be used is freed.
     """
     news: list[list[PendingRead]] = [[] for _ in range(cache.shards)]
-    same: dict[tuple[int, bytes], PendingRead] = {}  # the first prompt of a group's members
+    # (shard, prompt) -> its read, which the members of a group share in their first turn
+    same: dict[tuple[int, bytes], PendingRead] = {}
     begun = [
         (index, slot, slot.play)
         for index, slot in enumerate(table)
@@ -200,7 +207,7 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list
         if cache.sizes.pieces[-1] >= len(before) and (
             cache.sizes.piece(len(before)) == cache.sizes.piece(len(before) - start)
         ):
-            start = 0  # as fast, since nothing that is held has to be attended to
+            start = 0  # reading all is as fast, since there is no cache to attend to
         if start == 0 and (shard, before.tobytes()) in same:
             same[shard, before.tobytes()].rows.append(row)
             continue
@@ -212,7 +219,7 @@ def _begin(table: Sequence[_Slot], cache: Cache, chat: Chat, room: Room) -> list
 
 
 def common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many first tokens two rows have in common."""
+    """Return the length of the common prefix of two rows of tokens."""
     size = min(len(a), len(b))
     apart = np.flatnonzero(a[:size] != b[:size])
     return int(apart[0]) if len(apart) else size
@@ -221,7 +228,7 @@ def common(a: np.ndarray, b: np.ndarray) -> int:
 def _decode(
     cache: Cache, table: Sequence[_Slot], chat: Chat, *, key: jax.Array, sampling: Sampling
 ) -> list[_Slot]:
-    """A chunk of every reply under way -> the slots whose reply has ended."""
+    """Decode a chunk of every running reply and return the slots whose reply has ended."""
     plays = [slot.play if slot.tokens_left else None for slot in table]
     keys_B = episode_keys(
         key,

@@ -1,4 +1,4 @@
-"""A task: one environment of a run with everything that playing it needs."""
+"""A task: one environment of a run with all settings needed to play it."""
 
 import dataclasses
 import functools
@@ -29,20 +29,20 @@ from ragen_jax.rollout.pool import draw_seeds
 
 @dataclasses.dataclass(frozen=True)
 class CollectSettings:
-    """How many groups a step has, and of which problems."""
+    """Number of groups per step, and the choice of their problems."""
 
-    groups: int
-    max_rounds: int  # of play, to find so many informative ones
-    pool: int  # problems, which come again and again; 0: new ones every time
-    seed: int  # of the order in which they come
-    explore: float  # `pool.play_chances`
-    explore_least: float
-
-
-SHOWN = 16  # problems whose prompts stand for the length of all
+    groups: int  # per step
+    max_rounds: int  # maximum rounds of play to find `groups` informative groups
+    pool: int  # number of problems, which are repeated; 0: new problems every time
+    seed: int  # decides the order of the problems
+    explore: float  # see `pool.play_chances`
+    explore_least: float  # see `pool.play_chances`
 
 
-LOOKED_AT = 256  # training problems of which one at least must be playable
+SHOWN = 16  # number of problems from which the prompt length of all problems is estimated
+
+
+LOOKED_AT = 256  # number of first training problems, at least one of which must be playable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,44 +50,45 @@ class Task:
     """One environment of a run."""
 
     name: str
-    label: str  # its name where several train together, "" where it is alone: for metrics, folders
+    label: str  # name in metrics and folders if the run has several environments, else ""
     chat: Chat
     environment: Environment  # problems of the training split
-    heldout_environment: Environment | None  # of the evaluation split; None: nothing plays it
+    heldout_environment: Environment | None  # problems of the evaluation split; None: not played
     heldout: tuple[list[int], list[State | EnvFailure]] | None  # (seeds, states) of its problems
-    key: jax.Array  # of the policy's draws and the environment's noise while training
-    eval_seed: int  # of the same while its held-out problems are played
+    key: jax.Array  # random key of the policy's draws and the environment's noise in training
+    eval_seed: int  # random seed of the same draws and noise in evaluation
     collecting: CollectSettings
-    group_size: int  # episodes of a group
-    group_rows: int  # the most rows of a group
+    group_size: int  # episodes per group
+    group_rows: int  # maximum number of rows per group
     budgets: Budgets
-    limits: Limits  # of the environment's time
-    max_error_share: float  # of a step's episodes, whose environment may break
-    sampling: Sampling  # while training
+    limits: Limits  # time limits of the environment
+    max_error_share: float  # fraction of a step's episodes whose environment may break
+    sampling: Sampling  # in training
     eval_sampling: Sampling
-    compact: bool  # whether a rollout drops the rows of episodes that are over
-    slots: int  # this and the next: see configs/base.py
-    chunk: int
+    compact: bool  # whether a rollout drops the rows of finished episodes
+    slots: int  # see configs/base.py
+    chunk: int  # see configs/base.py
     penalties: Penalties
-    styles: Mapping[str, Style]  # that its agent was taught to think in; {}: one alone
-    album: ImageTable | None  # of the images that it shows, the run's; None: the model does not see
-    positions: int = 0  # of the model; 0: not known
+    styles: Mapping[str, Style]  # reasoning styles that its agent imitated; {}: a single style
+    album: ImageTable | None  # the run's images; None: the model has no vision tower
+    positions: int = 0  # positions of the model; 0: not known
 
     @property
     def groups(self) -> int:
-        """Groups of a step."""
+        """Number of groups per step."""
         return self.collecting.groups
 
     def seen(self, params: Params, episodes: Sequence[Episode]) -> Params:
-        """Parameters with the images that its episodes show, on the mesh in use."""
+        """Return the parameters with the images that the episodes show, on the mesh in use."""
         if self.album is None:
             return params
         return self.album.attach(params, *(turn.prompt for e in episodes for turn in e.turns))
 
     @functools.cached_property
     def first_plays(self) -> list[Play]:
-        """Up to `SHOWN` held-out problems, or of training without them, whose prompts can be used,
-        first turns begun.
+        """Up to `SHOWN` problems with usable prompts, with their first turns begun.
+
+        They are held-out problems or, in a run without these, training problems.
 
         Raises:
           ValueError: none of the problems can be played.
@@ -103,7 +104,7 @@ class Task:
 
     @functools.cached_property
     def first_training_plays(self) -> list[Play]:
-        """Up to `SHOWN` training problems whose prompts can be used, first turns begun.
+        """Up to `SHOWN` training problems with usable prompts, with their first turns begun.
 
         Raises:
           ValueError: none of the first `LOOKED_AT` problems can be played.
@@ -121,10 +122,10 @@ class Task:
         chunks: Iterable[tuple[list[int], Sequence[State | EnvFailure]]],
         which: str,
     ) -> list[Play]:
-        """The plays of the first chunk of (seeds, states) in which a problem can be played.
+        """Return the plays of the first chunk of (seeds, states) with a playable problem.
 
         Raises:
-          ValueError: no chunk has any.
+          ValueError: no chunk has a playable problem.
         """
         room = Room(self.positions, self.budgets.max_new_tokens)
         looked_at, first = 0, ""
@@ -133,7 +134,7 @@ class Task:
             plays = start_plays(seeds, states, shown, 1, self.key)
             begin_turns(plays, self.chat, self.album, room)
             if not all(play.error for play in plays):
-                # A problem whose environment broke still shows how long the rules are.
+                # If a problem's environment broke, its prompt still shows the length of the rules.
                 return [play for play in plays if not is_prompt_error(play.error)]
             looked_at += len(plays)
             first = first or last_line(plays[0].error)
@@ -144,19 +145,22 @@ class Task:
 
     @functools.cached_property
     def first_prompts(self) -> tuple[int, ...]:
-        """Tokens of their prompts, which others are about as long as; rising."""
+        """Numbers of tokens of the prompts of `first_plays`, ascending.
+
+        The prompts of other problems are about as long.
+        """
         return tuple(sorted(len(play.prompt) for play in self.first_plays))
 
 
 def first_seeds(collecting: CollectSettings, count: int) -> list[int]:
-    """Seeds of the first problems that a run trains on, at most `count`."""
+    """Return the seeds of the first problems that a run trains on, at most `count`."""
     count = min(count, collecting.pool) if collecting.pool else count
     seeds, _ = draw_seeds(0, count, pool=collecting.pool, seed=collecting.seed)
     return seeds
 
 
 def play_settings(task: Task, environment: Environment, sampling: Sampling) -> PlaySettings:
-    """How a task's episodes are played in its training or held-out environment."""
+    """Return the settings to play a task in its training or held-out environment."""
     return PlaySettings(
         task.chat,
         environment,

@@ -1,18 +1,18 @@
-"""A turn as OpenAI messages, and whether these give back the ids that it was trained on.
+"""Write a turn as OpenAI messages, and check whether these reproduce the ids used in training.
 
     prompt_ids  = template(messages[:-1], generation prompt, enable_thinking) + added
-    sampled_ids = the last message less its lead, and the stop token
+    sampled_ids = the last message without its lead, and the stop token
 
-A template that writes the date writes model.date of the run's config.json.
+A template that shows the date uses model.date of the run's config.json.
 
-A prompt is built of ids: earlier replies as they were sampled, and text in which no control string
-is control. Where the tokenizer reads the messages otherwise (a reply that it would spell with other
-tokens, an observation that holds `<|im_end|>`, a template that drops earlier reasonings), the row
-says so.
+A prompt is built from ids: earlier replies as they were sampled, and text in which control strings
+are not control tokens. The tokenizer may read the messages differently: it may split a reply into
+other tokens, an observation may contain `<|im_end|>`, or the template may drop earlier reasoning.
+The fields prompt_exact and reply_exact report such differences.
 
-Where a message shows images it is a list of parts, as OpenAI writes it, and a part that is an image
-names a file (run/log.py writes them). In the prompt's ids an image has as many tokens as it needs,
-all of them beyond the vocabulary; the template has one for it.
+A message with images is a list of parts in OpenAI's format, and an image part names a file
+(run/log.py writes these files). In the prompt's ids an image has several tokens, all beyond the
+vocabulary; in the template's text it has one token.
 """
 
 import functools
@@ -30,33 +30,34 @@ from ragen_jax.rollout.chat import Chat
 
 CLOSED, OTHER_STOP, TRUNCATED = "closed", "other stop", "truncated"  # how a reply ends
 
-# Text, or a part of a message for each text and image (None) of it.
+# Content of a message: text, or a tuple of its text parts and images (None).
 Content = str | tuple[str | None, ...]
 
 
 def transcript(
     chat: Chat, turns: Sequence[Turn], turn: Turn, *, folder: str = ""
 ) -> dict[str, Any]:
-    """The messages that a turn shows, its reply the last of them, and what they leave out.
+    """Return the messages that a turn shows, with its reply as the last, and details about them.
 
     Args:
-      turns: the episode's turns before it.
-      folder: of the files of images, as the messages tell it.
+      turns: the episode's turns before `turn`.
+      folder: prefix of the image files' paths in the messages.
 
     Returns:
-      messages: dicts of role and content, a text, or parts of type "text" and "image_url" where a
-        message shows images. Replies begin with the thought's opening tag, and have no stop token.
-        What a call led to has the role "tool".
-      images: the files of the turn's own images, in order; left out where there are none.
-      tools: the JSON schemas that the template shows; left out where there are none.
-      added: text that the prompt has behind the template's generation prompt ("<think>" or ""),
-        with which the last message begins.
-      prompt_exact: whether the tokenizer gives the prompt's ids of the template's text of
-        messages[:-1] and `added`, an image being one token of it.
-      reply_exact: whether it gives the sampled ids, less a stop token, of the last message's text
-        behind what the prompt has of it.
-      end: "closed" (by the template's own stop token), "other stop", or "truncated" (none: at
-        rollout.max_new_tokens).
+      A dict with these entries.
+      messages: dicts of role and content. The content is text or, in a message with images, parts
+        of type "text" and "image_url". Replies begin with the opening tag of the reasoning and have
+        no stop token. The result of a tool call has the role "tool".
+      images: the files of the turn's own images, in order; absent without images.
+      tools: the JSON schemas that the template shows; absent without tools.
+      added: text of the prompt after the template's generation prompt ("<think>" or ""), with
+        which the last message begins.
+      prompt_exact: whether tokenizing the template's text of messages[:-1] and `added` gives the
+        prompt's ids, with each image counted as one token.
+      reply_exact: whether tokenizing the last message, without the part already in the prompt,
+        gives the sampled ids without a stop token.
+      end: "closed" (by the template's stop token), "other stop", or "truncated" (without a stop
+        token, at rollout.max_new_tokens).
     """
     opening = chat.text(chat.opening)
     lead, added = chat.template.lead + opening, chat.template.added + opening
@@ -88,23 +89,24 @@ def transcript(
 
 
 def image_files(turn: Turn, folder: str = "") -> list[str]:
-    """The file of each image of a turn, named by its content."""
+    """Return the file of each image of a turn, named by a hash of its content."""
     return [f"{folder}{_name(image)}.png" for image in turn.images]
 
 
 def _name(image: np.ndarray) -> str:
-    """16 hex digits of the SHA-256 of an image's shape and pixels."""
+    """Return the first 16 hex digits of the SHA-256 of an image's shape and pixels."""
     shape = "x".join(map(str, image.shape))
     return hashlib.sha256(shape.encode() + image.tobytes()).hexdigest()[:16]
 
 
 def images_as_one(ids: np.ndarray, vocabulary: int, pad: int | None) -> np.ndarray:
-    """Ids in which all tokens of an image are one `pad`, as a chat template writes it.
+    """Return ids in which each image is a single `pad`, as a chat template writes it.
 
     Args:
-      vocabulary: ids from it on are of images, of one image up to an id below it.
+      vocabulary: vocabulary size. Ids >= vocabulary are tokens of images; a run of such ids is an
+        image.
     """
-    assert pad is not None  # a model that cannot see is shown no images
+    assert pad is not None  # prompts have images only if the model has a vision tower
     of_image = ids >= vocabulary
     again = of_image & np.append(False, of_image[:-1])
     return np.where(of_image, pad, ids)[~again].astype(ids.dtype)
@@ -115,7 +117,7 @@ def _message(role: str, content: str) -> dict[str, Any]:
 
 
 def _shown(role: str, turn: Turn, folder: str) -> dict[str, Any]:
-    """The message of a turn: text, or where it shows images the parts between and with them."""
+    """Return the message of a turn: text, or with images a list of text and image parts."""
     if not turn.images:
         return _message(role, turn.message)
     first, *others = clean_text(turn.message).split(IMAGE)
@@ -130,18 +132,18 @@ def _text_part(text: str) -> dict[str, Any]:
 
 
 def _content(message: dict[str, Any]) -> Content:
-    """The content of a message without the files of its images, which no template shows."""
+    """Return the content of a message without its image files, which templates do not show."""
     content = message["content"]
     return content if isinstance(content, str) else tuple(part.get("text") for part in content)
 
 
 def _said(chat: Chat, turn: Turn) -> np.ndarray:
-    """The sampled ids without the stop token, if there is one."""
+    """Return the sampled ids without the stop token, if any."""
     stopped = len(turn.sampled) > 0 and int(turn.sampled[-1]) in chat.stop_ids
     return turn.sampled[:-1] if stopped else turn.sampled
 
 
-@functools.lru_cache(maxsize=4096)  # members of a group are shown the same first prompt
+@functools.lru_cache(maxsize=4096)  # members of a group have the same first prompt
 def _ask(template: Template, messages: tuple[tuple[str, Content], ...], added: str) -> np.ndarray:
     conversation: list[Any] = [
         {"role": role, "content": _parts(content)} for role, content in messages
@@ -157,7 +159,7 @@ def _ask(template: Template, messages: tuple[tuple[str, Content], ...], added: s
 
 
 def _parts(content: Content) -> str | list[dict[str, Any]]:
-    """A content as templates of models that see take it."""
+    """Return a content in the format of the chat templates of vision models."""
     if isinstance(content, str):
         return content
     return [{"type": "image"} if text is None else _text_part(text) for text in content]

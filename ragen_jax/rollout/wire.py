@@ -1,7 +1,7 @@
-"""Episodes as bytes, as they go from one process to another: text and numbers, nothing that is run.
+"""Serialize episodes to send them to other processes: text and numbers, no code.
 
-Their arrays lie one behind the other in three arrays of an npz, all else is JSON. So lie the pixels
-of images, each of which is there once, however many turns show it.
+The arrays of all turns are concatenated into three arrays of an npz file. The pixels of images are
+concatenated in the same way; an image that several turns show is stored once. The rest is JSON.
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ import numpy as np
 
 from ragen_jax.core.types import Episode, Turn
 
-ARRAYS = {"prompt": np.int32, "sampled": np.int32, "logp": np.float32}  # of a turn
+ARRAYS = {"prompt": np.int32, "sampled": np.int32, "logp": np.float32}  # arrays of a turn
 
 
 def to_bytes(episodes: Sequence[Episode]) -> bytes:
-    """What `from_bytes` makes the episodes of; the infos of their turns hold what JSON does."""
+    """Serialize episodes for `from_bytes`; the infos of their turns must be valid JSON."""
     turns = [turn for episode in episodes for turn in episode.turns]
     arrays = {
         name: np.concatenate([np.zeros(0, dtype), *(getattr(turn, name) for turn in turns)])
         for name, dtype in ARRAYS.items()
     }
-    # (shape, pixels) -> its number; members of a group have seen much that is the same.
+    # (shape, pixels) of an image -> its number; members of a group share many images.
     images: dict[tuple[tuple[int, ...], bytes], int] = {}
     told = [
         _fields(episode, "turns") | {"turns": [_told(turn, images) for turn in episode.turns]}
@@ -39,7 +39,7 @@ def to_bytes(episodes: Sequence[Episode]) -> bytes:
 
 
 def from_bytes(data: bytes) -> list[Episode]:
-    """The episodes of `to_bytes`."""
+    """Return the episodes that `to_bytes` serialized."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         told = json.loads(file["text"].tobytes())
         arrays = {name: file[name] for name in ARRAYS}
@@ -62,8 +62,10 @@ def from_bytes(data: bytes) -> list[Episode]:
 
 
 def _told(turn: Turn, images: dict[tuple[tuple[int, ...], bytes], int]) -> dict[str, Any]:
-    """A turn with the lengths of its arrays in their places, and the numbers of its images, which
-    are added to `images`."""
+    """Return a turn's fields, with lengths in place of arrays and numbers in place of images.
+
+    New images are added to `images`.
+    """
     numbers = [images.setdefault((x.shape, x.tobytes()), len(images)) for x in turn.images]
     lengths = {name: len(getattr(turn, name)) for name in ARRAYS}
     return _fields(turn, *ARRAYS, "images") | lengths | {"images": numbers}

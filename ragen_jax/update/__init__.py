@@ -1,7 +1,7 @@
-"""Learning: a batch of episodes and the state come in, the state behind its updates goes out.
+"""Learning: take a batch of episodes and the state, return the state after the updates.
 
-`learner` selects, credits and updates; `policy` and `critic` take optimizer steps on `optimize`'s
-minibatches; `likelihood` reads log-probs and entropies off whole rows.
+`learner` selects episodes, assigns credit and updates; `policy` and `critic` take optimizer steps
+on the minibatches of `optimize`; `passes` and `reading` compute log-probs, entropies and values.
 """
 
 from ragen_jax.model.likelihood import token_logps as token_logps

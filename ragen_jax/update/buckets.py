@@ -1,7 +1,6 @@
-"""How rows are cut into micro-batches: by length, at few lengths, so that little of what is
-computed is padding.
+"""Split rows into micro-batches by length, with few padded lengths, to compute little padding.
 
-    minibatch, the longest row first    micro-batches of two    padded to
+    minibatch, longest row first        micro-batches of two    padded to
     ##########                          ##########
     ########                            ########..              10
     ######                              ######
@@ -9,8 +8,8 @@ computed is padding.
     #####                               #####.
     ####                                ####..                   6
 
-Which rows a minibatch has is not decided here, and a loss's token weights are those of the whole
-minibatch: how it is cut changes no gradient.
+This module does not decide which rows a minibatch has. The token weights of a loss are computed on
+the whole minibatch, so that the split does not change the gradient.
 
 Axes: B rows of a batch, R rows of a minibatch, N micro-batches, T tokens.
 """
@@ -23,50 +22,55 @@ import numpy as np
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.types import Batch
 
-# Different ones, at most, in the minibatches that are cut together. Their grid has four an octave,
-# so that a run of many steps meets hardly more programs for eight than for four.
+# Largest number of different lengths in the minibatches that are split together. The grid has four
+# lengths per octave, so that a run of many steps compiles hardly more programs with eight lengths
+# than with four.
 LENGTHS = 8
-WORTH = 0.01  # share of the positions that one more length must save: each is a program
+WORTH = 0.01  # fraction of the positions that each further length must save: it costs a program
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """The micro-batches of one length, of a minibatch."""
+    """The micro-batches of one padded length in a minibatch."""
 
-    rows: np.ndarray  # int, indices of a batch's rows, micro-batch after micro-batch
-    length: int  # tokens of a row, padding included
+    rows: np.ndarray  # int, indices of rows of the batch, micro-batch after micro-batch
+    length: int  # tokens per row, padding included
 
     def positions(self, micro_batch: int) -> int:
-        """Tokens that are computed, padding and empty rows of the last micro-batch included."""
+        """Return the tokens computed, including padding and empty rows of the last micro-batch."""
         return -(-len(self.rows) // micro_batch) * micro_batch * self.length
 
 
 def row_lengths(batch: Batch) -> np.ndarray:
-    """int [B]: tokens of each row up to the last sampled one, behind which nothing is learnt."""
+    """Return int [B], the tokens of each row up to and including its last sampled token.
+
+    The tokens after that do not enter the loss.
+    """
     inside_BT = np.asarray(batch.mask_BT) != 0
     last_B = inside_BT.shape[1] - inside_BT[:, ::-1].argmax(1)
     return np.where(inside_BT.any(1), last_B, 0)
 
 
 def choose_bucket_lengths(longest_N: np.ndarray, T: int) -> np.ndarray:
-    """At most LENGTHS padded lengths for micro-batches, of the grid of `padding.length_bucket`.
+    """Choose at most LENGTHS padded lengths for micro-batches, from `padding.length_bucket`.
 
-    Those with the fewest positions in all, where every length beyond the first must save a share of
-    WORTH. The numbers alone decide: a run that goes on cuts as one that never stopped.
+    The choice has the fewest positions in total, where every length after the first must save a
+    fraction of WORTH. It depends on the arguments alone: a resumed run splits its rows like an
+    uninterrupted run.
 
     Args:
       longest_N: int, tokens of the longest row of each micro-batch.
-      T: of the batch; no length is above it.
+      T: tokens per row of the batch; an upper bound of the lengths.
 
     Returns:
-      int, rising; the last is enough for all.
+      int, ascending; the last length is enough for all micro-batches.
     """
     padded_N = [min(length_bucket(max(longest, 2)), T) for longest in np.asarray(longest_N)]
     grid, count = np.unique(padded_N, return_counts=True)
-    before = np.concatenate([[0], np.cumsum(count)])  # micro-batches below each of the grid
+    before = np.concatenate([[0], np.cumsum(count)])  # micro-batches shorter than each grid length
 
-    # plans[j]: the fewest positions of the micro-batches up to grid[j], the longest length being
-    # that, with a given number of lengths; and those.
+    # plans[j]: (fewest positions of the micro-batches up to grid[j], indices of the lengths used),
+    # for a given number of lengths, of which grid[j] is the longest.
     plans = [(int(before[j + 1] * grid[j]), (j,)) for j in range(len(grid))]
     best, chosen = plans[-1]
     for more in range(1, min(LENGTHS, len(grid))):
@@ -92,16 +96,16 @@ def choose_bucket_lengths(longest_N: np.ndarray, T: int) -> np.ndarray:
 def split_by_length(
     minibatches: Sequence[np.ndarray], length_B: np.ndarray, T: int, *, micro_batch: int
 ) -> list[list[Piece]]:
-    """The pieces of each minibatch, the longest first, at `few_lengths` for all of them.
+    """Split each minibatch into pieces, longest first, with common `choose_bucket_lengths`.
 
     Args:
-      minibatches: int [R] each, at least one row in each: indices of a batch's rows.
-      length_B: of `row_lengths`. T: of the batch.
-      micro_batch: rows of one.
+      minibatches: int [R] each, R >= 1: indices of rows of the batch.
+      length_B: the result of `row_lengths`. T: tokens per row of the batch.
+      micro_batch: rows per micro-batch.
     """
     if not minibatches:
         return []
-    # The last micro-batch may be short of rows: it is the one with the shortest.
+    # The last micro-batch may have fewer rows: it holds the shortest rows.
     ordered = [rows[np.argsort(-length_B[rows], kind="stable")] for rows in minibatches]
     longest = [length_B[rows[::micro_batch]] for rows in ordered]
     lengths = choose_bucket_lengths(np.concatenate(longest), T)
@@ -116,7 +120,10 @@ def split_by_length(
 def token_efficiency(
     cuts: Sequence[Sequence[Piece]], length_B: np.ndarray, *, micro_batch: int
 ) -> float:
-    """Tokens of rows over the positions that are computed for them; nan for no row."""
+    """Return the tokens of the rows divided by the positions computed for them; nan without rows.
+
+    The result is a fraction in (0, 1].
+    """
     pieces = [piece for minibatch in cuts for piece in minibatch]
     positions = sum(piece.positions(micro_batch) for piece in pieces)
     tokens = sum(int(length_B[piece.rows].sum()) for piece in pieces)
@@ -124,10 +131,10 @@ def token_efficiency(
 
 
 def padded_rows(batch: Batch, *, micro_batch: int) -> np.ndarray:
-    """int [B]: the length at which each row is read in passes over a step's rows; 0: no row.
+    """Return int [B], the padded length of each row in forward passes over a step; 0: padding row.
 
-    It is the same whichever rows a pass reads, so that what two passes find of a row may be
-    compared to the last digit.
+    The length does not depend on which rows a pass reads. The results of two passes on a row can
+    therefore be compared to the last digit.
     """
     padded_B = np.zeros(len(batch.weight_B), int)
     real = [rows for rows in (np.flatnonzero(batch.weight_B > 0),) if len(rows)]

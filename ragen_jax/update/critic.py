@@ -1,7 +1,8 @@
-"""The critic: a value head on a backbone of its own, and its updates.
+"""The critic: a value head on its own backbone, and the critic's updates.
 
-The backbone is a copy of the policy's initial parameters or, where the policy trains LoRA adapters,
-further adapters on the same frozen base. It is checkpointed and laid out like the policy.
+The backbone is a copy of the policy's initial parameters or, if the policy trains LoRA adapters, a
+second set of adapters on the same frozen base model. It is checkpointed and sharded like the
+policy.
 
 Axes: B rows, T tokens, D width, A micro-batches.
 """
@@ -31,25 +32,28 @@ class ValueLoss:
 
     clip: float
     aggregation: str
-    norm_length: int  # of losses.token_weights
+    norm_length: int  # see losses.token_weights
 
 
 def init_critic(
     backbone: Params, width: int, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> CriticState:
-    """A `CriticState` whose values are all 0: it knows nothing yet, and says nothing.
+    """Return a `CriticState` whose values are all 0.
 
     Args:
-      backbone: parameters without use for an output head, or adapters; not copied.
-      width: D. mesh: of training.
+      backbone: parameters (an output head is not used) or adapters; not copied.
+      width: D.
+      mesh: the training mesh.
     """
     params = {"backbone": backbone, "value": jnp.zeros(width, jnp.float32)}
     return on_mesh(CriticState(params, optimizer.init(params)), mesh)
 
 
 def backbone_of(params: Params) -> Params:
-    """A copy of a policy's parameters without the output head, where that is an array apart, and
-    without adapters of a tower: the critic sees what the policy sees."""
+    """Copy a policy's parameters, except a separate output head and adapters of the vision tower.
+
+    The critic reads the same image embeddings as the policy.
+    """
     left = ("head", "tower")
     return jax.tree.map(jnp.copy, {name: x for name, x in params.items() if name not in left})
 
@@ -57,17 +61,17 @@ def backbone_of(params: Params) -> Params:
 def token_values(
     model: Qwen, params: Params, tokens_BT: Array, frozen: ForwardContext | None = None
 ) -> jax.Array:
-    """The value of the state in which each token is chosen: of the tokens before it.
+    """Return the value of the state in which each token is chosen: of the tokens before it.
 
     Args:
-      params: of `CriticState`. tokens_BT: int32 [B, T].
-      frozen: where the backbone is adapters.
+      params: `CriticState.params`. tokens_BT: int32 [B, T].
+      frozen: the base model if the backbone is adapters, and the images that the rows show.
 
     Returns:
       float32 [B, T], in units of reward; entry 0 is 0.
     """
     backbone = params["backbone"] if frozen is None else frozen.attach(params["backbone"])
-    # Tied, the module asks for no output head.
+    # With tied embeddings, the module needs no output head.
     body = Qwen(dataclasses.replace(model.config, tied=True))
     hidden, _ = body.apply({"params": backbone}, jnp.asarray(tokens_BT)[:, :-1])
     value_BT = jnp.einsum("btd,d->bt", hidden.astype(jnp.float32), params["value"])
@@ -85,11 +89,12 @@ def critic_gradient(
     loss_scale: jax.Array,
     frozen: ForwardContext | None = None,
 ) -> optimize.Added:
-    """What micro-batches of one length add to the gradient; see `policy.policy_gradient`.
+    """Add the gradient of micro-batches of one length; see `policy.policy_gradient`.
 
     Args:
-      params: of `CriticState`. grads: like params, or None; donated.
-      pieces: tokens, value (from before the update), target, mask and weights, each
+      params: `CriticState.params`.
+      grads: the gradient so far, like params, or None; donated.
+      pieces: tokens, value (before the update), target, mask and weights, each
         [A, micro_batch, L].
       loss_scale: scalar, multiplies the loss.
     """
@@ -120,11 +125,12 @@ def plan_critic(
     *,
     rng: np.random.Generator,
 ) -> optimize.MinibatchPlan:
-    """The critic's minibatches of the kept rows of a batch.
+    """Plan the critic's minibatches of the kept rows of a batch.
 
     Args:
-      value_BT, target_BT: float32, on the host: the values of which the advantages were made, and
-        what they should have been (`advantage.gae`). The others: as in `policy.plan_policy`.
+      value_BT: float32, on the host: the values from which the advantages were computed.
+      target_BT: float32, on the host: the targets of these values (`advantage.gae`).
+      The others: as in `policy.plan_policy`.
     """
     mask_BT = batch.mask_BT * batch.weight_B[:, None]
     return optimize.plan_minibatches(
@@ -152,11 +158,12 @@ def update_critic(
     """Update the critic on the minibatches of an iteration.
 
     Args:
-      plan: of `plan_critic`. The others: as in `policy.update_policy`.
+      plan: the result of `plan_critic`. The others: as in `policy.update_policy`.
 
     Returns:
-      (CriticState, critic/* metrics: means over the minibatches, critic/explained_variance of all
-      rows before the update; critic/skipped and critic/count are sums).
+      (CriticState, critic/* metrics). The metrics are means over the minibatches, except that
+      critic/explained_variance is of all rows before the update, and critic/skipped and
+      critic/count are sums.
     """
 
     def gradient(critic, grads, arrays, count, minibatch):
@@ -178,9 +185,9 @@ def update_critic(
 
 
 def explained_variance(value_N: np.ndarray, target_N: np.ndarray) -> float:
-    """1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 one that says one number.
+    """Return 1 - Var(target - value) / Var(target): 1 for a perfect critic, 0 for a constant one.
 
-    Targets that do not vary explain nothing: nan, which a log leaves out.
+    The result is nan if the targets do not vary; the log leaves it out.
     """
     spread = np.var(target_N)
     return float(1.0 - np.var(target_N - value_N) / spread) if spread > 0 else float("nan")

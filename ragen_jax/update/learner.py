@@ -1,10 +1,11 @@
-"""A step's learning: which episodes are kept, what their tokens are credited with, the updates.
+"""The learning part of a step: select episodes, assign credit to their tokens, update.
 
     select -> assign_credit -> update
 
-`Learner` holds what stays the same from step to step; config/build.py makes it of a config.
+`Learner` holds the settings that stay the same from step to step; config/build.py builds it from a
+config.
 
-Axes: G groups, K episodes a group, B rows, T tokens, E environments.
+Axes: G groups, K episodes per group, B rows, T tokens, E environments.
 """
 
 import dataclasses
@@ -51,42 +52,46 @@ Needed = TypeVar("Needed")
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """All that learning needs besides a step's batch and the state; see configs/base.py."""
+    """Everything that learning needs besides a step's batch and the state; see configs/base.py."""
 
     model: Qwen
-    mesh: Mesh  # of training
+    mesh: Mesh  # for training
     sampling_mesh: Mesh
-    parts: tuple[Part, ...]  # the environments' shares of a step's groups
+    parts: tuple[Part, ...]  # number of a step's groups for each environment
     filter: Filter
-    reads_policy: bool  # whether a step reads its rows with the policy before it learns
+    reads_policy: bool  # whether a step computes the policy's log-probs before the update
     credit: Credit
     kl_in_reward: tuple[float, str] | None  # (coefficient, kind)
-    kl_control: tuple[float, float] | None  # (target, gain) of the coefficient
+    kl_control: tuple[float, float] | None  # (target KL, gain) for adapting the coefficient
     kl_coef: float
     zvp_coef: float
     mi_coef: float
     entropy_on: str  # a key of bonus.ENTROPY_ON
-    entropy_gate: float  # of bonus.gates; 0: none
+    entropy_gate: float  # see bonus.entropy_gate; 0: no gate
     mismatch: tuple[float, str] | None  # (cap, level) of the importance weights
-    optimizer: optax.GradientTransformation  # of policy and critic
+    optimizer: optax.GradientTransformation  # for policy and critic
     loss: Loss
     value_loss: ValueLoss
     # step -> learning rates of its minibatches: (policy's, critic's)
     rates: Callable[[int], tuple[np.ndarray, np.ndarray]]
-    critic_alone: int  # first steps, in which only the critic learns
+    critic_alone: int  # number of first steps in which only the critic learns
     seed: int
-    minibatches: int
-    micro_batch: int
-    step_rows: int  # the most rows of a step
-    minibatch_rows: int  # and of a minibatch
-    # Parameters of the KL reference, where they are held apart; maybe in the host's memory.
+    minibatches: int  # per step
+    micro_batch: int  # rows per micro-batch
+    step_rows: int  # maximum number of rows per step
+    minibatch_rows: int  # maximum number of rows per minibatch
+    # Parameters of the KL reference if they are kept separately, possibly in host memory.
     reference: Params | None
     frozen: ForwardContext | None  # the base model of LoRA training
-    album: ImageTable | None = None  # of the images that rows show; None: the model does not see
+    album: ImageTable | None = None  # images that rows show; None: no vision tower
 
     @property
     def kl_reference(self) -> Params | None:
-        """The KL reference where programs read it: for as long as it is held, if it is a copy."""
+        """The KL reference in device memory.
+
+        If the reference is stored on the host, each access makes a copy, which is released with
+        its last use.
+        """
         if self.reference is None or not rests_on_host(self.reference):
             return self.reference
         return in_memory(self.reference, "device")
@@ -100,10 +105,10 @@ class Learner:
         return ForwardContext(params, self.frozen.scale)
 
     def forward_context(self, params: Params, tokens_BT: np.ndarray) -> ForwardContext | None:
-        """What the model runs with besides what is trained, where it reads rows.
+        """Return the inputs of a forward pass over these rows besides the trained parameters.
 
         Args:
-          params: of the state, whose adapters the vision tower may see with.
+          params: parameters of the state; the vision tower uses its adapters in them, if any.
         """
         if self.album is None:
             return self.frozen
@@ -116,19 +121,23 @@ class Learner:
 
     @property
     def environment_G(self) -> np.ndarray:
-        """The environment of each group of a step, int."""
+        """Index of the environment of each group of a step, int [G]."""
         return np.repeat(np.arange(len(self.parts)), [part.groups for part in self.parts])
 
 
 def tower_adapters(params: Params, frozen: ForwardContext) -> Params | None:
-    """The adapters of a vision tower with their scale, as lora.attach leaves them, if there are."""
+    """Return the vision tower's adapters and their scale as lora.attach nests them, or None."""
     return {**params["tower"], "scale": frozen.scale} if "tower" in params else None
 
 
 def through_tower(
     album: ImageTable, frozen: ForwardContext, tokens_BT: np.ndarray
 ) -> ParamTransform:
-    """How an update reaches the adapters of the vision tower, which sees what rows show."""
+    """Return the transform by which an update trains the adapters of the vision tower.
+
+    Args:
+      tokens_BT: the rows of the update, which show the images.
+    """
 
     def forward(params):
         images = album.table(tokens_BT, adapters=tower_adapters(params, frozen))
@@ -144,22 +153,25 @@ def through_tower(
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """What came of a step's episodes; arrays on the host."""
+    """The results of a step's episodes; arrays on the host."""
 
     return_GK: np.ndarray  # float32, undiscounted, penalties included
     length_GK: np.ndarray  # int, sampled tokens
-    success_GK: np.ndarray | None  # bool; None: an environment does not say what is solved
-    broken_GK: np.ndarray | None = None  # bool, whose environment broke: never kept; None: none
-    bonus_BT: np.ndarray | None = None  # float32, advantages besides the algorithm's
-    gate_E: np.ndarray | None = None  # what is left of the entropy bonus (bonus.py); None: all
-    # float32, entropy of the policy that sampled, on rows that RL-ZVP reads; None: that policy is
-    # the one that is about to be updated (`Selection.entropy_BT`)
+    success_GK: np.ndarray | None  # bool; None: an environment does not define success
+    # bool, whether the episode's environment broke: such episodes are never kept; None: none broke
+    broken_GK: np.ndarray | None = None
+    bonus_BT: np.ndarray | None = None  # float32, added to the algorithm's advantages
+    gate_E: np.ndarray | None = None  # factor of the entropy bonus, 0 to 1 (bonus.py); None: 1
+    # float32, entropy of the policy that sampled, on rows that RL-ZVP reads; None: the sampling
+    # policy is the policy that is about to be updated (`Selection.entropy_BT`)
     sampled_entropy_BT: np.ndarray | None = None
 
     @property
     def sound_GK(self) -> np.ndarray | None:
-        """bool: the sound members of groups in which something can be compared; None: all, as
-        where none broke, so that such a step runs the programs without a mask."""
+        """bool: the sound members of groups with enough sound members to compare; None: all.
+
+        It is None if no environment broke, so that such a step runs the programs without a mask.
+        """
         if self.broken_GK is None or not self.broken_GK.any():
             return None
         return np.asarray(comparable_members(~self.broken_GK))
@@ -167,26 +179,26 @@ class Outcomes:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Which episodes the update reads, and what was read to say so; arrays on the host."""
+    """The episodes that the update learns from, and the data used to choose them; on the host."""
 
     keep_GK: np.ndarray  # bool
-    score_G: np.ndarray  # float32, of which it follows
-    # Of the policy that is about to be updated, where `Learner.reads_policy`; else None.
+    score_G: np.ndarray  # float32, the scores that decide keep_GK
+    # Of the policy that is about to be updated; None unless `Learner.reads_policy`.
     logp_BT: np.ndarray | None = None
     entropy_BT: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class StepCredit:
-    """What the tokens of the kept episodes are credited with; arrays on the host."""
+    """The credit of the tokens of the kept episodes; arrays on the host."""
 
-    advantage_BT: np.ndarray  # float32, with what scales them
-    target_BT: np.ndarray | None  # of the critic
-    value_BT: np.ndarray | None  # the critic's, before its update
-    old_logp_BT: np.ndarray  # what the policy's ratios are taken to
+    advantage_BT: np.ndarray  # float32, scaled
+    target_BT: np.ndarray | None  # targets of the critic
+    value_BT: np.ndarray | None  # the critic's values before its update
+    old_logp_BT: np.ndarray  # log-probs in the denominator of the policy's ratios
     loss_scale: float
     metrics: Metrics  # update/*
-    gate_E: np.ndarray | None  # of `Outcomes`
+    gate_E: np.ndarray | None  # as in `Outcomes`
 
 
 # ------------------------------------------------------------------------------ select
@@ -195,10 +207,10 @@ class StepCredit:
 def select(
     learner: Learner, state: TrainState, batch: Batch, outcomes: Outcomes
 ) -> tuple[Selection, Metrics]:
-    """Which episodes to learn from; each environment's groups are selected by themselves.
+    """Select the episodes to learn from, separately for each environment's groups.
 
     Args:
-      state: its alarm may have tightened the filter.
+      state: its regime alarm may have tightened the filter.
       batch: with rewards, padded to learner.step_rows.
 
     Returns:
@@ -246,11 +258,11 @@ def deal_at_random(
     *,
     member_GK: np.ndarray | None = None,
 ) -> np.ndarray:
-    """bool [G, K]: as many groups of each environment as in keep_GK, but drawn at random.
+    """Return bool [G, K] with the same number of groups per environment as keep_GK, at random.
 
     Args:
-      member_GK: bool, the members that an update reads of a group that is drawn; groups without
-        any are not drawn. None: a drawn group has the mask of the group in whose place it is drawn.
+      member_GK: bool, the members that an update learns from if their group is drawn; groups
+        without any are not drawn. None: a drawn group gets the mask of the group that it replaces.
     """
     dealt_GK = np.zeros_like(keep_GK)
     eligible_G = np.ones(len(keep_GK), bool) if member_GK is None else np.any(member_GK, axis=1)
@@ -266,11 +278,11 @@ def deal_at_random(
 def filter_metrics(
     score_G: np.ndarray, keep_GK: np.ndarray, sound_GK: np.ndarray | None = None
 ) -> Metrics:
-    """filter/* figures of the groups' scores and the episodes kept.
+    """Return the filter/* metrics of the groups' scores and the kept episodes.
 
     Args:
-      sound_GK: bool, of `Outcomes`; None: all. Groups without a score (NaN) have no sound member
-        and enter no figure.
+      score_G: NaN for a group without any sound member; such groups enter no score metric.
+      sound_GK: bool, `Outcomes.sound_GK`; None: all are sound.
     """
     scored_N = score_G[~np.isnan(score_G)]
     metrics = {
@@ -288,14 +300,17 @@ def filter_metrics(
 
 
 def kept_ratio(keep_GK: np.ndarray, sound_GK: np.ndarray | None = None) -> float:
-    """Fraction of the sound episodes that are kept; 0 without any. sound_GK as in
-    `filter_metrics`."""
+    """Return the fraction of the sound episodes that are kept; 0 without sound episodes.
+
+    Args:
+      sound_GK: as in `filter_metrics`.
+    """
     sound = keep_GK.size if sound_GK is None else sound_GK.sum()
     return float(keep_GK.sum() / max(sound, 1))
 
 
 def episode_means(x_BT: np.ndarray, batch: Batch) -> np.ndarray:
-    """Mean of x over the sampled tokens of each episode, float64."""
+    """Return the mean of x over the sampled tokens of each episode, float64."""
     real = batch.weight_B > 0
     sums, tokens = (
         np.bincount(batch.episode_B[real], weights=(y * batch.mask_BT).sum(1)[real])
@@ -310,7 +325,7 @@ def episode_means(x_BT: np.ndarray, batch: Batch) -> np.ndarray:
 def assign_credit(
     learner: Learner, state: TrainState, batch: Batch, selection: Selection, outcomes: Outcomes
 ) -> StepCredit:
-    """What the kept episodes' tokens are credited with; arguments as in `select`."""
+    """Return the credit of the kept episodes' tokens; arguments as in `select`."""
     keep_GK, return_GK = selection.keep_GK, outcomes.return_GK
     kept_B = _rows_of(keep_GK, batch)
     metrics = {}
@@ -324,13 +339,13 @@ def assign_credit(
         kl_coef = coef * float(state.kl_scale)
         reference = learner.kl_reference
         reference = _require(reference if beside is None else beside.reference(reference))
-        # A group is compared with all its members: what is kept of it with what is not.
+        # Advantages compare all members of a group, including those that are not kept.
         compared_GK = np.broadcast_to(keep_GK.any(1, keepdims=True), keep_GK.shape)
         rows_B = _rows_of(compared_GK, batch)
         temperature = np.float32(learner.loss.temperature)
         ref_BT, _ = _pass(learner, statistics, reference, batch, rows_B, temperature)
-        # Not the sampler's log-probs: its rounding would be a KL of a policy that is its own
-        # reference, and a group of equal returns is blown up by whatever tells its members apart.
+        # Not the sampler's log-probs: their rounding would give a KL above 0 to a policy that
+        # equals its reference. In a group of equal returns, normalization would amplify it.
         kl_BT = np.array(losses.kl(_require(selection.logp_BT), ref_BT, kind))
         kl_BT[np.setdiff1d(np.arange(len(kl_BT)), rows_B)] = 0.0  # ref_BT was not read there
         inside = batch.mask_BT[kept_B] > 0
@@ -369,7 +384,7 @@ def assign_credit(
         advantage_BT[kept_B] += outcomes.bonus_BT[kept_B]
     kept = kept_ratio(keep_GK, outcomes.sound_GK)
     loss_scale, advantage_scale = loss_scales(
-        kept or 1.0,  # nothing is updated where nothing is kept
+        kept or 1.0,  # without kept episodes there is no update
         learner.filter.loss_scale,
         summed=learner.loss.aggregation in losses.SUMMED,
     )
@@ -378,11 +393,11 @@ def assign_credit(
     if learner.mismatch:
         cap, level = learner.mismatch
         logp_BT = _require(selection.logp_BT)
-        # A weight of at least 0 may as well multiply the advantage: every objective is linear in
-        # it on either side of 0.
+        # A weight >= 0 can multiply the advantage instead of the loss: every objective is linear
+        # in the advantage on either side of 0.
         weight_BT = mismatch_weights(logp_BT, batch.logp_BT, batch.mask_BT, cap=cap, level=level)
         advantage_BT = advantage_BT * np.asarray(weight_BT)
-        # The update itself will compare the policy with `old_logp_BT`, that is, with itself.
+        # Measured here, since the update compares the policy with `old_logp_BT`, that is, itself.
         gap_BT = batch.mask_BT * abs(logp_BT - batch.logp_BT)
         metrics["update/logp_gap"] = float(gap_BT.max())
         metrics["update/mismatch_kl"] = mismatch_kl(logp_BT, batch.logp_BT, batch.mask_BT)
@@ -393,7 +408,7 @@ def assign_credit(
 
 
 def _defined_success(learner: Learner, outcomes: Outcomes) -> np.ndarray:
-    """success_GK, which RL-ZVP reads; ValueError where an environment does not say it."""
+    """Return success_GK for RL-ZVP; raise ValueError if an environment does not define success."""
     if outcomes.success_GK is None:
         raise ValueError(
             f"algorithm.zvp_coef is {learner.zvp_coef:g}, but an environment does not define "
@@ -405,13 +420,13 @@ def _defined_success(learner: Learner, outcomes: Outcomes) -> np.ndarray:
 def sampled_entropy(
     learner: Learner, policy: Params, batch: Batch, outcomes: Outcomes
 ) -> np.ndarray:
-    """Entropy of the policy that sampled, float32 [B, T], on the rows that RL-ZVP reads, else 0.
+    """Return the entropy of the policy that sampled: float32 [B, T], 0 on rows RL-ZVP ignores.
 
-    For rollouts ahead, whose policy is not the one that is about to be updated; run under the mesh
-    of sampling.
+    This is for rollouts ahead of the updates, which were not sampled by the policy that is about
+    to be updated. It must run under the sampling mesh.
 
     Args:
-      policy: parameters that sampled. batch, outcomes: of the step.
+      policy: the parameters that sampled. batch, outcomes: of the step.
     """
     sign_G = np.asarray(
         zero_variance_signs(
@@ -443,7 +458,7 @@ def sampled_entropy(
 def update(
     learner: Learner, state: TrainState, batch: Batch, selection: Selection, credit: StepCredit
 ) -> tuple[TrainState, Metrics]:
-    """The step's updates of the critic, then of the policy.
+    """Update the critic, then the policy.
 
     Args:
       state: donated. The others: as in `assign_credit`.
@@ -523,7 +538,7 @@ def update(
 
 
 def sampling_policy(learner: Learner, state: TrainState) -> Params:
-    """The parameters that sampling and scoring read."""
+    """Return the parameters that sampling and scoring read."""
     if learner.frozen is None:
         return sampling_params(state.params, learner.model, learner.sampling_mesh)
     adapters = lora.place_adapters(state.params, learner.model, learner.sampling_mesh)
@@ -531,10 +546,10 @@ def sampling_policy(learner: Learner, state: TrainState) -> Params:
 
 
 def sampled_next(learner: Learner, policy: Params, state: TrainState) -> AheadState:
-    """The state whose sampler is the policy behind all its updates so far.
+    """Return the state with the policy after all updates so far as its sampler.
 
     Args:
-      policy: `sampling_policy` of the state, of which what the updates will donate is copied.
+      policy: `sampling_policy` of the state; arrays that the updates will donate are copied.
     """
     with jax.set_mesh(learner.mesh):
         held = policy
@@ -546,32 +561,36 @@ def sampled_next(learner: Learner, policy: Params, state: TrainState) -> AheadSt
 
 
 def sampler_policy(learner: Learner, sampler: Sampler) -> Params:
-    """The parameters of a `Sampler`, as `sampling_policy` gives those of a state."""
+    """Return the parameters of a `Sampler` in the form that `sampling_policy` returns."""
     return sampler.params if learner.frozen is None else _attached(learner, sampler.params)
 
 
 def _attached(learner: Learner, adapters: Params) -> Params:
-    """The base model of LoRA training with adapters that are on the mesh of sampling."""
+    """Attach adapters that are on the sampling mesh to the base model of LoRA training."""
     with jax.set_mesh(learner.sampling_mesh):
         return _require(learner.frozen_policy).attach(adapters)
 
 
 def _require(x: Needed | None) -> Needed:
-    """x, which is there wherever the settings need it: config/build.py and `select` see to that."""
+    """Return x, which config/build.py and `select` set whenever the settings need it.
+
+    Raises:
+      TypeError: x is None.
+    """
     if x is None:
         raise TypeError("a value that the settings of this step need is None")
     return x
 
 
 def _rows_of(keep_GK: np.ndarray, batch: Batch) -> np.ndarray:
-    """Indices of the rows that hold the episodes of a mask."""
+    """Return the indices of the rows that hold the episodes of a mask."""
     return np.flatnonzero(keep_GK.reshape(-1)[batch.episode_B] & (batch.weight_B > 0))
 
 
 def _pass(
     learner: Learner, function: Pass, params: Params, batch: Batch, rows_B: np.ndarray, extra: Any
 ) -> tuple[np.ndarray, ...]:
-    """`over_rows` with the shapes of an update."""
+    """Run `over_rows` with the shapes of an update."""
     micro = learner.micro_batch
     return over_rows(
         function,

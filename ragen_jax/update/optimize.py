@@ -1,9 +1,9 @@
-"""What policy and critic share: optimizers, minibatches, gradients summed over micro-batches.
+"""Code shared by policy and critic: optimizers, minibatches, gradient accumulation.
 
-A minibatch is cut into pieces, micro-batches of one length (cutting.py). A program for each length
-loops over those that hold rows and adds the gradient of sum(weight * term) to what the pieces
-before added up; another takes the optimizer's step. Token weights are fixed on the whole minibatch,
-so that how it is cut cannot change the result.
+A minibatch is split into pieces, which are micro-batches of one length (buckets.py). One program
+per length loops over the micro-batches that hold rows and adds the gradient of
+sum(weight * term) to the sum of the earlier pieces; another program takes the optimizer step.
+Token weights are computed on the whole minibatch, so that the split cannot change the result.
 
 Axes: B rows, T tokens, L tokens of a piece, A micro-batches.
 """
@@ -27,29 +27,29 @@ from ragen_jax.update.buckets import Piece
 from ragen_jax.update.state import CriticState, TrainState
 
 State = TypeVar("State", TrainState, "CriticState")
-# Micro-batches on the mesh, and how many of them hold any rows.
+# (micro-batches on the mesh, number of them that hold any rows)
 MicroBatches = tuple[dict[str, Any], np.int32]
-# What a piece adds to the gradient: (gradient so far and its own, its share of the objective,
-# scalars to be added up, scalars of which the largest counts).
+# Result of one piece: (gradient so far plus the piece's gradient, the piece's part of the
+# objective, scalars to be summed over pieces, scalars of which the maximum is taken).
 Added = tuple[Params, jax.Array, dict[str, jax.Array], dict[str, jax.Array]]
 
-# What follows the warm-up, of a learning rate over so many updates.
+# Schedules after the warm-up: (learning rate, number of updates) -> schedule.
 SCHEDULES = {
     "constant": lambda rate, updates: optax.constant_schedule(rate),
     "linear": lambda rate, updates: optax.linear_schedule(rate, 0.0, updates),
     "cosine": lambda rate, updates: optax.cosine_decay_schedule(rate, updates),
 }
-NOT_DECAYED = ("scale", "bias")  # parameters' own names: of norms, and of what is added
+NOT_DECAYED = ("scale", "bias")  # last name in the path of a norm's scale or of a bias
 
 
 @functools.cache  # the optimizer is a static argument: equal settings should compile once
 def make_optimizer(
     *, b1: float, b2: float, eps: float, weight_decay: float, max_grad_norm: float
 ) -> optax.GradientTransformation:
-    """AdamW of learning rate 1 behind a global-norm clip; norms and biases do not decay.
+    """Return AdamW with learning rate 1 after a global-norm clip; norms and biases do not decay.
 
-    `apply_gradient` multiplies its step by the rate: a schedule that the optimizer counted itself
-    would stand still with every update that is left out.
+    `apply_gradient` multiplies the optimizer's step by the rate. A schedule that counts inside the
+    optimizer would not advance when an update is skipped.
     """
     return optax.chain(
         optax.clip_by_global_norm(max_grad_norm),
@@ -58,17 +58,17 @@ def make_optimizer(
 
 
 def _decayed(params: Params) -> Params:
-    """Tree of bools: whether weight decay is for a parameter."""
+    """Return a tree of bools: whether weight decay applies to each parameter."""
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in NOT_DECAYED, params)
 
 
 def learning_rates(
     *, learning_rate: float, schedule: str, warmup_updates: int, total_updates: int
 ) -> optax.Schedule:
-    """update -> learning rate of the 0-based update of a run, which need not have taken place.
+    """Return a schedule: 0-based update of a run -> its learning rate. Skipped updates count.
 
     Args:
-      learning_rate: the largest, reached at the end of the warm-up, which is linear from 0 over
+      learning_rate: the largest rate. The warm-up rises to it linearly from 0 over
         `warmup_updates`.
       schedule: a key of SCHEDULES; linear and cosine fall to 0 at `total_updates`.
     """
@@ -86,12 +86,12 @@ def accumulate(
     count: jax.Array,
     start: dict[str, Any] | None = None,
 ) -> tuple[Any, Any]:
-    """function(micro-batch) -> (tree to be added up, tree of which the largest counts), over the
-    first `count` micro-batches.
+    """Accumulate `function` over the first `count` micro-batches.
 
     Args:
+      function: micro-batch -> (tree to be summed, tree of which the maximum is taken).
       pieces: tree of arrays [A, ...]. count: scalar int32, at least 1.
-      start: what some entries of the first tree, which then is a dict, are added to.
+      start: initial values of some entries of the first tree, which then is a dict.
 
     Returns:
       (sums, maxima).
@@ -126,13 +126,13 @@ def add_gradient(
     pieces: Any,
     count: jax.Array,
 ) -> Added:
-    """`Added` by the first `count` micro-batches.
+    """Add the gradient of the first `count` micro-batches to `grads`; return `Added`.
 
     Args:
-      objective: (params, micro-batch) -> (scalar, (dict of scalars to be added up, dict of scalars
-        of which the largest counts)).
-      grads: the gradient so far, like params; None: there is none (`needs_start`).
-      pieces, count: as in `summed`.
+      objective: (params, micro-batch) -> (scalar, (dict of scalars to be summed, dict of scalars
+        of which the maximum is taken)).
+      grads: the gradient so far, like params; None: start from nothing (`needs_start`).
+      pieces, count: as in `accumulate`.
     """
 
     def gradient(piece):
@@ -145,23 +145,24 @@ def add_gradient(
 
 
 def needs_start(micro_batches: int, mesh: Mesh) -> bool:
-    """Whether a minibatch's gradient is added to zeros that are laid out like the parameters.
+    """Return whether a minibatch's gradient starts from zeros sharded like the parameters.
 
-    One micro-batch on one device needs none: zeroing 2 GB and adding to them takes a second.
+    A single micro-batch on one device needs no zeros: zeroing 2 GB and adding to them takes a
+    second.
 
     Args:
-      micro_batches: of a minibatch, at most.
+      micro_batches: maximum number per minibatch.
     """
     return micro_batches > 1 or mesh.size > 1
 
 
 def no_gradient(params: Params) -> Params:
-    """Zeros like the parameters, laid out like them: what a minibatch's gradient starts from."""
+    """Return zeros with the parameters' shapes and shardings: the start of a gradient sum."""
     leaves, tree = jax.tree.flatten(params)
     return _zeros(tree, tuple((x.shape, x.dtype, x.sharding) for x in leaves))()
 
 
-@functools.lru_cache(maxsize=8)  # of policy and critic: one program each, however often they start
+@functools.lru_cache(maxsize=8)  # one program for the policy and one for the critic, compiled once
 def _zeros(tree: Any, leaves: tuple[tuple[Any, Any, Any], ...]) -> Callable[[], Params]:
     def make():
         return tree.unflatten([jnp.zeros(shape, dtype) for shape, dtype, _ in leaves])
@@ -178,12 +179,14 @@ def apply_gradient(
     value: jax.Array,
     grads: Params,
 ) -> tuple[Params, Any, dict[str, jax.Array]]:
-    """One optimizer step times `rate`, left out where it, the objective or the gradient is not
-    finite.
+    """Apply one optimizer step times `rate`.
+
+    The step is skipped if the step itself, the objective or the gradient is not finite.
 
     Args:
+      rate: scalar.
       params, opt_state: donated.
-      rate: scalar. value, grads: the objective of a minibatch and its gradient.
+      value, grads: the objective of a minibatch and its gradient.
 
     Returns:
       (params, opt_state, {grad_norm, update_norm, learning_rate, skipped}).
@@ -210,13 +213,16 @@ def apply_gradient(
 def micro_batches(
     arrays: dict[str, Any], rows: np.ndarray, *, mesh: Mesh, micro_batch: int, size: int
 ) -> MicroBatches:
-    """Chosen rows of [B, ...] arrays as [A, micro_batch, ...] on the mesh, and how many hold any.
+    """Place chosen rows of [B, ...] arrays on the mesh as [A, micro_batch, ...].
 
-    Padding is zero: an array of masks or weights must be among them for it not to count.
+    Padding rows are zero: the arrays must include a mask or weights that exclude them.
 
     Args:
       arrays: tree of arrays on the host.
       size: A * micro_batch, at least the number of rows.
+
+    Returns:
+      (arrays on the mesh, number of micro-batches that hold any rows).
     """
 
     def lay_out(x):
@@ -230,34 +236,36 @@ def micro_batches(
 
 @dataclasses.dataclass(frozen=True)
 class MinibatchLayout:
-    """How the rows of an iteration are divided."""
+    """How the rows of an iteration are divided into minibatches and micro-batches."""
 
     mesh: Mesh
-    minibatches: int  # updates
-    micro_batch: int  # rows of one forward and backward pass
-    minibatch_rows: int  # the most rows a minibatch can have
+    minibatches: int  # updates per iteration
+    micro_batch: int  # rows per forward and backward pass
+    minibatch_rows: int  # maximum number of rows per minibatch
 
     @property
     def size(self) -> int:
-        """The most rows of a minibatch in whole micro-batches."""
+        """Maximum number of rows per minibatch, rounded up to whole micro-batches."""
         return -(-self.minibatch_rows // self.micro_batch) * self.micro_batch
 
 
 @dataclasses.dataclass(frozen=True)
 class MinibatchPlan:
-    """The minibatches of an iteration, cut: what of which batch goes into which call."""
+    """The minibatches of an iteration, split into pieces."""
 
-    arrays: dict[str, np.ndarray]  # [B, T], on the host; the masks are among them
-    rows_B: np.ndarray  # indices of the rows that are learnt from
-    cuts: list[list[Piece]]  # of each minibatch; none without rows
-    real_share: float  # of `buckets.token_efficiency`
+    arrays: dict[str, np.ndarray]  # [B, T], on the host; includes "mask"
+    rows_B: np.ndarray  # indices of the rows that the update learns from
+    cuts: list[list[Piece]]  # pieces of each minibatch; minibatches without rows are left out
+    real_share: float  # `buckets.token_efficiency`, in (0, 1]; nan without rows
     layout: MinibatchLayout
     aggregation: str
-    norm_length: int  # of losses.token_weights
+    norm_length: int  # see losses.token_weights
 
     def minibatches(self) -> Iterator[Iterator[MicroBatches]]:
-        """Of each minibatch its `micro_batches`, length by length, with the `losses.Weights` that
-        its tokens have in the whole minibatch."""
+        """Yield the `micro_batches` of each minibatch, length by length.
+
+        They include "weights", the `losses.Weights` of the tokens in the whole minibatch.
+        """
         for pieces in self.cuts:
             yield self._laid_out(pieces)
 
@@ -291,22 +299,22 @@ def plan_minibatches(
     aggregation: str,
     norm_length: int,
 ) -> MinibatchPlan:
-    """The rows shuffled, dealt to a fixed number of minibatches, and those cut by length.
+    """Shuffle the rows, divide them into a fixed number of minibatches and split these by length.
 
-    Filtering makes minibatches smaller, not updates fewer (RAGEN-2, section 3.3). Empty
-    micro-batches cost nothing: only those with real rows are run.
+    Filtering makes minibatches smaller; it does not reduce the number of updates (RAGEN-2,
+    section 3.3). Empty micro-batches cost nothing: only those with real rows are run.
 
     Args:
-      arrays: [B, T], on the host, with "mask": 1 where a token is learnt from.
-      rows_B: indices of the rows to be learnt from; may be empty.
-      length_B: of `buckets.row_lengths`.
-      rng: of the order.
-      aggregation, norm_length: of losses.token_weights.
+      arrays: [B, T], on the host, with "mask": 1 on the tokens that enter the loss.
+      rows_B: indices of the rows to learn from; may be empty.
+      length_B: the result of `buckets.row_lengths`.
+      rng: decides the order of the rows.
+      aggregation, norm_length: see losses.token_weights.
     """
     order = rng.permutation(len(rows_B))  # on the host: the number of rows changes every step
     dealt = np.array_split(np.asarray(rows_B)[order], layout.minibatches)
     cuts = cutting.split_by_length(
-        [rows for rows in dealt if len(rows)],  # none where there are fewer rows than minibatches
+        [rows for rows in dealt if len(rows)],  # some are empty with fewer rows than minibatches
         length_B,
         arrays["mask"].shape[1],
         micro_batch=layout.micro_batch,
@@ -324,11 +332,14 @@ def plan_minibatches(
 
 @dataclasses.dataclass(frozen=True)
 class ParamTransform:
-    """Between what is trained and what the pieces of a minibatch are differentiated by: once a
-    minibatch, however many pieces read it."""
+    """A map from the trained parameters to those that pieces are differentiated with respect to.
 
-    forward: Callable[[Params], Params]  # what is trained -> what is read
-    # (what is trained, gradient of what is read) -> gradient of what is trained
+    Each direction runs once per minibatch, independent of the number of pieces.
+    """
+
+    forward: Callable[[Params], Params]  # trained parameters -> parameters that the pieces read
+    # (trained parameters, gradient by the parameters that the pieces read)
+    # -> gradient by the trained parameters
     backward: Callable[[Params, Params], Params]
 
 
@@ -340,21 +351,22 @@ def run_updates(
     rates: np.ndarray,
     through: ParamTransform | None = None,
 ) -> tuple[State, list[Metrics]]:
-    """An optimizer step on each minibatch, one after the other.
+    """Take an optimizer step on each minibatch in turn.
 
     Args:
-      gradient: (state, gradient so far, micro-batches of one length, how many hold rows, index of
-        the minibatch) -> `Added`; its second argument is donated.
+      gradient: (state, gradient so far, micro-batches of one length, number of them that hold rows,
+        index of the minibatch) -> `Added`; its second argument is donated.
       state: its params and opt_state are donated.
-      rates: float32, the learning rate of each minibatch; there may be more of them.
-      through: `gradient` gets the state with what it leads to; None: with its own parameters.
+      rates: float32, the learning rate of each minibatch; may be longer than the minibatches.
+      through: `gradient` gets the state with the transformed parameters; None: with its parameters
+        as they are.
 
     Returns:
       (state, the metrics of each minibatch, on the host).
     """
     history: list[Metrics] = []
-    # XLA may call the same layout by another name (P() for P(None)), for which the next call would
-    # be compiled again. Nothing is copied where only the name differs.
+    # XLA may return the same sharding under another name (P() for P(None)), and the next call would
+    # then be compiled again. Nothing is copied if only the name differs.
     layout = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     start = needs_start(plan.layout.size // plan.layout.micro_batch, plan.layout.mesh)
     for minibatch, (pieces, rate) in enumerate(zip(plan.minibatches(), rates, strict=False)):
@@ -364,7 +376,8 @@ def run_updates(
         read_layout = jax.tree.map(lambda x: x.sharding, read.params)
         grads = no_gradient(read.params) if start else None
         for arrays, count in pieces:
-            # XLA's CPU backend allots a call's temporaries at once, though it must wait.
+            # XLA's CPU backend allocates a call's temporaries immediately, even if the call must
+            # wait for an earlier one.
             if found:
                 found[-1] = jax.device_get(found[-1])
             elif history:
@@ -373,7 +386,7 @@ def run_updates(
             grads = jax.device_put(grads, read_layout)
             found.append(rest)
         if through is not None:
-            whole = through.backward(state.params, cast(Params, grads))  # of one piece at least
+            whole = through.backward(state.params, cast(Params, grads))  # set by at least one piece
             grads = jax.device_put(whole, layout[0])
         values, sums, maxima = zip(*jax.device_get(found), strict=True)
         value = np.sum(values, dtype=np.float32)
@@ -391,10 +404,10 @@ def run_updates(
 def averaged(
     history: Sequence[Metrics], *, prefix: str, sums: Collection[str] = ("skipped",)
 ) -> Metrics:
-    """Metrics of an iteration's updates: their mean, the sum of those in `sums`, and the count.
+    """Return the metrics of an iteration: means over its updates, sums of those in `sums`, count.
 
     Args:
-      history: of `run_updates`; may be empty.
+      history: the metrics that `run_updates` returns; may be empty.
     """
     if not history:
         return {f"{prefix}/count": 0}

@@ -1,6 +1,6 @@
 """Forward passes over the rows of a batch: log-probs, entropies, values before an update.
 
-Axes: B rows, T tokens, A micro-batches, L tokens of a row as it is cut.
+Axes: B rows, T tokens, A micro-batches, L tokens of a row at its padded length.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ __all__ = ["Pass", "over_rows", "read_micro_batches", "statistics", "values"]
 def values(
     model: Qwen, params: Params, tokens_BT: Array, frozen: ForwardContext | None
 ) -> tuple[jax.Array]:
-    """(value_BT,) of `critic.token_values`."""
+    """Return (value_BT,), computed by `critic.token_values`."""
     return (token_values(model, params, tokens_BT, frozen),)
 
 
@@ -39,19 +39,20 @@ def over_rows(
     micro_batch: int,
     size: int,
 ) -> tuple[np.ndarray, ...]:
-    """`function` of chosen rows of a batch, each read at its length of `cutting.padded_rows`.
+    """Return `function` of the chosen rows of a batch, each at its `buckets.padded_rows` length.
 
     Args:
       batch: on the host. rows_B: indices of the rows.
-      size: the most rows there can be, in whole micro-batches: one program a length for all steps.
+      size: maximum number of rows, a multiple of micro_batch; fixed for a run, so that there is
+        one program per length for all steps.
 
     Returns:
-      float32 [B, T] each, on the host, 0 in the other rows and behind the length of a row.
+      float32 [B, T] each, on the host; 0 in the other rows and after the padded length of a row.
     """
     padded_B = padded_rows(batch, micro_batch=micro_batch)
     shape = batch.tokens_BT.shape
     outs: list[np.ndarray] = []
-    for length in np.unique(padded_B[rows_B])[::-1].tolist() or [shape[1]]:  # of no row: zeros
+    for length in np.unique(padded_B[rows_B])[::-1].tolist() or [shape[1]]:  # no rows: zeros
         rows = rows_B[padded_B[rows_B] == length]
         tokens = {"tokens": batch.tokens_BT[:, :length]}
         arrays, count = micro_batches(tokens, rows, mesh=mesh, micro_batch=micro_batch, size=size)

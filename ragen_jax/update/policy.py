@@ -33,7 +33,7 @@ Tree = TypeVar("Tree")
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """Settings of the loss; see configs/base.py (algorithm)."""
+    """Settings of the policy loss; see configs/base.py (algorithm)."""
 
     temperature: float
     objective: str
@@ -41,7 +41,7 @@ class Loss:
     clip_high: float
     clip_c: float | None
     aggregation: str
-    norm_length: int  # of losses.token_weights
+    norm_length: int  # see losses.token_weights
     kl_kind: str
     kl_coef: float
     entropy_coef: float
@@ -49,16 +49,21 @@ class Loss:
 
 @flax.struct.dataclass
 class ForwardContext:
-    """What the model runs with besides what is trained."""
+    """The inputs of a forward pass besides the trained parameters."""
 
     params: Params | None  # the base model of LoRA training; None: the model itself is trained
-    scale: np.float32 | jax.Array = np.float32(1.0)  # of the adapters, alpha / rank
-    images: Images | None = None  # that the rows show
-    # The same as the base model of LoRA training sees them; None: just as the policy does.
+    scale: np.float32 | jax.Array = np.float32(1.0)  # scale of the adapters, alpha / rank
+    images: Images | None = None  # images that the rows show
+    # The images as embedded by the base model of LoRA training; None: same as `images`.
     base_images: Images | None = None
 
     def attach(self, trained: Params) -> Params:
-        """What the model runs with; `trained` may have the embeddings of images (`with_embeds`)."""
+        """Return the parameters that the model runs with.
+
+        Args:
+          trained: the trained parameters, possibly with the embeddings of images
+            (`expose_image_embeddings`).
+        """
         trained, images = {**trained}, self.images
         if "embeds" in trained and images is not None:
             images = dataclasses.replace(images, embed_ID=trained.pop("embeds"))
@@ -68,45 +73,48 @@ class ForwardContext:
         return add_images(whole, images)
 
     def reference(self, params: Params | None) -> Params | None:
-        """The KL reference: `params`, if the base model of LoRA training is not it by itself."""
+        """Return the KL reference: the base model in LoRA training, else `params`."""
         whole = params if self.params is None else self.params
         images = self.images if self.base_images is None else self.base_images
         return None if whole is None else add_images(whole, images)
 
 
 def add_images(params: Params, images: Images | None) -> Params:
-    """The parameters with images, and no longer with what they were seen by."""
+    """Return the parameters with the images, and without the adapters of the vision tower."""
     if images is None:
         return params
     return {name: x for name, x in params.items() if name != "tower"} | {"images": images}
 
 
 def expose_image_embeddings(adapters: Params, images: Images) -> Params:
-    """What a minibatch's pieces are differentiated by where a tower has adapters: those of the
-    language model, and the embeddings, float32, through which album.py goes back to the tower's."""
+    """Return the parameters that pieces are differentiated by if the vision tower has adapters.
+
+    They are the adapters of the language model and the image embeddings in float32. image_table.py
+    continues the backward pass from these embeddings to the adapters of the tower.
+    """
     language = {name: x for name, x in adapters.items() if name != "tower"}
     return language | {"embeds": jnp.asarray(images.embed_ID, jnp.float32)}
 
 
-# Narrowest clip of token ratios that float32 rounding of log-probs cannot reach.
+# Narrowest clip range of token ratios that cannot be exceeded by float32 rounding of log-probs.
 FLOAT32_CLIP = 1e-3
 
 
 def rounding_decides(loss: Loss, dtype: str) -> bool:
     """Return whether rounding alone could clip a ratio of an unchanged policy.
 
-    The sampler's log-probs differ from the update's by rounding. Where this is True, an update
-    therefore takes its ratios to log-probs of its own forward pass: with activations below float32,
-    ratios of whole sequences, or a clip narrower than `FLOAT32_CLIP`.
+    The sampler's log-probs differ from the update's by rounding. If this is True, an update
+    therefore takes its ratios to log-probs of its own forward pass. It is True with activations
+    below float32, ratios of whole sequences, or a clip narrower than `FLOAT32_CLIP`.
 
     Args:
-      dtype: of the model's activations.
+      dtype: dtype of the model's activations.
     """
     narrow = min(loss.clip_low, loss.clip_high) < FLOAT32_CLIP
     return dtype != "float32" or OBJECTIVES[loss.objective].of_sequence or narrow
 
 
-EXACT = "exact"  # the kl_kind that is no estimate: over the whole vocabulary
+EXACT = "exact"  # the kl_kind that sums over the whole vocabulary instead of estimating
 
 
 def loss_parts(
@@ -118,26 +126,26 @@ def loss_parts(
     kl_scale: jax.Array | float = 1.0,
     unchanged: jax.Array | bool | None = None,
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], jax.Array]:
-    """What the loss of a piece of a minibatch is the sum of, each with its coefficient.
+    """Return the summands of the loss of a piece of a minibatch, coefficients included.
 
-    | part | of each token |
+    | part | value at each token |
     | --- | --- |
     | task | the objective's term (objectives.OBJECTIVES) |
-    | kl | kl_coef * kl_scale * KL(policy || reference); not there where kl_coef is 0 |
-    | entropy | -entropy_coef * H, where the piece has a bonus times that |
+    | kl | kl_coef * kl_scale * KL(policy || reference); absent if kl_coef is 0 |
+    | entropy | -entropy_coef * H, times the bonus if the piece has one |
 
     Args:
       ref_params: parameters of the KL reference; not read when kl_coef is 0.
       piece: [B, T] arrays: tokens, logp (of the policy before the update), advantage, mask
         (1 on sampled tokens of real rows), weights (`losses.Weights` of the whole minibatch),
-        and perhaps bonus (of `bonus.entropy_weights`).
+        and optionally bonus (`bonus.entropy_weights`).
       kl_scale: multiplies kl_coef.
       unchanged: scalar bool, whether params are those before the first update: ratios are then
         exactly 1. None: ratios are taken to piece["logp"].
 
     Returns:
-      (dict of the parts, dict of metrics averaged over the minibatch's tokens, as far as this piece
-      adds to them, largest |log-prob - piece["logp"]|), float32 scalars.
+      (dict of the parts, dict of this piece's contributions to metrics averaged over the
+      minibatch's tokens, largest |log-prob - piece["logp"]|), float32 scalars.
     """
     tokens_BT, mask_BT, weights = piece["tokens"], piece["mask"], piece["weights"]
     exact = loss.kl_coef and loss.kl_kind == EXACT
@@ -195,16 +203,16 @@ def policy_gradient(
     frozen: ForwardContext | None = None,
     unchanged: jax.Array | None = None,
 ) -> optimize.Added:
-    """What micro-batches of one length add to the gradient of a minibatch's loss.
+    """Add the gradient of micro-batches of one length to the gradient of a minibatch's loss.
 
     Args:
       ref_params, unchanged: as in `loss_parts`.
       grads: the gradient so far, like params, or None; donated.
       pieces: tokens, logp, advantage, mask, weights (`losses.Weights` of the whole minibatch) and
-        perhaps bonus, each [A, micro_batch, L].
+        optionally bonus, each [A, micro_batch, L].
       count: scalar int32, at least 1: the first `count` micro-batches are run.
       scales: (scalar that multiplies the whole loss, kl_scale of `loss_parts`).
-      frozen: where params are adapters, whose ref_params are not read, or rows show images.
+      frozen: set if params are adapters (ref_params is then not read) or rows show images.
     """
 
     loss_scale, kl_scale = scales
@@ -227,11 +235,11 @@ def init_state(
     environments: Iterable[str] = (),
     **parts: Any,
 ) -> TrainState:
-    """A `TrainState` at step 0, its optimizer state laid out like the parameters.
+    """Return a `TrainState` at step 0, with its optimizer state sharded like the parameters.
 
     Args:
-      environments: their names.
-      parts: fields of `TrainState` that a run need not have.
+      environments: names of the run's environments.
+      parts: optional fields of `TrainState`.
     """
     state = TrainState(
         params=params,
@@ -245,7 +253,7 @@ def init_state(
 
 
 def on_mesh(tree: Tree, mesh: Mesh) -> Tree:
-    """The tree, with what has no place on a mesh yet on every device of this one."""
+    """Return the tree with every leaf that is not on a mesh yet replicated over this mesh."""
     return jax.tree.map(
         lambda x: (
             x if isinstance(getattr(x, "sharding", None), NamedSharding) else replicate(x, mesh)
@@ -264,13 +272,13 @@ def plan_policy(
     rng: np.random.Generator,
     bonus_BT: np.ndarray | None = None,
 ) -> optimize.MinibatchPlan:
-    """The policy's minibatches of the kept rows of a batch.
+    """Plan the policy's minibatches of the kept rows of a batch.
 
     Args:
       batch: on the host. advantage_BT: float32.
       rows_B: indices of the kept rows; may be empty, then nothing is updated.
-      rng: of the order; see `optimize.plan_minibatches`.
-      bonus_BT: of `bonus.entropy_weights`; None: the entropy bonus is on every token.
+      rng: decides the order of the rows; see `optimize.plan_minibatches`.
+      bonus_BT: the result of `bonus.entropy_weights`; None: every token gets the entropy bonus.
     """
     return optimize.plan_minibatches(
         {
@@ -306,17 +314,18 @@ def update_policy(
 
     Args:
       state: its params and opt_state are donated.
-      plan: of `plan_policy`.
+      plan: the result of `plan_policy`.
       rates: float32, the learning rate of each minibatch (optimize.learning_rates).
       ref_params: as in `loss_parts`.
-      frozen: where the state's parameters are LoRA adapters, or rows show images.
+      frozen: set if the state's parameters are LoRA adapters or rows show images.
       through: as in `optimize.run_updates`.
 
     Returns:
-      (TrainState, update/* metrics: means over the minibatches; update/logp_gap and
-      update/clip_fraction_first of the first; update/skipped and update/count are sums;
-      update/real_share is that of all positions computed). A loss or gradient that is not finite
-      leaves the parameters as they were and is counted in update/skipped.
+      (TrainState, update/* metrics). The metrics are means over the minibatches, except that
+      update/logp_gap and update/clip_fraction_first are those of the first minibatch,
+      update/skipped and update/count are sums, and update/real_share is `MinibatchPlan.real_share`.
+      A loss or gradient that is not finite leaves the parameters unchanged and is counted in
+      update/skipped.
     """
     own = rounding_decides(loss, model.config.dtype)
     if own:

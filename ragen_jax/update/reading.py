@@ -1,6 +1,6 @@
-"""Forward passes over micro-batches: the program, and the log-probs that minibatches start from.
+"""Forward passes over micro-batches: the program, and the old log-probs of the minibatches.
 
-Axes: B rows, T tokens, L tokens of a row as it is cut, A micro-batches.
+Axes: B rows, T tokens, L tokens of a row at its padded length, A micro-batches.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from ragen_jax.model.qwen import Qwen
 from ragen_jax.update.optimize import MinibatchPlan, micro_batches
 
 # (model, params, tokens_BT, extra) -> arrays [B, T]: `statistics`, whose `extra` is the
-# temperature, or `passes.values`, whose `extra` is a `policy.Frozen` or None.
+# temperature, or `passes.values`, whose `extra` is a `policy.ForwardContext` or None.
 Pass = Callable[[Qwen, Params, Array, Any], tuple[jax.Array, ...]]
 
 
 def statistics(
     model: Qwen, params: Params, tokens_BT: Array, temperature: Array | float
 ) -> tuple[jax.Array, ...]:
-    """(logp_BT, entropy_BT) of `likelihood.token_statistics`."""
+    """Return (logp_BT, entropy_BT), computed by `likelihood.token_statistics`."""
     return token_statistics(model, params, tokens_BT, temperature=temperature)
 
 
@@ -39,13 +39,13 @@ def read_micro_batches(
     count: jax.Array,
     extra: Any,
 ) -> tuple[jax.Array, ...]:
-    """function(model, params, tokens, extra) of the first `count` micro-batches, else 0.
+    """Return function(model, params, tokens, extra) of the first `count` micro-batches.
 
     Args:
       tokens_AML: int32 [A, micro_batch, L].
 
     Returns:
-      float32 [A, micro_batch, L] each, whole on every device.
+      float32 [A, micro_batch, L] each, replicated on every device; 0 in the other micro-batches.
     """
     shapes = jax.eval_shape(lambda: function(model, params, tokens_AML[0], extra))
 
@@ -63,12 +63,12 @@ def minibatch_logps(
 ) -> MinibatchPlan:
     """Return the minibatches with the log-probs of `params` in place of the sampler's.
 
-    Rows are read at the length and in the micro-batches in which the update reads them, so that its
-    forward pass rounds alike. The first minibatch keeps the sampler's: it meets the parameters
-    unchanged, and `policy.loss_parts` then takes its ratios to itself.
+    Rows are read at the same length and in the same micro-batches as in the update, so that both
+    forward passes round alike. The first minibatch keeps the sampler's log-probs: its parameters
+    are still unchanged, and `policy.loss_parts` then sets its ratios to 1.
 
     Args:
-      params: those before the update, as the model reads them.
+      params: the parameters before the update, as the model reads them.
     """
     layout = plan.layout
     logp_BT = plan.arrays["logp"].copy()

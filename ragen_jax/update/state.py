@@ -1,4 +1,4 @@
-"""What training changes: TrainState, composed of the states of its parts."""
+"""The state that training changes: `TrainState`, composed of the states of its parts."""
 
 import dataclasses
 from typing import Any
@@ -14,39 +14,39 @@ from ragen_jax.diagnostics.zscores import ZScoreState
 
 @flax.struct.dataclass
 class CriticState:
-    """What the critic has learnt: part of `TrainState`."""
+    """The trained state of the critic: part of `TrainState`."""
 
     params: Params  # {"backbone": parameters or adapters, "value": float32 [D]}
-    opt_state: Any  # of the optimizer
+    opt_state: Any  # optimizer state
 
 
 @flax.struct.dataclass
 class TrainState:
-    """All that a run needs to continue exactly where it was stopped."""
+    """All the state that a run needs to resume exactly where it stopped."""
 
     params: Params
-    opt_state: Any  # of the optimizer
+    opt_state: Any  # optimizer state
     step: jax.Array  # int32, finished iterations
     seed_cursor: dict[str, jax.Array]  # environment -> uint32, seeds used so far
-    kl_scale: jax.Array  # float32, multiplies algorithm.kl_coef; moves where a target is set
+    kl_scale: jax.Array  # float32, multiplies algorithm.kl_coef; adapted if a KL target is set
     stopping: StoppingState | None = None
     regimes: RegimeState | None = None
-    # environment -> int32, uninformative visits in a row of each problem of its pool, if it has one
+    # environment with a pool -> int32 per problem: consecutive uninformative visits
     streak_P: dict[str, jax.Array] | None = None
     zscores: ZScoreState | None = None
-    critic: CriticState | None = None  # where the algorithm has one
+    critic: CriticState | None = None  # None: the algorithm has no critic
 
 
 @flax.struct.dataclass
 class Sampler:
-    """The policy of a rollout ahead."""
+    """The policy of a rollout that runs ahead of the updates."""
 
-    params: Params  # what is trained, as sampling reads it: LoRA adapters by themselves
-    step: jax.Array  # int32, finished iterations behind which it stands
+    params: Params  # the trained parameters as sampling reads them; with LoRA only the adapters
+    step: jax.Array  # int32, finished iterations when this policy was copied
 
 
 @flax.struct.dataclass
 class AheadState(TrainState):
-    """The same of a run whose rollouts are ahead of its updates (run/ahead.py)."""
+    """`TrainState` of a run whose rollouts run ahead of its updates (run/ahead.py)."""
 
-    sampler: Sampler = dataclasses.field(kw_only=True)  # of the next step's episodes
+    sampler: Sampler = dataclasses.field(kw_only=True)  # policy that samples the next step
