@@ -1,5 +1,5 @@
-"""The mathematics of a step: rewards, filter, advantages, objectives and their terms.
+"""The mathematics of a training step: rewards, filters, advantages, objectives and losses.
 
-In: the arrays of a Batch and frozen settings. Out: masks, advantages, losses and their metrics.
-Pure functions, most of them jit-compiled; nothing here knows a config or a file.
+Input: the arrays of a Batch and frozen settings. Output: masks, advantages, losses and their
+metrics. The functions are pure and mostly jit-compiled; none of them reads a config or a file.
 """

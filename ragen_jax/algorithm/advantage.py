@@ -1,6 +1,6 @@
-"""Advantages: of episodes within their group, of tokens with a critic (GAE) or without, whitening.
+"""Advantages of episodes within their group and of tokens, with or without a critic; whitening.
 
-Axes: G groups (prompts), K episodes a group, B rows, T tokens. Everything here is pure, has
+Axes: G groups (prompts), K episodes per group, B rows, T tokens. Everything here is pure, has
 static shapes and returns float32, so it works under jit and vmap.
 """
 
@@ -15,9 +15,9 @@ WHITEN_EPS = 1e-8
 
 
 def comparable_members(sound_GK: Array) -> jax.Array:
-    """Sound members of the groups in which something can be compared.
+    """Return the sound members of the groups in which a comparison is possible.
 
-    A group of two or more members needs two sound ones; a group of one needs that one.
+    A group of two or more members needs two sound members; a group of one needs its only member.
 
     Args:
       sound_GK: bool, the episodes whose environment did not break.
@@ -33,21 +33,21 @@ def comparable_members(sound_GK: Array) -> jax.Array:
 
 
 def deviations(x_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
-    """Each member minus the mean of its group: x_gk - mean_j x_gj.
+    """Return each member minus the mean of its group: x_gk - mean_j x_gj.
 
     Args:
-      x_GK: any real dtype; not read where sound_GK is False, even if NaN.
-      sound_GK: bool, the members that the mean is over; None: all.
+      x_GK: any real dtype; ignored where sound_GK is False, even if NaN.
+      sound_GK: bool, the members that the mean is taken over; None: all.
     Returns:
       float32 [G, K]; exactly 0 where all members of a group are equal, and where sound_GK is False.
     Raises:
-      AssertionError: x_GK is not of rank 2, or sound_GK of another shape.
+      AssertionError: x_GK is not of rank 2, or sound_GK has another shape.
     """
     chex.assert_rank(x_GK, 2)
     x_GK = jnp.asarray(x_GK, jnp.float32)
-    # Subtracting the first member changes nothing on paper. In float32 the mean of K equal
-    # numbers may be off by one unit in the last place, and a dead group would then show a tiny
-    # spread that the division by a tiny standard deviation blows up again.
+    # Mathematically, subtracting the first member changes nothing. In float32 the mean of K equal
+    # numbers may be off by one unit in the last place. A dead group would then have a tiny spread,
+    # which the division by a tiny standard deviation would blow up.
     if sound_GK is None:
         shifted_GK = x_GK - x_GK[:, :1]
         return shifted_GK - jnp.mean(shifted_GK, axis=1, keepdims=True)
@@ -62,12 +62,12 @@ def deviations(x_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
 
 
 def sample_variance(x_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
-    """Variance inside each group: sum_k (x_gk - mean_g)^2 / (n - 1) over its n members.
+    """Return the variance inside each group: sum_k (x_gk - mean_g)^2 / (n - 1) over its n members.
 
     Args:
       x_GK, sound_GK: as in `deviations`.
     Returns:
-      float32 [G]; exactly 0 where all members of a group are equal, and of fewer than two members.
+      float32 [G]; exactly 0 for groups of equal members or of fewer than two members.
     Raises:
       AssertionError: as in `deviations`.
     """
@@ -76,7 +76,7 @@ def sample_variance(x_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
 
 
 def _members(x_GK: Array, sound_GK: Array | None) -> jax.Array | int:
-    """Number of the members that count: int32 [G], or K where all of them do."""
+    """Return the number of counted members: int32 [G], or K if all members count."""
     return jnp.shape(x_GK)[1] if sound_GK is None else jnp.sum(jnp.asarray(sound_GK, bool), axis=1)
 
 
@@ -87,14 +87,14 @@ def group_relative(
     eps: float = 1e-6,
     sound_GK: Array | None = None,
 ) -> jax.Array:
-    """GRPO's advantage: (R - mean of the group) / (sample std of the group + eps).
+    """Return GRPO's advantage: (R - mean of the group) / (sample std of the group + eps).
 
-    A group of one has nothing to be compared with: mean 0 and std 1, so R / (1 + eps).
-    RAGEN-2, section 4.1 (GRPO); without the division it is Dr.GRPO.
+    A group of one has no baseline: mean 0 and std 1, so the advantage is R / (1 + eps).
+    RAGEN-2, section 4.1 (GRPO); without the division this is Dr.GRPO.
 
     Args:
       return_GK: undiscounted episode returns, penalties included.
-      normalize_by_std: False leaves the deviation as it is.
+      normalize_by_std: False skips the division.
       eps: added to the standard deviation.
       sound_GK: bool, the members that are compared (`deviations`); None: all.
     Returns:
@@ -116,9 +116,9 @@ def group_relative(
 
 
 def leave_one_out(return_GK: Array, *, sound_GK: Array | None = None) -> jax.Array:
-    """RLOO's advantage: R_i - mean of the other members of its group.
+    """Return RLOO's advantage: R_i - mean of the other members of its group.
 
-    A group of one has no others: the baseline is 0 and the advantage is R itself.
+    In a group of one the baseline is 0 and the advantage is R.
 
     Args:
       return_GK: undiscounted episode returns.
@@ -141,7 +141,7 @@ def leave_one_out(return_GK: Array, *, sound_GK: Array | None = None) -> jax.Arr
 
 
 def _sound_or_zero(x_GK: jax.Array, sound_GK: Array | None) -> jax.Array:
-    """x, with 0 where sound_GK is False."""
+    """Return x, with 0 where sound_GK is False."""
     if sound_GK is None:
         return x_GK
     sound_GK = jnp.asarray(sound_GK, bool)
@@ -150,10 +150,11 @@ def _sound_or_zero(x_GK: jax.Array, sound_GK: Array | None) -> jax.Array:
 
 
 def whiten(x_BT: Array, mask_BT: Array) -> jax.Array:
-    """(x - masked mean) * rsqrt(masked unbiased variance + 1e-8), over the whole batch.
+    """Return (x - masked mean) * rsqrt(masked unbiased variance + 1e-8), over the whole batch.
 
-    Applied to every entry; those outside the mask take part in neither statistic and mean
-    nothing afterwards. With one masked token the variance is 0, with none the mean is 0 too.
+    The formula is applied to every entry. Entries outside the mask do not enter the statistics and
+    are meaningless afterwards. With one masked token the variance is 0; with no masked token the
+    mean and the variance are 0.
 
     Args:
       x_BT: numbers to whiten, usually advantages.
@@ -181,18 +182,20 @@ def soft_weights(
     eps: float = 1e-6,
     sound_GK: Array | None = None,
 ) -> jax.Array:
-    """Weight of each group: its sample std of returns / (largest std of the batch + eps).
+    """Return each group's weight: its sample std of returns / (largest std of the batch + eps).
 
-    Multiplied into the advantages it is the soft form of filtering by reward variance: a group
-    that says little counts little, a dead one nothing. RAGEN's released code offers it for
-    Dr.GRPO; behind a division by the group's own std it restores what that division took away.
+    Multiplied into the advantages, these weights are a soft form of filtering by reward variance:
+    a group with little signal counts little, and a dead group counts nothing. RAGEN's released code
+    offers them for Dr.GRPO. After a division by the group's std they restore the scale that the
+    division removed.
 
     Args:
       return_GK: undiscounted episode returns, penalties included.
-      environment_G: int in 0..G-1, the environment of each group: the largest is then that of its
-        own environment, whose rewards may have another scale. None: all have the same.
-      eps: keeps a batch of dead groups at weight 0.
-      sound_GK: bool, the members that the stds are over (`deviations`); None: all.
+      environment_G: int in 0..G-1, the environment of each group. The largest std is then taken
+        within the environment, since rewards of environments may differ in scale. None: all groups
+        are of the same environment.
+      eps: keeps the weights of a batch of dead groups at 0.
+      sound_GK: bool, the members that the stds are taken over (`deviations`); None: all.
     Returns:
       weight_G float32 in [0, 1).
     Raises:
@@ -215,24 +218,24 @@ def gae(
     lam: float,
     next_row_B: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Generalized advantage estimation over the sampled tokens of each row, or of several.
+    """Estimate generalized advantages over the sampled tokens of each row or sequence of rows.
 
-    With t' the next sampled token, however many observation tokens lie between (nothing is
-    discounted for those), and V = A = 0 after the last one:
+    With t' the next sampled token (observation tokens in between are skipped and not discounted),
+    and V = A = 0 after the last sampled token:
     delta_t = r_t + gamma V_t' - V_t;  A_t = delta_t + gamma lam A_t'.
     Schulman et al., arXiv 1506.02438, equation 16. Advantages are not whitened.
 
-    Rows that continue each other are one sequence: after the last sampled token of a row comes the
-    first one of its next row, as if the episode were laid out as a single row.
+    Rows that continue each other form one sequence: the last sampled token of a row is followed by
+    the first sampled token of its next row, as if the episode were a single row.
 
     Args:
-      reward_BT: rewards; those outside the mask are not read.
-      value_BT: the critic's values; those outside the mask are not read, even if NaN.
+      reward_BT: rewards; ignored outside the mask.
+      value_BT: the critic's values; ignored outside the mask, even if NaN.
       mask_BT: nonzero where the policy sampled the token.
       gamma: discount per sampled token.
       lam: lambda, 0 (one step ahead) to 1 (the whole rest of the sequence).
-      next_row_B: int, the row that continues each row, -1 if none (`rewards.next_rows`); without
-        cycles. None: every row is a sequence.
+      next_row_B: int, the row that continues each row, -1 if none (`rewards.next_rows`); has no
+        cycles. None: every row is a separate sequence.
     Returns:
       (advantage_BT, return_BT = advantage + value), float32, 0 outside the mask.
     Raises:
@@ -256,17 +259,17 @@ def bi_level_gae(
     turn_gamma: float,
     next_row_B: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """GAE over turns, then over the tokens of each turn.
+    """Estimate advantages over turns, then over the tokens of each turn.
 
-    1. Over the turn ends alone, with n the next turn end, of the row or of the rows after it:
+    1. Over the turn ends only, with n the next turn end in the row or in the rows after it:
        delta = r + turn_gamma V_n - V;  A = delta + turn_gamma lam A_n;  R = A + V.
     2. Each turn end's reward is replaced by its R; then `gae` inside each turn with gamma and
        lam, and nothing is bootstrapped across a turn end.
 
-    So a discount per token need not bury a reward some turns away. RAGEN's bi-level GAE, except
-    that turns end where turn_end_BT says: the released code takes tokens with a reward other than
-    zero, and loses the turns that earned nothing. Rewards within a turn (a KL penalty, say) enter
-    the second stage only.
+    This way a discount per token does not wipe out a reward that is several turns away. It is
+    RAGEN's bi-level GAE, except that turn_end_BT marks the turn ends: the released code uses the
+    tokens with a nonzero reward, and so misses turns without a reward. Rewards within a turn (for
+    example a KL penalty) enter only the second stage.
 
     Args:
       reward_BT, value_BT, mask_BT, gamma, lam, next_row_B: as in `gae`.
@@ -297,9 +300,9 @@ def _backward(
     lam: float,
     next_row_B: Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The recursion of `gae`, begun anew (V = A = 0) at each token of end_BT."""
+    """Run the recursion of `gae`, restarted (V = A = 0) at each token of end_BT."""
     inside_BT = jnp.asarray(mask_BT) != 0
-    # Masked out here, so that junk under the mask cannot enter as 0 * NaN.
+    # Mask here, so that arbitrary values outside the mask cannot enter as 0 * NaN.
     reward_BT, value_BT = (
         jnp.where(inside_BT, jnp.asarray(x_BT, jnp.float32), 0.0) for x_BT in (reward_BT, value_BT)
     )
@@ -330,8 +333,8 @@ def _backward(
     def from_next_row(first):
         return tuple(jnp.where(continues_B, x_B[next_row_B], 0.0) for x_B in first)
 
-    # By the same additions as along a single row: the pass before the last one settles what the
-    # rows before the last ones of their sequences start with, and so on.
+    # Each pass carries values back by one row: after pass n, the last n + 1 rows of each sequence
+    # start from the correct values. The additions are the same as along a single row.
     def hand_back(_, carry):
         return from_next_row(lax.scan(step, carry, tokens, reverse=True)[0])
 
@@ -341,7 +344,7 @@ def _backward(
 
 
 def _longest_sequence(next_row_B: jax.Array) -> jax.Array:
-    """Rows of the longest sequence, int32 scalar."""
+    """Return the number of rows of the longest sequence, int32 scalar."""
 
     def goes_on(carry):
         row_B, rows = carry
@@ -357,13 +360,13 @@ def _longest_sequence(next_row_B: jax.Array) -> jax.Array:
 def reinforce_plus_plus(
     reward_BT: Array, mask_BT: Array, *, gamma: float, next_row_B: Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """REINFORCE++: discounted returns-to-go of the tokens, whitened over the whole batch.
+    """Return REINFORCE++'s advantages: discounted returns-to-go, whitened over the whole batch.
 
-    G_t = r_t + gamma G_t', with t' the next sampled token of the row, or of the rows after it. Hu,
-    arXiv 2501.03262; its token rewards hold the KL penalty (rewards.penalize_kl).
+    G_t = r_t + gamma G_t', with t' the next sampled token of the row or of the rows after it. Hu,
+    arXiv 2501.03262; its token rewards include the KL penalty (rewards.penalize_kl).
 
     Args:
-      reward_BT: rewards; those outside the mask are not read.
+      reward_BT: rewards; ignored outside the mask.
       mask_BT: nonzero where the policy sampled the token.
       gamma: discount per sampled token.
       next_row_B: as in `gae`.
@@ -381,18 +384,20 @@ def reinforce_plus_plus(
 def reinforce_plus_plus_baseline(
     return_GK: Array, episode_B: Array, mask_BT: Array, *, sound_GK: Array | None = None
 ) -> jax.Array:
-    """REINFORCE++ with a group baseline: R - mean of its group on each token, whitened.
+    """Return REINFORCE++ advantages with a group baseline: R - group mean on each token, whitened.
 
-    The spread is the whole batch's, not the group's as in GRPO: a group of nearly equal returns
-    is not blown up. Hu, arXiv 2501.03262. A group of one has no baseline but the batch's mean.
+    The std is that of the whole batch, not of the group as in GRPO, so a group of nearly equal
+    returns is not blown up. Hu, arXiv 2501.03262. For a group of one, the only baseline is the
+    mean of the batch.
 
     Args:
       return_GK: undiscounted episode returns, penalties included.
-      episode_B: int, index of each row's episode into return_GK.reshape(-1); any on padding rows.
+      episode_B: int, index of each row's episode into return_GK.reshape(-1); not used for
+        padding rows.
       mask_BT: nonzero where the policy sampled the token.
-      sound_GK: bool, the members that the baseline is over (`deviations`); None: all.
+      sound_GK: bool, the members that the baseline is taken over (`deviations`); None: all.
     Returns:
-      advantage_BT float32, 0 outside the mask; weighed by tokens, it sums to 0.
+      advantage_BT float32, 0 outside the mask; its sum over all tokens is 0.
     Raises:
       AssertionError: return_GK or mask_BT is not of rank 2, episode_B not of rank 1, or the
         numbers of rows differ.

@@ -1,10 +1,10 @@
-"""From rewards to advantages: which tokens an algorithm credits with what.
+"""Credit assignment: from rewards to the advantage of each token.
 
-    reward_BT, return_GK -> placed, normalised, less the KL -> advantage_BT, the critic's target
+    reward_BT, return_GK -> placed, normalised, minus the KL -> advantage_BT, the critic's target
 
-To add an algorithm, write the function that makes its advantages and give it a row of ALGORITHMS.
+To add an algorithm, write the function that computes its advantages and add a row to ALGORITHMS.
 
-Axes: G groups, K episodes a group, B rows, T tokens.
+Axes: G groups, K episodes per group, B rows, T tokens.
 """
 
 import dataclasses
@@ -36,17 +36,17 @@ class Credit:
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """What an algorithm learns from."""
+    """An algorithm's advantage function, and the inputs that it takes."""
 
     # of_tokens: (credit, reward_BT, value_BT, mask_BT, turn_end_BT, next_row_B) -> (advantage_BT,
     # target_BT), where next_row_B is the row that continues each row (rewards.next_rows);
     # otherwise: (return_GK, episode_B, mask_BT) -> advantage_BT
     advantages: Callable[..., Any]
-    of_tokens: bool = False  # from the rewards along rows; otherwise from the episodes' returns
-    # Whether it takes the keyword sound_GK, the episodes whose environment did not break. Without
-    # it, a broken episode has the mean return of its group's sound ones.
+    of_tokens: bool = False  # whether it reads the rewards along rows, not the episodes' returns
+    # Whether it takes the keyword sound_GK, the episodes whose environment did not break. If not, a
+    # broken episode gets the mean return of the sound episodes in its group.
     takes_sound: bool = False
-    critic: bool = False  # whether it has one, which learns target_BT
+    critic: bool = False  # whether it trains a critic, with target_BT as the target
 
 
 @functools.partial(jax.jit, static_argnames="credit")
@@ -62,34 +62,34 @@ def token_advantages(
     environment_G: Array | None = None,
     sound_GK: Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Advantages of the kept episodes' tokens.
+    """Return the advantages of the kept episodes' tokens.
 
-    - ppo: rewards where credit.level puts them, then GAE (bi-level or plain), then whitened.
-      Where returns are normalised, an episode's normalised return lies on its last token instead.
+    - ppo: rewards are placed as credit.level says; then GAE (bi-level or plain), then whitening.
+      If returns are normalised, an episode's normalised return is on its last token instead.
       The rows of an episode are one sequence: the recursion continues in the next row, discounted
       as inside a row, KL included.
     - reinforce_plus_plus: the same rewards; discounted returns-to-go, whitened.
-    - reinforce_plus_plus_baseline, grpo, dr_grpo, rloo: of the (normalised) returns, the same for
-      all tokens of an episode.
+    - reinforce_plus_plus_baseline, grpo, dr_grpo, rloo: computed from the (normalised) returns,
+      the same for all tokens of an episode.
 
-    Statistics over tokens, environments and the batch are those of the kept episodes; those of a
-    group are of all its sound episodes. A KL in the reward comes before them; soft weights are
-    about the returns without it.
+    Statistics over tokens, environments and the batch use the kept episodes; statistics of a group
+    use all its sound episodes. A KL in the reward is subtracted before the statistics are computed;
+    soft weights use the returns without the KL.
 
     Args:
       batch: with reward_BT; rows of any number, padding included.
       keep_GK: bool, the episodes that the update reads.
       return_GK: undiscounted episode returns, penalties included.
       value_BT: the critic's values (ppo).
-      kl_BT: KL to the reference at each token, for KL in the reward, of all episodes of the groups
-        that hold a kept one; kl_coef: its weight.
+      kl_BT: KL to the reference at each token, for KL in the reward; needed for all episodes of the
+        groups with a kept episode. kl_coef: its weight.
       environment_G: int, the environment of each group (for reward.grouping "environment" and soft
-        weights); None: all are of one.
+        weights); None: all groups are of one environment.
       sound_GK: bool, the episodes whose environment did not break; None: all.
 
     Returns:
       (advantage_BT, target_BT): float32, 0 outside the kept episodes' sampled tokens; target_BT is
-      what the critic should have said, None without one.
+      the critic's target, None without a critic.
     """
     algorithm = ALGORITHMS[credit.name]
     keep_GK = jnp.asarray(keep_GK)
@@ -127,8 +127,7 @@ def token_advantages(
 
 
 def _placed_rewards(credit: Credit, batch: Batch, normal_GK: jax.Array) -> jax.Array:
-    """reward_BT as credit.level places it, or each episode's normalised return on its last
-    token."""
+    """Return the rewards as credit.level places them, or normalised returns on last tokens."""
     places = batch.turn_BT, batch.turn_end_BT, batch.episode_B
     if credit.normalize == "identity":
         return rewards.place_rewards(batch.reward_BT, batch.mask_BT, *places, level=credit.level)
@@ -172,9 +171,9 @@ def _reinforce_plus_plus(
 
 
 def _same_for_all_tokens(of_groups: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Advantages of a group's returns, (return_GK) -> advantage_GK, at each of their tokens.
+    """Repeat the advantages of `of_groups`, (return_GK) -> advantage_GK, on each episode's tokens.
 
-    Keywords are passed on to `of_groups`: sound_GK where the algorithm takes it.
+    Keywords are passed to `of_groups`: sound_GK, if the algorithm takes it.
     """
 
     def advantages(return_GK, episode_B, mask_BT, **options):

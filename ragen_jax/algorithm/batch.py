@@ -1,10 +1,10 @@
-"""Episodes -> rows of tokens.
+"""Convert episodes to rows of tokens.
 
     turn 0          turn 1 (full history)           turn 1 (single turn)
     [prompt reply]  [prompt reply | obs reply]      [prompt reply] [prompt' reply']
      mask 0  1        0     1       0    1            0      1      0       1
 
-A turn whose prompt extends its row continues it; any other starts a new row.
+A turn whose prompt extends the current row continues that row; any other turn starts a new row.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ from ragen_jax.core.types import ACTION, REASONING, Batch, Episode
 
 
 def make_batch(episodes: Sequence[Episode], *, length: int | None = None) -> Batch:
-    """Lays episodes out as rows.
+    """Lay episodes out as rows.
 
     Args:
-      episodes: a row's group is the episode's.
-      length: T of the result (default: the longest row); longer rows are an error.
+      episodes: at least one; each row gets the group of its episode.
+      length: T of the result (default: the longest row); a longer row raises.
 
     Returns:
-      `Batch` of NumPy arrays without padding rows; reward_BT is zero (rewards.add_rewards).
+      `Batch` of NumPy arrays without padding rows; reward_BT is zero until rewards.add_rewards.
 
     Raises:
       ValueError: no episode, or a row longer than `length`.
     """
     if not episodes:
         raise ValueError("make_batch needs at least one episode, got none")
-    rows = []  # (episode index, [(turn index, Turn)]); the last turn holds all tokens
+    rows = []  # (episode index, [(turn index, Turn)]); the last turn contains all tokens
     for index, episode in enumerate(episodes):
         tokens = None
         for turn_index, turn in enumerate(episode.turns):
@@ -75,7 +75,7 @@ def make_batch(episodes: Sequence[Episode], *, length: int | None = None) -> Bat
 
 
 def take_rows(batch: Batch, rows_B: np.ndarray, *, size: int) -> Batch:
-    """The batch of the given rows, padded to `size` rows of weight 0.
+    """Return the batch of the given rows, padded to `size` rows of weight 0.
 
     Raises:
       ValueError: more rows than `size`.

@@ -1,8 +1,8 @@
 """SNR-aware filtering: score each group of episodes, then keep the groups worth learning from.
 
-Axes: G groups (prompts), K episodes a group. A filter returns a mask, never a smaller batch.
+Axes: G groups (prompts), K episodes per group. A filter returns a mask, never a smaller batch.
 Names (metric, strategy, mode, keep) and the numbers value and eps are static Python values; arrays
-are traced, so both functions work under jit and vmap. Source: RAGEN-2, section 3.3 and appendix G.
+are traced, so the functions work under jit and vmap. Source: RAGEN-2, section 3.3 and appendix G.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from ragen_jax.algorithm.advantage import comparable_members, sample_variance
 from ragen_jax.core.tables import look_up
 from ragen_jax.core.types import Array
 
-ZERO_SCORE = 1e-10  # a score this small counts as zero, and is the slack of min_p
+ZERO_SCORE = 1e-10  # scores up to this size count as zero; also the tolerance of min_p
 
 
 def _std(x_GK: Array, *, sound_GK: Array | None) -> jax.Array:
@@ -40,7 +40,7 @@ def _mean(x_GK: Array, *, sound_GK: Array | None) -> jax.Array:
     return jnp.mean(jnp.asarray(x_GK, jnp.float32), axis=1, where=where_GK)
 
 
-# metric -> (argument of group_scores it reads, its statistic over the sound members of a group)
+# metric -> (argument of group_scores that it reads, statistic over the sound members of a group)
 METRICS = {
     "reward_variance": ("return_GK", sample_variance),
     "reward_std": ("return_GK", _std),
@@ -60,12 +60,12 @@ def group_scores(
     length_GK: Array | None = None,
     sound_GK: Array | None = None,
 ) -> jax.Array:
-    """One number a group, by which select_groups ranks it.
+    """Return the score of each group, by which select_groups ranks the groups.
 
-    | metric | formula over the K members, or over the sound ones |
+    | metric | formula over the K members, or over the sound members |
     | --- | --- |
     | reward_variance | sum (R - mean R)^2 / (K - 1); 0 for a group of one (the paper) |
-    | reward_std | its square root (the released code) |
+    | reward_std | square root of reward_variance (the released code) |
     | reward_sum, reward_mean | sum R (of sound members: K * their mean), mean R |
     | entropy, entropy_variance | mean, sample variance of entropy_GK |
     | length | mean of length_GK |
@@ -77,10 +77,10 @@ def group_scores(
       length_GK: sampled tokens of each episode; needed by `length`.
       sound_GK: bool, the episodes whose environment did not break; None: all.
     Returns:
-      score_G float32; NaN for a group of two or more with fewer than two sound members, which is
-      then no candidate.
+      score_G float32; NaN for a group of two or more with fewer than two sound members, which
+      is then not a candidate.
     Raises:
-      ValueError: unknown metric, or the array that it reads is missing.
+      ValueError: unknown metric, or the array that the metric reads is missing.
       AssertionError: an array is not of rank 2, or shapes differ.
     """
     inputs = {"return_GK": return_GK, "entropy_GK": entropy_GK, "length_GK": length_GK}
@@ -107,29 +107,29 @@ def select_groups(
     include_zero: bool = False,
     eps: float = 0.01,
 ) -> jax.Array:
-    """Mask of the groups to learn from; may be empty, and then the batch is skipped.
+    """Return the mask of the groups to learn from; if it is empty, the batch is skipped.
 
-    Candidates are all groups, or with include_zero=False those with |score| > 1e-10; without
+    Candidates are all groups, or with include_zero=False the groups with |score| > 1e-10. Without
     candidates nothing is kept. Ties go to the lower index. "First" below means largest score
     first, or smallest first with keep="smallest".
 
     - top_p, value >= 1: every candidate.
-    - top_p, linear: threshold = value * (sum of candidate scores) - eps. Walk over positive
-      scores, first to last, and stop before adding once the running sum has reached the
-      threshold. Keep those walked if the sum reached it, else none. A batch whose whole mass is
-      below eps is rejected: the threshold is reached before the first step.
+    - top_p, linear: threshold = value * (sum of candidate scores) - eps. Add up the
+      positive scores, first to last, until the running sum reaches the threshold. Keep the added
+      groups if the sum reached it, otherwise none. A batch whose total mass is below eps is
+      rejected: the threshold is reached before the first addition.
     - top_p, softmax: the shortest prefix, at least one group, whose softmax probabilities (of the
       negated scores for keep="smallest") sum to value.
     - top_k: the first int(value * G) candidates; top_k_abs: the first int(value); at least one.
     - min_p: score >= value * max - 1e-10, or score <= min / value + 1e-10.
-    - quarter: the value-th quarter of the candidates, of n of them those of ranks
+    - quarter: the value-th quarter of the n candidates, that is the ranks
       n * (value - 1) / 4 <= rank < n * value / 4 (rank from 0, first to last).
     - none: every group, candidate or not.
 
     Args:
-      score_G: real numbers; a NaN is never a candidate.
+      score_G: real numbers; a group with a NaN score is never a candidate.
       strategy, mode, keep: keys of STRATEGIES, MODES, KEEP.
-      value, eps: static.
+      value, eps: static numbers.
       include_zero: whether groups with score zero are candidates.
     Returns:
       keep_G bool.
@@ -176,15 +176,15 @@ def select_episodes(
     value_E: tuple[float, ...],
     sound_GK: Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Scores the groups and selects episodes, each environment's by themselves.
+    """Score the groups and select episodes, separately for each environment.
 
     Args:
-      groups_E: groups of each environment.
+      groups_E: number of groups of each environment.
       return_GK, length_GK, entropy_GK, sound_GK: as in `group_scores`.
-      value_E: in place of settings.value, of each environment.
+      value_E: the value for each environment; replaces settings.value.
 
     Returns:
-      (score_G, keep_GK bool): sound members of groups that have a score.
+      (score_G, keep_GK bool); keep_GK contains only sound members of groups with a score.
     """
     s = settings
     score_G = group_scores(
@@ -206,10 +206,10 @@ def select_episodes(
 def eligible_members(
     settings: Filter, return_GK: Array, sound_GK: Array | None = None
 ) -> jax.Array:
-    """bool [G, K]: the members that an update reads if their group is kept.
+    """Return the members that an update reads if their group is kept, bool [G, K].
 
-    The sound members of groups in which something can be compared, and of these the best and the
-    worst where the settings say so.
+    These are the sound members of groups in which a comparison is possible (`comparable_members`);
+    if the settings ask for it, only the best and the worst of them.
     """
     member_GK = jnp.ones(jnp.shape(return_GK), bool)
     if sound_GK is not None:
@@ -231,14 +231,15 @@ def select_by_environment(
     value: float | Sequence[float] = 0.9,
     **options: Any,
 ) -> jax.Array:
-    """select_groups for each environment alone, so that none is starved by another's rewards.
+    """Run select_groups for each environment separately, so that none starves another.
 
     Args:
       score_G: scores, listed environment by environment.
-      groups_E: static, the groups of each environment; they sum to G. Where all and
-        their values are equal this is jax.vmap of select_groups over score_G.reshape(E, -1).
-      value: static; one number, or one of each environment.
-      options: further keyword arguments of select_groups, the same for all.
+      groups_E: static, number of groups of each environment; they sum to G. If all numbers are
+        equal and all values are equal, this is jax.vmap of select_groups over
+        score_G.reshape(E, -1).
+      value: static; one number, or one number per environment.
+      options: further keyword arguments of select_groups, the same for all environments.
     Returns:
       keep_G bool.
     Raises:
@@ -260,20 +261,21 @@ def select_by_environment(
 def select_members(
     return_GK: Array, *, top: int, bottom: int, sound_GK: Array | None = None
 ) -> jax.Array:
-    """Mask of the best and the worst members of each group: filtering episodes, not prompts.
+    """Return the mask of the best and the worst members of each group.
 
-    Members are ranked by falling return, ties by index; the first `top` and the last `bottom` of
-    the ranking are kept, and all if these are as many or more. RAGEN-2, table 7 (trajectory level).
+    This filters episodes, not prompts. Members are ranked by decreasing return, ties by index. The
+    first `top` and the last `bottom` of the ranking are kept, or all members if there are at most
+    top + bottom. RAGEN-2, table 7 (trajectory level).
 
     Args:
       return_GK: undiscounted episode returns, penalties included.
       top, bottom: static, at least 0, not both 0.
-      sound_GK: bool, the episodes whose environment did not break, which alone are ranked; None:
+      sound_GK: bool, the episodes whose environment did not break; only these are ranked. None:
         all.
     Returns:
-      keep_GK bool, the same number in each group of as many sound members.
+      keep_GK bool; groups with the same number of sound members keep the same number.
     Raises:
-      ValueError: a negative number, or nobody to be kept.
+      ValueError: top or bottom is negative, or both are 0.
       AssertionError: return_GK is not of rank 2, or sound_GK of another shape.
     """
     chex.assert_rank(return_GK, 2)
@@ -301,7 +303,7 @@ LOSS_SCALES = {
 }
 
 
-# The same for a loss that is a sum over the rows, which falls with the keep rate as it is.
+# The same for a loss that is a sum over the rows, which already falls with the keep rate.
 SUMMED_LOSS_SCALES = {
     "none": lambda kept: (1.0, 1.0),
     "linear": lambda kept: (1.0, 1.0),
@@ -311,18 +313,17 @@ SUMMED_LOSS_SCALES = {
 
 
 def loss_scales(kept: float, mode: str, *, summed: bool = False) -> tuple[float, float]:
-    """How much less a step should weigh of which only a part of the groups was kept.
+    """Return the factors that scale down a step in which only some groups were kept.
 
-    linear: the loss times the keep rate (RAGEN-2, section 3.3), sqrt: times its square root,
-    none: unscaled. advantage: the policy term alone times the keep rate, KL and entropy at full
-    weight, as the released code does.
+    linear: the loss times the keep rate (RAGEN-2, section 3.3). sqrt: the loss times the square
+    root of the keep rate. none: unscaled. advantage: only the policy term times the keep rate, with
+    KL and entropy at full weight, as in the released code.
 
-    A loss that is a sum over the rows and not a mean (losses.SUMMED) has fallen with the keep rate
-    already: for it the factors are those that are left to the same weights, and none leaves it as
-    it is.
+    A loss that is a sum over the rows and not a mean (losses.SUMMED) has already fallen with the
+    keep rate. Its factors are the remaining factors to the same weights; none leaves it unchanged.
 
     Args:
-      kept: share of the groups that was kept, from 0 to 1; above 0 if summed.
+      kept: fraction of the groups that was kept, from 0 to 1; above 0 if summed.
       mode: a key of LOSS_SCALES.
       summed: whether the loss is a sum over the kept rows.
     Returns:
@@ -363,11 +364,11 @@ def _linear(
     order_G = _order(score_G, walkable_G, sign)
     mass_G = jnp.where(candidate_G, score_G, 0.0)[order_G]
     before_G, after_G = _running_sum(mass_G)
-    # The total is the last running sum, not jnp.sum: another order of addition could round it
-    # above everything the walk can reach, and a good batch would be rejected. Negative scores lie
-    # behind the walk and only lower it.
+    # The total is the last running sum, not jnp.sum: with another order of addition, rounding could
+    # put the threshold out of reach, and a good batch would be rejected. Negative scores come after
+    # the positive scores and only lower the total.
     threshold = value * jnp.sum(after_G[-1:]) - eps
-    # Walkable scores are positive and sorted to the front, so these are a prefix.
+    # Walkable scores are positive and sorted to the front, so the walked groups are a prefix.
     walked_G = walkable_G[order_G] & (before_G < threshold)
     reached = jnp.any(walked_G & (after_G >= threshold))
     return _unsort(walked_G & reached, order_G)
@@ -376,7 +377,7 @@ def _linear(
 def _softmax(
     score_G: jax.Array, candidate_G: jax.Array, *, value: float, sign: float, eps: float
 ) -> jax.Array:
-    del eps  # belongs to the linear threshold
+    del eps  # used only by the linear threshold
     order_G = _order(score_G, candidate_G, sign)
     logit_G = jnp.where(candidate_G, -sign * score_G, jnp.finfo(jnp.float32).min)
     before_G, _ = _running_sum(nn.softmax(logit_G)[order_G])
@@ -422,12 +423,12 @@ class Strategy:
 
     # (score_G, candidate_G, *, value, sign, accumulate, eps) -> keep_G
     select: Callable[..., jax.Array]
-    accepts: Callable[[float], bool]  # value -> whether it can use it
-    what: str  # that value, in words behind "it must be"
-    tightened: bool = False  # whether a lower value keeps less
+    accepts: Callable[[float], bool]  # value -> whether it is allowed
+    what: str  # the allowed values, in words to follow "it must be"
+    tightened: bool = False  # whether a lower value keeps fewer groups
 
 
-MODES = {"linear": _linear, "softmax": _softmax}  # how top_p accumulates
+MODES = {"linear": _linear, "softmax": _softmax}  # accumulation of top_p
 STRATEGIES = {
     "top_p": Strategy(
         _top_p,
@@ -463,10 +464,10 @@ def _first(score_G: jax.Array, candidate_G: jax.Array, count: int, sign: float) 
 
 
 def _order(score_G: jax.Array, front_G: jax.Array, sign: float) -> jax.Array:
-    """Indices that list the groups of front_G by sign * score, ties by index, then the rest."""
+    """Return the indices of the groups of front_G by sign * score, ties by index, then the rest."""
     by_score_G = jnp.argsort(sign * score_G, stable=True)
-    # A second stable sort, by membership, rather than infinite keys for the rest: an infinite
-    # score would tie with them.
+    # Use a second stable sort, by membership, and not infinite keys for the rest: an infinite score
+    # would tie with them.
     return by_score_G[jnp.argsort(~front_G[by_score_G], stable=True)]
 
 
@@ -475,10 +476,10 @@ def _unsort(x_G: jax.Array, order_G: jax.Array) -> jax.Array:
 
 
 def _running_sum(x_G: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sums before and after each element, added one after the other as the walk does.
+    """Return the sums before and after each element, added sequentially.
 
-    jnp.cumsum adds in a tree whose shape depends on the backend: the last bit of the sum, and
-    with it which group crosses the threshold, would depend on the machine.
+    jnp.cumsum adds in a tree whose shape depends on the backend. The last bit of the sum, and so
+    the group that crosses the threshold, would depend on the machine.
     """
     return lax.scan(_add, jnp.float32(0), x_G)[1]
 

@@ -1,9 +1,9 @@
-"""Losses as plain functions of token arrays: a term for each token, and how the terms are weighed.
+"""Losses as pure functions of token arrays: a term for each token, and the weights of the terms.
 
-Axes: B rows, T tokens; entry t of every _BT array is about token t. Everything here is pure, has
+Axes: B rows, T tokens; entry t of every _BT array belongs to token t. Everything here is pure, has
 static shapes and returns float32, so it works under jit, vmap and grad. Weights do not depend on
-the terms: a caller that computes `minibatch_weights` once on a whole minibatch may hand its pieces
-to the losses one by one, and what they return adds up to the minibatch's.
+the terms: a caller may compute `minibatch_weights` once on a whole minibatch and call the losses on
+its pieces; the results add up to those of the minibatch.
 """
 
 from collections.abc import Callable
@@ -32,25 +32,25 @@ def policy_terms(
     clip_high: float,
     clip_c: float | None = 3.0,
 ) -> TokenTerms:
-    """Dual-clip PPO objective of each token, to be minimised.
+    """Return the dual-clip PPO objective of each token, to be minimised.
 
     With r = exp(clip(logp - old_logp, -20, 20)) and A = advantage:
     term = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)); where A < 0 also
-    term = min(term, -A clip_c), which bounds what one unlucky token can cost.
-    At r = 1 its gradient is REINFORCE's, -A d logp.
+    term = min(term, -A clip_c), which bounds the cost of a single token.
+    At r = 1 the gradient is that of REINFORCE, -A d logp.
 
     Args:
       logp_BT: log-probs under the current policy; the only argument that gets a gradient.
       old_logp_BT: log-probs under the policy that sampled.
       advantage_BT: advantages.
-      clip_low, clip_high: how far r may fall below, rise above 1 (paper: 0.2, 0.28).
+      clip_low, clip_high: how far r may fall below 1 or rise above 1 (paper: 0.2, 0.28).
       clip_c: bound of the second clip, > 1; None switches it off.
     Returns:
       term_BT float32, and per-token metrics without gradient, all float32 [B, T]; their averages
       over masked tokens are the metrics of policy_loss:
       - ratio_mean: r
-      - clip_fraction: 1 where the first clip decides the term
-      - lower_clip_fraction: 1 where the second clip does
+      - clip_fraction: 1 where the first clip decides the term, else 0
+      - lower_clip_fraction: 1 where the second clip decides the term, else 0
       - approx_kl: k3 of KL(old || new), r - 1 - log r >= 0
     Raises:
       ValueError: clip_c <= 1.
@@ -68,7 +68,7 @@ def policy_terms(
     ratio_BT = jnp.exp(log_ratio_BT)
     plain_BT = -advantage_BT * ratio_BT
     clipped_BT = -advantage_BT * jnp.clip(ratio_BT, 1.0 - clip_low, 1.0 + clip_high)
-    # where, not maximum: at a tie the gradient of maximum is the mean of both sides.
+    # jnp.where, not jnp.maximum: at a tie the gradient of maximum is the mean of both sides.
     clip_active_BT = clipped_BT > plain_BT
     term_BT = jnp.where(clip_active_BT, clipped_BT, plain_BT)
     lower_active_BT = jnp.zeros_like(clip_active_BT)
@@ -95,7 +95,7 @@ def ppo_terms(
     clip_high: float,
     clip_c: float | None = 3.0,
 ) -> TokenTerms:
-    """policy_terms; 0 outside the mask, whatever lies there."""
+    """Return policy_terms, with 0 outside the mask; inputs outside the mask are ignored."""
     _, *arrays = inside(mask_BT, logp_BT, old_logp_BT, advantage_BT)
     return policy_terms(*arrays, clip_low=clip_low, clip_high=clip_high, clip_c=clip_c)
 
@@ -113,18 +113,18 @@ def policy_loss(
     terms: Callable[..., TokenTerms] = ppo_terms,
     weights: "Weights | None" = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The policy's loss, dual-clip PPO by default: sum(weight * terms(...)).
+    """Return the policy's loss, dual-clip PPO by default: sum(weight * terms(...)).
 
     Args:
       logp_BT, old_logp_BT, advantage_BT, clip_low, clip_high, clip_c: as in policy_terms.
       mask_BT: nonzero where the policy sampled the token.
       aggregation: a key of AGGREGATIONS.
-      terms: of a row of objectives.OBJECTIVES.
-      weights: of the minibatch of which these rows are a piece; None: they are all of it.
+      terms: the function of token terms, as in a row of objectives.OBJECTIVES.
+      weights: weights of these rows as a piece of a minibatch; None: they are the whole minibatch.
     Returns:
-      loss, a float32 scalar; metrics, averages over the masked tokens (0 if there are none) of
-      what `terms` returns, whatever the aggregation. Of a piece both are what it adds to the
-      minibatch's.
+      loss, a float32 scalar; metrics, averages of the metrics of `terms` over the masked tokens (0
+      without masked tokens), for every aggregation. For a piece, both are its contribution to the
+      values of the minibatch.
     Raises:
       ValueError: unknown aggregation; clip_c <= 1.
       AssertionError: ranks are not 2 or shapes differ.
@@ -144,21 +144,21 @@ def policy_loss(
 def value_terms(
     value_BT: Array, old_value_BT: Array, return_BT: Array, *, clip: float
 ) -> TokenTerms:
-    """Clipped squared error of the critic at each token, to be minimised.
+    """Return the clipped squared error of the critic at each token, to be minimised.
 
-    term = 0.5 max((V - R)^2, (old + clamp(V - old, -clip, clip) - R)^2): moving further than clip
-    from the old value earns nothing. Schulman et al., arXiv 1707.06347, as verl's PPO does.
+    term = 0.5 max((V - R)^2, (old + clamp(V - old, -clip, clip) - R)^2): moving more than clip
+    away from the old value gains nothing. Schulman et al., arXiv 1707.06347, as in verl's PPO.
 
     Args:
       value_BT: values of the critic; the only argument that gets a gradient.
-      old_value_BT: values from before the update, of which the advantages were made.
-      return_BT: what the values should be (the second result of advantage.gae).
+      old_value_BT: values from before the update, which the advantages were computed from.
+      return_BT: the targets of the values (the second result of advantage.gae).
       clip: how far a value may move, in units of reward, > 0.
     Returns:
       term_BT float32, and per-token metrics without gradient, all float32 [B, T]:
       - value_mean: V
       - value_error: (V - R)^2
-      - value_clip_fraction: 1 where the clipped error decides the term
+      - value_clip_fraction: 1 where the clipped error decides the term, else 0
     Raises:
       ValueError: clip <= 0.
       AssertionError: ranks are not 2 or shapes differ.
@@ -174,7 +174,7 @@ def value_terms(
     near_BT = old_value_BT + jnp.clip(value_BT - old_value_BT, -clip, clip)
     error_BT = (value_BT - return_BT) ** 2
     clipped_BT = (near_BT - return_BT) ** 2
-    # where, not maximum: at a tie (V = old, the first update) its gradient is the plain one.
+    # jnp.where, not jnp.maximum: at a tie (V = old, the first update) the gradient is unclipped.
     clip_active_BT = clipped_BT > error_BT
     term_BT = 0.5 * jnp.where(clip_active_BT, clipped_BT, error_BT)
     metrics = {
@@ -195,15 +195,16 @@ def value_loss(
     aggregation: str,
     weights: "Weights | None" = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The critic's loss: sum(weight * value_terms(...)).
+    """Return the critic's loss: sum(weight * value_terms(...)).
 
     Args:
       value_BT, old_value_BT, return_BT, clip: as in value_terms.
       mask_BT: nonzero where the policy sampled the token.
       aggregation, weights: as in policy_loss.
     Returns:
-      loss, a float32 scalar; metrics, averages of value_terms' over the masked tokens (0 if there
-      are none), whatever the aggregation. Of a piece both are what it adds to the minibatch's.
+      loss, a float32 scalar; metrics, averages of the metrics of value_terms over the masked tokens
+      (0 without masked tokens), for every aggregation. For a piece, both are its contribution to
+      the values of the minibatch.
     Raises:
       ValueError: unknown aggregation; clip <= 0.
       AssertionError: ranks are not 2 or shapes differ.
@@ -220,7 +221,7 @@ def _weigh(
     aggregation: str,
     weights: "Weights | None",
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """(loss, averages of the metrics) of terms and metrics of each token."""
+    """Return (loss, averages of the metrics) from the terms and metrics of each token."""
     if weights is None:
         weights = minibatch_weights(mask_BT, aggregation)
 
@@ -255,7 +256,7 @@ def _k3(logp_BT: jax.Array, ref_logp_BT: jax.Array) -> jax.Array:
 def _with_gradient_of_k2(estimate: Estimate) -> Estimate:
     def straight_through(logp_BT, ref_logp_BT):
         k2_BT = _k2(logp_BT, ref_logp_BT)
-        # k2 - k2 is 0 in value, and only the first of the two has a gradient.
+        # The two k2 cancel in value, and only the first has a gradient.
         return k2_BT + lax.stop_gradient(estimate(logp_BT, ref_logp_BT) - k2_BT)
 
     return straight_through
@@ -273,11 +274,11 @@ KL_KINDS = {
 
 
 def kl(logp_BT: Array, ref_logp_BT: Array, kind: str) -> jax.Array:
-    """Estimate of KL(policy || reference) at each token sampled by the policy.
+    """Estimate KL(policy || reference) at each token sampled by the policy.
 
     k1 = logp - ref (unbiased, any sign); abs = |k1|; k2 = k1^2 / 2;
-    k3 = exp(d) - d - 1 with d = clip(ref - logp, -20, 20), result clipped to +-10 as verl does.
-    k1+, abs+, k3+: the value of that estimate with the gradient of k2, k1 d logp, as verl does.
+    k3 = exp(d) - d - 1 with d = clip(ref - logp, -20, 20), result clipped to +-10 as in verl.
+    k1+, abs+, k3+: the value of that estimate with the gradient of k2, k1 d logp, as in verl.
     On the policy's own samples the mean gradient of k2 is that of the KL, whereas the mean
     gradient of k1 is 0 and that of k3 is the gradient of KL(reference || policy).
 
@@ -297,10 +298,10 @@ def kl(logp_BT: Array, ref_logp_BT: Array, kind: str) -> jax.Array:
 
 
 def exact_kl(logp_V: Array, ref_logp_V: Array) -> jax.Array:
-    """KL(policy || reference) over the whole vocabulary: sum_v p_v (log p_v - log ref_v).
+    """Return KL(policy || reference) over the whole vocabulary: sum_v p_v (log p_v - log ref_v).
 
-    No estimate: its gradient is the KL's whatever was sampled. Tokens of probability 0 under the
-    policy count 0; one that the reference alone rules out makes the KL infinite.
+    This is not an estimate: its gradient is the KL's for any sample. Tokens of probability 0 under
+    the policy count 0; a token of probability 0 only under the reference makes the KL infinite.
 
     Args:
       logp_V, ref_logp_V: float [..., V], normalised log-probs; -inf is allowed.
@@ -313,7 +314,7 @@ def exact_kl(logp_V: Array, ref_logp_V: Array) -> jax.Array:
     chex.assert_axis_dimension_gt(logp_V, -1, 0)
     logp_V, ref_logp_V = (jnp.asarray(x, jnp.float32) for x in (logp_V, ref_logp_V))
     possible_V = logp_V > -jnp.inf
-    # Replaced before the product: 0 * inf would be NaN, in the gradient too.
+    # Replace before the product: 0 * inf would be NaN, in the value and in the gradient.
     gap_V = jnp.where(possible_V, logp_V, 0.0) - jnp.where(possible_V, ref_logp_V, 0.0)
     return jnp.sum(jnp.where(possible_V, jnp.exp(logp_V) * gap_V, 0.0), axis=-1)
 
@@ -341,13 +342,13 @@ AGGREGATIONS = {
     "seq-mean-token-sum": _seq_mean_token_sum,
     "seq-mean-token-sum-norm": _seq_mean_token_sum_norm,
 }
-SUMMED = ("seq-mean-token-sum-norm",)  # those whose loss grows with the number of rows
+SUMMED = ("seq-mean-token-sum-norm",)  # aggregations whose loss grows with the number of rows
 
 
 def token_weights(mask_BT: Array, mode: str, *, norm_length: float | None = None) -> jax.Array:
-    """Weight of each token, so that a loss is sum(weight * term).
+    """Return the weight of each token, so that a loss is sum(weight * term).
 
-    With n_b the masked tokens of row b, and R the number of rows with n_b > 0:
+    With n_b the number of masked tokens of row b, and R the number of rows with n_b > 0:
 
     | mode | weight of a masked token of row b |
     | --- | --- |
@@ -356,12 +357,12 @@ def token_weights(mask_BT: Array, mode: str, *, norm_length: float | None = None
     | seq-mean-token-sum | 1 / R |
     | seq-mean-token-sum-norm | 1 / norm_length |
 
-    Rows without tokens (weight-0 padding) count nowhere; an empty mask gives weights 0.
+    Rows without masked tokens (weight-0 padding) do not count; an empty mask gives weights 0.
 
     Args:
       mask_BT: nonzero where the term counts.
       mode: a key of AGGREGATIONS.
-      norm_length: constant of the last mode; None is T. Pass it when T may be padded
+      norm_length: constant of the last mode; None: T. Pass it if T may be padded
         differently from one minibatch to the next. The other modes ignore it.
     Returns:
       weight_BT float32.
@@ -375,16 +376,16 @@ def token_weights(mask_BT: Array, mode: str, *, norm_length: float | None = None
 
 
 class Weights(NamedTuple):
-    """Of each token of a minibatch, or of a piece of it."""
+    """Weights of each token of a minibatch, or of a piece of it."""
 
-    loss_BT: Array  # `token_weights` of the aggregation: of terms of the loss
-    mean_BT: Array  # those of "token-mean": of metrics
+    loss_BT: Array  # weights of the loss terms: `token_weights` of the aggregation
+    mean_BT: Array  # weights of the metrics: `token_weights` of "token-mean"
 
 
 def minibatch_weights(
     mask_BT: Array, aggregation: str, *, norm_length: float | None = None
 ) -> Weights:
-    """The `Weights` of a whole minibatch; arguments and errors as in `token_weights`."""
+    """Return the `Weights` of a whole minibatch; arguments and errors as in `token_weights`."""
     return Weights(
         token_weights(mask_BT, aggregation, norm_length=norm_length),
         token_weights(mask_BT, "token-mean"),
@@ -392,13 +393,13 @@ def minibatch_weights(
 
 
 def weighted_sum(x_BT: Array, mask_BT: Array, weight_BT: Array) -> jax.Array:
-    """sum(weight * x) over the mask, a float32 scalar; what lies outside does not matter."""
+    """Return sum(weight * x) over the mask, a float32 scalar; x outside the mask is ignored."""
     inside_BT, x_BT = inside(mask_BT, x_BT)
     return jnp.sum(jnp.where(inside_BT, weight_BT, 0.0) * x_BT)
 
 
 def aggregate(x_BT: Array, mask_BT: Array, mode: str) -> jax.Array:
-    """sum(token_weights(mask, mode) * x); entries outside the mask do not matter, even if NaN.
+    """Return sum(token_weights(mask, mode) * x); x outside the mask is ignored, even if NaN.
 
     Args:
       x_BT: a term for each token.
@@ -414,7 +415,7 @@ def aggregate(x_BT: Array, mask_BT: Array, mode: str) -> jax.Array:
 
 
 def inside(mask_BT: Array, *arrays: Array) -> tuple[jax.Array, ...]:
-    """The mask as bool, and each array in float32 with 0 outside of it.
+    """Return the mask as bool, and each array in float32 with 0 outside the mask.
 
     Raises:
       AssertionError: ranks are not 2 or shapes differ.
@@ -422,7 +423,7 @@ def inside(mask_BT: Array, *arrays: Array) -> tuple[jax.Array, ...]:
     chex.assert_rank([mask_BT, *arrays], 2)
     chex.assert_equal_shape([mask_BT, *arrays])
     inside_BT = jnp.asarray(mask_BT) != 0
-    # Before exp, so that junk under the mask cannot put NaN into the gradient.
+    # Mask before exp, so that values outside the mask cannot put NaN into the gradient.
     masked = (jnp.where(inside_BT, jnp.asarray(x_BT, jnp.float32), 0.0) for x_BT in arrays)
     return inside_BT, *masked
 

@@ -1,9 +1,9 @@
-"""Policy terms built on importance weights, beside losses.ppo_terms (dual-clip PPO).
+"""Policy terms built on importance weights, in addition to losses.ppo_terms (dual-clip PPO).
 
 Axes: B rows, T tokens. All take (logp, old_logp, advantage, mask) of shape [B, T] and return a term
-for each token and per-token metrics; losses.policy_loss makes a loss of them. A row is one
-sequence, so it must not be cut across micro-batches. To add an objective, write such a function and
-give it a row of OBJECTIVES.
+for each token and per-token metrics; losses.policy_loss combines them into a loss. A row is
+one sequence, so it must not be split across micro-batches. To add an objective, write such a
+function and add a row to OBJECTIVES.
 """
 
 import dataclasses
@@ -29,22 +29,23 @@ def gspo_terms(
     clip_high: float,
     clip_c: float | None = None,
 ) -> TokenTerms:
-    """GSPO: PPO's clipped objective of each row's one ratio, the geometric mean of its tokens'.
+    """Return GSPO's terms: PPO's clipped objective with one ratio per row.
 
-    s_b = exp(mean over the row's sampled tokens of (logp - old_logp)); each token's ratio is
-    stop_gradient(s_b) * p / stop_gradient(p): s_b in value, the token's own in gradient. With
-    aggregation "seq-mean-token-mean" and one advantage a row this is the sequence objective itself.
+    The ratio of a row is the geometric mean of its tokens' ratios,
+    s_b = exp(mean over the row's sampled tokens of (logp - old_logp)). Each token's ratio is
+    stop_gradient(s_b) * p / stop_gradient(p): its value is s_b, its gradient the token's. With
+    aggregation "seq-mean-token-mean" and one advantage per row this is the sequence objective.
     Zheng et al., arXiv 2507.18071, equations 5, 7 and 14.
 
     Args:
       logp_BT: log-probs under the current policy; the only argument that gets a gradient.
       old_logp_BT: log-probs under the policy that sampled.
       advantage_BT: advantages.
-      mask_BT: nonzero where the policy sampled the token; of several turns, all count.
-      clip_low, clip_high: how far s_b may fall below, rise above 1 (paper: 3e-4, 4e-4).
+      mask_BT: nonzero where the policy sampled the token; the tokens of all turns count.
+      clip_low, clip_high: how far s_b may fall below 1 or rise above 1 (paper: 3e-4, 4e-4).
       clip_c: the second clip of losses.policy_terms, on s_b; None (the paper) switches it off.
     Returns:
-      term_BT float32, and the metrics of losses.policy_terms, with s_b for the ratio.
+      term_BT float32, and the metrics of losses.policy_terms, with s_b as the ratio.
     Raises:
       ValueError: clip_c <= 1.
       AssertionError: ranks are not 2 or shapes differ.
@@ -74,20 +75,21 @@ def cispo_terms(
     clip_high: float,
     clip_c: float | None = None,
 ) -> TokenTerms:
-    """CISPO: REINFORCE with clipped importance weights; no token loses its gradient to a clip.
+    """Return CISPO's terms: REINFORCE with clipped importance weights.
 
+    No token loses its gradient to a clip:
     term = -stop_gradient(clip(r, 1 - clip_low, 1 + clip_high)) * A * logp, r = exp(logp - old_logp)
     with the log-ratio clamped to +-20. MiniMax-M1, arXiv 2506.13585, equations 4 and 5.
 
     Args:
       logp_BT, old_logp_BT, advantage_BT, mask_BT: as in gspo_terms.
-      clip_low: the paper sets no lower bound: 1 or more.
-      clip_high: bound of the weight above 1.
-      clip_c: None; there is no second clip.
+      clip_low: how far the weight may fall below 1; the paper has no lower bound: 1 or more.
+      clip_high: how far the weight may rise above 1.
+      clip_c: must be None; CISPO has no second clip.
     Returns:
       term_BT float32, and per-token metrics without gradient, all float32 [B, T]: ratio_mean,
-      approx_kl as in losses.policy_terms; clip_fraction: 1 where the weight was clipped at all,
-      lower_clip_fraction: where from below.
+      approx_kl as in losses.policy_terms; clip_fraction: 1 where the weight was clipped;
+      lower_clip_fraction: 1 where it was clipped at the lower bound.
     Raises:
       ValueError: clip_c is given.
       AssertionError: ranks are not 2 or shapes differ.
@@ -111,11 +113,11 @@ def cispo_terms(
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A policy term, and which of its settings it reads."""
+    """A policy term, and the settings that it reads."""
 
-    terms: Callable[..., TokenTerms]  # as the functions above
+    terms: Callable[..., TokenTerms]  # a function like those above
     second_clip: bool = True  # whether it takes a clip_c
-    of_sequence: bool = False  # whether its ratios are of sequences, whose clips are narrow
+    of_sequence: bool = False  # whether its ratios are per sequence, which need narrow clips
 
 
 OBJECTIVES = {
@@ -128,18 +130,18 @@ OBJECTIVES = {
 def mismatch_weights(
     logp_BT: Array, sampler_logp_BT: Array, mask_BT: Array, *, cap: float, level: str = "token"
 ) -> jax.Array:
-    """Truncated importance weights for a sampler whose log-probs are not quite the trainer's.
+    """Return truncated importance weights for a sampler whose log-probs differ from the trainer's.
 
-    token: min(exp(logp_t - sampler_t), cap), the bias of each token by itself;
-    sequence: min(exp(sum over the row's sampled tokens), cap), the same for all of them: right for
-    the whole row, at a larger variance. Multiply the policy terms by it. Truncation: Ionides 2008,
-    "Truncated importance sampling"; for samplers of language models: Yao et al. 2025, "Your
-    efficient RL framework secretly brings you off-policy RL training". The log-weight is clamped
-    to +-20 before.
+    token: min(exp(logp_t - sampler_t), cap), which corrects each token separately;
+    sequence: min(exp(sum over the row's sampled tokens), cap), the same for all its tokens, which
+    corrects the whole row at a larger variance. Multiply the policy terms by it. Truncation:
+    Ionides 2008, "Truncated importance sampling"; for samplers of language models: Yao et al. 2025,
+    "Your efficient RL framework secretly brings you off-policy RL training". The log-weight is
+    first clamped to +-20.
 
     Args:
-      logp_BT: the trainer's log-probs of the parameters that sampled, before any update.
-      sampler_logp_BT: the sampler's, of the same parameters.
+      logp_BT: the trainer's log-probs under the parameters that sampled, before any update.
+      sampler_logp_BT: the sampler's log-probs under the same parameters.
       mask_BT: nonzero where the policy sampled the token.
       cap: largest weight, >= 1.
       level: a key of LEVELS.
@@ -159,7 +161,7 @@ def mismatch_weights(
 
 
 def mismatch_kl(logp_BT: np.ndarray, sampler_logp_BT: np.ndarray, mask_BT: np.ndarray) -> float:
-    """KL(sampler || trainer), nats a token, estimated on the sampled tokens.
+    """Estimate KL(sampler || trainer) on the sampled tokens, in nats per token.
 
     Mean of r - 1 - log r, r = p_trainer / p_sampler: unbiased, each term at least 0 (Schulman 2020,
     "Approximating KL divergence", k3).

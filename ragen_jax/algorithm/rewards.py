@@ -1,7 +1,8 @@
-"""Rewards: of turns and episodes, where they are placed, how they are normalised and penalised.
+"""Rewards of turns and episodes: their placement, normalisation and penalties.
 
-Axes: B rows, T tokens, G groups (prompts), K episodes a group. All but turn_reward and add_rewards
-is pure, has static shapes and returns float32, so it works under jit.
+Axes: B rows, T tokens, G groups (prompts), K episodes per group. The functions on arrays are pure,
+have static shapes and return float32, so they work under jit. The functions on episodes run on the
+host.
 """
 
 import dataclasses
@@ -16,21 +17,21 @@ import numpy as np
 from ragen_jax.core.tables import look_up
 from ragen_jax.core.types import SUCCESS_UNDEFINED, Array, Batch, Episode, Turn
 
-DEAD_STD = 1e-6  # a block that spreads less than this has no scale to be divided by
-ASYMMETRIC_CLIP = (-1.0, 3.0)  # of the released code: failures are bounded, rare successes less
+DEAD_STD = 1e-6  # a block with a std up to this is not scaled
+ASYMMETRIC_CLIP = (-1.0, 3.0)  # as in the released code: rare successes are bounded less
 
 
 @dataclasses.dataclass(frozen=True)
 class Penalties:
-    """What is taken off an environment's rewards, as `turn_rewards` names it."""
+    """Penalties on an environment's rewards: the arguments of `turn_rewards`."""
 
     format_penalty: float  # added to an invalid turn, at most 0
-    max_length: int  # tokens of a reply at which `overlong_penalty` is whole
-    overlong_buffer: int  # tokens over which it grows; 0: none
+    max_length: int  # tokens of a reply at which the overlong penalty reaches -1
+    overlong_buffer: int  # tokens over which the penalty grows; 0: no penalty
 
 
 def turn_reward(turn: Turn, *, format_penalty: float) -> float:
-    """The environment's reward of a turn, plus `format_penalty` (<= 0) for an invalid reply."""
+    """Return the reward of a turn, plus `format_penalty` (<= 0) for an invalid reply."""
     return turn.reward + (0.0 if turn.valid else format_penalty)
 
 
@@ -41,9 +42,9 @@ def turn_rewards(
     max_length: int = 0,
     overlong_buffer: int = 0,
 ) -> list[list[float]]:
-    """The reward of each turn of each episode as training counts it, penalties included.
+    """Return the reward of each turn of each episode as used in training, penalties included.
 
-    Arguments as in add_rewards. An episode's return is the sum of its list.
+    The arguments are as in add_rewards. An episode's return is the sum of its list.
     """
     groups = episodes[-1].group + 1
     format_G = np.broadcast_to(format_penalty, groups).tolist()
@@ -66,13 +67,14 @@ def add_rewards(
     max_length: int = 0,
     overlong_buffer: int = 0,
 ) -> tuple[Batch, np.ndarray]:
-    """Puts each turn's reward on its last sampled token and sums them up by episode.
+    """Put each turn's reward on its last sampled token, and sum the rewards of each episode.
 
     Args:
       batch: `batch.make_batch(episodes)`.
       episodes: G * K episodes, group by group.
-      format_penalty: added to an invalid turn, at most 0; one number, or one a group.
-      max_length, overlong_buffer: of `overlong_penalty` of a reply's tokens; buffer 0: none.
+      format_penalty: added to an invalid turn, at most 0; one number, or one per group.
+      max_length, overlong_buffer: settings of `overlong_penalty`, in tokens of a reply; buffer 0:
+        no penalty.
 
     Returns:
       (batch with reward_BT, return_GK): return_GK float32 is the undiscounted sum of an
@@ -100,10 +102,11 @@ def add_rewards(
 
 
 def sum_turns(rewards: Sequence[Sequence[float]], episodes: Sequence[Episode]) -> np.ndarray:
-    """return_GK float32 of `turn_rewards` of G groups of episodes.
+    """Sum the result of `turn_rewards` per episode: return_GK float32, for G groups of episodes.
 
-    An episode whose environment broke has the mean of its group's others, which changes neither
-    that mean nor who is above it (0 where none is left): what broke says nothing of the policy.
+    An episode whose environment broke gets the mean of its group's sound episodes (0 without sound
+    episodes). This changes neither the mean nor which members are above it: a broken environment
+    is no evidence about the policy.
     """
     groups = episodes[-1].group + 1
     return_GK = np.asarray([sum(turns) for turns in rewards], np.float32).reshape(groups, -1)
@@ -115,16 +118,17 @@ def sum_turns(rewards: Sequence[Sequence[float]], episodes: Sequence[Episode]) -
 
 
 def broken_episodes(episodes: Sequence[Episode]) -> np.ndarray:
-    """bool [G, K]: the episodes, group by group, whose environment broke."""
+    """Return which episodes, listed group by group, had a broken environment: bool [G, K]."""
     broken = [bool(episode.error) for episode in episodes]
     return np.reshape(broken, (episodes[-1].group + 1, -1))
 
 
 def success_is_defined(episodes: Sequence[Episode]) -> bool:
-    """Whether the environment says which episodes are solved (envs.types.SUCCESS_UNDEFINED).
+    """Return whether the environment defines which episodes are solved.
 
-    The last action of each sound episode is asked. True where there was no action: nothing is
-    solved by doing nothing.
+    If not, the info has envs.types.SUCCESS_UNDEFINED; the info of the last action of each sound
+    episode is read. Without any action the result is True: an episode without actions is not
+    solved.
     """
     last = [
         next((turn.info for turn in reversed(episode.turns) if turn.info), {})
@@ -148,9 +152,9 @@ def place_rewards(
     *,
     level: str,
 ) -> jax.Array:
-    """Moves the rewards of turn ends to where `level` wants them; their sum stays the same.
+    """Move the rewards of turn ends to the tokens that `level` names; their sum stays the same.
 
-    | level | an episode's rewards lie |
+    | level | position of an episode's rewards |
     | --- | --- |
     | turn | each on its turn's last sampled token, where add_rewards puts them |
     | token | each spread evenly over its turn's sampled tokens |
@@ -179,7 +183,7 @@ def place_rewards(
 def place_returns(
     return_B: Array, turn_BT: Array, turn_end_BT: Array, episode_B: Array
 ) -> jax.Array:
-    """Each episode's return on the last sampled token of its last row, 0 elsewhere.
+    """Put each episode's return on the last sampled token of its last row, 0 elsewhere.
 
     Args:
       return_B: the return of each row's episode, normalised or not.
@@ -197,11 +201,11 @@ def place_returns(
 
 
 def next_rows(turn_BT: Array, episode_B: Array) -> jax.Array:
-    """The row that continues each row: the one with the next turns of its episode.
+    """Return the row that continues each row: the row with the next turns of its episode.
 
-    Where an episode is cut into rows (sliding contexts), a recursion along the row alone would end
-    with the row. `advantage.gae` continues it in the next row, so that what later rows earn and
-    cost, KL included, is discounted as inside a row.
+    If an episode is split into rows (sliding contexts), a recursion within a row would end with
+    the row. `advantage.gae` continues it in the next row, so that the rewards and penalties of
+    later rows, KL included, are discounted as inside a row.
 
     Args:
       turn_BT: int, the turn of a sampled token, -1 elsewhere.
@@ -255,15 +259,15 @@ PLACEMENTS = {"turn": _on_turns, "token": _on_tokens, "episode": _on_episodes}
 
 
 def _later_rows(turn_BT: Array, episode_B: Array) -> jax.Array:
-    """later_BB[b, c]: row c holds later turns of the episode of row b."""
+    """Return later_BB, bool: later_BB[b, c] is True if row c has later turns of row b's episode."""
     episode_B, turn_B = jnp.asarray(episode_B), jnp.max(jnp.asarray(turn_BT), axis=1)
     return (episode_B[:, None] == episode_B[None, :]) & (turn_B[None, :] > turn_B[:, None])
 
 
 def _last_end(turn_end_BT: Array) -> jax.Array:
-    """bool [B, T], the last turn end of each row."""
+    """Return the last turn end of each row, bool [B, T]."""
     end_BT = jnp.asarray(turn_end_BT) != 0
-    after_BT = jnp.cumsum(end_BT[:, ::-1], axis=1)[:, ::-1]  # turn ends from here on
+    after_BT = jnp.cumsum(end_BT[:, ::-1], axis=1)[:, ::-1]  # number of turn ends at t and later
     return end_BT & (after_BT == 1)
 
 
@@ -279,7 +283,7 @@ def normalize_returns(
     keep_GK: Array | None = None,
     sound_GK: Array | None = None,
 ) -> jax.Array:
-    """Returns of episodes, compared with those of their block.
+    """Normalise the returns of episodes by the statistics of their block.
 
     Blocks: grouping "state": the sound episodes of the group; "environment": the kept episodes of
     all groups with equal environment_G; "batch": all kept episodes. With m and s the block's mean
@@ -289,11 +293,12 @@ def normalize_returns(
     | --- | --- |
     | identity | R |
     | mean | R - m |
-    | mean_std | (R - m) / (s + 1e-6); 0 where s <= 1e-6 or the block is at most one episode |
-    | asymmetric_clip | the same, clipped to [-1, 3] |
+    | mean_std | (R - m) / (s + 1e-6); 0 where s <= 1e-6 or the block has at most one episode |
+    | asymmetric_clip | the result of mean_std, clipped to [-1, 3] |
 
-    RAGEN's released reward normalisation. It leaves format penalties out and adds them behind;
-    for that pass returns without penalties. Filters read the returns from before it.
+    This is RAGEN's released reward normalisation. The released code leaves out format penalties and
+    adds them afterwards; to do the same, pass returns without penalties. Filters read the returns
+    before normalisation.
 
     Args:
       return_GK: undiscounted episode returns.
@@ -303,7 +308,7 @@ def normalize_returns(
       sound_GK: bool, the episodes whose environment did not break, which are in no block; None:
         all are sound.
     Returns:
-      float32 [G, K]; of episodes that are not kept, what they are to their block.
+      float32 [G, K]; episodes that are not kept are also normalised by their block's statistics.
     Raises:
       ValueError: unknown method or grouping, or environment_G is missing.
       AssertionError: return_GK is not of rank 2, environment_G not of shape [G], or keep_GK or
@@ -333,7 +338,7 @@ def normalize_returns(
         return jnp.sum(jnp.where(same_GG, sum_G[None, :], 0.0), axis=1, keepdims=True)
 
     episodes_G1 = block_sum(jnp.ones((G, K)))
-    # Shifted by the first return that counts, so that equal returns deviate by exactly 0 (as in
+    # Subtract the first counted return, so that equal returns deviate by exactly 0 (as in
     # advantage.deviations).
     counts_GGK = same_GG[:, :, None] & counts_GK
     first_G = jnp.argmax(counts_GGK.reshape(G, -1), axis=1)
@@ -378,19 +383,19 @@ METHODS = {
 
 
 def overlong_penalty(length: Array | float, *, max_length: int, buffer: int) -> jax.Array:
-    """DAPO's soft penalty of long replies, to be added to their reward.
+    """Return DAPO's soft penalty for long replies, to be added to their reward.
 
     0 up to max_length - buffer, then linear down to -1 at max_length, and -1 beyond.
     Yu et al., arXiv 2503.14476, equation 13.
 
     Args:
       length: sampled tokens, any shape and real dtype.
-      max_length: tokens from which the penalty is whole.
-      buffer: tokens over which it grows, from 1 to max_length.
+      max_length: tokens from which the penalty is -1.
+      buffer: tokens over which the penalty grows, from 1 to max_length.
     Returns:
       float32 of length's shape, from -1 to 0.
     Raises:
-      ValueError: buffer is out of its range.
+      ValueError: buffer is out of range.
     """
     if not 1 <= buffer <= max_length:
         raise ValueError(f"buffer must be from 1 to max_length = {max_length}, got {buffer}")
@@ -401,14 +406,14 @@ def overlong_penalty(length: Array | float, *, max_length: int, buffer: int) -> 
 def penalize_kl(
     reward_BT: Array, kl_BT: Array, mask_BT: Array, *, coef: Array | float
 ) -> jax.Array:
-    """KL in the reward: r - coef * KL at each sampled token, r elsewhere.
+    """Subtract the KL from the reward: r - coef * KL at each sampled token, r elsewhere.
 
-    Ziegler et al., arXiv 1909.08593, equation 2, token by token. For it the KL is a number, not a
-    term of the loss: use the k1 estimate (losses.kl) of the policy that sampled.
+    Ziegler et al., arXiv 1909.08593, equation 2, token by token. Here the KL is a number, not a
+    term of the loss: use the k1 estimate (losses.kl) for the policy that sampled.
 
     Args:
       reward_BT: rewards.
-      kl_BT: KL(policy || reference) at each token; not read outside the mask, even if NaN.
+      kl_BT: KL(policy || reference) at each token; ignored outside the mask, even if NaN.
       mask_BT: nonzero where the policy sampled the token.
       coef: weight of the KL, in reward per nat.
     Returns:
@@ -426,15 +431,16 @@ def penalize_kl(
 def adapt_kl_coef(
     coef: Array | float, kl: Array | float, *, target: float, gain: float = 0.1
 ) -> jax.Array:
-    """The next KL coefficient, which steers the KL towards a target in log space.
+    """Return the next KL coefficient, which steers the KL towards a target in log space.
 
     coef * (1 + gain * clip((kl - target) / target, -0.2, 0.2)). Ziegler et al., arXiv 1909.08593,
     section 2.2; their code's gain is episodes of the step / a horizon of 10,000.
 
     Args:
-      coef: the coefficient in use.
-      kl: what the step measured, in the unit of target: nats a token, or nats an episode.
-      target: > 0. gain: at least 0; 0 keeps the coefficient.
+      coef: the current coefficient.
+      kl: the measured KL of the step, in the unit of target: nats per token or nats per episode.
+      target: target KL, > 0.
+      gain: at least 0; 0 keeps the coefficient.
     Returns:
       float32 scalar.
     Raises:

@@ -1,17 +1,18 @@
-"""Learning from groups whose members all earned the same: RL-ZVP's entropy-shaped advantages.
+"""RL-ZVP's entropy-shaped advantages: learning from groups of equal returns.
 
-A group-relative advantage is 0 there. RL-ZVP (Le et al., arXiv 2509.21880) rewards what is always
-solved, most where the policy was unsure, and punishes what never is, least where it was unsure:
+In such groups a group-relative advantage is 0. RL-ZVP (Le et al., arXiv 2509.21880) rewards groups
+that all members solved, most where the policy was uncertain, and punishes groups that no member
+solved, least where the policy was uncertain:
 
     all solved    A_t =  coef * H_t
     all failed    A_t = -coef * (max over the reply of H - H_t)
 
-with H the policy's entropy over the vocabulary at token t when it sampled, a constant of the loss.
-The formulas are those of two public write-ups that agree; that entropies are constants and the
-maximum is over one reply is how one implementation does it. The paper's own text was not at hand.
-Here a reply is a row: with several turns in a row, the maximum is over all of them.
+with H_t the policy's entropy over the vocabulary at token t during sampling, a constant in the
+loss. The formulas are taken from two public write-ups that agree. Constant entropies and a maximum
+over one reply follow one implementation. The text of the paper was not available. Here a reply is
+a row: with several turns in a row, the maximum is taken over all of them.
 
-Axes: B rows, T tokens, G groups, K episodes of a group.
+Axes: B rows, T tokens, G groups, K episodes per group.
 """
 
 import chex
@@ -26,18 +27,18 @@ from ragen_jax.core.types import Array
 def zero_variance_signs(
     return_GK: Array, success_GK: Array, *, sound_GK: Array | None = None
 ) -> jax.Array:
-    """Which groups are without variance, and of what kind.
+    """Return which groups have no variance of returns, and whether they were solved or failed.
 
     Args:
       return_GK: undiscounted episode returns, penalties included.
       success_GK: bool, whether the episode solved its problem.
-      sound_GK: bool, the episodes whose environment did not break, which alone are looked at; None:
+      sound_GK: bool, the episodes whose environment did not break; the others are ignored. None:
         all.
 
     Returns:
-      sign_G float32: 1 where all returns are equal and all members succeeded, -1 where all are
-      equal and none did, 0 elsewhere, and in a group of two or more with fewer than two sound
-      members.
+      sign_G float32: 1 where all returns are equal and all members succeeded, -1 where all returns
+      are equal and no member succeeded, 0 elsewhere. It is 0 in a group of two or more with fewer
+      than two sound members.
 
     Raises:
       AssertionError: ranks are not 2 or shapes differ.
@@ -58,10 +59,10 @@ def zero_variance_signs(
 def zero_variance_advantage(
     entropy_BT: Array, mask_BT: Array, sign_B: Array, *, coef: float
 ) -> jax.Array:
-    """RL-ZVP's advantages, to be added to those of groups with variance.
+    """Return RL-ZVP's advantages, to be added to the advantages of groups with variance.
 
     Args:
-      entropy_BT: entropy of the policy that sampled, in nats; not read outside the mask, even if
+      entropy_BT: entropy of the policy that sampled, in nats; ignored outside the mask, even if
         NaN.
       mask_BT: nonzero where the policy sampled the token.
       sign_B: `zero_variance_signs` of each row's group.

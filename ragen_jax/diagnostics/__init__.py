@@ -1,1 +1,1 @@
-"""Numbers that tell whether the agent's reasoning still depends on its input."""
+"""Metrics that show whether the agent's reasoning still depends on its input."""

@@ -1,15 +1,16 @@
-"""Why a group of episodes teaches or does not, and what its members do.
+"""Whether a group of episodes has a learning signal, why, and how its members act.
 
-Low reward variance has several causes with several treatments, so every group is one of four:
+Low reward variance has several causes with different treatments, so every group is in one of four
+classes:
 
     class    returns of its members       success of its members
-    mixed    differ (as the filter sees)  any: it teaches
+    mixed    differ (as in the filter)    any: the group has a learning signal
     solved   equal                        all: too easy
     failed   equal                        none: too hard, or the reward is blind to progress
-    tied     equal                        some: suspect reward, which does not tell success
+    tied     equal                        some: suspect reward, which does not reflect success
 
-A strategy is all the actions of an episode in order, whatever the turns they were given in.
-All of this is NumPy on the host, about finished episodes.
+A strategy is the sequence of all actions of an episode, regardless of the turns. Everything here is
+NumPy on the host and reads finished episodes.
 """
 
 import collections
@@ -31,23 +32,23 @@ CLASSES = ("mixed", "solved", "failed", "tied")
 
 
 def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
-    """The classes of a step's groups.
+    """Return the distribution of a step's groups over the classes.
 
     Args:
-      episodes: G * K, group by group.
+      episodes: G * K episodes, group by group.
       return_GK: their undiscounted returns, penalties included.
 
     Members whose environment broke are left out, and so are groups of two or more with fewer than
     two sound members.
 
     Returns:
-      anatomy/<class>, shares of the groups that sum to 1, and anatomy/<class>_count;
-      anatomy/failed_differing, the share of groups that failed with more than one strategy:
-      where it is near anatomy/failed the policy explores and the reward does not answer, where it
-      is far below, the policy does the same thing over and over. {} without any group.
+      anatomy/<class>, fractions of the groups that sum to 1, and anatomy/<class>_count;
+      anatomy/failed_differing, the fraction of groups that failed with more than one strategy. If
+      it is near anatomy/failed, the policy explores without a response from the reward; if it is
+      far below, the policy repeats the same actions. {} without any group.
 
     Raises:
-      ValueError: another number of episodes than returns.
+      ValueError: the numbers of episodes and returns differ.
     """
     if len(episodes) != return_GK.size:
         raise ValueError(f"{len(episodes)} episodes, but return_GK is {return_GK.shape}")
@@ -79,26 +80,26 @@ def anatomy_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
 def action_metrics(
     episodes: Sequence[Episode], groups: int, *, opposites: Mapping[str, str] | None = None
 ) -> Metrics:
-    """What the members of a group do differently, and what they undo.
+    """Return how much the actions differ within groups, and how often actions are undone.
 
     Args:
-      episodes: G * K, group by group.
+      episodes: G * K episodes, group by group.
       groups: G.
-      opposites: action -> the action that goes back, where the environment has such
+      opposites: action -> the action that undoes it, if the environment has such actions
         (`ragen_jax.envs.types.ReversibleEnvironment`).
 
     Returns:
-      action/strategies, distinct strategies of a group, 1 to K; action/strategy_entropy,
-      entropy of their frequencies inside a group in nats, at most log K; both means over groups.
-      With opposites, and episodes of two actions or more: action/oscillation_rate, the share of
-      actions (an episode's last apart) that are followed by their opposite. Of episodes whose
-      environment did not break; {} without any.
+      action/strategies, number of distinct strategies of a group, 1 to K; action/strategy_entropy,
+      entropy of their frequencies inside a group in nats, at most log K; both are means over
+      groups. With opposites, and episodes of two actions or more: action/oscillation_rate, the
+      fraction of actions (except an episode's last) that are followed by their opposite. Episodes
+      whose environment broke are left out; {} if no episode is left.
     """
     listed = [group for group in _groups(episodes, groups) if group]
     if not listed:
         return {}
     counts = [collections.Counter(map(strategy, group)) for group in listed]
-    metrics: dict[str, Any] = {  # of Python's floats and NumPy's
+    metrics: dict[str, Any] = {  # values are Python or NumPy floats
         "action/strategies": np.mean([len(count) for count in counts]),
         "action/strategy_entropy": np.mean([_entropy(count) for count in counts]),
     }
@@ -117,22 +118,23 @@ def reasoning_metrics(
     text: Callable[[np.ndarray], str],
     transcribe: Callable[[np.ndarray], str] | None = None,
 ) -> Metrics:
-    """Whether what the reasoning says of the state is so.
+    """Return how much the reasoning states about the state, and how much of it is true.
 
     Args:
       grounded: an environment's check (`ragen_jax.envs.types.GroundedEnvironment`).
       text: token ids -> text (`chat.Chat.text`).
-      transcribe: what an image shows, in words (`DrawingEnvironment`); None: images are not read.
+      transcribe: image -> description in words (`DrawingEnvironment`); None: images are ignored.
 
     Returns:
-      reasoning/stated, facts stated a turn; reasoning/grounded_rate, the share of all facts
-      stated that are so, with its interval over groups; left out where none is stated. Turns
-      without reasoning state nothing. Of episodes whose environment did not break; {} without any.
+      reasoning/stated, number of stated facts per turn; reasoning/grounded_rate, the fraction of
+      all stated facts that are true, with its interval over groups (left out if no fact is
+      stated). Turns without reasoning state nothing. Episodes whose environment broke are left
+      out; {} if no episode is left.
     """
     turns = [(e.group, turn) for e in episodes if not e.error for turn in e.turns]
     if not turns:
         return {}
-    # Members of a group say much that is the same: each text is checked once for a state.
+    # Members of a group often write the same text: each text is checked once per state.
     said = collections.Counter(
         (group, _in_words(turn, transcribe), text(turn.sampled[slice(*turn.reasoning)]))
         for group, turn in turns
@@ -148,7 +150,7 @@ def reasoning_metrics(
 
 
 def _in_words(turn: Turn, transcribe: Callable[[np.ndarray], str] | None) -> str:
-    """The message of a turn, with what its images show in their places."""
+    """Return the message of a turn, with each image replaced by its description."""
     message = turn.message
     if transcribe is None:
         return message
@@ -162,16 +164,17 @@ def style_metrics(
     styles: Mapping[str, Style],
     text: Callable[[np.ndarray], str],
 ) -> Metrics:
-    """In which of the styles that it was taught an agent thinks.
+    """Return how often the agent uses each of the reasoning styles that it was trained on.
 
     Args:
-      styles: of an environment (`ragen_jax.envs.styles`); the first that fits a text counts.
+      styles: an environment's styles (`ragen_jax.envs.styles`); the first that fits a text counts.
       text: token ids -> text (`chat.Chat.text`).
 
     Returns:
-      reasoning/style/<name>: the share of all turns whose reasoning is of that style from its first
-      to its last letter, with its interval over groups; reasoning/style/other: of none, such as
-      hybrids and replies whose reasoning never ends. Of episodes whose environment did not break.
+      reasoning/style/<name>: the fraction of all turns whose complete reasoning is in that style,
+      with its interval over groups; reasoning/style/other: the fraction in no style, such as
+      hybrids and replies whose reasoning never ends. Episodes whose environment broke are left
+      out.
     """
     count = {name: np.zeros(episodes[-1].group + 1) for name in (*styles, "other")}
     for episode in (e for e in episodes if not e.error):
@@ -188,12 +191,12 @@ def style_metrics(
 
 
 def strategy(episode: Episode) -> tuple[str, ...]:
-    """All actions of an episode, in order."""
+    """Return all actions of an episode, in order."""
     return tuple(action for turn in episode.turns for action in turn.actions)
 
 
 def _groups(episodes: Sequence[Episode], groups: int) -> list[Sequence[Episode]]:
-    """The episodes of each group whose environment did not break, from a list group by group."""
+    """Split a list of episodes into groups, without the episodes whose environment broke."""
     size = len(episodes) // groups
     return [
         [episode for episode in episodes[first : first + size] if not episode.error]
@@ -202,6 +205,6 @@ def _groups(episodes: Sequence[Episode], groups: int) -> list[Sequence[Episode]]
 
 
 def _entropy(counts: collections.Counter[tuple[str, ...]]) -> float:
-    """Entropy in nats of the frequencies."""
+    """Return the entropy of the frequencies, in nats."""
     share = np.array(list(counts.values())) / counts.total()
     return -np.sum(share * np.log(share))

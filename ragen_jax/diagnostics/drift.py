@@ -1,12 +1,12 @@
-"""The direction in parameters from the other ways to think to the grounded one.
+"""The direction in parameter space from the other reasoning styles to the grounded style.
 
-RAGEN-2 (sections 3 and 5) lets the regularisers of prompts without signal carry the drift into
-templates. With the log-odds of the grounded style at the first token of a reply,
+RAGEN-2 (sections 3 and 5) attributes the drift into templates to the regularisers on prompts
+without signal. With the log-odds of the grounded style at the first token of a reply,
 
     D = mean over replies of log p(grounded openings | x) - log p(other openings | x),
 
-a gradient step along -g changes D by -lr <g, grad D> to first order, for every part of the loss and
-every group of prompts by itself (`gradients.figures`, X_pull).
+a gradient step along -g changes D by -lr <g, grad D> to first order, separately for every part of
+the loss and every group of prompts (`gradients.figures`, X_pull).
 
 Axes: B rows, T tokens, A micro-batches.
 """
@@ -27,11 +27,11 @@ from ragen_jax.rollout.chat import Chat
 from ragen_jax.update import optimize
 from ragen_jax.update.policy import ForwardContext
 
-Openings = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of the grounded style, of the others
+Openings = tuple[tuple[int, ...], tuple[int, ...]]  # first token ids: grounded style, other styles
 
 
 def openings(styles: Mapping[str, Style], chat: Chat) -> Openings | None:
-    """The first tokens of the grounded style and of all others; None where only one has any."""
+    """Return the first tokens of the grounded style and of the others; None if either has none."""
     first, *others = (
         {int(chat.template.plain(text)[0]) for text in style.openings} for style in styles.values()
     )
@@ -49,17 +49,17 @@ def log_odds_gradient(
     micro_batch: int,
     frozen: ForwardContext | None = None,
 ) -> tuple[Params, float]:
-    """(grad D, D) over the first sampled token of every row; run under the mesh of training.
+    """Return (grad D, D) over the first sampled token of every row; run under the training mesh.
 
     Args:
-      params: of the policy; where `frozen` is given its adapters, which grad D is then of.
-      ids: of `openings`.
+      params: the policy's parameters; with `frozen`, its adapters. grad D has the same structure.
+      ids: the result of `openings`.
     """
     rows_B = np.flatnonzero(batch.weight_B > 0)
     first_B = (batch.mask_BT > 0).argmax(1)
     arrays = {
         "tokens": batch.tokens_BT,
-        "before": first_B.astype(np.int32) - 1,  # a prompt has a token at least
+        "before": first_B.astype(np.int32) - 1,  # a prompt has at least one token
         "weight": (batch.weight_B / len(rows_B)).astype(np.float32),
     }
     size = -(-len(batch.weight_B) // micro_batch) * micro_batch

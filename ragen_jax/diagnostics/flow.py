@@ -1,10 +1,10 @@
 """Does the action follow the reasoning, and does it follow the input beyond the reasoning?
 
-Mutual information between prompt x and reasoning z does not tell whether z controls the action a.
-Here log p(a | x, z), summed over the tokens inside <answer>, is compared with what it is when z or
-x is exchanged. What was sampled between reasoning and action (the tags) is read, not scored.
+Mutual information between prompt x and reasoning z does not show whether z controls the action a.
+Here log p(a | x, z), summed over the tokens inside <answer>, is compared with its value when z or
+x is exchanged. The tokens between reasoning and action (the tags) are read, not scored.
 
-Axes: M scored turns, A of them with an action, N scoring prompts, J reasonings of a panel. The
+Axes: M scored turns, A of them with an action, N scoring prompts, J reasonings per panel. The
 figures are NumPy float64 on the host.
 
 With L(a | x, z) = log p(a | x, z), all means over the A actions, own prompt and reasoning x, z:
@@ -14,30 +14,31 @@ With L(a | x, z) = log p(a | x, z), all means over the A actions, own prompt and
     za_given_x = mean(L(a|x,z) - log mean_j p(a|x,z_j))   z_j sampled from x; I(Z;A|X)
     xa_given_z = mean(L(a|x,z) - log sum_n w_n p(a|x_n,z))   w_n = p(x_n|z); I(X;A|Z)
 
-The first and third ask whether the action follows the reasoning, the others whether it follows
+The first and third measure whether the action follows the reasoning, the others whether it follows
 the prompt beyond the reasoning.
 
 w_n is the posterior of the prompt under a uniform prior over columns: softmax over n of
-log p(z | x_n). The own reasoning is in its panel, as the own prompt is among the N: an actor
-that ignores what is exchanged gives exactly 0 (to the rounding of its scores), and one action
-that is impossible behind another reasoning cannot carry the mean away. So za_swap and
-za_given_x are at most log J (J = PANEL = 4) and xa_swap at most log N: near these, read them as
-"at least". za_given_x is the multi-sample lower bound of I(Z;A|X) (Poole et al. 2019,
-arXiv 1905.06922, equation 12) with its best critic, which here is known. The swap forms are
-no mutual informations: a foreign z is not what x would make the policy think, so they may be
-large where the conditional forms, which exchange only what could have been, are small.
+log p(z | x_n). The own reasoning is in its panel, and the own prompt is among the N. So a policy
+that ignores the exchanged part gives exactly 0 (up to the rounding of its scores), and a single
+action that is impossible after another reasoning cannot dominate the mean. Hence za_swap and
+za_given_x are at most log J (J = PANEL = 4) and xa_swap at most log N: near these bounds, read them
+as "at least". za_given_x is the multi-sample lower bound of I(Z;A|X) (Poole et al. 2019,
+arXiv 1905.06922, equation 12) with its best critic, which is known here. The swap forms are
+not mutual informations: the policy would not produce another prompt's z under x. So they may be
+large where the conditional forms, which exchange only plausible alternatives, are small.
 
-`<key>_ci95` is the half-width of a 95 % interval of the figure's mean over batches of as many
-groups and turns drawn anew (intervals.py says what a group is). Deleting one group at a time
+`<key>_ci95` is the half-width of a 95 % interval of the figure's mean over new batches with the
+same numbers of groups and turns (intervals.py defines a group). Deleting one group at a time
 (its actions, its columns and its reasonings in others' panels) gives
 
     t(0.975, G - 1) * sqrt((G - 1) / G * sum_g (f_g - mean f_g)^2)
 
-For za_* that counts twice what an action and a reasoning of its panel make together; the spread
-of the actions' own groups (`intervals.grouped`) leaves out what a group does in the panels of
-others. Theirs is the root of the mean square of the two. Simulated coverage over trajectories
-of 8 rooms x 8 turns and 16 x 4 (24 cells of 1,000 batches, by
-tests/diagnostics/test_trajectory_intervals.py): 0.92 to 0.98, rooms alike or not.
+For za_* this counts the joint effect of an action and a reasoning of its panel twice; the spread
+over the actions' own groups (`intervals.grouped`) leaves out the effect of a group in the panels
+of others. The half-width of za_* is the root mean square of the two.
+
+Simulated coverage over trajectories of 8 rooms x 8 turns and 16 x 4 (24 cells of 1,000 batches, by
+tests/diagnostics/test_trajectory_intervals.py): 0.92 to 0.98, for similar and for different rooms.
 """
 
 import dataclasses
@@ -51,12 +52,12 @@ from ragen_jax.diagnostics.cross_scoring import Ids, Spoken, cross_score_actions
 from ragen_jax.diagnostics.intervals import LEAST_GROUPS, grouped, jackknife
 from ragen_jax.model.qwen import Qwen
 
-PANEL = 4  # reasonings that an action is scored behind, its own included
+PANEL = 4  # number of reasonings that an action is scored after, its own included
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Each action behind the reasonings of its panel, its own first."""
+    """Scores of each action after the reasonings of its panel, its own reasoning first."""
 
     logp_AJ: np.ndarray  # log p(a | x, z_j)
     prompt_AJ: np.ndarray  # int, column of the prompt that z_j was sampled from; -1: no z_j
@@ -72,19 +73,22 @@ def flow_metrics(
     siblings: Panel | None = None,
     group_N: np.ndarray | None = None,
 ) -> Metrics:
-    """How far actions depend on reasonings and on prompts, in nats an action.
+    """Return how much actions depend on reasonings and on prompts, in nats per action.
 
-    The four figures, their bounds and their intervals: at the top of this file.
+    The top of this file defines the four figures, their bounds and their intervals.
 
     Args:
-      score_AN: log p(z_a | x_n). action_AN: log p(a | x_n, z_a).
-      prompt_A: int, own column. prompt_id_N: equal ids = same prompt.
-      others, siblings: panels of reasonings from other prompts, and from the same one.
-      group_N: the group that a prompt belongs to; None: each distinct prompt is one.
+      score_AN: log p(z_a | x_n).
+      action_AN: log p(a | x_n, z_a).
+      prompt_A: int, column of each action's own prompt.
+      prompt_id_N: equal ids = same prompt.
+      others, siblings: panels of reasonings from other prompts, and from the same prompt.
+      group_N: the group that a prompt belongs to; None: each distinct prompt is a group.
 
     Returns:
-      A figure is left out where it is not defined: no action, no second prompt, no
-      panel with a second reasoning; its interval where there are fewer than three groups.
+      The figures and their intervals. A figure is left out if it is undefined: no action, no second
+      prompt, no panel with a second reasoning. An interval is left out with fewer than three
+      groups.
 
     Raises:
       ValueError: a score is not finite.
@@ -101,7 +105,7 @@ def flow_metrics(
     matched_A = action_AN[np.arange(len(prompt_A)), prompt_A]
     posterior_AN = np.exp(score_AN - score_AN.max(axis=1, keepdims=True))
     every_AN = np.broadcast_to(np.arange(len(group_N)), action_AN.shape)
-    # name -> (swapped log-probs, their weights, the columns that they come from, least of a row)
+    # name -> (swapped log-probs, their weights, their source columns, minimum number per row)
     swapped = {
         "xa_swap": (action_AN, np.ones_like(action_AN), every_AN, 1),
         "xa_given_z": (action_AN, posterior_AN, every_AN, 1),
@@ -137,11 +141,11 @@ def _left(
     least: int,
     keep_N: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(contrasts, own columns) of the actions that are left when only `keep_N` of the columns are.
+    """Return (contrasts, own columns) of the actions that remain with only the columns `keep_N`.
 
     Args:
-      column_AJ: int, the column that an exchanged cell comes from.
-      least: cells of a row with weight, below which its action is left out.
+      column_AJ: int, the source column of each exchanged cell.
+      least: an action with fewer weighted cells in its row is left out.
     """
     weight_AJ = weight_AJ * keep_N[column_AJ]
     rows_A = keep_N[prompt_A] & (np.sum(weight_AJ > 0, axis=1) >= least)
@@ -149,10 +153,10 @@ def _left(
 
 
 def contrast(matched_A: np.ndarray, swapped_AJ: np.ndarray, weight_AJ: np.ndarray) -> np.ndarray:
-    """matched - log(sum_j w_j exp(swapped_j) / sum_j w_j), float64 [A].
+    """Return matched - log(sum_j w_j exp(swapped_j) / sum_j w_j), float64 [A].
 
     Args:
-      weight_AJ: at least 0, at least one above 0 in a row.
+      weight_AJ: at least 0, with at least one weight above 0 in each row.
     """
     with np.errstate(divide="ignore"):
         weight_AJ = np.log(weight_AJ)
@@ -163,11 +167,12 @@ def contrast(matched_A: np.ndarray, swapped_AJ: np.ndarray, weight_AJ: np.ndarra
 def draw_panels(
     rng: np.random.Generator, prompt_id_M: np.ndarray, acts_M: np.ndarray, *, same: bool
 ) -> list[np.ndarray]:
-    """PANEL - 1 random other turns for each turn with an action, fewer where there are no more.
+    """Draw PANEL - 1 random other turns for each turn with an action, or fewer if there are fewer.
 
     Args:
-      prompt_id_M: equal ids = same prompt. acts_M: bool.
-      same: turns of the same prompt, else of other prompts.
+      prompt_id_M: equal ids = same prompt.
+      acts_M: bool, whether a turn has an action.
+      same: True: draw turns of the same prompt; False: of other prompts.
 
     Returns:
       A int arrays of indices into the M turns.
@@ -194,14 +199,16 @@ def score_flow(
     rng: np.random.Generator,
     group_N: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, Metrics]:
-    """Cross-scores of a scope's reasonings, and the flow figures of its actions in the same pass.
+    """Return a scope's cross scores and, from the same pass, the flow figures of its actions.
 
     Args:
-      prompts: N. turns: M with a reasoning, scored under every prompt.
-      prompt_M: int, own column. prompt_id_N: equal ids = same prompt.
-      siblings: whether to exchange reasonings of the same prompt, too.
-      micro_batch: (prompt, reasoning) rows of a device call.
-      rng: of the panels.
+      prompts: N prompts.
+      turns: M turns with a reasoning, each scored under every prompt.
+      prompt_M: int, column of each turn's own prompt.
+      prompt_id_N: equal ids = same prompt.
+      siblings: whether to exchange reasonings of the same prompt as well.
+      micro_batch: (prompt, reasoning) rows per device call.
+      rng: generator for the panels.
       group_N: as in `flow_metrics`.
 
     Returns:
@@ -247,13 +254,13 @@ def score_flow(
 
 
 def _spoken(turn: Turn) -> Spoken:
-    """The reasoning of a turn and, where it has an answer, all up to the answer's end."""
+    """Return the reasoning of a turn and, with an answer, all tokens up to the answer's end."""
     (start, end), (first, last) = turn.reasoning, turn.answer
     return Spoken(turn.sampled[start : max(end, last)], end - start, last - first)
 
 
 def _behind(turn: Turn, other: Turn) -> Spoken:
-    """The action of a turn, its tags included, behind the reasoning of another."""
+    """Return the action of a turn, with its tags, after the reasoning of another turn."""
     first, last = turn.answer
     reasoning = other.sampled[slice(*other.reasoning)]
     ending = turn.sampled[turn.reasoning[1] : last]

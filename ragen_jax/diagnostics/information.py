@@ -23,7 +23,7 @@ def information_metrics(
     prompt_id_N: np.ndarray | None = None,
     std_eps: float = 1e-3,
 ) -> Metrics:
-    """Does the reasoning still depend on the prompt? The paper's family of numbers.
+    """Return the paper's measures of how much the reasoning depends on the prompt.
 
     With L[m, n] = log p(z_m | x_n) summed over the tokens of z_m, own = prompt_M[m],
     |z_m| = length_M[m], lse the log of the sum of exponentials, mean and population std over m:
@@ -34,12 +34,12 @@ def information_metrics(
 
     | key | formula |
     | --- | --- |
-    | mi | mean(matched - marginal), nats a token |
-    | mi_seq | mean(matched_seq - marginal_seq), nats a reasoning; at most log N |
+    | mi | mean(matched - marginal), nats per token |
+    | mi_seq | mean(matched_seq - marginal_seq), nats per reasoning; at most log N |
     | h_cond, h_cond_seq | -mean matched, -mean matched_seq |
     | h_marginal, h_marginal_seq | -mean marginal, -mean marginal_seq; h_marginal = mi + h_cond |
     | marginal_std, marginal_std_seq | std(marginal), std(marginal_seq) |
-    | mi_zscore, mi_zscore_seq | mi / (marginal_std + std_eps), the same of the sequence forms |
+    | mi_zscore, mi_zscore_seq | mi / (marginal_std + std_eps), the same with the sequence forms |
     | mi_upper_bound | log N |
     | mi_released | mean(matched - released) |
     | h_marginal_released | -mean released |
@@ -48,26 +48,26 @@ def information_metrics(
     | own_margin | mean over m of L[m, own] - mean of L[m, n] over the n of other prompts |
     | retrieval_acc | mean over m of P(own answer ranks first) |
     | recall_at_2, _4, _8 | mean over m of P(own answer ranks among the first min(k, N)) |
-    | retrieval_chance, recall_chance_at_2, _4, _8 | the same, had all scores been equal |
+    | retrieval_chance, recall_chance_at_2, _4, _8 | the same with all scores equal |
 
-    **The figure without a ceiling.** own_margin is in nats a reasoning. Its mean over prompts and
-    reasonings drawn anew is E_{x,x'} KL(p(z|x) || p(z|x')) = I(X;Z) + L(X;Z), the mutual and the
-    lautum information (Palomar and Verdu 2008), whatever N. It adds up over independent parts of a
-    reasoning, is not bounded by log N, and tokens that are as likely under every prompt change
-    nothing of it: it does not move with the length alone. 0 where all prompts are one.
+    **The figure without an upper bound.** own_margin is in nats per reasoning. Its expectation is
+    E_{x,x'} KL(p(z|x) || p(z|x')) = I(X;Z) + L(X;Z), the sum of the mutual and the lautum
+    information (Palomar and Verdu 2008), for every N. It adds up over independent parts of a
+    reasoning and is not bounded by log N. Tokens that are equally likely under every prompt do not
+    change it, so it does not depend on the length alone. It is 0 if all prompts are the same.
 
-    The released code averages length-normalised scores inside the logarithm; its numbers are kept
-    under names of their own so that a run can be laid beside a RAGEN log.
+    The released code averages length-normalised scores inside the logarithm. Its numbers have
+    separate names, so that a run can be compared with a RAGEN log.
 
-    **Ranking.** Columns with equal ids are one prompt, hence one answer, scored by its best
-    column. Answers of exactly equal score are ranked as a random permutation of their columns
-    would (an answer stands where its first column stands), and what is counted is the
-    probability of a hit, not one random outcome. Among t tied answers without duplicates, of which
-    h others score higher, own is among the first k with probability clip((k - h) / t, 0, 1).
-    So reasoning that ignores the prompt scores exactly the chance level, at every k and with any
-    duplicates: mean over m of (columns equal to own) / N for the first rank, min(k, N) / N for
-    recall when no prompt occurs twice. The marginal is over all N columns, duplicates included:
-    they are the batch's prior over prompts.
+    **Ranking.** Columns with equal ids are the same prompt, hence one answer, scored by its best
+    column. Answers with exactly equal scores are ranked by a random permutation of their columns
+    (an answer has the rank of its first column). The figures use the probability of a hit, not a
+    random outcome. Among t tied answers without duplicates, with h other answers that score higher,
+    the own answer is among the first k with probability clip((k - h) / t, 0, 1). So reasoning that
+    ignores the prompt scores exactly the chance level, at every k and with any duplicates:
+    mean over m of (columns equal to own) / N for the first rank, min(k, N) / N for recall when no
+    prompt occurs twice. The marginal is over all N columns, duplicates included, which are the
+    batch's prior over prompts.
 
     Args:
       score_MN: real, finite.
@@ -95,7 +95,7 @@ def within_metrics(
     prompt_id_N: np.ndarray | None = None,
     std_eps: float = 1e-3,
 ) -> Metrics:
-    """`information_metrics` where each reasoning is told from prompts of its own part alone.
+    """Return `information_metrics`, with each reasoning compared only with prompts of its part.
 
     With C_m = {n: part_N[n] = part_N[own]}, the N_m columns of reasoning m, all formulas of
     `information_metrics` hold with C_m in place of the N columns:
@@ -104,17 +104,16 @@ def within_metrics(
         retrieval, recall: ranks among the answers in C_m, recall of the first min(k, N_m)
         retrieval_chance = mean over m of (columns of C_m equal to own) / N_m
 
-    Means and standard deviations are over all reasonings whose part holds two distinct prompts; the
-    others can be told from nothing and are left out. So mi_seq is at most mi_upper_bound, and what
-    all prompts of a part have in common does not count.
+    Means and standard deviations are over all reasonings whose part has two distinct prompts; the
+    other reasonings have no prompt to be compared with and are left out. So mi_seq is at most
+    mi_upper_bound, and common features of all prompts of a part do not count.
 
     Args:
-      part_N: integers or strings, the part that a prompt belongs to. The others: as
+      part_N: integers or strings, the part that a prompt belongs to. The other arguments are as in
         `information_metrics`.
 
     Returns:
-      Python floats with the same keys; {} where no part holds two distinct prompts and a
-      reasoning.
+      Python floats with the same keys; {} if no part has two distinct prompts and a reasoning.
 
     Raises:
       ValueError, AssertionError: as `information_metrics` does.
@@ -137,11 +136,11 @@ def parts(
     part_N: np.ndarray,
     keep_N: np.ndarray | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(rows, columns, own columns among them) of each part with two distinct prompts, int arrays.
+    """Yield (rows, columns, own columns among them) of each part with two distinct prompts.
 
     Args:
       own_M, prompt_id_N: as `checked_scores` returns them. part_N: as in `within_metrics`.
-      keep_N: bool, the columns that there are; None: all.
+      keep_N: bool, the columns to use; None: all.
     """
     part_N = np.asarray(part_N)
     chex.assert_shape(part_N, prompt_id_N.shape)
@@ -157,7 +156,7 @@ def parts(
 def _of_reasonings(
     score_MN: np.ndarray, length_M: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What the figures are means of: arrays of M entries, or [M, ranks]."""
+    """Return the values that the figures are means of: arrays [M], or [M, ranks]."""
     M, N = score_MN.shape
     matched_seq_M = score_MN[np.arange(M), own_M]
     marginal_seq_M = np.logaddexp.reduce(score_MN, axis=1) - np.log(N)
@@ -176,8 +175,8 @@ def _of_reasonings(
 
 
 def own_margins(score_MN: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray) -> np.ndarray:
-    """Each reasoning's log-likelihood under its own prompt less the mean over the columns of other
-    prompts, float64 [M], in nats; 0 where there are no others.
+    """Return each reasoning's log-likelihood under its own prompt, minus the mean over the columns
+    of other prompts: float64 [M], in nats; 0 without other prompts.
 
     Arguments as `checked_scores` returns them.
     """
@@ -189,7 +188,7 @@ def own_margins(score_MN: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray
 
 
 def _means(of_parts: Sequence[dict[str, np.ndarray]], std_eps: float) -> Metrics:
-    """The metrics of one or several `_of_reasonings`."""
+    """Return the metrics of one or more results of `_of_reasonings`."""
     of = {name: np.concatenate([part[name] for part in of_parts]) for name in of_parts[0]}
     metrics = {
         "h_cond": -np.mean(of["matched"]),
@@ -213,7 +212,7 @@ def _means(of_parts: Sequence[dict[str, np.ndarray]], std_eps: float) -> Metrics
 
 
 def first_ranks(score_MN: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray) -> np.ndarray:
-    """P(own answer ranks first), float64 [M]: its share of the columns that no other outranks.
+    """Return P(own answer ranks first), float64 [M]: its fraction of the top-scored columns.
 
     Arguments as `checked_scores` returns them.
     """
@@ -227,7 +226,7 @@ def first_ranks(score_MN: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray
 def _retrieval(
     score_MN: np.ndarray, own_M: np.ndarray, prompt_id_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """P(own answer ranks among the first 1, 2, 4, 8), and the same had all scores been equal.
+    """Return P(own answer ranks among the first 1, 2, 4, 8), and the same with all scores equal.
 
     Returns:
       (hit_MR, chance_MR), float64; the first column of hit_MR is `first_ranks`.
@@ -257,11 +256,12 @@ def _retrieval(
 
 
 def _first_rank_probabilities(own_columns: int, columns_J: np.ndarray) -> np.ndarray:
-    """P(own answer has rank 0, 1, 2, ... among J others) when all columns are in random order.
+    """Return P(own answer has rank 0, 1, 2, ... among J others) with columns in random order.
 
-    Give every column an independent exponential clock. An answer of c columns rings first at rate
-    c, and with u = exp(-time) another answer of c_j columns is still silent with probability
-    u^c_j. The rank is the number of others that rang before own, so with own = c
+    Give every column an independent exponential clock. The first clock of an answer of c columns
+    rings at rate c. With u = exp(-time), no clock of another answer of c_j columns has rung with
+    probability u^c_j. The rank is the number of others that rang before the own answer, so with c
+    own columns
 
         P(rank = r) = integral_0^1 c u^(c-1) P(r of the events "1 - u^c_j" happen) du,
 
@@ -272,7 +272,7 @@ def _first_rank_probabilities(own_columns: int, columns_J: np.ndarray) -> np.nda
         return np.full(others + 1, 1.0 / (others + 1))
     nodes_Q, weights_Q = np.polynomial.legendre.leggauss((own_columns + np.sum(columns_J)) // 2 + 1)
     u_Q = (nodes_Q + 1) / 2
-    # How many others rang: binomial for those of one column, the rest one by one.
+    # Number of others that rang: binomial for answers of one column, then the rest one at a time.
     ones = np.sum(columns_J == 1)
     r, silent_Q1 = np.arange(ones + 1), u_Q[:, None]
     choose = gammaln(ones + 1) - gammaln(r + 1) - gammaln(ones - r + 1)
@@ -289,17 +289,17 @@ def _first_rank_probabilities(own_columns: int, columns_J: np.ndarray) -> np.nda
 
 
 def _within(at_rank_R: np.ndarray, count: int) -> float:
-    """P(rank < count); exactly 1 when count covers all ranks, whatever the rounding of the sum."""
+    """Return P(rank < count); exactly 1 if count covers all ranks, without rounding errors."""
     if count >= len(at_rank_R):
         return 1.0
     return float(np.sum(at_rank_R[: max(count, 0)]))
 
 
 def best_columns(score_MN: np.ndarray, answer_N: np.ndarray) -> np.ndarray:
-    """The score of each distinct prompt: that of its best column, [M, D].
+    """Return the score of each distinct prompt, that of its best column, [M, D].
 
     Args:
-      answer_N: integers 0..D-1, each at least once: the distinct prompt that a column is.
+      answer_N: integers 0..D-1, each at least once: the distinct prompt of each column.
     """
     best_MD = np.full((len(score_MN), np.max(answer_N) + 1), -np.inf)
     for n, answer in enumerate(answer_N):
@@ -313,7 +313,7 @@ def checked_scores(
     prompt_M: Array,
     prompt_id_N: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The arguments of `information_metrics` in float64, float64, integer, ids.
+    """Check the arguments of `information_metrics`; return them as float64, float64, int, ids.
 
     Raises:
       ValueError, AssertionError: as `information_metrics` does.

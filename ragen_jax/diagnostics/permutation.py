@@ -1,42 +1,44 @@
-"""A test of retrieval: is the own prompt ranked better than luck would?
+"""A permutation test of retrieval: is the own prompt ranked better than chance?
 
 Axes as in information.py: M scored reasonings, N scoring prompts, D distinct prompts; G groups, as
 in intervals.py; R permutations. NumPy float64 on the host, some milliseconds.
 
-**Null**: reasonings do not depend on the prompt that they were sampled from, by nothing that it
-shows: observations, earlier replies, turn number. They are then M independent draws from one
-distribution, and which of them came from which prompt is as good as a random assignment with
-the same number of reasonings to each prompt. So the labels prompt_M can be dealt out over the
-rows of scores, whatever a score depends on: some reasonings are likelier than others under all
-prompts (longer ones are less likely), some prompts favour all reasonings, and both stay what
-they are. Labels are distinct prompts; columns of equal ids count as their best one, as in
-`information_metrics`. With `part_N` the null is that of each part: labels stay in it.
+**Null hypothesis**: reasonings do not depend on anything in the prompt that they were sampled from:
+observations, earlier replies, turn number. They are then M independent draws from one
+distribution, and their prompts are a random assignment with the same number of reasonings per
+prompt. So the labels prompt_M can be permuted over the rows of scores. This allows any dependence
+of a score on its reasoning alone or on its prompt alone: some reasonings are likelier than others
+under all prompts (longer reasonings are less likely), and some prompts favour all reasonings.
+Labels are distinct prompts; columns of equal ids count as the best of them, as in
+`information_metrics`. With `part_N` the null applies to each part: labels stay in their part.
 
-**How labels are dealt.** Without `group_N` singly, all M! ways equally likely. With it, group
-by group: reasonings and labels are each laid out with the groups in random order and those of a
-group in random order, and meet in their places. So the test also holds for a null in which
-reasonings of a group resemble each other, by a style that no prompt shows, as prompts of a
-group do: dealt singly, up to 22 % of such batches of 8 rooms x 8 turns had p <= 0.05. It cost
-at most 0.03 of a power of 0.1 to 0.55. Members of a first-turn group share one prompt and
-nothing else, so that if they resemble each other they do depend on it: deal singly there,
-since groups may be few (p is at least about 1 / G! where turns of a group are all alike).
+**Permutations.** Without `group_N`, labels are permuted singly: all M! orders are equally likely.
+With `group_N`, they are permuted by group: reasonings and labels are each laid out with the groups
+in random order and the members of a group in random order, and are matched by position. The test
+then also holds under a null in which reasonings of a group resemble each other, by a style that no
+prompt shows, as prompts of a group do. With single permutations, up to 22 % of such batches of 8
+rooms x 8 turns had p <= 0.05. The loss of power was at most 0.03, for powers of 0.1 to 0.55.
+Members of a first-turn group share only their prompt, so if they resemble each other they depend
+on it: permute singly there, since groups may be few (p is at least about 1 / G! if the turns of a
+group are all alike).
 
-**Statistic**: how many of the distinct prompts of its part rank below the own one, averaged
-over reasonings, when they are ranked by
+**Statistic**: the number of distinct prompts of its part that rank below the own prompt, averaged
+over reasonings. Prompts are ranked by
 
     score of reasoning m under prompt d - mean of d's scores over the part's reasonings.
 
-Up to the subtraction it is recall@k averaged over all k. Whether the own prompt ranks first
-(retrieval_acc) is a weaker test, which found weak dependence two to five times as rarely: first
-ranks are few, and a prompt that favours all reasonings takes most of them. The mean score (a
-test of mi_seq) is a little stronger on normal noise and weaker on heavy tails.
+Apart from the subtraction, the statistic is recall@k averaged over all k. A test on first ranks
+(retrieval_acc) is weaker and found weak dependence two to five times less often: first ranks are
+few, and a prompt that favours all reasonings takes most of them. A test on the mean score (mi_seq)
+is slightly stronger on normal noise and weaker on heavy tails.
 
-    p = (1 + dealings with at least the observed mean) / (1 + permutations)
+    p = (1 + permutations with at least the observed mean) / (1 + permutations)
 
-Exact: P(p <= 0.05) is at most 0.05 under the null, and nearly that with the default number; of
-styled groups too where all have as many reasonings in a part (where a third of the reasonings
-were missing, or in parts by turn, strong styles gave 0.09 to 0.14). One batch's p is about that
-batch; over many steps 5 % of a collapsed run's lie below 0.05.
+The test is exact: P(p <= 0.05) is at most 0.05 under the null, and close to 0.05 with the default
+number of permutations. This also holds for groups with styles if all groups have the same number of
+reasonings in a part (with a third of the reasonings missing, or in parts by turn, strong styles
+gave 0.09 to 0.14). The p-value is for a single batch; over many steps of a collapsed run, 5 % of
+the p-values are below 0.05.
 """
 
 import numpy as np
@@ -55,19 +57,19 @@ def retrieval_p(
     rng: np.random.Generator,
     permutations: int = 999,
 ) -> float:
-    """Permutation p-value of retrieval: is the own prompt ranked better than luck would?
+    """Return the permutation p-value of retrieval: is the own prompt ranked better than chance?
 
-    The null, how labels are dealt and what is counted: at the top of this file.
+    The top of this file describes the null hypothesis, the permutations and the statistic.
 
     Args:
       score_MN, prompt_M, prompt_id_N: as in `information_metrics`.
-      group_N, part_N: as in `intervals.confidence_intervals`; group_N None: labels are dealt
+      group_N, part_N: as in `intervals.confidence_intervals`; group_N None: labels are permuted
         singly.
-      rng: of the permutations.
-      permutations: how many, R.
+      rng: generator for the permutations.
+      permutations: number of permutations, R.
 
     Returns:
-      1 / (1 + R) to 1; 1 where the labels are all the same.
+      float from 1 / (1 + R) to 1; 1 if all labels are the same.
 
     Raises:
       ValueError, AssertionError: as `information_metrics` does; permutations below 1.
@@ -80,7 +82,7 @@ def retrieval_p(
     part_N = np.zeros(N, int) if part_N is None else np.asarray(part_N)
     group_M = np.arange(M) if group_N is None else np.asarray(group_N)[own_M]
 
-    below_MM = np.zeros((M, M), int)  # prompts ranked below that of the second reasoning
+    below_MM = np.zeros((M, M), int)  # prompts ranked below the second reasoning's prompt
     for rows, columns, own_columns in parts(own_M, prompt_id_N, part_N):
         _, answer = np.unique(prompt_id_N[columns], return_inverse=True)
         best = best_columns(score_MN[np.ix_(rows, columns)], answer)
@@ -88,8 +90,8 @@ def retrieval_p(
         rank = np.sum(calibrated[:, :, None] > calibrated[:, None, :], axis=2)
         below_MM[np.ix_(rows, rows)] = rank[:, answer[own_columns]]
 
-    # One layout for the reasonings, the others for the labels: permutations drawn relative to a
-    # random one of their own kind keep the test exact whatever kind that is.
+    # The first layout is for the reasonings, the others are for the labels. Permutations relative
+    # to a random permutation of the same kind keep the test exact for every kind.
     _, group_M = np.unique(group_M, return_inverse=True)
     _, part_M = np.unique(part_N[own_M], return_inverse=True)
     groups = np.max(group_M) + 1

@@ -1,8 +1,8 @@
-"""Where a run stands between reasoning and collapse, and an alarm before success shows it.
+"""The regime of a run between reasoning and collapse, and an alarm before success falls.
 
-Two axes (RAGEN-2, section 2): the conditional entropy H(Z|X) of the reasoning, that is diversity
-within an input, and the information that it has of the input. Each is read relative to its own
-level; low is below `low` of that.
+Two axes (RAGEN-2, section 2): the conditional entropy H(Z|X) of the reasoning, that is its
+diversity for a given input, and its information about the input. Each is taken relative to its
+level; low means below the fraction `low` of the level.
 
     index  H(Z|X)  information
     0      high    high         diverse reasoning
@@ -21,29 +21,28 @@ level; low is below `low` of that.
     length        rollout/response_length                               fallen or risen
     entropy       collapse/first_turn/h_cond                            fallen or risen
 
-It is on where the information has fallen, or where two kinds are signs and one of them is neither
-length nor entropy: healthy runs shorten and sharpen too, and a template reads as fluently as ever.
-What "fallen" and "risen" mean, and how often they are said of a run that has not changed, is in
-levels.py.
+The alarm is on if the information has fallen, or if two kinds are signs and at least one of them is
+neither length nor entropy: in healthy runs, length and entropy fall as well, and templates are as
+fluent as reasoning. levels.py defines "fallen" and "risen" and their false-alarm rates.
 
-**Information** is `own_margin` (information.py), in nats a reasoning: how much likelier a reasoning
-is under its own prompt than under the others. It estimates I(X;Z) plus the lautum information, is
-not bounded by log N, and does not change with tokens that are as likely under every prompt: replies
-may grow or shrink. Compared is `own_margin_log` (intervals.py), the mean over rooms of the
-logarithm of 1 + their margin: the mean margin is mostly that of the few rooms that say most.
-`mi_seq` and retrieval are at their ceilings in healthy runs and stay there while the dependence
-fades; `mi` and `mi_released`, per token, move with the length.
+**Information** is `own_margin` (information.py), in nats per reasoning: how much likelier a
+reasoning is under its own prompt than under the others. It estimates I(X;Z) plus the lautum
+information and is not bounded by log N. Tokens that are equally likely under every prompt do not
+change it, so replies may grow or shrink. The alarm uses `own_margin_log` (intervals.py), the mean
+over rooms of log(1 + margin): the plain mean is dominated by the few rooms with the largest
+margins. `mi_seq` and retrieval are at their ceilings in healthy runs and stay there while the
+dependence fades; `mi` and `mi_released`, per token, move with the length.
 
 **Both scopes are one piece of evidence**: the mean of the figures of first turns and trajectories,
-of which a step may have one. Shares are of exp of it, less 1, a typical room's margin. A value
-weighs as many prompts as were scored (exp(mi_upper_bound)). Rows of earlier versions have
-`own_margin` alone, and are read as if their rooms were alike.
+of which a step may have only one. Fractions of the level are computed from exp(mean) - 1, a typical
+room's margin. The weight of a value is the number of scored prompts (exp(mi_upper_bound)). Rows of
+earlier versions have only `own_margin`, and are read as if all rooms had the same margin.
 
-**A shallow fall must be surer.** Information that wanders seldom loses half; a collapse loses more.
-Where `low` of the level is left or more, z must be above the bound by SHALLOW as well.
+**A shallow fall needs more evidence.** Information that wanders seldom loses half; a collapse loses
+more. While at least `low` of the level is left, z must exceed the bound by SHALLOW.
 
-A sign ends when the recent mean has for `clear_patience` steps been nearer to the level (`recover`
-of the way, in logarithms). Steps without a figure leave it as it is.
+A sign ends when the recent mean has been nearer to the level (`recover` of the way, in logarithms)
+for `clear_patience` steps. Steps without the figure leave the sign unchanged.
 
 Axes: E environments, F figures.
 """
@@ -63,33 +62,33 @@ from ragen_jax.diagnostics.stopping import Fired
 
 ACTIONS = ("warn", "stop", "checkpoint", "tighten", "off")
 ALONE = ("mi",)  # kinds that are an alarm on their own
-CONFIRMED = "mi_sign"  # what counts next to other kinds in their place
-# Kinds that are a sign where fallen.
+CONFIRMED = "mi_sign"  # replaces ALONE when signs are counted
+# Kinds that are a sign if fallen.
 FALLING = (*ALONE, CONFIRMED, "valid_think", "valid_action", "grounded")
-EITHER = ("length", "entropy")  # a sign where fallen or risen, never an alarm on their own
-SIGNS = 2  # kinds that make an alarm
+EITHER = ("length", "entropy")  # a sign if fallen or risen, never an alarm on their own
+SIGNS = 2  # number of kinds that make an alarm
 NAMES = ("diverse reasoning", "compressed", "template collapse", "low-entropy collapse")
 SCOPES = ("collapse/first_turn", "collapse/trajectory")
 MARGINS = tuple(f"{scope}/own_margin_log" for scope in SCOPES)
-MEANS = tuple(f"{scope}/own_margin" for scope in SCOPES)  # of rows without those
+MEANS = tuple(f"{scope}/own_margin" for scope in SCOPES)  # for rows without MARGINS
 SHALLOW = 0.6  # standard errors
-RISE_WANDER = 0.08  # fraction of its level by which a figure wanders, at least, where that rises
-Z95 = 1.96  # standard errors in a 95 % half-width, where the number of groups is not known
+RISE_WANDER = 0.08  # minimum wander, as a fraction of the level, when a level rises
+Z95 = 1.96  # standard errors in a 95 % half-width, if the number of groups is unknown
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A number of each step that is compared with its level."""
+    """A metric that is compared with its level at each step."""
 
     kind: str
-    keys: tuple[str, ...]  # in the row of a run's only environment; the mean of those it has
-    words: str  # for reasons
-    wander: float  # fraction of its level by which it wanders slowly in a healthy run
-    rise: float = RISE_WANDER  # the least of it where a level rises
+    keys: tuple[str, ...]  # metric names without a label; the mean of those present is used
+    words: str  # name in printed reasons
+    wander: float  # slow wander in a healthy run, as a fraction of the level
+    rise: float = RISE_WANDER  # minimum wander when a level rises
 
     @property
     def log(self) -> bool:
-        """Whether it is the logarithm of 1 + a margin."""
+        """Whether the figure is the logarithm of 1 + a margin."""
         return self.keys == MARGINS
 
 
@@ -103,24 +102,24 @@ FIGURES = (
     Figure("entropy", ("collapse/first_turn/h_cond",), "first-turn H(Z|X)", 0.05),
 )
 MI, H = 0, len(FIGURES) - 1  # the two axes
-# Levels of figures that may rise as well as fall stay where they began.
+# The levels of kinds that may rise or fall never rise.
 RISE_F = np.array([figure.rise if figure.kind in FALLING else np.inf for figure in FIGURES])
 LOG_F = np.array([figure.log for figure in FIGURES])
 
 
 @flax.struct.dataclass
 class RegimeState:
-    """What the alarm remembers, part of `types.TrainState`; float32 where not stated otherwise."""
+    """State of the alarm, part of `types.TrainState`; float32 unless stated otherwise."""
 
     levels: Levels
     sign_EF: Array  # int32, 1 while the figure is a sign
-    back_EF: Array  # int32, since which step its mean has been nearer to the level; 0: it is not
-    alarm_E: Array  # int32, steps that the alarm has been on; 0: it is off
-    filter_scale_E: Array  # multiplies filter.value; falls where action is "tighten"
+    back_EF: Array  # int32, first step with the mean near the level again; 0: none
+    alarm_E: Array  # int32, number of steps that the alarm has been on; 0: off
+    filter_scale_E: Array  # factor of filter.value; falls if the action is "tighten"
 
 
 def init_regimes(environments: int = 1) -> RegimeState:
-    """The `RegimeState` of a run that has not begun."""
+    """Return the `RegimeState` of a new run."""
     shape = (environments, len(FIGURES))
     return RegimeState(
         levels=init_levels(*shape),
@@ -132,7 +131,7 @@ def init_regimes(environments: int = 1) -> RegimeState:
 
 
 def relative(state: RegimeState) -> np.ndarray:
-    """float64 [E, F]: the recent mean of each figure over its level; NaN before there is one."""
+    """Return each figure's recent mean over its level, float64 [E, F]; NaN without a level."""
     level_EF = np.asarray(state.levels.level_EF, np.float64)
     recent_EF = np.asarray(state.levels.recent_EF, np.float64)
     level_EF, recent_EF = _plain(level_EF), _plain(recent_EF)
@@ -140,13 +139,13 @@ def relative(state: RegimeState) -> np.ndarray:
 
 
 def _plain(x_EF: np.ndarray) -> np.ndarray:
-    """Margins in nats in place of their logarithms; other figures as they are."""
+    """Convert logarithms of margins to margins in nats; leave other figures unchanged."""
     margin_EF = np.sign(x_EF) * np.expm1(np.where(LOG_F, np.abs(x_EF), 0.0))
     return np.where(LOG_F, margin_EF, x_EF)
 
 
 def information_share(state: RegimeState) -> np.ndarray:
-    """float64 [E]: information over its level, as regime/mi_relative; NaN before there is one."""
+    """Return information over its level (regime/mi_relative), float64 [E]; NaN without a level."""
     return relative(state)[:, MI]
 
 
@@ -156,22 +155,22 @@ def update_regimes(
     rows: Sequence[Metrics],
     labels: Sequence[str] = ("",),
 ) -> tuple[RegimeState, list[Metrics], list[Fired]]:
-    """Counts one iteration.
+    """Update the levels, signs and alarms with one iteration.
 
     Args:
       state: arrays of any kind, as a checkpoint restores them.
       settings: the config's regimes section.
-      rows: each environment's metrics of the iteration. A figure that is missing or not finite says
-        nothing. "step", where a row has it, is the number of the step; otherwise it is the next.
-      labels: of the environments, for the reasons; "" of a run's only one.
+      rows: each environment's metrics of the iteration. A figure that is missing or not finite
+        is ignored. "step" is the number of the step; if missing, the next number is used.
+      labels: names of the environments, for the reasons; "" if there is only one environment.
 
     Returns:
-      (RegimeState, the metrics of each environment, list of `Fired`, at most one an environment).
+      (RegimeState, the metrics of each environment, list of `Fired`, at most one per environment).
       Metrics: regime/h_relative and regime/mi_relative (recent means over their levels) and
-      regime/index (the table above), once there are levels; regime/signs (kinds that are signs);
-      regime/alarm (0 or 1); regime/filter_scale where action is "tighten".
-      Fired: "warn" and "checkpoint" when an alarm goes on; "stop" at every step that it is on;
-      "tighten" when it goes on and after every further `tighten.every` steps.
+      regime/index (the table above), once there are levels; regime/signs (number of kinds that are
+      signs); regime/alarm (0 or 1); regime/filter_scale if the action is "tighten".
+      Fired: "warn" and "checkpoint" when an alarm starts; "stop" at every step while it is on;
+      "tighten" when it starts and after every further `tighten.every` steps.
     """
     state = _judge(state, settings, rows)
     share_EF = relative(state)
@@ -212,11 +211,10 @@ def update_regimes(
 
 
 def _read(rows: Sequence[Metrics]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(values, their standard errors or 0, their weights) of each row's figures, float64 [E, F];
-    NaN: no value.
+    """Return (values, standard errors or 0, weights) of each row's figures, float64 [E, F].
 
-    Errors are those of margins. Intervals of rates hold for members of a group that are all alike,
-    and are far wider than what rates near 1 do from step to step.
+    A value is NaN if missing. Only margins have errors: intervals of rates allow for identical
+    members of a group, and are far wider than the variation of rates near 1 between steps.
     """
     shape = (len(rows), len(FIGURES))
     value_EF, error_EF, weight_EF = np.full(shape, np.nan), np.zeros(shape), np.ones(shape)
@@ -232,7 +230,7 @@ def _read(rows: Sequence[Metrics]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             value_EF[e, f] = np.mean([x for x, _ in found])
             if figure.log:
                 weight_EF[e, f] = prompts = _prompts(row)
-                # Scopes share their rooms: as if their errors were one.
+                # Scopes share their rooms, so their errors are treated as fully correlated.
                 halves = [half if math.isfinite(half) else 0.0 for _, half in found]
                 quantile = t_quantile(prompts) if prompts > 1 else Z95
                 error_EF[e, f] = np.sqrt(np.mean(np.square(halves))) / quantile
@@ -240,7 +238,7 @@ def _read(rows: Sequence[Metrics]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _log_margin(row: Metrics, log_key: str, mean_key: str) -> tuple[float, float]:
-    """(own_margin_log, half-width of its interval or 0) of a scope; (NaN, 0): not in the row."""
+    """Return (own_margin_log, half-width of its interval or 0) of a scope; (NaN, 0) if missing."""
     if log_key in row:
         return row[log_key], row.get(f"{log_key}_ci95", 0.0)
     mean, half = row.get(mean_key, math.nan), row.get(f"{mean_key}_ci95", 0.0)
@@ -248,13 +246,13 @@ def _log_margin(row: Metrics, log_key: str, mean_key: str) -> tuple[float, float
 
 
 def _prompts(row: Metrics) -> float:
-    """How many prompts a row's information is of; 1 where it does not say."""
+    """Return the number of prompts that a row's information is based on; 1 if unknown."""
     bounds = [row.get(f"{scope}/mi_upper_bound", math.nan) for scope in SCOPES]
     return next((math.exp(x) for x in bounds if math.isfinite(x)), 1.0)
 
 
 def _judge(state: RegimeState, settings: Mapping[str, Any], rows: Sequence[Metrics]) -> RegimeState:
-    """The state after a step's values: its levels and signs."""
+    """Return the state after a step: update its levels and signs."""
     test = Comparison(
         baseline=settings["baseline"],
         recent=settings["recent"],
@@ -301,7 +299,7 @@ def _judge(state: RegimeState, settings: Mapping[str, Any], rows: Sequence[Metri
 
 
 def _reason(state: RegimeState, share_EF: np.ndarray, e: int, label: str, index: int | None) -> str:
-    """A sentence with the numbers of an environment's signs."""
+    """Return a sentence with the numbers of an environment's signs."""
     recent_F = _plain(np.asarray(state.levels.recent_EF, np.float64))[e]
     level_F = _plain(np.asarray(state.levels.level_EF, np.float64))[e]
     words = [

@@ -1,4 +1,4 @@
-"""rollout/* and collect/* figures: what was played for a step, and what of it makes the step."""
+"""rollout/* and collect/* metrics: all episodes played for a step, and the selected episodes."""
 
 from collections.abc import Sequence
 
@@ -10,19 +10,19 @@ from ragen_jax.diagnostics.intervals import mean_with_interval, rate_with_interv
 
 
 def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
-    """rollout/* figures of all episodes that were played for a step, rates with their intervals.
+    """Return rollout/* metrics of all episodes played for a step, rates with their intervals.
 
-    Episodes whose environment broke are counted in rollout/errors; every other figure is that of
-    the sound episodes. Without any, only the counts are there.
-    rollout/success is left out where the environment does not say which episodes are solved.
+    Episodes whose environment broke are counted in rollout/errors; all other metrics are about the
+    sound episodes. Without sound episodes, only the counts are returned. rollout/success is left
+    out if the environment does not define which episodes are solved.
 
     Args:
-      episodes: of groups numbered from 0, which may differ in size.
-      return_GK: their returns, of any shape; in the order of the episodes.
+      episodes: their groups are numbered from 0 and may differ in size.
+      return_GK: returns of the episodes, in their order; any shape.
 
     Returns:
-      rollout/*. rollout/lost_groups is the number of groups of two or more episodes of which fewer
-      than two are sound: nothing can be compared in them, and no update learns from them.
+      rollout/*. rollout/lost_groups is the number of groups of two or more episodes with fewer
+      than two sound episodes: they allow no comparison, and no update learns from them.
     """
     group_E = np.array([episode.group for episode in episodes])
     sound_E = np.array([not episode.error for episode in episodes])
@@ -40,7 +40,7 @@ def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
         return metrics
 
     def by_group(measure, of_turns=True):
-        """Sums over the turns, or the episodes, of each group."""
+        """Sum `measure` over the turns, or the episodes, of each group."""
         values = [
             sum(map(measure, episode.turns)) if of_turns else measure(episode)
             for episode in episodes
@@ -69,7 +69,7 @@ def rollout_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metri
 
 
 def selected_metrics(episodes: Sequence[Episode], return_GK: np.ndarray) -> Metrics:
-    """collect/* figures of the sound episodes of the groups that dynamic sampling selected."""
+    """Return collect/* metrics of the sound episodes in the groups selected by dynamic sampling."""
     sound_E = np.array([not episode.error for episode in episodes])
     if not sound_E.any():
         return {}

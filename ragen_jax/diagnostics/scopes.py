@@ -1,13 +1,13 @@
-"""Which turns' reasonings are scored under which prompts, and the figures that come of it.
+"""Choose the reasonings and prompts to cross-score, and compute the figures from the scores.
 
 Two scopes (RAGEN-2, section 2.3): *first turn*, every group's first prompt against reasonings
 spread evenly over groups and members; *trajectory*, one uniformly drawn turn of each of S
-episodes, so that reasonings and prompts are the same S turns.
+episodes, so that reasonings and prompts are from the same S turns.
 
-A later turn's prompt tells more than what the agent observed: its number, and where the history is
-shown the agent's earlier replies. Further forms of the trajectory scope leave these out: *within
-depth* tells a reasoning from prompts of the same turn index alone, *stripped* scores it under
-prompts whose earlier replies have lost their reasonings, and the last does both.
+A later turn's prompt shows more than the observations: the turn number and, with history, the
+agent's earlier replies. Further forms of the trajectory scope remove this information: *within
+depth* compares a reasoning only with prompts of the same turn index, *stripped* scores it under
+prompts whose earlier replies have no reasonings, and the last form does both.
 """
 
 import dataclasses
@@ -32,27 +32,27 @@ FORMS = (
     "trajectory_stripped",
     "trajectory_stripped_within_depth",
 )
-SCOPES = FORMS[:2]  # the paper's, whose spread zscores.py averages over steps
+SCOPES = FORMS[:2]  # the paper's scopes; zscores.py averages their std over steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """How likely reasonings are under prompts: what cross-scoring gave."""
+    """Cross scores: log-likelihoods of reasonings under prompts."""
 
     score_MN: np.ndarray  # float32, log p(reasoning m | prompt n), summed over its tokens
     length_M: np.ndarray  # int, tokens of each reasoning
-    prompt_M: np.ndarray  # int, the column of its own prompt
+    prompt_M: np.ndarray  # int, the column of each reasoning's own prompt
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What a scope scores: M turns with a reasoning, under N prompts."""
+    """The input of a scope: M turns with a reasoning, and N prompts to score them under."""
 
-    prompts: list[np.ndarray]  # N of int32, token ids
-    turns: list[Turn]  # M
+    prompts: list[np.ndarray]  # N arrays of token ids, int32
+    turns: list[Turn]  # M turns
     prompt_M: np.ndarray  # int, the column of each turn's own prompt
     group_N: np.ndarray  # int, the group that a prompt belongs to
-    before_N: list[tuple[Turn, ...]]  # the turns of its episode before a prompt's own
+    before_N: list[tuple[Turn, ...]]  # for each prompt, the earlier turns of its episode
 
 
 def collapse_metrics(
@@ -70,19 +70,20 @@ def collapse_metrics(
     chat: Chat | None = None,
     keep: Callable[[Scores], None] | None = None,
 ) -> Metrics:
-    """Mutual information and retrieval of both scopes and, on request, what actions depend on.
+    """Return mutual information and retrieval of both scopes and, on request, the flow figures.
 
     Args:
       model, params: the policy that sampled the episodes.
-      episodes: G * K, group by group; those whose environment broke are left out.
-      first_turn_samples, trajectory_samples: most reasonings of the first scope, S of the second.
-      micro_batch: (prompt, reasoning) rows of a device call.
-      seed, step, environment: of what the draws and permutations are for: seed of the run,
-        number of the iteration and of the environment within the run.
+      episodes: G * K episodes, group by group; those whose environment broke are left out.
+      first_turn_samples: maximum number of reasonings of the first-turn scope.
+      trajectory_samples: S, number of episodes of the trajectory scope.
+      micro_batch: (prompt, reasoning) rows per device call.
+      seed, step, environment: seed the draws and permutations: seed of the run, number of the
+        iteration, number of the environment within the run.
       flow: also score the actions (diagnostics/flow.py), in the same pass.
-      chat: what made the prompts: also score the stripped form, where a prompt shows a
-        reasoning, in a pass of its own. None: do not.
-      keep: is given the first-turn scores, where there are any.
+      chat: the chat that made the prompts. If given and a prompt shows a reasoning, the stripped
+        forms are scored in a separate pass.
+      keep: called with the first-turn scores, if any.
 
     Returns:
       collapse/{first_turn,trajectory}/*, collapse/trajectory_within_depth/* and with `chat`
@@ -99,7 +100,7 @@ def collapse_metrics(
     later = trajectory_turns(
         episodes, samples=trajectory_samples, rng=generator(Purpose.TRAJECTORY, *words)
     )
-    metrics, scored = {}, {}  # scored: form -> what _figures takes
+    metrics, scored = {}, {}  # scored: form -> positional arguments of _figures
     for index, (scope, sample) in enumerate(zip(SCOPES, (first, later), strict=True)):
         if len(sample.prompts) < 2 or not sample.turns:
             continue
@@ -137,7 +138,7 @@ def collapse_metrics(
             scored["trajectory_stripped_within_depth"] = *case, depth_N
     for form, case in scored.items():
         rng = generator(Purpose.PERMUTATIONS, *words, FORMS.index(form))
-        # All that members of a group share in the first turn is their prompt.
+        # In the first turn, members of a group share only their prompt.
         figures = _figures(*case, deal_groups=form != "first_turn", rng=rng)
         metrics |= {f"collapse/{form}/{name}": value for name, value in figures.items()}
     return metrics
@@ -153,7 +154,7 @@ def _figures(
     deal_groups: bool,
     rng: np.random.Generator,
 ) -> Metrics:
-    """The collapse/* figures of one form; {} within depth where nothing can be told apart."""
+    """Return the collapse/* figures of a form; {} if no part has two distinct prompts."""
     own_M = sample.prompt_M
     if part_N is None:
         metrics = information_metrics(score_MN, length_M, own_M, prompt_id_N=prompt_id_N)
@@ -173,13 +174,13 @@ def _figures(
 
 
 def _ids(prompts: Sequence[np.ndarray]) -> np.ndarray:
-    """Integers, equal where prompts are."""
+    """Return an integer per prompt; equal prompts get equal integers."""
     ids = {}
     return np.array([ids.setdefault(prompt.tobytes(), len(ids)) for prompt in prompts])
 
 
 def _stripped(chat: Chat, sample: Sample) -> list[np.ndarray]:
-    """The prompts of a trajectory sample without the reasonings of earlier replies."""
+    """Return the prompts of a trajectory sample without the reasonings of earlier replies."""
     return [
         chat.without_reasoning(before, turn.message, turn.prompt, turn.spans)
         for before, turn in zip(sample.before_N, sample.turns, strict=True)
@@ -187,18 +188,18 @@ def _stripped(chat: Chat, sample: Sample) -> list[np.ndarray]:
 
 
 def reasoning_ids(turn: Turn) -> np.ndarray:
-    """The token ids of a turn's reasoning; empty if it is empty or unclosed."""
+    """Return the token ids of a turn's reasoning; empty if the reasoning is empty or unclosed."""
     return turn.sampled[slice(*turn.reasoning)]
 
 
 def first_turns(episodes: Sequence[Episode], *, samples: int) -> Sample:
-    """All groups' first prompts, and up to `samples` first turns with a reasoning, spread evenly.
+    """Return all groups' first prompts and up to `samples` first turns with a reasoning.
 
-    Member 0 of every group first, then member 1, and so on. A group's prompt is that of the first
-    of its members that are given.
+    The turns are spread evenly: member 0 of every group first, then member 1, and so on. A group's
+    prompt is that of its first member in `episodes`.
 
     Returns:
-      `Sample`, one prompt a group.
+      `Sample` with one prompt per group.
     """
     by_member = sorted(episodes, key=lambda episode: (episode.member, episode.group))
     prompt_G = {episode.group: episode.turns[0].prompt for episode in reversed(by_member)}
@@ -217,14 +218,14 @@ def first_turns(episodes: Sequence[Episode], *, samples: int) -> Sample:
 def trajectory_turns(
     episodes: Sequence[Episode], *, samples: int, rng: np.random.Generator
 ) -> Sample:
-    """One uniformly drawn turn of each of up to `samples` episodes, spread over groups.
+    """Draw a turn uniformly from each of up to `samples` episodes, spread over groups.
 
     Args:
-      rng: of the draws.
+      rng: generator for the draws.
 
     Returns:
-      `Sample` with as many prompts as turns: each reasoning is scored under its own prompt and the
-      others'. Turns whose reasoning is empty or unclosed are left out.
+      `Sample` with one prompt per turn: each reasoning is scored under the prompts of all turns.
+      Turns whose reasoning is empty or unclosed are left out.
     """
     # Random members, groups in turn: the first `samples` cover the groups evenly.
     order = rng.permutation(len(episodes))

@@ -1,8 +1,8 @@
-"""Rules that stop a run that has nothing left to learn from.
+"""Early-stopping rules for a run that can no longer learn.
 
-Each rule counts how many times in a row something was bad, its streak, and fires when the streak is
-as long as its patience. What a rule does then is its action: "stop" fires for as long as the
-streak lasts, "warn" once a streak, "off" never. Streaks are counted whatever the action.
+Each rule counts how many times in a row a condition was bad, its streak, and fires when the streak
+reaches its patience. Its action says how often: "stop" fires as long as the streak lasts, "warn"
+once per streak, "off" never. Streaks are counted for every action.
 
     rule        bad                                                              counted
     variance    an environment's mean reward variance < ratio * its mean over    iterations
@@ -11,11 +11,12 @@ streak lasts, "warn" once a streak, "off" never. Streaks are counted whatever th
     empty       the filter kept no group                                         iterations
     nonfinite   an update was skipped: its loss or gradient was not finite       iterations
 
-The first two: RAGEN-2, appendix B.2; the third: the released code.
+The first two rules: RAGEN-2, appendix B.2; the third rule: the released code.
 
-Rewards of different environments have different units, so the variance of each is compared with its
-own start. A run of several goes on while one of them still has something to learn from: where the
-rule holds in some alone, it warns once about each, whatever its action but "off".
+Rewards of different environments have different units, so the variance of each environment is
+compared with its initial variance. A run of several environments continues while at least one can
+still learn: if the variance rule fires in some environments only, it warns once about each of them,
+unless its action is "off".
 
 Axis: E environments.
 """
@@ -36,25 +37,25 @@ ACTIONS = ("stop", "warn", "off")
 
 @flax.struct.dataclass
 class StoppingState:
-    """What the rules remember. Scalars, part of `types.TrainState`."""
+    """State of the rules; part of `types.TrainState`."""
 
-    variance_sum_E: Array  # float32, of the mean reward variance over the first iterations
-    variance_count: Array  # int32, how many iterations that are, at most `baseline`
-    variance_streak_E: Array  # int32, iterations in a row that were bad
-    streak: dict[str, Array]  # each other rule -> int32
+    variance_sum_E: Array  # float32, sum of the mean reward variance over the first iterations
+    variance_count: Array  # int32, number of summed iterations, at most `baseline`
+    variance_streak_E: Array  # int32, number of bad iterations in a row
+    streak: dict[str, Array]  # rule, except variance -> int32 streak
 
 
 @dataclasses.dataclass(frozen=True)
 class Fired:
-    """A rule that fired, the alarm of regimes.py, or what environments did (run/stages.py)."""
+    """A rule that fired, the alarm of regimes.py, or an event of environments (run/stages.py)."""
 
     rule: str  # one of RULES, "regimes", "errors", "prompts" or "console"
-    action: str  # "stop" or "warn"; of the alarm, one of regimes.ACTIONS
+    action: str  # "stop" or "warn"; for the alarm, one of regimes.ACTIONS
     reason: str  # a sentence with the numbers
 
 
 def init_stopping(environments: int = 1) -> StoppingState:
-    """The `StoppingState` of a run that has not begun."""
+    """Return the `StoppingState` of a new run."""
     return StoppingState(
         variance_sum_E=np.zeros(environments, np.float32),
         variance_count=np.zeros((), np.int32),
@@ -73,34 +74,35 @@ def update_stopping(
     success: float | None = None,
     labels: Sequence[str] = ("",),
 ) -> tuple[StoppingState, list[Fired]]:
-    """Counts one iteration.
+    """Update the streaks with one iteration, and return the rules that fire.
 
     Args:
       state: arrays of any kind, as a checkpoint restores them.
       settings: the config's stopping section: rule -> its fields.
-      variance_E: of each environment, the mean over the step's groups of the reward variance inside
-        the group, before any filter (filter.group_scores(return_GK, "reward_variance")).
-      kept: number or share of groups that the filter kept. skipped: updates that were not finite.
-      success: share of held-out problems solved; None where the iteration ended without an
-        evaluation, which leaves that streak as it is.
-      labels: of the environments, for the reasons; "" of a run's only one.
+      variance_E: for each environment, the mean over the step's groups of the reward variance
+        within the group, before any filter (filter.group_scores(return_GK, "reward_variance")).
+      kept: number or fraction of groups that the filter kept.
+      skipped: number of updates that were not finite.
+      success: fraction of held-out problems solved; None if the iteration had no evaluation, which
+        leaves the streak unchanged.
+      labels: names of the environments, for the reasons; "" if there is only one environment.
 
     Returns:
       (StoppingState, list of `Fired` in the order of RULES).
     """
-    # float32 throughout, so that a run and its resumed twin add the same numbers.
+    # float32 throughout, so that a resumed run computes the same numbers.
     variance_E = np.asarray(variance_E, np.float32)
     total_E, count = np.array(state.variance_sum_E, np.float32), int(state.variance_count)
     floor_E = np.zeros_like(total_E)
     low_E = np.array(state.variance_streak_E, np.int32)
-    if not np.isfinite(variance_E).all():  # it would stay in the mean for ever
+    if not np.isfinite(variance_E).all():  # it would stay in the mean forever
         pass
     elif count < settings["variance"]["baseline"]:
         total_E, count, low_E = total_E + variance_E, count + 1, np.zeros_like(low_E)
     else:
         floor_E = np.float32(settings["variance"]["ratio"]) * (total_E / np.float32(count))
         low_E = np.where(variance_E < floor_E, low_E + 1, 0)
-    bad = {  # None: says nothing
+    bad = {  # None: no information
         "success": None if success is None else bool(success < settings["success"]["least"]),
         "empty": not kept,
         "nonfinite": skipped > 0,
@@ -111,7 +113,7 @@ def update_stopping(
             streak[rule] = streak[rule] + 1 if bad[rule] else 0
 
     def narrow(e):
-        """The reason about an environment's variance."""
+        """Return the reason that names an environment's variance."""
         return (
             f"the mean reward variance{' of ' + labels[e] if labels[e] else ''}, now "
             f"{variance_E[e]:.3g}, was below {floor_E[e]:.3g} ({settings['variance']['ratio']} "
@@ -139,7 +141,7 @@ def update_stopping(
             fired += _fire(rule, reasons[rule](streak[rule]), streak[rule], settings)
     state = StoppingState(
         variance_sum_E=total_E,
-        variance_count=np.array(count, np.int32),  # arrays, as Orbax saves no NumPy scalars
+        variance_count=np.array(count, np.int32),  # arrays: Orbax saves no NumPy scalars
         variance_streak_E=low_E.astype(np.int32),
         streak={rule: np.array(streak[rule], np.int32) for rule in bad},
     )
@@ -147,7 +149,7 @@ def update_stopping(
 
 
 def _fire(rule: str, reason: str, streak: int, settings: Mapping[str, Any]) -> list[Fired]:
-    """What a rule whose patience is over does: a list of one `Fired`, or of none."""
+    """Return a list with the `Fired` of a rule that reached its patience; empty if silent."""
     action = settings[rule]["action"]
     if action == "off" or (action == "warn" and streak > settings[rule]["patience"]):
         return []

@@ -1,4 +1,4 @@
-"""z-scores of mutual information against a moving average of the marginal's spread.
+"""z-scores of mutual information, with a moving average of the marginal's std.
 
 Source: RAGEN-2, section 2.3 (MI-ZScore-EMA). The z-scores of one batch are in information.py.
 """
@@ -17,22 +17,23 @@ FORMS = ("", "_seq")  # per token, per reasoning
 
 @flax.struct.dataclass
 class ZScoreState:
-    """What the moving averages remember; part of `types.TrainState`."""
+    """State of the moving averages; part of `types.TrainState`."""
 
     std: dict[str, Array]  # scope -> float32 [2], in the order of FORMS; -1: no batch yet
 
 
 def init_zscores(scopes: Iterable[str]) -> ZScoreState:
-    """The `ZScoreState` of a run that has not begun.
+    """Return the `ZScoreState` of a new run.
 
     Args:
-      scopes: what stands between collapse/ and the figure: "first_turn", "sokoban/first_turn".
+      scopes: the parts of metric names between collapse/ and the figure, such as "first_turn" or
+        "sokoban/first_turn".
     """
     return ZScoreState(std={scope: np.full(len(FORMS), -1, np.float32) for scope in scopes})
 
 
 def update_zscores(state: ZScoreState, metrics: Metrics) -> tuple[ZScoreState, Metrics]:
-    """Takes in one step's spread and measures its information against the average.
+    """Update the averages with a step's std, and divide its information by the averages.
 
     With sigma_batch the step's marginal_std of a scope (marginal_std_seq for the sequence form):
 
@@ -41,8 +42,8 @@ def update_zscores(state: ZScoreState, metrics: Metrics) -> tuple[ZScoreState, M
 
     Args:
       state: arrays of any kind, as a checkpoint restores them.
-      metrics: what `scopes.collapse_metrics` returned. A scope that is not in it, as in a step
-        without diagnostics, keeps its average.
+      metrics: the result of `scopes.collapse_metrics`. A missing scope, as in a step without
+        diagnostics, keeps its average.
 
     Returns:
       (ZScoreState, collapse/<scope>/mi_zscore_ema and mi_zscore_seq_ema, Python floats).
@@ -54,9 +55,9 @@ def update_zscores(state: ZScoreState, metrics: Metrics) -> tuple[ZScoreState, M
         if prefix + "mi" not in metrics:
             continue
         for i, form in enumerate(FORMS):
-            # float32 throughout, so that a run and its resumed twin get the same numbers.
+            # float32 throughout, so that a resumed run gets the same numbers.
             batch = np.float32(metrics[f"{prefix}marginal_std{form}"])
-            if not np.isfinite(batch):  # it would stay in the average for ever
+            if not np.isfinite(batch):  # it would stay in the average forever
                 continue
             decay = np.float32(0 if old[i] < 0 else DECAY)
             average = decay * old[i] + (np.float32(1) - decay) * batch
