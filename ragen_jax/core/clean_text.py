@@ -1,7 +1,7 @@
-"""Text that others wrote: rows of files, observations, results of tools, errors, names of files.
+"""Clean text from outside: rows of files, observations, tool results, errors, file names.
 
-`clean_text` makes it text that every file and tokenizer accepts, where it enters. `printable` makes
-it text that no terminal takes for a command, where it is shown. Standard library only.
+`clean_text` is applied where text enters: every file and tokenizer accepts its result. `printable`
+is applied where text is shown: no terminal interprets its result. Standard library only.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 MOST_MESSAGE = 500  # characters of an error in one line
 MOST_TRACEBACK = 20_000  # characters of a traceback, from its end
 MOST_LINE = 4_000  # characters of a line that is shown
-MARKS = 8  # combining marks in a row that are shown
+MARKS = 8  # the most consecutive combining marks that are shown
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _MARK = "[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
@@ -21,22 +21,22 @@ _COMBINING = re.compile(f"({_MARK}{{{MARKS}}}){_MARK}+")
 
 
 def clean_text(text: str) -> str:
-    """Replace the halves of surrogate pairs, which no file and no tokenizer accepts, by U+FFFD.
+    """Replace lone surrogates, which no file and no tokenizer accepts, by U+FFFD.
 
-    Halves that form a pair become its character. All else stays, control characters included: what
-    a policy reads keeps its meaning.
+    Two surrogates that form a pair become their character. Everything else stays, control
+    characters included, so that the text a policy reads keeps its meaning.
     """
-    text = str.__str__(text)  # of a subclass, whose methods may be anything
+    text = str.__str__(text)  # a subclass may override any method
     if text.isascii() or not _SURROGATES.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def load_json(data: str | bytes, **options: Any) -> Any:
-    """Parse JSON, with clean texts.
+    """Parse JSON and clean its strings.
 
     Args:
-      options: of json.loads.
+      options: keyword arguments for json.loads.
 
     Raises:
       ValueError, RecursionError: as json.loads.
@@ -60,11 +60,11 @@ def _clean(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal would act on or not show, such as `\\x1b`; newlines and tabs stay.
+    """Escape characters that a terminal would interpret or hide; keep newlines and tabs.
 
-    Escaped are control and format characters (bidirectional overrides, zero-width ones, tags),
-    surrogates, and code points that are private or not assigned. Of a flood of combining marks the
-    first MARKS stay.
+    For example, the escape character becomes `\\x1b`. This covers control and format characters
+    (bidirectional overrides, zero-width characters, tags), surrogates, and private or unassigned
+    code points. At most MARKS consecutive combining marks are kept.
     """
     text = str.__str__(text)
     if text.replace("\n", "").replace("\t", "").isprintable():
@@ -85,27 +85,29 @@ def shorten(text: str, most: int = MOST_LINE) -> str:
 
 
 def one_line(text: str, most: int = MOST_LINE) -> str:
-    """The words of a text in one printable line, cut at `most` characters."""
+    """Return the words of a text as one printable line, cut at `most` characters."""
     return printable(shorten(" ".join(str.__str__(text).split()), most))
 
 
 def error_message(error: BaseException) -> str:
-    """The kind of an error and its message, clean. If its `__str__` raises, the message says so."""
+    """Return an error's class name and clean message, or a note if its `__str__` raises."""
     return f"{_kind(error)}: {_message(error)}"
 
 
 def describe_error(error: BaseException) -> str:
-    """`error_message` in one line of at most MOST_MESSAGE characters."""
+    """Return `error_message` as one line of at most MOST_MESSAGE characters."""
     return " ".join(error_message(error).split())[:MOST_MESSAGE]
 
 
 def format_error(error: BaseException) -> str:
-    """The clean traceback of an error, at most MOST_TRACEBACK characters, which ends with the line
-    of `describe_error`."""
+    """Return the clean traceback of an error, at most MOST_TRACEBACK characters.
+
+    It ends with the line of `describe_error`.
+    """
     line = describe_error(error)
     try:
         text = clean_text("".join(traceback.format_exception(error))).rstrip()
-    except BaseException as raised:  # by what foreign code has made of its exception
+    except BaseException as raised:  # the exception's class may be broken
         if isinstance(raised, KeyboardInterrupt):
             raise
         text = "(no traceback: formatting it failed)"
@@ -115,12 +117,12 @@ def format_error(error: BaseException) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line of a text that is not empty; "" of an empty text."""
+    """Return the last nonempty line of a text; "" if the text is empty."""
     return text.strip().rpartition("\n")[2]
 
 
 def _kind(error: BaseException) -> str:
-    name = type.__dict__["__name__"].__get__(type(error))  # whatever a metaclass says
+    name = type.__dict__["__name__"].__get__(type(error))  # bypasses any metaclass
     return clean_text(name)
 
 

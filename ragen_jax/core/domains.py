@@ -1,6 +1,6 @@
-"""Fields of a config: a default, the values that are accepted, and when a run reads the field.
+"""Fields of a config: the default, the accepted values, and when a run reads the field.
 
-Bounds are wide: they refuse what would overflow, hang or exhaust memory, not what is unwise.
+Bounds are wide: they refuse values that would overflow, hang or exhaust memory, not unwise values.
 """
 
 import dataclasses
@@ -12,10 +12,10 @@ from ml_collections import ConfigDict
 
 @dataclasses.dataclass(frozen=True)
 class ReadWhen:
-    """A condition on other fields without which a field is not read."""
+    """A condition on other fields that must hold for a field to be read."""
 
     names: tuple[str, ...]  # dotted names of the deciding fields
-    holds: Callable[..., bool]  # of their values
+    holds: Callable[..., bool]  # called with their values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Field:
 
 
 def whole(default: int, least: int, most: int, *read: ReadWhen) -> Field:
-    """Ints from `least` to `most`; a bool is not accepted."""
+    """Accept ints from `least` to `most`; bools are refused."""
 
     def accepts(value):
         return type(value) is int and least <= value <= most
@@ -38,19 +38,19 @@ def whole(default: int, least: int, most: int, *read: ReadWhen) -> Field:
 
 
 def number(default: float, least: float, most: float, *read: ReadWhen) -> Field:
-    """Finite numbers from `least` to `most`; ints are accepted."""
+    """Accept finite numbers from `least` to `most`, ints included."""
     return Field(default, f"a number from {least} to {most}", _numbers(least, most), read)
 
 
 def above(default: float, least: float, most: float, *read: ReadWhen) -> Field:
-    """Finite numbers above `least`, at most `most`."""
+    """Accept finite numbers above `least` and at most `most`."""
     return Field(
         default, f"a number above {least}, at most {most}", _numbers(least, most, least), read
     )
 
 
 def numbers_above(default: tuple[float, ...], least: float, most: float, *read: ReadWhen) -> Field:
-    """A tuple (or list), possibly empty, of numbers as `above` accepts."""
+    """Accept a tuple (or list), possibly empty, of numbers that `above` accepts."""
     member = above(most, least, most)
     return Field(
         default, f"a tuple in which each item is {member.what}", _tuples(member.accepts), read
@@ -76,39 +76,39 @@ def _texts(choices: Collection[str]) -> Callable[[Any], bool]:
 
 
 def one_of(default: str, choices: Collection[str], *read: ReadWhen) -> Field:
-    """One of some texts."""
+    """Accept a string from `choices`."""
     return Field(default, f"one of {', '.join(choices)}", _texts(choices), read)
 
 
 def several_of(default: tuple[str, ...], choices: Collection[str], *read: ReadWhen) -> Field:
-    """A tuple (or list) of at least one of some texts."""
+    """Accept a nonempty tuple (or list) of strings from `choices`."""
     accepts = _tuples(_texts(choices), fewest=1)
     return Field(default, f"a list of {', '.join(choices)}", accepts, read)
 
 
 def any_of(default: tuple[str, ...], choices: Collection[str], *read: ReadWhen) -> Field:
-    """A tuple (or list), possibly empty, of some texts."""
+    """Accept a tuple (or list), possibly empty, of strings from `choices`."""
     what = f"a tuple in which each item is one of {', '.join(choices)}"
     return Field(default, what, _tuples(_texts(choices)), read)
 
 
 def flag(default: bool, *read: ReadWhen) -> Field:
-    """True or False."""
+    """Accept True or False."""
     return Field(default, "True or False", lambda value: type(value) is bool, read)
 
 
 def text(default: str, *read: ReadWhen) -> Field:
-    """A text that is not empty."""
+    """Accept a nonempty string."""
     return Field(default, "a text", lambda value: type(value) is str and value.strip() != "", read)
 
 
 def section(default: dict[str, Any], *read: ReadWhen) -> Field:
-    """A section whose fields the page of settings does not know."""
+    """Accept a section whose fields are not declared in the settings."""
     return Field(default, "a section", lambda value: isinstance(value, ConfigDict), read)
 
 
 def fractions(default: dict[str, float], *read: ReadWhen) -> Field:
-    """A section, possibly empty, of numbers from 0 to 1 that are not all 0."""
+    """Accept a section, possibly empty, of numbers from 0 to 1 that are not all 0."""
     accepts_one = _numbers(0, 1)
 
     def accepts(value):
@@ -122,7 +122,7 @@ Settings = dict[str, Any]  # name -> Field, or Settings of a section
 
 
 def default_values(settings: Settings) -> dict[str, Any]:
-    """The defaults of a tree of fields, nested as they are."""
+    """Return the defaults of a tree of fields, with the same nesting."""
     return {
         name: node.default if isinstance(node, Field) else default_values(node)
         for name, node in settings.items()
@@ -130,7 +130,7 @@ def default_values(settings: Settings) -> dict[str, Any]:
 
 
 def fields_by_name(settings: Settings, prefix: str = "") -> dict[str, Field]:
-    """{"a.b": field} of a tree of fields, in its order."""
+    """Return {"a.b": field} for a tree of fields, in its order."""
     found: dict[str, Field] = {}
     for name, node in settings.items():
         if isinstance(node, Field):

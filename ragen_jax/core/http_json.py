@@ -1,11 +1,11 @@
-"""JSON over HTTP with one deadline and bounded memory: the client of every server that a run asks.
+"""JSON over HTTP with one deadline and bounded memory: the client for every server a run queries.
 
     post_json     one exchange, from looking up the host's name to the last byte of the answer
-    parse_json    strict JSON of others, with clean texts and no more values than its limit
-    TimedReader   a socket's bytes until a deadline, and no more than a limit
+    parse_json    strict JSON from outside, with clean strings and a limited number of values
+    TimedReader   reads a socket until a deadline, up to a limit of bytes
 
-The peer may be hostile. Every wait is for what is left until the deadline, and every byte received
-counts, whichever part of HTTP it belongs to, so nothing that a server drips or repeats (status
+The peer may be hostile. Every wait ends at the deadline, and every byte received counts,
+whichever part of HTTP it belongs to, so nothing that a server drips or repeats (status
 lines, headers, chunk sizes, trailers, "100 Continue") extends an exchange. Redirects are not
 followed, environment variables for proxies are not read, and compressed answers are refused.
 """
@@ -28,12 +28,12 @@ from typing import Any
 
 from ragen_jax.core.clean_text import load_json, one_line
 
-MAX_HEAD = 1 << 16  # bytes of an answer's status lines, headers, chunk sizes and trailers
-BYTES_PER_VALUE = 32  # of the limit of an answer, for each value that it may hold
-MAX_DIGITS = 300  # of a whole number; one of 309 or more may be too large for a float
-PIECE = 1 << 16  # bytes that are read at a time
+MAX_HEAD = 1 << 16  # limit in bytes for status lines, headers, chunk sizes and trailers
+BYTES_PER_VALUE = 32  # an answer may hold one value per this many bytes of its limit
+MAX_DIGITS = 300  # digits of an integer; 309 or more may be too large for a float
+PIECE = 1 << 16  # bytes per read
 SHOWN = 200  # characters of a server's text that an error repeats
-TRY_AGAIN = (408, 425, 429)  # of the statuses 4xx; all others say that the request is wrong
+TRY_AGAIN = (408, 425, 429)  # 4xx statuses worth a retry; the others mean a bad request
 
 # A string, or a character that another value begins with or follows.
 _VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,\[{]', re.DOTALL)
@@ -42,7 +42,7 @@ _VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,\[{]', re.DOTALL)
 class ExchangeError(ConnectionError):
     """An exchange without a usable answer. The message names the address and the cause.
 
-    retry: whether the same request may succeed later; False of a status that refuses it
+    retry: whether the same request may succeed later; False if the status refuses it
     """
 
     def __init__(self, message: str, *, retry: bool) -> None:
@@ -52,9 +52,9 @@ class ExchangeError(ConnectionError):
 
 @dataclass(frozen=True)
 class Address:
-    """The parts of a URL of a server.
+    """The parts of a server's URL.
 
-    path: "" or from a slash on; a query included.
+    path: "", or a path that starts with a slash; includes the query.
     """
 
     secure: bool
@@ -64,15 +64,15 @@ class Address:
 
 
 def parse_url(url: str) -> Address:
-    """Parse http://HOST[:PORT][/PATH], or the same of https.
+    """Parse http://HOST[:PORT][/PATH], or the same with https.
 
     Raises:
-      ValueError: it has another form, or holds a user name, which is never sent.
+      ValueError: the URL has another form, or contains a user name, which is never sent.
     """
     try:
         parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
         port = parts.port
-    except ValueError:  # a port or an IPv6 address of another form
+    except ValueError:  # a malformed port or IPv6 address
         parts, port = urllib.parse.urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise ValueError(f"url must have the form http://HOST:PORT, got {url!r}")
@@ -84,19 +84,19 @@ def parse_url(url: str) -> Address:
 
 
 def post_json(url: str, payload: Any, *, timeout_s: float, max_bytes: int) -> Any:
-    """Post a value as JSON and return the value of the answer, which must have status 200.
+    """Post a value as JSON and return the parsed answer, which must have status 200.
 
     Args:
       url: http://HOST[:PORT][/PATH], or https, whose certificate is verified.
-      payload: what json.dumps accepts.
-      timeout_s: seconds of the whole exchange, above 0.
-      max_bytes: of the answer's body. The body, its text and its values together take at most
-        about 12 times that much memory, whatever the server sends (see `parse_json`).
+      payload: any value that json.dumps accepts.
+      timeout_s: time limit of the whole exchange in seconds, above 0.
+      max_bytes: size limit of the answer's body. The body, its text and its values together take
+        at most about 12 times that much memory, whatever the server sends (see `parse_json`).
 
     Raises:
       ValueError: the URL or the payload cannot be used.
-      ExchangeError: everything else. A lone half of a surrogate pair and bytes that are not UTF-8
-        are no error: they become U+FFFD.
+      ExchangeError: any other failure. Lone surrogates and bytes that are not UTF-8 are not
+        errors: they become U+FFFD.
     """
     if not 0 < timeout_s < math.inf:
         raise ValueError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}")
@@ -124,7 +124,7 @@ def post_json(url: str, payload: Any, *, timeout_s: float, max_bytes: int) -> An
 
 
 def max_values(max_bytes: int) -> int:
-    """The number of values that an answer of up to `max_bytes` may hold."""
+    """Return the number of values that an answer of up to `max_bytes` may hold."""
     return max_bytes // BYTES_PER_VALUE + 1024
 
 
@@ -132,14 +132,14 @@ def parse_json(data: bytes | bytearray, *, max_values: int) -> Any:
     """Parse strict JSON: no NaN, no infinity, every whole number within a float's range.
 
     Values are counted before any is built, since a list of three bytes takes 72 in memory, and a
-    dict with one field of nine about 200. Texts in which bytes are not UTF-8, or halves of
-    surrogate pairs stand alone, get U+FFFD there.
+    dict of nine bytes with one field takes about 200. Bytes that are not UTF-8 and lone surrogates
+    become U+FFFD.
 
     Args:
-      max_values: of lists, dicts, their items and their names together.
+      max_values: limit on lists, dicts, their items and their names together.
 
     Raises:
-      ValueError: it is no such JSON, is nested too deeply or holds more values.
+      ValueError: the data is not strict JSON, is nested too deeply or holds more values.
     """
     if next(itertools.islice(_VALUE.finditer(data), max_values, None), None) is not None:
         raise ValueError(f"JSON with more than {max_values} values")
@@ -177,10 +177,10 @@ def _refuse_constant(name: str) -> None:
 
 
 def _left(deadline: float) -> float:
-    """Seconds until a deadline.
+    """Return the seconds until a deadline.
 
     Raises:
-      TimeoutError: none.
+      TimeoutError: the deadline has passed.
     """
     left = deadline - time.monotonic()
     if left <= 0:
@@ -189,7 +189,7 @@ def _left(deadline: float) -> float:
 
 
 def _connect(address: Address, deadline: float) -> socket.socket:
-    """A connection to the first of the host's addresses that accepts one, over TLS if `secure`."""
+    """Connect to the first of the host's addresses that accepts, over TLS if `secure`."""
     error: OSError = OSError(f"{address.host} has no address")
     for family, kind, protocol, _, place in _look_up(address.host, address.port, deadline):
         sock = socket.socket(family, kind, protocol)
@@ -208,13 +208,15 @@ def _connect(address: Address, deadline: float) -> socket.socket:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Verifies certificates by the system's authorities, which take a while to read."""
+    """Return a context that verifies certificates with the system's authorities (slow to load)."""
     return ssl.create_default_context()
 
 
 def _look_up(host: str, port: int, deadline: float) -> list[Any]:
-    """socket.getaddrinfo, which has no time limit of its own: a thread waits for a name server, and
-    is left to it at the deadline."""
+    """Call socket.getaddrinfo with a deadline.
+
+    It has no time limit, so it runs in a thread, which is abandoned at the deadline.
+    """
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -226,7 +228,7 @@ def _look_up(host: str, port: int, deadline: float) -> list[Any]:
     def ask():
         try:
             found.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except (OSError, ValueError) as error:  # ValueError: a label that is too long or empty
+        except (OSError, ValueError) as error:  # ValueError: an empty or overlong label
             found.append(error)
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -242,10 +244,10 @@ def _look_up(host: str, port: int, deadline: float) -> list[Any]:
 def _exchange(
     sock: socket.socket, address: Address, content: bytes, deadline: float, max_bytes: int
 ) -> tuple[int, str, bytearray]:
-    """(status, reason, body) of the answer to a POST of `content`."""
+    """POST `content` and return (status, reason, body) of the answer."""
     connection = http.client.HTTPConnection(address.host, address.port)
-    connection.default_port = 443 if address.secure else 80  # which the header Host leaves out
-    connection.sock = _TimedSocket(sock, deadline, max_bytes + MAX_HEAD)  # the members that it uses
+    connection.default_port = 443 if address.secure else 80  # omitted in the Host header
+    connection.sock = _TimedSocket(sock, deadline, max_bytes + MAX_HEAD)  # has the used members
     headers = {"Content-Type": "application/json", "Connection": "close"}
     try:
         connection.request("POST", address.path or "/", content, headers)
@@ -266,16 +268,16 @@ def _exchange(
         answer += piece
         if len(answer) > max_bytes:
             raise ValueError(f"the answer is longer than {max_bytes} bytes")
-    if response.length:  # bytes that were promised and have not come
+    if response.length:  # announced bytes that did not arrive
         raise http.client.IncompleteRead(b"", response.length)
     return response.status, response.reason, answer
 
 
 class TimedReader(io.RawIOBase):
-    """The bytes that a socket receives until a deadline, and no more than a limit.
+    """Read a socket until a deadline, up to a limit of bytes.
 
-    deadline: of time.monotonic()
-    left: bytes that may still come
+    deadline: time on the clock of time.monotonic(), in seconds
+    left: number of bytes that may still arrive
     """
 
     def __init__(self, sock: socket.socket, deadline: float, left: int) -> None:
@@ -285,11 +287,11 @@ class TimedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Receive what has come, at least one byte; 0 at the end.
+        """Wait for at least one byte and read the available bytes; return 0 at the end.
 
         Raises:
           TimeoutError: the deadline has passed.
-          ValueError: more bytes came than were left.
+          ValueError: more bytes arrived than `left` allows.
         """
         self._sock.settimeout(_left(self.deadline))
         count = self._sock.recv_into(buffer)
@@ -307,7 +309,7 @@ class _TimedSocket:
 
     def sendall(self, data: bytes) -> None:
         view = memoryview(data)
-        while view:  # socket.sendall of TLS would begin its time limit again with each record
+        while view:  # sendall over TLS would restart its time limit with each record
             self._sock.settimeout(_left(self._deadline))
             view = view[self._sock.send(view) :]
 
@@ -315,4 +317,4 @@ class _TimedSocket:
         return io.BufferedReader(TimedReader(self._sock, self._deadline, self._limit))
 
     def close(self) -> None:
-        """Nothing: whoever opened the socket closes it; http.client would do so before reading."""
+        """Do nothing: http.client would close before reading; the opener closes the socket."""

@@ -22,10 +22,10 @@ def keep_freed_memory(one_arena: bool = False) -> None:
     (benchmarks/NOTES.md).
 
     Args:
-      one_arena: threads share one pool, from now on. A thread's own pool serves blocks of more than
-        64 MiB by mmap whatever is asked. Sharing makes a rollout of the tiny agent with full
-        history 1.2 times faster, and an update of a 0.5B model 1.3 times for 1.4 times its memory;
-        the smaller blocks of the tiny agent's single-turn step become 1.2 times slower.
+      one_arena: make all threads share one pool from now on. A per-thread pool always serves
+        blocks of more than 64 MiB by mmap. Sharing makes a rollout of the tiny agent with full
+        history 1.2 times faster, and an update of a 0.5B model 1.3 times faster at 1.4 times the
+        memory; the tiny agent's single-turn step, with smaller blocks, becomes 1.2 times slower.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -42,9 +42,10 @@ STATM = Path("/proc/self/statm")  # pages of this process: all, resident, ...
 
 
 def memory_metrics() -> Metrics:
-    """Memory in use, in GiB: throughput/host_memory_gib, of this process in RAM, and of the fullest
-    of its devices device_memory_gib and device_memory_peak_gib, the most since it started.
+    """Return the memory in use, in GiB.
 
+    throughput/host_memory_gib is this process's RAM. For its fullest device,
+    device_memory_gib is the current value and device_memory_peak_gib the peak since the start.
     Figures that the system does not report are left out: CPU devices have no separate memory.
     """
     metrics = {}

@@ -6,17 +6,19 @@ import numpy as np
 
 
 def length_bucket(length: int, *, least: int = 8, parts: int = 8) -> int:
-    """The padded length of a program: multiples of an eighth of the next power of two (>= 8).
+    """Return a padded length: `length` rounded up to a multiple of a step.
 
     Args:
-      least, parts: other numbers than those: multiples of at least `least`, and of a `parts`th.
+      least: smallest step, in tokens.
+      parts: the step is the next power of two divided by this, if larger than `least`.
     """
     step = max(least, (1 << (int(length) - 1).bit_length()) // parts)
     return -(-int(length) // step) * step
 
 
 def row_bucket(live: int, total: int) -> int:
-    """The padded number of rows: quarters of the batch, at least 64.
+    """Return the padded number of rows: a multiple of a quarter of the batch, at least 64
+    and at most `total`.
 
     Below 64 rows XLA's float32 products on CPU round differently with the number of rows.
     """
@@ -27,7 +29,7 @@ def row_bucket(live: int, total: int) -> int:
 def pad_rows(
     rows: Sequence[Sequence[int] | np.ndarray], width: int, size: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int32 [size, width], right-padded, and the lengths); more rows repeat the first."""
+    """Return (int32 [size, width], right-padded; lengths); extra rows repeat the first."""
     rows = [*rows, *[rows[0]] * ((size or len(rows)) - len(rows))]
     tokens = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):

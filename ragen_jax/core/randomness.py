@@ -1,8 +1,8 @@
-"""Every random stream of the project, by what it is for.
+"""Every random stream of the project, by purpose.
 
-A stream is named by a purpose and by words: the seed of the run or of a problem, and what else
-tells it from the others of its purpose (member, step, epoch, ...). NumPy's streams are Philox
-generators, JAX's are typed keys; neither knows where or in which order it is used.
+A stream is named by a purpose and by words: the seed of the run or of a problem, and the values
+that distinguish it from other streams of its purpose (member, step, epoch, ...). NumPy's streams
+are Philox generators, JAX's are typed keys; neither depends on where or in which order it is used.
 """
 
 import enum
@@ -12,13 +12,13 @@ from typing import SupportsIndex
 import jax
 import numpy as np
 
-WORDS = 5  # of a NumPy stream, at most
+WORDS = 5  # the most words of a NumPy stream
 
 
 class Purpose(enum.IntEnum):
-    """What a stream is for. Numbers are never used again for anything else: runs hold them.
+    """The purpose of a stream. A number is never reused, so that runs stay reproducible.
 
-    Those of the environments' problems are in `envs` (their TAGs), far above these.
+    The purposes of the environments' problems are in `envs` (their TAGs), far above these.
     """
 
     # NumPy
@@ -27,39 +27,39 @@ class Purpose(enum.IntEnum):
     POLICY_ORDER = 3  # rows over minibatches: run's seed, step
     CRITIC_ORDER = 4
     TRAJECTORY = 5  # turns scored in the trajectory scope: run's seed, step, environment
-    PANELS = 6  # reasonings that an action is scored after: run's seed, step, environment, scope
-    PERMUTATIONS = 7  # of the test of retrieval: the same
+    PANELS = 6  # reasonings that precede a scored action: run's seed, step, environment, scope
+    PERMUTATIONS = 7  # permutation test of retrieval: run's seed, step, environment, scope
     DEMONSTRATION = 8  # noise while a demonstration is played: problem's seed
-    RANDOM_GROUPS = 10  # which groups the filter's control keeps: run's seed, step, environment
-    THOUGHTS = 9  # what its expert thinks: problem's seed, number of the style
-    NOISE_DETECTORS = 11  # of the laboratory's control: 0 for white noise, 1 for one that drifts
-    RANK_ORDERS = 12  # of the laboratory's permutation test
+    RANDOM_GROUPS = 10  # groups that the filter's control keeps: run's seed, step, environment
+    THOUGHTS = 9  # reasoning of the expert: problem's seed, number of the style
+    NOISE_DETECTORS = 11  # the laboratory's control: 0 for white noise, 1 for drifting noise
+    RANK_ORDERS = 12  # the laboratory's permutation test
     # JAX
     PLAY = 16  # training episodes: run's seed, environment
     EVALUATE = 17  # held-out episodes: eval.seed
     GRADIENTS = 18  # held-out groups of the gradient report: eval.seed
-    ADAPTERS = 19  # LoRA's first values: run's seed
-    WARMSTART_PARAMETERS = 20  # the tiny agent's first values: warmstart.seed
-    WARMSTART_ORDER = 21  # of its demonstrations: warmstart.seed, epoch
-    WARMSTART_CHECK = 22  # episodes that decide whether it is done: warmstart.seed
+    ADAPTERS = 19  # initial values of LoRA adapters: run's seed
+    WARMSTART_PARAMETERS = 20  # initial values of the tiny agent: warmstart.seed
+    WARMSTART_ORDER = 21  # order of the demonstrations: warmstart.seed, epoch
+    WARMSTART_CHECK = 22  # episodes that decide whether the warm start is done: warmstart.seed
     PROBE = 23  # first turns of held-out problems: eval.seed
 
 
 def philox(purpose: int, *words: int) -> np.random.Philox:
-    """NumPy's Philox of a stream; its raw words are the same in every version of NumPy.
+    """Return the Philox bit generator of a stream; its output is the same in every NumPy version.
 
-    The purpose and all words are part of Philox's 128-bit key and of the upper 192 bits of its
-    256-bit counter, each in a place of its own, so that different streams never share a state. Of a
-    list of Python ints NumPy would make float64 as soon as one of them needs its 64th bit, and
-    round the others: what goes in here are uint64 words, checked one by one.
+    The purpose and all words fill separate bits of Philox's 128-bit key and of the upper 192 bits
+    of its 256-bit counter, so different streams never share a state. The words are checked and
+    converted to uint64 separately: NumPy would turn a list of Python ints into float64, and round
+    them, if one of them needed its 64th bit.
 
     Args:
-      purpose: below 2**32, a `Purpose` or the TAG of an environment.
-      words: up to five, from 0: the second below 2**32, the others below 2**64; what is left
-        out is 0.
+      purpose: a `Purpose` or the TAG of an environment, below 2**32.
+      words: up to five ints >= 0: the second below 2**32, the others below 2**64; missing words
+        are 0.
 
     Raises:
-      ValueError: too many words, or one that does not fit its place.
+      ValueError: too many words, or a word outside its range.
     """
     if len(words) > WORDS:
         raise ValueError(f"a stream has at most {WORDS} words, got {len(words)}: {words}")
@@ -67,7 +67,7 @@ def philox(purpose: int, *words: int) -> np.random.Philox:
     for name, value in (("purpose", _word(purpose)), ("the second word", second)):
         if value >= 1 << 32:
             raise ValueError(f"{name} of a stream must be below 2**32, got {value}")
-    # The counter's lowest word counts the blocks that are drawn.
+    # The lowest word of the counter counts the drawn blocks.
     return np.random.Philox(
         key=np.array([first, int(purpose) << 32 | second], np.uint64),
         counter=np.array([0, *rest], np.uint64),
@@ -75,15 +75,15 @@ def philox(purpose: int, *words: int) -> np.random.Philox:
 
 
 def generator(purpose: int, *words: int) -> np.random.Generator:
-    """The generator of a stream; see `philox`."""
+    """Return the generator of a stream; see `philox`."""
     return np.random.Generator(philox(purpose, *words))
 
 
 def stream_key(purpose: Purpose, seed: int, *words: int) -> jax.Array:
-    """The typed JAX key of a stream.
+    """Return the typed JAX key of a stream.
 
     Args:
-      seed: in [0, 2**64), all of whose bits count (jax.random.key drops the upper half).
+      seed: in [0, 2**64); all bits count (jax.random.key drops the upper half).
       words: in [0, 2**32).
 
     Raises:
@@ -91,7 +91,7 @@ def stream_key(purpose: Purpose, seed: int, *words: int) -> jax.Array:
     """
     seed = _word(seed)
     halves = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-    # ty: ignore[invalid-argument-type] JAX takes NumPy's arrays, though its annotation says nothing
+    # ty: ignore[invalid-argument-type] JAX accepts NumPy arrays; its annotation omits them
     key = jax.random.wrap_key_data(halves, impl="threefry2x32")
     for word in (purpose, *words):
         if _word(word) >= 1 << 32:

@@ -44,10 +44,10 @@ RULES = (
 def make_mesh(
     *, data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """A mesh over all devices.
+    """Return a mesh over all devices.
 
     Args:
-      data, fsdp, tensor: devices along each axis; one may be -1, which takes all that remain.
+      data, fsdp, tensor: devices along each axis; one may be -1 and then takes all the rest.
       devices: the devices (default: all of this run).
 
     Raises:
@@ -72,10 +72,12 @@ def make_mesh(
 def split_devices(
     devices: Sequence[jax.Device], num_sampling: int
 ) -> tuple[Sequence[jax.Device], Sequence[jax.Device]]:
-    """(devices that train, devices that sample): the last num_sampling only sample; 0: all do both.
+    """Return (devices that train, devices that sample).
+
+    The last num_sampling devices only sample; if it is 0, all devices do both.
 
     Raises:
-      ValueError: none would be left to train.
+      ValueError: no device would be left to train.
     """
     if num_sampling >= len(devices):
         raise ValueError(
@@ -88,7 +90,7 @@ def split_devices(
 def spec(
     axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """PartitionSpec of an array by RULES; an axis that does not divide evenly stays whole."""
+    """Return an array's PartitionSpec by RULES; an axis that does not divide evenly is not split."""
     rules = dict(RULES)
 
     def mesh_axes(axis, size):
@@ -100,7 +102,7 @@ def spec(
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """x, laid out by the logical names of its axes (None: whole) on the mesh in use, if any."""
+    """Lay x out by the logical names of its axes (None: not split) on the mesh in use, if any."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
@@ -108,15 +110,15 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def vocabulary_shards(V: int) -> int:
-    """Into how many parts a vocabulary of V tokens is split on the mesh in use; 1 without one."""
+    """Return the number of parts of a vocabulary of V tokens on the mesh in use; 1 without one."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty or not spec(("vocab",), (V,), mesh)[0] else mesh.shape["tensor"]
 
 
 def by_shard(function: Callable[..., Any], *args: Any) -> Any:
-    """function(*args), where each shard of the mesh in use sees its own rows alone.
+    """Call function(*args) on each shard of the mesh in use, with only that shard's rows.
 
-    XLA would copy a whole cache to every device for a gather or scatter of its rows.
+    Otherwise XLA would copy a whole cache to every device to gather or scatter its rows.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -134,7 +136,7 @@ def by_shard(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def boxed_shardings(boxed: Params, mesh: Mesh) -> Params:
-    """A NamedSharding for every parameter that names its axes, by RULES."""
+    """Return a NamedSharding by RULES for every parameter that names its axes."""
     return jax.tree.map(
         lambda x: NamedSharding(mesh, spec(x.names, x.value.shape, mesh)),
         boxed,
@@ -143,7 +145,7 @@ def boxed_shardings(boxed: Params, mesh: Mesh) -> Params:
 
 
 def has_other_devices(here: Mesh, mesh: Mesh) -> bool:
-    """Whether two meshes have no device in common: no program can move an array between them."""
+    """Return whether two meshes share no device: no program can move an array between them."""
     return not set(here.devices.flat) & set(mesh.devices.flat)
 
 
@@ -151,13 +153,13 @@ MEMORIES = {"device": "device", "host": "pinned_host"}  # name: memory kind of J
 
 
 def in_memory(params: Params, name: str) -> Params:
-    """Arrays of devices, laid out as they are, in one of MEMORIES."""
+    """Move device arrays to one of MEMORIES and keep their layout."""
     kind = MEMORIES[name]
     return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), params)
 
 
 def rests_on_host(params: Params) -> bool:
-    """Whether arrays are in the host's pinned memory."""
+    """Return whether arrays are in the host's pinned memory."""
     return jax.tree.leaves(params)[0].sharding.memory_kind == MEMORIES["host"]
 
 
@@ -165,12 +167,12 @@ def rests_on_host(params: Params) -> bool:
 
 
 def data_shards(mesh: Mesh) -> int:
-    """Into how many parts a batch of rows is split."""
+    """Return the number of parts that a batch of rows is split into."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def row_shards() -> tuple[int, list[int]]:
-    """(parts that rows are split into on the mesh in use, those that this process holds)."""
+    """Return (number of row shards on the mesh in use, indices of this process's shards)."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return 1, [0]
@@ -182,7 +184,7 @@ def row_shards() -> tuple[int, list[int]]:
 
 
 def shards_are_shared() -> bool:
-    """Whether a part of the rows on the mesh in use lies in several processes."""
+    """Return whether any row shard on the mesh in use spans several processes."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return False
@@ -191,12 +193,12 @@ def shards_are_shared() -> bool:
 
 
 def place_rows(array: np.ndarray) -> Array:
-    """This process's rows (in the order of its shards) as part of an array over all devices."""
+    """Place this process's rows (in the order of its shards) in an array over all devices."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return array
     count, mine = row_shards()
-    size = len(array) // len(mine)  # rows of a shard
+    size = len(array) // len(mine)  # rows per shard
     sharding = NamedSharding(mesh, PartitionSpec(ROWS))
 
     def piece(index):
@@ -208,7 +210,7 @@ def place_rows(array: np.ndarray) -> Array:
 
 
 def read_rows(array: jax.Array) -> np.ndarray:
-    """This process's rows of an array that is split over rows, in the order of its shards."""
+    """Return this process's rows of a row-sharded array, in the order of its shards."""
     if jax.sharding.get_mesh().empty:
         return np.asarray(array)
     count_barrier()
@@ -217,22 +219,22 @@ def read_rows(array: jax.Array) -> np.ndarray:
 
 
 def shard_micro_batches(arrays: Any, mesh: Mesh) -> Any:
-    """A tree of [A, micro_batch, ...] arrays, laid out."""
+    """Place a tree of [A, micro_batch, ...] arrays on the mesh."""
     return place(arrays, micro_batch_layout(mesh))
 
 
 def micro_batch_layout(mesh: Mesh) -> NamedSharding:
-    """Of [A, micro_batch, ...]: each micro-batch's rows over data and fsdp."""
+    """Return the sharding of [A, micro_batch, ...]: micro-batch rows over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(None, ROWS))
 
 
 def replicate(array: Array, mesh: Mesh) -> jax.Array:
-    """A copy of the array on every device."""
+    """Copy the array to every device."""
     return place(array, NamedSharding(mesh, PartitionSpec()))
 
 
 def place(tree: Any, sharding: Sharding) -> Any:
-    """A tree of NumPy arrays that every process holds, laid out over the devices."""
+    """Place a tree of NumPy arrays, which every process holds, on the devices."""
 
     def put(array):
         array = np.asarray(array)
@@ -245,13 +247,13 @@ def place(tree: Any, sharding: Sharding) -> Any:
 
 
 def process_count() -> int:
-    """Of the mesh in use; 1 without one."""
+    """Return the number of processes of the mesh in use; 1 without one."""
     mesh = jax.sharding.get_mesh()
     return 1 if mesh.empty else len({device.process_index for device in mesh.devices.flat})
 
 
 def max_over_processes(*values: int) -> tuple[int, ...]:
-    """The largest of each number over all processes."""
+    """Return the maximum of each number over all processes."""
     if process_count() == 1:
         return values
     count_barrier()
@@ -259,7 +261,7 @@ def max_over_processes(*values: int) -> tuple[int, ...]:
 
 
 def from_main_process(number: int) -> int:
-    """The number that the first process has, in all of them."""
+    """Return the main process's number in all processes."""
     if jax.process_count() == 1:
         return number
     count_barrier()
@@ -267,13 +269,13 @@ def from_main_process(number: int) -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that writes the run's files and its console."""
+    """Return whether this process writes the run's files and its console."""
     return jax.process_index() == 0
 
 
 @contextlib.contextmanager
 def main_process_first(name: str) -> Generator[None]:
-    """What is inside is done by the first process, and then by the others: they find its files."""
+    """Run the body in the main process first, so that the other processes find its files."""
     if not is_main_process():
         multihost_utils.sync_global_devices(name)
     yield
@@ -282,7 +284,7 @@ def main_process_first(name: str) -> Generator[None]:
 
 
 def gather_bytes(data: bytes) -> list[bytes]:
-    """[bytes of process 0, of process 1, ...]."""
+    """Return the bytes of all processes, in order of process index."""
     if process_count() == 1:
         return [data]
     (longest,) = max_over_processes(len(data))

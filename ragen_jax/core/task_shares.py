@@ -1,8 +1,8 @@
 """A step's groups, environment by environment: their episodes, arrays and metrics.
 
-A step's groups are those of its first environment, then those of the second, and so on. What is
-said of an environment carries its label: rollout/success of "sokoban" is rollout/sokoban/success.
-Where an environment is alone it has no label, and its figures are the step's.
+A step has the groups of its first environment, then those of the second, and so on. Metrics of an
+environment carry its label: rollout/success of "sokoban" is rollout/sokoban/success. A single
+environment has no label, and its metrics are those of the step.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from ragen_jax.core.types import Episode, Metrics
 
 
 class Share(Protocol):
-    """What is read of a `Part`, or of a `tasks.Task` in its place."""
+    """The attributes read from a `Part`, or from a `tasks.Task` in its place."""
 
     @property
     def label(self) -> str: ...
@@ -35,24 +35,24 @@ class Part(NamedTuple):
 def split_groups(
     parts: Sequence[Share], *arrays: Sequence[Any] | np.ndarray
 ) -> Iterator[tuple[Any, ...]]:
-    """(part, its share of each array) of each part.
+    """Yield (part, its slice of each array) for each part.
 
     Args:
-      arrays: episode by episode or group by group.
+      arrays: with one entry per episode or per group.
     """
     groups = sum(part.groups for part in parts)
     first = 0
     for part in parts:
         shares = []
         for values in arrays:
-            of_group = len(values) // groups  # entries of a group
+            of_group = len(values) // groups  # entries per group
             shares.append(values[first * of_group : (first + part.groups) * of_group])
         yield part, *shares
         first += part.groups
 
 
 def concatenate_episodes(lists: Iterable[Sequence[Episode]]) -> list[Episode]:
-    """The episodes of several lists, their groups numbered on from one list to the next."""
+    """Concatenate lists of episodes; group numbers continue from one list to the next."""
     episodes: list[Episode] = []
     for listed in lists:
         first = episodes[-1].group + 1 if episodes else 0
@@ -65,19 +65,20 @@ def measure_each(
     measure: Callable[..., Metrics],
     *arrays: Sequence[Any] | np.ndarray,
 ) -> Metrics:
-    """measure(*shares) of each part, under its label; {} where there is but one.
+    """Return the metrics of measure(*shares) for each part, labelled; {} if there is one part.
 
     Args:
-      measure: returns metrics a/b, which become a/label/b. arrays: as in `split_groups`.
+      measure: returns metrics a/b, which become a/label/b.
+      arrays: as in `split_groups`.
     """
     return label_metrics(parts, [measure(*shares) for _, *shares in split_groups(parts, *arrays)])
 
 
 def label_metrics(parts: Sequence[Share], metrics_E: Sequence[Metrics]) -> Metrics:
-    """The metrics a/b of each part as a/label/b; {} where there is but one part.
+    """Rename the metrics a/b of each part to a/label/b; return {} if there is one part.
 
     Args:
-      metrics_E: of each part.
+      metrics_E: metrics of each part.
     """
     return {
         name.replace("/", f"/{part.label}/", 1): value
@@ -88,16 +89,16 @@ def label_metrics(parts: Sequence[Share], metrics_E: Sequence[Metrics]) -> Metri
 
 
 def combine_metrics(parts: Sequence[Share], metrics_E: Sequence[Metrics]) -> Metrics:
-    """The metrics of each part under its label, and their mean over the parts that have them.
+    """Return the labelled metrics of each part, and their means over the parts that have them.
 
-    The mean of E independent figures has the interval sqrt(sum of their squared half-widths) / E
-    (names ending in _ci95), and none where a part has the figure without an interval; p-values (in
-    _p) have no mean.
+    The mean of E independent figures has the half-width sqrt(sum of their squared half-widths) / E
+    (names ending in _ci95), or no interval if a part has the figure without an interval. P-values
+    (names ending in _p) have no mean.
 
     Args:
-      metrics_E: of each part.
+      metrics_E: metrics of each part.
     """
-    combined: dict[str, Any] = {}  # of Python's floats and NumPy's
+    combined: dict[str, Any] = {}  # Python and NumPy floats
     for name in dict.fromkeys(name for metrics in metrics_E for name in metrics):
         values = [metrics[name] for metrics in metrics_E if name in metrics]
         if name.endswith("_ci95"):
@@ -110,7 +111,7 @@ def combine_metrics(parts: Sequence[Share], metrics_E: Sequence[Metrics]) -> Met
 
 
 def metrics_of_each(parts: Sequence[Share], metrics: Metrics) -> list[Metrics]:
-    """The metrics of each part under their plain names: the inverse of `label_metrics`."""
+    """Return the metrics of each part without labels: the inverse of `label_metrics`."""
     if len(parts) == 1:
         return [metrics]
     return [

@@ -20,37 +20,36 @@ import numpy as np
 if TYPE_CHECKING:
     pass
 
-Array = jax.Array | np.ndarray  # of mathematics that takes and gives either
-Params = dict[str, Any]  # nested, by module and parameter: arrays, or what stands for them
-Metrics = dict[str, float]  # metric name -> value: a part of a row of metrics.jsonl
+Array = jax.Array | np.ndarray  # for functions that accept and return either
+Params = dict[str, Any]  # nested, by module and parameter: arrays or their placeholders
+Metrics = dict[str, float]  # metric name -> value; part of a row of metrics.jsonl
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One prompt and the reply sampled for it, as token ids: what is trained is what was sampled.
-
+    """A prompt and the response sampled for it, as token ids: training uses the sampled tokens.
     The prompt ends with the tokens of `<think>`, so the reply begins inside the reasoning.
     """
 
-    prompt: np.ndarray  # int32 [P], everything the policy read, earlier turns included
-    message: str  # the user message with which the prompt ends; IMAGE where it shows an image
+    prompt: np.ndarray  # int32 [P], the full context, earlier turns included
+    message: str  # last user message of the prompt; IMAGE in place of each image
     sampled: np.ndarray  # int32 [n], with the stop token if one was sampled
-    logp: np.ndarray  # float32 [n], of the distribution actually sampled from
+    logp: np.ndarray  # float32 [n], log-probability under the sampled distribution
     reasoning: tuple[int, int]  # token span of `sampled` before </think>; (0, 0): unclosed or empty
     answer: tuple[int, int]  # token span of `sampled` inside <answer>...</answer>
-    actions: tuple[str, ...]  # the actions that were run
+    actions: tuple[str, ...]  # executed actions
     valid: bool  # well formed, and every action known
-    reward: float  # of the environment, format penalty not included
+    reward: float  # the environment's reward, without the format penalty
     info: dict[str, Any]
-    # uint8 [height, width, 3] each, of the message, which has envs.types.IMAGE for each
+    # The message's images, uint8 [height, width, 3] each; its text has envs.types.IMAGE for each.
     images: tuple[np.ndarray, ...] = ()
-    # (first, count) of the numbers that replace an image's tokens in the prompt (image_table.py)
+    # (first, count) of the ids that replace an image's tokens in the prompt (image_table.py)
     spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """One play of one environment seed."""
+    """An episode of an environment seed."""
 
     seed: int
     group: int  # index of the seed within the step
@@ -75,11 +74,11 @@ class Batch:
     logp_BT: np.ndarray  # float32, the sampler's log-probability, 0 where mask is 0
     turn_BT: np.ndarray  # int32, the turn a sampled token belongs to, -1 elsewhere
     turn_end_BT: np.ndarray  # bool, the last sampled token of each turn
-    span_BT: np.ndarray  # int8, of a sampled token: REASONING, ACTION, or 0
+    span_BT: np.ndarray  # int8, kind of a sampled token: REASONING, ACTION, or 0
     reward_BT: np.ndarray  # float32, on turn ends; zero until rewards.add_rewards
     episode_B: np.ndarray  # int32, index into the list of episodes; -1 on padding rows
     group_B: np.ndarray  # int32, index of the episode's group; -1 on padding rows
     weight_B: np.ndarray  # float32, 1 for a real row, 0 for padding
 
 
-SUCCESS_UNDEFINED = "success_undefined"  # in an info: True where nothing says whether it is solved
+SUCCESS_UNDEFINED = "success_undefined"  # key of an info: True if success is not defined
