@@ -1,4 +1,4 @@
-"""Has a figure left its level? A sequential test with a stated error over a whole run.
+"""A sequential test of whether a figure left its level, with a bounded error over a whole run.
 
 A figure is a noisy number of each step. Compared are its *level*, from the start of the run, and
 its *recent* mean:
@@ -76,7 +76,7 @@ SURE = 4.0  # standard errors that a level must be above 0 to be watched
 
 @flax.struct.dataclass
 class Levels:
-    """What the test remembers of each figure."""
+    """State of the test for each figure."""
 
     count_EF: Array  # int32, values so far
     step_E: Array  # int32, the last step
@@ -116,7 +116,7 @@ class Comparison:
 
 
 def init_levels(environments: int, figures: int) -> Levels:
-    """The `Levels` of a run that has not begun."""
+    """Return the `Levels` of a new run."""
     E, F = environments, figures
     shapes = {"E": (E,), "EF": (E, F), "EF2": (E, F, 2)}
     shapes |= {"EFA": (E, F, FIRST), "EFQ": (E, F, LAST)}
@@ -141,7 +141,7 @@ def update_levels(
     weight_EF: np.ndarray,
     fixed_EF: np.ndarray,
 ) -> tuple[Levels, np.ndarray]:
-    """Takes in the values of a step.
+    """Add the values of a step, and test each figure.
 
     Args:
       step_E: int, number of the step, above that of the update before.
@@ -209,7 +209,7 @@ def update_levels(
 
 
 def bound(count: Array) -> np.ndarray:
-    """What z must be above to tell a change from noise, of figures with so many values."""
+    """Return the value that z must exceed for a change, for figures with `count` values."""
     return np.minimum(2.2 + 0.4 * np.log(np.maximum(np.asarray(count), 25) / 25), 3.3)
 
 
@@ -221,7 +221,7 @@ def _append(
     weight_EF: np.ndarray,
     fixed_EF: np.ndarray,
 ) -> Levels:
-    """The values joined to those before."""
+    """Append the values to the earlier values."""
     here_EF = np.isfinite(value_EF)
     s = Levels(**{name: np.array(x) for name, x in vars(s).items()})
     step_EF = np.broadcast_to(step_E[:, None], value_EF.shape)
@@ -248,13 +248,13 @@ def _append(
 
 
 def _learnt(s: Levels, test: Comparison) -> np.ndarray:
-    """int [E, F]: how many values noise is learnt from."""
+    """Return the number of values that noise is estimated from, int [E, F]."""
     count_EF = s.count_EF.astype(int)
     return np.where(count_EF <= test.baseline, count_EF, np.maximum(test.baseline, count_EF - LAG))
 
 
 def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarray) -> Levels:
-    """Noise and wandering, of the value that has become old enough."""
+    """Update noise and wandering with the value that is now old enough."""
     learnt_EF = _learnt(s, test)
     before_EF = _learnt(dataclasses.replace(s, count_EF=s.count_EF - here_EF), test)
     new_EF = (learnt_EF > before_EF) & ~fixed_EF
@@ -364,7 +364,7 @@ def _mean(
 def _raise(
     s: Levels, test: Comparison, judged_EF: np.ndarray, v_EF: np.ndarray, wander_EF: np.ndarray
 ) -> Levels:
-    """The levels raised to what was surely reached."""
+    """Raise the levels to the values that were surely reached."""
     count_EF = s.count_EF.astype(int)
     mean_EF, weight_EF = _mean(s.last_EFQ, s.last_weight_EFQ, LAST - RISE, LAST)
     rises_F = np.isfinite(test.rise_F)

@@ -65,12 +65,12 @@ def mediation_metrics(
     filler: int,
     micro_batch: int,
 ) -> Metrics:
-    """The measures at the top of this file, of the first turns with a reasoning and an action.
+    """Return the measures at the top of this file for first turns with a reasoning and an action.
 
     Args:
       model, params: the policy that sampled the episodes.
       filler: id of the token that stands for the reasoning in substantivity.
-      micro_batch: replies of a device call.
+      micro_batch: replies per device call.
 
     Returns:
       mediation/NAME, the mean over replies, and mediation/NAME_ci95 by groups, each of MEASURES;
@@ -92,7 +92,7 @@ def mediation_metrics(
     for b in range(0, len(turns), micro_batch):
         some = slice(b, b + micro_batch)
         padded = [pad_rows(x[some], n, micro_batch) for x, n in zip(parts, widths, strict=True)]
-        action = np.resize(action_B[some], micro_batch)  # rows behind the last are not kept
+        action = np.resize(action_B[some], micro_batch)  # rows after the last are dropped
         measured = measure(model, params, *padded, action, np.int32(filler))
         found.append(np.asarray(measured)[:, : len(turns[some])])
     value_MB = np.concatenate(found, axis=1).astype(np.float64)
@@ -119,10 +119,10 @@ def measure(
     action_B: jax.Array,
     filler: jax.Array,
 ) -> jax.Array:
-    """float32 [measures, B] in the order of MEASURES.
+    """Return the measures in the order of MEASURES, float32 [measures, B].
 
     Args:
-      ending: what was sampled behind the reasoning up to the action's end; its last `action_B`
+      ending: the tokens sampled after the reasoning, up to the action's end; its last `action_B`
         tokens are the action, at least one token is before them.
       filler: a token's id.
     """
@@ -132,7 +132,7 @@ def measure(
     of_action = (at_E >= (e_B - action_B)[:, None]) & (at_E < e_B[:, None])
 
     def read(tokens, start_B, memory, model=model, params=params, positions=None):
-        """(hidden states, keys and values) of tokens behind a memory, from position start_B on."""
+        """Return (hidden states, keys and values) of tokens after a memory, from start_B on."""
         if positions is None:
             positions = token_positions(params, tokens, start_B)
         tokens = constrain(tokens, "rows", None)
@@ -150,7 +150,7 @@ def measure(
         return jnp.where(of_action, value_BE, 0.0).sum(1) / action_B
 
     zero_B = jnp.zeros_like(x_B)
-    behind_B = position_behind(params, prompt_BX, x_B)  # of what follows the prompt
+    behind_B = position_behind(params, prompt_BX, x_B)  # position after the prompt
     x = segment(read(prompt_BX, zero_B, ())[1], x_B)
     z = segment(read(reasoning_BZ, behind_B, (x,))[1], z_B)
     alone = segment(read(reasoning_BZ, behind_B, ())[1], z_B)
@@ -182,7 +182,7 @@ def measure(
         least = jnp.finfo(jnp.float32).tiny  # both certain: nothing is needed
         return (with_B - without_B) / jnp.maximum(-(with_B + without_B), least)
 
-    # Each token gets a row of an embedding table of its own, whose gradient is the token's.
+    # Each token gets a separate row of an embedding table; the row's gradient is the token's.
     tokens = jnp.concatenate([prompt_BX, reasoning_BZ, ending_BE], axis=1)
     images, V = of_params(params), model.config.vocab_size
     table = params["embed"][jnp.minimum(tokens, V - 1)]
