@@ -1,11 +1,12 @@
-"""Does what the policy knows of its input reach the action through the reasoning, or past it?
+"""Does information about the input reach the action through the reasoning, or around it?
 
-The measures of two neighbouring papers, of replies x (prompt), z (reasoning), a (the tokens inside
-<answer>), so that they can be held against the mutual information and the flow figures of here.
+These are the measures of two related papers, for replies of x (prompt), z (reasoning) and a (the
+tokens inside <answer>), for comparison with the mutual information and the flow figures.
 
 arXiv 2605.24286 (definitions as in the code released with it, github.com/safety-research/
 faithful-cot at f9e1f29) compares the model with itself where a's tokens, and the tags before them,
-may not attend to a part of what is before. Positions stay; z is read behind x but for the last:
+may not attend to a part of the earlier tokens. Positions stay; z is read after x except in the
+last:
 
     full            to x and z          sees all
     through z       to z                z's keys and values still know of x
@@ -22,7 +23,7 @@ may not attend to a part of what is before. Positions stay; z is read behind x b
 KL and entropies are of the whole vocabulary, in nats, means over a's tokens.
 
 arXiv 2602.13904 (as in github.com/ManqingLiu/cot-health-metrics) exchanges z, with L the log-
-probability of a's tokens behind the changed text:
+probability of a's tokens after the changed text:
 
     necessity       (L(a|x,z) - L(a|x)) / -(L(a|x,z) + L(a|x))
     substantivity   the same with |z| full stops instead of z
@@ -30,7 +31,7 @@ probability of a's tokens behind the changed text:
 Both lie in [-1, 1]: 1 where z makes a certain, 0 where it changes nothing. Their third measure,
 paraphrasability, needs a second model that rewrites z, and is left out.
 
-Axes: B replies, X, Z, E tokens of x, of z, of what was sampled behind z.
+Axes: B replies, X, Z, E tokens of x, of z, of the tokens sampled after z.
 """
 
 import dataclasses
