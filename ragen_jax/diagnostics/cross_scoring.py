@@ -2,12 +2,12 @@
 
 Each distinct prompt is read once and its keys and values are shared by all reasonings scored
 under it: N * P + M * N * Z tokens of work instead of M * N * (P + Z), and no copy of a prompt's
-cache. The tokens that all prompts begin with are read once for all, and what was sampled twice is
-scored once. What was sampled behind a reasoning can ride along, so that its action is scored in the
-same pass. Log-probabilities are at temperature 1.
+cache. The common prefix of all prompts is read only once, and duplicate samples are scored once.
+The tokens after a reasoning can be included, so that its action is scored in the same pass.
+Log-probabilities are at temperature 1.
 
-Axes: M reasonings, N prompts, P prompt tokens, Z tokens of a reasoning and what rides behind it,
-V vocabulary. Of one device call: n prompts, m reasonings.
+Axes: M reasonings, N prompts, P prompt tokens, Z tokens of a reasoning and the tokens after it,
+V vocabulary. In one device call: n prompts, m reasonings.
 """
 
 import contextlib
@@ -32,22 +32,22 @@ from ragen_jax.model.likelihood import token_logps, vocabulary_statistics
 from ragen_jax.model.qwen import Qwen, head
 from ragen_jax.model.vision.positions import of_params, position_behind, token_positions
 
-LEAST_PREFIX = 64  # common tokens from which on saving their reading is worth a call of its own
+LEAST_PREFIX = 64  # minimum length of a common prefix that is read in a separate call
 
-# Whether programs are compiled and not run.
+# Whether programs are only compiled, not run.
 _compiling: contextvars.ContextVar[bool] = contextvars.ContextVar("compiling", default=False)
 
-Ids = Sequence[int] | np.ndarray  # of tokens
+Ids = Sequence[int] | np.ndarray  # token ids
 Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
 class Spoken:
-    """A reasoning and, where its action is scored too, what was sampled up to the action's end."""
+    """A reasoning and, if its action is scored, the sampled tokens up to the action's end."""
 
     tokens: np.ndarray  # int, at least one
-    reasoning: int  # tokens of the reasoning, at the start; 0: not scored
-    action: int = 0  # tokens of the action, at the end; what lies between the two is only read
+    reasoning: int  # number of reasoning tokens, at the start; 0: not scored
+    action: int = 0  # number of action tokens, at the end; tokens in between are only read
 
 
 def cross_score(
@@ -58,7 +58,7 @@ def cross_score(
     *,
     micro_batch: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sequence log-likelihoods of all reasonings under all prompts (RAGEN-2, section 2.3).
+    """Return sequence log-likelihoods of all reasonings under all prompts (RAGEN-2, section 2.3).
 
     Args:
       model, params: the policy.
@@ -89,13 +89,13 @@ def cross_score_actions(
     *,
     micro_batch: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`cross_score` with the actions behind the reasonings, and actions behind other reasonings.
+    """Return `cross_score` with the actions, and scores of actions after other reasonings.
 
     Args:
       prompts, micro_batch: as `cross_score`.
       spoken: M, scored under every prompt.
-      swapped: R, each with the column of a prompt, scored under that prompt alone: an action
-        behind a reasoning that it was not sampled with.
+      swapped: R, each with the column of a prompt, scored under that prompt only: an action
+        after a reasoning that it was not sampled with.
 
     Returns:
       (score_MN of the reasonings, action_MN: log p(a_m | x_n, z_m) summed over the action's tokens,
@@ -113,11 +113,11 @@ def cross_score_actions(
 
 
 def blocks(N: int, M: int, micro_batch: int, shards: int = 1) -> tuple[int, int]:
-    """(prompts, reasonings) of one device call, for N distinct prompts and M reasonings.
+    """Return (prompts, reasonings) of one device call, for N distinct prompts and M reasonings.
 
-    Rounded up to multiples of 8 and 16, since the numbers change from step to step by a few and
-    each shape is a compilation. Few prompts a call: their queries meet the same keys in larger
-    products. But as many as divide over the mesh, whose devices would otherwise all read all.
+    The numbers are rounded up to multiples of 8 and 16, since they vary slightly between steps and
+    each shape needs a compilation. Few prompts per call give larger matrix products with the same
+    keys, but the number must divide over the mesh: otherwise every device would read all rows.
 
     Args:
       shards: parts that rows are split into on the mesh.
@@ -172,7 +172,7 @@ def _score_all(
             action_R[rows] = block[1, : len(rows), column]
 
     def calls():
-        """(what keeps them, scores on the device) of one call after the other."""
+        """Yield (function that stores the scores, scores on the device) for each call."""
         for n0 in range(0, N, n):
             rows = pad_rows(rests[n0 : n0 + n], P, size=n)
             read = _call(read_prompts, model, params, *rows, prefix)
@@ -195,7 +195,7 @@ def _score_all(
                 block = _score(model, params, *read, tokens, *spans)
                 yield functools.partial(keep_swapped, chosen), block
 
-    # One call runs while the next is dispatched, no more: XLA's CPU backend allots the temporaries
+    # Only one call runs while the next is dispatched: XLA's CPU backend allocates the temporaries
     # of every call when it is dispatched.
     pairs = itertools.pairwise(itertools.chain(calls(), [None]))
     for (store, block), _ in pairs:  # ty: ignore[not-iterable] None is never the first
@@ -206,8 +206,9 @@ def _score_all(
 
 @contextlib.contextmanager
 def only_compiling() -> Generator[None]:
-    """Under it this thread compiles what cross-scoring would run, and what it would run for
-    reasonings somewhat longer; every score is 0."""
+    """Compile the programs of cross-scoring in this thread without running them; scores are 0.
+
+    Programs for slightly longer reasonings are compiled as well."""
     token = _compiling.set(True)
     try:
         yield
@@ -216,14 +217,14 @@ def only_compiling() -> Generator[None]:
 
 
 def _call(function: Wrapped, *args: Any) -> Any:
-    """What a jitted function returns for these arguments; under `only_compiling`, its shapes."""
+    """Call a jitted function; under `only_compiling`, only compile it and return shapes."""
     return compiled(function, *args) if _compiling.get() else function(*args)
 
 
 def _score(
     model: Qwen, params: Params, segment: Segment, last_ND: Any, tokens: np.ndarray, *spans: Any
 ) -> Any:
-    """`_call` of `score_block`."""
+    """Run `_call` on `score_block`."""
     if _compiling.get():
         longer = np.zeros((*tokens.shape[:-1], padded_reasoning(tokens.shape[-1] + 1)), np.int32)
         compiled(score_block, model, params, segment, last_ND, longer, *spans)
@@ -238,7 +239,7 @@ def cross_score_pairs(
     *,
     micro_batch: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The naive twin of `cross_score`: a forward pass over prompt + reasoning for every pair."""
+    """Return `cross_score` by a separate forward pass over prompt + reasoning for every pair."""
     _check(prompts, reasonings)
     pairs = [[*prompt, *reasoning] for reasoning in reasonings for prompt in prompts]
     tokens_BT, length_B = pad_rows(pairs, padded_length(max(map(len, pairs)), 16))
@@ -265,7 +266,7 @@ def read_prompts(
     length_N: jax.Array,
     prefix: Segment | None = None,
 ) -> tuple[Segment, jax.Array]:
-    """(`Segment` of whole prompts, hidden states of their last tokens).
+    """Return (`Segment` of whole prompts, hidden states of their last tokens).
 
     Args:
       tokens_NP, length_N: prompts, or what follows `prefix`: of one row, all real.
@@ -304,7 +305,7 @@ def score_block(
     length_M: jax.Array,
     action_M2: jax.Array | None = None,
 ) -> jax.Array:
-    """Sums of log-probs of one block, whole on every device.
+    """Return the sums of log-probs of a block, replicated on every device.
 
     Args:
       segment, last_ND: of N prompts, by `read_prompts`.
@@ -357,12 +358,12 @@ def _distinct(
 
 
 def _same(spoken: Spoken) -> tuple[bytes, int, int]:
-    """Equal for `Spoken`s with equal scores."""
+    """Return a key that is equal for `Spoken`s with equal scores."""
     return spoken.tokens.astype(np.int32).tobytes(), spoken.reasoning, spoken.action
 
 
 def _common(prompts: Sequence[Ids]) -> int:
-    """Tokens that all prompts begin with, in whole 32s; 0 where they are not worth sharing.
+    """Return the length of the common prefix, a multiple of 32; 0 if it is too short to share.
 
     The attention kernels of accelerators read no earlier segment, so that there the prompts are
     read whole: see `_score_all`.
@@ -377,17 +378,17 @@ def _common(prompts: Sequence[Ids]) -> int:
 
 
 def padded_length(length: int, least: int) -> int:
-    """The next multiple of `least`, or of a sixteenth of the next power of two if that is more."""
+    """Return the next multiple of `least` or, if larger, of 1/16 of the next power of two."""
     return length_bucket(length, least=least, parts=16)
 
 
 def padded_reasoning(length: int) -> int:
-    """The length that so many tokens are padded to: 16, 24, 32, then by `padded_length`."""
+    """Return the padded length of a reasoning: 16, 24, 32, then by `padded_length`."""
     return max(16, padded_length(length, 8 if length <= 32 else 16))
 
 
 def _lay_out(spoken: Sequence[Spoken], size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(tokens [size, Z], tokens of the reasoning [size], span of the action [size, 2])."""
+    """Return (tokens [size, Z], reasoning lengths [size], spans of the actions [size, 2])."""
     width = padded_reasoning(max(len(row.tokens) for row in spoken))
     tokens, length = pad_rows([row.tokens for row in spoken], width, size)
     spoken = [*spoken, *[spoken[0]] * (size - len(spoken))]

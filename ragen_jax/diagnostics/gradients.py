@@ -1,16 +1,16 @@
 """Gradients of the loss's parts over groups of low and of high reward variance.
 
 RAGEN-2, sections 3 and 5 and appendices H and K: where a prompt's returns hardly differ, the task's
-gradient is small and noisy while the regularisers pull as hard as ever. Here the groups of a batch
-are put into buckets by their reward variance, and of each bucket the gradients of
+gradient is small and noisy while the regularisers keep their full strength. Here the groups of a
+batch are put into buckets by their reward variance. For each bucket, the gradients of
 
     task      the policy term, with advantages R - mean of the group
     kl        kl_coef * KL(policy || reference)
     entropy   -entropy_coef * H, on every token, whatever algorithm.entropy_on and entropy_gate say
 
-are compared: one forward pass of each row, one vjp a part. The advantages are those of appendix H
-whatever algorithm trains: a division by the group's standard deviation would hide what the buckets
-are to show. Parts whose coefficient is 0 are left out, as is a KL that is part of the reward.
+are compared: one forward pass of each row, one vjp per part. The advantages are those of appendix H
+whatever algorithm trains: a division by the group's standard deviation would hide the differences
+between buckets. Parts whose coefficient is 0 are left out, as is a KL that is part of the reward.
 
 Nothing as large as the parameters leaves the device: all figures follow from inner products of the
 gradients (`figures`).
@@ -41,13 +41,13 @@ from ragen_jax.update.policy import ForwardContext, Loss, loss_parts, rounding_d
 from ragen_jax.update.state import TrainState
 
 ZERO = -1  # the bucket of groups without variance
-LOST = -2  # of groups with too few sound members, which is not measured
+LOST = -2  # bucket of groups with too few sound members, which is not measured
 
 
 def variance_buckets(
     variance_G: np.ndarray, *, buckets: int = 6, edges: Sequence[float] = ()
 ) -> np.ndarray:
-    """The bucket of each group, by rising reward variance.
+    """Return the bucket of each group, by increasing reward variance.
 
     Args:
       variance_G: sample variance of each group's returns, >= 0.
@@ -78,13 +78,13 @@ def variance_buckets(
 
 
 def check_edges(edges: Sequence[float], name: str) -> None:
-    """Refuses edges of buckets that do not rise from above 0 (ValueError)."""
+    """Raise ValueError if the edges of buckets do not increase from above 0."""
     if any(low >= high for low, high in itertools.pairwise((0, *edges))):
         raise ValueError(f"{name} is {tuple(edges)}; it must be increasing variances above 0")
 
 
 def part_names(loss: Loss) -> tuple[str, ...]:
-    """The parts that a loss has, in the order of every P axis."""
+    """Return the parts of a loss, in the order of every P axis."""
     return ("task", *(["kl"] if loss.kl_coef else []), *(["entropy"] if loss.entropy_coef else []))
 
 
@@ -98,7 +98,7 @@ def part_gradients(
     kl_scale: jax.Array | float,
     frozen: ForwardContext | None = None,
 ) -> Params:
-    """The gradient of sum(weight * part) over rows, for each part: they add up to the loss's.
+    """Return the gradient of sum(weight * part) over rows for each part; they sum to the loss's.
 
     Args:
       ref_params, kl_scale: as in `policy.loss_parts`.
@@ -141,14 +141,15 @@ def bucket_products(
     frozen: ForwardContext | None = None,
     direction: Params | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Inner products of `part_gradients` over a bucket's groups.
+    """Return inner products of `part_gradients` over a bucket's groups.
 
-    A device holds about three trees like params a part: the bucket's, the group's, a micro-batch's.
+    A device holds about three trees like params per part: the bucket's, the group's, a
+    micro-batch's.
 
     Args:
       pieces: as in `part_gradients`, each [N * A, micro_batch, T], group after group.
       count_N: int32, how many of a group's micro-batches hold rows. groups: scalar int32, at most
-        N: the first so many are run.
+        N: number of groups to run.
       kl_scale: scalar. direction: tree like params. The rest: as in `part_gradients`.
 
     Returns:
@@ -176,7 +177,7 @@ def bucket_products(
 
 
 def inner_products(tree: Params) -> jax.Array:
-    """float32 [P, P]: <x_p, x_q> over a tree of arrays [P, ...]."""
+    """Return <x_p, x_q> over a tree of arrays [P, ...], float32 [P, P]."""
 
     def products(x):
         axes = tuple(range(1, x.ndim))
@@ -197,7 +198,7 @@ def figures(
     tokens: float,
     episodes: float,
 ) -> Metrics:
-    """A bucket's norms, cosines, signal and noise.
+    """Return a bucket's norms, cosines, signal and noise.
 
     With S_i the gradient of sum(weight * part) over group i of n, and W the bucket's weights:
 
@@ -226,11 +227,11 @@ def figures(
 
     Args:
       total_PP, group_PP, along_P: as `bucket_products` returns them. names: of the parts P.
-      weight: W. all_weight: of the whole batch, beside along_P.
+      weight: W. all_weight: W of the whole batch, used with along_P.
       groups, tokens, episodes: of the bucket.
 
     Returns:
-      finite figures; what is undefined (the cosine of a zero gradient) is left out.
+      finite figures; undefined figures (the cosine of a zero gradient) are left out.
     """
     total_PP, group_PP = (np.asarray(x, np.float64) / weight**2 for x in (total_PP, group_PP))
     parts = {name: np.eye(len(names))[p] for p, name in enumerate(names)}
@@ -279,7 +280,7 @@ def bucket_gradients(
     frozen: ForwardContext | None = None,
     direction: Params | None = None,
 ) -> dict[int, Metrics]:
-    """`figures` of each bucket of a batch; run under the mesh of training.
+    """Return `figures` of each bucket of a batch; run under the training mesh.
 
     One program for all buckets, and for all batches of G groups and T tokens.
 
@@ -305,7 +306,7 @@ def bucket_gradients(
         "weights": jax.device_get(weights),
     }
     weight_BT = arrays["weights"].loss_BT
-    # Row -1 is empty: it fills a group up.
+    # Row -1 is empty padding.
     arrays = jax.tree.map(lambda x: np.concatenate([x, np.zeros_like(x[:1])]), arrays)
     size = -(-group_rows // micro_batch) * micro_batch
     by_bucket = {}
@@ -362,10 +363,10 @@ def gradient_report(
     direction: Params | None = None,
     sound_GK: np.ndarray | None = None,
 ) -> Metrics:
-    """gradient/* metrics of a batch; run under the mesh of training.
+    """Return gradient/* metrics of a batch; run under the training mesh.
 
     Args:
-      state: which sampled the batch.
+      state: the state that sampled the batch.
       batch: of G * K episodes. return_GK: undiscounted returns, penalties included.
       group_rows, direction: as in `bucket_gradients`. buckets, edges: as in `variance_buckets`.
       sound_GK: bool, the episodes whose environment did not break; None: all. The others, and

@@ -1,33 +1,34 @@
-"""How far a step's information figures are to be trusted: the half-widths of 95 % intervals.
+"""Half-widths of 95 % intervals of a step's metrics.
 
 Axes as in information.py: M scored reasonings, N scoring prompts, D distinct prompts; G groups.
 NumPy float64 on the host, some milliseconds.
 
-A *group* is what is drawn independently: an environment seed, that is, a room or a problem. Among
-the turns of the trajectory scope are several of one room, under different prompts.
+A *group* is an independent draw: an environment seed, that is, a room or a problem. The trajectory
+scope has several turns of a room, under different prompts.
 
-**What is estimated**: a figure f's mean over batches of as many groups, prompts and reasonings,
-drawn anew from the same environment and policy. That of `mi_seq` is at most log N, and grows
+**What is estimated**: the mean of a figure f over new batches with the same numbers of groups,
+prompts and reasonings, from the same environment and policy. The mean of `mi_seq` is at most log N,
+and grows
 with N: an interval says nothing about the information among more prompts.
 
 **Jackknife**, for entropies and information. Groups are the independent draws: prompts of one
 room resemble each other, rooms differ in how much reasonings depend on what is seen, and a
-prompt is in the marginal of all reasonings. So what is deleted is a whole group g, its columns
-and the reasonings sampled from them, which leaves
+prompt is in the marginal of all reasonings. So the jackknife deletes a whole group g, with its
+columns and the reasonings sampled from them, which leaves
 
     f_g = f of the remaining scores; log N becomes log(N - columns of g)
     se  = sqrt((G - 1) / G * sum over g of (f_g - mean of all f_g)^2)
     half-width = t * sqrt(se^2 + floor^2) + rounding, t the 0.975 quantile of Student's t, G - 1
 
 f_g is about fewer prompts than f, which shifts all f_g alike; the interval takes only their
-spread and stays centred at f. Deleting a group that no reasoning was sampled from counts, too.
+spread and stays centred at f. Deleting a group that no reasoning was sampled from counts as well.
 Groups are deleted one by one even where two of them by chance show the same prompt: they were
 drawn independently, and a batch drawn anew may hold such a pair or none.
 
 **Floor** of information. Where every prompt is told from all others, no f_g differs and se is
 0, though a few prompts of the next batch may well be confused: a batch without failures does
-not say that there are none, and one with few not how many there are. So what half a prompt
-answered at chance would shift is added as an error of its own (the half observation that
+not say that there are none, and one with few not how many there are. So the shift by half a prompt
+answered at chance is added as a separate error (the half observation that
 Jeffreys' prior adds to a proportion): floor = |mi| / (2 D). Half a group would be more than
 failures of single turns call for, and gave a coverage of 1.
 
@@ -45,7 +46,7 @@ differs from group to group is their own first ranks h_m = P(own answer ranks fi
 
 over the groups with a reasoning. The floor alone is the half-width of Wilson's interval (1927)
 for n observations without a failure, or without a success. Reasonings of one prompt may fail
-together or not: n = sqrt(M * distinct own prompts) stands between the two.
+together or not: n = sqrt(M * distinct own prompts) lies between the two.
 
 **Simulated coverage** (tests/diagnostics/, test_intervals.py and test_trajectory_intervals.py;
 batches of rooms, prompts and reasonings drawn anew, scores their true likelihoods). Trajectories
@@ -63,7 +64,7 @@ from 0 to 0.9, rates from 0.01 to 0.99): 0.95 to 1; groups whose members copy a 
 at a rate of 0.3: 0.93. Without a failure, or without a success, the data do not tell how alike
 members are, so a group counts as one trial: 8 groups give 0 to 0.37. With few failures they say
 little, whatever the number of members: 8 groups at a rate of 0.98 have half-widths of 0.29. What is
-compared from step to step should take the differences of neighbours, too (regimes.py).
+compared from step to step should also use the differences of neighbours (regimes.py).
 """
 
 import math
@@ -99,20 +100,20 @@ def confidence_intervals(
     group_N: np.ndarray | None = None,
     part_N: np.ndarray | None = None,
 ) -> Metrics:
-    """Half-widths of 95 % intervals of a step's information figures: figure +- half-width.
+    """Return half-widths of 95 % intervals of a step's information figures.
 
-    What they are intervals of, how, and how often they hold: at the top of this file.
+    The top of this file describes the estimated quantities, the methods and the coverage.
 
     Args:
       score_MN, length_M, prompt_M, prompt_id_N: as `information_metrics`.
       group_N: integers or strings, the group that a prompt belongs to; None: each distinct prompt
-        is one.
-      part_N: the parts of `within_metrics`, whose figures the intervals are then of; None: one.
+        is a group.
+      part_N: the parts, for intervals of the figures of `within_metrics`; None: a single part.
 
     Returns:
       Python floats mi_ci95, mi_seq_ci95, mi_released_ci95, own_margin_ci95, h_cond_ci95,
-      h_cond_seq_ci95, h_marginal_ci95, h_marginal_seq_ci95, retrieval_acc_ci95. Empty where nothing
-      can be said: fewer than three groups, or nothing to tell apart when one of them is gone.
+      h_cond_seq_ci95, h_marginal_ci95, h_marginal_seq_ci95, retrieval_acc_ci95. Empty with
+      fewer than three groups, or if deleting a group leaves no two distinct prompts.
 
     Raises:
       ValueError, AssertionError: as `information_metrics` does.
@@ -126,7 +127,7 @@ def confidence_intervals(
     chex.assert_shape([group_N, part_N], (N,))
 
     def left(keep_N):
-        """Mean entropies and information of the columns that are kept; {} where there are none."""
+        """Return mean entropies and information of the kept columns; {} if they allow none."""
         of_parts = []
         for rows, columns, own_columns in parts(own_M, prompt_id_N, part_N, keep_N):
             score = score_MN[np.ix_(rows, columns)]
@@ -181,10 +182,10 @@ def log_margin(
     prompt_id_N: np.ndarray | None = None,
     group_N: np.ndarray | None = None,
 ) -> Metrics:
-    """The mean over groups of sign(x) log(1 + |x|), x the mean own_margin of a group's reasonings.
+    """Return the mean over groups of sign(x) log(1 + |x|), x the mean own_margin of a group.
 
-    exp of it, less 1, is a typical group's margin. Groups may differ by an order of magnitude in
-    how much their reasonings say; own_margin is then mostly that of the few largest, and varies
+    exp(own_margin_log) - 1 is a typical group's margin. Groups may differ by an order of magnitude
+    in how much their reasonings say; own_margin is then mostly that of the few largest, and varies
     with which were drawn. The logarithm weighs them alike: a fall of all groups stands out further
     from the draw of the groups.
 
@@ -213,8 +214,8 @@ def log_margin(
 
 
 def jackknife(deleted_G: Sequence[float] | np.ndarray, floor: float = 0.0) -> float:
-    """Half-width of the 95 % interval of a figure, of which `deleted_G` are the figures without
-    each group: t(0.975, G - 1) * sqrt(floor^2 + (G - 1) / G * sum_g (f_g - mean f_g)^2).
+    """Return the half-width of a 95 % interval from the figures with each group deleted:
+    t(0.975, G - 1) * sqrt(floor^2 + (G - 1) / G * sum_g (f_g - mean f_g)^2).
 
     NaN stays NaN.
     """
@@ -225,7 +226,7 @@ def jackknife(deleted_G: Sequence[float] | np.ndarray, floor: float = 0.0) -> fl
 
 
 def rate_with_interval(name: str, part_G: np.ndarray, whole_G: np.ndarray) -> Metrics:
-    """A proportion over all groups, sum(part) / sum(whole), and its 95 % half-width.
+    """Return a proportion over all groups, sum(part) / sum(whole), and its 95 % half-width.
 
     The half-width is the distance to the farther end of `proportion_interval`, so that the rate
     plus and minus it contains the interval.
@@ -253,7 +254,9 @@ def rate_with_interval(name: str, part_G: np.ndarray, whole_G: np.ndarray) -> Me
 
 
 def mean_with_interval(name: str, sum_G: np.ndarray, count_G: np.ndarray) -> Metrics:
-    """A mean over all groups, sum(sum_G) / sum(count_G), and its 95 % half-width by the jackknife.
+    """Return a mean over all groups, sum(sum_G) / sum(count_G), and its 95 % half-width.
+
+    The half-width is by the jackknife.
 
     For numbers without bounds, such as lengths; a proportion takes `rate_with_interval`.
 
@@ -276,7 +279,7 @@ def mean_with_interval(name: str, sum_G: np.ndarray, count_G: np.ndarray) -> Met
 
 
 def proportion_interval(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[float, float]:
-    """(lower end, upper end) of the 95 % interval of a proportion whose trials come in groups.
+    """Return (lower, upper end) of the 95 % interval of a proportion with grouped trials.
 
     The Clopper-Pearson interval of `effective_trials` (Korn and Graubard 1998), with p the rate and
     n these trials: the 0.025 quantile of Beta(p n, n - p n + 1) to the 0.975 quantile of
@@ -304,7 +307,7 @@ def proportion_interval(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[float,
 
 
 def effective_trials(part_G: np.ndarray, whole_G: np.ndarray) -> float:
-    """Number of independent trials with the information of trials that come in groups.
+    """Return the number of independent trials with the information of grouped trials.
 
     p (1 - p) over the variance of the rate between groups, from (sum m)^2 / sum m^2 (each group is
     one trial) to sum m (all trials are independent), m the trials of the groups. A quarter of a
@@ -328,16 +331,16 @@ def effective_trials(part_G: np.ndarray, whole_G: np.ndarray) -> float:
 
 
 def _groups_with_trials(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both arrays, float64, without the groups whose whole is 0."""
+    """Return both arrays as float64, without the groups whose whole is 0."""
     here_G = np.asarray(whole_G) > 0
     return np.asarray(part_G, float)[here_G], np.asarray(whole_G, float)[here_G]
 
 
 def grouped(x_M: np.ndarray, group_M: np.ndarray, floor: float = 0.0) -> float:
-    """Half-width of the 95 % interval of mean(x_M), of which those of a group belong together:
+    """Return the half-width of the 95 % interval of mean(x_M), with correlation within groups:
     t(0.975, G - 1) * sqrt(floor^2 + G / (G - 1) * sum_g (sum_{m in g} (x_m - mean x))^2 / M^2).
 
-    NaN where all are of one group.
+    NaN if all values are of one group.
     """
     _, group_M = np.unique(group_M, return_inverse=True)
     from_mean_G = np.bincount(group_M, np.asarray(x_M) - np.mean(x_M))
@@ -349,14 +352,14 @@ def grouped(x_M: np.ndarray, group_M: np.ndarray, floor: float = 0.0) -> float:
 
 
 def t_quantile(G: float) -> float:
-    """0.975 quantile of Student's t with G - 1 degrees of freedom."""
+    """Return the 0.975 quantile of Student's t with G - 1 degrees of freedom."""
     return stdtrit(G - 1, 0.975)
 
 
 def paired_gain(
     before_N: Sequence[float] | np.ndarray, after_EN: Sequence[Sequence[float]] | list[np.ndarray]
 ) -> tuple[float, float]:
-    """Gain in success over the same problems, and its 95 % half-width (1.96 standard errors).
+    """Return the gain in success over the same problems, with its 95 % half-width (1.96 s.e.).
 
     Args:
       before_N: success of each problem at first, NaN where its environment broke. after_EN: at E
@@ -375,7 +378,7 @@ def paired_gain(
 def wilson_interval(
     success_NK: np.ndarray, sound_NK: np.ndarray | None = None, z: float = 1.959964
 ) -> tuple[float, float]:
-    """(lower, upper end) of the 95 % interval of a success rate over problems.
+    """Return (lower, upper end) of the 95 % interval of a success rate over problems.
 
     Wilson's score interval (1927): with p the rate and n the number of independent episodes
 
@@ -385,7 +388,7 @@ def wilson_interval(
     episodes of one problem are not independent: n is `intervals.effective_trials`, from N to N K.
 
     Args:
-      success_NK: 0 or 1, of each of N problems K episodes.
+      success_NK: 0 or 1, for K episodes of each of N problems.
       sound_NK: bool, the episodes that count, at least one; None: all.
     """
     success_NK = np.asarray(success_NK, float)
@@ -402,17 +405,17 @@ def wilson_interval(
 def pass_at_k(
     solved_N: Sequence[float] | np.ndarray, samples: int | Sequence[int] | np.ndarray, k: int
 ) -> float:
-    """Mean over problems of 1 - C(samples - solved, k) / C(samples, k).
+    """Return the mean over problems of 1 - C(samples - solved, k) / C(samples, k).
 
     Args:
-      samples: episodes of each problem, at least k; one number, or one a problem.
+      samples: episodes of each problem, at least k; one number, or one per problem.
     """
     pairs = zip(solved_N, np.broadcast_to(samples, len(solved_N)).tolist(), strict=True)
     return float(np.mean([1 - math.comb(n - int(s), k) / math.comb(n, k) for s, n in pairs]))
 
 
 def interval(values: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float]:
-    """(mean, half-width by Student's t) over runs; infinite for one run."""
+    """Return (mean, half-width by Student's t) over runs; infinite for one run."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.inf

@@ -1,7 +1,7 @@
-"""Has a figure left its level? A sequential test with a stated error over a whole run.
+"""A sequential test of whether a figure left its level, with a bounded error over a whole run.
 
-A figure is a noisy number of each step. Compared are its *level*, from the start of the run, and
-its *recent* mean:
+A figure is a noisy number at each step. The test compares its *level*, from the start of the run,
+with its *recent* mean:
 
     level   mean of the first third of the values, or of all but the last SINCE if these are more:
             at least `baseline`, at most `long` of them
@@ -20,7 +20,7 @@ is log(1 + x), the change of the figure where x changes by all of itself, x / (1
 *fallen* where z is above `bound` and recent is below a fraction of the level that depends on its
 kind; *risen* likewise.
 
-**Nothing is assumed of the noise that the run does not show.** v is the larger of half the mean
+**The noise is estimated from the run.** v is the larger of half the mean
 squared difference of neighbouring values and the mean of the variances that come with them
 (of margins). w^2 is estimated from the second differences of the means of blocks of BLOCK values
 (a steady rise or fall is no wandering), in excess of their noise, and shrunk to the square of the
@@ -44,7 +44,7 @@ and with a wander of at least the figure's `rise`, is above the level becomes th
 lower end: information that rises and then crashes is compared with what was surely reached.
 
 Axes: E environments, F figures, A first values, Q last values. All state is float32 unless stated
-otherwise, and all of it is replaced as one, so that a run and its resumed twin compute the same.
+otherwise, and all of it is replaced as one, so that a resumed run computes the same numbers.
 """
 
 import dataclasses
@@ -54,12 +54,12 @@ import numpy as np
 
 from ragen_jax.core.types import Array
 
-FIRST = 100  # values kept from the start: the most that a level is a mean of
+FIRST = 100  # values kept from the start: maximum number for a level
 LAST = 32  # values kept from the end
 FEWEST = 4  # values of a recent mean
 SPARSE = 6  # values of a recent mean whose steps hold fewer, where these are a third of all
-SINCE = 40  # newest values that are in no level, unless they are two thirds of all
-LAG = 8  # values between the newest and the newest that noise is learnt from
+SINCE = 40  # newest values excluded from the level, unless they are two thirds of all
+LAG = 8  # delay, in values, before noise is estimated from a value
 NOISE_VALUES = 40  # values over which noise is averaged
 NOISE_DOUBT = 2.0  # v is raised by this over the number of values that it is learnt from
 BLOCK = 8  # values whose mean shows slow wandering
@@ -71,12 +71,12 @@ LEAST_PRIOR = 0.05  # of the priors that blocks are weighed by
 WANDER_DIFFERENCES = 1.2
 WANDER_STEPS = 20.0  # steps after which half of the wandering is averaged out
 RISE, RISE_BOUND = 20, 3.0
-SURE = 4.0  # standard errors that a level must be above 0 to be watched
+SURE = 4.0  # minimum level to be tested, in standard errors above 0
 
 
 @flax.struct.dataclass
 class Levels:
-    """What the test remembers of each figure."""
+    """State of the test for each figure."""
 
     count_EF: Array  # int32, values so far
     step_E: Array  # int32, the last step
@@ -99,24 +99,24 @@ class Levels:
     raised_EF: Array  # a level that was raised, the mean of RISE values, and its weight; 0: none
     raised_weight_EF: Array
     level_values_EF: Array  # int32, how many of the first values the level is a mean of
-    level_EF: Array  # what recent is compared with; 0 before there is one
+    level_EF: Array  # the level that recent is compared with; 0: none yet
     recent_EF: Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """How figures are compared with their levels."""
+    """Settings of the test."""
 
-    baseline: int  # values that a level is at least a mean of
+    baseline: int  # minimum number of values in a level
     recent: int  # steps of the recent mean
-    long: int  # values that a level is at most a mean of
+    long: int  # maximum number of values in a level
     prior_F: np.ndarray  # fraction of its level by which a figure wanders, before that is seen
     rise_F: np.ndarray  # the least such fraction where a level rises; infinite: it does not rise
     log_F: np.ndarray  # bool, figures that are log(1 + x), of whose x the fractions are
 
 
 def init_levels(environments: int, figures: int) -> Levels:
-    """The `Levels` of a run that has not begun."""
+    """Return the `Levels` of a new run."""
     E, F = environments, figures
     shapes = {"E": (E,), "EF": (E, F), "EF2": (E, F, 2)}
     shapes |= {"EFA": (E, F, FIRST), "EFQ": (E, F, LAST)}
@@ -141,7 +141,7 @@ def update_levels(
     weight_EF: np.ndarray,
     fixed_EF: np.ndarray,
 ) -> tuple[Levels, np.ndarray]:
-    """Takes in the values of a step.
+    """Add the values of a step, and test each figure.
 
     Args:
       step_E: int, number of the step, above that of the update before.
@@ -209,7 +209,7 @@ def update_levels(
 
 
 def bound(count: Array) -> np.ndarray:
-    """What z must be above to tell a change from noise, of figures with so many values."""
+    """Return the value that z must exceed for a change, for figures with `count` values."""
     return np.minimum(2.2 + 0.4 * np.log(np.maximum(np.asarray(count), 25) / 25), 3.3)
 
 
@@ -221,7 +221,7 @@ def _append(
     weight_EF: np.ndarray,
     fixed_EF: np.ndarray,
 ) -> Levels:
-    """The values joined to those before."""
+    """Append the values to the earlier values."""
     here_EF = np.isfinite(value_EF)
     s = Levels(**{name: np.array(x) for name, x in vars(s).items()})
     step_EF = np.broadcast_to(step_E[:, None], value_EF.shape)
@@ -248,13 +248,13 @@ def _append(
 
 
 def _learnt(s: Levels, test: Comparison) -> np.ndarray:
-    """int [E, F]: how many values noise is learnt from."""
+    """Return the number of values that noise is estimated from, int [E, F]."""
     count_EF = s.count_EF.astype(int)
     return np.where(count_EF <= test.baseline, count_EF, np.maximum(test.baseline, count_EF - LAG))
 
 
 def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarray) -> Levels:
-    """Noise and wandering, of the value that has become old enough."""
+    """Update noise and wandering with the value that is now old enough."""
     learnt_EF = _learnt(s, test)
     before_EF = _learnt(dataclasses.replace(s, count_EF=s.count_EF - here_EF), test)
     new_EF = (learnt_EF > before_EF) & ~fixed_EF
@@ -318,20 +318,20 @@ def _learn(s: Levels, test: Comparison, here_EF: np.ndarray, fixed_EF: np.ndarra
 
 
 def _noise(s: Levels, test: Comparison) -> np.ndarray:
-    """v, float64 [E, F]: the variance of a value of weight 1."""
+    """Return v, the variance of a value of weight 1, float64 [E, F]."""
     doubt_EF = 1 + NOISE_DOUBT / np.maximum(_learnt(s, test), test.baseline)
     return np.maximum(s.noise_EF, s.error_EF).astype(float) * doubt_EF
 
 
 def _wander(s: Levels, test: Comparison) -> np.ndarray:
-    """w^2, float64 [E, F]: the slow variance of a healthy figure, of its squared level."""
+    """Return w^2, the slow variance relative to the squared level, float64 [E, F]."""
     blocks_EF = s.blocks_EF.astype(float)
     known_EF = WANDER_WEIGHT * test.prior_F**2 + blocks_EF * s.wander_EF
     return np.maximum(known_EF / (WANDER_WEIGHT + blocks_EF), 0)
 
 
 def _size(level_EF: np.ndarray, test: Comparison) -> np.ndarray:
-    """The change of a figure where what it is of changes by all of itself, float64 [E, F]."""
+    """Return the change of a figure for a relative change of 1 in its quantity, float64 [E, F]."""
     return np.where(test.log_F, -np.expm1(-np.abs(level_EF)), np.abs(level_EF))
 
 
@@ -342,9 +342,11 @@ def _mean(
     end: np.ndarray | int,
     drop: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(weighted mean, sum of the weights) of the values from `first` to before `end`, float64
-    [E, F]; without their lowest where drop is 1, their highest where it is -1. The sum counts the
-    value that is left out: it was looked at, too."""
+    """Return (weighted mean, sum of weights) of the values from `first` to before `end`.
+
+    Both are float64 [E, F]. The mean leaves out the lowest value if drop is 1, the highest if it
+    is -1. The sum includes the weight of the value that is left out.
+    """
     x_EFN, weight_EFN = np.asarray(x_EFN, float), np.asarray(weight_EFN, float)
     place = np.arange(x_EFN.shape[-1])
     inside_EFN = (place >= np.asarray(first)[..., None]) & (place < np.asarray(end)[..., None])
@@ -364,7 +366,7 @@ def _mean(
 def _raise(
     s: Levels, test: Comparison, judged_EF: np.ndarray, v_EF: np.ndarray, wander_EF: np.ndarray
 ) -> Levels:
-    """The levels raised to what was surely reached."""
+    """Raise the levels to the values that were surely reached."""
     count_EF = s.count_EF.astype(int)
     mean_EF, weight_EF = _mean(s.last_EFQ, s.last_weight_EFQ, LAST - RISE, LAST)
     rises_F = np.isfinite(test.rise_F)

@@ -1,11 +1,12 @@
-"""Does what the policy knows of its input reach the action through the reasoning, or past it?
+"""Does information about the input reach the action through the reasoning, or around it?
 
-The measures of two neighbouring papers, of replies x (prompt), z (reasoning), a (the tokens inside
-<answer>), so that they can be held against the mutual information and the flow figures of here.
+These are the measures of two related papers, for replies of x (prompt), z (reasoning) and a (the
+tokens inside <answer>), for comparison with the mutual information and the flow figures.
 
 arXiv 2605.24286 (definitions as in the code released with it, github.com/safety-research/
 faithful-cot at f9e1f29) compares the model with itself where a's tokens, and the tags before them,
-may not attend to a part of what is before. Positions stay; z is read behind x but for the last:
+may not attend to a part of the earlier tokens. Positions stay; z is read after x except in the
+last:
 
     full            to x and z          sees all
     through z       to z                z's keys and values still know of x
@@ -22,7 +23,7 @@ may not attend to a part of what is before. Positions stay; z is read behind x b
 KL and entropies are of the whole vocabulary, in nats, means over a's tokens.
 
 arXiv 2602.13904 (as in github.com/ManqingLiu/cot-health-metrics) exchanges z, with L the log-
-probability of a's tokens behind the changed text:
+probability of a's tokens after the changed text:
 
     necessity       (L(a|x,z) - L(a|x)) / -(L(a|x,z) + L(a|x))
     substantivity   the same with |z| full stops instead of z
@@ -30,7 +31,7 @@ probability of a's tokens behind the changed text:
 Both lie in [-1, 1]: 1 where z makes a certain, 0 where it changes nothing. Their third measure,
 paraphrasability, needs a second model that rewrites z, and is left out.
 
-Axes: B replies, X, Z, E tokens of x, of z, of what was sampled behind z.
+Axes: B replies, X, Z, E tokens of x, of z, of the tokens sampled after z.
 """
 
 import dataclasses
@@ -65,12 +66,12 @@ def mediation_metrics(
     filler: int,
     micro_batch: int,
 ) -> Metrics:
-    """The measures at the top of this file, of the first turns with a reasoning and an action.
+    """Return the measures at the top of this file for first turns with a reasoning and an action.
 
     Args:
       model, params: the policy that sampled the episodes.
       filler: id of the token that stands for the reasoning in substantivity.
-      micro_batch: replies of a device call.
+      micro_batch: replies per device call.
 
     Returns:
       mediation/NAME, the mean over replies, and mediation/NAME_ci95 by groups, each of MEASURES;
@@ -92,7 +93,7 @@ def mediation_metrics(
     for b in range(0, len(turns), micro_batch):
         some = slice(b, b + micro_batch)
         padded = [pad_rows(x[some], n, micro_batch) for x, n in zip(parts, widths, strict=True)]
-        action = np.resize(action_B[some], micro_batch)  # rows behind the last are not kept
+        action = np.resize(action_B[some], micro_batch)  # rows after the last are dropped
         measured = measure(model, params, *padded, action, np.int32(filler))
         found.append(np.asarray(measured)[:, : len(turns[some])])
     value_MB = np.concatenate(found, axis=1).astype(np.float64)
@@ -119,10 +120,10 @@ def measure(
     action_B: jax.Array,
     filler: jax.Array,
 ) -> jax.Array:
-    """float32 [measures, B] in the order of MEASURES.
+    """Return the measures in the order of MEASURES, float32 [measures, B].
 
     Args:
-      ending: what was sampled behind the reasoning up to the action's end; its last `action_B`
+      ending: the tokens sampled after the reasoning, up to the action's end; its last `action_B`
         tokens are the action, at least one token is before them.
       filler: a token's id.
     """
@@ -132,7 +133,7 @@ def measure(
     of_action = (at_E >= (e_B - action_B)[:, None]) & (at_E < e_B[:, None])
 
     def read(tokens, start_B, memory, model=model, params=params, positions=None):
-        """(hidden states, keys and values) of tokens behind a memory, from position start_B on."""
+        """Return (hidden states, keys and values) of tokens after a memory, from start_B on."""
         if positions is None:
             positions = token_positions(params, tokens, start_B)
         tokens = constrain(tokens, "rows", None)
@@ -150,7 +151,7 @@ def measure(
         return jnp.where(of_action, value_BE, 0.0).sum(1) / action_B
 
     zero_B = jnp.zeros_like(x_B)
-    behind_B = position_behind(params, prompt_BX, x_B)  # of what follows the prompt
+    behind_B = position_behind(params, prompt_BX, x_B)  # position after the prompt
     x = segment(read(prompt_BX, zero_B, ())[1], x_B)
     z = segment(read(reasoning_BZ, behind_B, (x,))[1], z_B)
     alone = segment(read(reasoning_BZ, behind_B, ())[1], z_B)
@@ -182,7 +183,7 @@ def measure(
         least = jnp.finfo(jnp.float32).tiny  # both certain: nothing is needed
         return (with_B - without_B) / jnp.maximum(-(with_B + without_B), least)
 
-    # Each token gets a row of an embedding table of its own, whose gradient is the token's.
+    # Each token gets a separate row of an embedding table; the row's gradient is the token's.
     tokens = jnp.concatenate([prompt_BX, reasoning_BZ, ending_BE], axis=1)
     images, V = of_params(params), model.config.vocab_size
     table = params["embed"][jnp.minimum(tokens, V - 1)]
