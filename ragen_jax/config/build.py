@@ -187,7 +187,7 @@ def build_environment(config: ConfigDict, split: str) -> Environment:
 
 
 def resumable(environment: Environment) -> bool:
-    """Return whether the same seed and actions give the same episode (envs.types.LiveEnvironment)."""
+    """Return whether equal seeds and actions give equal episodes (envs.types.LiveEnvironment)."""
     return not isinstance(environment, LiveEnvironment) or environment.resumable
 
 

@@ -50,7 +50,7 @@ def row_tokens(config: ConfigDict) -> int:
 
 
 def step_rows(config: ConfigDict) -> int:
-    """Return the most rows of a step; turns that do not fit an episode's first row need more rows."""
+    """Return the most rows of a step: turns beyond an episode's first row need more rows."""
 
     def rows(c):
         # At the limit of the context any turn may have to start another row.
