@@ -243,7 +243,7 @@ def build_meshes(
 
     Raises:
       ValueError: the sizes do not fit the devices, rows do not split over them, a run of several
-        processes has sampling-only devices or rollouts ahead, or rollouts ahead share devices.
+        processes has sampling-only devices or rollouts ahead, or rollouts ahead share several devices.
     """
     apart = config.sampling_mesh.devices
     training, sampled = split_devices(jax.devices() if devices is None else devices, apart)
@@ -514,7 +514,7 @@ def build_learner(
     optimizer = build_optimizer(c)
     trained = params
     if c.model.lora.rank:
-        # What does not train is held as it is read: no digit more.
+        # Frozen parameters keep the precision in which they are read.
         base = sampling_params(params, model, mesh)
         frozen = ForwardContext(base, np.float32(c.model.lora.alpha / c.model.lora.rank))
         trained = build_adapters(c, model, mesh)
