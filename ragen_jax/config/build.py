@@ -243,7 +243,8 @@ def build_meshes(
 
     Raises:
       ValueError: the sizes do not fit the devices, rows do not split over them, a run of several
-        processes has sampling-only devices or rollouts ahead, or rollouts ahead share several devices.
+        processes has sampling-only devices or rollouts ahead, or rollouts ahead share devices
+        with training (more than one device).
     """
     apart = config.sampling_mesh.devices
     training, sampled = split_devices(jax.devices() if devices is None else devices, apart)
