@@ -1,4 +1,4 @@
-"""The objects that a config stands for."""
+"""Build the objects that a config describes."""
 
 import dataclasses
 import functools
@@ -72,13 +72,13 @@ if TYPE_CHECKING:
 
 
 def environment_settings(config: ConfigDict) -> dict[str, Any]:
-    """What decides the problems of config.env, JSON-like: for cache names.
+    """Return the JSON-like settings that determine the problems of config.env, for cache names.
 
-    A file of problems (the option `path`, and those called `..._path`) counts by its content,
-    wherever it lies, and so do the sources of an environment of one's own.
+    Files of problems (the options `path` and `..._path`) and the sources of a user's environment
+    count by their content, not by their location.
 
     Raises:
-      ValueError: the file cannot be read.
+      ValueError: a file cannot be read.
     """
     options = config.env.options.to_dict() | hash_option_files(config)
     code = code_hash(config.env.name)
@@ -86,10 +86,10 @@ def environment_settings(config: ConfigDict) -> dict[str, Any]:
 
 
 def hash_option_files(config: ConfigDict) -> dict[str, str]:
-    """{option: hash of the content} of the files and folders that config.env.options name.
+    """Return {option: content hash} of the files and folders that config.env.options name.
 
     Raises:
-      ValueError: one cannot be read.
+      ValueError: a file or folder cannot be read.
     """
     found = {}
     for name, value in config.env.options.to_dict().items():
@@ -101,14 +101,14 @@ def hash_option_files(config: ConfigDict) -> dict[str, str]:
     return found
 
 
-TINY_NEEDS = ("words", "solve", "explain")  # of envs.types.SolvableEnvironment
+TINY_NEEDS = ("words", "solve", "explain")  # methods of envs.types.SolvableEnvironment
 
 
 def tiny_words(config: ConfigDict) -> tuple[str, ...]:
-    """What the tiny agent's tokenizer keeps whole, each word once.
+    """Return the distinct words that the tiny agent's tokenizer does not split.
 
     Raises:
-      ValueError: unusable environments, or one that lacks what the tiny agent needs.
+      ValueError: an environment is unusable or lacks TINY_NEEDS.
     """
     words = {}
     for name, c in per_task_configs(config).items():
@@ -129,7 +129,7 @@ def tiny_words(config: ConfigDict) -> tuple[str, ...]:
 
 
 def tiny_tokenizer(config: ConfigDict) -> "PreTrainedTokenizerFast":
-    """The tiny agent's tokenizer.
+    """Build the tiny agent's tokenizer.
 
     Raises:
       ValueError: see `tiny_words`.
@@ -138,10 +138,12 @@ def tiny_tokenizer(config: ConfigDict) -> "PreTrainedTokenizerFast":
 
 
 def build_styles(config: ConfigDict, environment: Environment) -> dict[str, Style]:
-    """The styles that config.warmstart.styles mixes, in the environment's order; {}: no mixture.
+    """Return the styles that config.warmstart.styles mixes, in the environment's order.
+
+    {} if there is no mixture.
 
     Raises:
-      ValueError: a style that the environment has not, or shares of nothing.
+      ValueError: the environment lacks a style, or the fractions are unusable.
     """
     fractions = config.warmstart.styles.to_dict()
     if not fractions:
@@ -157,11 +159,11 @@ def build_styles(config: ConfigDict, environment: Environment) -> dict[str, Styl
 
 
 def build_environment(config: ConfigDict, split: str) -> Environment:
-    """The environment of config.env, its problems drawn from `split`.
+    """Build the environment of config.env, which draws its problems from `split`.
 
     Raises:
-      ValueError: a class that cannot be found, unknown options or values, several actions a turn
-        where an action is a text, or a pool of problems that do not come again.
+      ValueError: the class cannot be found, options or values are unknown, env.actions_per_turn
+        is above 1 for actions that are free text, or a pool has problems that do not recur.
     """
     try:
         find_env(config.env.name)
@@ -185,7 +187,7 @@ def build_environment(config: ConfigDict, split: str) -> Environment:
 
 
 def resumable(environment: Environment) -> bool:
-    """Whether the same seed and actions lead to the same (envs.types.LiveEnvironment)."""
+    """Return whether equal seeds and actions give equal episodes (envs.types.LiveEnvironment)."""
     return not isinstance(environment, LiveEnvironment) or environment.resumable
 
 
@@ -196,7 +198,7 @@ def build_chat(
     extra_stop_ids: Sequence[int] = (),
     image_pad: int | None = None,
 ) -> chat.Chat:
-    """The config's `Chat`; the others: of `make_chat`."""
+    """Build the config's `Chat`; the other arguments are those of `make_chat`."""
     limit = config.env.max_context
     return chat.make_chat(
         tokenizer,
@@ -214,15 +216,15 @@ def build_chat(
 
 
 def has_reference(config: ConfigDict) -> bool:
-    """Whether a run holds a KL reference apart from what it trains; LoRA's is its base."""
+    """Return whether a run holds a separate KL reference; with LoRA the base model is it."""
     return bool(config.algorithm.kl_coef) and not config.model.lora.rank
 
 
 def check_host_memory(config: ConfigDict, device: jax.Device) -> None:
-    """Refuses a KL reference in the host's memory where devices cannot copy from there.
+    """Refuse a KL reference in host memory if the devices cannot copy from it.
 
     Raises:
-      ValueError: that.
+      ValueError: the reference is refused.
     """
     if not has_reference(config) or config.algorithm.kl_memory != "host":
         return
@@ -237,11 +239,12 @@ def check_host_memory(config: ConfigDict, device: jax.Device) -> None:
 def build_meshes(
     config: ConfigDict, devices: Sequence[jax.Device] | None = None
 ) -> tuple[Mesh, Mesh]:
-    """(mesh of training, mesh of sampling and scoring) over the devices; None: all there are.
+    """Return (training mesh, sampling and scoring mesh) over the devices (None: all devices).
 
     Raises:
-      ValueError: sizes that do not fit the devices, rows that do not split over them, or in several
-        processes devices of sampling alone or rollouts ahead; those also on shared devices.
+      ValueError: the sizes do not fit the devices, rows do not split over them, a run of several
+        processes has sampling-only devices or rollouts ahead, or rollouts ahead share devices
+        with training (more than one device).
     """
     apart = config.sampling_mesh.devices
     training, sampled = split_devices(jax.devices() if devices is None else devices, apart)
@@ -274,14 +277,14 @@ def build_meshes(
     return mesh, sampling
 
 
-TOWER_HEADS = 4  # this and the next three: of the tiny agent's tower
+TOWER_HEADS = 4  # attention heads of the tiny agent's vision tower
 PATCH = 8  # pixels along a side of a patch, which is a token: a cell of a board
 WINDOW = 24  # pixels along a side of a window: 3 x 3 tokens, which divide boards of 6 x 6
 LARGEST_IMAGE = 1024  # tokens
 
 
 def tiny_images() -> ImageConfig:
-    """What images are made into for the tiny agent."""
+    """Return the image preprocessing of the tiny agent."""
     return ImageConfig(
         patch_size=PATCH,
         merge_size=1,
@@ -291,10 +294,10 @@ def tiny_images() -> ImageConfig:
 
 
 def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> ModelConfig:
-    """`ModelConfig` of the agent that warmstart/ trains.
+    """Return the `ModelConfig` of the agent that warmstart/ trains.
 
     Raises:
-      ValueError: a tower whose heads could not turn.
+      ValueError: the tower's heads are too narrow for rotary embeddings.
     """
     w = config.warmstart
     eyes: dict[str, Any] = {}
@@ -304,7 +307,7 @@ def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> Mode
                 f"config.warmstart.tower_width is {w.tower_width}; it must be a multiple of "
                 f"{4 * TOWER_HEADS} ({TOWER_HEADS} heads)"
             )
-        turning = w.width // w.heads // 2  # frequencies of a head
+        turning = w.width // w.heads // 2  # rotary frequencies per head
         third = turning // 3
         ids = tokenizer.get_vocab()
         start, pad, end = (ids[word] for word in OF_IMAGES)
@@ -337,7 +340,7 @@ def tiny_shape(config: ConfigDict, tokenizer: "PreTrainedTokenizerFast") -> Mode
 
 
 def build_model(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Qwen:
-    """The config's `Qwen` of a `ModelConfig`: with the dtype, kernel and remat of the run.
+    """Build the `Qwen` of a `ModelConfig` with the dtype, kernel and remat of the config.
 
     Raises:
       ValueError: the kernel does not run on the mesh's devices.
@@ -355,7 +358,7 @@ def build_model(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> Qwen:
 
 
 def build_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """The config's optimizer, of policy and critic; its steps are those of learning rate 1."""
+    """Build the optimizer of policy and critic, with learning rate 1."""
     o = config.optimizer
     return make_optimizer(
         b1=o.b1,
@@ -367,10 +370,10 @@ def build_optimizer(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def step_rates(config: ConfigDict, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """(policy's, critic's) learning rates of a step's minibatches, float32.
+    """Return (policy's, critic's) float32 learning rates of a step's minibatches.
 
-    They follow the number of the step, whatever a filter dropped or was skipped before; the
-    policy's from its first step on, behind those in which the critic alone learns.
+    They depend only on the step number, not on dropped groups or skipped updates. The policy's
+    schedule begins after the steps in which only the critic learns.
     """
     o, first = config.optimizer, config.critic.warmup_steps if has_critic(config) else 0
 
@@ -389,7 +392,7 @@ def step_rates(config: ConfigDict, step: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def build_loss(config: ConfigDict) -> Loss:
-    """The config's `policy.Loss`."""
+    """Build the config's `policy.Loss`."""
     a = config.algorithm
     return Loss(
         temperature=config.rollout.temperature,
@@ -406,7 +409,7 @@ def build_loss(config: ConfigDict) -> Loss:
 
 
 def build_credit(config: ConfigDict) -> Credit:
-    """The config's `algorithms.Credit`."""
+    """Build the config's `algorithms.Credit`."""
     a, r = config.algorithm, config.reward
     return Credit(
         name=a.name,
@@ -422,7 +425,7 @@ def build_credit(config: ConfigDict) -> Credit:
 
 
 def build_value_loss(config: ConfigDict) -> critic.ValueLoss:
-    """The config's `critic.ValueLoss`."""
+    """Build the config's `critic.ValueLoss`."""
     return critic.ValueLoss(
         clip=config.critic.clip,
         aggregation=config.algorithm.aggregation,
@@ -431,7 +434,7 @@ def build_value_loss(config: ConfigDict) -> critic.ValueLoss:
 
 
 def build_adapters(config: ConfigDict, model: Qwen, mesh: Mesh) -> Params:
-    """The config's fresh LoRA adapters on the mesh."""
+    """Build the config's LoRA adapters, newly initialized, on the mesh."""
     settings = config.model.lora
     key = stream_key(Purpose.ADAPTERS, config.seed)
     adapters = lora.init_adapters(
@@ -441,7 +444,7 @@ def build_adapters(config: ConfigDict, model: Qwen, mesh: Mesh) -> Params:
 
 
 def build_budgets(config: ConfigDict) -> Budgets:
-    """The config's `Budgets`."""
+    """Build the config's `Budgets`."""
     return Budgets(
         max_turns=config.env.max_turns,
         max_actions=config.env.max_actions,
@@ -450,18 +453,18 @@ def build_budgets(config: ConfigDict) -> Budgets:
 
 
 def build_limits(config: ConfigDict) -> Limits:
-    """The config's `Limits` of an environment's time."""
+    """Build the config's time `Limits` for environments."""
     return Limits(time_limit=config.env.time_limit, workers=config.env.workers)
 
 
 def build_collecting(config: ConfigDict) -> CollectSettings:
-    """The config's `Collecting`."""
+    """Build the config's `CollectSettings`."""
     groups, pool = config.rollout.groups, config.env.pool
     return CollectSettings(groups=groups, pool=pool, seed=config.seed, **config.collect)
 
 
 def build_penalties(config: ConfigDict) -> Penalties:
-    """The config's `Penalties`."""
+    """Build the config's `Penalties`."""
     return Penalties(
         format_penalty=config.env.format_penalty,
         max_length=config.rollout.max_new_tokens,
@@ -470,12 +473,12 @@ def build_penalties(config: ConfigDict) -> Penalties:
 
 
 def build_sampling(config: ConfigDict) -> Sampling:
-    """How training draws tokens."""
+    """Build the `Sampling` of training."""
     return Sampling(temperature=config.rollout.temperature)
 
 
 def build_eval_sampling(config: ConfigDict) -> Sampling:
-    """How evaluation draws tokens."""
+    """Build the `Sampling` of evaluation."""
     return Sampling(
         temperature=config.eval.temperature,
         top_k=config.eval.top_k,
@@ -485,7 +488,7 @@ def build_eval_sampling(config: ConfigDict) -> Sampling:
 
 
 def needs_statistics(config: ConfigDict) -> bool:
-    """Whether a step reads its rows again with the policy before it learns."""
+    """Return whether a step recomputes its rows with the policy before the update."""
     a = config.algorithm
     kl_in_reward = a.kl_coef > 0 and a.kl_in == "reward"
     by_entropy = "entropy" in config.filter.metric
@@ -500,19 +503,19 @@ def build_learner(
     sampling_mesh: Mesh | None = None,
     album: ImageTable | None = None,
 ) -> tuple[Learner, TrainState]:
-    """(`Learner`, `TrainState` at step 0) of a config.
+    """Return (`Learner`, `TrainState` at step 0) for a config.
 
     Args:
-      params: the initial policy on the mesh; the state takes them over (updates donate them).
-      sampling_mesh: None: the mesh of training.
-      album: of the run's images, if the model sees.
+      params: the initial policy on the mesh; the state takes ownership (updates donate them).
+      sampling_mesh: None for the training mesh.
+      album: the run's `ImageTable`, if the model has a vision tower.
     """
     c, a, o = config, config.algorithm, config.optimizer
     frozen = reference = critic_state = None
     optimizer = build_optimizer(c)
     trained = params
     if c.model.lora.rank:
-        # What does not train is held as it is read: no digit more.
+        # Frozen parameters keep the precision in which they are read.
         base = sampling_params(params, model, mesh)
         frozen = ForwardContext(base, np.float32(c.model.lora.alpha / c.model.lora.rank))
         trained = build_adapters(c, model, mesh)

@@ -1,6 +1,7 @@
-"""What a config must be for a run to use it: anything else is refused before it compiles.
+"""Check a config before anything compiles, and refuse values that no run could use.
 
-configs/base.py declares what each field accepts; this module checks what depends on several fields.
+configs/base.py declares each field's accepted values; this module checks constraints that involve
+several fields.
 """
 
 from ml_collections import ConfigDict
@@ -23,14 +24,14 @@ from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.update.policy import EXACT
 
-STEP_TOKENS = 2**26  # that a step may sample: beyond it the host's arrays take tens of gigabytes
+STEP_TOKENS = 2**26  # the most tokens a step may sample; more would need tens of GB on the host
 
 
 def check(config: ConfigDict) -> None:
-    """Refuses values that no run could use.
+    """Refuse values that no run could use.
 
     Raises:
-      ValueError: names the field, its value and what is accepted.
+      ValueError: the message names the field, its value and the accepted values.
     """
     c = config
     check_domains(c)
@@ -66,10 +67,10 @@ def check(config: ConfigDict) -> None:
 
 
 def check_domains(config: ConfigDict) -> None:
-    """Refuses another set of fields than base.py's, and values outside of their field's domain.
+    """Refuse fields that differ from base.py's, and values outside their field's domain.
 
     Raises:
-      ValueError: names the first such field, its value and what it must be.
+      ValueError: the message names the first such field, its value and the accepted values.
     """
     fields = leaves(config)
     refuse_renamed(list(fields))
@@ -89,13 +90,13 @@ def check_domains(config: ConfigDict) -> None:
 def _check_value(config: ConfigDict, name: str, domain: Field) -> None:
     value = field(config, name)
     if not domain.accepts(value):
-        value = value.to_dict() if isinstance(value, ConfigDict) else value  # in one line
+        value = value.to_dict() if isinstance(value, ConfigDict) else value  # prints as one line
         raise ValueError(f"config.{name} is {value!r}; it must be {domain.what}")
 
 
 def _check_also(config: ConfigDict) -> None:
     for name, part in config.also.items():
-        if "/" in name or name.startswith("."):  # a folder of the run is called like that
+        if "/" in name or name.startswith("."):  # a folder of the run gets this name
             raise ValueError(f"config.also has {name!r}, which cannot name a folder")
         if not isinstance(part, ConfigDict) or set(part) != {"groups", "env"}:
             raise ValueError(f"config.also.{name} must have groups and env; see configs/base.py")
@@ -110,7 +111,7 @@ def _check_also(config: ConfigDict) -> None:
 
 
 def check_environment(config: ConfigDict, section: str) -> None:
-    """The part of `check` that is about one environment."""
+    """Check the section of an environment."""
     env = field(config, section)
     groups = "rollout.groups" if section == "env" else section.replace(".env", ".groups")
     if 0 < env.max_context <= config.rollout.max_new_tokens:
@@ -127,7 +128,7 @@ def check_environment(config: ConfigDict, section: str) -> None:
 
 
 def check_algorithm(config: ConfigDict) -> None:
-    """The part of `check` that is about config.algorithm and what must agree with it."""
+    """Check config.algorithm and the fields that must agree with it."""
     a = config.algorithm
 
     def refuse(name, needed):
@@ -195,7 +196,7 @@ def check_algorithm(config: ConfigDict) -> None:
 
 
 def check_filter(config: ConfigDict) -> None:
-    """The part of `check` that is about config.filter and what must agree with it."""
+    """Check config.filter and the fields that must agree with it."""
     f = config.filter
     strategy = STRATEGIES[f.strategy]
     if not strategy.accepts(f.value):
@@ -228,7 +229,7 @@ def check_filter(config: ConfigDict) -> None:
 
 
 def check_sizes(config: ConfigDict) -> None:
-    """The part of `check` that is about the sizes of a step and of its batches."""
+    """Check the sizes of a step and of its batches."""
     c = config
     tokens = step_rows(c) * row_tokens(c)
     if tokens > STEP_TOKENS:
@@ -251,7 +252,7 @@ def check_sizes(config: ConfigDict) -> None:
 
 
 def check_warmstart(config: ConfigDict) -> None:
-    """The part of `check` that is about the tiny agent."""
+    """Check the settings of the tiny agent."""
     w = config.warmstart
     if w.width % (2 * w.heads):
         raise ValueError(

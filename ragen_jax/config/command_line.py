@@ -61,7 +61,7 @@ def define_config() -> flags.FlagHolder[ConfigDict]:
 
 
 def config_given() -> bool:
-    """Whether the command line names a config file."""
+    """Return whether the command line names a config file."""
     return _value(sys.argv, "config") is not None
 
 
@@ -98,7 +98,7 @@ def config_first(argv: Sequence[str]) -> list[str]:
 
 
 def _default(argv: Sequence[str]) -> str:
-    """The config where none is named: of the run in --workdir, or DEFAULT_CONFIG."""
+    """Return the default config: that of the run in --workdir, or DEFAULT_CONFIG."""
     workdir = _value(argv, "workdir")
     if workdir and (Path(workdir) / "config.json").exists():
         return f"{RUN_CONFIG}:{workdir}"
@@ -106,7 +106,7 @@ def _default(argv: Sequence[str]) -> str:
 
 
 def named_configs() -> dict[str, Path]:
-    """name -> file of the configs that come with ragen_jax."""
+    """Return {name: file} of the configs that come with ragen_jax."""
     files = [path for path in sorted(CONFIGS.glob("*.py")) if path.stem != "base"]
     return {path.stem: path for path in files if "def get_config(" in path.read_text()}
 
@@ -301,7 +301,7 @@ def disk_errors() -> Generator[None]:
 
 @contextlib.contextmanager
 def full_disk() -> Generator[None]:
-    """Turns what a disk refuses to write into one line on stderr and exit code 4."""
+    """Report a disk's refusal to write as one line on stderr and exit with code 4."""
     try:
         yield
     except Exception as error:

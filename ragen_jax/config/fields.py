@@ -12,18 +12,18 @@ FIELDS = fields_by_name(SETTINGS)  # dotted name -> Field, in the order of the p
 
 
 def field(config: ConfigDict, dotted: str) -> Any:
-    """config.a.b for "a.b"."""
+    """Return config.a.b for "a.b"."""
     for name in dotted.split("."):
         config = config[name]
     return config
 
 
-# Sections that are one field.
+# Sections that count as a single field.
 WHOLE = tuple(name for name, field in FIELDS.items() if isinstance(field.default, dict))
 
 
 def leaves(config: ConfigDict) -> dict[str, Any]:
-    """{"a.b": value} of a config's fields; those of WHOLE and what is empty are leaves."""
+    """Return {"a.b": value} of a config's fields; WHOLE and empty sections are leaves."""
 
     def walk(node, prefix):
         for name, value in node.items():
@@ -54,16 +54,16 @@ def entries(config: ConfigDict) -> Iterator[tuple[str, Field, Callable[[str], st
 
 
 def plays_heldout(config: ConfigDict) -> bool:
-    """Return whether a run of the config plays held-out problems at all."""
+    """Return whether a run of the config ever plays held-out problems."""
     return HELD_OUT.holds(*(field(config, name) for name in HELD_OUT.names))
 
 
 def unused_fields(config: ConfigDict, names: Collection[str]) -> dict[str, str]:
-    """{field: why} of those of the fields `names` that a run of the config never reads.
+    """Return {field: reason} for the fields in `names` that a run of the config never reads.
 
     Args:
-      config: one that passes check.check.
-      names: dotted, as in FIELDS or in also; others (options of environments) are passed over.
+      config: a config that passes check.check.
+      names: dotted, as in FIELDS or in also; others (options of environments) are ignored.
     """
     reasons = {}
     for name, domain, inside in entries(config):
@@ -79,10 +79,10 @@ def unused_fields(config: ConfigDict, names: Collection[str]) -> dict[str, str]:
 
 
 def warning(reasons: Mapping[str, str]) -> str:
-    """One line about fields that were set in vain, or "" where there is none.
+    """Return a line about fields that were set without effect, or "" if there are none.
 
     Args:
-      reasons: {field: why}, as `unused_fields` gives them.
+      reasons: {field: reason}, as returned by `unused_fields`.
     """
     by_reason = {}
     for name, why in reasons.items():

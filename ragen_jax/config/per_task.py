@@ -7,9 +7,9 @@ from ragen_jax.rollout import chat
 
 
 def per_task_configs(config: ConfigDict) -> dict[str, ConfigDict]:
-    """{name: the run's config with that environment as its only one}, config.env first.
+    """Return {name: the run's config with only that environment}, config.env first.
 
-    A config of one environment is its own only entry.
+    A config with one environment is returned unchanged, as the only entry.
     """
     alone = {config.env.name: config}
     if config.also:
@@ -24,12 +24,12 @@ def per_task_configs(config: ConfigDict) -> dict[str, ConfigDict]:
 
 
 def per_task_groups(config: ConfigDict) -> tuple[int, ...]:
-    """The groups of a step, environment by environment."""
+    """Return the number of groups per step of each environment."""
     return tuple(c.rollout.groups for c in per_task_configs(config).values())
 
 
 def step_groups(config: ConfigDict) -> int:
-    """The groups of a step, of all environments."""
+    """Return the number of groups per step over all environments."""
     return sum(per_task_groups(config))
 
 
@@ -39,18 +39,18 @@ def is_due(every: int, step: int) -> bool:
 
 
 def turns_shown(env: ConfigDict) -> int:
-    """The most turns that a prompt of an environment's section can show."""
+    """Return the most turns that a prompt can show, for an environment's section."""
     return chat.CONTEXTS[env.context](env.max_turns, env.window)
 
 
 def row_tokens(config: ConfigDict) -> int:
-    """The most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
+    """Return the most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
     shown = max(turns_shown(c.env) for c in per_task_configs(config).values())
     return shown * config.rollout.max_new_tokens
 
 
 def step_rows(config: ConfigDict) -> int:
-    """The most rows of a step: what does not lie in an episode's first row has rows of its own."""
+    """Return the most rows of a step: turns beyond an episode's first row need more rows."""
 
     def rows(c):
         # At the limit of the context any turn may have to start another row.
@@ -61,10 +61,10 @@ def step_rows(config: ConfigDict) -> int:
 
 
 def minibatch_rows(config: ConfigDict) -> int:
-    """The most rows that a minibatch can hold."""
+    """Return the most rows that a minibatch can hold."""
     return -(-step_rows(config) // config.optimizer.minibatches)
 
 
 def has_critic(config: ConfigDict) -> bool:
-    """Whether the config's algorithm learns with a critic."""
+    """Return whether the config's algorithm uses a critic."""
     return ALGORITHMS[config.algorithm.name].critic

@@ -16,30 +16,30 @@ from ragen_jax.storage.limits import read_json
 
 
 def read_config_file(workdir: str | Path) -> dict[str, Any]:
-    """The config.json of a run's folder.
+    """Return the config.json of a run's folder.
 
     Raises:
-      ValueError: there is none, or it is damaged.
+      ValueError: the file is missing or damaged.
     """
     path = Path(workdir) / "config.json"
     if not path.is_file():
         raise ValueError(f"{workdir} is not a run folder: it has no config.json")
     try:
         config = read_json(path)
-        config["env"]["name"], config["model"]["path"]  # which all versions have
+        config["env"]["name"], config["model"]["path"]  # all versions have these
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
     return config
 
 
 def stored_date(workdir: Path, missing: str) -> str | None:
-    """The model.date of the run in a folder; None: it holds no run, or one that left it open.
+    """Return the model.date of the run in a folder; None if there is no run or the date is open.
 
     Args:
-      missing: the day for a run of a version that recorded none; a line says so.
+      missing: the day for a run of a version that recorded no date; a line reports it.
 
     Raises:
-      ValueError: its config.json is damaged.
+      ValueError: the config.json is damaged.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -54,13 +54,13 @@ def stored_date(workdir: Path, missing: str) -> str | None:
 
 
 def read_run_config(workdir: str | Path) -> ConfigDict:
-    """The config that a run wrote to its folder.
+    """Return the config that a run wrote to its folder.
 
-    Fields that came later have base.py's values, by which a run does what it did before them; those
-    that there are no more are left out. A line tells of both.
+    Fields that were added later get base.py's values, which keep the earlier behavior. Fields that
+    no longer exist are left out. A line reports both.
 
     Raises:
-      ValueError: there is none, or it is damaged.
+      ValueError: the file is missing or damaged.
     """
     config, added, unknown = _read_config(workdir)
     path = Path(workdir) / "config.json"
@@ -100,12 +100,12 @@ def _list_fields(fields: dict[str, Any]) -> str:
 
 @functools.cache
 def _print_once(line: str) -> None:
-    """A line that a command prints once, however often it reads the file."""
+    """Print a line once per command, however often the file is read."""
     console(line)
 
 
 def _add_missing(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> dict[str, Any]:
-    """Adds the fields of `defaults` that a config has not; {dotted name: value} of these."""
+    """Add the fields of `defaults` that a config lacks; return them as {dotted name: value}."""
     added: dict[str, Any] = {}
     for name, value in defaults.items():
         if name not in config:
@@ -117,9 +117,9 @@ def _add_missing(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> 
 
 
 def _take_unknown(config: ConfigDict, defaults: ConfigDict, prefix: str = "") -> dict[str, Any]:
-    """Takes the fields out of a config that `defaults` has not; {dotted name: value} of these.
+    """Remove the fields that `defaults` lacks; return them as {dotted name: value}.
 
-    What is empty in `defaults`, as env.options are, holds what it likes.
+    Sections that are empty in `defaults`, such as env.options, may hold any fields.
     """
     taken: dict[str, Any] = {}
     for name, value in list(config.items()):

@@ -55,7 +55,7 @@ def _environments(config: Mapping[str, Any]) -> list[tuple[str, str, dict[str, A
 def require_trust(
     workdir: Path, config: ConfigDict, named: Collection[str] = (), *, trust: bool = False
 ) -> None:
-    """Refuses a config that came from a run's folder and names code, unless the user trusts it.
+    """Refuse a config that came from a run's folder and names code, unless the user trusts it.
 
     Args:
       config: the folder's, with the command line's values.
@@ -79,9 +79,9 @@ def require_trust(
 
 
 def sign(workdir: Path, config: ConfigDict) -> None:
-    """Notes in a run's folder that this user started the run, if its config names code.
+    """Record in a run's folder that this user started the run, if its config names code.
 
-    Without that, resuming and evaluating it ask for --trust. A line says if it cannot be noted.
+    Otherwise resuming and evaluating it require --trust. A line reports a failure to record it.
     """
     if not code_fields(config.to_dict()):
         return
@@ -94,12 +94,12 @@ def sign(workdir: Path, config: ConfigDict) -> None:
 
 
 def json_of(config: ConfigDict) -> dict[str, Any]:
-    """A config as config.json holds it."""
+    """Return a config in the form of config.json."""
     return json.loads(json.dumps(config.to_dict()))
 
 
 def _unsigned(workdir: Path) -> str | None:
-    """Why a run's folder does not count as this user's; None: it does."""
+    """Return why a run's folder does not count as this user's, or None if it does."""
     try:
         found = (workdir / SIGNATURE).read_text().strip()
         expected = _signature(_key(create=False), read_config_file(workdir))

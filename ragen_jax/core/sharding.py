@@ -90,7 +90,7 @@ def split_devices(
 def spec(
     axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """Return an array's PartitionSpec by RULES; an axis that does not divide evenly is whole."""
+    """Return an array's PartitionSpec by RULES; axes that do not divide evenly are not split."""
     rules = dict(RULES)
 
     def mesh_axes(axis, size):

@@ -28,7 +28,7 @@ class Share(Protocol):
 class Part(NamedTuple):
     """An environment's share of a step's groups."""
 
-    label: str  # "" where it is alone
+    label: str  # "" if there is only one environment
     groups: int
 
 

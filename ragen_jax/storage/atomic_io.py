@@ -1,7 +1,7 @@
-"""Files that are whole or absent: written aside, synced to the disk, then renamed.
+"""Atomic writes: files are written to a temporary name, synced to disk, then renamed.
 
-Who is killed in the writing leaves the file of before. What a disk refuses, because it is full or
-may not be written, is tried again for as long as `patient` says.
+A process that is killed while writing leaves the previous file. Writes that the disk refuses,
+because it is full or read-only, are retried for the time that `retry_disk_errors` sets.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def atomic_open(path: str | Path, mode: str = "w") -> Generator[IO[Any]]:
 
 
 def atomic_write(path: str | Path, text: str) -> None:
-    """Writes a text file that is whole or absent."""
+    """Write a text file atomically."""
     with atomic_open(path) as file:
         file.write(text)
 
@@ -95,7 +95,7 @@ def _replace(path: Path, data: memoryview) -> None:
 
 
 def make_folder(path: str | Path) -> None:
-    """Makes a folder, with its parents, unless it is there."""
+    """Make a folder and its parents, unless it exists."""
     with_retries(functools.partial(Path(path).mkdir, parents=True, exist_ok=True), path)
 
 
@@ -110,7 +110,7 @@ def _remove_left_over_of(path: Path) -> None:
 
 
 def append_line(file: io.FileIO, text: str) -> None:
-    """Adds a line, or several, to the end of a file: whole or not at all."""
+    """Append one or more lines to a file, completely or not at all."""
     data, end = text.encode(errors="backslashreplace"), os.fstat(file.fileno()).st_size
 
     def write() -> None:
@@ -192,7 +192,7 @@ class _Patience:
     say: Callable[[str], None]  # told of it
 
 
-_patience = _Patience(0.0, print)  # without `patient` there is none
+_patience = _Patience(0.0, print)  # no retries without `retry_disk_errors`
 
 
 @contextlib.contextmanager
@@ -243,8 +243,9 @@ def with_retries(write: Callable[[], T], what: object) -> T:
 
 @contextlib.contextmanager
 def writing(what: object) -> Generator[None]:
-    """Reports what a disk refuses in its body as `retried` does, at once: for writing that cannot
-    begin again.
+    """Report a disk error of the body as `with_retries` does, without retries.
+
+    For writes that cannot be restarted.
 
     Raises:
       DiskRefused: the disk refused it.
@@ -260,8 +261,10 @@ def writing(what: object) -> Generator[None]:
 
 @contextlib.contextmanager
 def reading() -> Generator[None]:
-    """Keeps errors of its body what they are, also within `retried` and `writing`: for a source
-    that is read while a file is written from it."""
+    """Keep errors of the body unchanged, even within `with_retries` and `writing`.
+
+    For a source that is read while a file is written from it.
+    """
     try:
         yield
     except OSError as error:

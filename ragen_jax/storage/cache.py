@@ -15,7 +15,7 @@ from ragen_jax.storage.console import console
 
 
 def cache_directory() -> Path:
-    """Where generated models and datasets are kept: $XDG_CACHE_HOME (or ~/.cache)/ragen_jax."""
+    """Return the folder of generated files: $XDG_CACHE_HOME (or ~/.cache)/ragen_jax."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "ragen_jax"
 

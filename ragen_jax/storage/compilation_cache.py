@@ -1,4 +1,4 @@
-"""Compiled programs are kept on disk, so that the next process loads what one has compiled."""
+"""Keep compiled programs on disk, so that later processes load them."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ MOST = 2 << 30  # bytes that are kept from one start to the next
 
 
 def enable_compilation_cache() -> None:
-    """Turns JAX's persistent compilation cache on, in cache_directory()/compiled.
+    """Enable JAX's persistent compilation cache in cache_directory()/compiled.
 
     A user's own JAX_COMPILATION_CACHE_DIR stays; JAX_ENABLE_COMPILATION_CACHE=false: none is kept.
     Neither is used where others could put programs into it (`refuse_shared_cache`).
@@ -73,7 +73,7 @@ def _refused(folder: str | Path, reason: str) -> str:
 
 
 def delete_oldest(folder: Path, most: int) -> None:
-    """Deletes the files that were used longest ago, until at most `most` bytes are left.
+    """Delete the least recently used files until at most `most` bytes are left.
 
     Raises:
       OSError: the folder cannot be read, or not be written where something is to be deleted.

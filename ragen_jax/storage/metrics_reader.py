@@ -51,7 +51,7 @@ def repair(path: Path) -> list[str]:
 
 
 def lost_steps(rows: Iterable[Metrics], last_step: int) -> list[int]:
-    """The steps from 1 on and up to `last_step` that have no row."""
+    """Return the steps from 1 to `last_step` that have no row."""
     steps = {int(row["step"]) for row in rows}
     return [step for step in range(1, last_step + 1) if step not in steps]
 
@@ -96,7 +96,7 @@ def _ascending(steps: dict[int, int]) -> set[int]:
 
 
 def _row(line: str) -> Metrics | None:
-    """The row that a line is, or None."""
+    """Parse a line as a row; return None if it is not a row."""
     try:
         row: Any = parse_json(line, parse_constant=_no_number)
     except ValueError:

@@ -274,16 +274,16 @@ class Follower:
         self._thread.start()
 
     def wake(self) -> None:
-        """Tells it of a new row; returns at once."""
+        """Signal a new row; return at once."""
         self._news.set()
 
     def end(self, exit_code: int) -> None:
-        """Tells it that no row will follow; returns at once."""
+        """Signal that no row will follow; return at once."""
         self._exit_code = exit_code
         self._news.set()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended within as many seconds."""
+        """Wait for the thread; return whether it ended within `seconds`."""
         self._thread.join(max(0.0, seconds))
         return not self._thread.is_alive()
 

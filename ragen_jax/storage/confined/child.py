@@ -180,7 +180,7 @@ def probe_tokenizer(request: dict[str, Any], confine: Callable[[], None]) -> Non
         except MemoryError:
             raise
         except Exception:
-            continue  # a conversation that it refuses, as `take_apart` reports
+            continue  # a conversation that it refuses, as `parse_chat_template` reports
         if len(text) > most:
             raise Refused(
                 f"its chat template makes {len(text):,} characters of {len(messages)} messages "
