@@ -9,7 +9,7 @@ import json
 import jax
 import pytest
 from random_rows import V
-from test_cutting import gradients_apart
+from test_buckets import gradients_apart
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params

@@ -349,7 +349,7 @@ def test_memory_does_not_grow_with_the_vocabulary():
         loss = dataclasses.replace(LOSS, kl_coef=0.0)
         count, factor = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), "f4")
         lowered = policy_gradient.lower(
-            model, loss, params, None, params, pieces, count, factor, factor
+            model, loss, params, None, params, pieces, count, (factor, factor)
         )
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
