@@ -13,7 +13,7 @@ from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Batch
 from ragen_jax.model.qwen import ModelConfig, Qwen
-from ragen_jax.update import buckets as cutting
+from ragen_jax.update import buckets
 from ragen_jax.update.optimize import MinibatchLayout
 from ragen_jax.update.policy import init_state, plan_policy, update_policy
 
@@ -53,8 +53,8 @@ def batch_of(length_B, rng, vocab_size):
 
 
 def whole(minibatches, length_B, T, *, micro_batch):
-    """In place of `cutting.cut`, as it was before: every row as long as the longest of the step."""
-    return [[cutting.Piece(rows, T)] for rows in minibatches]
+    """In place of `buckets.cut`, as it was before: every row as long as the longest of the step."""
+    return [[buckets.Piece(rows, T)] for rows in minibatches]
 
 
 def padded_update(repeats):
@@ -87,7 +87,7 @@ def padded_update(repeats):
         return run
 
     ours = updater("cut", contextlib.nullcontext)
-    other = updater("padded", lambda: mock.patch.object(cutting, "split_by_length", whole))
+    other = updater("padded", lambda: mock.patch.object(buckets, "split_by_length", whole))
     found = compare(ours, other, repeats=repeats)
     return [
         Row(

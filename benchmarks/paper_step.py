@@ -22,7 +22,7 @@ from benchmarks.slots import planted
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model.layout import sampling_params
-from ragen_jax.update import buckets as cutting
+from ragen_jax.update import buckets
 from ragen_jax.update.optimize import MinibatchLayout
 from ragen_jax.update.policy import init_state, plan_policy, update_policy
 
@@ -80,7 +80,7 @@ def paper_step(
 
         cut, padded = (
             contextlib.nullcontext,
-            lambda: mock.patch.object(cutting, "split_by_length", whole),
+            lambda: mock.patch.object(buckets, "split_by_length", whole),
         )
         episodes = play(0)
         shares = learn(episodes, cut), learn(episodes, padded)

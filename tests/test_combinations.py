@@ -10,7 +10,7 @@ from ragen_jax.algorithm import batch
 from ragen_jax.algorithm.algorithms import token_advantages
 from ragen_jax.configs import countdown, frozen_lake, recipes, sokoban
 from ragen_jax.storage.metrics_reader import read_metrics
-from ragen_jax.update import buckets as cutting
+from ragen_jax.update import buckets
 from ragen_jax.update.critic import critic_gradient
 from ragen_jax.update.policy import policy_gradient
 
@@ -81,7 +81,7 @@ def test_two_steps(index, tmp_path_factory, tmp_path, monkeypatch):
     config.eval.update(episodes=16, every=2)
     lengths, plain = (
         {"update": set(), "credit": set()},
-        (cutting.choose_bucket_lengths, batch.make_batch),
+        (buckets.choose_bucket_lengths, batch.make_batch),
     )
 
     def few_lengths(*args):
@@ -93,7 +93,7 @@ def test_two_steps(index, tmp_path_factory, tmp_path, monkeypatch):
         lengths["credit"].add(length)
         return plain[1](episodes, length=length)
 
-    monkeypatch.setattr(cutting, "choose_bucket_lengths", few_lengths)
+    monkeypatch.setattr(buckets, "choose_bucket_lengths", few_lengths)
     monkeypatch.setattr(batch, "make_batch", make_batch)
     before = {name: jitted._cache_size() for name, jitted in LEARNING.items()}
     assert train.train(config, tmp_path / "run") == 0

@@ -153,8 +153,8 @@ def overrides() -> list[str]:
 
 def _given_fields(words: Sequence[str]) -> list[str]:
     """The fields that words of a command line set, dotted, before any flag is parsed."""
-    flags_ = (re.match(r"--?(?:no)?config\.([^=]+)", word) for word in words)
-    return [flag[1] for flag in flags_ if flag]
+    found = (re.match(r"--?(?:no)?config\.([^=]+)", word) for word in words)
+    return [match[1] for match in found if match]
 
 
 def today() -> datetime.date:

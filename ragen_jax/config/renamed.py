@@ -31,6 +31,6 @@ def apply_renames(config: dict[str, Any]) -> None:
     """
     for old, new in RENAMED.items():
         section, name = old.split(".")
-        if name in config.get(section, {}):
+        if isinstance(config.get(section), dict) and name in config[section]:
             value = config[section].pop(name)
             config[section].setdefault(new.split(".")[1], value)

@@ -8,7 +8,7 @@ they run on a single device and everything here leaves arrays as they are.
 import contextlib
 import math
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,9 +18,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Shard
 
 from ragen_jax.core.progress import count_barrier
 from ragen_jax.core.types import Array, Params
-
-if TYPE_CHECKING:
-    pass
 
 MESH_AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")

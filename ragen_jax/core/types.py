@@ -11,14 +11,11 @@ between logits and tokens is in `likelihood.token_statistics`.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flax.struct
 import jax
 import numpy as np
-
-if TYPE_CHECKING:
-    pass
 
 Array = jax.Array | np.ndarray  # for functions that accept and return either
 Params = dict[str, Any]  # nested, by module and parameter: arrays or their placeholders

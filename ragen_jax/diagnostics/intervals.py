@@ -70,7 +70,6 @@ compared from step to step should also use the differences of neighbours (regime
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import chex
 import numpy as np
@@ -78,13 +77,6 @@ from scipy.special import betaincinv, stdtrit
 
 from ragen_jax.core.types import Array, Metrics
 from ragen_jax.diagnostics.information import checked_scores, first_ranks, own_margins, parts
-
-if TYPE_CHECKING:
-    pass
-if TYPE_CHECKING:  # importing it takes TFDS
-    pass
-if TYPE_CHECKING:  # importing it takes TFDS
-    pass
 
 # Below three groups, deleting one leaves a single one, which may be all alike.
 LEAST_GROUPS = 3

@@ -149,7 +149,7 @@ def gradient_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Ite
         host((groups,)),
         host(()),
         run.state.kl_scale,
-        run.with_residents,
+        run.forward_context,
         held=(
             (run.state.opt_state, run.state.critic),
             None if loss.kl_coef else run.at_rest,

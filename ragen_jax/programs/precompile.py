@@ -64,7 +64,7 @@ class Precompiler:
         self.pool = concurrent.futures.ThreadPoolExecutor(
             min(os.cpu_count() or 1, THREADS), thread_name_prefix=THREAD
         )
-        self.forward_context = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=THREAD)
+        self.background = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=THREAD)
         self.under_way: list[concurrent.futures.Future[None]] = []
 
     def compile_now(self, programs: Sequence[PlannedProgram]) -> None:
@@ -87,7 +87,7 @@ class Precompiler:
 
     def begin(self, program: PlannedProgram) -> None:
         """Has something compiled beside what follows, behind what was begun before."""
-        self.under_way.append(self.forward_context.submit(_compile, program))
+        self.under_way.append(self.background.submit(_compile, program))
 
     def wait(self) -> None:
         """Returns when all that was begun is there."""
@@ -101,7 +101,7 @@ class Precompiler:
 
     def close(self) -> None:
         """Begins nothing more; what is under way ends by itself."""
-        for pool in (self.pool, self.forward_context):
+        for pool in (self.pool, self.background):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -242,8 +242,8 @@ class RunShapes:
         return add_images(self.policy, self.images.get(self.sampling_mesh))
 
     @property
-    def with_residents(self) -> ForwardContext | None:
-        """What the model runs with besides what is trained: as `Learner.beside`."""
+    def forward_context(self) -> ForwardContext | None:
+        """What the model runs with besides what is trained: as `Learner.forward_context`."""
         images = self.images.get(self.mesh)
         if images is None:
             return self.frozen
@@ -331,8 +331,8 @@ def describe(
     if c.model.lora.rank:
         frozen, reference = ForwardContext(fixed, host((), jnp.float32)), None
         trained = adapters(c, model, mesh)
-        beside = adapters(c, model, sampling_mesh)["layers"]
-        layers = {name: leaf | beside.get(name, {}) for name, leaf in policy["layers"].items()}
+        added = adapters(c, model, sampling_mesh)["layers"]
+        layers = {name: leaf | added.get(name, {}) for name, leaf in policy["layers"].items()}
         policy = policy | {"layers": layers}
 
     optimizer = build_optimizer(c)

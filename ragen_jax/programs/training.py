@@ -268,7 +268,9 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
             run, "statistics", passes.statistics, run.whole, temperature, held=held, head=True
         )
     reference = (
-        run.reference if run.with_residents is None else run.with_residents.reference(run.reference)
+        run.reference
+        if run.forward_context is None
+        else run.forward_context.reference(run.reference)
     )
     if reference is not None and c.algorithm.kl_coef and c.algorithm.kl_in == "reward":
         yield _read(
@@ -279,7 +281,7 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
         critic = state.critic
         held = rest, critic.opt_state
         yield _read(
-            run, "values", passes.values, critic.params, run.with_residents, held=held, head=False
+            run, "values", passes.values, critic.params, run.forward_context, held=held, head=False
         )
         yield _gradient(
             run,
@@ -386,7 +388,7 @@ def _gradient(
         function,
         run.model,
         *args,
-        run.with_residents,
+        run.forward_context,
         keywords=keywords,
         held=(held, _copy_beside(run)),
         cost=Work(run.model.config, run.mesh.shape["tensor"]).update(

@@ -196,9 +196,8 @@ def compile_ahead(
     rows = -(-rows // shards)  # rows per shard
     (state,) = begin(settings.environment, [seed], settings.limits)
     sizes = {shards * row_bucket(live, rows) for live in range(1, rows + 1)}
-    one_turn = dataclasses.replace(
-        settings, compact=True, budgets=dataclasses.replace(settings.budgets, max_turns=1)
-    )
+    budgets = dataclasses.replace(settings.budgets, max_turns=1)
+    one_turn = dataclasses.replace(settings, budgets=budgets)
     for size in [shards * rows] if settings.slots or settings.chunk else sorted(sizes):
         rollout(model, params, one_turn, [seed] * size, [state] * size, group_size=1, key=key)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.core.types import Params
-from ragen_jax.storage import metrics_reader as rows
+from ragen_jax.storage import metrics_reader
 from ragen_jax.storage.atomic_io import disk_error_message, make_folder, with_retries, writing
 from ragen_jax.storage.checksums import damage, write_checksums
 from ragen_jax.storage.console import console
@@ -342,16 +342,18 @@ def find_damage(workdir: Path, repair: bool) -> list[str]:
     told = set_damaged_aside(workdir / "checkpoints")
     path = workdir / "metrics.jsonl"
     if repair:
-        told += rows.repair(path)
-    lost = rows.lost_steps(rows.read_metrics(path), newest(workdir / "checkpoints"))
+        told += metrics_reader.repair(path)
+    lost = metrics_reader.lost_steps(
+        metrics_reader.read_metrics(path), newest(workdir / "checkpoints")
+    )
     if lost:
         listed = f"{path} lacks the rows of {len(lost)} steps ({', '.join(map(str, lost[:8]))}"
         listed += ", ...)" if len(lost) > 8 else ")"
-        if not repair and not path.with_name(rows.SET_ASIDE).exists():
+        if not repair and not path.with_name(metrics_reader.SET_ASIDE).exists():
             raise ValueError(
                 f"{listed} that the checkpoint includes; pass --repair to resume without them"
             )
-        aside = path.with_name(rows.SET_ASIDE)
+        aside = path.with_name(metrics_reader.SET_ASIDE)
         with_retries(aside.touch, aside)  # the next start need not be told again
         told.append(listed)
     return told

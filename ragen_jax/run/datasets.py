@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from ragen_jax.rollout.env_calls import (
 )
 from ragen_jax.storage.console import console
 from ragen_jax.storage.datasets import open_or_generate, settings_hash
-
-if TYPE_CHECKING:
-    pass
 
 # First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
 EVALUATION_SEEDS = 1 << 62

@@ -219,8 +219,8 @@ def select(
     logp_BT = entropy_BT = entropy_GK = None
     if learner.reads_policy:
         rows_B = np.flatnonzero(batch.weight_B > 0)
-        beside = learner.forward_context(state.params, batch.tokens_BT)
-        params = state.params if beside is None else beside.attach(state.params)
+        context = learner.forward_context(state.params, batch.tokens_BT)
+        params = state.params if context is None else context.attach(state.params)
         logp_BT, entropy_BT = _pass(
             learner, statistics, params, batch, rows_B, np.float32(learner.loss.temperature)
         )
@@ -329,16 +329,16 @@ def assign_credit(
     keep_GK, return_GK = selection.keep_GK, outcomes.return_GK
     kept_B = _rows_of(keep_GK, batch)
     metrics = {}
-    beside = learner.forward_context(state.params, batch.tokens_BT)
+    context = learner.forward_context(state.params, batch.tokens_BT)
     value_BT = kl_BT = None
     kl_coef = 0.0
     if state.critic is not None:
-        (value_BT,) = _pass(learner, values, state.critic.params, batch, kept_B, beside)
+        (value_BT,) = _pass(learner, values, state.critic.params, batch, kept_B, context)
     if learner.kl_in_reward:
         coef, kind = learner.kl_in_reward
         kl_coef = coef * float(state.kl_scale)
         reference = learner.kl_reference
-        reference = _require(reference if beside is None else beside.reference(reference))
+        reference = _require(reference if context is None else context.reference(reference))
         # Advantages compare all members of a group, including those that are not kept.
         compared_GK = np.broadcast_to(keep_GK.any(1, keepdims=True), keep_GK.shape)
         rows_B = _rows_of(compared_GK, batch)

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from ragen_jax.algorithm import losses
 from ragen_jax.core.sharding import shard_micro_batches
 from ragen_jax.core.types import Metrics, Params
-from ragen_jax.update import buckets as cutting
+from ragen_jax.update import buckets
 from ragen_jax.update.buckets import Piece
 from ragen_jax.update.state import CriticState, TrainState
 
@@ -313,7 +313,7 @@ def plan_minibatches(
     """
     order = rng.permutation(len(rows_B))  # on the host: the number of rows changes every step
     dealt = np.array_split(np.asarray(rows_B)[order], layout.minibatches)
-    cuts = cutting.split_by_length(
+    cuts = buckets.split_by_length(
         [rows for rows in dealt if len(rows)],  # some are empty with fewer rows than minibatches
         length_B,
         arrays["mask"].shape[1],
@@ -323,7 +323,7 @@ def plan_minibatches(
         arrays=arrays,
         rows_B=np.asarray(rows_B),
         cuts=cuts,
-        real_share=cutting.token_efficiency(cuts, length_B, micro_batch=layout.micro_batch),
+        real_share=buckets.token_efficiency(cuts, length_B, micro_batch=layout.micro_batch),
         layout=layout,
         aggregation=aggregation,
         norm_length=norm_length,

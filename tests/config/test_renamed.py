@@ -52,3 +52,13 @@ def test_the_folder_of_an_old_run_keeps_its_values(tmp_path, capsys):
     assert read_run_config(tmp_path).to_dict() == new.to_dict()
     assert same_run(new, tmp_path) == []
     assert capsys.readouterr().out == ""
+
+
+def test_a_damaged_section_with_an_old_name_is_no_traceback(tmp_path):
+    config = base.get_config().to_dict() | {"checkpoint": "patience"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert (
+        read_run_config(tmp_path).checkpoint == "patience"
+    )  # as the file has it; check refuses it
+    with pytest.raises(ValueError, match="config.checkpoint"):
+        check_domains(read_run_config(tmp_path))

@@ -15,7 +15,7 @@ from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.rollout import expected, pages, play, slots
 from ragen_jax.rollout.chat import Reply
 from ragen_jax.rollout.episode import Budgets, PlaySettings, Sampling
-from ragen_jax.update import buckets as cutting
+from ragen_jax.update import buckets
 
 STOP = 1
 GROUPS, MEMBERS, TURNS, TOKENS = 8, 16, 5, 400  # of the paper
@@ -157,7 +157,7 @@ def met_shapes(monkeypatch, ends, steps, **served):
         length_B = np.array([len(e.turns[-1].prompt) + len(e.turns[-1].sampled) for e in episodes])
         minibatches = np.array_split(rng.permutation(len(episodes)), MINIBATCHES)
         T = length_bucket(length_B.max())
-        for pieces in cutting.split_by_length(minibatches, length_B, T, micro_batch=MICRO_BATCH):
+        for pieces in buckets.split_by_length(minibatches, length_B, T, micro_batch=MICRO_BATCH):
             for piece in pieces:
                 found.shapes["update", piece.length] += 1
     return found.shapes

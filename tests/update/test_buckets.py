@@ -20,8 +20,7 @@ from ragen_jax.core.types import Batch
 from ragen_jax.model import lora
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
-from ragen_jax.update import buckets as cutting
-from ragen_jax.update import critic
+from ragen_jax.update import buckets, critic
 from ragen_jax.update.passes import over_rows, statistics
 from ragen_jax.update.policy import ForwardContext, init_state
 
@@ -42,8 +41,8 @@ def episodes_of_a_step(rng, level, ends=0.0):
 
 
 def whole(minibatches, length_B, T, *, micro_batch):
-    """In place of `cutting.cut`: every row at the batch's length, as it was dealt."""
-    return [[cutting.Piece(rows, T)] for rows in minibatches]
+    """In place of `buckets.cut`: every row at the batch's length, as it was dealt."""
+    return [[buckets.Piece(rows, T)] for rows in minibatches]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +130,7 @@ def gradients_apart(policy, mesh, monkeypatch, who, loss=LOSS):
     """How far the gradient is from that of rows that are not cut by length."""
     found, metrics = gradient(policy, mesh, who, loss)
     with monkeypatch.context() as patch:
-        patch.setattr(cutting, "split_by_length", whole)
+        patch.setattr(buckets, "split_by_length", whole)
         expected, before = gradient(policy, mesh, who, loss)
     for name in metrics.keys() - {"update/real_share"}:
         if name.endswith("fraction"):  # a token at the edge of a clip is on either side of it
@@ -197,43 +196,43 @@ def test_lengths_are_few_enough_and_hold_every_row():
     for _ in range(50):
         longest = rng.integers(1, 3000, rng.integers(1, 40))
         T = length_bucket(longest.max()) if rng.random() < 0.7 else int(longest.max())
-        found = cutting.choose_bucket_lengths(longest, T)
-        assert 1 <= len(found) <= cutting.LENGTHS and list(found) == sorted(set(found.tolist()))
+        found = buckets.choose_bucket_lengths(longest, T)
+        assert 1 <= len(found) <= buckets.LENGTHS and list(found) == sorted(set(found.tolist()))
         assert longest.max() <= found[-1] <= T
         assert set(found.tolist()) <= {T, *map(length_bucket, longest)}
 
 
 def test_lengths_by_hand():
     # 40 micro-batches that end at 100 and ten at 1,000: 112 and 1,024 positions wide.
-    assert cutting.choose_bucket_lengths(np.array([100] * 40 + [1000] * 10), 1024).tolist() == [
+    assert buckets.choose_bucket_lengths(np.array([100] * 40 + [1000] * 10), 1024).tolist() == [
         112,
         1024,
     ]
     # One more length would save 1 of 100 positions.
-    assert cutting.choose_bucket_lengths(np.array([1024] * 19 + [800]), 1024).tolist() == [1024]
-    assert cutting.choose_bucket_lengths(np.array([3]), 5).tolist() == [5]
+    assert buckets.choose_bucket_lengths(np.array([1024] * 19 + [800]), 1024).tolist() == [1024]
+    assert buckets.choose_bucket_lengths(np.array([3]), 5).tolist() == [5]
 
 
 def test_a_cut_by_hand():
     length_B = np.array([10, 30, 9, 31, 12])
-    first, second = cutting.split_by_length(
+    first, second = buckets.split_by_length(
         [np.array([0, 1, 2]), np.array([3, 4])], length_B, 32, micro_batch=2
     )
     # Sorted, the first minibatch is 30, 10 | 9 and the second 31, 12.
     assert [(piece.rows.tolist(), piece.length) for piece in first] == [([1, 0], 32), ([2], 16)]
     assert [(piece.rows.tolist(), piece.length) for piece in second] == [([3, 4], 32)]
     # Two micro-batches of 2 x 32 positions, one of 2 x 16.
-    share = cutting.token_efficiency([first, second], length_B, micro_batch=2)
+    share = buckets.token_efficiency([first, second], length_B, micro_batch=2)
     assert share == length_B.sum() / (2 * 64 + 32)
-    assert cutting.split_by_length([], length_B, 32, micro_batch=2) == []
-    assert np.isnan(cutting.token_efficiency([], length_B, micro_batch=2))
+    assert buckets.split_by_length([], length_B, 32, micro_batch=2) == []
+    assert np.isnan(buckets.token_efficiency([], length_B, micro_batch=2))
 
 
 def test_rows_end_with_their_last_sampled_token():
     batch, _ = make_rows()
     mask = np.zeros((3, 6), np.float32)
     mask[0, 2:4] = mask[0, 5] = mask[1, 1] = 1
-    assert cutting.row_lengths(batch.replace(mask_BT=mask)).tolist() == [6, 2, 0]
+    assert buckets.row_lengths(batch.replace(mask_BT=mask)).tolist() == [6, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -248,11 +247,11 @@ def test_the_papers_lengths_need_few_programs_and_little_padding(ends, padded, l
         length_B = episodes_of_a_step(rng, 1 + 0.3 * np.sin(step / 30), ends)
         T = length_bucket(length_B.max())
         minibatches = np.array_split(rng.permutation(128), 4)
-        cuts = cutting.split_by_length(minibatches, length_B, T, micro_batch=4)
+        cuts = buckets.split_by_length(minibatches, length_B, T, micro_batch=4)
         lengths = {piece.length for pieces in cuts for piece in pieces}
         assert len(lengths) <= 8
         met |= lengths
-        shares.append(cutting.token_efficiency(cuts, length_B, micro_batch=4))
+        shares.append(buckets.token_efficiency(cuts, length_B, micro_batch=4))
         before.append(length_B.sum() / (128 * T))
     assert padded[0] < np.mean(before) < padded[1]  # what padding to the longest of a step left
     assert np.mean(shares) >= least

@@ -17,8 +17,7 @@ from ragen_jax.model import likelihood
 from ragen_jax.model.layout import param_shardings
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params, logits
-from ragen_jax.update import buckets as cutting
-from ragen_jax.update import optimize
+from ragen_jax.update import buckets, optimize
 from ragen_jax.update.optimize import micro_batches
 from ragen_jax.update.policy import init_state, policy_gradient
 
@@ -78,8 +77,8 @@ def run(policy, mesh, batch, advantage, *, optimizer=None, loss=LOSS, ref=None, 
 def pieces_of(batch, *, minibatches):
     """What `run` cuts a batch into."""
     rows = np.random.default_rng(0).permutation(len(batch.weight_B))
-    cuts = cutting.split_by_length(
-        np.array_split(rows, minibatches), cutting.row_lengths(batch), T, micro_batch=2
+    cuts = buckets.split_by_length(
+        np.array_split(rows, minibatches), buckets.row_lengths(batch), T, micro_batch=2
     )
     return [piece for pieces in cuts for piece in pieces]
 

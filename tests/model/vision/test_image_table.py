@@ -21,7 +21,7 @@ from ragen_jax.envs.types import IMAGE, Observation, Step
 from ragen_jax.model import lora
 from ragen_jax.model.likelihood import token_logps
 from ragen_jax.model.qwen import Qwen, init_params
-from ragen_jax.model.vision import image_table as album_module
+from ragen_jax.model.vision import image_table
 from ragen_jax.model.vision import tower as vision
 from ragen_jax.model.vision.image_table import LEAST_ROOM, ImageTable
 from ragen_jax.model.vision.images import preprocess
@@ -366,7 +366,7 @@ def test_sampler_and_trainer_see_with_the_adapters_of_the_tower(slots):
 
 def test_the_tower_s_adapters_get_the_gradient_of_the_whole(monkeypatch):
     """Through embeddings, some images at a time, as in one function of both trees."""
-    monkeypatch.setattr(album_module, "AT_A_TIME", 5)
+    monkeypatch.setattr(image_table, "AT_A_TIME", 5)
     s, album = seeing(), empty_album()
     adapters, scale = random_adapters(s, 3), np.float32(1.5)
     batch = make_batch(play(s, album))
