@@ -66,7 +66,7 @@ def outcome(tmp_path_factory):
         workdir, decoded, scored = tmp_path_factory.mktemp("runs") / "run", [], []
         decode, blocks, pages = play.decode, cross_scoring.blocks, []
         served, decode_chunk = [], slot_pages.decode_chunk
-        waits, patient = [], train.patient
+        waits, retry_disk_errors = [], train.retry_disk_errors
         begin = background.subprocess.Popen
 
         def decode_seen(model, params, segment, logits, keys_B, *args, **settings):
@@ -82,9 +82,9 @@ def outcome(tmp_path_factory):
                 scored.append((M, micro_batch))
             return blocks(N, M, micro_batch, shards)
 
-        def patient_seen(seconds, say):
+        def retry_seen(seconds, say):
             waits.append(seconds)
-            return patient(seconds, say)
+            return retry_disk_errors(seconds, say)
 
         def begin_seen(*args, **settings):
             pages.append(args)
@@ -93,7 +93,7 @@ def outcome(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(background.subprocess, "Popen", begin_seen)
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "xdg"))
-            patch.setattr(train, "patient", patient_seen)
+            patch.setattr(train, "retry_disk_errors", retry_seen)
             patch.setattr(play, "decode", decode_seen)
             patch.setattr(slot_pages, "decode_chunk", chunk_seen)
             patch.setattr(cross_scoring, "blocks", blocks_seen)

@@ -215,10 +215,10 @@ def imitated(tmp_path_factory):
             batches.append(tokens_BT)
             return step(model, eyes, optimizer, trained, opt_state, tokens_BT, *others)
 
-        def play_seen(model, params, chat, environment, seeds, states, **settings):
+        def play_seen(model, params, settings, seeds, states, **others):
             checked.append(len(seeds))
             held.append(jax.device_get(params))
-            return play(model, params, chat, environment, seeds, states, **settings)
+            return play(model, params, settings, seeds, states, **others)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(imitate, "make_batch", make_batch_seen)

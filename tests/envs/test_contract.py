@@ -163,7 +163,7 @@ def test_a_run_stops_where_too_much_breaks(config, tmp_path, monkeypatch, capsys
     capsys.readouterr()
     assert train.train(config, tmp_path / "stops") == 3
     said = capsys.readouterr().out
-    assert "stopped: more than env.max_error_share = 0.33: 2 of 6 episodes of guess broke" in said
+    assert "stopped: more than env.max_error_share = 0.33: 2 of 6 episodes of guess failed" in said
     assert "Traceback" in said and 'raise RuntimeError("the engine is gone")' in said
     assert [row["step"] for row in rows_of(tmp_path / "stops")] == [0, 1]
     # What was learnt is saved: the run goes on from there, to the next step that breaks.
