@@ -1,4 +1,4 @@
-"""The programs of a step's diagnostics; the rows of `run.diagnose.DIAGNOSTICS` name the functions."""
+"""The programs of a step's diagnostics; rows of `run.diagnose.DIAGNOSTICS` name these functions."""
 
 import math
 from collections.abc import Iterator

@@ -37,7 +37,7 @@ from ragen_jax.programs.shapes import (
 
 
 def with_tower(run: RunShapes, plan: Sequence[Program]) -> list[Program]:
-    """Return the programs with the tower's memory added to each, followed by the tower's programs."""
+    """Return the programs with the tower's memory added to each, then the tower's programs."""
     if run.model.config.vision is None:
         return [*plan]
     # With adapters the tower is on both meshes.
@@ -77,7 +77,7 @@ def _tower_programs(
 ) -> Iterator[Program]:
     """Yield the programs that encode images during rollouts, next to the last turn's cache.
 
-    If the tower's adapters are trained, yield also the programs of updates: encoding and gradient.
+    If the tower's adapters are trained, also yield the programs of updates: encoding and gradient.
     """
     several = len(per_task_configs(run.config)) > 1
     mesh = run.sampling_mesh

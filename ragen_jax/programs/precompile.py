@@ -139,7 +139,7 @@ def start_programs(
         return []
     shapes = describe(config, learner, state, policy)
     planned: dict[Any, PlannedProgram] = {}
-    lengths: set[int] = set()  # of rows
+    lengths: set[int] = set()  # tokens of a padded row
     known = True
     for task, c in zip(tasks, per_task_configs(config).values(), strict=True):
         alone, first = turns_shown(c.env) == 1, task.first_prompts

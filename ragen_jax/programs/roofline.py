@@ -22,7 +22,7 @@ class Chip:
     """One device as JAX counts devices; a chip of v4 or TPU7x has two."""
 
     peak_flops: float  # bfloat16, per second
-    bandwidth: float  # of HBM, bytes per second
+    bandwidth: float  # HBM bandwidth, bytes per second
     hbm_gib: float  # the memory that libtpu's compiler lets a program use
     topologies: tuple[str, ...]  # examples that the compiler accepts
 

@@ -114,7 +114,7 @@ def rollout_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iter
             **shared,
         )
 
-    by_group = G * K % shards == 0  # as rollout/play.py
+    by_group = G * K % shards == 0  # as in rollout/play.py
     if c.rollout.slots or c.rollout.chunk:
         yield from slot_programs(run, c, at)
         return
