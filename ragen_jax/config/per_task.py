@@ -1,4 +1,4 @@
-"""The numbers that follow from a config: groups, rows and tokens of a step, and its schedules."""
+"""Numbers derived from a config: groups, rows and tokens of a step, and its schedules."""
 
 from ml_collections import ConfigDict
 
@@ -7,7 +7,7 @@ from ragen_jax.rollout import chat
 
 
 def per_task_configs(config: ConfigDict) -> dict[str, ConfigDict]:
-    """Return {name: the run's config with only that environment}, config.env first.
+    """Return {name: the run's config with only the named environment}, config.env first.
 
     A config with one environment is returned unchanged, as the only entry.
     """
@@ -39,7 +39,7 @@ def is_due(every: int, step: int) -> bool:
 
 
 def turns_shown(env: ConfigDict) -> int:
-    """Return the most turns that a prompt can show, for an environment's section."""
+    """Return the most turns that a prompt can show, for the section `env` of an environment."""
     return chat.CONTEXTS[env.context](env.max_turns, env.window)
 
 
@@ -50,7 +50,7 @@ def row_tokens(config: ConfigDict) -> int:
 
 
 def step_rows(config: ConfigDict) -> int:
-    """Return the most rows of a step: turns beyond an episode's first row need more rows."""
+    """Return the most rows of a step; turns that do not fit in a row need further rows."""
 
     def rows(c):
         # At the limit of the context any turn may have to start another row.
