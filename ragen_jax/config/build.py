@@ -216,7 +216,7 @@ def build_chat(
 
 
 def has_reference(config: ConfigDict) -> bool:
-    """Return whether a run holds a separate KL reference; with LoRA the base model serves as it."""
+    """Return whether a run holds a separate KL reference (with LoRA it is the base model)."""
     return bool(config.algorithm.kl_coef) and not config.model.lora.rank
 
 
@@ -280,7 +280,7 @@ def build_meshes(
 TOWER_HEADS = 4  # attention heads of the tiny agent's vision tower
 PATCH = 8  # side of a patch in pixels; a patch is a token and shows one cell of a board
 WINDOW = 24  # side of a window in pixels: 3 x 3 tokens, which divide boards of 6 x 6
-LARGEST_IMAGE = 1024  # most tokens of an image
+LARGEST_IMAGE = 1024  # maximum number of tokens of an image
 
 
 def tiny_images() -> ImageConfig:

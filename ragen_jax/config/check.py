@@ -24,7 +24,7 @@ from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.model.qwen import ModelConfig
 from ragen_jax.update.policy import EXACT
 
-STEP_TOKENS = 2**26  # the most tokens a step may sample; more would need tens of GB on the host
+STEP_TOKENS = 2**26  # maximum tokens sampled per step; more would need tens of GB on the host
 
 
 def check(config: ConfigDict) -> None:

@@ -31,7 +31,7 @@ from ragen_jax.storage.heartbeat import heartbeat
 
 BAD_INPUT = 2  # exit code
 DISK = 4  # exit code if a disk is full or cannot be written
-SHOWN = 200  # most characters of a path in a message
+SHOWN = 200  # maximum characters of a path in a message
 DEFAULT_CONFIG = "sokoban"
 CONFIGS = Path(configs.__file__).parent
 RUN_CONFIG = Path(__file__).with_name("run_config.py")
@@ -184,7 +184,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
     """Parse absl's flags and run `main(argv)`; unusable flags print one line and exit with code 2.
 
     Args:
-      words: most words that the command accepts besides its flags.
+      words: maximum number of words that the command accepts besides its flags.
     """
 
     def parse(argv):
@@ -266,7 +266,7 @@ def join_processes(environ: Mapping[str, str]) -> None:
     """Call jax.distributed.initialize, with the values in `environ` that JAX does not detect.
 
     Raises:
-      ValueError: only some of the variables are set, or a number is not a number.
+      ValueError: only some of the variables are set, or a variable is not an integer.
     """
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     given = {name: environ[name] for name in names if name in environ}

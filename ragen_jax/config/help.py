@@ -11,7 +11,7 @@ from ragen_jax.configs import base, presets, recipes
 from ragen_jax.core.flatten import flatten
 
 ASKING = ("-h", "-help", "--help", "--helpfull", "--helpshort")
-SHOWN = 100  # most characters of a line
+SHOWN = 100  # maximum characters of a line
 
 
 def is_asked(argv: Sequence[str]) -> bool:

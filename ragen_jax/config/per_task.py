@@ -39,18 +39,21 @@ def is_due(every: int, step: int) -> bool:
 
 
 def turns_shown(env: ConfigDict) -> int:
-    """Return the most turns that a prompt can show, for the section `env` of an environment."""
+    """Return the maximum number of turns in a prompt, for the section `env` of an environment."""
     return chat.CONTEXTS[env.context](env.max_turns, env.window)
 
 
 def row_tokens(config: ConfigDict) -> int:
-    """Return the most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
+    """Return the maximum number of sampled tokens in a row: Dr.GRPO's constant length."""
     shown = max(turns_shown(c.env) for c in per_task_configs(config).values())
     return shown * config.rollout.max_new_tokens
 
 
 def step_rows(config: ConfigDict) -> int:
-    """Return the most rows of a step; turns that do not fit in a row need further rows."""
+    """Return the maximum number of rows of a step.
+
+    Turns of an episode that do not fit in its first row need further rows.
+    """
 
     def rows(c):
         # At the limit of the context any turn may have to start another row.
@@ -61,7 +64,7 @@ def step_rows(config: ConfigDict) -> int:
 
 
 def minibatch_rows(config: ConfigDict) -> int:
-    """Return the most rows that a minibatch can hold."""
+    """Return the maximum number of rows of a minibatch."""
     return -(-step_rows(config) // config.optimizer.minibatches)
 
 

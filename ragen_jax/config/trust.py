@@ -1,4 +1,4 @@
-"""Import the code that a run's config.json names only if the user trusts it.
+"""Refuse to import code that a run's config.json names unless the user trusts it.
 
 Such code is a user's environment or the functions in its options. It is imported if this user
 started the run, which a signature in the folder shows, if the command line names the code, or with

@@ -98,7 +98,7 @@ def compile_program(program: Program, chip: Chip) -> CompileResult:
 
 @contextlib.contextmanager
 def quiet_stderr() -> Generator[None]:
-    """Drop everything that is written to file descriptor 2 within this context, as by libtpu."""
+    """Discard text that libtpu writes to file descriptor 2; exceptions are not affected."""
     sys.stderr.flush()
     kept = os.dup(2)
     with writing(os.devnull), open(os.devnull, "wb") as nowhere:

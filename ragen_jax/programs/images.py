@@ -75,9 +75,10 @@ def _tower(run: RunShapes) -> vision.VisionTower:
 def _tower_programs(
     run: RunShapes, towers: dict[Mesh, Params], latest: Sequence[Images]
 ) -> Iterator[Program]:
-    """Yield the programs that encode images during rollouts, next to the last turn's cache.
+    """Yield the programs that encode images during rollouts.
 
-    If the tower's adapters are trained, also yield the programs of updates: encoding and gradient.
+    The last turn's cache is in memory during these calls. If the tower's adapters are trained, also
+    yield the programs of updates: encoding and gradient.
     """
     several = len(per_task_configs(run.config)) > 1
     mesh = run.sampling_mesh

@@ -20,13 +20,13 @@ from ragen_jax.core.types import Metrics
 from ragen_jax.storage.console import console
 
 EVENT = "/jax/core/compile/backend_compile_duration"  # one per program, compiled or loaded
-# Least seconds between two lines; below the heartbeat's interval, whose line has less detail.
+# Minimum seconds between two lines; below the heartbeat's interval, whose line has less detail.
 EVERY = 8.0
 LOWERED = "jax._src.interpreters.pxla"  # the logger that reports the shapes of compiled programs
 FIRST_STEPS = 2  # steps in which programs are expected to compile
-LATE_EVERY = 60.0  # least seconds between two warnings
+LATE_EVERY = 60.0  # minimum seconds between two warnings
 THREAD = "precompile"  # prefix of the names of threads that compile ahead
-WORTH_A_LINE = 0.1  # least compile time of a reported late program, in seconds
+WORTH_A_LINE = 0.1  # minimum compile time of a reported late program, in seconds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,8 +44,8 @@ from ragen_jax.storage.console import console
 from ragen_jax.update.learner import Learner
 from ragen_jax.update.state import TrainState
 
-THREADS = 8  # largest number of threads; limited by the number of cores
-WORTH_A_LINE = 1.0  # least compile time that is printed, in seconds
+THREADS = 8  # maximum number of threads; the number of cores is another limit
+WORTH_A_LINE = 1.0  # minimum compile time that is printed, in seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,10 +128,12 @@ def start_programs(
 
     With slots, return all programs that its rollouts and updates can ever need.
 
-    Without slots these are the first turns; if each turn reads a separate prompt, also those with
-    every number of rows that compaction can leave; and, if a row is one turn, the updates of rows
-    with the length of a prompt and the longest reply. They are in the order in which they are
-    needed. The list is empty if there are several processes or the model has a vision tower.
+    Without slots the list has the programs of first turns. If each turn reads a separate prompt, it
+    has them for every number of rows that compaction can leave, and it has the updates of rows as
+    long as a first prompt with the longest reply.
+
+    The programs are in the order in which they are needed. The list is empty if there are several
+    processes or the model has a vision tower.
     """
     # Several processes would have to compile in the same order. The sizes of image tables are not
     # known in advance.

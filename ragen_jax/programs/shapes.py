@@ -50,8 +50,8 @@ Struct = Any
 class RowLengths:
     """Numbers of tokens, padded as in the run except for `last`; `shown` and `whole` are turns."""
 
-    shown: int  # most turns that a prompt shows
-    whole: int  # turns of an episode before the first is dropped, if every reply is longest
+    shown: int  # maximum number of turns in a prompt
+    whole: int  # turns of an episode before the first is dropped, if replies have maximum length
     last: int  # the last turn's prompt, not padded
     first: int  # the first turn's prompt
     before: int  # the cache of the turn before the last

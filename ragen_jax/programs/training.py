@@ -370,8 +370,7 @@ def _copy_beside(run: RunShapes) -> Params | None:
 
 
 def _pieces(run: RunShapes, A: int, **types: str) -> dict[str, Any]:
-    """Return the micro-batches of a minibatch, with all rows in the longest bucket of
-    update/buckets.py."""
+    """Return the micro-batches of a minibatch, with all rows in the longest bucket (buckets.py)."""
     arrays = micro_batches(run, A, tokens="int32", mask="f4", **types)
     return {**arrays, "weights": Weights(arrays["mask"], arrays["mask"])}
 

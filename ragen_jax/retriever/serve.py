@@ -4,7 +4,7 @@ Clients may be slow or hostile. A connection has REQUEST_SECONDS to send a reque
 to receive the answer. If MAX_CONNECTIONS are open, a new connection replaces the connection that
 has been sending its request for longest. A request's size, queries, characters, documents and
 values are limited (protocols.py). Its queries are searched in small parts, so that other requests
-are served in between, and its search ends after SEARCH_SECONDS.
+are served in between, and a search that takes longer than SEARCH_SECONDS is refused.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from ragen_jax.envs.search_qa.retrieve import Document, Retriever
 from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.search_qa.words import Words
 
-SHOWN = 150  # most characters of a reason in an answer
+SHOWN = 150  # maximum characters of a reason in an answer
 MAX_BODY = 2 << 20  # bytes of a request's body
 MAX_HEAD = 1 << 16  # bytes of a request's first line and headers
 MAX_ANSWER = 64 << 20  # characters of all documents of an answer together
@@ -36,7 +36,7 @@ MAX_CONNECTIONS = 128  # each has a thread
 REQUEST_SECONDS = 20.0  # from a connection's opening, or its last answer, to the end of a request
 SEARCH_SECONDS = 30.0  # time of a request's search; our client does not wait longer
 SEND_SECONDS = 30.0
-PART, PART_LETTERS = 32, 4000  # most queries of a part, and most characters of them
+PART, PART_LETTERS = 32, 4000  # maximum queries of a part, and their characters
 DISCARD_SECONDS = 1.0  # time to read the rest of a refused request, so that its answer arrives
 
 
@@ -62,7 +62,7 @@ class Refused(Exception):
 
 
 class Server(ThreadingHTTPServer):
-    """Server that answers with the documents that a retriever finds."""
+    """A server that answers with the documents that a retriever finds."""
 
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
@@ -130,7 +130,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handler of one connection."""
+    """The handler of one connection."""
 
     protocol_version = "HTTP/1.1"
     server: Server  # ty: ignore[incompatible-mutable-override] nobody gives it another
@@ -144,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
-        """Read and answer a request; a refused one ends the connection."""
+        """Read and answer a request; a refused request ends the connection."""
         self.server.mark(self.connection, receiving=True)
         self._reader.deadline = time.monotonic() + REQUEST_SECONDS
         self._reader.left = MAX_HEAD

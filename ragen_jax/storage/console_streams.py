@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ragen_jax.core.clean_text import one_line, printable, shorten
 
 STREAMS = {1: "standard output", 2: "standard error"}  # by descriptor
-WAIT_SECONDS = 10.0  # longest wait for a full non-blocking pipe
+WAIT_SECONDS = 10.0  # maximum wait for a full non-blocking pipe
 # Escape sequences that libraries write: colours, which are dropped, and the moves of progress bars.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _MOVES = re.compile(r"\r|(?:\x1b\[A)+")

@@ -1,7 +1,7 @@
 """Generated data sets: TFDS builders whose examples are in array_record files.
 
-They can be read at random and without TensorFlow. A folder is named by a hash of everything that
-determines its examples.
+They can be read at random and without TensorFlow. A folder is named after a hash of everything
+that determines its examples.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def open_or_generate(
     from ragen_jax.storage.tfds_builder import Generated
 
     folder = Path(directory) / f"{name}_{settings_hash(settings)}"
-    tfds.disable_progress_bar()  # its bars and notices would break the run's own
+    tfds.disable_progress_bar()  # its bars and notices would disturb the run's output
     make = functools.partial(Generated, generate=generate, features=features, data_dir=str(folder))
     if damage(folder) or not make().is_prepared():
         enter_phase(f"generating {folder.name}")  # or waiting for a process that generates it

@@ -103,7 +103,7 @@ def exit_on_stall(workdir: Path, limit: float) -> None:
         written, since, last = None, time.monotonic(), {}
         while True:
             now = progress.NOW.meetings, progress.NOW.place
-            # If the disk is full, retry at the next check; the run's own writes report it.
+            # If the disk is full, retry at the next check; the run's other writes report it.
             with contextlib.suppress(OSError):
                 if written != now:
                     aside = folder / f".{mine}"

@@ -1,6 +1,6 @@
 """Limits on the content of untrusted files, checked before memory is allocated for the content.
 
-If one of your files is refused without need, raise the constant here.
+If a limit refuses a file that you trust, raise the constant here.
 """
 
 import gzip

@@ -7,18 +7,18 @@ import pwd
 import stat
 from pathlib import Path
 
-MAX_LINKS = 40  # most links in the resolution of a path, as in Linux
+MAX_LINKS = 40  # maximum number of links in the resolution of a path, as in Linux
 
 
 def exposure(path: Path) -> str | None:
     """Return a sentence about how other users can put files at a path, or None if they cannot.
 
     The file or folder at the path must belong to this user or to root, and other users must not be
-    able to write it. Nor may they be able to rename the entries of a folder above it: the folder
-    must belong to this user or root, and be not writable by others or have the sticky bit, like
-    /tmp. Links in the path are followed, and the folders of the links are checked. Members of a
-    group count as others unless the group is this user's private group. Access control lists beyond
-    the mode bits are not read.
+    able to write it. They must not be able to rename the entries of a folder above it: each such
+    folder must belong to this user or to root, and must either not be writable by others or have
+    the sticky bit, like /tmp. Links in the path are followed, and the folders of the links are
+    checked. Members of a group count as others unless the group is this user's private group.
+    Access control lists beyond the mode bits are not read.
 
     Raises:
       OSError: the path does not exist, or a folder above it cannot be read.

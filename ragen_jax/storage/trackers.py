@@ -33,8 +33,8 @@ from ragen_jax.core.types import Metrics
 from ragen_jax.storage.atomic_io import atomic_write
 
 PROJECT = "ragen_jax"  # default project, if the environment variables name none
-RETRY_SECONDS = 60.0  # least seconds between two tries of a tracker that fails
-CLOSE_SECONDS = 30.0  # most seconds that all trackers together take at a run's end
+RETRY_SECONDS = 60.0  # minimum seconds between two tries of a tracker that fails
+CLOSE_SECONDS = 30.0  # time limit for all trackers together at a run's end
 
 
 @dataclasses.dataclass(frozen=True)

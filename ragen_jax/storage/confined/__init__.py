@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 CHILD = Path(__file__).with_name("child.py")
-MEMORY = 4 << 30  # most bytes that a child may use for a file
-SECONDS = 60  # most processor seconds that a child may use for a small file
+MEMORY = 4 << 30  # limit on the memory of a child, in bytes
+SECONDS = 60  # limit on the processor time of a child for a small file
 BYTES_PER_SECOND = 20 << 20  # a large file gets another second per this number of bytes
 OUT_OF_MEMORY = 77  # exit code of a child
-# Most seconds until a child has finished its imports; about one second on an idle machine.
+# Time limit for the imports of a child, which take about one second on an idle machine.
 START_SECONDS = 120
 BATCH_ROWS = 1000  # rows of a Parquet file that are in memory at a time, by default
-MAX_BATCH_BYTES = 1 << 30  # most bytes of these rows, decoded
+MAX_BATCH_BYTES = 1 << 30  # limit on the decoded size of these rows
 
 # Limit of a chat template's output in characters: a constant plus a multiple of its messages' size.
 MAX_RENDERED, RENDERED_PER_CHARACTER = 1 << 20, 16
-MAX_TOKENS_PER_BYTE = 16  # most tokens per byte of a text's UTF-8
+MAX_TOKENS_PER_BYTE = 16  # limit on a tokenizer's tokens per byte of UTF-8
 
 
 def check_parquet(path: str | Path, *, rows: int = BATCH_ROWS, most: int | None = None) -> None:
@@ -55,7 +55,7 @@ def check_parquet(path: str | Path, *, rows: int = BATCH_ROWS, most: int | None 
 
 
 def check_tokenizer(directory: Path, files: Sequence[Path]) -> None:
-    """Refuse a tokenizer that takes too much memory or time, or whose chat template does.
+    """Refuse a tokenizer if it or its chat template takes too much memory or time.
 
     The child loads it, encodes texts and renders conversations. A tokenizer that cannot be read
     passes; its reader reports it. This process does not check a tokenizer again while its files

@@ -32,7 +32,7 @@ def say(**line: Any) -> None:
 
 
 def limit(memory: int, seconds: int) -> None:
-    """Limit the further memory (bytes) and processor time (seconds) of this process."""
+    """Limit the additional memory (bytes) and processor time (seconds) of this process."""
     with contextlib.suppress(ValueError, OSError):  # the system may not support this limit
         used = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
         resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
