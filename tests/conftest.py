@@ -46,12 +46,25 @@ from ragen_jax.run.imitate import tiny_model
 
 keep_freed_memory()
 LONGEST = [Path(__file__).with_name(f"test_{name}.py") for name in ("sharding", "train")]
+CORE = "fast and not long and not slow"  # the tests of `pytest` without arguments
+STANDARD = "not long and not slow"  # the tests of a file that is named
 
 
 def pytest_configure(config):
-    """Several workers take files in the order below, not those with the most tests first."""
+    """Choose the tests if the command line does not, and let workers take files in the order of
+    pytest_collection_modifyitems."""
+    if not config.option.markexpr:
+        named = config.args_source is pytest.Config.ArgsSource.ARGS
+        config.option.markexpr = STANDARD if named or config.option.keyword else CORE
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out files without a test of the core: importing them would take as long as the tests."""
+    if config.option.markexpr == CORE and collection_path.name.startswith("test_"):
+        return True if "mark.fast" not in collection_path.read_text() else None
+    return None
 
 
 def pytest_unconfigure(config):
