@@ -74,7 +74,7 @@ RECIPE = 2  # raise it when a change of this file changes the result
 NOTICE_EVERY = 20  # one in this number of demonstrations shows the notice of an invalid reply
 
 
-# Fields of config.warmstart that the hash contains in another form, and only if they are used.
+# Fields of config.warmstart that the hashed settings contain in another form, if they are used.
 _NOT_LISTED = ("styles", "options", "tower_layers", "tower_width")
 
 
@@ -366,7 +366,10 @@ def _imitation_step(
 
 
 def _album(eyes: VisionTower, trained: dict[str, Params], vocab_size: int) -> ImageTable:
-    """Return an empty image table with a copy of the tower, whose arrays the next update donates."""
+    """Return an empty image table with a copy of the tower.
+
+    It needs a copy because the next update donates the tower's arrays.
+    """
     now = jax.tree.map(jnp.copy, trained["tower"])
     return ImageTable(Tower(eyes, now, tiny_images()), vocab_size)
 

@@ -175,8 +175,8 @@ def restore_run(
         run's config unchanged.
       step: step of a kept checkpoint; None: the newest.
       heldout: as in `build_tasks`.
-      trust: whether to import code that the folder's config names even if another user started the
-        run (config/trust.py); only read if `config` is None.
+      trust: whether to import code that the folder's config names even if this user did not start
+        the run (config/trust.py); only read if `config` is None.
 
     Raises:
       ValueError: the folder holds no run or no such checkpoint, the checkpoint is damaged, a value
