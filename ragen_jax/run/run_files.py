@@ -23,8 +23,8 @@ DAMAGED = (
 )
 
 
-# Path of an image as `log.write_rollouts` names it. A page shows these files, so that no other
-# path is accepted.
+# Path of an image as `log.write_rollouts` names it. No other path is accepted, because a page
+# shows the file.
 IMAGE_FILE = re.compile(r"step_\d+_images/[0-9a-f]{16}\.png", re.ASCII)
 
 
