@@ -167,7 +167,7 @@ class Run:
             bar.set_postfix_str(live_figures(self.log.last))
 
     def first_look(self, policy: Params) -> None:
-        """Compile the rollout programs that precompile.py leaves out; evaluate a new run's policy."""
+        """Compile the rollout programs that precompile.py leaves out; evaluate a new run."""
         for task in self.tasks if jax.process_count() > 1 else ():
             if not task.compact:
                 continue
