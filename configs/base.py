@@ -312,9 +312,9 @@ SETTINGS = dict(
         # Steps between diagnostics/*.npz, on steps that `every` selects: the first-turn
         # scores from which MI is computed, at most 64 x 64 (reasonings x prompts); 0: none.
         scores_every=whole(10, 0, EVERY, DIAGNOSED),
-        # number of first turns scored under all first prompts
+        # maximum number of first turns to score, each under the first prompts of all groups
         first_turn_samples=whole(64, 1, 4096, DIAGNOSED),
-        trajectory_samples=whole(64, 1, 4096, DIAGNOSED),  # number of turns drawn from all turns
+        trajectory_samples=whole(64, 1, 4096, DIAGNOSED),  # episodes with a random turn to score
         micro_batch=whole(64, 1, 2**16, SCORED),  # (prompt, reasoning) pairs per device call
         # Steps between probe/ metrics, from first turns on a fixed set of held-out
         # problems with fixed noise; the first probe is before any update. 0: never.
