@@ -41,7 +41,7 @@ from ragen_jax.storage.trackers import TRACKERS
 from ragen_jax.update.optimize import SCHEDULES
 from ragen_jax.update.policy import EXACT
 
-EVERY = 10**6  # maximum of intervals, in steps
+EVERY = 10**6  # maximum number of steps between two events
 # Number of training seeds: problems have seeds from seed * 2**32, below datasets.IMITATION_SEEDS.
 SEEDS = 2**29
 # Number of evaluation seeds: problems have seeds from datasets.EVALUATION_SEEDS + seed * 2**32,

@@ -1,4 +1,4 @@
-"""DeepCoder (RAGEN-2, section 4.1): write a program in one reply; the reward is the tests passed.
+"""DeepCoder (RAGEN-2, section 4.1): write a program in one reply, which is scored by tests.
 
     python -m ragen_jax.train --config=configs/deepcoder.py[:PRESET]
                               [--config.env.options.path=FILE_OR_FOLDER]

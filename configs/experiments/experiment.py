@@ -19,8 +19,8 @@ class Experiment:
     doubt: str  # evidence that would change the conclusion
     minutes: float  # measured duration of an arm on one core, without other arms in parallel
     quick: "Quick | None" = None
-    # Number of seeds after which the experiment may end early: after this seed and each further
-    # one, it ends if its verdict is certain (ragen_jax/lab/interim_analyses.py). 0: all seeds.
+    # Number of seeds after which the experiment may end early: from then on it ends after any seed
+    # if its verdict is certain (ragen_jax/lab/interim_analyses.py). 0: run all seeds.
     least_seeds: int = 0
     claims: "tuple[Claim, ...]" = ()
     runs: str = ""  # name of the experiment whose runs it shares; "": it has separate runs
@@ -53,7 +53,7 @@ class Quick:
 
 TOP_P = {"filter.strategy": "top_p", "filter.value": 0.9}
 NONE = {"filter.strategy": "none"}
-# Fewer files than in other runs, for all runs of the laboratory.
+# All runs of the laboratory write fewer files than the default.
 SPARING = {"checkpoint.every": 30, "checkpoint.export": False, "rollout.save_every": 30}
 # No early stopping: the experiments need runs that collapse.
 WATCHING = {

@@ -27,7 +27,7 @@ OURS: dict[str, Fields] = {
     | {"algorithm.entropy_gate": 0.75, "algorithm.entropy_on": "upper_groups"},
     **{f"information {x}": NONE | {"algorithm.mi_coef": x} for x in (0.01, 0.05)},
 }
-# Treatments against the loss of information: filters of RAGEN-2 (table 9) and others first.
+# Treatments against the loss of information, beginning with the filters of RAGEN-2 (table 9).
 CURES: dict[str, Fields] = {
     **{f"top-p {p}": TOP_P | {"filter.value": p} for p in (0.5, 0.7, 0.9, 0.95, 1.0)},
     "top-p 0.9, softmax": TOP_P | {"filter.mode": "softmax"},

@@ -34,7 +34,7 @@ ITEM = "default"  # Orbax's name of the folder of a step's arrays
 METADATA = "_CHECKPOINT_METADATA"  # Orbax's file with the metadata of a step
 ALARM = "regimes"  # the field of a state that holds the alarm
 MOST_NAMED = 3  # maximum number of arrays that an error names
-FILES = 64  # upper bound of the files in a checkpoint, which has 20 to 30
+FILES = 64  # free file entries that a save needs; a checkpoint has 20 to 30 files
 SETTLE = 1.0  # maximum seconds from the error of a failed save to the last report of its threads
 UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's suffix of a step's folder while it is written
 

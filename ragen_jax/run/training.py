@@ -344,7 +344,7 @@ class Preemption:
         self.signal = 0
         self.saves = False
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup and & ignore signals
+            if signal.getsignal(number) != signal.SIG_IGN:  # not under nohup or &
                 signal.signal(number, self._request)
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
