@@ -1,14 +1,14 @@
-"""Every field of a run, once: default, domain, when it is read, unit and meaning.
+"""Declares every field of a run: default, accepted values, conditions, unit and meaning.
 
-A field is declared as `name=domain(default, bounds or choices, conditions)`. Domains are those of
-ragen_jax/core/domains.py; a condition names the fields without whose values a run never reads the
-field. Checks, `--help`, the command line and the reference in the documentation derive from this
-page. What depends on several fields is checked in ragen_jax/config/check.py; the values of
-env.options are checked by the environment.
+A field is declared as `name=domain(default, bounds or choices, conditions)`. The domains are in
+ragen_jax/core/domains.py. A condition is a test of other fields' values; if it fails, a run does
+not read the field. Checks, `--help`, the command line and the reference in the documentation are
+derived from this file. Rules about several fields are checked in ragen_jax/config/check.py, and the
+values of env.options by the environment.
 
-A config file calls get_config() and changes what it needs; `--config.a.b=v` changes one field. The
-values here are those of the paper (RAGEN-2, arXiv 2604.06268, section 4.1 and appendix B.2) where
-it gives one; the tiny preset of configs/sokoban.py says where and why it departs.
+A config file calls get_config() and changes some fields; `--config.a.b=v` changes a single field.
+The defaults are the values of the paper (RAGEN-2, arXiv 2604.06268, section 4.1 and appendix B.2)
+where it gives them; the docstring of configs/sokoban.py lists the differences of its tiny preset.
 """
 
 from ml_collections import ConfigDict
@@ -41,23 +41,25 @@ from ragen_jax.storage.trackers import TRACKERS
 from ragen_jax.update.optimize import SCHEDULES
 from ragen_jax.update.policy import EXACT
 
-EVERY = 10**6  # steps between two of anything, at most
-SEEDS = 2**29  # an environment's seeds are seed * 2**32 and up, below datasets.IMITATION_SEEDS
-EVAL_SEEDS = 2**30  # datasets.EVALUATION_SEEDS + seed * 2**32 and up, below 2**63
-TOKENS = 2**17  # of a prompt or a reply: the longest that a known model reads
-# Of float32 a number this near to 1 can still be told from it.
-MOST_DECAY = 0.999999
+EVERY = 10**6  # maximum number of steps between two events
+# Number of training seeds: problems have seeds from seed * 2**32, below datasets.IMITATION_SEEDS.
+SEEDS = 2**29
+# Number of evaluation seeds: problems have seeds from datasets.EVALUATION_SEEDS + seed * 2**32,
+# below 2**63.
+EVAL_SEEDS = 2**30
+TOKENS = 2**17  # maximum tokens of a prompt or a reply: the longest context of a known model
+MOST_DECAY = 0.999999  # maximum decay rate; float32 still distinguishes it from 1
 
 
 def environment_name(default: str) -> Field:
-    """A name of envs.ENVS, or MODULE:CLASS."""
+    """Accept a name of envs.ENVS, or MODULE:CLASS."""
     return Field(
         default, f"one of {', '.join(ENVS)}, or MODULE:CLASS for your own environment", known, ()
     )
 
 
 def day(default: str, *read: ReadWhen) -> Field:
-    """A date as text, or AUTO."""
+    """Accept a date as text, or AUTO."""
     return Field(
         default,
         f"a date as YYYY-MM-DD, or {AUTO!r} (the day the run starts)",
@@ -66,7 +68,7 @@ def day(default: str, *read: ReadWhen) -> Field:
     )
 
 
-# Conditions: when a run reads a field.
+# Conditions under which a run reads a field.
 
 TIMED = ReadWhen(("env.time_limit",), bool)
 TINY = ReadWhen(("model.path",), lambda path: path == "tiny")
@@ -120,8 +122,8 @@ def _rule(name: str) -> ReadWhen:
 
 SETTINGS = dict(
     seed=whole(0, 0, SEEDS - 1),  # random seed of the run; int >= 0
-    # iterations, each one rollout and optimizer.minibatches updates; times minibatches below 2**31,
-    # which the optimizer counts to
+    # number of steps, each with a rollout and optimizer.minibatches updates; the number of updates
+    # must be below 2**31
     steps=whole(200, 0, EVERY),
     model=dict(
         path=text("tiny"),  # "tiny" (see warmstart), or a Hugging Face directory or hub id
@@ -147,22 +149,23 @@ SETTINGS = dict(
         # turns in a prompt: "full" (all) | "window" | "single_turn"
         context=one_of("full", chat.CONTEXTS),
         window=whole(3, 1, 1000, WINDOW),  # turns that "window" shows, including the current turn
-        # most tokens of prompt and reply; drops old turns; 0: no limit
+        # maximum tokens of a prompt and its reply; old turns are dropped; 0: no limit
         max_context=whole(0, 0, 2 * TOKENS),
-        # number of problems that training repeats; 0: new problems every step
+        # number of training problems, which are repeated; 0: new problems every step
         pool=whole(0, 0, 10**6),
         # "full": rules, format, budgets; "terse": only the observation
         prompt=one_of("full", chat.PROMPTS),
-        max_turns=whole(5, 1, 1000),  # most replies in an episode
-        actions_per_turn=whole(2, 1, 1000),  # most actions executed per reply
-        max_actions=whole(10, 1, 10**6),  # most actions in an episode
+        max_turns=whole(5, 1, 1000),  # maximum replies per episode
+        actions_per_turn=whole(2, 1, 1000),  # maximum actions executed per reply
+        max_actions=whole(10, 1, 10**6),  # maximum actions per episode
         # reward of a malformed reply or an unknown action; <= 0
         format_penalty=number(-0.1, -(10**6), 0),
         time_limit=number(0.0, 0, 10**5),  # seconds per environment step; 0: no limit
-        # environment steps run in parallel when time_limit is set
+        # number of environment steps that run in parallel if time_limit is set
         workers=whole(16, 1, 1024, TIMED),
-        # Largest fraction of a step's episodes that may fail (raise, hang or return invalid
-        # values); they are excluded from training. Above it the run stops.
+        # Maximum fraction of a step's episodes whose environment may fail (raise, hang or
+        # return invalid values). Failed episodes are excluded from training; if more fail,
+        # the run stops.
         max_error_share=number(0.1, 0, 1),
     ),
     # Further environments in the same run, as in configs/mixture.py:
@@ -172,12 +175,12 @@ SETTINGS = dict(
         groups=whole(8, 1, 2**14),  # G: groups (prompts) per step of env
         group_size=whole(16, 1, 2**14),  # K: episodes per group
         temperature=above(1.0, 0, 100),  # temperature of sampling and of the loss
-        max_new_tokens=whole(400, 1, TOKENS),  # most tokens per reply
+        max_new_tokens=whole(400, 1, TOKENS),  # maximum tokens per reply
         compact=flag(True),  # remove finished episodes from the decoding batch
-        # Episodes decoded concurrently; a free slot takes the next episode. The KV cache
-        # has this many rows. 0: all episodes of a step at once. Use it if reply lengths
-        # vary widely or a step's cache does not fit; all programs are then compiled at
-        # the start. For training and evaluation.
+        # Number of episodes decoded concurrently, in training and evaluation, which is also
+        # the number of rows of the KV cache; a free slot takes the next episode. 0: all
+        # episodes of a step at once. Use slots if reply lengths vary widely or a step's
+        # cache does not fit into memory; all programs are then compiled at the start.
         slots=whole(0, 0, 2**20),
         # Tokens decoded between checks for finished replies, whose episodes then continue
         # independently; at most max_new_tokens. 0: with slots, an eighth of max_new_tokens
@@ -185,15 +188,15 @@ SETTINGS = dict(
         chunk=whole(0, 0, TOKENS),
         # 1: play the next step's episodes during this step's updates, with the policy
         # before the updates. From the second step on, episodes are one step old;
-        # algorithm.mismatch_cap corrects for it. Needs one device or
-        # sampling_mesh.devices. 0: in turn.
+        # algorithm.mismatch_cap corrects for it. Needs a single device or
+        # sampling_mesh.devices. 0: rollouts and updates alternate.
         ahead=whole(0, 0, 1),
         save_every=whole(10, 0, EVERY),  # steps between files in rollouts/; 0: none
     ),
     collect=dict(  # selection of a step's groups before the filter
-        # most rollouts to find rollout.groups groups with variance (DAPO)
+        # maximum rounds of play to find rollout.groups groups with variance (DAPO)
         max_rounds=whole(1, 1, 1000),
-        # A problem of env.pool without variance in its last n visits is played with
+        # A problem of env.pool that had no variance in its last n visits is played with
         # probability max(explore ** n, explore_least). GRESO: 0.5; 1: always.
         explore=above(1.0, 0, 1, POOL),
         explore_least=above(0.01, 0, 1, POOL, EXPLORE),
@@ -203,11 +206,12 @@ SETTINGS = dict(
         strategy=one_of("top_p", filter.STRATEGIES),
         # parameter of the strategy; top_p: fraction of the variance mass kept
         value=number(0.9, 0, 10**6, FILTERED),
-        # or reward_std, reward_sum, reward_mean, length
+        # score of a group: reward_variance | reward_std | reward_sum | reward_mean |
+        # entropy | entropy_variance | length
         metric=one_of("reward_variance", filter.METRICS),
-        # top_p by "linear" mass (paper) or "softmax" (released scripts)
+        # mass of top_p: "linear" (paper) or "softmax" (released scripts)
         mode=one_of("linear", filter.MODES, MASS, PART_OF_MASS),
-        keep=one_of("largest", filter.KEEP, FILTERED),  # or "smallest", for diagnosis
+        keep=one_of("largest", filter.KEEP, FILTERED),  # scores to keep; "smallest": for diagnosis
         include_zero=flag(False, FILTERED),  # whether groups without variance can be kept
         eps=number(0.01, 0, 10**9, MASS, PART_OF_MASS, LINEAR),  # tolerance of the linear threshold
         # Multiply the loss by the fraction of groups kept ("linear") or its square root
@@ -215,7 +219,7 @@ SETTINGS = dict(
         # code), or "none". A loss summed over rows (algorithm.aggregation
         # seq-mean-token-sum-norm) is already linear.
         loss_scale=one_of("linear", filter.LOSS_SCALES, DROPPED),
-        # Keep the same number of groups, drawn at random: the control experiment.
+        # Keep the same number of groups, but drawn at random (control experiment).
         at_random=flag(False, FILTERED),
         # Episodes kept per kept group: the best top_members and the worst
         # bottom_members; 0 and 0: all.
@@ -254,14 +258,14 @@ SETTINGS = dict(
         # sums over the vocabulary.
         kl_kind=one_of("k3", (*losses.KL_KINDS, EXACT), KL),
         kl_coef=number(0.001, 0, 1000),  # coefficient of KL(policy || initial policy); 0: no KL
-        # or "reward": subtracted from each token's reward
+        # where the KL term enters: the "loss", or the "reward" of each token (subtracted)
         kl_in=one_of("loss", ("loss", "reward"), KL),
         # Where to keep the reference policy between uses: "device", or "host": pinned host
         # memory, copied to the devices for every update.
         kl_memory=one_of("device", tuple(MEMORIES), KL, NOT_LORA),
         # KL in nats per token to which kl_coef adapts; 0: fixed
         kl_target=number(0.0, 0, 1000, KL),
-        # adaptation rate of kl_coef; from 5 on kl_coef would reach 0
+        # adaptation rate of kl_coef; at 5 or more, kl_coef could become 0
         kl_gain=number(0.1, 0, 4, KL, KL_STEERED),
         entropy_coef=number(0.001, 0, 1000),  # coefficient of the exact entropy bonus
         # Tokens with the bonus: all | actions (inside <answer>) | upper_groups |
@@ -289,14 +293,14 @@ SETTINGS = dict(
     ),
     optimizer=dict(
         learning_rate=above(1e-6, 0, 1),
-        schedule=one_of("constant", SCHEDULES),  # or "linear", "cosine": decay to 0 over the run
+        schedule=one_of("constant", SCHEDULES),  # "linear", "cosine": decay to 0 over the run
         warmup_updates=whole(0, 0, 10**9),  # updates of linear warm-up from 0
         b1=number(0.9, 0, MOST_DECAY),
         b2=number(0.999, 0, MOST_DECAY),
-        eps=number(1e-8, 1e-20, 1),  # above 0 as float32
+        eps=number(1e-8, 1e-20, 1),  # must be above 0 in float32
         weight_decay=number(0.01, 0, 10),
-        max_grad_norm=above(1.0, 0, 10**9),  # bound of the gradient's global norm
-        minibatches=whole(4, 1, 1024),  # updates per iteration, which share the kept rows evenly
+        max_grad_norm=above(1.0, 0, 10**9),  # maximum global norm of the gradient
+        minibatches=whole(4, 1, 1024),  # updates per step, each with an equal part of the kept rows
         micro_batch=whole(4, 1, 2**16),  # rows per forward and backward pass
     ),
     diagnose=dict(
@@ -306,11 +310,11 @@ SETTINGS = dict(
         # which doubles the cost of the trajectory scope.
         flow_every=whole(5, 0, EVERY, DIAGNOSED),
         # Steps between diagnostics/*.npz, on steps that `every` selects: the first-turn
-        # scores behind MI, at most 64 x 64 (reasoning x prompts); 0: none.
+        # scores from which MI is computed, at most 64 x 64 (reasonings x prompts); 0: none.
         scores_every=whole(10, 0, EVERY, DIAGNOSED),
-        # first turns scored under all first prompts
+        # maximum number of first turns to score, each under the first prompts of all groups
         first_turn_samples=whole(64, 1, 4096, DIAGNOSED),
-        trajectory_samples=whole(64, 1, 4096, DIAGNOSED),  # turns sampled from whole trajectories
+        trajectory_samples=whole(64, 1, 4096, DIAGNOSED),  # episodes with a random turn to score
         micro_batch=whole(64, 1, 2**16, SCORED),  # (prompt, reasoning) pairs per device call
         # Steps between probe/ metrics, from first turns on a fixed set of held-out
         # problems with fixed noise; the first probe is before any update. 0: never.
@@ -325,17 +329,17 @@ SETTINGS = dict(
         gradients_groups=whole(96, 0, 10**5, GRADIENTS),
         # buckets of equal size; groups without variance are separate
         gradients_buckets=whole(6, 1, 1000, GRADIENTS, NO_EDGES),
-        # or increasing reward variances between buckets
+        # increasing reward variances that separate the buckets; (): buckets of equal size
         gradients_edges=numbers_above((), 0, 10**12, GRADIENTS),
     ),
     eval=dict(
-        # steps between evaluations, the first before any update; 0: none
+        # steps between evaluations; the first is before any update; 0: none
         every=whole(20, 0, EVERY),
         episodes=whole(512, 1, 10**5, HELD_OUT),  # number of held-out problems, the same every time
         temperature=above(0.5, 0, 100, EVALUATED),
-        top_k=whole(0, 0, 10**6, EVALUATED),  # 0: all
-        top_p=above(1.0, 0, 1, EVALUATED),  # 1: all
-        min_p=number(0.0, 0, MOST_DECAY, EVALUATED),  # 0: all
+        top_k=whole(0, 0, 10**6, EVALUATED),  # 0: all tokens
+        top_p=above(1.0, 0, 1, EVALUATED),  # 1: all tokens
+        min_p=number(0.0, 0, MOST_DECAY, EVALUATED),  # 0: all tokens
         # seed of the held-out set and of its sampling noise
         seed=whole(0, 0, EVAL_SEEDS - 1, HELD_OUT),
     ),
@@ -349,7 +353,7 @@ SETTINGS = dict(
         ),
         success=dict(  # held-out success stays low
             action=one_of("stop", stopping.ACTIONS, EVALUATED),
-            # evaluations in a row, without the first (before any update)
+            # evaluations in a row, not counting the evaluation before any update
             patience=whole(5, 1, EVERY, EVALUATED, _rule("success")),
             least=above(0.01, 0, 1, EVALUATED, _rule("success")),  # threshold of success
         ),
@@ -367,12 +371,12 @@ SETTINGS = dict(
     regimes=dict(
         # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
         action=one_of("warn", regimes.ACTIONS),
-        baseline=whole(5, 2, levels.FIRST),  # fewest values in a level
+        baseline=whole(5, 2, levels.FIRST),  # minimum number of values in a level
         # steps in the recent mean, at least the last 4 to 6 values
         recent=whole(15, 1, levels.LAST),
-        long=whole(100, 2, levels.FIRST),  # most values in a level
+        long=whole(100, 2, levels.FIRST),  # maximum number of values in a level
         clear_patience=whole(5, 1, EVERY),  # steps near the level that end a sign
-        # "near": this fraction of the logarithmic distance back to the level
+        # definition of "near": this fraction of the logarithmic distance back to the level
         recover=above(0.5, 0, 1),
         # threshold of low H(Z|X) and low information for regime/index
         low=above(0.5, 0, 1, DIAGNOSED),
@@ -387,7 +391,7 @@ SETTINGS = dict(
         # below or above: a sign, but no alarm alone
         entropy=dict(fall=above(0.25, 0, 1, DIAGNOSED), rise=above(2.0, 1, 10**6, DIAGNOSED)),
         tighten=dict(
-            every=whole(3, 1, EVERY, TIGHTENED),  # steps of an alarm between two changes
+            every=whole(3, 1, EVERY, TIGHTENED),  # steps between two changes during an alarm
             factor=above(0.95, 0, 1, TIGHTENED),  # factor applied to filter.value at each change
             least=above(0.8, 0, 1, TIGHTENED),  # smallest fraction of filter.value
         ),
@@ -399,13 +403,13 @@ SETTINGS = dict(
     ),
     checkpoint=dict(
         every=whole(20, 0, EVERY),  # steps between checkpoints; 0: only the last step, always saved
-        keep=whole(2, 1, EVERY),  # newest checkpoints kept
-        disk_retry_seconds=number(600.0, 0, 10**6),  # longest wait for a failing disk; 0: none
+        keep=whole(2, 1, EVERY),  # number of newest checkpoints to keep
+        disk_retry_seconds=number(600.0, 0, 10**6),  # maximum wait for a failing disk; 0: none
         export=flag(True),  # write the trained model in Hugging Face format at the end
     ),
     log=dict(
         # Trackers that receive the metrics: any of tensorboard, wandb, mlflow, trackio
-        # (ragen_jax/run/trackers.py).
+        # (ragen_jax/storage/trackers.py).
         trackers=any_of(("tensorboard",), TRACKERS),
     ),
     mesh=dict(  # devices along each axis; one may be -1: the remaining devices
@@ -414,7 +418,7 @@ SETTINGS = dict(
         tensor=whole(1, -1, 2**20),  # splits heads, MLP and vocabulary
     ),
     # The same for sampling and scoring: fsdp=1 gathers weights, tensor>1 splits them by
-    # heads. All three 0: as mesh.
+    # heads. All three 0: same as mesh.
     sampling_mesh=dict(
         data=whole(0, -1, 2**20),
         fsdp=whole(0, -1, 2**20),
@@ -431,7 +435,7 @@ SETTINGS = dict(
         mlp_width=whole(256, 1, 2**14, TINY),
         tower_layers=whole(0, 0, 64, TINY),  # layers of its vision tower; 0: no vision
         tower_width=whole(64, 16, 4096, TINY, SEEING),
-        rooms=whole(8192, 1, 2**17, TINY),  # solved problems to imitate
+        rooms=whole(8192, 1, 2**17, TINY),  # number of solved problems to imitate
         plan_moves=whole(4, 0, 1000, TINY),  # moves of the solver's plan in the reasoning
         # Reasoning style (envs/styles.py) -> its fraction of the demonstrations; empty:
         # the environment's `explain`
@@ -443,12 +447,12 @@ SETTINGS = dict(
         check_every=whole(50, 1, EVERY, TINY),  # updates between checks of success
         check_episodes=whole(256, 1, 10**5, TINY),  # problems per check, at temperature 1
         success=number(0.35, 0, 1, TINY),  # success rate at which imitation stops; 0 to 1
-        # most updates; an error if success is not reached by then
+        # maximum updates; an error if success is not reached by then
         max_updates=whole(6000, 1, EVERY, TINY),
     ),
 )
 
 
 def get_config() -> ConfigDict:
-    """The defaults."""
+    """Return the default config."""
     return ConfigDict(default_values(SETTINGS))
