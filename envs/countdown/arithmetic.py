@@ -43,7 +43,7 @@ def evaluate(text: str) -> Reading | None:
     if tree is None:
         return None
     constants = [node.value for node in _nodes(tree) if isinstance(node, ast.Constant)]
-    numbers = tuple(value for value in constants if isinstance(value, int))  # as all of them are
+    numbers = tuple(value for value in constants if isinstance(value, int))  # all of them are int
     return Reading(numbers, _value(tree))
 
 

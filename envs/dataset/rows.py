@@ -62,7 +62,7 @@ class Rows:
         return self._examples[index]["shown"]
 
     def solution(self, index: int) -> str:
-        """The solution of a row; "" where none is read."""
+        """Return the solution of a row; "" if no solutions are read."""
         return self._examples[index]["solution"]
 
     def row(self, index: int) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Tools:
 
 
 def is_call(action: str) -> bool:
-    """Whether an action is a call of a tool, and no answer."""
+    """Whether an action is a tool call rather than an answer."""
     return action.startswith(OPENS) and action.endswith(CLOSES)
 
 

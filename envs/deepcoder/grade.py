@@ -59,7 +59,7 @@ def grade(
         "metadata" with its "func_name". A function's input is a list of arguments or text with one
         literal per line; its return value is right if it equals the output or has the same text
         (the released rule). If the output is a list object of one element, that element counts as
-        right, too (TACO's format). Printed text is compared line by line as in LiveCodeBench's
+        right as well (TACO's format). Printed text is compared line by line as in LiveCodeBench's
         harness: stripped, or number by number (`same_text`).
     time_limit_s: seconds per test
     memory_mb: MiB of address space per test

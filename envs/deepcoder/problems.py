@@ -9,7 +9,7 @@ from ragen_jax.envs.deepcoder.tasks import FAMILIES
 from ragen_jax.envs.problems import Draws, split_by_hash
 
 LANGUAGES = ("python", "expression")
-FUNCTION = "solve"  # the name of a generated problem's function
+FUNCTION = "solve"  # name of a generated problem's function
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ragen_jax.envs.options import one_of, problem_seed, whole
 from ragen_jax.envs.problems import MAX_ATTEMPTS, SPLITS, Draws
 from ragen_jax.envs.types import Step
 
-MAX_SIDE = 6  # of the board
+MAX_SIDE = 6  # rows or columns of the board
 MAX_GOAL = 2**17  # the largest tile of the board with 4 x 4 cells
 
 SHARE_OF_4 = 0.1  # fraction of new tiles that are 4; the others are 2

@@ -55,8 +55,8 @@ class MetaMathQA:
     largest: largest number in a generated question, including intermediate values
     operators: operators that a generated question may need, some of "+-*/"
     compare: "string": the answer must equal the right one in lower case, ignoring spaces (the
-        released rule); "math_verify": equivalent answers count too, such as 1/2 and 0.5 (extra
-        "math")
+        released rule); "math_verify": equivalent answers count as right, such as 1/2 and 0.5
+        (extra "math")
     path: JSON file of questions to draw from instead of generating them (`load_questions`);
         operations, largest and operators are then unused
     max_rows: number of its rows to draw from (None: all)

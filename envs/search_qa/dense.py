@@ -25,7 +25,7 @@ from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 from ragen_jax.envs.search_qa.vectors import Vectors
 from ragen_jax.envs.types import Resident
 
-DTYPES = ("float32", "bfloat16")  # of the matrix
+DTYPES = ("float32", "bfloat16")  # accepted dtypes of the matrix
 BLOCK = 16_384  # maximum rows whose scores are in memory at a time
 QUERIES = 32  # queries per product; padded to this number, so that it is compiled once
 PIECE = 65_536  # rows read at a time

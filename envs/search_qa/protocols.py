@@ -20,7 +20,7 @@ from ragen_jax.envs.search_qa.retrieve import MAX_QUERY, Document
 
 PROTOCOLS = ("ragen", "search_r1")
 PATH = "/retrieve"
-HEALTH = "/health"  # of ragen; GET
+HEALTH = "/health"  # GET; only in the ragen protocol
 MAX_DOCUMENTS = 50  # per query (RAGEN's own limit: ragen/env/search/retrieval_client.py:92)
 MAX_QUERIES = 512  # per request to our server
 MAX_VALUES = 40_000  # JSON values in a request to our server; see http_json.parse_json
@@ -48,7 +48,7 @@ def request_fields(protocol: str, queries: Sequence[str], k: int) -> dict[str, A
 def split_queries(queries: Sequence[str], *, most: int, letters: int) -> Iterator[tuple[str, ...]]:
     """Yield the queries in order, in parts of at most `most` queries and `letters` characters.
 
-    A single longer query is a part of its own.
+    A query longer than `letters` is a separate part.
     """
     part: list[str] = []
     size = 0

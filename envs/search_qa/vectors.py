@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-DTYPES = ("float16", "float32")  # of a NumPy file
+DTYPES = ("float16", "float32")  # accepted dtypes of a NumPy file
 
 
 @dataclass(frozen=True)
