@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 START_LIMIT = 60.0  # seconds until the program begins; 0.03 on an idle machine
-STARVED = 4.0  # maximum extension for time in which the machine ran others, in time limits
+STARVED = 4.0  # maximum extension, in time limits, for time given to other processes
 PIECE = 1 << 16  # bytes read or written at once
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # statuses; bubblewrap returns the second
 OUT_OF_TIME = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
