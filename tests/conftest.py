@@ -46,7 +46,7 @@ from ragen_jax.run.imitate import tiny_model
 
 keep_freed_memory()
 LONGEST = [Path(__file__).with_name(f"test_{name}.py") for name in ("sharding", "train")]
-CORE = "fast and not long and not slow"  # the tests of `pytest` without arguments
+CORE = "fast and not medium and not long and not slow"  # the tests of `pytest` without arguments
 STANDARD = "not long and not slow"  # the tests of a file that is named
 
 
