@@ -131,7 +131,7 @@ def main(argv: Sequence[str], description: str | None = None) -> None:
     print(f"{len(kinds)} kinds, seed {given.seed}, in {root}", flush=True)
     lost = run_twins(kinds, root)
     for name, wrong in lost.items():
-        print(f"twin of the setup {name}: WRONG: {wrong}", flush=True)
+        print(f"the twin of the setup {name}: WRONG: {wrong}", flush=True)
     kinds = [kind for kind in kinds if not {KINDS[kind].setup, "plain"} & lost.keys()]
     if not kinds:
         sys.exit(1)
