@@ -12,7 +12,7 @@ means below the fraction `low` of the level.
 
 **The alarm** watches figures of each environment separately:
 
-    kind          figures                                               a sign where it has
+    kind          figures                                               a sign if it has
     mi            collapse/first_turn/ and trajectory/own_margin_log    fallen; an alarm on its own
     mi_sign       the same, with a smaller fall                         fallen
     valid_think   rollout/valid_think_rate                              fallen
