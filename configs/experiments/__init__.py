@@ -1,6 +1,6 @@
-"""Experiments of the laboratory (`python -m ragen_jax.lab`), as data: what is varied, how often.
+"""Experiments of the laboratory (`python -m ragen_jax.lab`), as data.
 
-An arm is a setting with a treatment and a seed; each gives fields of the config and their values.
+An arm is a setting, a treatment and a seed. Settings and treatments are config fields with values.
 """
 
 from ragen_jax.configs.experiments.claims import ON_TINY, OTHERWISE

@@ -1,42 +1,42 @@
-"""What an experiment of the laboratory is, and what several of them share."""
+"""The types of experiments and claims, and config fields that several experiments share."""
 
 import dataclasses
 from typing import Any
 
-Fields = dict[str, Any]  # dotted name -> value
+Fields = dict[str, Any]  # dotted name of a config field -> value
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What its arms have in common, and what they differ in."""
+    """The fields that all arms of an experiment share, and those in which they differ."""
 
     question: str
-    config: str  # of all arms, as --config takes it
+    config: str  # value of --config for all arms
     settings: dict[str, Fields]
-    treatments: dict[str, Fields]
+    treatments: dict[str, Fields]  # the last treatment is the reference
     seeds: tuple[int, ...]
-    always: Fields  # of every arm
-    doubt: str  # what would change our mind
-    minutes: float  # that an arm was seen to take, one at a time on one core
+    always: Fields  # fields of every arm
+    doubt: str  # results that would change the conclusions; last section of the page
+    minutes: float  # measured duration of a single arm on one core
     quick: "Quick | None" = None
-    # After so many seeds, and after each further one, it ends if its verdict is certain
-    # (ragen_jax/lab/interim_analyses.py); 0: after all.
+    # The experiment may end after this number of seeds, and after each further seed, if its verdict
+    # is certain (ragen_jax/lab/interim_analyses.py); 0: it ends after all seeds.
     least_seeds: int = 0
     claims: "tuple[Claim, ...]" = ()
-    runs: str = ""  # of which experiment, where some are the same; "": its own
+    runs: str = ""  # experiment with which this experiment shares its folder of runs; "": none
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """That a treatment's figure is higher than that of the experiment's last treatment, or than it
-    was at the start."""
+    """A claim: a metric is higher with a treatment than with the experiment's last treatment, or
+    higher at the end of a run than at its start."""
 
-    source: str  # where it is made
+    source: str  # table, figure, section or page in which RAGEN-2 makes the claim
     treatment: str
     figure: str = "eval/success"
-    sign: int = 1  # 1: higher, -1: lower, 0: neither
-    settings: tuple[str, ...] = ()  # over which; (): all
-    since_start: bool = False  # than at the start of the same runs
+    sign: int = 1  # 1: higher, -1: lower, 0: equal
+    settings: tuple[str, ...] = ()  # settings over which the difference is averaged; (): all
+    since_start: bool = False  # compare with the start of the same runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Quick:
 
 TOP_P = {"filter.strategy": "top_p", "filter.value": 0.9}
 NONE = {"filter.strategy": "none"}
-# What every run of the laboratory leaves out or writes less of.
+# Fewer checkpoints and stored episodes, in all experiments.
 SPARING = {"checkpoint.every": 30, "checkpoint.export": False, "rollout.save_every": 30}
-# A run that collapses is what is looked for.
+# Collapsed runs continue, because the experiments study them.
 WATCHING = {
     f"stopping.{rule}.action": "warn" for rule in ("variance", "success", "empty", "nonfinite")
 }
