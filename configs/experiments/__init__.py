@@ -1,7 +1,6 @@
-"""The experiments of the laboratory (`python -m ragen_jax.lab`), as data.
+"""Experiments of the laboratory (`python -m ragen_jax.lab`), as data.
 
-An arm is a run with one setting, one treatment and one seed. Settings and treatments give values of
-config fields.
+An arm is a setting, a treatment and a seed. Settings and treatments are config fields with values.
 """
 
 from ragen_jax.configs.experiments.claims import ON_TINY, OTHERWISE

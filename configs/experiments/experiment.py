@@ -1,45 +1,42 @@
-"""Data classes of the laboratory's experiments, and fields that several experiments set."""
+"""The types of experiments and claims, and config fields that several experiments share."""
 
 import dataclasses
 from typing import Any
 
-Fields = dict[str, Any]  # dotted name -> value
+Fields = dict[str, Any]  # dotted name of a config field -> value
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """An experiment: a run (arm) for each setting, treatment and seed."""
+    """The fields that all arms of an experiment share, and those in which they differ."""
 
     question: str
-    config: str  # config of all arms, as --config accepts it
-    settings: dict[str, Fields]  # name -> fields
-    treatments: dict[str, Fields]  # name -> fields; the last treatment is the baseline
+    config: str  # value of --config for all arms
+    settings: dict[str, Fields]
+    treatments: dict[str, Fields]  # the last treatment is the reference
     seeds: tuple[int, ...]
-    always: Fields  # fields of all arms
-    doubt: str  # evidence that would change the conclusion
-    minutes: float  # measured duration of an arm on one core, without other arms in parallel
+    always: Fields  # fields of every arm
+    doubt: str  # results that would change the conclusions; last section of the page
+    minutes: float  # measured duration of a single arm on one core
     quick: "Quick | None" = None
-    # Number of seeds after which the experiment may end early: from then on it ends after any seed
-    # if its verdict is certain (ragen_jax/lab/interim_analyses.py). 0: run all seeds.
+    # The experiment may end after this number of seeds, and after each further seed, if its verdict
+    # is certain (ragen_jax/lab/interim_analyses.py); 0: it ends after all seeds.
     least_seeds: int = 0
     claims: "tuple[Claim, ...]" = ()
-    runs: str = ""  # name of the experiment whose runs it shares; "": it has separate runs
+    runs: str = ""  # experiment with which this experiment shares its folder of runs; "": none
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """The claim that a treatment changes a metric.
+    """A claim: a metric is higher with a treatment than with the experiment's last treatment, or
+    higher at the end of a run than at its start."""
 
-    The metric is compared with that of the experiment's last treatment, or with its value at the
-    start of the same runs.
-    """
-
-    source: str  # place in the paper, and the claim
+    source: str  # table, figure, section or page in which RAGEN-2 makes the claim
     treatment: str
-    figure: str = "eval/success"  # the metric
-    sign: int = 1  # 1: higher, -1: lower, 0: no difference
-    settings: tuple[str, ...] = ()  # settings to average over; (): all
-    since_start: bool = False  # whether to compare with the start of the same runs
+    figure: str = "eval/success"
+    sign: int = 1  # 1: higher, -1: lower, 0: equal
+    settings: tuple[str, ...] = ()  # settings over which the difference is averaged; (): all
+    since_start: bool = False  # compare with the start of the same runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +50,9 @@ class Quick:
 
 TOP_P = {"filter.strategy": "top_p", "filter.value": 0.9}
 NONE = {"filter.strategy": "none"}
-# All runs of the laboratory write fewer files than the default.
+# Fewer checkpoints and stored episodes, in all experiments.
 SPARING = {"checkpoint.every": 30, "checkpoint.export": False, "rollout.save_every": 30}
-# No early stopping: the experiments need runs that collapse.
+# Collapsed runs continue, because the experiments study them.
 WATCHING = {
     f"stopping.{rule}.action": "warn" for rule in ("variance", "success", "empty", "nonfinite")
 }

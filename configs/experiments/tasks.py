@@ -1,10 +1,9 @@
-"""An experiment on reasoning-gym: in which tasks does reasoning lose the question?"""
+"""The experiment on tasks of reasoning-gym: in which does reasoning lose the question?"""
 
 from ragen_jax.configs.experiments.experiment import NONE, SPARING, WATCHING, Experiment
 
-# Task -> level of its curriculum (0: the task's defaults). In these tasks, questions have at most
-# 140 tokens of the tiny agent, imitated replies at most 60, and there are enough distinct held-out
-# questions.
+# Task -> level of its curriculum (0: the task's defaults). In tokens of the tiny agent, questions
+# have at most 140 and demonstrations at most 60; each task has enough different held-out questions.
 TASKS = {
     **dict.fromkeys(
         (
@@ -26,8 +25,8 @@ TASKS = {
 
 ON_TASKS = {
     "tasks": Experiment(
-        question="In which tasks of reasoning-gym does an agent's reasoning lose the question, "
-        "with and without an entropy bonus, and what do their groups look like?",
+        question="In which tasks of reasoning-gym does an agent's reasoning become independent of "
+        "the question, with and without an entropy bonus? What kinds of groups do the tasks have?",
         config="reasoning_gym:tiny",
         settings={
             task: {
@@ -43,14 +42,15 @@ ON_TASKS = {
             **{"rollout.groups": 16, "rollout.max_new_tokens": 64},
             **{"optimizer.learning_rate": 2e-4, "optimizer.schedule": "constant"},
             **{"diagnose.every": 5, "diagnose.flow_every": 0, "diagnose.probe_every": 5},
-            # All agents imitate for the same number of updates, whatever their success.
+            # The same number of imitation steps for all tasks, at any success.
             **{"warmstart.rooms": 4096, "warmstart.success": 0.0, "warmstart.check_every": 300},
             **SPARING,
             **WATCHING,
         },
-        doubt="One seed of an agent of 0.2 M parameters, whose taught reasoning is the end of the "
-        "question and the answer: seeds, a way to think that leads to the answer, or a language "
-        "model, in which a task that keeps its question here loses it.",
+        doubt="These runs have one seed and an agent of 0.2 M parameters, which imitated reasoning "
+        "that repeats the end of the question and the answer. More seeds, a reasoning style that "
+        "leads to the answer, or a language model, if a task that keeps its information here then "
+        "lost it.",
         minutes=2.0,
     ),
 }
