@@ -175,7 +175,7 @@ def agent(tmp_path_factory, optimised):
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # one for all workers
-    folder = Path(os.environ.get("AGENT_OF_TESTS", folder))  # of mutations.py
+    folder = Path(os.environ.get("AGENT_OF_TESTS", folder))  # of mutation_testing.py
     config = sokoban.get_config()
     config.warmstart.update(rooms=1024, success=0.0, check_every=150, check_episodes=16)
     with open(folder / "agent.lock", "w") as lock, optimised():

@@ -4,7 +4,7 @@ import json
 import shlex
 
 import pytest
-from command_line import README, ROOT, call
+from cli_commands import README, ROOT, call
 
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.countdown import Countdown

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import README, ROOT, call
+from cli_commands import README, ROOT, call
 
 from ragen_jax.config.stored import read_run_config
 from ragen_jax.configs.experiments import EXPERIMENTS

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from command_line import call
+from cli_commands import call
 from simulated_runs import write_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")

@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from event_files import read_events, scalars
+from tensorboard_reader import read_events, scalars
 
 from ragen_jax import train
 from ragen_jax.configs import frozen_lake

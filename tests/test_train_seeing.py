@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from devices import in_two_processes, on_devices
+from device_processes import in_two_processes, on_devices
 from PIL import Image
 
 from ragen_jax import train

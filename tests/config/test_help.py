@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import ROOT, call
+from cli_commands import ROOT, call
 
 from ragen_jax.__main__ import COMMANDS
 from ragen_jax.configs import base, presets, recipes

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fields import Entry, check_entry, configured, once
+from field_entries import Entry, check_entry, configured, once
 from flax.traverse_util import flatten_dict
 
 from ragen_jax.algorithm import advantage

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fields import Entry, check_entry, configured, once
+from field_entries import Entry, check_entry, configured, once
 from ml_collections import ConfigDict
 
 from ragen_jax import train

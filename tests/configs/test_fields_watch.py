@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fields import Entry, check_entry, configured, once
+from field_entries import Entry, check_entry, configured, once
 
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping

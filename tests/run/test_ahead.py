@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices import on_devices
+from device_processes import on_devices
 
 from ragen_jax import train
 from ragen_jax.config.auto_fields import fill_auto_fields

@@ -13,7 +13,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_line import ROOT
+from cli_commands import ROOT
 
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.storage.atomic_io import (

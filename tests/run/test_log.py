@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
-from seeing_chats import pieces, seeing_chat
+from vision_chats import pieces, seeing_chat
 
 from ragen_jax.core.memory import memory_metrics
 from ragen_jax.core.types import SUCCESS_UNDEFINED

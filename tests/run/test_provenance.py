@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax import train
 from ragen_jax.configs import dataset

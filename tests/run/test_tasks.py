@@ -11,7 +11,7 @@ import types
 import numpy as np
 import optax
 import pytest
-from command_line import ROOT, call
+from cli_commands import ROOT, call
 from ml_collections import ConfigDict
 
 from ragen_jax import train

@@ -2,16 +2,15 @@
 
 import dataclasses
 import json
-import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from devices import ROOT, on_devices
+from device_processes import ROOT, on_devices
+from one_call_updates import update_critic, update_policy
 from random_rows import LOSS, V
-from updates import update_critic, update_policy
 
 from ragen_jax.algorithm.losses import AGGREGATIONS
 from ragen_jax.core.padding import length_bucket
@@ -161,9 +160,7 @@ def test_nor_does_it_with_other_aggregations(policy, monkeypatch, who, aggregati
 
 @pytest.mark.slow
 def test_nor_on_several_devices():
-    here = ROOT / "tests" / "update"
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", here)))
-    process = on_devices(4, [here / "cut_check.py"], PYTHONPATH=paths)
+    process = on_devices(4, [ROOT / "tests" / "update" / "bucket_gradients_script.py"])
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     found = json.loads(out)

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict
+from one_call_updates import update_policy
 from random_rows import LOSS, T, V, random_batch
-from updates import update_policy
 
 from ragen_jax.algorithm.losses import Weights
 from ragen_jax.core.sharding import make_mesh

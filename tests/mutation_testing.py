@@ -1,6 +1,6 @@
 """Changes one line of a file at a time and asks its tests whether they notice.
 
-    python tests/mutations.py [MODULE ...] [--count=24] [--seed=0] [--out=mutations.jsonl]
+    python tests/mutation_testing.py [MODULE ...] [--count=24] [--seed=0] [--out=mutations.jsonl]
                               [--jobs=1] [--list]
 
 For each module of MODULES a sample of its possible mutations is applied, one after the other, to a
@@ -34,19 +34,19 @@ UNCHANGED = "nothing"
 MODULES = {
     "update/learner": "fields_learn learner tasks train",
     "train": "train tasks fields_watch fields_run",
-    "algorithms": "algorithms fields_learn learner",
+    "algorithm/algorithms": "algorithms fields_learn learner",
     "rollout/collect": "collect randomness fields_run train",
     "rollout/pool": "pool randomness fields_run train",
     "run/tasks": "tasks randomness train",
-    "diagnose": "fields_run train tasks",
+    "run/diagnose": "fields_run train tasks",
     "diagnostics/scopes": "scopes flow",
     "update/optimize": "policy critic fields_learn",
     "update/policy": "policy gradients fields_learn",
     "update/critic": "critic fields_learn train",
     "rollout/play": "play randomness",
     "diagnostics/regimes": "regimes fields_watch",
-    "run/build": "config fields_start fields_learn learner tasks",
-    "run/sizes": "config fields_learn learner tasks",
+    "config/build": "config fields_start fields_learn learner tasks",
+    "config/per_task": "config fields_learn learner tasks",
     "run/workdir": "config train commands",
 }
 
