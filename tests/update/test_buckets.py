@@ -20,7 +20,6 @@ from ragen_jax.model import lora
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.update import buckets, critic
-from ragen_jax.update.passes import over_rows, statistics
 from ragen_jax.update.policy import ForwardContext, init_state
 
 T, ROWS = 24, 12
@@ -165,27 +164,6 @@ def test_nor_on_several_devices():
     assert process.returncode == 0, err
     found = json.loads(out)
     assert len(found) == 6 and max(found.values()) < 1e-6, found
-
-
-@pytest.mark.long
-def test_passes_find_what_they_found_whichever_rows_they_read(policy):
-    model, params = policy
-    batch, _ = make_rows()
-    settings = dict(mesh=one_device(), micro_batch=4, size=12)
-
-    def read(rows):
-        return over_rows(
-            statistics, model, params, batch, np.array(rows, int), np.float32(1), **settings
-        )
-
-    logp, entropy = read(range(ROWS))
-    plain = np.asarray(statistics(model, params, batch.tokens_BT, 1.0)[0])
-    np.testing.assert_allclose(logp * batch.mask_BT, plain * batch.mask_BT, atol=2e-6)
-    some = [7, 2, 9, 4, 11]
-    for x, y in zip((logp, entropy), read(some), strict=True):
-        np.testing.assert_array_equal(x[some], y[some])  # to the last digit
-        assert not np.delete(y, some, 0).any()
-    assert not any(x.any() for x in read([]))
 
 
 def test_lengths_are_few_enough_and_hold_every_row():
