@@ -59,7 +59,7 @@ def chat(tokenizer):
 
 @pytest.fixture
 def console_is_clean(capsys):
-    """Fails where the test has printed what a terminal acts on."""
+    """Fail a test that prints characters which a terminal acts on."""
     yield
     out, err = capsys.readouterr()
     assert not raw_characters(out + err)

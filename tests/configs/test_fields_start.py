@@ -199,7 +199,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def imitated(tmp_path_factory):
-    """A warm start: what it learnt from, how far it moved, and what it checked itself with."""
+    """A warm start: its demonstrations, the distance moved, and the episodes that check it."""
 
     @once
     def stage(config, given):

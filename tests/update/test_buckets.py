@@ -31,15 +31,15 @@ KEEPING = optax.GradientTransformation(
 
 
 def episodes_of_a_step(rng, level, ends=0.0):
-    """Tokens of 128 rows of up to five turns, whose replies' mean is 0.43 of the longest at level
-    1; an episode ends behind each of the first four with chance `ends`."""
+    """Return the tokens of 128 rows of up to five turns. At level 1 the mean reply has 0.43 of the
+    tokens of the longest; an episode ends after each of the first four turns with chance `ends`."""
     replies = np.minimum(rng.geometric(1 / (120 * level), (128, 5)), 400)
-    played = np.cumprod(rng.random((128, 4)) >= ends, axis=1)  # whether the turns behind are
+    played = np.cumprod(rng.random((128, 4)) >= ends, axis=1)  # whether turns 2 to 5 are played
     return 300 + replies[:, 0] + (played * (60 + replies[:, 1:])).sum(1)
 
 
 def whole(minibatches, length_B, T, *, micro_batch):
-    """In place of `buckets.cut`: every row at the batch's length, as it was dealt."""
+    """Replace `buckets.split_by_length`: every row has the batch's length, in the given order."""
     return [[buckets.Piece(rows, T)] for rows in minibatches]
 
 
@@ -125,7 +125,7 @@ def relative(found, expected):
 
 
 def gradients_apart(policy, mesh, monkeypatch, who, loss=LOSS):
-    """How far the gradient is from that of rows that are not cut by length."""
+    """Return the largest difference from the gradient of rows that are not split by length."""
     found, metrics = gradient(policy, mesh, who, loss)
     with monkeypatch.context() as patch:
         patch.setattr(buckets, "split_by_length", whole)
@@ -215,7 +215,7 @@ def test_rows_end_with_their_last_sampled_token():
     [(0.0, (0.5, 0.6), 0.865, 8), (0.1, (0.45, 0.55), 0.84, 12), (0.3, (0.35, 0.45), 0.825, 12)],
 )
 def test_the_papers_lengths_need_few_programs_and_little_padding(ends, padded, least, most):
-    """200 steps whose replies grow and shrink: lengths met, and the share that is real."""
+    """200 steps whose replies grow and shrink: the lengths used, and the token efficiency."""
     rng = np.random.default_rng(0)
     met, shares, before = set(), [], []
     for step in range(200):

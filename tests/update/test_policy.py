@@ -36,7 +36,7 @@ def mesh():
 
 
 def make_rows(policy, rows, seed=0):
-    """A batch of random rows, its log-probs a little off the policy's own."""
+    """Return a batch of random rows whose log-probs differ a little from the policy's."""
     rng = np.random.default_rng(seed)
     batch = random_batch(
         policy, rng, episode_B=np.arange(rows), group_B=np.zeros(rows), weight_B=np.ones(rows)
@@ -292,7 +292,7 @@ def test_each_minibatch_steps_at_its_own_rate(policy, mesh):
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_vocabulary():
-    """Beyond one chunk, only what has the parameters' own shape grows: never [B, T, V]."""
+    """Beyond one chunk, only arrays of the parameters' shapes grow: never [B, T, V]."""
     rows, length, width = 4, 129, 8
 
     def temporary_bytes(vocab_size):

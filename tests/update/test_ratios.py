@@ -1,4 +1,4 @@
-"""Ratios of policy and old policy are 1 before the first update, whatever rounds."""
+"""Ratios of policy and old policy are 1 before the first update, under any rounding."""
 
 import dataclasses
 
