@@ -1,8 +1,8 @@
 """Small byte-level BPE tokenizers that mark turns as five model families do, for tests of chats.
 
 Their merges are trained on text generated here, so that a control string in plain text, a line
-break beside a message and a letter of two bytes are tokens of several characters, as in the
-families' own. Templates are written after the families' formats.
+break next to a message and a letter of two bytes are tokens of several characters, as in the
+families' tokenizers. Templates follow the families' formats.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ QWEN3 = (
     "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
 )
 
-# After the format of Qwen2.5: tools behind the system's text, results in a message of the user.
+# The format of Qwen2.5: tools after the system's text, results in a user message.
 TOOL_TEMPLATE = (
     "{% set told = messages[0]['content'] if messages[0]['role'] == 'system' else 'Help.' %}"
     "{{ '<|im_start|>system\n' + told }}"
@@ -165,7 +165,7 @@ def family(name, **flags):
 @functools.cache
 def _trained():
     tokenizer = Tokenizer(models.BPE())
-    # Letters with what stands before them, single digits, marks with the line breaks behind them.
+    # Letters with the character before them, single digits, marks with the line breaks after them.
     words = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
     tokenizer.pre_tokenizer = Sequence(
         [Split(words, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]

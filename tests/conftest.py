@@ -12,18 +12,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What one module, worker or child process has compiled the others load.
+# Programs compiled by one module, worker or child process are loaded by the others.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled_")
     os.environ["COMPILED_BY_TESTS"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # Most of the suite's time is compiling, of programs that run a few times: XLA leaves out most
-# optimisations. =0 tests what a run compiles, in three times the time.
+# optimisations. =0 tests the programs of a real run, in three times the time.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # The newer of two ways to compile for the CPU takes twice as long, and cutting a program into 32
-# parts for as many threads a quarter more. XLA dies of a flag that it does not know, so only where
-# it is known to know them.
+# parts for 32 threads a quarter more. XLA crashes on unknown flags, so they are set only for
+# versions that have them.
 if version("jaxlib").startswith("0.10."):
     quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{quick} {os.environ.get('XLA_FLAGS', '')}"
@@ -50,32 +50,39 @@ CORE = "fast and not medium and not long and not slow"  # the tests of `pytest` 
 STANDARD = "not long and not slow"  # the tests of a file that is named
 
 
-def pytest_configure(config):
-    """Choose the tests if the command line does not, and let workers take files in the order of
-    pytest_collection_modifyitems."""
-    if not config.option.markexpr:
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Choose the tests if the command line does not: the core, on two workers, or a named file."""
+    option = config.option
+    if not option.markexpr:
         named = config.args_source is pytest.Config.ArgsSource.ARGS
-        config.option.markexpr = STANDARD if named or config.option.keyword else CORE
+        option.markexpr = STANDARD if named or option.keyword else CORE
+        if option.markexpr == CORE and getattr(option, "numprocesses", 0) is None:
+            option.numprocesses, option.dist = 2, "loadfile"
+
+
+def pytest_configure(config):
+    """Several workers take files in the order of pytest_collection_modifyitems."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Leave out files without a test of the core: importing them would take as long as the tests."""
+    """Leave out files without a test of the core, whose imports would take as long as its tests."""
     if config.option.markexpr == CORE and collection_path.name.startswith("test_"):
         return True if "mark.fast" not in collection_path.read_text() else None
     return None
 
 
 def pytest_unconfigure(config):
-    """The process that all others descend from clears away what was compiled."""
+    """The first process deletes the compiled programs."""
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.get("COMPILED_BY_TESTS", ""), ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first, which need the agent, then those that do not: while one worker
-    builds it, the others have something to do. The others that need it come last."""
+    """Run the longest files first, which need the agent, then files without the agent, so that
+    the other workers are busy while one builds it. Other files with the agent come last."""
     needs = {item.path for item in items if "agent" in item.fixturenames}
     items.sort(key=lambda item: (item.path not in LONGEST, item.path in needs))
 
@@ -85,8 +92,8 @@ MAPPINGS = Path("/proc/self/maps")  # of this process's memory, a line each
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """What a run does with signals ends with its test. Where Python was started in the background,
-    SIGINT is ignored: tests begin as in the foreground."""
+    """Restore the signal handlers after each test. A Python started in the background ignores
+    SIGINT: tests begin as in the foreground."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -96,8 +103,8 @@ def handlers():
 
 @pytest.fixture(autouse=True, scope="module")
 def programs_of_the_module():
-    """Drops what has been compiled before it is too much. Each program holds several memory
-    mappings, and XLA's CPU backend crashes when a process has as many as Linux allows
+    """Drop compiled programs before there are too many. Each program holds several memory
+    mappings, and XLA's CPU backend crashes when a process reaches Linux's limit
     (vm.max_map_count, 65,530)."""
     yield
     if not MAPPINGS.exists() or MAPPINGS.read_bytes().count(b"\n") > 10_000:
@@ -188,7 +195,7 @@ def agent(tmp_path_factory, optimised):
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # one for all workers
-    folder = Path(os.environ.get("AGENT_OF_TESTS", folder))  # of mutations.py
+    folder = Path(os.environ.get("AGENT_OF_TESTS", folder))  # of mutation_testing.py
     config = sokoban.get_config()
     config.warmstart.update(rooms=1024, success=0.0, check_every=150, check_episodes=16)
     with open(folder / "agent.lock", "w") as lock, optimised():
@@ -237,7 +244,7 @@ def dated_model(language_model, tmp_path_factory):
 
 @pytest.fixture
 def on_day(monkeypatch):
-    """(day of November 2026): sets the clock of the commands, and that of chat templates, to it."""
+    """set_clocks(day): set the clocks of commands and chat templates to a day of November 2026."""
 
     import transformers.utils.chat_template_utils as chat_templates
 

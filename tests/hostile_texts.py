@@ -1,6 +1,6 @@
 """Texts that break programs which trust the text they are given: HOSTILE, name -> text.
 
-QUICK are those of the default run, one of each kind.
+QUICK has one of each kind, for the default test run.
 """
 
 ESC, MEGABYTE = "\x1b", 1 << 20
@@ -99,8 +99,8 @@ QUICK = (
 
 
 def raw_characters(shown: str) -> set[str]:
-    """The characters of what a console shows that a terminal acts on or does not show, apart from
-    newlines and tabs."""
+    """Return the characters in a console's output that a terminal acts on or does not show, other
+    than newlines and tabs."""
     found = set()
     for letter in set(shown) - set("\n\t"):
         code = ord(letter)

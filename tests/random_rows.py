@@ -1,4 +1,4 @@
-"""Rows of random tokens and the loss that tests of updates and of gradients put on them."""
+"""Rows of random tokens, and a loss, for tests of updates and gradients."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ LOSS = Loss(
 
 
 def random_batch(policy, rng, *, episode_B, group_B, weight_B):
-    """A `Batch` whose log-probs are a little off the policy's own, so that some are clipped.
+    """Return a `Batch` whose log-probs differ a little from the policy's, so that some are clipped.
 
     Args:
       policy: (model, params).

@@ -36,7 +36,7 @@ def write_run(
     """Writes config.json, metrics.jsonl, eval/ and rollouts/; returns the folder.
 
     Args:
-      changes: figure -> (from which step, to which share of its level, over how many steps).
+      changes: figure -> (first step, final fraction of its level, number of steps to get there).
       success: held out, first and last. fields: of the config, dotted.
       episodes: (step, [record of rollouts/*.jsonl]).
     """

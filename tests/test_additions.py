@@ -1,4 +1,4 @@
-"""The additions of CONTRIBUTING.md: what a row in a table is enough for."""
+"""The additions of CONTRIBUTING.md that need only a row in a table."""
 
 import dataclasses
 import re
@@ -48,7 +48,7 @@ def config():
 
 @pytest.fixture
 def learn(make_turn, make_episode):
-    """(config) -> the selection, credit, state before and behind a step, and its metrics."""
+    """learn(config) -> the selection, credit, state before and after a step, and its metrics."""
     rng = np.random.default_rng(0)
     episodes = [
         make_episode(g, k, [make_turn([1, 2, 3], rng.integers(0, V, 4), reward=float(g * k))])

@@ -1,7 +1,7 @@
-"""Episodes whose environment broke: every figure of their group is that of the sound members.
+"""Episodes whose environment broke: every figure of a group is computed from its sound members.
 
-Mostly one property: groups of K members of which n are sound give what the n sound ones give alone,
-whatever the broken ones hold.
+Mostly one property: a group of K members of which n are sound gives the same figures as the n sound
+members alone, for any values in the broken members.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ def test_broken_members_change_no_statistic_of_their_group(name, seed, ties):
     found = np.asarray(function(spoiled(x_GK, sound_GK), sound_GK=sound_GK))
     want = np.asarray(function(pick(x_GK).astype(np.float32)))
     if name in RETURNS:
-        if "over the" not in name:  # where a broken member stands is read nowhere
+        if "over the" not in name:  # nothing reads the entry of a broken member
             assert not np.nan_to_num(found[~sound_GK], nan=1).any()
         found = pick(found)
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
@@ -114,7 +114,7 @@ def test_by_hand():
     np.testing.assert_allclose(advantage.group_relative(return_GK, **mask), want, rtol=1e-5)
     want = [[1, -1, 0], [0, 0, 0]]
     np.testing.assert_allclose(advantage.leave_one_out(return_GK, **mask), want)
-    # A sum is made comparable with that of a whole group: 3 * 0.5.
+    # The sum is scaled to a whole group's: 3 * 0.5.
     np.testing.assert_allclose(filter.group_scores(return_GK, "reward_sum", **mask), [1.5, np.nan])
     # Too few sound members of the second group; a group of one needs no more than itself.
     found = advantage.comparable_members(sound_GK)
@@ -229,7 +229,7 @@ def test_halves_for_the_entropy_bonus_are_those_of_scored_groups():
 
 @pytest.fixture
 def pairs(make_turn, make_episode):
-    """seed -> (all episodes, the sound ones alone), group by group, with their returns."""
+    """make(seed) -> (all episodes, the sound episodes), group by group, with their returns."""
 
     def make(seed, sound=3, K=5):
         sound_GK, pick, rng = masked(seed, sound=sound, K=K)
@@ -331,7 +331,7 @@ def test_played_knows_its_sound_episodes(pairs):
 
 
 def test_a_prompt_that_broke_is_no_column(pairs, make_turn, make_episode):
-    """Scored prompts are those of sound episodes, numbered without the groups that have none."""
+    """Only prompts of sound episodes are scored; groups without sound episodes get no number."""
     thinking = make_turn([5], [1, 2], reasoning=(0, 1))
     shown = [make_turn([g], [1, 2], reasoning=(0, 1)) for g in range(3)]
     episodes = [

@@ -1,10 +1,10 @@
-"""python -m ragen_jax.check_data: what it says of files and of generated problems."""
+"""python -m ragen_jax.check_data: its report on files and on generated problems."""
 
 import json
 import shlex
 
 import pytest
-from command_line import README, ROOT, call
+from cli_commands import README, ROOT, call
 
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.countdown import Countdown
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")
 
 @pytest.fixture
 def questions(tmp_path, monkeypatch):
-    """A file as MetaMathQA's in the folder where commands start, in a cache of its own."""
+    """A file in MetaMathQA's format in the current folder, with a separate cache."""
     rows = [
         {
             "type": ("MATH_AnsAug", "GSM_Rephrased")[index % 2],

@@ -99,7 +99,7 @@ def test_two_steps(index, tmp_path_factory, tmp_path, monkeypatch):
     assert train.train(config, tmp_path / "run") == 0
     lengths["critic"] = lengths["update"]
     for name, jitted in LEARNING.items():
-        # One program for each length that rows are cut to, or padded to, whatever is kept of them.
+        # One program per length that rows are padded to, for any selection of rows.
         assert jitted._cache_size() - before[name] <= len(lengths[name]), name
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]

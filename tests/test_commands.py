@@ -1,6 +1,6 @@
-"""The commands as a user types them: those of README.md and docs/cli.md, and those of a run folder.
+"""The commands as a user types them: of README.md, of docs/cli.md, and for a run folder.
 
-They run in this process, so that what is compiled once serves all of them.
+They run in this process and share its compiled programs.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import README, ROOT, call
+from cli_commands import README, ROOT, call
 
 from ragen_jax.config.stored import read_run_config
 from ragen_jax.configs.experiments import EXPERIMENTS
@@ -222,7 +222,7 @@ def test_the_laboratory_names_what_its_experiment_sets_itself(planned):
 
 @pytest.mark.slow
 def test_the_laboratory_runs_and_goes_on(agent, tmp_path, monkeypatch):
-    """Real arms, each in a process of its own, of a few replies."""
+    """Real arms of a few replies, each in a separate process."""
     whole = EXPERIMENTS["organism"]
     always = whole.always | {"steps": 2, "eval.every": 1, "diagnose.probe_every": 1}
     small = dataclasses.replace(
@@ -415,7 +415,7 @@ def test_preset_llm_says_what_it_needs():
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """A user's folder, whose own envs/ and configs/ are not ours."""
+    """A user's folder, with envs/ and configs/ that are not ours."""
     for name in ("envs", "configs"):
         (tmp_path / name).mkdir()
         for file in ("__init__.py", "sokoban.py"):
@@ -451,7 +451,7 @@ def test_the_first_line_is_read_at_once_through_a_pipe(tmp_path):
 
 @pytest.mark.slow
 def test_a_wheel_runs_beside_folders_of_the_same_names(elsewhere):
-    """Built by pip, installed apart from this tree, run by another process."""
+    """Built by pip, installed outside this tree, run by another process."""
     pip = [sys.executable, "-m", "pip", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir=wheel", str(ROOT)], check=True)
     (wheel,) = Path("wheel").glob("*.whl")

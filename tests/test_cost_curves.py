@@ -1,4 +1,4 @@
-"""The cost curves: what is measured of a run, what is predicted, and that nothing is done twice."""
+"""The cost curves: measurements of a run, predictions, and no repeated work."""
 
 import dataclasses
 import json

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command_line import ROOT, call
-from event_files import read_events as read_tensorboard
+from cli_commands import ROOT, call
 from hostile_texts import HOSTILE, QUICK, raw_characters
 from simulated_runs import episode as recorded_episode
 from simulated_runs import write_run
+from tensorboard_reader import read_events as read_tensorboard
 
 from ragen_jax.config import command_line as command
 from ragen_jax.core.clean_text import clean_text
@@ -59,7 +59,7 @@ def chat(tokenizer):
 
 @pytest.fixture
 def console_is_clean(capsys):
-    """Fails where the test has printed what a terminal acts on."""
+    """Fail a test that prints characters which a terminal acts on."""
     yield
     out, err = capsys.readouterr()
     assert not raw_characters(out + err)

@@ -4,7 +4,7 @@ import ast
 import importlib.util
 
 import pytest
-from command_line import ROOT
+from cli_commands import ROOT
 
 FILES = sorted(
     path

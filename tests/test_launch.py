@@ -37,7 +37,7 @@ SCRIPTS = {  # name: the least environment that it runs in
     "gpu_host.sh": {},
     "local_multiprocess.sh": {},
 }
-# A space, both quotes, and what a shell would expand.
+# A space, both quotes, and characters that a shell would expand.
 NASTY = ['--config.a=it\'s "so" $HOME `x` \\ *', "--config.b=", "--config.c=''"]
 
 STUB = """#!/bin/bash
@@ -107,7 +107,7 @@ def cloud(tmp_path):
 
 
 def environment(tmp_path, **variables):
-    """Only what a script needs: nothing of this process's own settings reaches it."""
+    """The variables that a script needs, and none of this process's settings."""
     stubs = tmp_path / "stubs"
     path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
     fixed = dict(PATH=path, STUB=str(stubs), TMPDIR=str(tmp_path), HOME=str(tmp_path))
@@ -460,7 +460,7 @@ def test_a_host_that_is_told_to_stop_lets_train_save_and_does_not_restart(name, 
 
 @contextlib.contextmanager
 def start(script, tmp_path, *arguments, **variables):
-    """A script in the background, in tmp_path, what it says in the file `said`; killed at the end.
+    """Start a script in the background in tmp_path, output in the file `said`; kill it at the end.
 
     A shell cannot trap a signal that it finds ignored, as SIGINT is in background jobs.
     """

@@ -1,4 +1,4 @@
-"""examples/minimal.py: its figures are those of the real loop."""
+"""examples/minimal.py: the same figures as the real loop."""
 
 import importlib.util
 from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.fast
 ROOT = Path(__file__).parents[1]
 
-# The last part of a dotted name, whatever it was imported as.
+# The last part of a dotted name, under any import alias.
 LOADERS = {
     # Python's own
     *("import_module", "__import__", "run_module", "run_path", "exec_module"),

@@ -1,7 +1,7 @@
 """ragen_jax.plot: the picture has the curves of metrics.jsonl."""
 
 import pytest
-from command_line import call
+from cli_commands import call
 from simulated_runs import write_run
 
 from ragen_jax import plot

@@ -1,4 +1,4 @@
-"""The whole command on the tiny agent: what it writes, resuming, preemption, refusals."""
+"""The whole command on the tiny agent: its files, resuming, preemption, refusals."""
 
 import itertools
 import json
@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from event_files import read_events, scalars
+from tensorboard_reader import read_events, scalars
 
 from ragen_jax import train
 from ragen_jax.configs import frozen_lake
@@ -104,7 +104,7 @@ def test_resuming_gives_the_numbers_of_an_uninterrupted_run(config, finished, tm
     config.steps = 2
     config.log.trackers = ()
     assert train.train(config, workdir) == 0
-    # What a killed process may leave: rows behind the checkpoint, and a torn line.
+    # A killed process may leave rows after the checkpoint, and a torn line.
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rollout/success": 9.0}\n{"step": 4, "roll')
     assert not (workdir / "tensorboard").exists()
@@ -284,10 +284,12 @@ def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
     rows = read_metrics(tmp_path / "whole" / "metrics.jsonl")
     assert [row["update/count"] for row in rows] == [0, 2, 2]  # the critic alone, at first
     assert [row["critic/count"] for row in rows] == [2, 2, 2]
-    # The policy is its own reference until it moves.
+    # The policy equals its reference until it moves.
     assert abs(rows[0]["update/kl"]) < 1e-5 < abs(rows[2]["update/kl"])
     assert rows[0]["update/kl_coef"] != 0.05
-    assert all(1e-8 < row["rollout/logp_gap"] < 1e-4 for row in rows)  # the sampler's, not its own
+    assert all(
+        1e-8 < row["rollout/logp_gap"] < 1e-4 for row in rows
+    )  # the sampler's log-probs, not the update's
     assert all(row["filter/kept_ratio"] <= 0.5 for row in rows)
     assert rows[2]["critic/loss"] != rows[0]["critic/loss"]
 
@@ -316,7 +318,7 @@ def test_a_pool_collected_in_rounds_until_a_rule_stops_it(config, tmp_path, caps
         assert 1 <= row["collect/rounds"] <= 2 and row["collect/groups"] in (4, 8)
         assert row["filter/kept_ratio"] == 1
 
-    # Saved when it stopped, it goes on under a milder rule, and warns once.
+    # It was saved when it stopped. It resumes under a milder rule, and warns once.
     config.stopping.success.action = "warn"
     assert train.train(config, tmp_path / "run") == 0
     assert "warning" not in capsys.readouterr().out  # the streak is older

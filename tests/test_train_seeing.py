@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from devices import in_two_processes, on_devices
+from device_processes import in_two_processes, on_devices
 from PIL import Image
 
 from ragen_jax import train
@@ -74,7 +74,7 @@ def test_a_run_learns_resumes_and_is_exported(config, directory, tmp_path):
     assert any(name.startswith("flow/first_turn/") for name in rows[2])
     assert any(name.startswith("probe/mediation/") for name in rows[3])
 
-    # What was shown lies beside the rollouts, each picture once, and is the room.
+    # The pictures shown are next to the rollouts, each once, and show the room.
     folder = whole / "rollouts"
     lines = (folder / "step_000001.jsonl").read_text().splitlines()
     episodes = [json.loads(line)["turns"] for line in lines]
@@ -170,7 +170,7 @@ def test_slots_and_the_lock_step_learn_the_same(config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("served", [(), ("--config.rollout.slots=6", "--config.rollout.chunk=4")])
 def test_two_processes_show_what_one_does(directory, tmp_path, served):
-    """What one has to meet or to show is told to the other, and both go back through the tower."""
+    """Processes send each other the images to register or show; both train the tower."""
 
     def command(name):
         return [

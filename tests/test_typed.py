@@ -3,7 +3,7 @@
 import shlex
 
 import pytest
-from command_line import call
+from cli_commands import call
 
 # Of running modules that are imported already, and of how ml_collections reads a config file.
 pytestmark = pytest.mark.filterwarnings("ignore:.*(sys.modules|load_module)")

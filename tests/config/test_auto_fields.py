@@ -5,7 +5,7 @@ import json
 
 import jax
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax import train
 from ragen_jax.config.auto_fields import fill_auto_fields, fill_date, is_open

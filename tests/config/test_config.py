@@ -94,7 +94,7 @@ def test_presets_of_models_that_see_are_of_environments_that_draw(name, preset):
     check(config)
     assert config.model.path == presets.SEEING[preset]
     assert config.env.options.observation == "image"
-    # In all else it is what a model of its size that reads has.
+    # All other fields equal those of a text model of the same size.
     plain = CONFIGS[name].get_config("qwen3-4b")
     config.model.path, config.env.options.observation = plain.model.path, "grid"
     assert config.to_dict() == plain.to_dict()
@@ -169,7 +169,7 @@ def test_values_at_the_edge_pass():
 
 def test_minibatch_rows_by_hand():
     sizes = dict(rollout__groups=8, rollout__group_size=16, env__max_turns=5)
-    # single_turn: every turn of the 128 episodes is a row of its own; full: one row an episode.
+    # single_turn: each turn of the 128 episodes is a separate row; full: one row per episode.
     assert minibatch_rows(changed(**sizes, optimizer__minibatches=4)) == 160
     assert minibatch_rows(changed(**sizes, optimizer__minibatches=4, env__context="full")) == 32
     # A window: two turns in the first row, one in each of the others; the limit may cut any turn.
@@ -244,7 +244,7 @@ def test_an_unknown_preset_lists_the_known_ones(name):
 
 
 def departures(config):
-    """{field: value} of what a config changes in base.py."""
+    """Return {field: value} of the fields that differ from base.py."""
     before = dict(leaves(base.get_config()))
     return {name: value for name, value in leaves(config) if value != before.get(name, "no field")}
 

@@ -1,4 +1,4 @@
-"""domains.py: what each field may hold, and that what is called unread is not read."""
+"""The fields of base.py: accepted values, and fields reported as unread that nothing reads."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from ragen_jax.storage.metrics_reader import read_metrics
 ROOT = Path(__file__).parents[2]
 NAN, INF = float("nan"), float("inf")
 
-# Of every field, by the type of its value in base.py: other types, what is not finite or too large.
+# Type of a field's default -> values of other types, not finite or too large.
 BAD = {
     int: (True, 1.5, NAN, "1", None, 10**30, -(10**30)),
     float: (True, NAN, INF, -INF, "0.1", None, 1e30, -1e30),
@@ -27,7 +27,7 @@ BAD = {
     tuple: (5, "q", None, (NAN,), ("no such name",)),
     dict: (5, None, "x"),
 }
-# And what is just beyond a bound, or was accepted once.
+# Field -> values just outside its bounds, and values that were accepted once.
 BEYOND = {
     "seed": (-1, 2**29),
     "steps": (-1, 10**6 + 1),
@@ -139,13 +139,13 @@ FREE_TEXT = ("model.path",)  # any name may be one
 
 
 def put(config, name, value):
-    """Sets a field whatever its type, as an edited config.json may."""
+    """Set a field to a value of any type, as an edited config.json may."""
     *sections, last = name.split(".")
     for part in sections:
         config = config[part]
     with config.unlocked():
         if last in config:
-            del config[last]  # it would convert the value to its own type
+            del config[last]  # a ConfigDict converts a value to the type of the old one
         config[last] = value
 
 
@@ -287,7 +287,7 @@ def test_what_is_read_depends_on_the_config():
     assert "warmstart.tower_width" not in names_unread(sokoban.get_config("tiny-vl"))
     paper = names_unread(sokoban.get_config("qwen2.5-3b"))
     warmstart = {name for name in FIELDS if name.startswith("warmstart.")}
-    # The styles of a model that was taught several are told apart whatever its path is.
+    # A model that imitated several styles is asked which one it uses, for any model.path.
     assert warmstart - {"warmstart.styles"} <= paper
     assert "algorithm.kl_kind" in tiny - paper
     assert "env.window" in paper  # the whole history is shown
@@ -342,7 +342,7 @@ def test_the_command_warns_of_fields_that_it_does_not_read(tmp_path):
 
 
 def another(name, config):
-    """A value other than the field's own with which `check` still passes, or None."""
+    """Return another value of the field that `check` accepts, or None."""
     old, what = field(config, name), FIELDS[name].what
     tried = [*what.removeprefix("one of ").split(", "), "q", not old if type(old) is bool else 7]
     if isinstance(old, (int, float)):

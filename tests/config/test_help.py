@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import ROOT, call
+from cli_commands import ROOT, call
 
 from ragen_jax.__main__ import COMMANDS
 from ragen_jax.configs import base, presets, recipes
@@ -65,7 +65,7 @@ def test_without_a_command_they_are_listed():
 
 
 def run(code, *words):
-    """(exit code, stdout, stderr) of Python in a process of its own."""
+    """Return (exit code, stdout, stderr) of Python in a separate process."""
     command = [sys.executable, *code, *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr

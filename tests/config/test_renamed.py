@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_line import call
+from cli_commands import call
 from ml_collections import ConfigDict
 
 from ragen_jax.config.check import check_domains

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax.config.stored import read_run_config
 from ragen_jax.config.trust import SIGNATURE, code_fields, require_trust, sign

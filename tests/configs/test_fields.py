@@ -7,7 +7,7 @@ import test_fields_learn
 import test_fields_run
 import test_fields_start
 import test_fields_watch
-from fields import Entry, check_entry
+from field_entries import Entry, check_entry
 
 from ragen_jax.config.fields import FIELDS, leaves
 from ragen_jax.configs import base

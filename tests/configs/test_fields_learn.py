@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fields import Entry, check_entry, configured, once
+from field_entries import Entry, check_entry, configured, once
 from flax.traverse_util import flatten_dict
 
 from ragen_jax.algorithm import advantage
@@ -35,7 +35,7 @@ STEP = 3
 MEAN_G = np.array([1.0, 2.0, 0.5, 1.0])  # of the returns of each group
 SPREAD_G = np.array([2.0, 1.0, 0.5, 0.0])  # variances 6.7 to 0
 MEMBER_K = np.array([1.5, -0.5, 0.5, -1.5])
-LONGEST = 6  # tokens of each reply of group 2; those of the others are two to four
+LONGEST = 6  # tokens of each reply of group 2; other replies have two to four
 
 
 def start():
@@ -77,7 +77,7 @@ def episodes(make_turn, make_episode):
 
 
 CREDIT, GRADIENTS = "credit", "gradients"
-# What the sampler's log-probs are, less the policy's own.
+# The sampler's log-probs minus the policy's.
 SHIFTS = {
     "near": lambda noise_BT: 0.2 * noise_BT,
     "same": lambda noise_BT: 0.0,
@@ -245,12 +245,12 @@ rate = metric("update/learning_rate")
 
 
 def moment(o, name):
-    """Of Adam behind one update of zero: norm of (1 - b1) g, or of (1 - b2) g^2."""
+    """Return the norm of a moment of Adam after the first update: (1 - b1) g, or (1 - b2) g^2."""
     return float(optax.tree.norm(optax.tree.get(o.opt_state, name)))
 
 
 def decay_moves(before, behind):
-    """A kernel moves by its own share more, norms and biases do not."""
+    """Kernels also shrink by a fraction of their value; norms and biases do not."""
     extra = 1e-3 * (0.5 - 0.01)
     for path, x in flatten_dict(behind.after).items():
         own = 0.0 if path[-1] in ("scale", "bias") else flatten_dict(behind.before)[path]
@@ -268,7 +268,7 @@ NO_KL = {**ALL, "algorithm.kl_coef": 0.0}
 LORA = {**NO_KL, "model.lora.rank": 2}
 BARE = {**NO_KL, "algorithm.entropy_coef": 0.0, "algorithm.name": "dr_grpo"}
 BARE |= {"algorithm.kl_kind": "k1"}  # of KL in the reward
-# Changed together: each has a claim of its own.
+# Changed together, each with a separate claim.
 CLIPS = {"algorithm.clip_low": 0.9, "algorithm.clip_high": 9.0, "algorithm.clip_c": 9.0}
 COEFS = {"algorithm.kl_coef": 0.5, "algorithm.entropy_coef": 0.3, "algorithm.kl_kind": "k1"}
 
@@ -370,7 +370,7 @@ def one_step_ahead(_, o):
 
 
 def gae(function, **factors):
-    """The critic's target is that of a function of advantage.py."""
+    """The critic's target equals the result of a function of advantage.py."""
 
     def claim(_, o):
         ends = (o.batch.turn_end_BT,) if function is advantage.bi_level_gae else ()
@@ -401,8 +401,8 @@ def aggregated(_, o):
 
 
 def gspo(before, o):
-    """A row's ratio is of the update's own log-probs: 1 at the first minibatch, whatever the
-    sampler reported, which ratios of tokens read."""
+    """A row's ratio uses the update's log-probs and is 1 at the first minibatch; ratios of tokens
+    use the sampler's log-probs."""
     return o.metrics["update/ratio_mean"] == 1 and not near(np.exp(o.log_ratio_BT), 1, 1e-3)
 
 
@@ -525,7 +525,7 @@ CRITIC = {
 
 
 def scheduled(factor):
-    """The steps are the rate's share of what they were."""
+    """The steps are multiplied by the rate's factor."""
 
     def claim(a, b):
         return near(rate(b), factor * 1e-3) and near(b.policy_moved, factor * a.policy_moved, 0.01)
@@ -619,7 +619,7 @@ ROLLOUT = {
 
 
 def in_buckets(*counts):
-    """How many groups each bucket holds, beside the one without variance."""
+    """Check the number of groups in each bucket, other than the bucket without variance."""
     names = [f"gradient/bucket_{i}/groups" for i in range(len(counts))]
 
     def claim(_, found):
@@ -645,7 +645,7 @@ def test_field(name, outcome):
 
 
 def test_micro_batch(outcome, monkeypatch):
-    """Rows of one forward and backward pass; the step stays what it was."""
+    """Rows of one forward and backward pass; the update does not change."""
     seen = []
     plain = token_statistics
 
@@ -664,7 +664,7 @@ def test_micro_batch(outcome, monkeypatch):
 
 
 def test_the_filter_is_handed_what_its_metric_says(outcome):
-    """Entropies are those of the policy, a mean over each episode's sampled tokens."""
+    """Entropies are the policy's, averaged over each episode's sampled tokens."""
     o = outcome(configured({"filter.metric": "entropy"}, start), None)
     episode_E = np.arange(G * K)
     tokens_E = [o.mask_BT[o.batch.episode_B == e].sum() for e in episode_E]

@@ -1,7 +1,7 @@
 """Fields of playing, collecting, diagnosing, evaluating and writing, each changed in a short run.
 
 Most runs keep nothing (filter.eps), so that they learn nothing: test_fields_learn.py is about that.
-Several fields are changed together, as far as what each changes can be told apart.
+Several fields are changed together where their effects can be distinguished.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fields import Entry, check_entry, configured, once
+from field_entries import Entry, check_entry, configured, once
 from ml_collections import ConfigDict
 
 from ragen_jax import train
@@ -59,7 +59,7 @@ def start(agent):
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    """A run: what its folder holds, and the sizes of what it played and scored."""
+    """A run: the contents of its folder, and the sizes of its rollouts and score matrices."""
 
     @once
     def stage(config, given):
@@ -199,7 +199,7 @@ PROBED = {
     **{"diagnose.probe_every": 2, "diagnose.probe_problems": 3, "diagnose.probe_samples": 5},
     "diagnose.probe_mediation": True,
 }
-# Steps that grow until the agent writes nothing that is valid: an alarm, whatever its level.
+# Steps grow until no reply is valid: an alarm at any level.
 NERVOUS = {
     **{"regimes.baseline": 2, "optimizer.learning_rate": 0.1, "optimizer.warmup_updates": 400},
     **{"diagnose.every": 0, "stopping.variance.action": "off", "steps": 60},
@@ -209,7 +209,7 @@ NERVOUS = {
 
 
 def continues(_, o):
-    """Prompts go on with the last one and its reply."""
+    """A prompt begins with the previous prompt and its reply."""
     pairs = [pair for e in episodes(o) for pair in zip(e["turns"], e["turns"][1:], strict=False)]
     starts = [a["prompt_ids"] + a["sampled_ids"] for a, _ in pairs]
     return len(pairs) > 0 and all(
@@ -351,7 +351,7 @@ RUNS = {
         3, lambda _, o: most(M for M, _ in o.scored[:2]) == 3, along=SCORED
     ),
     "diagnose.probe_every": Entry(2, lambda _, o: with_figure("probe/", o) == [1, 2], along=PROBED),
-    # Chance is one of so many, and a table has a row for each reply.
+    # Chance is 1 / problems, and the table has a row per reply.
     "diagnose.probe_problems": Entry(
         3,
         lambda _, o: (
@@ -400,7 +400,7 @@ def test_run(name, outcome, start):
 
 
 def test_entropies_are_what_the_filter_reads_as_such(outcome, start):
-    """Not lengths, of which those of a run would be above 40."""
+    """Not lengths, which would be above 40 in a run."""
     o = outcome(configured(BUDGETS, start), None)
     for row in o.rows:
         assert 0 < row["filter/score_mean"] <= row["filter/score_max"] < np.log(400)

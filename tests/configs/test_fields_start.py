@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from devices import on_devices
-from fields import Entry, check_entry, configured, once
+from device_processes import on_devices
+from field_entries import Entry, check_entry, configured, once
 from ml_collections import ConfigDict
 
 from ragen_jax.config.build import build_chat, build_environment, build_model, tiny_words
@@ -61,7 +61,9 @@ def laid_out():
     for name, entry in MESHES.items():
         for fields in (entry.settings, entry.settings | {name: entry.changed}):
             asked[configured(fields).to_json()] = fields
-    process = on_devices(8, ["tests/configs/fields_mesh.py", json.dumps([*asked.values()])])
+    process = on_devices(
+        8, ["tests/configs/fields_on_mesh_script.py", json.dumps([*asked.values()])]
+    )
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err[-3000:]
     shares = dict(zip(asked, json.loads(out.splitlines()[-1]), strict=True))
@@ -197,7 +199,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def imitated(tmp_path_factory):
-    """A warm start: what it learnt from, how far it moved, and what it checked itself with."""
+    """A warm start: its demonstrations, the distance moved, and the episodes that check it."""
 
     @once
     def stage(config, given):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fields import Entry, check_entry, configured, once
+from field_entries import Entry, check_entry, configured, once
 
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
@@ -15,7 +15,7 @@ from ragen_jax.update.state import TrainState
 
 pytestmark = pytest.mark.fast
 
-# An iteration of a healthy run; what is a sign of collapse needs levels, which are these.
+# An iteration of a healthy run: the levels that signs of collapse are relative to.
 FIGURES = {
     "collapse/first_turn/own_margin": 20.0,
     "collapse/trajectory/own_margin": 20.0,
@@ -181,7 +181,7 @@ REGIMES = {
     "regimes.baseline": Entry(9, later, given=mi((7, 20.0), (20, 0.2))),
     # A shorter mean falls earlier.
     "regimes.recent": Entry(4, lambda a, b: later(b, a), given=mi((60, 20.0), (20, 6.0))),
-    # A level of 50 values takes in 20 of the later ones, and one of 20 values none.
+    # A level over 50 values includes 20 of the later values, a level over 20 includes none.
     "regimes.long": Entry(
         20,
         lambda a, b: last("h_relative")(b) > last("h_relative")(a) + 0.05,

@@ -1,4 +1,4 @@
-"""configs/organism.py: an agent of two minds, and what tells which it is of."""
+"""configs/organism.py: an agent with two reasoning styles, and how to recognise its style."""
 
 import dataclasses
 import re
@@ -63,7 +63,7 @@ def test_unusable_styles_and_probes_are_refused():
 
 @pytest.mark.slow
 def test_a_reply_that_is_begun_goes_on_as_if_the_agent_had_begun_it(agent):
-    """Cold, the agent of the tests begins every reply with what is the grounded style's opening."""
+    """At a low temperature the agent begins every reply with the grounded style's opening."""
     config = agent.config.copy_and_resolve_references()
     config.eval.update(episodes=256, temperature=0.001)  # enough for some success
     (task,) = build_tasks(config, agent.tokenizer, ())

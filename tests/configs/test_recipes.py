@@ -1,4 +1,4 @@
-"""configs/recipes: every recipe gives a config that a run accepts, and says what it changes."""
+"""configs/recipes: every recipe gives a config that a run accepts, and describes its changes."""
 
 import pytest
 

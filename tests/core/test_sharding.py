@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from devices import in_two_processes, on_devices
+from device_processes import in_two_processes, on_devices
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from ragen_jax.core.sharding import MESH_AXES, make_mesh, spec
@@ -24,7 +24,7 @@ from ragen_jax.storage.metrics_reader import read_metrics
     ],
 )
 def test_eight_devices_do_what_one_does(agent, mesh):
-    process = on_devices(8, ["tests/mesh_check.py", agent.directory, mesh])
+    process = on_devices(8, ["tests/core/mesh_equality_script.py", agent.directory, mesh])
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err[-3000:]
     found = json.loads(out.splitlines()[-1])
@@ -40,7 +40,7 @@ def test_eight_devices_do_what_one_does(agent, mesh):
 
 @pytest.mark.slow
 def test_two_devices_of_a_tensor_mesh_do_what_one_does(agent):
-    process = on_devices(2, ["tests/mesh_check.py", agent.directory, "1,1,2"])
+    process = on_devices(2, ["tests/core/mesh_equality_script.py", agent.directory, "1,1,2"])
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err[-3000:]
     found = json.loads(out.splitlines()[-1])

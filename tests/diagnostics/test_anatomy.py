@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from listed import OURS
+from env_names import OURS
 
 from ragen_jax.diagnostics.anatomy import (
     action_metrics,

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from one_call_updates import update_policy
 from random_rows import LOSS, T, V, random_batch
-from updates import update_policy
 
 from ragen_jax.algorithm import losses
 from ragen_jax.algorithm.advantage import deviations, sample_variance

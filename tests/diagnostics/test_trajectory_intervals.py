@@ -7,7 +7,7 @@ here the mean of four times as many other batches.
 import numpy as np
 import pytest
 from numpy.random import default_rng as fresh
-from rooms import actors, channel, styles, symbols
+from simulated_trajectories import actors, channel, styles, symbols
 
 from ragen_jax.diagnostics.flow import flow_metrics
 from ragen_jax.diagnostics.information import information_metrics, within_metrics

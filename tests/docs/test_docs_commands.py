@@ -8,7 +8,7 @@ import shlex
 import sys
 
 import pytest
-from command_line import DOCS, README, ROOT, Written, call, commands_of
+from cli_commands import DOCS, README, ROOT, Written, call, commands_of
 from simulated_runs import write_run
 
 from ragen_jax.lab import arms

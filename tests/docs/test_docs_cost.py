@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from command_line import ROOT
+from cli_commands import ROOT
 
 pytestmark = pytest.mark.fast
 PAGES = ("README.md", "docs/quick_start.md", "docs/results/index.md", "configs/sokoban.py")

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from command_line import ROOT
+from cli_commands import ROOT
 
 TUTORIALS = ROOT / "docs/tutorials"
 

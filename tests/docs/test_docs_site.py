@@ -6,7 +6,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from command_line import ROOT
+from cli_commands import ROOT
 
 import ragen_jax
 from ragen_jax.config.fields import FIELDS

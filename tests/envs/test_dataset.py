@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chat_families import TOOL_TEMPLATE, family
-from command_line import call
+from cli_commands import call
 from transformers import AutoTokenizer
 
 from ragen_jax.config.build import build_chat, build_environment, build_limits

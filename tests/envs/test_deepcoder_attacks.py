@@ -1,4 +1,4 @@
-"""The attacks of tests/attacks.py on every sandbox that holds on this machine."""
+"""The attacks of tests/sandbox_attacks.py on every sandbox that holds on this machine."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attacks import ENDS, FUNCTIONS, TRIES
+from sandbox_attacks import ENDS, FUNCTIONS, TRIES
 
 from ragen_jax.envs.deepcoder import grade
 from ragen_jax.envs.deepcoder.sandbox import SANDBOXES, SOURCE, find_sandbox

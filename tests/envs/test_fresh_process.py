@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from listed import OURS
+from env_names import OURS
 
 HERE = Path(__file__).parent
 # Each test file pins the problems of its environment; all are read in one process, which takes

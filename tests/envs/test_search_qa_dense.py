@@ -7,8 +7,8 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from devices import ROOT, on_devices
-from nearest_check import exact
+from device_processes import ROOT, on_devices
+from nearest_rows_script import exact
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa import dense
@@ -102,8 +102,8 @@ def test_bfloat16(saved):
 
 
 def on_mesh(path, *words, devices):
-    check = ROOT / "tests" / "nearest_check.py"
-    process = on_devices(devices, [check, path, *words])
+    script = ROOT / "tests" / "envs" / "nearest_rows_script.py"
+    process = on_devices(devices, [script, path, *words])
     out, err = process.communicate()
     assert process.returncode == 0, err
     return json.loads(out)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from listed import OURS
+from env_names import OURS
 
 from ragen_jax.config.build import build_chat, build_environment
 from ragen_jax.configs import base
@@ -71,10 +71,14 @@ def said(chat, text):
 PROMPTS = Path(__file__).parent / "reference" / "prompts.jsonl"
 FOREIGN = {
     "dataset": (
-        dict(path=str(PROMPTS), reward="prompting:score", step="prompting:go_on"),
+        dict(
+            path=str(PROMPTS),
+            reward="dataset_functions:score",
+            step="dataset_functions:next_message",
+        ),
         "ragen_jax",
     ),
-    "gymnasium": (dict(id="hunting/Hunt-v0", module="hunting"), "gymnasium"),
+    "gymnasium": (dict(id="guessing_game/GuessNumber-v0", module="guessing_game"), "gymnasium"),
     "reasoning_gym": (dict(task="chain_sum"), "reasoning_gym"),
     "textarena": (dict(id="GuessTheNumber-v0-raw"), "textarena"),
 }

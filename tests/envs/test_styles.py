@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from listed import OURS
+from env_names import OURS
 
 from ragen_jax.envs import ENVS
 from ragen_jax.envs.styles import TEMPLATE, UNGROUNDED

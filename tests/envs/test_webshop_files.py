@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax.envs import make_env
 from ragen_jax.envs.types import FileEnvironment

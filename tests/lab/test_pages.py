@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax.configs.experiments import EXPERIMENTS
 from ragen_jax.lab.claims import verdicts

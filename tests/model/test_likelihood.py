@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices import ROOT, on_devices
+from device_processes import ROOT, on_devices
 
 from ragen_jax.algorithm import losses
 from ragen_jax.model import likelihood
@@ -97,7 +97,7 @@ def test_exact_kl_and_its_gradient(policy, monkeypatch, chunk):
 @pytest.mark.slow
 def test_no_device_gathers_the_head():
     """Under tensor parallelism each reads its own part of the vocabulary (compiled HLO)."""
-    process = on_devices(4, [ROOT / "tests" / "update" / "head_check.py"])
+    process = on_devices(4, [ROOT / "tests" / "model" / "output_head_script.py"])
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     for name, found in json.loads(out).items():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
-from seeing import arrange, forward, load, seen_by, shown, torch_logps
+from vision_model import arrange, forward, load, seen_by, shown, torch_logps
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import config_json, families, hf, qwen

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices import on_devices
-from seeing import album_of, arrange, forward, load, picked, seen_by, shown, torch_logps
+from device_processes import on_devices
+from vision_model import album_of, arrange, forward, load, picked, seen_by, shown, torch_logps
 
 from ragen_jax.model import qwen
 from ragen_jax.model.attention import Segment, append
@@ -286,7 +286,7 @@ def test_turns_from_the_cache_match_the_full_forward(model, stored, later):
 @pytest.mark.long
 @pytest.mark.parametrize("mesh", ["1,2,2", pytest.param("4,1,1", marks=pytest.mark.slow)])
 def test_four_devices_see_what_one_sees(mesh):
-    command = [Path(__file__).with_name("seeing_check.py"), REFERENCE, mesh]
+    command = [Path(__file__).with_name("vision_on_mesh_script.py"), REFERENCE, mesh]
     process = on_devices(4, command)
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err[-3000:]

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
-from load_check import counted
+from load_weights_script import counted
 from safetensors.numpy import save_file
 
 from ragen_jax.envs.sokoban import Sokoban
@@ -26,7 +26,7 @@ from ragen_jax.model.tokenizer import build_tokenizer
 pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = [sys.executable, str(Path(__file__).with_name("load_check.py"))]
+SCRIPT = [sys.executable, str(Path(__file__).with_name("load_weights_script.py"))]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 # Divides over 8 devices, but for the key-value heads.
 CONFIG = qwen.ModelConfig(

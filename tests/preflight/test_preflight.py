@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
-from devices import ROOT
+from device_processes import ROOT
 
 from ragen_jax.configs import mixture, search_qa, sokoban
 from ragen_jax.envs import ENVS
@@ -582,7 +582,7 @@ def test_only_a_dense_index_is_kept_on_the_devices():
 def test_wiki_18_compiles_for_a_pod():
     pytest.importorskip("libtpu")
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "preflight" / "wiki_check.py"],
+        [sys.executable, ROOT / "tests" / "preflight" / "wiki_search_script.py"],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -667,7 +667,7 @@ def test_out_of_memory_is_a_result(monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
 def test_what_the_compiler_refuses_is_as_large_as_it_is():
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "preflight" / "refused_check.py"],
+        [sys.executable, ROOT / "tests" / "preflight" / "refused_program_script.py"],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},

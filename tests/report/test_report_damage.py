@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from command_line import call
+from cli_commands import call
 from PIL import Image
 from simulated_runs import episode, write_run
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from command_line import ROOT, call
+from cli_commands import ROOT, call
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.envs.search_qa import passages

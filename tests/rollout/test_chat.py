@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from chat_families import family
+from env_names import OURS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from listed import OURS
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from same_episodes import assert_same_episode
+from episode_equality import assert_same_episode
 
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.core.padding import length_bucket, row_bucket

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices import on_devices
-from same_episodes import assert_same_episode
+from device_processes import on_devices
+from episode_equality import assert_same_episode
 
 from ragen_jax.core.randomness import Purpose, stream_key
 from ragen_jax.envs import ENVS
@@ -422,7 +422,7 @@ def test_no_second_cache_and_no_scores_of_all_positions(optimised, layers):
 
 @pytest.mark.slow
 def test_on_1_2_4_and_8_devices():
-    process = on_devices(8, ["tests/slots_mesh_check.py"])
+    process = on_devices(8, ["tests/rollout/slots_on_mesh_script.py"])
     out, err = process.communicate(timeout=900)
     assert process.returncode == 0, err[-3000:]
     assert out.split() == ["1,1,1", "2,1,1", "2,2,1", "4,2,1", "2,1,2"]

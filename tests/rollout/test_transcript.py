@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from chat_families import FAMILIES, family
-from seeing_chats import pieces, seeing_chat
+from vision_chats import pieces, seeing_chat
 
 from ragen_jax.envs.sokoban import Sokoban
 from ragen_jax.envs.types import IMAGE

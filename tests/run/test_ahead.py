@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices import on_devices
+from device_processes import on_devices
 
 from ragen_jax import train
 from ragen_jax.config.auto_fields import fill_auto_fields
@@ -71,7 +71,7 @@ def config(agent):
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """An undisturbed run: its folder, the policy that played each step, the one behind each."""
+    """An uninterrupted run: its folder, the policy that played each step, the policy after each."""
 
     workdir: object
     played: dict
@@ -117,7 +117,7 @@ def test_a_step_learns_from_what_the_policy_before_the_last_updates_sampled(whol
     assert rows[0]["update/mismatch_kl"] < 1e-8 and rows[0]["rollout/logp_gap"] < 1e-4
     for row in rows[1:]:
         assert 1e-6 < row["update/mismatch_kl"] < 1 and row["rollout/logp_gap"] > 1e-3
-    # Of the last step nothing is played ahead; what it learns from was.
+    # Nothing is played ahead during the last step; its own episodes were.
     shares = [row["time/idle_share"] for row in rows]
     assert all(0 <= share < 1 for share in shares[:3]) and shares[3] == 1
     assert ["time/wait" in row for row in rows] == [True, True, True, False]
@@ -140,7 +140,7 @@ def test_weights_are_on_and_what_was_settled_is_written_down(whole):
 
 @pytest.mark.long
 def test_resuming_gives_the_numbers_of_an_undisturbed_run(config, whole, tmp_path):
-    """Ended in mid-run, and killed while a rollout was under way: what is left is the same."""
+    """Stopped in mid-run, and killed during a rollout: the remaining numbers are the same."""
     config.steps = 2
     assert train.train(config, tmp_path) == 0
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -157,7 +157,7 @@ class RolloutFailed(Exception):
 
 
 def test_what_a_rollout_ahead_raises_is_raised(config, whole, tmp_path, monkeypatch):
-    """By the step beside which it was played; that step is not saved, and the run goes on."""
+    """In the step that runs in parallel with it; that step is not saved, and the run can resume."""
     play, threads = ahead.play, {}
 
     def broken(run, policy, state, step):
@@ -201,7 +201,7 @@ def test_what_an_update_raises_comes_before_what_its_rollout_does(config, tmp_pa
     monkeypatch.setattr(train, "select", broken)
     with pytest.raises(FloatingPointError, match="of the update"):
         train.train(config, tmp_path)
-    assert ended == [2]  # nothing goes on behind the run's end
+    assert ended == [2]  # no thread outlives the run
 
 
 # ---- weights and parameters ---------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_a_state_is_as_ever_without():
     assert jnp.asarray(state.step) == 0
 
 
-# ---- what is refused, and devices ---------------------------------------------------------------
+# ---- refusals and devices -----------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

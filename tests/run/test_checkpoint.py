@@ -135,7 +135,7 @@ def test_damaged_ones_are_set_aside_up_to_a_good_one(opened, tmp_path):
     assert all("resuming after step 2" in line for line in told)
     assert sorted(path.name for path in (tmp_path / "damaged").iterdir()) == ["5-1", "7-1"]
     checkpoints = opened(keep=4)
-    assert checkpoints.steps() == [1, 2]  # what is older is not looked at
+    assert checkpoints.steps() == [1, 2]  # older checkpoints are not checked
     assert_same_bits(checkpoints.restore(2, state_of(0)), state_of(2))
     saved(checkpoints, 7)  # which can be made again, and be damaged again
     checkpoints.close()
@@ -295,7 +295,7 @@ def test_a_save_killed_half_way_is_not_seen_and_can_be_made_again(opened, tmp_pa
 
 
 def test_what_is_saved_is_the_state_at_the_call(opened):
-    # As in training: the writing goes on while the next update overwrites the donated state.
+    # As in training: the next update overwrites the donated state during the write.
     @functools.partial(jax.jit, donate_argnums=0)
     def update(state):
         return jax.tree.map(lambda x: x + jnp.asarray(1, x.dtype), state)

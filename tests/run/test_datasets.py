@@ -207,7 +207,7 @@ def test_a_damaged_dataset_is_told_of_and_generated_again(tmp_path, capsys):
         changed[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
         path.write_bytes(changed)
         found = damage(folder)
-        # A bit of the checksums' own file may be one that nobody reads: white space.
+        # A changed bit of the checksum file itself may be in white space, which changes nothing.
         assert found or json.loads(changed) == json.loads(content), path
         path.write_bytes(content)
     assert len(calls) == 1
@@ -364,7 +364,7 @@ def test_the_expert_plans_anew_from_where_a_slip_has_led(tmp_path):
     lakes, environment = slippery(tmp_path / "a")
     slipped = holes = 0
     for turns in lakes:
-        # Every place where the player can be before each turn, and what is intended there.
+        # Every possible place of the player before each turn, and the move intended there.
         places = {environment.parse(turns[0]["observation"])}
         for index, turn in enumerate(turns):
             assert turn["turn"] == index
@@ -494,7 +494,7 @@ def test_a_scripted_players_replies_are_what_the_rollout_reads():
         assert reply.valid and 1 <= len(reply.actions) <= 2
         state = environment.parse(shown["observation"])
         assert environment.step(state, reply.actions[0], None).info["moved"]
-    # A number is one token, whatever its digits.
+    # Any number is one token.
     assert tokenizer.tokenize("tile 64 00 merge 4 02 03 plan Left") == [
         *("tile", " 64", " 00", " merge", " 4", " 02", " 03", " plan", " Left"),
     ]
@@ -593,6 +593,6 @@ def test_pictures_are_drawn_again_and_not_kept(name, tmp_path):
     assert [x["reply"] for x in shown] == [x["reply"] for x in told]
     assert all(isinstance(x["observation"], Observation) for x in shown)
     assert not (tmp_path / "seen").exists() and (tmp_path / "read").exists()
-    # The cache's name tells pictures of other tiles apart.
+    # The cache's name depends on the tile size of the pictures.
     small = make_env(name, observation="image", tile=8, split="imitation")
     assert len({fingerprint(e, **play) for e in (seen, small, read)}) == 3

@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax.run.folder import FolderGone, open_folder
 from ragen_jax.run.log import MetricsLog

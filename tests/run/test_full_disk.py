@@ -13,7 +13,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_line import ROOT
+from cli_commands import ROOT
 
 from ragen_jax.run.checkpoint import Checkpoints
 from ragen_jax.storage.atomic_io import (
@@ -31,7 +31,7 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture
 def disk(tmp_path):
-    """disk(megabytes) -> a folder of its own file system of that size."""
+    """disk(megabytes) -> a folder on a separate file system of that size."""
     mounted = []
 
     def make(megabytes):
@@ -49,7 +49,7 @@ def disk(tmp_path):
 
 
 def fill(folder, left=0):
-    """Takes all of a disk but so many bytes; returns the file to be removed."""
+    """Fill a disk except for `left` bytes; return the file that fills it."""
     filler = folder / "filler"
     free = shutil.disk_usage(folder).free - left
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -166,7 +166,7 @@ def test_a_save_that_fails_in_the_background_is_told_and_nothing_is_left(disk, m
     checkpoints = Checkpoints(folder / "checkpoints", keep=3)
     checkpoints.save(1, state_of(1), wait=True)
     filler = fill(folder, left=MEGABYTE // 2)
-    with monkeypatch.context() as patch:  # as where a quota is not seen in what is free
+    with monkeypatch.context() as patch:  # as with a quota, which the free space does not show
         patch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1 << 40))
         checkpoints.save(2, state_of(2))
         deadline = time.monotonic() + 60

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fast
 
 
 def share_with_a_success(solved, samples, k):
-    """Among all ways to draw k of the samples: how often one of the solved ones is drawn."""
+    """Return the fraction of all draws of k samples that contain a solved sample."""
     draws = list(itertools.combinations([i < solved for i in range(samples)], k))
     return sum(any(draw) for draw in draws) / len(draws)
 

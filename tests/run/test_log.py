@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
-from seeing_chats import pieces, seeing_chat
+from vision_chats import pieces, seeing_chat
 
 from ragen_jax.core.memory import memory_metrics
 from ragen_jax.core.types import SUCCESS_UNDEFINED
@@ -312,7 +312,7 @@ def test_events_of_a_step_replace_those_of_an_earlier_pass(tmp_path):
         (5, "regimes", "warn"),
         (5, "empty", "stop"),
     ]
-    write_events(path, 4, [stop])  # continued from a checkpoint behind step 3
+    write_events(path, 4, [stop])  # resumed from a checkpoint after step 3
     assert [(e["step"], e["reason"]) for e in read_events(path)] == [
         (3, "MI fell"),
         (4, "nothing was kept"),
@@ -430,7 +430,7 @@ def test_a_line_fits_its_terminal(columns, shown, monkeypatch):
 
 
 def test_totals_go_on_behind_the_rows_there_are(path):
-    """Also those of a run from before there were any: what a row says of its step counts."""
+    """Totals of a run from before totals existed are taken from the figures of its rows."""
     old = {"rollout/replies": 40.0, "rollout/turns": 2.5, "rollout/response_length": 20.1}
     old |= {"time/step": 3.0, "time/eval": 0.5}
     rows = [{"step": 0, "time/eval": 2.0}, {"step": 1, **old}, {"step": 2, **old}]
@@ -454,7 +454,7 @@ def test_memory_in_use_is_of_this_process(monkeypatch):
     # Other objects of the process may come and go meanwhile.
     assert 0.3 < memory_metrics()["throughput/host_memory_gib"] - before < 0.7
     del held
-    # A CPU has no memory of its own; of several devices the fullest counts.
+    # A CPU has no separate memory; of several devices the fullest counts.
     assert set(memory_metrics()) == {"throughput/host_memory_gib"}
     gib = [dict(bytes_in_use=n << 30, peak_bytes_in_use=(n + 1) << 30) for n in (2, 5)]
     devices = [SimpleNamespace(memory_stats=lambda stats=stats: stats) for stats in gib]

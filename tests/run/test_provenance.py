@@ -1,4 +1,4 @@
-"""provenance.py: what a run was made with, and what a resume says where that has changed."""
+"""provenance.py: the versions and sources of a run, and the warning of a resume with others."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax import train
 from ragen_jax.configs import dataset
@@ -125,7 +125,7 @@ def stopped(one_step, agent, tmp_path, monkeypatch):
 
 
 def changed_to(folder, **values):
-    """Rewrites what a run says that it was last started with."""
+    """Change the recorded provenance of a run's last start."""
     path = folder / FILE
     records = json.loads(path.read_text())
     records[-1]["made_with"] |= values

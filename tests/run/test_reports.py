@@ -1,4 +1,4 @@
-"""Pages beside a run: training neither waits for them nor fails with them."""
+"""Report pages written during a run: training neither waits for them nor fails with them."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.fast
 
 @pytest.fixture
 def begun(monkeypatch):
-    """What was begun instead of a page: [(words, settings)]; `begun.script` is what it does."""
+    """Processes started instead of the page's: [(words, settings)]; they run `begun.script`."""
 
     class Begun(list):
         script = "import time; time.sleep(60)"

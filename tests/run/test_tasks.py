@@ -11,7 +11,7 @@ import types
 import numpy as np
 import optax
 import pytest
-from command_line import ROOT, call
+from cli_commands import ROOT, call
 from ml_collections import ConfigDict
 
 from ragen_jax import train
@@ -46,7 +46,7 @@ from ragen_jax.update.policy import init_state
 
 
 def parts(*groups):
-    """Stand-ins for tasks with so many groups."""
+    """Return stand-ins for tasks with these numbers of groups."""
     names = ["first", "second", "third"] if len(groups) > 1 else [""]
     return [types.SimpleNamespace(label=n, groups=g) for n, g in zip(names, groups, strict=False)]
 
@@ -98,7 +98,7 @@ def test_rows_of_each_task_are_what_was_put_under_its_label():
 
 
 def test_the_collapse_of_one_environment_of_three_is_seen():
-    """Through the loop's own watch, on rows as a run of three has them."""
+    """By the `watch` of the training loop, on rows of a run with three environments."""
     config = base.get_config()
     settings = dict(stopping=config.stopping.to_dict(), regimes=config.regimes.to_dict())
     run = types.SimpleNamespace(tasks=parts(1, 1, 1), **settings)
@@ -223,7 +223,7 @@ def no_eval_split(agent, monkeypatch):
     ("fields", "built"),
     [
         ({}, False),
-        ({"diagnose.gradients_every": 5}, False),  # of the step's own groups
+        ({"diagnose.gradients_every": 5}, False),  # on the step's groups
         ({"diagnose.gradients_every": 5, "diagnose.gradients_groups": 4}, True),
         ({"diagnose.probe_every": 5}, True),
         ({"eval.every": 5}, True),
@@ -249,7 +249,7 @@ def test_held_out_problems_are_built_only_where_something_plays_them(
     assert all(length > 0 for length in task.first_prompts)
     with pytest.raises(ValueError, match="eval.every above 0"):
         evaluate(None, None, (task,))
-    # The command that evaluates needs them whatever the schedule.
+    # The evaluation command needs them under any schedule.
     with pytest.raises(ValueError, match="no row of split 'eval'"):
         build_tasks(config, agent.tokenizer, (), heldout=True)
 
@@ -488,7 +488,7 @@ def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_ex
         )
 
     def run(name):
-        """(rows of the command, what it prints)"""
+        """Return (rows of the command, its output)."""
         done = command(name)
         assert done.returncode == 0, done.stderr
         rows = [

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import call
+from cli_commands import call
 from test_score_values import rows_of
 
 from ragen_jax.model import hf

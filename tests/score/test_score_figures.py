@@ -2,10 +2,10 @@
 
 import json
 
-import dumps
 import numpy as np
 import pytest
-from command_line import call
+import trainer_formats
+from cli_commands import call
 
 from ragen_jax.configs import base
 from ragen_jax.core.types import Episode, Turn
@@ -92,14 +92,14 @@ def written(agent, model, chat, tmp_path_factory):
             folder / "step_000001.jsonl", episodes, chat, lambda turn: turn.reward, set()
         )
         expected = figures(agent, episodes, 1 if turns == 1 else 10)
-        found[turns] = expected, dumps.read(folder / "step_000001.jsonl"), folder
+        found[turns] = expected, trainer_formats.read(folder / "step_000001.jsonl"), folder
     return found
 
 
 SAMPLED = ("--first_turn_samples=12", "--trajectory_samples=10", "--seed=3")
 USUAL = ((1, "verl"), (2, "ours"), (2, "verifiers"))
-CASES = [(1, name) for name in ("ours", *dumps.SINGLE, *dumps.SEVERAL)]
-CASES += [(2, name) for name in ("ours", *dumps.SEVERAL)]
+CASES = [(1, name) for name in ("ours", *trainer_formats.SINGLE, *trainer_formats.SEVERAL)]
+CASES += [(2, name) for name in ("ours", *trainer_formats.SEVERAL)]
 CASES = [case if case in USUAL else pytest.param(*case, marks=pytest.mark.long) for case in CASES]
 
 
@@ -108,8 +108,10 @@ def test_a_dump_has_the_figures_of_the_run(written, model, agent, turns, name):
     expected, records, folder = written[turns]
     path = folder / "step_000001.jsonl"
     if name != "ours":
-        writer = (dumps.SINGLE | dumps.SEVERAL)[name]
-        path = dumps.write(folder / f"{name}_step_1.jsonl", writer(records, agent.tokenizer))
+        writer = (trainer_formats.SINGLE | trainer_formats.SEVERAL)[name]
+        path = trainer_formats.write(
+            folder / f"{name}_step_1.jsonl", writer(records, agent.tokenizer)
+        )
     found, _, errors = score(model, path, *SAMPLED)
     (step,) = found["steps"]
     assert step["step"] == 1 and step["groups"] == GROUPS and not errors
@@ -126,7 +128,7 @@ def test_parquet(written, model, agent, tmp_path):
 
     expected, records, _ = written[1]
     path = tmp_path / "completions_00001.parquet"
-    rows = list(dumps.trl(records, agent.tokenizer))
+    rows = list(trainer_formats.trl(records, agent.tokenizer))
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     found, _, _ = score(model, path, *SAMPLED)
     key = "collapse/first_turn/mi"
@@ -141,10 +143,13 @@ def page_of(path):
 
 def test_a_page_shows_the_figures_scores_and_rows(written, model, agent, tmp_path):
     _, records, _ = written[1]
-    rows = list(dumps.verl(records, agent.tokenizer))
+    rows = list(trainer_formats.verl(records, agent.tokenizer))
     for row in rows[:3]:
         row["output"] = row["output"].replace("</think>", "<b>&</think>", 1)
-    paths = [dumps.write(tmp_path / f"{n}.jsonl", [r | {"step": n} for r in rows]) for n in (0, 20)]
+    paths = [
+        trainer_formats.write(tmp_path / f"{n}.jsonl", [r | {"step": n} for r in rows])
+        for n in (0, 20)
+    ]
     more = [f"--rollouts={path}" for path in paths[1:]]
     found, printed, _ = score(model, paths[0], *SAMPLED, *more)
     data, html = page_of(paths[0])
@@ -177,7 +182,7 @@ def test_a_page_shows_the_figures_scores_and_rows(written, model, agent, tmp_pat
 
 def test_broken_rows_are_named_and_the_rest_is_scored(written, model, agent, tmp_path):
     _, records, _ = written[1]
-    lines = [json.dumps(row) for row in dumps.verl(records, agent.tokenizer)]
+    lines = [json.dumps(row) for row in trainer_formats.verl(records, agent.tokenizer)]
     path = tmp_path / "1.jsonl"
     broken = ['{"input": "torn', "[1]", '{"text": "x"}', '{"input": 3, "output": "x"}']
     broken += [lines[0].replace('"score": ', '"score": "high", "was": '), *["x"] * 3]
@@ -198,8 +203,8 @@ def test_broken_rows_are_named_and_the_rest_is_scored(written, model, agent, tmp
 def test_groups_of_different_sizes(written, model, agent, tmp_path):
     """A row less leaves its group a member less."""
     _, records, _ = written[1]
-    rows = list(dumps.verl(records, agent.tokenizer))[1:]
-    found, _, _ = score(model, dumps.write(tmp_path / "1.jsonl", rows), *SAMPLED)
+    rows = list(trainer_formats.verl(records, agent.tokenizer))[1:]
+    found, _, _ = score(model, trainer_formats.write(tmp_path / "1.jsonl", rows), *SAMPLED)
     (step,) = found["steps"]
     assert step["episodes"] == GROUPS * MEMBERS - 1 and step["groups"] == GROUPS
     counts = [step[f"anatomy/{name}_count"] for name in ("mixed", "solved", "failed", "tied")]
@@ -211,7 +216,7 @@ def test_groups_of_different_sizes(written, model, agent, tmp_path):
     assert step["anatomy/mixed"] == mixed / GROUPS
     for row in rows:
         del row["acc"]
-    found, _, _ = score(model, dumps.write(tmp_path / "1.jsonl", rows), *SAMPLED)
+    found, _, _ = score(model, trainer_formats.write(tmp_path / "1.jsonl", rows), *SAMPLED)
     names = [name for name in found["steps"][0] if name.startswith("anatomy/")]
     assert names == ["anatomy/mixed", "anatomy/mixed_count"]  # the others need to know success
 
@@ -231,11 +236,11 @@ def test_a_timeline(written, model, agent, tmp_path):
     """Reasonings that name their room, then the same one in all rooms."""
     _, records, _ = written[1]
     for step in range(1, 25):
-        rows = list(dumps.verl(records, agent.tokenizer, step))
+        rows = list(trainer_formats.verl(records, agent.tokenizer, step))
         if step > 12:
             for row in rows:
                 row["output"] = "player 11 plan Left</think><answer>Left</answer>"
-        dumps.write(tmp_path / f"{step}.jsonl", rows)
+        trainer_formats.write(tmp_path / f"{step}.jsonl", rows)
     out = tmp_path / "score.json"
     words = f"--model={model}", f"--rollouts={tmp_path}", f"--out={out}"
     code, printed, _ = call("ragen_jax.score", *words, *SAMPLED)

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax.score.encode import Encoder
 from ragen_jax.score.episodes import encode_rows, make_steps

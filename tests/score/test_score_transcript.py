@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax.score.encode import Encoder
 from ragen_jax.score.episodes import encode_rows

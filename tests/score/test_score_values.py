@@ -10,7 +10,7 @@ import json
 
 import numpy as np
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax.score.files import read_files
 from ragen_jax.score.formats import read_row

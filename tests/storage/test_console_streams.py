@@ -9,7 +9,7 @@ import sys
 import termios
 
 import pytest
-from command_line import ROOT
+from cli_commands import ROOT
 from hostile_texts import HOSTILE, raw_characters
 
 from ragen_jax.storage.console_streams import show, show_line

@@ -8,7 +8,7 @@ import time
 import types
 
 import pytest
-from command_line import ROOT, call
+from cli_commands import ROOT, call
 
 from ragen_jax.core import progress
 from ragen_jax.storage import heartbeat

@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import pyarrow as pa
 import pytest
-from command_line import call
+from cli_commands import call
 from pyarrow import parquet
 from simulated_runs import write_run
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import ROOT, call
+from cli_commands import ROOT, call
 
 from ragen_jax.config.check import check
 from ragen_jax.configs import sokoban

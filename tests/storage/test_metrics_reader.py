@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax import train
 from ragen_jax.storage.metrics_reader import SET_ASIDE, lost_steps, read_metrics, repair

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import call
+from cli_commands import call
 
 from ragen_jax.run.workdir import LOCK, lock_workdir
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command_line import call
-from event_files import hyperparameters, read_events, scalars
+from cli_commands import call
+from tensorboard_reader import hyperparameters, read_events, scalars
 
 from ragen_jax import train
 from ragen_jax.configs import base

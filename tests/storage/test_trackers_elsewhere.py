@@ -45,7 +45,7 @@ def followed(tmp_path_factory):
         "HOME": str(folder),
         "PYTHONPATH": str(ROOT),
     }
-    check = [sys.executable, Path(__file__).with_name("follow_check.py"), folder]
+    check = [sys.executable, Path(__file__).with_name("write_metrics_script.py"), folder]
     for first, last, end, code in ((0, 5, "killed", -9), (3, 8, "0", 0)):
         words = [*map(str, check), str(first), str(last), ",".join(NAMES), end]
         done = subprocess.run(words, env=environ, cwd=ROOT, capture_output=True, timeout=300)

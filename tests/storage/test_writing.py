@@ -18,9 +18,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from file_write_sites import OURS, ROOT, places
 from flax.traverse_util import unflatten_dict
 from safetensors import SafetensorError
-from writing_places import OURS, ROOT, places
 
 from ragen_jax.config import trust
 from ragen_jax.model import hf, weights
@@ -85,12 +85,12 @@ def eight(path): path.open(mode="r+b")
 
 
 def test_a_new_place_is_found(tmp_path, monkeypatch):
-    import writing_places
+    import file_write_sites
 
     (tmp_path / "ragen_jax").mkdir()
     (tmp_path / "ragen_jax" / "new.py").write_text(NEW)
-    monkeypatch.setattr(writing_places, "ROOT", tmp_path)
-    found = {function: calls for (_, function), calls in writing_places.places().items()}
+    monkeypatch.setattr(file_write_sites, "ROOT", tmp_path)
+    found = {function: calls for (_, function), calls in file_write_sites.places().items()}
     assert found == {
         **{"one": ["write_text"], "two": ["mkdir"], "three": ["open"], "Four.five": ["replace"]},
         **{"six": ["atomic_write"], "eight": ["open"]},

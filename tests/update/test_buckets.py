@@ -2,16 +2,15 @@
 
 import dataclasses
 import json
-import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from devices import ROOT, on_devices
+from device_processes import ROOT, on_devices
+from one_call_updates import update_critic, update_policy
 from random_rows import LOSS, V
-from updates import update_critic, update_policy
 
 from ragen_jax.algorithm.losses import AGGREGATIONS
 from ragen_jax.core.padding import length_bucket
@@ -21,7 +20,6 @@ from ragen_jax.model import lora
 from ragen_jax.model.layout import shard_params
 from ragen_jax.model.qwen import ModelConfig, Qwen, init_params
 from ragen_jax.update import buckets, critic
-from ragen_jax.update.passes import over_rows, statistics
 from ragen_jax.update.policy import ForwardContext, init_state
 
 T, ROWS = 24, 12
@@ -33,15 +31,15 @@ KEEPING = optax.GradientTransformation(
 
 
 def episodes_of_a_step(rng, level, ends=0.0):
-    """Tokens of 128 rows of up to five turns, whose replies' mean is 0.43 of the longest at level
-    1; an episode ends behind each of the first four with chance `ends`."""
+    """Return the tokens of 128 rows of up to five turns. At level 1 the mean reply has 0.43 of the
+    tokens of the longest; an episode ends after each of the first four turns with chance `ends`."""
     replies = np.minimum(rng.geometric(1 / (120 * level), (128, 5)), 400)
-    played = np.cumprod(rng.random((128, 4)) >= ends, axis=1)  # whether the turns behind are
+    played = np.cumprod(rng.random((128, 4)) >= ends, axis=1)  # whether turns 2 to 5 are played
     return 300 + replies[:, 0] + (played * (60 + replies[:, 1:])).sum(1)
 
 
 def whole(minibatches, length_B, T, *, micro_batch):
-    """In place of `buckets.cut`: every row at the batch's length, as it was dealt."""
+    """Replace `buckets.split_by_length`: every row has the batch's length, in the given order."""
     return [[buckets.Piece(rows, T)] for rows in minibatches]
 
 
@@ -127,7 +125,7 @@ def relative(found, expected):
 
 
 def gradients_apart(policy, mesh, monkeypatch, who, loss=LOSS):
-    """How far the gradient is from that of rows that are not cut by length."""
+    """Return the largest difference from the gradient of rows that are not split by length."""
     found, metrics = gradient(policy, mesh, who, loss)
     with monkeypatch.context() as patch:
         patch.setattr(buckets, "split_by_length", whole)
@@ -161,34 +159,11 @@ def test_nor_does_it_with_other_aggregations(policy, monkeypatch, who, aggregati
 
 @pytest.mark.slow
 def test_nor_on_several_devices():
-    here = ROOT / "tests" / "update"
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", here)))
-    process = on_devices(4, [here / "cut_check.py"], PYTHONPATH=paths)
+    process = on_devices(4, [ROOT / "tests" / "update" / "bucket_gradients_script.py"])
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     found = json.loads(out)
     assert len(found) == 6 and max(found.values()) < 1e-6, found
-
-
-@pytest.mark.long
-def test_passes_find_what_they_found_whichever_rows_they_read(policy):
-    model, params = policy
-    batch, _ = make_rows()
-    settings = dict(mesh=one_device(), micro_batch=4, size=12)
-
-    def read(rows):
-        return over_rows(
-            statistics, model, params, batch, np.array(rows, int), np.float32(1), **settings
-        )
-
-    logp, entropy = read(range(ROWS))
-    plain = np.asarray(statistics(model, params, batch.tokens_BT, 1.0)[0])
-    np.testing.assert_allclose(logp * batch.mask_BT, plain * batch.mask_BT, atol=2e-6)
-    some = [7, 2, 9, 4, 11]
-    for x, y in zip((logp, entropy), read(some), strict=True):
-        np.testing.assert_array_equal(x[some], y[some])  # to the last digit
-        assert not np.delete(y, some, 0).any()
-    assert not any(x.any() for x in read([]))
 
 
 def test_lengths_are_few_enough_and_hold_every_row():
@@ -240,7 +215,7 @@ def test_rows_end_with_their_last_sampled_token():
     [(0.0, (0.5, 0.6), 0.865, 8), (0.1, (0.45, 0.55), 0.84, 12), (0.3, (0.35, 0.45), 0.825, 12)],
 )
 def test_the_papers_lengths_need_few_programs_and_little_padding(ends, padded, least, most):
-    """200 steps whose replies grow and shrink: lengths met, and the share that is real."""
+    """200 steps whose replies grow and shrink: the lengths used, and the token efficiency."""
     rng = np.random.default_rng(0)
     met, shares, before = set(), [], []
     for step in range(200):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from updates import update_critic
+from one_call_updates import update_critic
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.core.types import Batch

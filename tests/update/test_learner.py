@@ -54,8 +54,8 @@ def config():
 
 @pytest.fixture(scope="module")
 def episodes(make_turn, make_episode):
-    """context -> G groups of one or two turns, of which the last group earned the same whatever it
-    did."""
+    """make(context) -> G groups of one or two turns; all members of the last group have the same
+    return."""
 
     def play(context, rng, group, turns):
         played = []
@@ -107,7 +107,7 @@ def advantages(config, policy, episodes, keep_GK=None):
         selection, _ = select(learner, state, batch, outcomes)
         if keep_GK is not None:
             selection = dataclasses.replace(selection, keep_GK=keep_GK)
-        # Before any factor of the loss, which would make small what is compared.
+        # Without a factor on the loss, which would make the compared numbers small.
         plain = dataclasses.replace(learner.filter, loss_scale="none")
         learner = dataclasses.replace(learner, filter=plain, mismatch=None)
         credit = assign_credit(learner, state, batch, selection, outcomes)
@@ -249,7 +249,7 @@ def test_adapters_at_their_start_are_the_reference(config, policy, episodes):
     want, *_ = advantages(config, policy, episodes)
     assert keep_GK.sum() == 2 * G
     np.testing.assert_allclose(found, want, atol=1e-6)
-    # The last group earned the same: nothing of it is credited, however little a KL rounds.
+    # The last group's returns are equal: it gets no credit, not even from a KL's rounding.
     assert not found[batch.group_B == G - 1].any()
 
 
@@ -390,7 +390,7 @@ def test_what_is_told_of_the_filter():
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_what_does_not_train_is_held_in_the_type_it_is_read_in(config, policy, rank):
-    """The KL reference and LoRA's base: log-probs are those of float32 parameters, cast at use."""
+    """The KL reference and LoRA's base give the log-probs of float32 parameters cast at use."""
     config.model.dtype, config.model.lora.rank = "bfloat16", rank
     config.algorithm.kl_coef = 0.1
     model = Qwen(dataclasses.replace(policy[0].config, dtype="bfloat16"))

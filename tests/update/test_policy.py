@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict
+from one_call_updates import update_policy
 from random_rows import LOSS, T, V, random_batch
-from updates import update_policy
 
 from ragen_jax.algorithm.losses import Weights
 from ragen_jax.core.sharding import make_mesh
@@ -36,7 +36,7 @@ def mesh():
 
 
 def make_rows(policy, rows, seed=0):
-    """A batch of random rows, its log-probs a little off the policy's own."""
+    """Return a batch of random rows whose log-probs differ a little from the policy's."""
     rng = np.random.default_rng(seed)
     batch = random_batch(
         policy, rng, episode_B=np.arange(rows), group_B=np.zeros(rows), weight_B=np.ones(rows)
@@ -226,29 +226,6 @@ def test_a_non_finite_update_is_skipped_and_counted(policy, mesh):
     assert metrics["update/skipped"] == 1
 
 
-@pytest.mark.parametrize("broken", ["a moment", "the weight decay", "eps", "the rate"])
-def test_a_step_that_is_not_finite_is_left_out(broken):
-    params = {"kernel": jnp.ones((3, 4)), "scale": jnp.ones(2)}
-    settings = {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0}
-    if broken == "the weight decay":
-        settings["weight_decay"] = float("nan")
-    if broken == "eps":
-        settings["eps"] = float("nan")
-    optimizer = optimize.make_optimizer(**settings)
-    opt_state = optimizer.init(params)
-    if broken == "a moment":
-        opt_state = jax.tree.map(lambda x: x * jnp.nan if x.ndim == 2 else x, opt_state)
-    before = jax.device_get((params, opt_state))
-    rate = jnp.float32(np.nan if broken == "the rate" else 1.0)
-    grads = jax.tree.map(lambda x: 0.1 * x, params)
-    *after, metrics = optimize.apply_gradient(
-        optimizer, rate, params, opt_state, jnp.float32(0.5), grads
-    )
-    assert float(metrics["skipped"]) == 1
-    for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(tuple(after)), strict=True):
-        np.testing.assert_array_equal(x, y)
-
-
 def test_every_kept_row_is_used_once(policy, mesh, monkeypatch):
     batch, advantage = make_rows(policy, 11)
     seen = []
@@ -295,24 +272,6 @@ def test_logp_gap_is_the_largest_difference_on_sampled_tokens(policy, mesh):
     assert metrics["update/logp_gap"] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "after"),
-    [
-        ("constant", [1.0, 1.0, 1.0, 1.0]),
-        ("linear", [1.0, 0.75, 0.5, 0.25]),
-        ("cosine", [1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]),
-    ],
-)
-def test_learning_rate_schedule(schedule, after):
-    rates = optimize.learning_rates(
-        learning_rate=1.0, schedule=schedule, warmup_updates=4, total_updates=8
-    )
-    found = [float(rates(update)) for update in range(8)]
-    np.testing.assert_allclose(found, [0.25, 0.5, 0.75, 1.0, *after], rtol=1e-5, atol=1e-7)
-    if schedule != "constant":
-        assert float(rates(8)) == pytest.approx(0.0, abs=1e-7)
-
-
 def test_each_minibatch_steps_at_its_own_rate(policy, mesh):
     """A step of Adam is the rate in every coordinate whose gradient is not tiny."""
     batch, advantage = make_rows(policy, 8)
@@ -333,7 +292,7 @@ def test_each_minibatch_steps_at_its_own_rate(policy, mesh):
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_vocabulary():
-    """Beyond one chunk, only what has the parameters' own shape grows: never [B, T, V]."""
+    """Beyond one chunk, only arrays of the parameters' shapes grow: never [B, T, V]."""
     rows, length, width = 4, 129, 8
 
     def temporary_bytes(vocab_size):

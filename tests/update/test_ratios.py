@@ -1,4 +1,4 @@
-"""Ratios of policy and old policy are 1 before the first update, whatever rounds."""
+"""Ratios of policy and old policy are 1 before the first update, under any rounding."""
 
 import dataclasses
 
@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from one_call_updates import update_policy
 from random_rows import LOSS, V, random_batch
-from updates import update_policy
 
 from ragen_jax import train
 from ragen_jax.algorithm.objectives import OBJECTIVES

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from devices import on_devices
+from device_processes import on_devices
 
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.config.build import build_chat, tiny_images, tiny_shape, tiny_tokenizer
@@ -268,7 +268,7 @@ def test_slots_play_the_same_episodes(context):
 def test_eight_devices_play_the_same_episodes(tmp_path):
     found = []
     for count in (1, 8):
-        command = [Path(__file__).with_name("image_table_check.py"), count]
+        command = [Path(__file__).with_name("image_table_script.py"), count]
         process = on_devices(count, command)
         out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err[-3000:]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from seeing import read_tower
+from vision_model import read_tower
 
 from ragen_jax.model.vision import images
 from ragen_jax.model.vision import tower as vision

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from load_check import counted
+from load_weights_script import counted
 from safetensors.numpy import load_file
-from seeing import read_tower
+from vision_model import read_tower
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import weights

@@ -1,4 +1,4 @@
-"""Whether two rollouts played the same episodes, except where rounding decided a draw."""
+"""Equality of the episodes of two rollouts, up to draws that rounding decided."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,7 @@ from ragen_jax.rollout import sample
 
 
 def near_tie(model, params, key, episode, turn, index):
-    """Whether the two best perturbed logits of a token are within 1e-4."""
+    """Return whether the two largest perturbed logits of a token are within 1e-4."""
     one = episode.turns[turn]
     ids = np.concatenate([one.prompt, one.sampled[:index]])
     hidden, _ = model.apply({"params": params}, jnp.asarray(ids[None]))
@@ -19,7 +19,7 @@ def near_tie(model, params, key, episode, turn, index):
 
 
 def assert_same_episode(model, params, key, a, b):
-    """Equal in everything; a differing token must have been decided by rounding."""
+    """Assert that two episodes are equal up to a first token that rounding decided."""
     assert (a.seed, a.member) == (b.seed, b.member)
     for index, (s, t) in enumerate(zip(a.turns, b.turns, strict=False)):
         n = min(len(s.sampled), len(t.sampled))

@@ -1,10 +1,10 @@
 """Changes one line of a file at a time and asks its tests whether they notice.
 
-    python tests/mutations.py [MODULE ...] [--count=24] [--seed=0] [--out=mutations.jsonl]
+    python tests/mutation_testing.py [MODULE ...] [--count=24] [--seed=0] [--out=mutations.jsonl]
                               [--jobs=1] [--list]
 
 For each module of MODULES a sample of its possible mutations is applied, one after the other, to a
-copy of the tree; the tests named beside it run until the first failure. A mutation that no test
+copy of the tree; the module's tests in MODULES run until the first failure. A mutation that no test
 sees is a survivor: read it, and add a test or say why it changes nothing. Before a module's first
 mutation its tests must pass without one. Finished mutations are not run again with the same --out.
 All runs share the programs that they compile and the tests' agent, which no mutation trains.
@@ -26,27 +26,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LIMIT = 4  # times what the tests take without a mutation; one that takes longer hangs, and is seen
-HANGS_S = 240  # a single test that takes so many seconds hangs, and is seen
+LIMIT = 4  # times the seconds of the tests without a mutation; a longer run counts as seen
+HANGS_S = 240  # seconds after which a single test counts as hanging, and the mutation as seen
 UNCHANGED = "nothing"
 
 # module -> its tests, those first that notice most in the least time
 MODULES = {
     "update/learner": "fields_learn learner tasks train",
     "train": "train tasks fields_watch fields_run",
-    "algorithms": "algorithms fields_learn learner",
+    "algorithm/algorithms": "algorithms fields_learn learner",
     "rollout/collect": "collect randomness fields_run train",
     "rollout/pool": "pool randomness fields_run train",
     "run/tasks": "tasks randomness train",
-    "diagnose": "fields_run train tasks",
+    "run/diagnose": "fields_run train tasks",
     "diagnostics/scopes": "scopes flow",
-    "update/optimize": "policy critic fields_learn",
+    "update/optimize": "optimize policy critic fields_learn",
+    "update/passes": "passes buckets",
     "update/policy": "policy gradients fields_learn",
     "update/critic": "critic fields_learn train",
     "rollout/play": "play randomness",
     "diagnostics/regimes": "regimes fields_watch",
-    "run/build": "config fields_start fields_learn learner tasks",
-    "run/sizes": "config fields_learn learner tasks",
+    "config/build": "build config fields_start fields_learn learner tasks",
+    "config/per_task": "config fields_learn learner tasks",
     "run/workdir": "config train commands",
 }
 
@@ -93,7 +94,7 @@ NAMES = {
 
 
 def mutations(source):
-    """(line, what is changed, new source) of every mutation of a file, in order."""
+    """Yield (line, description, new source) of every mutation of a file, in order."""
     tree = ast.parse(source)
     nodes = list(ast.walk(tree))
     types = {id(node) for annotation in _annotations(nodes) for node in ast.walk(annotation)}
@@ -115,7 +116,7 @@ def mutations(source):
 
 
 def _annotations(nodes):
-    """The types that are written beside arguments, fields and functions."""
+    """Yield the type annotations of arguments, fields and functions."""
     for node in nodes:
         for name in ("annotation", "returns"):
             if getattr(node, name, None) is not None:
@@ -213,12 +214,12 @@ def _swap_keywords(node):
 
 
 def path(module):
-    """Of an entry of MODULES, within the tree."""
+    """Return the path of a module of MODULES, relative to the tree."""
     return f"ragen_jax/{module}.py"
 
 
 def sample(module, count, seed):
-    """`count` of a module's mutations, the same ones every time."""
+    """Return `count` of a module's mutations; the same arguments give the same sample."""
     source = (ROOT / path(module)).read_text()
     found = list(mutations(source))
     random.Random(f"{module} {seed}").shuffle(found)
@@ -226,7 +227,7 @@ def sample(module, count, seed):
 
 
 def try_one(mutation, cache, limit_s):
-    """Runs a module's tests on a copy of the tree with the mutation -> what is written of it."""
+    """Run a module's tests on a copy of the tree with the mutation; return its line for --out."""
     module, line, what, new = mutation
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"

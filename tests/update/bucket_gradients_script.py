@@ -1,6 +1,6 @@
-"""On four devices: how far gradients are from those of rows that are not cut by length.
+"""Compare gradients on four devices with gradients of rows that are not split by length.
 
-Run by tests/update/test_buckets.py in a process of its own, because the number of devices is fixed
+Run by tests/update/test_buckets.py in a separate process, because the number of devices is fixed
 when JAX starts. Prints one JSON object.
 """
 

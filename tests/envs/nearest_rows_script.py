@@ -1,7 +1,7 @@
 """Finds the nearest rows on a mesh of all devices, and compares with NumPy's exact search.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
-        python tests/nearest_check.py FILE.npy DTYPE QUERIES K DATA,FSDP,TENSOR
+        python tests/envs/nearest_rows_script.py FILE.npy DTYPE QUERIES K DATA,FSDP,TENSOR
 
 Run by tests/envs/test_search_qa_dense.py in a process of its own, because the number of devices is
 fixed when JAX starts. Prints one JSON object: devices, the share of queries whose K rows are

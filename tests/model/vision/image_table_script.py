@@ -1,7 +1,7 @@
 """Plays episodes with pictures on so many devices, and reads them as training does.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
-        python tests/model/vision/image_table_check.py 8
+        python tests/model/vision/image_table_script.py 8
 
 Run by test_image_table.py in a process of its own, because the number of devices is fixed when JAX
 starts. Prints one JSON object.
@@ -9,9 +9,6 @@ starts. Prints one JSON object.
 
 import json
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 import numpy as np

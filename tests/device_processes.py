@@ -1,4 +1,4 @@
-"""Commands that see several devices: their number is fixed when JAX starts."""
+"""Commands in processes that see several devices, whose number is fixed when JAX starts."""
 
 import os
 import subprocess
@@ -6,17 +6,20 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+HELPERS = (ROOT / "tests", ROOT / "tests" / "model")  # as in pyproject.toml
 
 
 def on_devices(count, command, **environ):
-    """Runs a command with so many virtual devices; NPROC, because XLA's collectives wait for each
-    other in threads, of which it starts one a core."""
+    """Start a command that sees `count` virtual devices and can import the helpers of tests.
+
+    NPROC, because XLA's collectives wait for each other in threads, and it starts one a core.
+    """
     flags = f"--xla_force_host_platform_device_count={count} {os.environ.get('XLA_FLAGS', '')}"
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "NPROC": "32"}
     return subprocess.Popen(
         [sys.executable, *map(str, command)],
         cwd=ROOT,
-        env=env | {"PYTHONPATH": str(ROOT)} | environ,
+        env=env | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *HELPERS)))} | environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -24,10 +27,10 @@ def on_devices(count, command, **environ):
 
 
 def in_two_processes(words, *, devices, logs, timeout, **environ):
-    """Runs train in two processes of so many virtual devices each; returns when it has ended well.
+    """Run train in two processes of `devices` virtual devices each, until both have exited with 0.
 
     Args:
-      words: those behind the module's name. logs: folder for what the second process prints.
+      words: train's arguments. logs: folder for the output of the second process.
     """
     done = subprocess.run(
         ["launch/local_multiprocess.sh", *words],

@@ -1,7 +1,7 @@
-"""The places of the source that write files, found by reading it.
+"""The places in the source that write files, found by parsing it.
 
-A place is a function in which a call stands that makes, changes, moves or removes files, or opens
-more of them: (file, function) -> the names of these calls.
+A place is a function with a call that makes, changes, moves, removes or opens files:
+(file, function) -> the names of these calls.
 """
 
 import ast
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("ragen_jax", "envs", "configs")
-# Names that say it all, whatever they are called on.
+# Names that always write, on any object.
 WRITING = {
     *("write_text", "write_bytes", "mkdir", "makedirs", "touch", "rename", "renames"),
     *("symlink_to", "hardlink_to", "symlink", "link", "unlink", "rmdir", "removedirs"),
@@ -53,7 +53,7 @@ def places():
 def _calls(tree, file):
     """(function, name) of every call of a module that writes, and of every function that is handed
     on to be called (functools.partial(path.mkdir, ...), with_retries(path.touch, ...))."""
-    known = {  # bare names: what is imported from where, or defined here
+    known = {  # bare names: the module that they are imported from, or this one
         alias.asname or alias.name: node.module
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)

@@ -1,7 +1,7 @@
-"""A tokenizer and a chat of a model that sees, for tests of what is kept of its turns.
+"""A tokenizer and a chat of a vision-language model, for tests of the records of its turns.
 
-Its template shows images as Qwen2.5-VL's does. What is checked with it is written by hand: prompts
-are put together piece by piece here, and a prompt shows all turns of its episode.
+The template shows images as Qwen2.5-VL's does. Tests build their prompts by hand, piece by piece,
+and a prompt shows all turns of its episode.
 """
 
 import dataclasses
@@ -38,14 +38,14 @@ def seeing_tokenizer():
 
 
 class ShowsAll(Chat):
-    """A chat whose prompts show all turns, whoever has put them together."""
+    """A chat whose prompts always show all turns, also those built by hand."""
 
     def first_shown(self, *_):
         return 0
 
 
 def seeing_chat(game):
-    """A chat with terse prompts of a model that sees."""
+    """Return a chat with terse prompts for a vision-language model."""
     tokenizer = seeing_tokenizer()
     settings = dict(context="full", prompt="terse", actions_per_turn=1, max_actions=5)
     pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")

@@ -1,10 +1,14 @@
-"""Loads a model directory under conditions that need a process of its own (see test_weights.py).
+"""Load a model directory under conditions that need a separate process (see test_weights.py).
 
-    python tests/model/load_check.py mesh MODEL_DIR data,fsdp,tensor [...]  8 virtual devices
-    python tests/model/load_check.py process INDEX PORT MODEL_DIR OUT_DIR   one of two, of 4 devices
-    python tests/model/load_check.py memory MODEL_DIR [data,fsdp,tensor]    to watch its memory
+    python tests/model/load_weights_script.py COMMAND
 
-Prints one JSON object a mesh. `memory` prints a line, waits for one, loads, and prints another.
+COMMAND:
+    mesh MODEL_DIR DATA,FSDP,TENSOR [...]  on 8 virtual devices
+    process INDEX PORT MODEL_DIR OUT_DIR   in one of two processes of 4 virtual devices each
+    memory MODEL_DIR [DATA,FSDP,TENSOR]    for a test that measures memory
+
+Prints one JSON object per mesh. `memory` prints a line, waits for a line on stdin, loads, and
+prints another.
 """
 
 import functools

@@ -1,10 +1,11 @@
-"""What each of eight virtual devices holds of a run with each of some configs.
+"""Print the fractions of rows and parameters on each of eight virtual devices, for some configs.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/configs/fields_mesh.py FIELDS
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+        python tests/configs/fields_on_mesh_script.py FIELDS
 
-FIELDS is JSON: a list of {field: value}. Prints a JSON list: of each config, shares of rows and
-parameters. Run by tests/configs/test_fields_start.py in a process of its own, because the number of
-devices is fixed when JAX starts.
+FIELDS is JSON: a list of {field: value}. Prints a JSON list with the fractions for each config. Run
+by tests/configs/test_fields_start.py in a separate process, because the number of devices is fixed
+when JAX starts.
 """
 
 import json
@@ -13,7 +14,7 @@ import sys
 
 import jax
 import numpy as np
-from fields import configured
+from field_entries import configured
 
 from ragen_jax.config.build import build_meshes
 from ragen_jax.core.sharding import place_rows, shard_micro_batches

@@ -1,7 +1,7 @@
 """Runs a tower and a language model with images on a mesh, and without one.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=4 NPROC=32 \
-        python tests/model/seeing_check.py MODEL_DIR DATA,FSDP,TENSOR
+        python tests/model/vision_on_mesh_script.py MODEL_DIR DATA,FSDP,TENSOR
 
 Run by test_seeing.py in a process of its own, because the number of devices is fixed when JAX
 starts. Prints one JSON object: devices, how many of the tower's parameters are split, and the
@@ -13,7 +13,7 @@ import sys
 
 import jax
 import numpy as np
-from seeing import arrange, embed, forward, load, seen_by, shown
+from vision_model import arrange, embed, forward, load, seen_by, shown
 
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import hf

@@ -1,13 +1,13 @@
-"""Functions that an environment `dataset` is given: they pay, go on, and can be called."""
+"""Functions for the options of environment `dataset`: a reward, a next message and a tool."""
 
 
 def score(prompt, reply, row):
-    """1 for the answer, and a little for any number."""
+    """1 for the answer, 0.1 for any other number, else 0."""
     return 1.0 if reply == row["answer"] else 0.1 * reply.isdecimal()
 
 
-def go_on(messages, row):
-    """A word on a wrong answer, which shows it; the third ends the task."""
+def next_message(messages, row):
+    """Quotes a wrong answer; None (the end) after the answer or three replies."""
     reply = messages[-1]["content"]
     if reply == row["answer"] or len(messages) >= 6:
         return None

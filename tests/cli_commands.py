@@ -20,7 +20,7 @@ FRONT_PAGES = ("README.md", "docs/cli.md")
 def front_commands():
     """The `python -m ragen_jax.*` commands in the code blocks of the front pages, each once.
 
-    A command that stands on both pages is the one of the first; comments do not count.
+    A command on both pages is taken from the first; comments do not count.
     """
     found = {}
     for page in FRONT_PAGES:
@@ -39,7 +39,7 @@ class Written:
 
     page: str  # below docs/
     text: str  # ragen_jax.NAME and its words
-    needs: str  # what stands in <!-- needs: ... --> above the block, or ""
+    needs: str  # content of <!-- needs: ... --> above the block, or ""
 
     def __str__(self):
         return f"{self.page}: {self.text}"
@@ -49,8 +49,8 @@ BLOCK = re.compile(r"(?:<!-- needs: ([^\n]+?) -->\n+)?^```bash\n(.*?)^```", re.M
 
 
 def commands_of(page, text):
-    """The `Written` of a page. Of a loop its first turn; without redirections, and without what is
-    in brackets: words that may be left out."""
+    """Return the `Written` of a page: the first turn of a loop, without redirections and without
+    optional words in brackets."""
     found = []
     for needs, block in BLOCK.findall(text):
         block = block.replace("\\\n", " ")
@@ -86,7 +86,7 @@ def call(*words):
     finally:
         sys.argv = kept
         for name in set(flags.FLAGS) - before:
-            # Libraries that were first imported meanwhile go on reading theirs.
+            # Libraries imported in the meantime still read theirs.
             if flags.FLAGS.find_module_defining_flag(name).startswith(OF_A_COMMAND):
                 delattr(flags.FLAGS, name)
         flags.FLAGS.unparse_flags()

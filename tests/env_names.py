@@ -1,4 +1,4 @@
-"""Environments that several tests go through."""
+"""Names of environments for parametrized tests."""
 
 from ragen_jax.envs import ENVS
 

@@ -14,8 +14,8 @@ from ragen_jax.model.vision import tensors as vision_tensors
 from ragen_jax.model.vision import tower as vision
 
 
-class Seeing(NamedTuple):
-    """A model that sees: the language model, the tower, the pictures' settings, special ids."""
+class VisionModel(NamedTuple):
+    """Language model, vision tower, image settings and special ids."""
 
     model: qwen.Qwen
     params: dict
@@ -28,10 +28,10 @@ class Seeing(NamedTuple):
 
 
 def load(directory):
-    """`Seeing` of a directory."""
+    """Load the `VisionModel` of a directory."""
     model, params = hf.load_weights(directory)
     tower, tokens = hf.load_tower(directory), model.config.image_tokens
-    return Seeing(
+    return VisionModel(
         *(model, params),
         *(tower.model, tower.params, tower.images),
         *(tokens.start, tokens.end, tokens.pad),

@@ -10,7 +10,7 @@ from ragen_jax.configs import base
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A field that is changed, and what its comment then says of what a stage gives."""
+    """Another value of a field, and the effect on a stage's outcome that its comment promises."""
 
     changed: object  # the other value
     claim: Callable  # (outcome before, outcome of the change) -> bool
@@ -51,7 +51,7 @@ def check_entry(name, entry, outcome, start=base.get_config):
 
 
 def once(stage):
-    """The stage, which remembers what it gave for a config."""
+    """Wrap a stage so that it returns the same outcome for the same config."""
     found = {}
 
     def outcome(config, given):

@@ -1,4 +1,4 @@
-"""An iteration's updates in one call: its minibatches planned, then learnt from."""
+"""An iteration's updates in one call: plan the minibatches, then update on them."""
 
 from ragen_jax.update import critic, policy
 from ragen_jax.update.optimize import MinibatchLayout
@@ -10,7 +10,7 @@ def _layout(settings):
 
 
 def update_policy(model, optimizer, loss, state, ref, batch, advantage_BT, rows_B, **settings):
-    """`policy.update_policy` on the rows `rows_B`; settings: those of the plan and of the call."""
+    """Run `policy.update_policy` on the rows `rows_B`; settings of the plan and of the call."""
     layout, rng = _layout(settings), settings.pop("rng")
     bonus_BT = settings.pop("bonus_BT", None)
     plan = policy.plan_policy(loss, batch, advantage_BT, rows_B, layout, rng=rng, bonus_BT=bonus_BT)
@@ -18,7 +18,7 @@ def update_policy(model, optimizer, loss, state, ref, batch, advantage_BT, rows_
 
 
 def update_critic(model, optimizer, loss, state, batch, value_BT, target_BT, rows_B, **settings):
-    """The same of the critic."""
+    """Run `critic.update_critic` on the rows `rows_B`."""
     layout, rng = _layout(settings), settings.pop("rng")
     plan = critic.plan_critic(loss, batch, value_BT, target_BT, rows_B, layout, rng=rng)
     return critic.update_critic(model, optimizer, loss, state, plan, **settings)

@@ -1,4 +1,4 @@
-"""What is in TensorBoard's event files, read by their format: length, crc, event, crc."""
+"""A reader of TensorBoard's event files: records of length, crc, event, crc."""
 
 import struct
 from pathlib import Path

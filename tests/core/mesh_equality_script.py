@@ -1,7 +1,7 @@
 """Plays, scores and updates on a mesh of virtual devices and on one device, and compares.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 NPROC=32 \
-        python tests/mesh_check.py MODEL_DIR data,fsdp,tensor [data,fsdp,tensor ...]
+        python tests/core/mesh_equality_script.py MODEL_DIR DATA,FSDP,TENSOR ...
 
 Run by tests/core/test_sharding.py in a separate process, because the number of devices is
 fixed when JAX starts. Prints one JSON object a mesh.
@@ -13,7 +13,7 @@ import sys
 import jax
 import numpy as np
 import optax
-from updates import update_policy
+from one_call_updates import update_policy
 
 from ragen_jax.algorithm.batch import make_batch
 from ragen_jax.config.build import build_chat, build_environment

@@ -4,14 +4,8 @@ Run by tests/rollout/test_slots.py in a process of its own, because the number o
 when JAX starts. Prints the meshes whose episodes were the same.
 """
 
-import sys
-from pathlib import Path
-
 import jax
-
-sys.path.insert(0, str(Path(__file__).parent / "rollout"))
-
-from same_episodes import assert_same_episode
+from episode_equality import assert_same_episode
 from test_slots import play_seeds, played_by
 
 from ragen_jax.core.sharding import make_mesh

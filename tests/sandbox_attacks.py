@@ -36,7 +36,7 @@ def trying(body, before=""):
     return READ + before + TRY.format(body=lines)
 
 
-# What raises nothing must raise by itself where it was to no avail.
+# An attack that raises no error must raise one where it had no effect.
 TRIES = {
     # ---- processes that outlive the test
     "fork": trying("if os.fork() == 0:\n    import time; time.sleep(100)"),
