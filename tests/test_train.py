@@ -287,9 +287,8 @@ def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
     # The policy equals its reference until it moves.
     assert abs(rows[0]["update/kl"]) < 1e-5 < abs(rows[2]["update/kl"])
     assert rows[0]["update/kl_coef"] != 0.05
-    assert all(
-        1e-8 < row["rollout/logp_gap"] < 1e-4 for row in rows
-    )  # the sampler's log-probs, not the update's
+    # The gap is to the sampler's log-probs, not to the update's.
+    assert all(1e-8 < row["rollout/logp_gap"] < 1e-4 for row in rows)
     assert all(row["filter/kept_ratio"] <= 0.5 for row in rows)
     assert rows[2]["critic/loss"] != rows[0]["critic/loss"]
 
