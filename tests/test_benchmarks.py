@@ -554,7 +554,7 @@ def test_errors_of_environments_are_what_they_are_called():
 
 
 @pytest.mark.parametrize(
-    "found, told",
+    "found, expected",
     [
         ({"code": 2, "output": "error: no such thing\n"}, ""),
         ({"code": None, "output": "step 1/1\n"}, ""),  # it was still running
@@ -565,8 +565,8 @@ def test_errors_of_environments_are_what_they_are_called():
         ({"code": 0, "output": "done", "gap": 15.0}, "15 s of silence"),
     ],
 )
-def test_what_an_odd_input_may_not_lead_to(found, told):
-    assert odd.wrong({"gap": 1.0} | found) == told
+def test_what_an_odd_input_may_not_lead_to(found, expected):
+    assert odd.wrong({"gap": 1.0} | found) == expected
 
 
 def test_odd_inputs_are_of_every_field_and_of_files_that_are_read(tmp_path):

@@ -114,7 +114,7 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "module, code, said",
+    "module, code, expected",
     [
         ("ragen_jax.train", 2, f"error: {STOPPED}: tiny"),
         (
@@ -125,7 +125,7 @@ def test_a_training_command_of_the_readme_starts(command, language_model, tmp_pa
         ("ragen_jax.evaluate", 2, "--workdir"),
     ],
 )
-def test_a_command_without_any_argument(module, code, said, monkeypatch):
+def test_a_command_without_any_argument(module, code, expected, monkeypatch):
     """The README's first command is one: every other test adds something to it."""
 
     def stop(config, workdir):
@@ -133,7 +133,7 @@ def test_a_command_without_any_argument(module, code, said, monkeypatch):
 
     monkeypatch.setattr(load, "load_policy", stop)
     found, out, err = call(module)
-    assert found == code and said in out + err, out + err
+    assert found == code and expected in out + err, out + err
 
 
 def whole_commands():
@@ -503,9 +503,9 @@ def test_any_checkpoint_is_evaluated_and_exported(adapted, tmp_path):
     for step in (1, 2):
         figures, _ = evaluated(own, f"--step={step}")
         content = json.loads((workdir / f"evaluation_step_00000{step}.json").read_text())
-        told = {name: float(value) for name, value in figures.items()}
-        held = {name: content["metrics"][name] for name in told}
-        assert held == pytest.approx(told, rel=1e-5) and content["model"] == str(workdir)
+        printed = {name: float(value) for name, value in figures.items()}
+        held = {name: content["metrics"][name] for name in printed}
+        assert held == pytest.approx(printed, rel=1e-5) and content["model"] == str(workdir)
         assert content["metrics"] != last
         last = content["metrics"]
     newest, _ = evaluated(own, f"--out={tmp_path}/of/newest.json", "--config.eval.top_k=2")

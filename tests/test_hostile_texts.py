@@ -176,10 +176,10 @@ def rows_of(text):
     yield from (good | {name: text} for name in names)
     yield {"prompt": [{"role": "user", "content": text}], "response": text}
     yield {"prompt": [{"role": text, "content": text}], "completion": [{"role": text}]}
-    said = {"role": "assistant", "content": text, "reasoning": text, text: text}
+    reply = {"role": "assistant", "content": text, "reasoning": text, text: text}
     calls = [{"function": {"name": text, "arguments": text}}]
-    yield {"messages": [{"role": "user", "content": text}, said], "metadata": {text: text}}
-    yield {"messages": [{"role": "user", "content": text}, said | {"tool_calls": calls}]} | {
+    yield {"messages": [{"role": "user", "content": text}, reply], "metadata": {text: text}}
+    yield {"messages": [{"role": "user", "content": text}, reply | {"tool_calls": calls}]} | {
         "metadata": {"tools": [{"type": "function", "function": {"name": text}}]}
     }
 

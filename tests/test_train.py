@@ -86,9 +86,9 @@ def test_a_run_writes_what_is_documented(finished):
             *shown, reply = turn["messages"]
             text = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
             assert tokenizer.encode(text + turn["added"]) == turn["prompt_ids"]
-            said = tokenizer.encode(reply["content"].removeprefix(turn["added"]))
+            encoded = tokenizer.encode(reply["content"].removeprefix(turn["added"]))
             ids = turn["sampled_ids"][: -1 if turn["end"] == "closed" else None]
-            assert turn["prompt_exact"] and turn["reply_exact"] == (said == ids)
+            assert turn["prompt_exact"] and turn["reply_exact"] == (encoded == ids)
             turns += turn["reply_exact"]
     assert turns >= 4 * 4
     # Of the trained model, only what ends a reply for its template and tokenizer is written down.
@@ -177,12 +177,12 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_good(config, finished,
     content = arrays.read_bytes()
     arrays.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert train.train(config, workdir) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
         f"warning: the checkpoint of step 4 is damaged ({arrays} has changed since it was written)"
-        in told
+        in output
     )
-    assert f"resuming {workdir} after step 2" in told
+    assert f"resuming {workdir} after step 2" in output
     whole, resumed = (read_metrics(d / "metrics.jsonl") for d in (finished, workdir))
     assert timeless(resumed) == timeless(whole)
     assert (workdir / "damaged" / "4-1").is_dir()
@@ -287,9 +287,8 @@ def test_ppo_with_every_control_runs_and_resumes(config, tmp_path):
     # The policy equals its reference until it moves.
     assert abs(rows[0]["update/kl"]) < 1e-5 < abs(rows[2]["update/kl"])
     assert rows[0]["update/kl_coef"] != 0.05
-    assert all(
-        1e-8 < row["rollout/logp_gap"] < 1e-4 for row in rows
-    )  # the sampler's log-probs, not the update's
+    # The gap is to the sampler's log-probs, not to the update's.
+    assert all(1e-8 < row["rollout/logp_gap"] < 1e-4 for row in rows)
     assert all(row["filter/kept_ratio"] <= 0.5 for row in rows)
     assert rows[2]["critic/loss"] != rows[0]["critic/loss"]
 

@@ -203,9 +203,9 @@ def refused(config, workdir, capsys):
     with pytest.raises(SystemExit) as exit_:
         train.train(config, workdir)
     assert exit_.value.code == 2
-    told = capsys.readouterr()
-    assert "Traceback" not in told.err + told.out
-    return told.err.strip().splitlines()[-1]
+    output = capsys.readouterr()
+    assert "Traceback" not in output.err + output.out
+    return output.err.strip().splitlines()[-1]
 
 
 def test_a_model_without_eyes_is_refused(config, agent, tmp_path, capsys):

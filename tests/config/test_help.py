@@ -72,24 +72,24 @@ def run(code, *words):
 
 
 @pytest.mark.parametrize(
-    "words, said", [(["train", "--steps=3"], "--config.steps"), (["lab"], "`list`")]
+    "words, expected", [(["train", "--steps=3"], "--config.steps"), (["lab"], "`list`")]
 )
-def test_a_command_may_be_the_first_word(words, said):
+def test_a_command_may_be_the_first_word(words, expected):
     code, out, err = run(["-m", "ragen_jax"], *words)
-    assert (code, out) == (2, "") and said in err
+    assert (code, out) == (2, "") and expected in err
 
 
 @pytest.mark.parametrize(
-    "name, said", [("ragen-check-data", "Show the problems"), ("ragen-train", "Train an LLM")]
+    "name, expected", [("ragen-check-data", "Show the problems"), ("ragen-train", "Train an LLM")]
 )
-def test_a_script_is_its_command(name, said):
+def test_a_script_is_its_command(name, expected):
     script = f"import sys; sys.argv = ['/somewhere/bin/{name}', '--help']\n"
     code, out, err = run(["-c", script + "from ragen_jax.__main__ import script\nscript()"])
-    assert code == 0 and out.startswith(said), err
+    assert code == 0 and out.startswith(expected), err
 
 
 @pytest.mark.parametrize(
-    "word, said",
+    "word, expected",
     [
         ("--steps=3", "no flag --steps; did you mean --config.steps?"),
         (
@@ -107,7 +107,7 @@ def test_a_script_is_its_command(name, said):
         ("--config.stepz=3", "no field 'stepz'; did you mean \"steps\"?"),
     ],
 )
-def test_what_is_meant_is_told(word, said):
+def test_what_is_meant_is_told(word, expected):
     code, out, err = call("ragen_jax.train", word)
     assert code == 2 and out == "" and len(err.splitlines()) == 1
-    assert err.startswith("error: ") and said in err
+    assert err.startswith("error: ") and expected in err

@@ -133,11 +133,11 @@ def test_a_family_is_written_as_it_was_read(tmp_path, name):
     want, got = (
         json.loads((d / "config.json").read_text()) for d in (REFERENCE / name, tmp_path / "x")
     )
-    said = want.keys() & got.keys() - {"vocab_size", *config_json.TOKEN_IDS}
-    assert {"architectures", "model_type", "rope_parameters", "tie_word_embeddings"} <= said
-    assert {name: got[name] for name in said} == {name: want[name] for name in said}
+    names = want.keys() & got.keys() - {"vocab_size", *config_json.TOKEN_IDS}
+    assert {"architectures", "model_type", "rope_parameters", "tie_word_embeddings"} <= names
+    assert {name: got[name] for name in names} == {name: want[name] for name in names}
     if name.startswith("qwen3"):
-        assert {"head_dim", "attention_bias", "use_sliding_window"} <= said
+        assert {"head_dim", "attention_bias", "use_sliding_window"} <= names
     assert hf.model_config(tmp_path / "x") == large
 
 

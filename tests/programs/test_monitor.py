@@ -37,39 +37,39 @@ def test_a_row_says_what_compiled_and_a_late_program_is_named(monkeypatch, capsy
     monkeypatch.setattr(compiling, "WORTH_A_LINE", 0.0)
     params = {"w": jnp.ones((977, 3))}
     tokens = {rows: jnp.zeros((rows, 24), jnp.int32) for rows in (128, 96, 64, 32)}
-    with compiling.monitor_compilation() as told:
+    with compiling.monitor_compilation() as monitor:
         compile_one(1049)
-        seconds = told.metrics(0)["time/compile"]
-        assert 0 < seconds == pytest.approx(sum(program.seconds for program in told.programs))
+        seconds = monitor.metrics(0)["time/compile"]
+        assert 0 < seconds == pytest.approx(sum(program.seconds for program in monitor.programs))
         extend(params, tokens[128], times=2.0)
-        assert 0 < told.metrics(1)["time/compile"] < seconds + 60
+        assert 0 < monitor.metrics(1)["time/compile"] < seconds + 60
         compile_one(1063)
-        assert told.metrics(2)["time/compile"] > 0
+        assert monitor.metrics(2)["time/compile"] > 0
         assert "warning" not in capsys.readouterr().out  # the first steps' programs are no surprise
         extend(params, tokens[96], times=2.0)
-        assert told.metrics(3)["time/compile"] > 0
+        assert monitor.metrics(3)["time/compile"] > 0
         (line,) = capsys.readouterr().out.splitlines()
         told_of = "warning: recompiled after warm-up: extend (int32[96,24]) "
         assert line.startswith(told_of) and line.endswith(" s")
         extend(params, tokens[64], times=2.0)
         extend(params, tokens[64], times=3.0)
-        assert told.metrics(4)["time/compile"] > 0
+        assert monitor.metrics(4)["time/compile"] > 0
         assert not capsys.readouterr().out  # a line was printed a moment ago
         monkeypatch.setattr(compiling, "LATE_EVERY", 0.0)
         extend(params, tokens[32], times=2.0)
-        told.metrics(5)
+        monitor.metrics(5)
         (line,) = capsys.readouterr().out.splitlines()  # those not told of then, too
         assert line.endswith(", and 2 others") and "extend (" in line
         extend(params, tokens[32], times=2.0)
-        assert told.metrics(6) == {"time/compile": 0.0}
+        assert monitor.metrics(6) == {"time/compile": 0.0}
     assert not capsys.readouterr().out
     assert not caplog.records  # nobody sees what JAX tells its logs
 
 
 def test_a_program_as_quick_as_loading_one_is_not_worth_a_line(monkeypatch, capsys):
     monkeypatch.setattr(compiling, "WORTH_A_LINE", 1e9)
-    with compiling.monitor_compilation() as told:
+    with compiling.monitor_compilation() as monitor:
         for step in range(4):
             compile_one(1051 + 2 * step)
-            assert told.metrics(step + 1)["time/compile"] > 0
+            assert monitor.metrics(step + 1)["time/compile"] > 0
     assert "warning" not in capsys.readouterr().out

@@ -39,31 +39,31 @@ def planned(size):
     return PlannedProgram(f"cubed {size}", lambda: compiled(cubed, x))
 
 
-def names(told):
-    return [program.name for program in told.programs]
+def names(monitor):
+    return [program.name for program in monitor.programs]
 
 
 def test_what_a_thread_compiles_is_there_and_only_waiting_counts(monkeypatch, capsys):
     monkeypatch.setattr(precompile, "WORTH_A_LINE", 0.0)
     rows = {size: np.ones(size, np.float32) for size in (1201, 1213, 1217, 1223)}
-    with compiling.monitor_compilation() as told:
-        precompiler = Precompiler(told)
+    with compiling.monitor_compilation() as monitor:
+        precompiler = Precompiler(monitor)
         precompiler.compile_now([planned(1201), planned(1213)])
         (line,) = capsys.readouterr().out.splitlines()
         assert line.startswith("compiled 2 programs in ") and line.endswith(" s")
         cubed(rows[1201]), cubed(rows[1213])
-        assert names(told) == ["precompiled programs"]  # nothing compiled behind it
-        assert told.metrics(1)["time/compile"] > 0
+        assert names(monitor) == ["precompiled programs"]  # nothing compiled behind it
+        assert monitor.metrics(1)["time/compile"] > 0
 
         precompiler.begin(planned(1217))
         precompiler.wait()
         precompiler.wait()  # for nothing
-        told.metrics(2)
-        assert told.metrics(3) == {"time/compile": 0.0}
+        monitor.metrics(2)
+        assert monitor.metrics(3) == {"time/compile": 0.0}
         cubed(rows[1217])
-        assert set(names(told)) == {"precompiled programs"}
+        assert set(names(monitor)) == {"precompiled programs"}
         cubed(rows[1223])
-        assert names(told)[-1] == "cubed"  # one that nobody knew of
+        assert names(monitor)[-1] == "cubed"  # one that nobody knew of
         precompiler.close()
 
 
@@ -71,8 +71,8 @@ def test_what_cannot_be_compiled_is_told_and_the_run_goes_on(capsys):
     def fail():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 byte too many\nand more")
 
-    with compiling.monitor_compilation() as told:
-        precompiler = Precompiler(told)
+    with compiling.monitor_compilation() as monitor:
+        precompiler = Precompiler(monitor)
         precompiler.compile_now([PlannedProgram("a large one", fail), planned(1231)])
         precompiler.close()
     assert (
@@ -93,12 +93,12 @@ def test_cross_scoring_finds_what_was_compiled_for_it(agent):
     with only_compiling():
         found = cross_score_actions(agent.model, shapes, *args, micro_batch=24)
     assert [x.shape for x in found] == [(5, 3), (5, 3), (2,)] and not any(x.any() for x in found)
-    with compiling.monitor_compilation() as told:
+    with compiling.monitor_compilation() as monitor:
         real = cross_score_actions(agent.model, agent.params, *args, micro_batch=24)
-        assert not {"read_prompts", "score_block"} & set(names(told))
+        assert not {"read_prompts", "score_block"} & set(names(monitor))
         assert all((x < 0).all() for x in real)
         cross_score(agent.model, agent.params, prompts, [[1] * 130], micro_batch=24)
-        assert "score_block" in names(told)
+        assert "score_block" in names(monitor)
 
 
 @pytest.mark.long
@@ -124,8 +124,8 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
     # the first turn of groups.
     assert len({program.name for program in programs}) == len(programs) <= 16
     (task,) = tasks
-    with compiling.monitor_compilation() as told:
-        precompiler = Precompiler(told)
+    with compiling.monitor_compilation() as monitor:
+        precompiler = Precompiler(monitor)
         precompiler.compile_now(programs)
         precompiler.close()
         with jax.set_mesh(sampling_mesh):
@@ -141,7 +141,7 @@ def test_a_start_knows_the_programs_of_its_first_evaluation_and_rollout(
                 group_size=8,
                 key=task.key,
             )
-        assert not {"prefill", "decode", "_episode_keys"} & set(names(told)), names(told)
+        assert not {"prefill", "decode", "_episode_keys"} & set(names(monitor)), names(monitor)
 
 
 @pytest.fixture

@@ -77,8 +77,8 @@ def test_a_damaged_file_is_named_on_the_page_and_on_the_console(run, kind, how):
     assert code == 0, err
     if (how, kind) in {("empty", "events"), ("empty", "episodes")}:
         return  # as when nothing has happened
-    told = f"{path}: line 1 is damaged" if kind == "events" else f"{path} is damaged"
-    assert f"warning: {told}" in out and f"Damaged: {told}" in page
+    message = f"{path}: line 1 is damaged" if kind == "events" else f"{path} is damaged"
+    assert f"warning: {message}" in out and f"Damaged: {message}" in page
 
 
 def test_an_evaluation_that_is_gone_or_another_is_told(run):
@@ -87,11 +87,11 @@ def test_an_evaluation_that_is_gone_or_another_is_told(run):
     content = path.read_text()
     path.write_text(content.replace(", 1]", ", 0]", 1))  # one bit
     _, out, _, page = reported(run)
-    for told in (
+    for message in (
         f"{run / 'eval' / 'step_000020.json'} is missing; it holds the evaluation of step 20",
         f"{path} does not match the success in metrics.jsonl",
     ):
-        assert f"warning: {told}" in out and f"Damaged: {told}" in page
+        assert f"warning: {message}" in out and f"Damaged: {message}" in page
     # By other settings: they lie elsewhere.
     path.write_text(content)
     (run / "eval_until_step_000020").mkdir()
@@ -112,7 +112,7 @@ def test_what_no_page_can_do_without_is_refused_by_name(run, name, how):
 
 
 def test_flipped_bits_of_evaluations_change_no_outcome_unnoticed(run):
-    folder, rng, told = run / "eval", np.random.default_rng(0), []
+    folder, rng, messages = run / "eval", np.random.default_rng(0), []
     path = folder / "step_000040.json"
     content, truth = path.read_bytes(), read_outcomes(folder)[40]
     noticed = 0
@@ -120,10 +120,10 @@ def test_flipped_bits_of_evaluations_change_no_outcome_unnoticed(run):
         changed = bytearray(content)
         changed[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
         path.write_bytes(changed)
-        told.clear()
-        found = read_outcomes(folder, told.append).get(40)
+        messages.clear()
+        found = read_outcomes(folder, messages.append).get(40)
         if found is None:
-            assert told == [f"{path} is damaged"]
+            assert messages == [f"{path} is damaged"]
             noticed += 1
         elif found != truth:  # a 0 that has become a 1
             assert "does not match the success" in reported(run)[1]

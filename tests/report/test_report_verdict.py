@@ -49,11 +49,11 @@ def test_rows_of_before_the_margin_are_said_to_be_unwatched(tmp_path):
     rows = read_metrics(folder / "metrics.jsonl")
     watched = [row | {"collapse/first_turn/mi_seq": 1.0} for row in rows]
     before = [{k: x for k, x in row.items() if "own_margin" not in k} for row in watched]
-    for kept, said in ((watched, False), (before, True)):
+    for kept, unwatched in ((watched, False), (before, True)):
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
         found = verdict(folder)
-        assert found.unwatched == said
-        assert ("did not watch information" in sentences.headline(found)) == said
+        assert found.unwatched == unwatched
+        assert ("did not watch information" in sentences.headline(found)) == unwatched
 
 
 @pytest.mark.parametrize("seed", range(3))

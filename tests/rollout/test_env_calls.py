@@ -158,8 +158,8 @@ OF_IMAGES = {  # text, images, what is said
 OF_RENDER = NONSENSE | {
     "much": (lambda: "x" * 10_000_000, f"at most {MAX_TEXT} characters, got 10000000"),
     **{
-        f"image: {name}": (lambda shown=shown: Observation(*shown), said)
-        for name, (*shown, said) in OF_IMAGES.items()
+        f"image: {name}": (lambda shown=shown: Observation(*shown), message)
+        for name, (*shown, message) in OF_IMAGES.items()
     },
 }
 OF_STEP = NONSENSE | {
@@ -202,25 +202,25 @@ def test_what_comes_of_a_reply(limits):
 @pytest.mark.parametrize("limits", [SERIAL, TIMED])
 @pytest.mark.parametrize("name", OF_STEP)
 def test_nonsense_of_a_step_is_named_and_stays_alone(name, limits):
-    does, said = OF_STEP[name]
+    does, message = OF_STEP[name]
     environment = Evil(Count(), "step", does, lambda seed: seed == 2)
     states = begin(environment, [1, 2, 3], limits)
     good, bad, last = act(environment, [asked(state, "1") for state in states], limits)
     assert (good.reward, last.reward) == (1.0, 1.0) and isinstance(bad, EnvFailure)
-    assert said in bad.error and "\n" not in bad.error and len(bad.error) <= 500
+    assert message in bad.error and "\n" not in bad.error and len(bad.error) <= 500
     assert bad.traceback.startswith("Traceback")
 
 
 @pytest.mark.fast
 @pytest.mark.parametrize("name", OF_RENDER)
 def test_nonsense_of_a_render_is_named_and_stays_alone(name):
-    does, said = OF_RENDER[name]
+    does, message = OF_RENDER[name]
     environment = Evil(Count(), "render", does, lambda seed: seed == 2)
     states = begin(environment, [1, 2], SERIAL)
     good, bad = observe(environment, states, SERIAL)
-    assert good == "now 1" and said in bad.error
+    assert good == "now 1" and message in bad.error
     good, bad = act(environment, [asked(state, "1") for state in states], SERIAL)
-    assert good.observation == "now 2" and said in bad.error
+    assert good.observation == "now 2" and message in bad.error
 
 
 @pytest.mark.fast

@@ -172,8 +172,8 @@ def test_unreadable_replies_run_nothing_and_are_told(agent):
     assert len(episode.turns) == 5 and not episode.success
     for index, turn in enumerate(episode.turns):
         assert turn.actions == () and not turn.valid and turn.reward == 0.0
-        told = "Your last reply had no valid action." in agent.tokenizer.decode(turn.prompt)
-        assert told == (index > 0)
+        reminded = "Your last reply had no valid action." in agent.tokenizer.decode(turn.prompt)
+        assert reminded == (index > 0)
 
 
 class Speaking:

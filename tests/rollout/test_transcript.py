@@ -54,12 +54,12 @@ def exact(chat, turns):
         prompt = tokenizer.encode(text + row["added"], add_special_tokens=False)
         if row["added"]:
             assert reply["content"].startswith(row["added"])
-        said = (
+        reply_text = (
             reply["content"]
             .split("<think>", 1)[1]
             .removeprefix("\n" if text.endswith("<think>\n") else "")
         )
-        sampled = tokenizer.encode(said, add_special_tokens=False)
+        sampled = tokenizer.encode(reply_text, add_special_tokens=False)
         stop = len(turn.sampled) - len(sampled)
         found.append(
             (
@@ -131,9 +131,9 @@ def test_an_observation_that_holds_a_control_string_is_told(play):
 
 def test_how_a_reply_ended_is_told(play):
     chat = chat_of("qwen")
-    said = chat.reply_ids(REPLY)[:-1].tolist()
+    reply_ids = chat.reply_ids(REPLY)[:-1].tolist()
     other = chat.template.tokenizer.convert_tokens_to_ids("<|vision_start|>")
-    cut = [*said, chat.close_id], said, [*said, other], [chat.close_id], []
+    cut = [*reply_ids, chat.close_id], reply_ids, [*reply_ids, other], [chat.close_id], []
     turns = play(chat, "abcde", cut)
     assert [row["end"] for row in rows(chat, turns)] == [
         *("closed", "truncated", "other stop", "closed", "truncated")

@@ -130,9 +130,9 @@ def test_damaged_ones_are_set_aside_up_to_a_good_one(opened, tmp_path):
     arrays_of(folder, 7).unlink()
     flip(arrays_of(folder, 5))
     flip(arrays_of(folder, 1))
-    told = set_damaged_aside(folder)
-    assert len(told) == 2 and "step 7 is damaged" in told[0] and "is missing" in told[0]
-    assert all("resuming after step 2" in line for line in told)
+    messages = set_damaged_aside(folder)
+    assert len(messages) == 2 and "step 7 is damaged" in messages[0] and "is missing" in messages[0]
+    assert all("resuming after step 2" in line for line in messages)
     assert sorted(path.name for path in (tmp_path / "damaged").iterdir()) == ["5-1", "7-1"]
     checkpoints = opened(keep=4)
     assert checkpoints.steps() == [1, 2]  # older checkpoints are not checked

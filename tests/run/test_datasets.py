@@ -164,10 +164,10 @@ def test_a_disk_without_a_free_byte_is_refused_and_waited_for(tmp_path, monkeypa
             "things", {}, features={"x": np.int64}, generate=lambda: [{"x": 3}], directory=tmp_path
         )
 
-    usage, full, said = shutil.disk_usage(tmp_path), [True], []
+    usage, full, lines = shutil.disk_usage(tmp_path), [True], []
 
     def say(line):
-        said.append(line)
+        lines.append(line)
         full.clear()
 
     # tensorflow_datasets asks for the free bytes before it writes.
@@ -178,7 +178,7 @@ def test_a_disk_without_a_free_byte_is_refused_and_waited_for(tmp_path, monkeypa
         load()
     with retry_disk_errors(60.0, say):
         assert load() == [{"index": 0, "x": 3}]
-    assert "No space left on device): retrying for 60 s" in said[0] and len(said) == 2
+    assert "No space left on device): retrying for 60 s" in lines[0] and len(lines) == 2
 
 
 def test_a_damaged_dataset_is_told_of_and_generated_again(tmp_path, capsys):
@@ -279,8 +279,10 @@ def test_a_heldout_problem_for_which_the_environment_raises_is_left_out(tmp_path
     # Stored problems keep their places: an episode of the second one breaks.
     seeds, states = heldout(Raising(lambda n: n == 5), tmp_path, count=3)
     assert [type(state) for state in states] == [int, EnvFailure, int]
-    said = capsys.readouterr().out
-    assert "warning: 1 of 3 held-out problems cannot be built and are not evaluated; first" in said
+    output = capsys.readouterr().out
+    assert (
+        "warning: 1 of 3 held-out problems cannot be built and are not evaluated; first" in output
+    )
     with pytest.raises(ValueError, match="raises for all of its 3 held-out .*: KeyError: 'row 2'"):
         heldout(Raising(lambda n: True), tmp_path, count=3)
 
@@ -417,17 +419,17 @@ def test_problems_without_a_solution_are_left_out(shown, tmp_path, capsys):
             directory=tmp_path,
         )
 
-    def said(examples):
+    def contents(examples):
         return [(e["identity"], e["turn"], e["observation"], e["reply"]) for e in examples]
 
     moves = {room[0]["identity"]: sum(e["reply"].count("||") + 1 for e in room) for room in rooms}
     kept = [room for room in rooms if moves[room[0]["identity"]] <= 6]
     assert 20 < len(kept) < ROOMS - 20
-    assert said(play(6)) == said(example for room in kept for example in room)
-    told = (
+    assert contents(play(6)) == contents(example for room in kept for example in room)
+    message = (
         f"{ROOMS - len(kept)} of {ROOMS} demonstration problems have no solution and are left out"
     )
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     with pytest.raises(ValueError, match=f"no solution for any of {ROOMS} demonstration problems"):
         play(0)
 
@@ -586,11 +588,11 @@ def test_pictures_are_drawn_again_and_not_kept(name, tmp_path):
     seen = make_env(name, observation="image", split="imitation")
     read = make_env(name, split="imitation")
     play = dict(plan_moves=4, **BUDGETS)
-    shown, told = (
+    shown, plain = (
         demonstrations(e, rooms=20, settings={}, directory=tmp_path / kind, **play)
         for kind, e in (("seen", seen), ("read", read))
     )
-    assert [x["reply"] for x in shown] == [x["reply"] for x in told]
+    assert [x["reply"] for x in shown] == [x["reply"] for x in plain]
     assert all(isinstance(x["observation"], Observation) for x in shown)
     assert not (tmp_path / "seen").exists() and (tmp_path / "read").exists()
     # The cache's name depends on the tile size of the pictures.

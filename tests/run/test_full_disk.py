@@ -83,26 +83,26 @@ def test_what_is_written_to_a_full_disk_is_as_before(disk):
 
 
 def test_a_full_disk_is_waited_for(disk):
-    folder, told = disk(1), []
+    folder, messages = disk(1), []
     filler, path = fill(folder), folder / "eval" / "step_000001.json"
     timer = threading.Timer(1.5, filler.unlink)
     timer.start()
-    with retry_disk_errors(60, told.append):
+    with retry_disk_errors(60, messages.append):
         atomic_write(path, "[]")
     timer.join()
     assert path.read_text() == "[]"
-    assert told == [
+    assert messages == [
         f"warning: {path} cannot be written (No space left on device): retrying for 60 s",
         "written after 2 s",
     ]
     fill(folder)
     begin = time.monotonic()
-    with retry_disk_errors(2, told.append), pytest.raises(DiskRefused):
+    with retry_disk_errors(2, messages.append), pytest.raises(DiskRefused):
         atomic_write(path, "[1, 2]" * 1000)
     assert 2 <= time.monotonic() - begin < 10
     with pytest.raises(DiskRefused):  # and not waited for any more
         atomic_write(path, "[1, 2]" * 1000)
-    assert len(told) == 3 and path.read_text() == "[]"
+    assert len(messages) == 3 and path.read_text() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,10 @@ def test_a_save_that_fails_in_the_background_is_told_and_nothing_is_left(disk, m
         patch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1 << 40))
         checkpoints.save(2, state_of(2))
         deadline = time.monotonic() + 60
-        while not (told := checkpoints.failed()) and time.monotonic() < deadline:
+        while not (message := checkpoints.failed()) and time.monotonic() < deadline:
             time.sleep(0.1)
-    assert told.startswith("the checkpoint of step 2 was not saved: ")
-    assert told.endswith("cannot be written (No space left on device)")
+    assert message.startswith("the checkpoint of step 2 was not saved: ")
+    assert message.endswith("cannot be written (No space left on device)")
     assert names(folder / "checkpoints") == ["1"] and checkpoints.failed() is None
     filler.unlink()
     checkpoints.save(3, state_of(3), wait=True)

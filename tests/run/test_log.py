@@ -260,8 +260,8 @@ def test_images_of_rollouts_are_files_beside_them(tmp_path, seen, make_turn, mak
         assert turn["prompt_exact"] and turn["reply_exact"]
     assert set(records[0]["turns"][0]) - set(records[2]["turns"][0]) == {"images"}
     assert records[2]["turns"][0]["messages"][0] == {"role": "user", "content": "O"}
-    told = []
-    assert read_rollouts(path.parent, told.append) == {7: records} and told == []
+    messages = []
+    assert read_rollouts(path.parent, messages.append) == {7: records} and messages == []
 
 
 def test_a_further_pass_over_a_step_leaves_its_own_images_alone(tmp_path, seen, make_episode):
@@ -296,8 +296,8 @@ def test_images_that_lie_elsewhere_are_not_read(tmp_path, seen, make_episode, im
     record = json.loads(path.read_text())
     record["turns"][0]["images"] = images
     path.write_text(json.dumps(record) + "\n")
-    told = []
-    assert read_rollouts(tmp_path, told.append) == {} and told == [f"{path} is damaged"]
+    messages = []
+    assert read_rollouts(tmp_path, messages.append) == {} and messages == [f"{path} is damaged"]
 
 
 def test_events_of_a_step_replace_those_of_an_earlier_pass(tmp_path):
@@ -387,8 +387,8 @@ def test_undefined_success_is_not_written_as_failure(tmp_path, tokenizer, make_t
     write_rollouts(path, episodes, chat, lambda turn: 0.0, set())
     assert [strict(line)["success"] for line in path.read_text().splitlines()] == [None, None]
     # One whose environment says so is enough: the other has not come to its end.
-    told = make_episode(1, 0, [dataclasses.replace(turn, info={"success": True})], success=True)
-    write_rollouts(path, [*episodes, told], chat, lambda turn: 0.0, set())
+    solved = make_episode(1, 0, [dataclasses.replace(turn, info={"success": True})], success=True)
+    write_rollouts(path, [*episodes, solved], chat, lambda turn: 0.0, set())
     lines = path.read_text().splitlines()
     assert [strict(line)["success"] for line in lines] == [False, False, True]
 

@@ -329,13 +329,13 @@ def test_a_step_in_which_no_prompt_can_be_used_is_skipped(rooms, tmp_path, capsy
     assert (first["rollout/errors"], first["filter/kept_ratio"]) == (8, 0)
     assert first["update/count"] == 0 and first["eval/errors"] == 0
     assert (second["rollout/errors"], second["update/count"]) == (0, 1)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     line = (
         "warning: all 8 episodes of own_rooms:Rooms were left out, so there is nothing to learn "
         "from; the first:"
     )
-    assert said.count(line) == 1
-    assert "PromptError: environment seed " in said and "raise env.max_context" in said
+    assert output.count(line) == 1
+    assert "PromptError: environment seed " in output and "raise env.max_context" in output
 
 
 @pytest.mark.long
@@ -497,7 +497,7 @@ def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_ex
         ]
         return rows, done.stdout
 
-    whole, said = run("whole")
+    whole, output = run("whole")
     # In the third step at the latest, which begins when the first one is saved.
     (tmp_path / "kill").touch()
     killed = command("parts")
@@ -510,7 +510,7 @@ def test_a_message_that_is_too_long_ends_its_episode_and_a_killed_run_resumes_ex
     errors = [row["rollout/errors"] for row in whole[1:]]
     assert any(0 < count < 12 for count in errors)
     assert all(row["update/count"] for row in whole[1:])
-    assert "the prompt of turn 2 has" in said and "the model has 512 positions" in said
+    assert "the prompt of turn 2 has" in output and "the model has 512 positions" in output
 
 
 @pytest.mark.long
@@ -555,9 +555,9 @@ def test_a_run_none_of_whose_problems_can_be_played_is_refused(
     with pytest.raises(SystemExit) as exit_:
         train.train(rooms(**changes), tmp_path / "run")
     assert exit_.value.code == 2
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith(line)
-    assert "PromptError" not in line or "raise env.max_context" in said
+    last_line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last_line.startswith(line)
+    assert "PromptError" not in line or "raise env.max_context" in last_line
 
 
 @pytest.mark.long

@@ -50,7 +50,7 @@ def name_in(folder, name):
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, message",
     [
         (lambda folder: (folder / "d/b").unlink(), "d/b is missing"),
         (lambda folder: (folder / "d/b").write_bytes(b""), "d/b has changed since it was written"),
@@ -63,9 +63,9 @@ def name_in(folder, name):
     ],
     ids=["gone", "cut short", "half", "another value", "no text", "too deep", "above", "absolute"],
 )
-def test_damage_is_named(folder, change, told):
+def test_damage_is_named(folder, change, message):
     change(folder)
-    assert told in damage(folder)
+    assert message in damage(folder)
 
 
 def test_a_folder_without_checksums_has_none_that_could_be_known(tmp_path):

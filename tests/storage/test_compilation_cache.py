@@ -72,8 +72,10 @@ def test_a_folder_of_the_users_own_is_used_and_an_unusable_one_stops_nothing(tmp
 
     (tmp_path / "ragen_jax").write_text("a file where the folder should be")
     found = started(tmp_path, "-c", PROGRAM)
-    told, _, counts = found.stdout.splitlines()
-    assert told.startswith("warning: compiled programs are not cached: ") and "ragen_jax" in told
+    warning, _, counts = found.stdout.splitlines()
+    assert (
+        warning.startswith("warning: compiled programs are not cached: ") and "ragen_jax" in warning
+    )
     assert counts == "0 0" and found.returncode == 0
 
 
@@ -84,12 +86,12 @@ def test_programs_that_others_could_have_put_there_are_not_loaded(tmp_path):
     folder = tmp_path / "ragen_jax" / "compiled"
     folder.chmod(0o777)
     found = started(tmp_path, "-c", PROGRAM)
-    told, _, counts = found.stdout.splitlines()
+    warning, _, counts = found.stdout.splitlines()
     assert counts == "0 0" and found.returncode == 0 and not found.stderr
-    assert told.startswith(
+    assert warning.startswith(
         f"warning: compiled programs in {folder} are neither loaded nor cached: "
     )
-    assert "other users can write" in told and "mode 0777" in told
+    assert "other users can write" in warning and "mode 0777" in warning
 
     own = tmp_path / "own"  # named by the user
     own.mkdir(mode=0o700)

@@ -38,15 +38,15 @@ sys.exit(7)
 
 def run(code, redirection="", *, tmp_path, **environment):
     """(process, what it wrote to the file `told`) of Python code under a shell's redirection."""
-    told = tmp_path / "told"
+    reported = tmp_path / "told"
     finished = subprocess.run(
-        ["bash", "-c", f'"$@" {redirection}', "bash", sys.executable, "-c", code, str(told)],
+        ["bash", "-c", f'"$@" {redirection}', "bash", sys.executable, "-c", code, str(reported)],
         capture_output=True,
         cwd=ROOT,
         env=os.environ | environment,
         check=False,
     )
-    return finished, told.read_text() if told.exists() else ""
+    return finished, reported.read_text() if reported.exists() else ""
 
 
 FULL, BAD = "No space left on device", "Bad file descriptor"
@@ -66,29 +66,29 @@ REDIRECTIONS = {  # -> the streams that cannot be written, and why
 
 @pytest.mark.parametrize("redirection", REDIRECTIONS)
 def test_a_console_that_cannot_be_written_ends_nothing(redirection, tmp_path):
-    done, told = run(BEGIN + SPEAK, redirection, tmp_path=tmp_path)
+    done, reported = run(BEGIN + SPEAK, redirection, tmp_path=tmp_path)
     assert done.returncode == 7, done.stderr
     expected = [
         f"standard {stream} cannot be written ({why}); its output is lost"
         for stream, why in REDIRECTIONS[redirection]
     ]
-    assert told == repr(expected)
+    assert reported == repr(expected)
     assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr
     if redirection == ">/dev/full":  # noted once where somebody may see it
         assert done.stderr.count(b"warning: standard output cannot be written (No space left") == 1
 
 
 def test_a_pipe_that_is_closed_ends_nothing_and_is_no_warning(tmp_path):
-    done, told = run(BEGIN + SPEAK, "| head -c 10; exit ${PIPESTATUS[0]}", tmp_path=tmp_path)
+    done, reported = run(BEGIN + SPEAK, "| head -c 10; exit ${PIPESTATUS[0]}", tmp_path=tmp_path)
     assert (done.returncode, done.stdout) == (7, b"a" * 10)
-    assert "Broken pipe" in told and told.count("cannot be written") == 1
+    assert "Broken pipe" in reported and reported.count("cannot be written") == 1
     assert b"Traceback" not in done.stderr and b"cannot be written" not in done.stderr
 
 
 def test_what_is_printed_to_a_closed_output_is_in_no_file(tmp_path):
     code = BEGIN + "file = open(sys.argv[1], 'w'); print('lost'); os.write(1, b'lost')"
-    done, told = run(code, "0<&- 1>&-", tmp_path=tmp_path)
-    assert (done.returncode, told) == (0, "")
+    done, reported = run(code, "0<&- 1>&-", tmp_path=tmp_path)
+    assert (done.returncode, reported) == (0, "")
 
 
 def test_a_console_of_another_encoding_shows_escapes(tmp_path):

@@ -160,5 +160,5 @@ def test_a_process_that_hangs_ends_all(agent, tmp_path, process):
     )
     assert ended.returncode == 1, ended.stderr[-3000:]
     assert time.monotonic() - begin < 200
-    told = ended.stderr + (tmp_path / "logs" / "process_1.log").read_text()
-    assert f'error: process {process} is stuck in "' in told
+    output = ended.stderr + (tmp_path / "logs" / "process_1.log").read_text()
+    assert f'error: process {process} is stuck in "' in output

@@ -59,8 +59,8 @@ def test_a_line_in_the_middle_is_refused_by_its_number_and_repaired(path, text):
         read_metrics(path)
     assert "line 3 does" in str(error.value) or "line 4 does" in str(error.value)  # of two, either
     assert "--repair" in str(error.value) and len(str(error.value)) < 600
-    (told,) = repair(path)
-    assert "moved damaged line" in told
+    (message,) = repair(path)
+    assert "moved damaged line" in message
     assert steps(path) in ([0, 1, 2, 4, 5, 6, 7, 8, 9], [0, 1, 3, 4, 5, 6, 7, 8, 9])
     kept = (path.with_name(SET_ASIDE)).read_bytes()
     assert text.rstrip() in kept or b'"step": 2' in kept
