@@ -14,12 +14,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from absl import flags
-from ml_collections import ConfigDict
 
 from ragen_jax.config import command_line as command
 from ragen_jax.config.build import build_environment
 from ragen_jax.config.fields import plays_heldout
 from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.configs.base import Config
+from ragen_jax.core.domains import freeze
 from ragen_jax.envs.problems import SPLITS
 from ragen_jax.envs.types import (
     IMAGE,
@@ -35,7 +36,7 @@ from ragen_jax.storage.console_streams import show
 CUT = 300  # characters of a problem that are shown
 
 
-def describe(config: ConfigDict, rows: int) -> Iterator[str]:
+def describe(config: Config, rows: int) -> Iterator[str]:
     """What is in config.env, line by line.
 
     Args:
@@ -46,8 +47,8 @@ def describe(config: ConfigDict, rows: int) -> Iterator[str]:
       ValueError: unusable options, a file that cannot be read, or fewer different held-out problems
         than eval.episodes, where a run of the config plays them.
     """
-    environment = build_environment(config, "train")
-    options = config.env.options.to_dict()
+    environment = build_environment(config.env, "train")
+    options = config.env.options
     path = options.get("path") or options.get("hub")
     failed: list[str] = []  # problems for which the environment raised
     if path is None or not isinstance(environment, FileEnvironment):
@@ -135,7 +136,7 @@ def main(argv: Sequence[str]) -> None:
         if ROWS.value < 0:
             raise ValueError(f"--rows is {ROWS.value}; it must be at least 0")
         faults = []
-        for config in per_task_configs(CONFIG.value).values():
+        for config in per_task_configs(freeze(Config, CONFIG.value)).values():
             try:
                 for line in describe(config, ROWS.value):
                     show(line)

@@ -182,7 +182,7 @@ def agent(tmp_path_factory, optimised):
         fcntl.flock(lock, fcntl.LOCK_EX)
         directory = tiny_model(config, folder / "agent")
     model, params, tokenizer = hf.load(directory)
-    environment = build_environment(config, "train")
+    environment = build_environment(config.env, "train")
     home = tmp_path_factory.mktemp("xdg")
     return Agent(config, directory, home, model, params, tokenizer, environment)
 

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict, config_dict
 
 from ragen_jax.config.renamed import apply_renames
 from ragen_jax.configs import base
+from ragen_jax.configs.base import Config
 from ragen_jax.core.flatten import flatten
 from ragen_jax.model.dates import AUTO
 from ragen_jax.storage.console import console
@@ -138,7 +139,7 @@ MAY_CHANGE = (
 )
 
 
-def same_run(config: ConfigDict, workdir: Path) -> list[str]:
+def same_run(config: Config, workdir: Path) -> list[str]:
     """The fields of MAY_CHANGE that a config sets otherwise than the run that it continues.
 
     A model.date that either leaves open is no difference: a run keeps its own.
@@ -183,7 +184,7 @@ def same_run(config: ConfigDict, workdir: Path) -> list[str]:
     return changed
 
 
-def fields_of(config: ConfigDict) -> dict[str, Any]:
+def fields_of(config: Config | ConfigDict) -> dict[str, Any]:
     """{"a.b": value} of a config, sequences as lists: what a config.json would hold of it."""
     found = flatten(json.loads(json.dumps(config.to_dict())))
     return {name: value for name, value in found.items() if value != {}}

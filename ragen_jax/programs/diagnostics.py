@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from ragen_jax.algorithm.losses import Weights
 from ragen_jax.config.build import build_loss
 from ragen_jax.config.per_task import step_rows
+from ragen_jax.configs.base import Config
 from ragen_jax.core import sharding
 from ragen_jax.diagnostics import cross_scoring, flow, gradients, mediation
 from ragen_jax.programs.program import (
@@ -25,7 +25,7 @@ from ragen_jax.programs.roofline import Work
 from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, host, struct
 
 
-def scoring_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
+def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
     """Cross-scoring of the trajectory scope, whose prompts are the longest, and flow's rows.
 
     Where prompts show earlier replies, the steps with flow figures score the trajectory scope
@@ -99,7 +99,7 @@ def scoring_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iter
         yield score("score_flow", (n, m), host((n, m, 2)), calls=swapped / flow_every)
 
 
-def mediation_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
+def mediation_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
     """What a probe's actions hang on; the rest of a probe is no larger than a step's own."""
     d, mesh = config.diagnose, run.sampling_mesh
     if not (d.probe_every and d.probe_mediation):
@@ -124,7 +124,7 @@ def mediation_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> It
     )
 
 
-def gradient_programs(run: RunShapes, config: ConfigDict, at: RowLengths) -> Iterator[Program]:
+def gradient_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
     """The inner products of a bucket's gradients, part by part."""
     d, o = config.diagnose, config.optimizer
     if not d.gradients_every:

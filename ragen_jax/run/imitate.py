@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ml_collections import ConfigDict
+from flax.core import FrozenDict
 from tqdm import tqdm
 
 from ragen_jax.algorithm.batch import make_batch
@@ -34,6 +34,8 @@ from ragen_jax.config.build import (
     tiny_words,
 )
 from ragen_jax.config.per_task import per_task_configs
+from ragen_jax.configs.base import Config
+from ragen_jax.core.domains import plain
 from ragen_jax.core.padding import length_bucket
 from ragen_jax.core.progress import enter_phase
 from ragen_jax.core.randomness import Purpose, stream_key
@@ -73,11 +75,12 @@ RECIPE = 2  # raise it when a change of this file changes the result
 NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid reply
 
 
+_IMITATED = ("context", "window", "max_context", "prompt", "max_turns", "max_actions")  # of env
 # Of config.warmstart: told as what they make, or where they make something.
 _NOT_LISTED = ("styles", "options", "tower_layers", "tower_width")
 
 
-def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
+def tiny_model(config: Config, cache: str | Path | None = None) -> Path:
     """The directory of the config's tiny agent; builds it on first use.
 
     Args:
@@ -95,7 +98,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
         **_what_is_imitated(config),
         **{
             f"warmstart.{name}": x
-            for name, x in config.warmstart.items()
+            for name, x in config.warmstart.to_dict().items()
             if name not in _NOT_LISTED
         },
         **({"warmstart.styles": _styles(config)} if _styles(config) else {}),
@@ -114,7 +117,7 @@ def tiny_model(config: ConfigDict, cache: str | Path | None = None) -> Path:
     return directory
 
 
-def imitation_config(config: ConfigDict) -> ConfigDict:
+def imitation_config(config: Config) -> Config:
     """The config of the world that the agent is taught in: its env.options as warmstart.options
     has them.
 
@@ -122,12 +125,11 @@ def imitation_config(config: ConfigDict) -> ConfigDict:
       ValueError: an environment that cannot be imitated (build.tiny_words), options that it does
         not take, or that have other words than the world that the agent is trained in.
     """
-    words, options = tiny_words(config), config.warmstart.options.to_dict()
+    words, options = tiny_words(config), plain(config.warmstart.options)
     if not options:
         return config
-    config = config.copy_and_resolve_references()
-    with config.env.options.unlocked():
-        config.env.options.update(options)
+    both = FrozenDict(sorted((plain(config.env.options) | options).items()))
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, options=both))
     try:
         same = tiny_words(config) == words
     except ValueError as error:
@@ -140,42 +142,43 @@ def imitation_config(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def _expert(config: ConfigDict) -> dict[str, Any]:
+def _expert(config: Config) -> dict[str, Any]:
     """How the expert of config.env plays: arguments of `datasets.play_expert`."""
     styles = _styles(config)
     return {
         "plan_moves": config.warmstart.plan_moves,
-        **{name: config.env[name] for name in ("actions_per_turn", "max_turns", "max_actions")},
+        "actions_per_turn": config.env.actions_per_turn,
+        "max_turns": config.env.max_turns,
+        "max_actions": config.env.max_actions,
         **({"styles": styles} if styles else {}),
     }
 
 
-def _styles(config: ConfigDict) -> dict[str, float]:
+def _styles(config: Config) -> dict[str, float]:
     """The shares of the styles that have one."""
     return {name: share for name, share in config.warmstart.styles.items() if share}
 
 
-def _what_is_imitated(config: ConfigDict) -> dict[str, Any]:
+def _what_is_imitated(config: Config) -> dict[str, Any]:
     """What decides the demonstrations of config.env, JSON-like."""
     environment = _environment(config)
     return {
-        **environment_settings(config),
+        **environment_settings(config.env),
         "words": tiny_words(config),
         "sample": datasets.fingerprint(environment, **_expert(config)),
-        **{f"env.{n}": config.env[n] for n in ("context", "window", "max_context", "prompt")},
-        **{f"env.{n}": config.env[n] for n in ("max_turns", "max_actions")},
+        **{f"env.{name}": getattr(config.env, name) for name in _IMITATED},
         "actions_per_turn": config.env.actions_per_turn,
     }
 
 
-def _environment(config: ConfigDict) -> SolvableEnvironment:
+def _environment(config: Config) -> SolvableEnvironment:
     """The environment of config.env with the problems that are imitated."""
     # build.tiny_words refuses any that cannot solve and explain them.
-    return cast(SolvableEnvironment, build_environment(config, "imitation"))
+    return cast(SolvableEnvironment, build_environment(config.env, "imitation"))
 
 
 def imitate(
-    config: ConfigDict, cache: Path
+    config: Config, cache: Path
 ) -> tuple[Qwen, Params, "PreTrainedTokenizerFast", Tower | None]:
     """Trains the tiny agent until it solves `warmstart.success` of fresh imitation problems.
 
@@ -208,7 +211,7 @@ def imitate(
         examples = datasets.demonstrations(
             environment,
             rooms=w.rooms,
-            settings=environment_settings(c),
+            settings=environment_settings(c.env),
             directory=cache / "datasets",
             **_expert(c),
         )
@@ -270,7 +273,7 @@ def imitate(
 
 
 def _success(
-    config: ConfigDict,
+    config: Config,
     chat: Chat,
     environment: Environment,
     seeds: Sequence[int],
@@ -289,7 +292,7 @@ def _success(
             environment,
             budgets=build_budgets(config),
             sampling=Sampling(temperature=1.0),
-            limits=build_limits(config),
+            limits=build_limits(config.env),
             album=album,
         ),
         seeds,
@@ -487,7 +490,7 @@ def _episode(turns: Iterable[Turn]) -> Episode:
 
 
 def _check_problems(
-    environment: Environment, seen: Collection[str], config: ConfigDict
+    environment: Environment, seen: Collection[str], config: Config
 ) -> tuple[list[int], list[State]]:
     """Imitation problems that are not among the demonstrations.
 

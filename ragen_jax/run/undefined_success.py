@@ -6,8 +6,7 @@ Most do. An engine (Gymnasium's) may not: its episodes then end without a verdic
 
 from collections.abc import Sequence
 
-from ml_collections import ConfigDict
-
+from ragen_jax.configs.base import Config
 from ragen_jax.core.randomness import Purpose, generator
 from ragen_jax.core.types import SUCCESS_UNDEFINED
 from ragen_jax.rollout.env_calls import StepRequest, StepResult, act
@@ -19,7 +18,7 @@ ACTIONS = 200  # of an episode, at most
 TEXT = "0"  # an action where an environment has no action words
 
 
-def check_success(config: ConfigDict, tasks: Sequence["Task"]) -> None:
+def check_success(config: Config, tasks: Sequence["Task"]) -> None:
     """Refuse settings that read success where an environment is known not to define it.
 
     `stopping.success`, which is on by default, only gets a line: it never fires then.

@@ -428,4 +428,4 @@ def test_options_of_environments_are_refused_by_name():
         ((name, value),) = options.items()
         put(config, f"env.options.{name}", value)
         with pytest.raises(ValueError, match=rf"config.env.options of '\w+': {name} must be "):
-            build_environment(config, "train")
+            build_environment(config.env, "train")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from fields import Entry, check_entry, configured, once
 
+from ragen_jax.config.check import check
 from ragen_jax.diagnostics.regimes import init_regimes
 from ragen_jax.diagnostics.stopping import init_stopping
 from ragen_jax.run.stages import watch
@@ -47,7 +48,7 @@ def watched(config, parts):
 
     `variance` is the mean over the groups of the variance of their returns."""
     tasks = [types.SimpleNamespace(label="")]
-    settings = dict(stopping=config.stopping.to_dict(), regimes=config.regimes.to_dict())
+    settings = dict(stopping=check(config).stopping, regimes=config.regimes.to_dict())
     run = types.SimpleNamespace(tasks=tasks, **settings)
     state = TrainState(
         params=None,

@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 from random_rows import LOSS, T, V, random_batch
 from updates import update_policy
 
+from ragen_jax.algorithm import schedules
 from ragen_jax.algorithm.losses import Weights
 from ragen_jax.core.sharding import make_mesh
 from ragen_jax.model import likelihood
@@ -304,7 +305,7 @@ def test_logp_gap_is_the_largest_difference_on_sampled_tokens(policy, mesh):
     ],
 )
 def test_learning_rate_schedule(schedule, after):
-    rates = optimize.learning_rates(
+    rates = schedules.learning_rates(
         learning_rate=1.0, schedule=schedule, warmup_updates=4, total_updates=8
     )
     found = [float(rates(update)) for update in range(8)]
