@@ -16,44 +16,37 @@ Time and score are the data's. The options, and how several turns are played, ar
 docs/environments/prompts.md.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
-from ragen_jax.configs import base, presets, recipes
+from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "llm") -> ConfigDict:
     """The config of a preset: one of presets.PRESETS, then recipes: "llm+ppo"."""
-    model, names = presets.split(preset)
-    config = base.get_config()
-    config.env.name = "dataset"
-    config.env.max_turns = 1
-    config.env.actions_per_turn = 1
-    config.env.max_actions = 1
-    config.env.options.path = config_dict.placeholder(str)  # JSON lines, JSON list or parquet
-    config.env.options.hub = ""  # instead of it, a data set of the Hub
-    config.env.options.hub_subset = ""  # its configuration
-    config.env.options.hub_split = "train"
-    config.env.options.hub_revision = ""  # "": the newest
-    config.env.options.prompt = "prompt"  # field: a text, or messages of the system and the user
-    config.env.options.reward = ""  # MODULE:FUNCTION of (prompt, reply, row)
-    config.env.options.step = ""  # MODULE:FUNCTION of (messages, row), for several turns
-    config.env.options.tools = ""  # MODULE:LIST of functions that a reply may call
-    config.env.options.success = 1.0  # reward from which on a reply is a success
-    config.env.options.solution = ""  # field with a right reply, for the tiny agent
-    config.env.options.split_field = ""  # field with each row's split; "": by a hash of the prompt
-    config.env.options.instructions = ""  # what the system message begins with
-    config.env.options.max_rows = config_dict.placeholder(int)  # None: all
-    presets.apply(config, model)
-    if model == "tiny":
-        config.rollout.groups = 32
-        config.rollout.max_new_tokens = 40
-        config.optimizer.learning_rate = 2e-4
-        config.optimizer.schedule = "linear"
-        config.diagnose.every = 5
-        config.warmstart.plan_moves = 1
-        config.warmstart.rooms = 1024  # of the rows to be imitated some are left to be checked on
-        config.warmstart.check_every = 25
-        config.warmstart.success = 0.25
-        config.steps = 120
-    recipes.apply(config, names)
-    return config
+    return build_config(
+        preset,
+        dict(name="dataset", **ONE_REPLY),
+        dict(
+            path=placeholder(str),  # JSON lines, JSON list or parquet
+            hub="",  # instead of it, a data set of the Hub
+            hub_subset="",  # its configuration
+            hub_split="train",
+            hub_revision="",  # "": the newest
+            prompt="prompt",  # field: a text, or messages of the system and the user
+            reward="",  # MODULE:FUNCTION of (prompt, reply, row)
+            step="",  # MODULE:FUNCTION of (messages, row), for several turns
+            tools="",  # MODULE:LIST of functions that a reply may call
+            success=1.0,  # reward from which on a reply is a success
+            solution="",  # field with a right reply, for the tiny agent
+            split_field="",  # field with each row's split; "": by a hash of the prompt
+            instructions="",  # what the system message begins with
+            max_rows=placeholder(int),  # None: all
+        ),
+        tiny={
+            **TINY_REPLIES,
+            "optimizer.learning_rate": 2e-4,
+            "warmstart.rooms": 1024,  # of the rows to be imitated some are left to be checked on
+            "warmstart.success": 0.25,
+        },
+    )
