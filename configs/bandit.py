@@ -1,28 +1,27 @@
-"""Bandit (RAGEN): one reply, which names the arm that pays most on average.
+"""Bandit (RAGEN): name the arm that pays most on average, in one reply.
 
     python -m ragen_jax.train --config=configs/bandit.py[:PRESET]
 
 tiny (default)
-    A 0.2 M parameter agent that first imitates a solver: two arms that pay 0.05 to 0.95, the one
-    surely and the other on average, so that either can be the better one.
-    Hardware and time: 2 CPU cores; some 100 s of CPU time of warm start (once), under 6 minutes of
-    training.
+    A 0.2 M parameter agent that first imitates a solver. There are a sure arm and a risky arm; both
+    pay 0.05 to 0.95 on average, so either can be the better arm.
+    Hardware and time: 2 CPU cores; about 100 s of CPU time for the warm start (once), under
+    6 minutes for training.
     Expected: held-out success 0.59 -> 0.74 (+15.7 points, mean of three seeds;
     docs/results/bandit_tiny.md).
-    Departs from the paper: no KL term; 32 prompts a step, because a reply is one short turn; pay
-    and chances that differ from problem to problem; learning rate 4e-4, falling to 0, over 250
-    steps; diagnosis every fifth step; imitation ends as soon as the agent names arms, though it
-    does not choose between them yet.
+    Differences from the paper: no KL term; 32 prompts per step, because an episode is one short
+    reply; pay and chances differ between problems; learning rate 4e-4, decaying to 0 over 250
+    steps; diagnosis every fifth step; imitation ends as soon as the agent names arms, before it
+    chooses between them.
 llm
-    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
-    micro-batch, mesh and rematerialisation follow from its size and from the devices
-    (configs/presets.py).
+    As below, for any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path. Its size and the
+    devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
-    Group-relative advantages, a sure arm of 0.1 and a risky one that pays 1 with a probability of
-    0.25, 400 new tokens a reply. Not trained here yet.
+    Group-relative advantages, a sure arm that pays 0.1 and a risky arm that pays 1 with probability
+    0.25, 400 new tokens per reply. Not trained here yet.
 
-`told=False` with `names` "fitting" or "misleading" leaves the names alone to go by. With
-`pulls=N`, `env.max_turns` and `env.max_actions` must be N as well.
+With `told=False` and `names` "fitting" or "misleading", the names are the only information about
+the arms. With `pulls=N`, set `env.max_turns` and `env.max_actions` to N.
 """
 
 from ml_collections import ConfigDict
@@ -31,7 +30,7 @@ from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
     return build_config(
         preset,
         dict(name="bandit", **ONE_REPLY),

@@ -1,14 +1,15 @@
-"""Every field of a run, once: default, domain, when it is read, unit and meaning.
+"""Declares every field of a run: default, accepted values, conditions, unit and meaning.
 
-A field is declared as `name=domain(default, bounds or choices, conditions)`. Domains are those of
-ragen_jax/core/domains.py; a condition names the fields without whose values a run never reads the
-field. Checks, `--help`, the command line and the reference in the documentation derive from this
-page. What depends on several fields is checked in ragen_jax/config/check.py; the values of
-env.options are checked by the environment.
+A section is a frozen dataclass; `Config`, at the end, is the whole. A field is declared as
+`name: type = domain(default, bounds or choices, conditions)  # meaning`. The domains are in
+ragen_jax/core/domains.py. A condition is a test of other fields' values; if it fails, a run does
+not read the field. Checks, `--help`, the command line and the reference in the documentation are
+derived from this file. Rules about several fields are checked in ragen_jax/config/check.py, and the
+values of env.options by the environment.
 
-A config file calls get_config() and changes what it needs; `--config.a.b=v` changes one field. The
-values here are those of the paper (RAGEN-2, arXiv 2604.06268, section 4.1 and appendix B.2) where
-it gives one; the tiny preset of configs/sokoban.py says where and why it departs.
+A config file calls get_config() and changes some fields; `--config.a.b=v` changes a single field.
+The defaults are the values of the paper (RAGEN-2, arXiv 2604.06268, section 4.1 and appendix B.2)
+where it gives them; the docstring of configs/sokoban.py lists the differences of its tiny preset.
 """
 
 import dataclasses
@@ -43,22 +44,24 @@ from ragen_jax.model.dates import AUTO, is_day
 from ragen_jax.rollout import chat
 from ragen_jax.storage.trackers import TRACKERS
 
-EVERY = 10**6  # steps between two of anything, at most
-SEEDS = 2**29  # an environment's seeds are seed * 2**32 and up, below datasets.IMITATION_SEEDS
-EVAL_SEEDS = 2**30  # datasets.EVALUATION_SEEDS + seed * 2**32 and up, below 2**63
-TOKENS = 2**17  # of a prompt or a reply: the longest that a known model reads
-# Of float32 a number this near to 1 can still be told from it.
-MOST_DECAY = 0.999999
+EVERY = 10**6  # maximum number of steps between two events
+# Number of training seeds: problems have seeds from seed * 2**32, below datasets.IMITATION_SEEDS.
+SEEDS = 2**29
+# Number of evaluation seeds: problems have seeds from datasets.EVALUATION_SEEDS + seed * 2**32,
+# below 2**63.
+EVAL_SEEDS = 2**30
+TOKENS = 2**17  # maximum tokens of a prompt or a reply: the longest context of a known model
+MOST_DECAY = 0.999999  # maximum decay rate; float32 still distinguishes it from 1
 
 
 def environment_name(default: str) -> str:
-    """A name of envs.ENVS, or MODULE:CLASS."""
+    """Accept a name of envs.ENVS, or MODULE:CLASS."""
     what = f"one of {', '.join(ENVS)}, or MODULE:CLASS for your own environment"
     return Field(default, what, known, ()).declare()
 
 
 def day(default: str, *read: ReadWhen) -> str:
-    """A date as text, or AUTO."""
+    """Accept a date as text, or AUTO."""
     return Field(
         default,
         f"a date as YYYY-MM-DD, or {AUTO!r} (the day the run starts)",
@@ -67,7 +70,7 @@ def day(default: str, *read: ReadWhen) -> str:
     ).declare()
 
 
-# Conditions: when a run reads a field.
+# Conditions under which a run reads a field.
 
 TIMED = ReadWhen(("env.time_limit",), bool)
 TINY = ReadWhen(("model.path",), lambda path: path == "tiny")
@@ -158,22 +161,23 @@ class Env(Section):
     context: str = one_of("full", chat.CONTEXTS)
     # turns that "window" shows, including the current turn
     window: int = whole(3, 1, 1000, WINDOW)
-    # most tokens of prompt and reply; drops old turns; 0: no limit
+    # maximum tokens of a prompt and its reply; old turns are dropped; 0: no limit
     max_context: int = whole(0, 0, 2 * TOKENS)
-    # number of problems that training repeats; 0: new problems every step
+    # number of training problems, which are repeated; 0: new problems every step
     pool: int = whole(0, 0, 10**6)
     # "full": rules, format, budgets; "terse": only the observation
     prompt: str = one_of("full", chat.PROMPTS)
-    max_turns: int = whole(5, 1, 1000)  # most replies in an episode
-    actions_per_turn: int = whole(2, 1, 1000)  # most actions executed per reply
-    max_actions: int = whole(10, 1, 10**6)  # most actions in an episode
+    max_turns: int = whole(5, 1, 1000)  # maximum replies per episode
+    actions_per_turn: int = whole(2, 1, 1000)  # maximum actions executed per reply
+    max_actions: int = whole(10, 1, 10**6)  # maximum actions per episode
     # reward of a malformed reply or an unknown action; <= 0
     format_penalty: float = number(-0.1, -(10**6), 0)
     time_limit: float = number(0.0, 0, 10**5)  # seconds per environment step; 0: no limit
-    # environment steps run in parallel when time_limit is set
+    # number of environment steps that run in parallel if time_limit is set
     workers: int = whole(16, 1, 1024, TIMED)
-    # Largest fraction of a step's episodes that may fail (raise, hang or return invalid
-    # values); they are excluded from training. Above it the run stops.
+    # Maximum fraction of a step's episodes whose environment may fail (raise, hang or
+    # return invalid values). Failed episodes are excluded from training; if more fail,
+    # the run stops.
     max_error_share: float = number(0.1, 0, 1)
 
 
@@ -192,12 +196,12 @@ class Rollout(Section):
     groups: int = whole(8, 1, 2**14)  # G: groups (prompts) per step of env
     group_size: int = whole(16, 1, 2**14)  # K: episodes per group
     temperature: float = above(1.0, 0, 100)  # temperature of sampling and of the loss
-    max_new_tokens: int = whole(400, 1, TOKENS)  # most tokens per reply
+    max_new_tokens: int = whole(400, 1, TOKENS)  # maximum tokens per reply
     compact: bool = flag(True)  # remove finished episodes from the decoding batch
-    # Episodes decoded concurrently; a free slot takes the next episode. The KV cache
-    # has this many rows. 0: all episodes of a step at once. Use it if reply lengths
-    # vary widely or a step's cache does not fit; all programs are then compiled at
-    # the start. For training and evaluation.
+    # Number of episodes decoded concurrently, in training and evaluation, which is also
+    # the number of rows of the KV cache; a free slot takes the next episode. 0: all
+    # episodes of a step at once. Use slots if reply lengths vary widely or a step's
+    # cache does not fit into memory; all programs are then compiled at the start.
     slots: int = whole(0, 0, 2**20)
     # Tokens decoded between checks for finished replies, whose episodes then continue
     # independently; at most max_new_tokens. 0: with slots, an eighth of max_new_tokens
@@ -205,8 +209,8 @@ class Rollout(Section):
     chunk: int = whole(0, 0, TOKENS)
     # 1: play the next step's episodes during this step's updates, with the policy
     # before the updates. From the second step on, episodes are one step old;
-    # algorithm.mismatch_cap corrects for it. Needs one device or
-    # sampling_mesh.devices. 0: in turn.
+    # algorithm.mismatch_cap corrects for it. Needs a single device or
+    # sampling_mesh.devices. 0: rollouts and updates alternate.
     ahead: int = whole(0, 0, 1)
     save_every: int = whole(10, 0, EVERY)  # steps between files in rollouts/; 0: none
 
@@ -215,9 +219,9 @@ class Rollout(Section):
 class Collect(Section):
     """Selection of a step's groups before the filter."""
 
-    # most rollouts to find rollout.groups groups with variance (DAPO)
+    # maximum rounds of play to find rollout.groups groups with variance (DAPO)
     max_rounds: int = whole(1, 1, 1000)
-    # A problem of env.pool without variance in its last n visits is played with
+    # A problem of env.pool that had no variance in its last n visits is played with
     # probability max(explore ** n, explore_least). GRESO: 0.5; 1: always.
     explore: float = above(1.0, 0, 1, POOL)
     explore_least: float = above(0.01, 0, 1, POOL, EXPLORE)
@@ -231,11 +235,13 @@ class Filter(Section):
     strategy: str = one_of("top_p", filter.STRATEGIES)
     # parameter of the strategy; top_p: fraction of the variance mass kept
     value: float = number(0.9, 0, 10**6, FILTERED)
-    # or reward_std, reward_sum, reward_mean, length
+    # score of a group: reward_variance | reward_std | reward_sum | reward_mean |
+    # entropy | entropy_variance | length
     metric: str = one_of("reward_variance", filter.METRICS)
-    # top_p by "linear" mass (paper) or "softmax" (released scripts)
+    # mass of top_p: "linear" (paper) or "softmax" (released scripts)
     mode: str = one_of("linear", filter.MODES, MASS, PART_OF_MASS)
-    keep: str = one_of("largest", filter.KEEP, FILTERED)  # or "smallest", for diagnosis
+    # scores to keep; "smallest": for diagnosis
+    keep: str = one_of("largest", filter.KEEP, FILTERED)
     include_zero: bool = flag(False, FILTERED)  # whether groups without variance can be kept
     # tolerance of the linear threshold
     eps: float = number(0.01, 0, 10**9, MASS, PART_OF_MASS, LINEAR)
@@ -244,7 +250,7 @@ class Filter(Section):
     # code), or "none". A loss summed over rows (algorithm.aggregation
     # seq-mean-token-sum-norm) is already linear.
     loss_scale: str = one_of("linear", filter.LOSS_SCALES, DROPPED)
-    # Keep the same number of groups, drawn at random: the control experiment.
+    # Keep the same number of groups, but drawn at random (control experiment).
     at_random: bool = flag(False, FILTERED)
     # Episodes kept per kept group: the best top_members and the worst
     # bottom_members; 0 and 0: all.
@@ -294,14 +300,14 @@ class Algorithm(Section):
     kl_kind: str = one_of("k3", (*losses.KL_KINDS, losses.EXACT), KL)
     # coefficient of KL(policy || initial policy); 0: no KL
     kl_coef: float = number(0.001, 0, 1000)
-    # or "reward": subtracted from each token's reward
+    # where the KL term enters: the "loss", or the "reward" of each token (subtracted)
     kl_in: str = one_of("loss", ("loss", "reward"), KL)
     # Where to keep the reference policy between uses: "device", or "host": pinned host
     # memory, copied to the devices for every update.
     kl_memory: str = one_of("device", tuple(MEMORIES), KL, NOT_LORA)
     # KL in nats per token to which kl_coef adapts; 0: fixed
     kl_target: float = number(0.0, 0, 1000, KL)
-    # adaptation rate of kl_coef; from 5 on kl_coef would reach 0
+    # adaptation rate of kl_coef; at 5 or more, kl_coef could become 0
     kl_gain: float = number(0.1, 0, 4, KL, KL_STEERED)
     entropy_coef: float = number(0.001, 0, 1000)  # coefficient of the exact entropy bonus
     # Tokens with the bonus: all | actions (inside <answer>) | upper_groups |
@@ -337,16 +343,16 @@ class Optimizer(Section):
     """AdamW, and the division of a step into updates."""
 
     learning_rate: float = above(1e-6, 0, 1)
-    schedule: str = one_of(
-        "constant", schedules.SCHEDULES
-    )  # or "linear", "cosine": decay to 0 over the run
+    # constant | linear, cosine: decay to 0 over the run
+    schedule: str = one_of("constant", schedules.SCHEDULES)
     warmup_updates: int = whole(0, 0, 10**9)  # updates of linear warm-up from 0
     b1: float = number(0.9, 0, MOST_DECAY)
     b2: float = number(0.999, 0, MOST_DECAY)
-    eps: float = number(1e-8, 1e-20, 1)  # above 0 as float32
+    eps: float = number(1e-8, 1e-20, 1)  # must be above 0 in float32
     weight_decay: float = number(0.01, 0, 10)
-    max_grad_norm: float = above(1.0, 0, 10**9)  # bound of the gradient's global norm
-    minibatches: int = whole(4, 1, 1024)  # updates per iteration, which share the kept rows evenly
+    max_grad_norm: float = above(1.0, 0, 10**9)  # maximum global norm of the gradient
+    # updates per step, each with an equal part of the kept rows
+    minibatches: int = whole(4, 1, 1024)
     micro_batch: int = whole(4, 1, 2**16)  # rows per forward and backward pass
 
 
@@ -360,12 +366,11 @@ class Diagnose(Section):
     # which doubles the cost of the trajectory scope.
     flow_every: int = whole(5, 0, EVERY, DIAGNOSED)
     # Steps between diagnostics/*.npz, on steps that `every` selects: the first-turn
-    # scores behind MI, at most 64 x 64 (reasoning x prompts); 0: none.
+    # scores from which MI is computed, at most 64 x 64 (reasonings x prompts); 0: none.
     scores_every: int = whole(10, 0, EVERY, DIAGNOSED)
-    # first turns scored under all first prompts
+    # maximum number of first turns to score, each under the first prompts of all groups
     first_turn_samples: int = whole(64, 1, 4096, DIAGNOSED)
-    # turns sampled from whole trajectories
-    trajectory_samples: int = whole(64, 1, 4096, DIAGNOSED)
+    trajectory_samples: int = whole(64, 1, 4096, DIAGNOSED)  # episodes with a random turn to score
     micro_batch: int = whole(64, 1, 2**16, SCORED)  # (prompt, reasoning) pairs per device call
     # Steps between probe/ metrics, from first turns on a fixed set of held-out
     # problems with fixed noise; the first probe is before any update. 0: never.
@@ -381,7 +386,7 @@ class Diagnose(Section):
     gradients_groups: int = whole(96, 0, 10**5, GRADIENTS)
     # buckets of equal size; groups without variance are separate
     gradients_buckets: int = whole(6, 1, 1000, GRADIENTS, NO_EDGES)
-    # or increasing reward variances between buckets
+    # increasing reward variances that separate the buckets; (): buckets of equal size
     gradients_edges: tuple[float, ...] = numbers_above((), 0, 10**12, GRADIENTS)
 
 
@@ -389,14 +394,14 @@ class Diagnose(Section):
 class Eval(Section):
     """Evaluation on held-out problems."""
 
-    # steps between evaluations, the first before any update; 0: none
+    # steps between evaluations; the first is before any update; 0: none
     every: int = whole(20, 0, EVERY)
     # number of held-out problems, the same every time
     episodes: int = whole(512, 1, 10**5, HELD_OUT)
     temperature: float = above(0.5, 0, 100, EVALUATED)
-    top_k: int = whole(0, 0, 10**6, EVALUATED)  # 0: all
-    top_p: float = above(1.0, 0, 1, EVALUATED)  # 1: all
-    min_p: float = number(0.0, 0, MOST_DECAY, EVALUATED)  # 0: all
+    top_k: int = whole(0, 0, 10**6, EVALUATED)  # 0: all tokens
+    top_p: float = above(1.0, 0, 1, EVALUATED)  # 1: all tokens
+    min_p: float = number(0.0, 0, MOST_DECAY, EVALUATED)  # 0: all tokens
     # seed of the held-out set and of its sampling noise
     seed: int = whole(0, 0, EVAL_SEEDS - 1, HELD_OUT)
 
@@ -417,7 +422,7 @@ class SuccessRule(Section):
     """Held-out success stays low."""
 
     action: str = one_of("stop", ("stop", "warn", "off"), EVALUATED)
-    # evaluations in a row, without the first (before any update)
+    # evaluations in a row, not counting the evaluation before any update
     patience: int = whole(5, 1, EVERY, EVALUATED, _rule("success"))
     least: float = above(0.01, 0, 1, EVALUATED, _rule("success"))  # threshold of success
 
@@ -468,7 +473,7 @@ class EntropyRange(Section):
 class Tighten(Section):
     """Steps of the action "tighten"."""
 
-    every: int = whole(3, 1, EVERY, TIGHTENED)  # steps of an alarm between two changes
+    every: int = whole(3, 1, EVERY, TIGHTENED)  # steps between two changes during an alarm
     factor: float = above(0.95, 0, 1, TIGHTENED)  # factor applied to filter.value at each change
     least: float = above(0.8, 0, 1, TIGHTENED)  # smallest fraction of filter.value
 
@@ -482,12 +487,12 @@ class Regimes(Section):
 
     # warn | stop (exit code 3) | checkpoint | tighten (the filter) | off
     action: str = one_of("warn", ("warn", "stop", "checkpoint", "tighten", "off"))
-    baseline: int = whole(5, 2, 100)  # fewest values in a level
+    baseline: int = whole(5, 2, 100)  # minimum number of values in a level
     # steps in the recent mean, at least the last 4 to 6 values
     recent: int = whole(15, 1, 32)
-    long: int = whole(100, 2, 100)  # most values in a level
+    long: int = whole(100, 2, 100)  # maximum number of values in a level
     clear_patience: int = whole(5, 1, EVERY)  # steps near the level that end a sign
-    # "near": this fraction of the logarithmic distance back to the level
+    # definition of "near": this fraction of the logarithmic distance back to the level
     recover: float = above(0.5, 0, 1)
     # threshold of low H(Z|X) and low information for regime/index
     low: float = above(0.5, 0, 1, DIAGNOSED)
@@ -517,8 +522,8 @@ class Checkpoint(Section):
 
     # steps between checkpoints; 0: only the last step, always saved
     every: int = whole(20, 0, EVERY)
-    keep: int = whole(2, 1, EVERY)  # newest checkpoints kept
-    disk_retry_seconds: float = number(600.0, 0, 10**6)  # longest wait for a failing disk; 0: none
+    keep: int = whole(2, 1, EVERY)  # number of newest checkpoints to keep
+    disk_retry_seconds: float = number(600.0, 0, 10**6)  # maximum wait for a failing disk; 0: none
     export: bool = flag(True)  # write the trained model in Hugging Face format at the end
 
 
@@ -527,7 +532,7 @@ class Log(Section):
     """Where metrics go besides metrics.jsonl."""
 
     # Trackers that receive the metrics: any of tensorboard, wandb, mlflow, trackio
-    # (ragen_jax/run/trackers.py).
+    # (ragen_jax/storage/trackers.py).
     trackers: tuple[str, ...] = any_of(("tensorboard",), TRACKERS)
 
 
@@ -544,7 +549,7 @@ class Mesh(Section):
 class SamplingMesh(Section):
     """The same for sampling and scoring: fsdp=1 gathers weights, tensor>1 splits them by heads.
 
-    All three 0: as mesh.
+    All three 0: same as mesh.
     """
 
     data: int = whole(0, -1, 2**20)
@@ -566,7 +571,7 @@ class Warmstart(Section):
     mlp_width: int = whole(256, 1, 2**14, TINY)
     tower_layers: int = whole(0, 0, 64, TINY)  # layers of its vision tower; 0: no vision
     tower_width: int = whole(64, 16, 4096, TINY, SEEING)
-    rooms: int = whole(8192, 1, 2**17, TINY)  # solved problems to imitate
+    rooms: int = whole(8192, 1, 2**17, TINY)  # number of solved problems to imitate
     plan_moves: int = whole(4, 0, 1000, TINY)  # moves of the solver's plan in the reasoning
     # Reasoning style (envs/styles.py) -> its fraction of the demonstrations; empty:
     # the environment's `explain`
@@ -578,7 +583,7 @@ class Warmstart(Section):
     check_every: int = whole(50, 1, EVERY, TINY)  # updates between checks of success
     check_episodes: int = whole(256, 1, 10**5, TINY)  # problems per check, at temperature 1
     success: float = number(0.35, 0, 1, TINY)  # success rate at which imitation stops; 0 to 1
-    # most updates; an error if success is not reached by then
+    # maximum updates; an error if success is not reached by then
     max_updates: int = whole(6000, 1, EVERY, TINY)
 
 
@@ -587,8 +592,8 @@ class Config(Section):
     """The settings of a run."""
 
     seed: int = whole(0, 0, SEEDS - 1)  # random seed of the run; int >= 0
-    # iterations, each one rollout and optimizer.minibatches updates; times minibatches below 2**31,
-    # which the optimizer counts to
+    # number of steps, each with a rollout and optimizer.minibatches updates; the number of updates
+    # must be below 2**31
     steps: int = whole(200, 0, EVERY)
     model: Model = Model()
     env: Env = Env()
@@ -615,5 +620,5 @@ class Config(Section):
 
 
 def get_config() -> ConfigDict:
-    """The defaults."""
+    """Return the default config."""
     return ConfigDict(Config().to_dict())

@@ -1,30 +1,29 @@
-"""Countdown (RAGEN-2, section 4.1): one reply, an expression of the given numbers for the target.
+"""Countdown (RAGEN-2, section 4.1): combine given numbers into a target number, in one reply.
 
     python -m ragen_jax.train --config=configs/countdown.py[:PRESET]
                               [--config.env.options.path=FILE.parquet]
 
 tiny (default)
-    A 0.2 M parameter agent that first imitates a solver: three numbers up to 30, targets from 10
-    to 60, all solvable by + and -.
-    Hardware and time: 2 CPU cores; half a minute of warm start (once), under 4 minutes of training
-    on a busy machine.
+    A 0.2 M parameter agent that first imitates a solver. Problems have three numbers up to 30 and
+    targets from 10 to 60, and all are solvable with + and -.
+    Hardware and time: 2 CPU cores; half a minute for the warm start (once), under 4 minutes for
+    training on a busy machine.
     Expected: held-out success 0.29 -> 0.45 (+16.7 points, mean of three seeds;
     docs/results/countdown_tiny.md).
-    Departs from the paper: no KL term; 32 prompts a step, because a reply is one short turn;
-    learning rate 4e-4, falling to 0; diagnosis every fifth step; imitation ends early, since
-    learning then starts from an agent that still tries different answers.
+    Differences from the paper: no KL term; 32 prompts per step, because an episode is one short
+    reply; learning rate 4e-4, decaying to 0; diagnosis every fifth step; imitation ends early, so
+    that training starts with an agent that still tries different answers.
 llm
-    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
-    micro-batch, mesh and rematerialisation follow from its size and from the devices
-    (configs/presets.py).
+    As below, for any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path. Its size and the
+    devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages, three or four numbers up to 99, 400 new
-    tokens a reply. Not trained here yet.
+    tokens per reply. Not trained here yet.
 
-`path` draws problems from a parquet file (columns target and nums, as in
-Jiayi-Pan/Countdown-Tasks-3to4) instead of generating them; `count`, `largest` and `targets` then
-have no part. Problems and agents are kept under the content of the file, not its name. The tiny
-agent needs a larger `rollout.max_new_tokens` (about 56) for four numbers.
+With `path`, problems are drawn from a parquet file (columns target and nums, as in
+Jiayi-Pan/Countdown-Tasks-3to4) instead of being generated; `count`, `largest` and `targets` are
+then ignored. The cache identifies the file by its content, not its name. For four numbers, the tiny
+agent needs a larger `rollout.max_new_tokens` (about 56).
 """
 
 from ml_collections import ConfigDict
@@ -34,7 +33,7 @@ from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
     return build_config(
         preset,
         dict(name="countdown", **ONE_REPLY),

@@ -4,27 +4,27 @@
 
 tiny (default)
     A 0.2 M parameter agent that first imitates a solver, in single-turn context.
-    Hardware and time: 2 CPU cores; 40 s of warm start (once), under 6 minutes of training on a
-    busy machine.
+    Hardware and time: 2 CPU cores; 40 s for the warm start (once), under 6 minutes for training on
+    a busy machine.
     Expected: held-out success 0.47 -> 0.56 (+8.8 points, mean of three seeds;
     docs/results/frozen_lake_tiny.md).
-    Departs from the paper: no KL term; learning rate 1e-4 (benchmarks/NOTES.md); lakes can be
-    crossed within the ten moves an episode has.
+    Differences from the paper: no KL term; learning rate 1e-4 (benchmarks/NOTES.md); all lakes can
+    be crossed within the ten moves of an episode.
 llm
-    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
-    micro-batch, mesh and rematerialisation follow from its size and from the devices
-    (configs/presets.py).
+    As below, for any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path. Its size and the
+    devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
-    The paper's setting with group-relative advantages, full history, 400 new tokens a reply. Not
+    The paper's setting with group-relative advantages, full history, 400 new tokens per reply. Not
     trained here yet.
 tiny-vl
-    The tiny agent with a vision tower, which is shown pictures of 32 x 32 pixels. It imitates until
-    it reads them (0.98 of what it says is so), 145 s on two cores; held-out success 0.71 -> 0.73,
-    three seeds: no gain that can be told from noise (docs/results/sokoban_seeing.md).
+    The tiny agent with a vision tower. Observations are images of 32 x 32 pixels. Imitation ends
+    when the agent reads them (0.98 of its statements are true), after 145 s on two cores.
+    Expected: held-out success 0.71 -> 0.73 (three seeds; no gain that can be distinguished from
+    noise; docs/results/sokoban_seeing.md).
 qwen2.5-vl-3b
-    As those, but the model sees the lake: every observation is a picture. Not trained here yet.
+    As the other models, but every observation is an image of the lake. Not trained here yet.
 
---config.env.options.observation=image shows pictures, to models that see
+--config.env.options.observation=image shows images to models with a vision tower
 (docs/environments/pictures.md).
 """
 
@@ -34,7 +34,7 @@ from ragen_jax.configs.presets import TINY_VL, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
     return build_config(
         preset,
         dict(name="frozen_lake"),

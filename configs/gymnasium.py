@@ -1,18 +1,19 @@
-"""A Gymnasium environment whose observations and actions are text, by its id.
+"""A Gymnasium environment, given by its id, whose observations and actions are text.
 
     python -m ragen_jax.train --config=configs/gymnasium.py:llm --config.model.path=DIR_OR_HUB_ID
                               --config.env.options.id=mine/Hunt-v0 --config.env.options.module=hunt
 
 llm
-    Any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path (configs/presets.py).
+    Any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path (configs/presets.py).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages.
 
-    Where its info has no `success` or `is_success`, --config.env.options.success_reward=NUMBER says
-    from which sum of rewards on an episode is solved; without it there are no figures of success.
+`success` or `is_success` in the environment's info says whether an episode is solved. If the info
+has neither, set --config.env.options.success_reward=NUMBER, the minimum sum of rewards of a solved
+episode; otherwise there are no success metrics.
 
-Time and score are the environment's. The tiny agent has no solver to imitate here; an environment
-of your own may have one (docs/environments/engines.md).
+Time and score depend on the environment. There is no tiny preset, because there is no solver to
+imitate; your own environment may have a solver (docs/environments/engines.md).
 """
 
 from ml_collections import ConfigDict
@@ -22,7 +23,7 @@ from ragen_jax.configs.presets import build_config
 
 
 def get_config(preset: str = "llm") -> ConfigDict:
-    """The config of a preset: one of presets.PRESETS but tiny, then recipes: "llm+ppo"."""
+    """Return the config of a preset (any of presets.PRESETS but "tiny"), such as "llm+ppo"."""
     return build_config(
         preset,
         dict(name="gymnasium", actions_per_turn=1, max_actions=5),

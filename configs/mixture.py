@@ -1,22 +1,22 @@
-"""Sokoban, FrozenLake and Countdown in one run: one policy, one update, figures for each.
+"""Sokoban, FrozenLake and Countdown in one run, with one policy and one update per step.
 
     python -m ragen_jax.train --config=configs/mixture.py[:PRESET]
 
-Each environment has its own groups, budgets and context; the filter ranks its groups by
-themselves, so that none is starved by another's larger rewards. The plain names in metrics.jsonl
-(eval/success) are means over the environments, those with a name in them (eval/sokoban/success)
-are its own.
+Each environment has its own groups, budgets and context. The filter ranks the groups of each
+environment separately, so that large rewards in one environment do not displace the groups of
+another. In metrics.jsonl, names without an environment (eval/success) are means over the
+environments; names with an environment (eval/sokoban/success) are for that environment.
 
 tiny (default)
     A 0.2 M parameter agent that first imitates all three solvers.
-    Hardware and time: 2 CPU cores; on a busy machine, 7 minutes of warm start (once) and 14 of
-    training.
-    Expected: held-out success, mean of the three, 0.41 -> 0.52 (+11.5 points, three seeds:
-    docs/results/mixture_tiny.md): Sokoban and FrozenLake +10, Countdown +14.
-    Departs from the paper: as the three config files do; imitation ends when each environment's
-    success is 0.15.
+    Hardware and time: 2 CPU cores; on a busy machine, 7 minutes for the warm start (once) and 14
+    for training.
+    Expected: mean held-out success of the three environments 0.41 -> 0.52 (+11.5 points, three
+    seeds; docs/results/mixture_tiny.md); Sokoban and FrozenLake +10, Countdown +14.
+    Differences from the paper: those of the three config files; imitation ends when success is 0.15
+    in each environment.
 llm, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
-    The settings of the three config files, with Sokoban's algorithm. Not trained here yet.
+    The settings of the three config files, with the algorithm of Sokoban. Not trained here yet.
 """
 
 from ml_collections import ConfigDict
@@ -25,7 +25,7 @@ from ragen_jax.configs import countdown, frozen_lake, presets, recipes, sokoban
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
     model, names = presets.split(preset)
     config = sokoban.get_config(model)
     for other in (frozen_lake, countdown):

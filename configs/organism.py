@@ -1,21 +1,21 @@
-"""An organism of template collapse: an agent that was taught two ways to think before it acts.
+"""A model organism of template collapse: an agent that has imitated two reasoning styles.
 
     python -m ragen_jax.train --config=configs/organism.py[:WORLD[+RECIPE...]]
 
-Half of its demonstrations say where everything is (style "grounded"); the other half, of the same
-rooms with the same actions, are a sentence about no room in particular (style "template", about as
-long). Both solve about as much, so reward does not tell them apart, while the entropy bonus favours
-the sentence that has more to choose from: reasoning that stays diverse, valid and successful and
-no longer depends on the input. Every sentence tells which it is (reasoning/style/*), so that
-whatever claims to see the drift can be held against it.
+Half of its demonstrations state where everything is (style "grounded"). The other half have the
+same rooms and actions, but their reasoning is a sentence of similar length that depends on no room
+(style "template"). Both styles solve about the same number of rooms, so the reward does not
+distinguish them, but the entropy bonus favours the template, which has more variants. The reasoning
+thus stays diverse, valid and successful while it ceases to depend on the input. The style of every
+reasoning is known (reasoning/style/*), so that detectors of collapse can be tested against it.
 
 WORLD  sokoban (default) or frozen_lake.
-RECIPE those of configs/recipes, such as no_filter.
+RECIPE a recipe of configs/recipes, such as no_filter.
 
-    --config.warmstart.styles.template=0.2    a smaller share of templates
-    --config.warmstart.styles.silent=0.5      and some without any reasoning
-    --config.warmstart.plan_moves=0             the grounded text tells no plan, only positions
-    --config.algorithm.entropy_coef=0.0         the drift's motor
+    --config.warmstart.styles.template=0.2      a smaller fraction of templates
+    --config.warmstart.styles.silent=0.5        some demonstrations without any reasoning
+    --config.warmstart.plan_moves=0             the grounded text has positions, but no plan
+    --config.algorithm.entropy_coef=0.0         no entropy bonus, which drives the drift
 """
 
 from ml_collections import ConfigDict
@@ -23,16 +23,16 @@ from ml_collections import ConfigDict
 from ragen_jax.configs import frozen_lake, recipes, sokoban
 from ragen_jax.envs.styles import UNGROUNDED
 
-# World -> (config, success at which the warm start stops). At 0.4, FrozenLake's sentences are only
-# half learnt and drift into neither style.
+# World -> (config, success at which the warm start stops). At 0.4 in FrozenLake, the sentences are
+# only half learnt, and the reasoning drifts to neither style.
 WORLDS = {"sokoban": (sokoban, 0.4), "frozen_lake": (frozen_lake, 0.6)}
 
 
 def get_config(preset: str = "sokoban") -> ConfigDict:
-    """The config of a world, changed by recipes: "sokoban+no_filter".
+    """Return the config of a world with any recipes, such as "sokoban+no_filter".
 
     Raises:
-      ValueError: an unknown world or recipe.
+      ValueError: the world or a recipe is unknown.
     """
     world, *names = preset.split("+")
     if world not in WORLDS:
@@ -47,7 +47,7 @@ def get_config(preset: str = "sokoban") -> ConfigDict:
     config.algorithm.entropy_coef = 0.05
     config.optimizer.learning_rate = 2e-4
     config.eval.temperature = (
-        1.0  # at lower temperatures the single grounded opening beats eight templates
+        1.0  # lower temperatures favour the single grounded opening over the eight templates
     )
     config.eval.episodes = 256
     config.diagnose.probe_every = 4

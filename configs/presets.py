@@ -1,4 +1,4 @@
-"""What a preset means in every environment: which model, and what fits its size."""
+"""Presets of all environments: a model and the settings that fit its size."""
 
 import math
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ TINY_VL = "tiny-vl"  # the tiny agent with a vision tower
 PRESETS = ("tiny", "llm", *LLMS)  # presets of every environment
 DRAWING = (TINY_VL, *SEEING)  # presets of environments that render images
 
-# Placement on devices: parameters replicated and rows split; or parameters split over all devices
-# for training and replicated for sampling (docs/preflight.md).
+# Placement on devices (docs/preflight.md). WHOLE: parameters are replicated and rows are split.
+# SPLIT: parameters are split over all devices for training and replicated for sampling.
 WHOLE = {
     **{"mesh.data": -1, "mesh.fsdp": 1},
     **{"sampling_mesh.data": 0, "sampling_mesh.fsdp": 0, "sampling_mesh.tensor": 0},
@@ -38,40 +38,40 @@ SPLIT = {
     **{"sampling_mesh.data": -1, "sampling_mesh.fsdp": 1, "sampling_mesh.tensor": 1},
 }
 
-# Preset llm is for any Qwen2.5, Qwen3 or Llama-3 in model.path. Fields that depend on the model's
-# size and the devices are left open; unless the command line sets them,
-# ragen_jax/config/auto_fields.py fills them in.
+# Preset llm is for any Qwen2.5, Qwen3 or Llama-3 model in model.path. It leaves fields open that
+# depend on the model's size and the devices. ragen_jax/config/auto_fields.py fills them in unless
+# the command line sets them.
 OPEN = {
     "model.path": str,  # no default
     "model.dtype": str,  # float32 on CPU (bfloat16 is slower there), otherwise bfloat16
     "optimizer.micro_batch": int,  # ROWS per device, at most the rows of a minibatch
-    "model.remat": bool,  # this and the following fields: SIZES
+    "model.remat": bool,  # this and the following fields: see SIZES
     **dict.fromkeys(WHOLE, int),
 }
-SIZES = {  # largest number of parameters -> fields
+SIZES = {  # maximum number of parameters -> fields
     10**8: {"model.remat": False, **WHOLE},
     5 * 10**8: {"model.remat": True, **WHOLE},
     math.inf: {"model.remat": True, **SPLIT},
 }
-ROWS = {10**8: 4, 5 * 10**8: 4, math.inf: 1}  # largest number of parameters -> rows per device
+ROWS = {10**8: 4, 5 * 10**8: 4, math.inf: 1}  # maximum number of parameters -> rows per device
 
 
 def split(preset: str) -> tuple[str, list[str]]:
-    """("tiny", ["ppo", "no_filter"]) of "tiny+ppo+no_filter": a model and recipes."""
+    """Split a preset: "tiny+ppo+no_filter" -> (model "tiny", recipes ["ppo", "no_filter"])."""
     model, *names = preset.split("+")
     return model, names
 
 
 def accepted(environment: str) -> tuple[str, ...]:
-    """The models that an environment's config has a preset for."""
+    """Return the models for which an environment's config has a preset."""
     return (*PRESETS, *(DRAWING if environment in DRAWN else ()))
 
 
 def apply(config: ConfigDict, model: str) -> None:
-    """Sets what `model`, one that the environment accepts, changes in its config.
+    """Set the fields that a preset's model changes in the config of an environment.
 
     Raises:
-      ValueError: any other model.
+      ValueError: the environment has no preset for the model.
     """
     listed = accepted(config.env.name)
     if model not in listed:

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym: one reply, the answer to a question in words, and the task's own score.
+"""Tasks of reasoning-gym: answer a question in one reply, which the task's own rule scores.
 
     pip install 'ragen_jax[gym]'
     python -m ragen_jax.train --config=configs/reasoning_gym.py[:PRESET]
@@ -6,36 +6,35 @@
                               [--config.env.options.settings='{"max_terms": 3}']
 
 tiny (default)
-    A 0.2 M parameter agent that first imitates the task's answers: leg_counting with two kinds of
-    animals, at most three of each. A task does not say how its answers are found, so the agent's
-    thought repeats the end of the question, and the answer.
-    Another: --config.env.options.task=spell_backward
+    A 0.2 M parameter agent that first imitates the task's answers. The default task is leg_counting
+    with two kinds of animals and at most three of each. Tasks do not explain their answers, so the
+    agent's reasoning repeats the end of the question and the answer.
+    Another task: --config.env.options.task=spell_backward
     --config.env.options.settings='{"min_word_len": 3, "max_word_len": 6}'.
-    Hardware and time: 2 CPU cores; about 2 minutes of warm start (once), under 5 of training.
-    Expected: held-out success 0.51 -> 0.62 (+11.3 points, mean of three seeds), of the other
+    Hardware and time: 2 CPU cores; about 2 minutes for the warm start (once), under 5 for training.
+    Expected: held-out success 0.51 -> 0.62 (+11.3 points, mean of three seeds); spell_backward
     0.69 -> 0.86 (+16.9); docs/results/reasoning_gym_tiny.md.
-    Out of its reach so far: tasks whose questions imitation learns to copy, but not to answer, in
-    five minutes of CPU time (chain_sum with two digits a term, number_filtering). rotate_matrix
-    is learnt by imitation alone: one check of success found 0.66, the one before less than 0.3.
-    Departs from the paper: as configs/metamathqa.py, but learning rate 4e-4 and 512 held-out
-    problems, since a task may have few different ones.
+    Not learnt so far: tasks whose questions the agent learns to copy, but not to answer, in five
+    minutes of CPU time (chain_sum with two digits per term, number_filtering). rotate_matrix is
+    learnt by imitation alone: success was below 0.3 at one check and 0.66 at the next.
+    Differences from the paper: those of configs/metamathqa.py, but learning rate 4e-4; 512 held-out
+    problems, because a task may have few distinct problems.
 llm
-    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
-    micro-batch, mesh and rematerialisation follow from its size and from the devices
-    (configs/presets.py).
+    As below, for any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path. Its size and the
+    devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
-    The task with its own defaults, group-relative advantages, 400 new tokens a reply.
+    The task's defaults, group-relative advantages, 400 new tokens per reply.
     Time and score: not measured yet.
 
-docs/reasoning_gym.md lists the tasks. With `attempts` above 1, env.max_turns and env.max_actions
-must be as many. `settings` given on the command line replace those of the preset.
+docs/reasoning_gym.md lists the tasks. If `attempts` is above 1, set env.max_turns and
+env.max_actions to the same number. `settings` on the command line replace those of the preset.
 """
 
 from ml_collections import ConfigDict
 
 from ragen_jax.configs.presets import ONE_REPLY, TINY_REPLIES, build_config
 
-# Settings with which a task is short enough for the tiny agent, and few enough facts decide it.
+# Settings that make a task short and simple enough for the tiny agent.
 SHORT = {
     "leg_counting": dict(min_animals=2, max_animals=2, min_instances=1, max_instances=3),
     "spell_backward": dict(min_word_len=3, max_word_len=6),
@@ -43,7 +42,7 @@ SHORT = {
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
     return build_config(
         preset,
         dict(name="reasoning_gym", **ONE_REPLY),

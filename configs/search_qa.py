@@ -1,29 +1,30 @@
-"""SearchQA (RAGEN-2, section 4.1): a question that is answered by searching and reading.
+"""SearchQA (RAGEN-2, section 4.1): answer a question by searching and reading documents.
 
     python -m ragen_jax.train --config=configs/search_qa.py[:PRESET]
                               [--config.env.options.path=train.parquet
                                --config.env.options.corpus=corpus.json]
 
 tiny (default)
-    A 0.2 M parameter agent that first imitates one who reads: questions over two facts of a
-    generated encyclopedia, one short document a search, and only the last search in sight.
-    Hardware and time: 2 CPU cores; 8 minutes of CPU time, of them 2 for the imitation (once).
-    Held-out success, mean of three seeds: 0.56 -> 0.67 (docs/results/search_qa_tiny.md).
-    Departs from the paper: generated questions; no KL term; four turns; learning rate 2e-4, falling
-    to 0; diagnosis every fifth step; imitation ends early, since learning then starts from an agent
-    that still errs in different ways.
+    A 0.2 M parameter agent that first imitates a solver. Questions combine two facts of a generated
+    encyclopedia; a search returns one short document, and prompts show only the last search.
+    Hardware and time: 2 CPU cores; 8 minutes of CPU time, including 2 for the imitation (once).
+    Expected: held-out success 0.56 -> 0.67 (mean of three seeds; docs/results/search_qa_tiny.md).
+    Differences from the paper: generated questions; no KL term; four turns; learning rate 2e-4,
+    decaying to 0; diagnosis every fifth step; imitation ends early, so that training starts with an
+    agent that still makes different errors.
 llm
-    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
-    micro-batch, mesh and rematerialisation follow from its size and from the devices
-    (configs/presets.py).
+    As below, for any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path. Its size and the
+    devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
-    The released setting (config/_9_search.yaml): 5 turns of one action, 16 prompts of 8 episodes,
-    5,000 tokens of prompt and reply, 256 held-out questions, with group-relative advantages. Its
-    script trains with PPO: +ppo. Time and score: not measured yet.
+    The setting of the released code (config/_9_search.yaml) with group-relative advantages: 5 turns
+    of one action, 16 prompts of 8 episodes, 5,000 tokens of prompt and reply, 256 held-out
+    questions. The released script trains with PPO; add +ppo for that. Time and score: not measured
+    yet.
 
-`path` draws questions from a file instead of generating them (scripts/prepare_search_data.py of the
-released code writes HotpotQA's), `max_rows` of its first rows (released: 20,000); `hops`, `things`
-and `worlds` then have no part, and `corpus` is the file of documents that BM25 searches.
+With `path`, questions are drawn from a file instead of being generated (the released code's
+scripts/prepare_search_data.py writes the file for HotpotQA). `max_rows` is the number of first rows
+to use (released code: 20,000). `hops`, `things` and `worlds` are then ignored, and `corpus` is the
+file of documents that BM25 searches.
 """
 
 from ml_collections import ConfigDict
@@ -33,7 +34,7 @@ from ragen_jax.configs.presets import TINY_REPLIES, build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
     return build_config(
         preset,
         dict(name="search_qa", max_turns=5, actions_per_turn=1, max_actions=5, max_context=5000),
@@ -42,7 +43,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
             things=100,
             worlds=8,
             path=placeholder(str),  # file to draw from instead
-            max_rows=placeholder(int),  # most questions of the file; None: all
+            max_rows=placeholder(int),  # maximum questions of the file; None: all
             retriever="bm25",  # retriever for questions of a file
             corpus=placeholder(str),  # this or one of the next two: source of documents
             index=placeholder(str),
@@ -54,7 +55,7 @@ def get_config(preset: str = "tiny") -> ConfigDict:
         fields={"rollout.groups": 16, "rollout.group_size": 8, "eval.episodes": 256},
         tiny={
             **TINY_REPLIES,
-            "env.max_turns": 4,  # one more search than two facts need
+            "env.max_turns": 4,  # a search more than two facts need
             "env.max_actions": 4,
             "env.max_context": 0,
             "env.options.things": 20,

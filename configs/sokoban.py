@@ -4,34 +4,34 @@
 
 tiny (default)
     A 0.2 M parameter agent that first imitates a solver, in single-turn context.
-    Hardware and time: 2 CPU cores; 4 to 8 minutes in all, the warm start (once) included
-    (benchmarks/NOTES.md, time of the main command).
+    Hardware and time: 2 CPU cores; 4 to 8 minutes in all, including the warm start (once;
+    benchmarks/NOTES.md, time of the main command).
     Expected: held-out success 0.39 -> 0.56 (+17.2 points, mean of three seeds;
     docs/results/sokoban_tiny.md).
-    Departs from the paper: format penalty -1 (at -0.1 an unreadable reply is cheaper than two
-    moves); no KL term; learning rate 1e-4, the largest that the noise of eight prompts a step
-    allowed (benchmarks/NOTES.md); rooms are solvable within the ten moves an episode has.
+    Differences from the paper: format penalty -1 (with -0.1, an invalid reply costs less than two
+    moves); no KL term; learning rate 1e-4, the largest that is stable with the noise of eight
+    prompts per step (benchmarks/NOTES.md); all rooms are solvable within the ten moves of an
+    episode.
 llm
-    The paper's setting with group-relative advantages, for any Qwen2.5, Qwen3 or Llama-3 that is
-    given by --config.model.path; dtype, micro-batch, mesh and rematerialisation follow from its
-    size and from the devices (configs/presets.py).
+    The paper's setting with group-relative advantages, for any Qwen2.5, Qwen3 or Llama-3 model
+    given by --config.model.path. Its size and the devices determine dtype, micro-batch, mesh and
+    rematerialisation (configs/presets.py).
 qwen2.5-3b
-    The paper's main setting: PPO with a critic, full history, 400 new tokens a reply, bfloat16 with
-    float32 parameters. Its peaks: 12.9 without filter, 28.9 with it (table 4).
+    The paper's main setting: PPO with a critic, full history, 400 new tokens per reply, bfloat16
+    with float32 parameters. Its peak success in the paper: 12.9 without a filter, 28.9 with the
+    filter (table 4).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
-    The same with group-relative advantages; behind the preset, +ppo gives PPO.
-    docs/preflight.md says on which TPUs they fit. Not trained here yet; expect hours on several
-    accelerators.
+    The same with group-relative advantages; append +ppo for PPO. docs/preflight.md lists the TPUs
+    on which they fit. Not trained here yet; expect hours on several accelerators.
 tiny-vl
-    The tiny agent with a vision tower, which is shown pictures of 48 x 48 pixels.
-    Hardware and time: 2 CPU cores; three minutes of warm start (once), eight for 100 steps.
+    The tiny agent with a vision tower. Observations are images of 48 x 48 pixels.
+    Hardware and time: 2 CPU cores; 3 minutes for the warm start (once), 8 for 100 steps.
     Expected: held-out success 0.47 -> 0.57 in 100 steps (+10.4 points, mean of three seeds;
     docs/results/sokoban_seeing.md).
 qwen2.5-vl-3b
-    As those of Qwen2.5, but the model sees the room: every observation is a picture. Not trained
-    here yet.
+    As the Qwen2.5 models, but every observation is an image of the room. Not trained here yet.
 
---config.env.options.observation=image shows pictures, to models that see
+--config.env.options.observation=image shows images to models with a vision tower
 (docs/environments/pictures.md).
 """
 
@@ -41,7 +41,7 @@ from ragen_jax.configs.presets import build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
     return build_config(
         preset,
         dict(name="sokoban"),
@@ -53,6 +53,6 @@ def get_config(preset: str = "tiny") -> ConfigDict:
             max_solution=10,  # the action budget of an episode
         ),
         tiny={"env.format_penalty": -1.0, "rollout.max_new_tokens": 22},
-        # The critic needs the memory of unsharded sampling weights (docs/preflight.md).
+        # Split the sampling weights, because the critic needs their memory (docs/preflight.md).
         models={"qwen2.5-3b": {"algorithm.name": "ppo", "sampling_mesh.tensor": 2}},
     )

@@ -1,26 +1,25 @@
-"""Sudoku (RAGEN): fill in a 4x4 grid in five replies of two placements.
+"""Sudoku (RAGEN): fill in a 4x4 grid, in five replies of two placements.
 
     python -m ragen_jax.train --config=configs/sudoku.py[:PRESET]
 
 tiny (default)
-    A 0.2 M parameter agent that first imitates a solver, in single-turn context: four to six empty
-    cells, one placement a reply.
-    Hardware and time: 2 CPU cores; 80 s of CPU time of warm start (once), under 7 minutes of
+    A 0.2 M parameter agent that first imitates a solver, in single-turn context. Grids have four to
+    six empty cells, and a reply has one placement.
+    Hardware and time: 2 CPU cores; 80 s of CPU time for the warm start (once), under 7 minutes for
     training.
     Expected: held-out success 0.56 -> 0.77 (+20.6 points, mean of three seeds;
     docs/results/sudoku_tiny.md).
-    Departs from the paper: no KL term; learning rate 1e-4; two replies more than the most empty
-    cells.
+    Differences from the paper: no KL term; learning rate 1e-4; eight replies, two more than the
+    maximum number of empty cells.
 llm
-    The same as below for any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path; dtype,
-    micro-batch, mesh and rematerialisation follow from its size and from the devices
-    (configs/presets.py).
+    As below, for any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path. Its size and the
+    devices determine dtype, micro-batch, mesh and rematerialisation (configs/presets.py).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
-    Group-relative advantages, four to eight empty cells, full history, 400 new tokens a reply. Not
-    trained here yet.
+    Group-relative advantages, four to eight empty cells, full history, 400 new tokens per reply.
+    Not trained here yet.
 
-An answer is one action, whose placements the environment takes apart: `placements` says how many.
-Grids of 9x9 need more of them, or more turns.
+A reply is a single action with up to `placements` placements, which the environment parses. Grids
+of 9x9 need more placements or more turns.
 """
 
 from ml_collections import ConfigDict
@@ -29,7 +28,7 @@ from ragen_jax.configs.presets import build_config
 
 
 def get_config(preset: str = "tiny") -> ConfigDict:
-    """The config of a preset: one of presets.PRESETS, then recipes: "tiny+ppo"."""
+    """Return the config of a preset of presets.PRESETS with any recipes, such as "tiny+ppo"."""
     return build_config(
         preset,
         dict(name="sudoku", max_turns=5, actions_per_turn=1, max_actions=5),

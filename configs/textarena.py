@@ -1,14 +1,14 @@
-"""A game of TextArena for one player, by its id.
+"""A single-player game of TextArena, given by its id.
 
     python -m ragen_jax.train --config=configs/textarena.py:llm --config.model.path=DIR_OR_HUB_ID
                               --config.env.options.id=GuessTheNumber-v0-raw
 
 llm
-    Any Qwen2.5, Qwen3 or Llama-3 that is given by --config.model.path (configs/presets.py).
+    Any Qwen2.5, Qwen3 or Llama-3 model given by --config.model.path (configs/presets.py).
 qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b
     The paper's setting with group-relative advantages.
 
-Time and score are the game's. The tiny agent has no solver to imitate here.
+Time and score depend on the game. There is no tiny preset, because there is no solver to imitate.
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +17,7 @@ from ragen_jax.configs.presets import build_config
 
 
 def get_config(preset: str = "llm") -> ConfigDict:
-    """The config of a preset: one of presets.PRESETS but tiny, then recipes: "llm+ppo"."""
+    """Return the config of a preset (any of presets.PRESETS but "tiny"), such as "llm+ppo"."""
     return build_config(
         preset,
         dict(name="textarena", max_turns=10, actions_per_turn=1, max_actions=10),

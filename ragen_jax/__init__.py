@@ -1,6 +1,6 @@
 """RL for LLM agents in JAX, with collapse diagnosis built in.
 
-EXPORTS lists the public API; its modules, and JAX, are imported on first use:
+EXPORTS lists the public API. Its modules, and JAX, are imported on first use:
 
     model, params, tokenizer = ragen_jax.load_model("DIR")
     figures = ragen_jax.mutual_information(model, params, tokenizer, prompts, reasonings)
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-EXPORTS = {  # name: where it is
+EXPORTS = {  # name: (module, attribute)
     "bi_level_gae": ("ragen_jax.algorithm.advantage", "bi_level_gae"),
     "confidence_intervals": ("ragen_jax.diagnostics.intervals", "confidence_intervals"),
     "cross_score": ("ragen_jax.diagnostics.cross_scoring", "cross_score"),
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = EXPORTS[name]
     value = getattr(importlib.import_module(module), attribute)
-    globals()[name] = value  # found at once from now on
+    globals()[name] = value  # next time found without __getattr__
     return value
 
 

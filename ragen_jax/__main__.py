@@ -1,4 +1,4 @@
-"""The commands of ragen_jax, which are also scripts: `ragen-train` is `python -m ragen_jax.train`.
+"""Run a command of ragen_jax. `ragen-train` is short for `python -m ragen_jax.train`.
 
 python -m ragen_jax [COMMAND [ARGUMENT ...]]
 """
@@ -32,7 +32,7 @@ def listed() -> str:
 
 
 def run(name: str) -> None:
-    """Run a command as `python -m ragen_jax.NAME` does, with the words of sys.argv."""
+    """Run a command as `python -m ragen_jax.NAME` does, with the arguments in sys.argv."""
     runpy.run_module(f"ragen_jax.{name}", run_name="__main__", alter_sys=True)
 
 

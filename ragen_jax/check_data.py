@@ -1,12 +1,14 @@
-"""Show the problems that a config's environments pose, and what is in a file that they come from.
+"""Show the problems of a config's environments, and check the file that they come from, if any.
 
     python -m ragen_jax.check_data --config=configs/metamathqa.py [--rows=3]
                                    [--config.env.options.path=FILE] [--config.FIELD=VALUE ...]
 
-Of a file: the fields that are read, the problems that can be drawn, those of each split, whether
-enough of them are held out, and the first ones. Of generated problems: the first ones. It loads
-no model and compiles nothing. A file that cannot be used is reported in one line, exit code 2; so
-is, after everything else, that an environment raised for a problem.
+For a file: the fields that are read, the number of problems that can be drawn, in all and in each
+split, whether enough are held out, and the first problems. For generated problems: the first
+problems. No model is loaded and nothing is compiled.
+
+A file that cannot be used is reported in one line, and the exit code is 2. The same happens at the
+end if an environment raised for a problem.
 """
 
 import itertools
@@ -33,19 +35,20 @@ from ragen_jax.envs.types import (
 from ragen_jax.rollout.env_calls import EnvFailure, attempt, checked_observation
 from ragen_jax.storage.console_streams import show
 
-CUT = 300  # characters of a problem that are shown
+CUT = 300  # maximum number of characters shown per problem
 
 
 def describe(config: Config, rows: int) -> Iterator[str]:
-    """What is in config.env, line by line.
+    """Yield lines that describe config.env.
 
     Args:
-      config: of one environment.
-      rows: how many problems are shown.
+      config: config with a single environment.
+      rows: number of problems to show.
 
     Raises:
-      ValueError: unusable options, a file that cannot be read, or fewer different held-out problems
-        than eval.episodes, where a run of the config plays them.
+      ValueError: the options are unusable, the file cannot be read, the environment raised for a
+        problem, or a run of the config would play more held-out problems (eval.episodes) than there
+        are distinct ones.
     """
     environment = build_environment(config.env, "train")
     options = config.env.options
@@ -95,10 +98,10 @@ def _refuse_failed(failed: list[str], count: int, name: str) -> None:
 def _problem(
     environment: Environment, name: str, state: State | EnvFailure, failed: list[str]
 ) -> list[str]:
-    """A problem as it is shown, and its solution if the environment has a solver.
+    """Return the lines of a problem, with its solution if the environment has a solver.
 
     Args:
-      failed: is extended by a problem for which the environment raises.
+      failed: errors so far; an error that the environment raises for this problem is appended.
     """
 
     def show():
@@ -120,7 +123,7 @@ def _problem(
 
 
 def _in_words(observation: str | Observation) -> str:
-    """What is shown as text; of an image its size."""
+    """Return an observation as text, with the size of an image in its place."""
     if isinstance(observation, str):
         return observation
     text = observation.text

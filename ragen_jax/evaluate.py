@@ -1,16 +1,19 @@
-"""Evaluate a run or a model on the fixed held-out problems: success, return, pass@k, collapse.
+"""Evaluate a run or a model on fixed held-out problems: success, return, pass@k and collapse.
 
     python -m ragen_jax.evaluate --workdir=runs/NAME [--step=N] [--samples=8] [--gradients]
                                  [--out=FILE.json] [--config.FIELD=VALUE ...]
     python -m ragen_jax.evaluate --model=DIR_OR_HUB_ID [--config=configs/sokoban.py:PRESET]
                                  [--out=FILE.json] [--config.FIELD=VALUE ...]
 
-With --workdir the config is the run's own and the model that of a checkpoint, the newest unless
---step names one; fields that evaluation reads (READ) may be changed, env.* for other problems than
-those of training. --gradients adds the gradients of the loss's parts by reward variance
-(diagnostics/gradients.py) and writes them to the run's folder, gradients/step_N.json. --model may
-be an adapter in PEFT's format, whose base model its adapter_config.json names. The figures and the
-fields that were set are written as JSON too: --out, of a run evaluation_step_N.json in its folder.
+With --workdir, the run's config is used and the model is loaded from a checkpoint: the newest, or
+that of --step. Fields that evaluation reads (READ) may be changed, for example env.* to play other
+problems than in training. --gradients adds the gradients of the parts of the loss by reward
+variance (diagnostics/gradients.py) and writes them to gradients/step_N.json in the run's folder.
+
+--model may be an adapter in PEFT format; its adapter_config.json names the base model.
+
+The metrics and the fields that were set are written as JSON to --out. For a run, the default is
+evaluation_step_N.json in its folder.
 """
 
 import json
@@ -44,7 +47,7 @@ from ragen_jax.storage.compilation_cache import enable_compilation_cache
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 
-# Fields that an evaluation reads, and sections of them. (A micro-batch must split over the mesh.)
+# Fields and sections that an evaluation reads. (A micro-batch must split over the mesh.)
 READ = (
     *("env", "also", "rollout.max_new_tokens", "mesh", "sampling_mesh", "optimizer.micro_batch"),
     *(f"eval.{name}" for name in ("episodes", "seed", "temperature", "top_k", "top_p", "min_p")),
@@ -56,7 +59,7 @@ OF_MODEL = ("model", "warmstart", *OF_ROLLOUT)
 
 
 def not_read(names: Iterable[str], read: Sequence[str]) -> list[str]:
-    """Those of the fields `names` that are not in `read`, nor in a section of it."""
+    """Return the fields of `names` that are neither in `read` nor in one of its sections."""
     return [
         name
         for name in names
@@ -65,12 +68,12 @@ def not_read(names: Iterable[str], read: Sequence[str]) -> list[str]:
 
 
 def config_of_run(workdir: Path, names: Sequence[str], gradients: bool) -> Config:
-    """The config of --workdir with the fields `names` as the command line sets them.
+    """Return the config of --workdir, in which the command line has set the fields `names`.
 
     Raises:
-      ValueError: no run is there, or something was set that its evaluation does not read.
+      ValueError: the folder holds no run, or a field was set that evaluation does not read.
     """
-    read_run_config(workdir)  # says so where there is none
+    read_run_config(workdir)  # raises if the folder holds no run
     if command.config_given():
         raise ValueError(
             "--config and --workdir are both given, but a run is evaluated with its own "
@@ -86,13 +89,13 @@ def config_of_run(workdir: Path, names: Sequence[str], gradients: bool) -> Confi
     return load_config(CONFIG.value, workdir)
 
 
-COLLAPSE_PROBLEMS = 64  # held-out problems whose reasonings are cross-scored
+COLLAPSE_PROBLEMS = 64  # number of held-out problems whose reasonings are cross-scored
 
 
 def warn_unread(config: Config, names: Sequence[str]) -> None:
-    """One line about the fields `names` that were set but have no part in the evaluation."""
+    """Print a line about the fields of `names` that the evaluation ignores, if any."""
     ignored = [n for n in names if n == "model.path" or n in not_read(names, READ + OF_MODEL)]
-    # What evaluation reads does not depend on when training would diagnose and evaluate.
+    # Evaluation reads these fields whether or not training would diagnose and evaluate.
     others = [n for n in names if n not in ignored and not n.startswith(("eval.", "diagnose."))]
     line = warning(dict.fromkeys(ignored, "by evaluate --model") | unused_fields(config, others))
     if line:
@@ -100,12 +103,12 @@ def warn_unread(config: Config, names: Sequence[str]) -> None:
 
 
 def checkpoint_gradients(config: Config, workdir: Path, policy: Policy, step: int) -> Metrics:
-    """gradient/* metrics of the checkpoint of a run's step, on held-out problems.
+    """Return the gradient/* metrics of a run's checkpoint at `step`, on held-out problems.
 
     Args:
-      policy: with the checkpoint's parameters for sampling.
+      policy: holds the checkpoint's parameters in the form that sampling needs.
     """
-    initial = load_policy(config, workdir)  # the reference of the KL
+    initial = load_policy(config, workdir)  # the reference policy of the KL term
     album = policy.tasks[0].album
     meshes = build_meshes(config)
     learner, state = build_learner(config, initial.model, initial.params, *meshes, album)
@@ -115,7 +118,7 @@ def checkpoint_gradients(config: Config, workdir: Path, policy: Policy, step: in
 
 
 def of_model(path: str, names: Sequence[str]) -> tuple[Config, Policy]:
-    """(config, policy to be sampled with) of --model, a model or an adapter."""
+    """Return (config, policy ready for sampling) of --model, which is a model or an adapter."""
     given = CONFIG.value
     adapted = lora.is_adapter(path)
     given.model.path = lora.base_model(path) if adapted else path
@@ -131,8 +134,10 @@ def of_model(path: str, names: Sequence[str]) -> tuple[Config, Policy]:
 
 
 def write_evaluation(path: Path, config: Config, names: Sequence[str], metrics: Metrics) -> None:
-    """The figures as JSON, with the model, the day for its template and the fields that the command
-    line set."""
+    """Write the metrics as JSON.
+
+    The file also names the model, the date in its prompts and the fields that the command line set.
+    """
     found = {name: float(value) for name, value in metrics.items()}
     fields = fields_of(config)
     content = {
@@ -190,7 +195,7 @@ def main(argv: Sequence[str]) -> None:
             for index, episodes in enumerate(episodes_E)
         ]
         metrics |= combine_metrics(tasks, metrics_E)
-    if GRADIENTS.value:  # which has needed --workdir
+    if GRADIENTS.value:  # --workdir is set, as checked above
         gradients = checkpoint_gradients(config, workdir, policy, trained.step)
         write_gradients(workdir, trained.step, gradients)
         metrics |= gradients

@@ -1,9 +1,9 @@
-"""Write the model that a run had at a checkpoint, as transformers and vLLM read it.
+"""Write the model of a run's checkpoint in the format that transformers and vLLM read.
 
     python -m ragen_jax.export --workdir=runs/NAME [--step=N] [--out=DIR] [--dtype=bfloat16]
 
-Writes DIR/policy in Hugging Face format and, of a LoRA run, DIR/adapter in PEFT's; DIR is
-runs/NAME/export_step_N where none is named.
+Writes DIR/policy in Hugging Face format and, for a LoRA run, DIR/adapter in PEFT format. The
+default of DIR is runs/NAME/export_step_N.
 """
 
 from collections.abc import Sequence

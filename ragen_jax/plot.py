@@ -1,10 +1,10 @@
-"""Curves of runs as a picture: the same as on the page of ragen_jax.report, for papers and slides.
+"""Plot the curves of runs, as on the page of ragen_jax.report, for papers and slides.
 
     python -m ragen_jax.plot RUN [RUN ...] [--metric=NAME[,NAME]] [--out=curves.png]
 
-Without --metric the charts of the page that the runs have figures for. Runs that differ in their
-seed alone are one curve, their mean with its 95 % interval (Student's t). The ending of --out says
-the format: png, svg or pdf.
+Without --metric, the charts of the page that the runs have metrics for are drawn. Runs that differ
+only in their seed form one curve: their mean with its 95 % interval (Student's t). The suffix of
+--out selects the format: png, svg or pdf.
 """
 
 import importlib.util
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = (".png", ".svg", ".pdf")
-ACROSS = 3  # charts in a row
-SIZE = (4.6, 3.0)  # of one, inches
+ACROSS = 3  # maximum number of charts in a row
+SIZE = (4.6, 3.0)  # width and height of a chart, in inches
 
 
 def charts_of(runs: Sequence[RunRecord], metrics: Sequence[str]) -> list[Chart]:
-    """A chart a metric, or those of CHARTS of which a run has a figure.
+    """Return one chart per metric, or without `metrics`, the charts of CHARTS with any data.
 
     Raises:
-      ValueError: no run has a metric.
+      ValueError: one of the metrics is in no run.
     """
     known = {name for run in runs for row in run.rows for name in row}
     for name in metrics:
@@ -48,10 +48,10 @@ def charts_of(runs: Sequence[RunRecord], metrics: Sequence[str]) -> list[Chart]:
 
 
 def draw(runs: Sequence[RunRecord], charts: Sequence[Chart], out: Path) -> None:
-    """Writes the picture."""
+    """Draw the charts and write the picture to `out`."""
     import matplotlib
 
-    matplotlib.use("Agg")  # no screen is needed
+    matplotlib.use("Agg")  # needs no screen
     import matplotlib.pyplot as plt
 
     steps = sorted({int(row["step"]) for run in runs for row in run.rows})
@@ -80,7 +80,11 @@ def _chart(
     columns: Sequence[dict[str, Any]],
     steps: Sequence[int],
 ) -> None:
-    """One chart: of one run a colour a figure, of several a colour a run (or seeds of it)."""
+    """Draw one chart.
+
+    A single run gets one colour per metric. Several runs get one colour per run, or per group of
+    runs that differ only in their seed.
+    """
     names = dict(zip(chart.figures, chart.names, strict=True))
     together = groups_by_seed(list(runs))
     figures = chart.figures if len(runs) == 1 else chart.overlay or chart.figures[:2]
@@ -121,7 +125,11 @@ def _line(
     halves: Sequence[float | None] | None,
     **style: Any,
 ) -> None:
-    """Values where there are some, joined, and around them their intervals."""
+    """Plot a line through the values that are not None, with their intervals as a band.
+
+    Args:
+      halves: half-widths of the intervals; None: no band.
+    """
     at = [i for i, value in enumerate(values) if value is not None]
     x, y = np.array([steps[i] for i in at]), np.array([values[i] for i in at], float)
     axis.plot(x, y, linewidth=1.3, **style)
@@ -131,7 +139,7 @@ def _line(
 
 
 def parse(argv: Sequence[str]) -> list[Path]:
-    """The runs' folders."""
+    """Return the folders of the runs that the command line names."""
     with command.bad_input(flags.Error):
         words = command.words_of(argv)
         if not words:

@@ -3,8 +3,8 @@
     python -m ragen_jax.train --config=configs/sokoban.py[:PRESET] [--workdir=DIR]
                               [--config.FIELD=VALUE ...]
 
-This file is the algorithm: one call and one timer per stage. If the folder holds an earlier run, it
-resumes from that run's newest checkpoint.
+This file shows the algorithm: one call and one timer per stage. If the folder holds an earlier run,
+training resumes from its newest checkpoint.
 
     seeds -> play -> batch -> diagnose -> select -> credit -> update -> evaluate -> watch -> write
 """
@@ -169,7 +169,7 @@ def start(
 ) -> tuple[Run, Learner, TrainState]:
     """Build (`Run`, `Learner`, `TrainState`), restored from `folder` or at step 0.
 
-    Invalid input exits with code 2 before anything is written.
+    With invalid input, exit with code 2 before anything is written.
     """
     workdir = folder.path
     with command.bad_input():
@@ -254,7 +254,7 @@ def export(config: Config, run: Run, learner: Learner, state: TrainState) -> Non
     params, adapters = state.params, None
     if learner.frozen is not None and learner.frozen.params is not None:
         params, adapters = learner.frozen.params, state.params
-        if config.model.dtype != "float32":  # has lower precision than the merged model needs
+        if config.model.dtype != "float32":  # too imprecise for the merged model
             params = load_policy(config, run.workdir).params
     policy = Policy(run.model, params, run.tokenizer, run.tasks)
     save_policy(run.workdir, config, policy, adapters, dtype="float32")

@@ -1,6 +1,7 @@
-"""Experiments of the laboratory (`python -m ragen_jax.lab`), as data: what is varied, how often.
+"""The experiments of the laboratory (`python -m ragen_jax.lab`), as data.
 
-An arm is a setting with a treatment and a seed; each gives fields of the config and their values.
+An arm is a run with one setting, one treatment and one seed. Settings and treatments give values of
+config fields.
 """
 
 from ragen_jax.configs.experiments.claims import ON_TINY, OTHERWISE

@@ -1,4 +1,4 @@
-"""Experiments on the tiny agent: claims of RAGEN-2 about collapse and about filtering."""
+"""Experiments with the tiny agent on claims of RAGEN-2 about collapse and filtering."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from ragen_jax.configs.experiments.experiment import (
 )
 from ragen_jax.configs.recipes import RECIPES
 
-# Long enough to learn, three seeds; a run of the tiny agent without its figures of every step.
+# Long enough to learn. Diagnosis every fifth step, not every step.
 LEARNING: Fields = {
     **{"steps": 100, "eval.every": 20, "eval.episodes": 512, "diagnose.every": 5},
     **SPARING,
@@ -28,7 +28,7 @@ SHORTER = tuple(
 
 
 def recipes(*names: str) -> Fields:
-    """The fields of recipes that follow from no other field."""
+    """Return the fields of recipes whose values do not depend on other fields."""
     fields = {field: value for name in names for field, value in RECIPES[name].items()}
     return {field: value for field, value in fields.items() if not callable(value)}
 
@@ -62,7 +62,7 @@ ON_TINY = {
         config="sokoban:tiny",
         settings={
             "PPO": recipes("ppo"),
-            # Without the recipe's longer replies, which the tiny agent has no use for.
+            # Without the longer replies of the recipe, which do not help the tiny agent.
             "DAPO": {"algorithm.kl_coef": 0.0, "collect.max_rounds": 3},
             "GRPO": recipes("grpo"),
             "Dr.GRPO": recipes("dr_grpo"),
@@ -151,7 +151,8 @@ ON_TINY = {
         },
         treatments=FILTERED,
         seeds=SEEDS,
-        # Where chance decides nothing can be learnt: one agent for all, of the usual ice.
+        # At high slip rates an agent cannot learn by imitation, so all settings start from the same
+        # agent, which has imitated at the default slip rate.
         always=LEARNING | {"warmstart.options": {"slip": 0.02}},
         doubt="A world in which an episode that fails by chance costs more than those that "
         "succeed give.",
@@ -199,7 +200,7 @@ ON_TINY = {
     ),
 }
 
-# The same in a second world; `slips` is in it already.
+# The same experiments in FrozenLake; `slips` already uses it.
 ON_TINY |= {
     f"{name}_frozen_lake": dataclasses.replace(
         ON_TINY[name],
@@ -210,7 +211,7 @@ ON_TINY |= {
     for name in ("groups", "quarters", "members")
 }
 
-# Claims of RAGEN-2 that these experiments do not judge: (where, what, verdict, why).
+# Claims of RAGEN-2 that these experiments do not test: (source, claim, verdict, reason).
 OTHERWISE = (
     (
         "figure 3",

@@ -1,4 +1,4 @@
-"""What an experiment of the laboratory is, and what several of them share."""
+"""Data classes of the laboratory's experiments, and fields that several experiments set."""
 
 import dataclasses
 from typing import Any
@@ -8,35 +8,38 @@ Fields = dict[str, Any]  # dotted name -> value
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What its arms have in common, and what they differ in."""
+    """An experiment: a run (arm) for each setting, treatment and seed."""
 
     question: str
-    config: str  # of all arms, as --config takes it
-    settings: dict[str, Fields]
-    treatments: dict[str, Fields]
+    config: str  # config of all arms, as --config accepts it
+    settings: dict[str, Fields]  # name -> fields
+    treatments: dict[str, Fields]  # name -> fields; the last treatment is the baseline
     seeds: tuple[int, ...]
-    always: Fields  # of every arm
-    doubt: str  # what would change our mind
-    minutes: float  # that an arm was seen to take, one at a time on one core
+    always: Fields  # fields of all arms
+    doubt: str  # evidence that would change the conclusion
+    minutes: float  # measured duration of an arm on one core, without other arms in parallel
     quick: "Quick | None" = None
-    # After so many seeds, and after each further one, it ends if its verdict is certain
-    # (ragen_jax/lab/interim_analyses.py); 0: after all.
+    # Number of seeds after which the experiment may end early: from then on it ends after any seed
+    # if its verdict is certain (ragen_jax/lab/interim_analyses.py). 0: run all seeds.
     least_seeds: int = 0
     claims: "tuple[Claim, ...]" = ()
-    runs: str = ""  # of which experiment, where some are the same; "": its own
+    runs: str = ""  # name of the experiment whose runs it shares; "": it has separate runs
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """That a treatment's figure is higher than that of the experiment's last treatment, or than it
-    was at the start."""
+    """The claim that a treatment changes a metric.
 
-    source: str  # where it is made
+    The metric is compared with that of the experiment's last treatment, or with its value at the
+    start of the same runs.
+    """
+
+    source: str  # place in the paper, and the claim
     treatment: str
-    figure: str = "eval/success"
-    sign: int = 1  # 1: higher, -1: lower, 0: neither
-    settings: tuple[str, ...] = ()  # over which; (): all
-    since_start: bool = False  # than at the start of the same runs
+    figure: str = "eval/success"  # the metric
+    sign: int = 1  # 1: higher, -1: lower, 0: no difference
+    settings: tuple[str, ...] = ()  # settings to average over; (): all
+    since_start: bool = False  # whether to compare with the start of the same runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +53,9 @@ class Quick:
 
 TOP_P = {"filter.strategy": "top_p", "filter.value": 0.9}
 NONE = {"filter.strategy": "none"}
-# What every run of the laboratory leaves out or writes less of.
+# All runs of the laboratory write fewer files than the default.
 SPARING = {"checkpoint.every": 30, "checkpoint.export": False, "rollout.save_every": 30}
-# A run that collapses is what is looked for.
+# No early stopping: the experiments need runs that collapse.
 WATCHING = {
     f"stopping.{rule}.action": "warn" for rule in ("variance", "success", "empty", "nonfinite")
 }

@@ -1,4 +1,7 @@
-"""Experiments on the organism (configs/organism.py): collapse, detectors, cures, mechanism."""
+"""Experiments with the model organism (configs/organism.py): collapse, detectors, treatments.
+
+Another experiment tests the mechanism of collapse.
+"""
 
 import dataclasses
 
@@ -12,10 +15,10 @@ from ragen_jax.configs.experiments.experiment import (
     Quick,
 )
 
-# Ours: the bonus where it does not pay for reasoning, or as long as information lasts, and
-# information itself, paid at as much as entropy and at a fifth of that
-# (ragen_jax/algorithm/bonus.py). The two that keep most at no cost in `cures` are tried on fresh
-# seeds and in a second world.
+# Our treatments (ragen_jax/algorithm/bonus.py): an entropy bonus on a part of the tokens or groups,
+# an entropy bonus that fades as information falls, and a bonus on information with the weight of
+# the entropy bonus or a fifth of it. The two treatments of `cures` that keep the most information
+# without loss of success are repeated with new seeds and in FrozenLake.
 OURS: dict[str, Fields] = {
     "bonus on actions": NONE | {"algorithm.entropy_on": "actions"},
     "bonus on the upper half": NONE | {"algorithm.entropy_on": "upper_groups"},
@@ -24,7 +27,7 @@ OURS: dict[str, Fields] = {
     | {"algorithm.entropy_gate": 0.75, "algorithm.entropy_on": "upper_groups"},
     **{f"information {x}": NONE | {"algorithm.mi_coef": x} for x in (0.01, 0.05)},
 }
-# What is tried against the loss of information. RAGEN-2, table 9, and more filters:
+# Treatments against the loss of information, beginning with the filters of RAGEN-2 (table 9).
 CURES: dict[str, Fields] = {
     **{f"top-p {p}": TOP_P | {"filter.value": p} for p in (0.5, 0.7, 0.9, 0.95, 1.0)},
     "top-p 0.9, softmax": TOP_P | {"filter.mode": "softmax"},
@@ -38,14 +41,15 @@ CURES: dict[str, Fields] = {
         )
     },
     "smallest variance": TOP_P | {"filter.keep": "smallest"},
-    # By mass, nine tenths of the variance from below are nearly all groups; by number they are not.
+    # The smallest groups with 0.9 of the variance are nearly all groups, so another treatment keeps
+    # the smallest half by number.
     "top-k 0.5, smallest": {
         **{"filter.strategy": "top_k", "filter.value": 0.5, "filter.keep": "smallest"}
     },
     "best and worst episodes": NONE | {"filter.top_members": 4, "filter.bottom_members": 4},
     "random groups": TOP_P | {"filter.at_random": True},
     "seven groups played": NONE | {"rollout.groups": 7},
-    # Regularisers and rewards, none of them with a filter.
+    # Regularisers and rewards, all without a filter.
     **{f"KL {kl}": NONE | {"algorithm.kl_coef": kl} for kl in (0.01, 0.1)},
     "bonus 0.02": NONE | {"algorithm.entropy_coef": 0.02},
     "bonus by reply": NONE | {"algorithm.aggregation": "seq-mean-token-mean"},
@@ -54,7 +58,8 @@ CURES: dict[str, Fields] = {
     "pool of 64": NONE | {"env.pool": 64},
     "pool of 64, GRESO": NONE | {"env.pool": 64, "collect.explore": 0.5},
     "Dr.GRPO": NONE | {"algorithm.name": "dr_grpo"},
-    # Dr.GRPO divides no advantage by its group's std, here 3 to 4: as much bonus beside them.
+    # Dr.GRPO does not divide advantages by the group's std, which is 3 to 4 here. A bonus of 0.2
+    # therefore has about the same weight relative to the advantages as 0.05 in GRPO.
     "Dr.GRPO, bonus 0.2": NONE | {"algorithm.name": "dr_grpo", "algorithm.entropy_coef": 0.2},
     "PPO": NONE | {"algorithm.name": "ppo"},
     **OURS,
@@ -63,9 +68,9 @@ CURES: dict[str, Fields] = {
 ORGANISM = {"steps": 160, "eval.every": 20, "diagnose.probe_mediation": True}
 ORGANISM_QUICK = {"steps": 50, "eval.episodes": 128}
 OF_CURES = {"steps": 48, "eval.every": 16, **SPARING, **WATCHING}
-# Others than those that the setting was found with.
+# Not the seeds with which the setting was found.
 SEEDS, CURE_SEEDS = (10, 11, 12, 13, 14), (20, 21, 22)
-# Those two of `cures`; and what half a bonus does, wherever it lies.
+# The two best of `cures`, and half the bonus on all groups as a comparison.
 BEST_OF_OURS = {
     **{name: OURS[name] for name in ("fading bonus on the upper half", "bonus on the upper half")},
     "bonus 0.025": NONE | {"algorithm.entropy_coef": 0.025},
@@ -134,7 +139,7 @@ ON_ORGANISM = {
         minutes=2.3,
         quick=CURES_QUICK,
     ),
-    # On seeds that they were not designed with, and in another world.
+    # With seeds that were not used to design the treatments.
     "ours": Experiment(
         question="Do our two best cures keep an agent's reasoning tied to its input on fresh "
         "seeds, and more than the paper's filter does?",
@@ -165,7 +170,7 @@ ON_ORGANISM = {
         quick=CURES_QUICK,
         runs="cures",
     ),
-    # RAGEN-2, sections 3 and 5: regularisers of prompts without signal carry the drift.
+    # RAGEN-2, sections 3 and 5: regularisers on prompts without a reward signal cause the drift.
     "mechanism": Experiment(
         question="Which prompts and which part of the loss carry the drift into templates, and is "
         "it gone where the entropy bonus is taken off the prompts of low reward variance alone?",

@@ -1,10 +1,10 @@
-"""Tasks of reasoning-gym: which of them lose their question."""
+"""An experiment on reasoning-gym: in which tasks does reasoning lose the question?"""
 
 from ragen_jax.configs.experiments.experiment import NONE, SPARING, WATCHING, Experiment
 
-# Task -> level of its curriculum (0: its own defaults). Those whose questions take at most 140
-# tokens of the tiny agent, whose imitated replies take at most 60, and that hold out enough
-# different questions.
+# Task -> level of its curriculum (0: the task's defaults). In these tasks, questions have at most
+# 140 tokens of the tiny agent, imitated replies at most 60, and there are enough distinct held-out
+# questions.
 TASKS = {
     **dict.fromkeys(
         (
@@ -43,7 +43,7 @@ ON_TASKS = {
             **{"rollout.groups": 16, "rollout.max_new_tokens": 64},
             **{"optimizer.learning_rate": 2e-4, "optimizer.schedule": "constant"},
             **{"diagnose.every": 5, "diagnose.flow_every": 0, "diagnose.probe_every": 5},
-            # All have imitated equally long, whatever they solve then.
+            # All agents imitate for the same number of updates, whatever their success.
             **{"warmstart.rooms": 4096, "warmstart.success": 0.0, "warmstart.check_every": 300},
             **SPARING,
             **WATCHING,

@@ -1,9 +1,9 @@
-"""Recipes: what a run does differently from its environment's defaults, as data.
+"""Recipes: named changes of a config, for example to another algorithm.
 
     python -m ragen_jax.train --config=configs/sokoban.py:tiny+ppo+no_filter
 
-A recipe maps fields of the config to values; several are applied from left to right. A value may be
-a function of the config, where it follows from another field.
+A recipe maps fields of the config to values. Several recipes are applied from left to right. If a
+value depends on other fields, it is a function of the config.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ RECIPES = {**ALGORITHMS, **FILTERS, **SWEEPS}
 
 
 def apply(config: ConfigDict, names: Sequence[str]) -> None:
-    """Changes `config` by the named recipes.
+    """Apply the named recipes to `config`.
 
     Raises:
-      ValueError: an unknown recipe, or one about a field that the config does not have.
+      ValueError: a recipe is unknown, or sets a field that the config does not have.
     """
     for name in names:
         if name not in RECIPES:

@@ -1,7 +1,7 @@
-"""The algorithms of RAGEN-2's main table (table 4), and newer ones, one recipe each.
+"""Recipes for the algorithms of RAGEN-2's main table (table 4) and for newer algorithms.
 
-What a recipe leaves out is the paper's (configs/base.py): clip 0.2 / 0.28, token-mean, entropy
-0.001, KL 0.001, filter top-p 0.9.
+Fields that a recipe does not set keep the paper's values (configs/base.py): clip 0.2 / 0.28,
+token-mean, entropy 0.001, KL 0.001, filter top-p 0.9.
 """
 
 _PPO = {"algorithm.name": "ppo", "algorithm.gamma": 1.0, "algorithm.lam": 1.0}
@@ -10,8 +10,8 @@ ALGORITHMS = {
     "ppo": _PPO,
     "bi_level_ppo": {**_PPO, "algorithm.bi_level": True},
     "grpo": {"algorithm.name": "grpo"},
-    # Liu et al., arXiv 2503.20783: no division by the group's std, none by the row's length. The
-    # loss is a sum over the kept rows, which falls with the keep rate once (filter.loss_scales).
+    # Liu et al., arXiv 2503.20783: no division by the group's std or by the row's length. The loss
+    # is a sum over the kept rows, so it is already linear in the keep rate (filter.loss_scales).
     "dr_grpo": {"algorithm.name": "dr_grpo", "algorithm.aggregation": "seq-mean-token-sum-norm"},
     "rloo": {"algorithm.name": "rloo"},
     # Hu, arXiv 2501.03262: KL in the reward.
@@ -21,8 +21,9 @@ ALGORITHMS = {
         "algorithm.kl_kind": "k1",
     },
     "reinforce_plus_plus_baseline": {"algorithm.name": "reinforce_plus_plus_baseline"},
-    # Yu et al., arXiv 2503.14476: clip-higher and token-mean (both in base.py), no KL, groups
-    # without variance sampled anew; a fifth of the reply's budget, added to it, is penalised.
+    # Yu et al., arXiv 2503.14476: clip-higher and token-mean (both in base.py), no KL, and groups
+    # without variance are sampled anew. A quarter is added to the reply's token budget, and replies
+    # that use this last fifth of the new budget are penalised.
     "dapo": {
         "algorithm.name": "grpo",
         "algorithm.kl_coef": 0.0,
@@ -35,8 +36,8 @@ ALGORITHMS = {
             config.rollout.max_new_tokens + config.reward.overlong_buffer
         ),
     },
-    # PPO (and nearly DAPO) in the main-table script of the released code: softmax over stds, which
-    # cannot reject a batch; no loss scale, no KL.
+    # PPO (and, nearly, DAPO) as in the released code's script for the main table: softmax over
+    # stds, which cannot reject a batch; no loss scale, no KL.
     "ppo_released": {
         **_PPO,
         "algorithm.kl_coef": 0.0,

@@ -1,4 +1,4 @@
-"""The filters of RAGEN-2's ablation (tables 7 and 9), one recipe each."""
+"""Recipes for the filters of RAGEN-2's ablations (tables 7 and 9)."""
 
 FILTERS = {
     "filter": {"filter.strategy": "top_p", "filter.value": 0.9},
@@ -20,13 +20,13 @@ FILTERS = {
         for metric in ("reward_std", "reward_sum", "entropy", "entropy_variance", "length")
     },
     "smallest": {"filter.strategy": "top_p", "filter.value": 0.9, "filter.keep": "smallest"},
-    # Control experiment: the number of groups that top-p keeps, drawn at random.
+    # Control experiment: the same number of groups as with top-p, but drawn at random.
     "random_groups": {
         "filter.strategy": "top_p",
         "filter.value": 0.9,
         "filter.at_random": True,
     },
-    # The best and the worst half of a group's half, of every group (table 7).
+    # The best quarter and the worst quarter of every group (table 7).
     "members": {
         "filter.strategy": "none",
         "filter.top_members": lambda config: config.rollout.group_size // 4,

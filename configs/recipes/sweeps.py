@@ -1,4 +1,8 @@
-"""RAGEN-2's sweeps: regularisers (section 4), groups times members (table 5), slips (figure 9)."""
+"""Recipes for RAGEN-2's sweeps of three settings.
+
+They are the regularisers (section 4), the numbers of groups and members (table 5) and the slip
+rates (figure 9).
+"""
 
 SWEEPS = {
     **{

@@ -1,6 +1,6 @@
-"""What a config becomes: the parts of a run, and what it reads and writes.
+"""The parts of a run, and the files that it reads and writes.
 
-In comes a config, checked by `check` and `domains`; out go the objects that it stands for (`build`,
-`tasks`), the stages that know environments and schedules (`stages`, `training`), checkpoints,
-metrics and lines on the console.
+These modules turn a checked config (`ragen_jax.config`) into tasks (`tasks`, `datasets`), a model
+(`load`, `imitate`), the stages that depend on environments and schedules (`stages`, `training`),
+checkpoints (`checkpoint`), metrics and console lines (`log`).
 """

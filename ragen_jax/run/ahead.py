@@ -1,16 +1,17 @@
-"""The episodes of each step, which with rollout.ahead are played while the step before updates.
+"""Plays the episodes of each step; with rollout.ahead, during the updates of the previous step.
 
     ahead 0    rollout 1 | update 1 | rollout 2 | update 2 | rollout 3 | update 3
     ahead 1    rollout 1 | update 1   update 2   update 3        step s plays the episodes of s + 1
                          | rollout 2  rollout 3
 
-Ahead, the episodes of step s are sampled by the policy behind step s - 2 (of the first step: by the
-initial one), and scored by it, too: diagnosis comes before the updates, when nothing else runs.
-`AheadState.sampler` is that policy, so that a run that was stopped plays what was under way again:
-the draws are keyed by what they are for. Of what a rollout changes in the state, the problems that
-were played, nothing is seen before its own step.
+With ahead 1, the episodes of step s are sampled by the policy after step s - 2 (in steps 1 and 2:
+by the initial policy). The same policy scores them: diagnosis runs before the updates, while
+nothing else runs. `AheadState.sampler` stores that policy, so a resumed run repeats the rollout
+that was in progress when it stopped: random draws depend only on their purpose. The changes that a
+rollout makes to the state (the problems that were played) take effect in its own step.
 
-One thread plays, the main one updates. Whatever it raises is raised in its step.
+A second thread plays and the main thread updates. An exception in the second thread is raised in
+the step that started it.
 """
 
 import dataclasses
@@ -31,10 +32,10 @@ from ragen_jax.update.state import AheadState, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """What came of playing the groups of a step, and when."""
+    """The result of playing the groups of a step, with its start and end times."""
 
     step: int
-    state: TrainState  # as `play` gives it
+    state: TrainState  # as `play` returns it
     played: Played
     metrics: Metrics
     start: float  # seconds of time.perf_counter
@@ -42,23 +43,23 @@ class Rollout:
 
 
 class RolloutQueue:
-    """Plays the steps of a run, one of them ahead where the state is an `AheadState`."""
+    """Plays the steps of a run, one step ahead if the state is an `AheadState`."""
 
     def __init__(self, run: Run, learner: Learner) -> None:
         self.run, self.learner = run, learner
-        self._next: Rollout | None = None  # played while the step before it updated
+        self._next: Rollout | None = None  # played during the updates of the previous step
 
     def get_rollout(
         self, stage: Stages, policy: Params, state: TrainState, step: int
     ) -> tuple[TrainState, Params, Played, Metrics]:
-        """The episodes of a step; run under the mesh of sampling.
+        """Return the episodes of a step; call it under the sampling mesh.
 
         Args:
           policy: `sampling_policy` of the state.
 
         Returns:
-          (TrainState that knows what was played and, ahead, what samples next; the parameters that
-          sampled; `Played`; rollout/* and collect/* metrics).
+          (TrainState updated with the played problems and, if ahead, the next sampler; the
+          parameters that sampled the episodes; `Played`; rollout/* and collect/* metrics).
         """
         if not isinstance(state, AheadState):
             state, played, metrics = play(self.run, policy, state, step)
@@ -81,13 +82,14 @@ class RolloutQueue:
 
     @contextmanager
     def prefetch(self, stage: Stages, state: TrainState, step: int) -> Generator[None]:
-        """Plays the next step, if it is to be played ahead, beside what is done under it.
+        """Play the next step while the body runs, if the run plays ahead.
 
         Args:
-          state: of `of_step`. step: number of the iteration that updates.
+          state: from `get_rollout`.
+          step: number of the step that updates in the body.
 
         Raises:
-          what playing raised, unless what is under it raised first.
+          Any exception of playing, unless the body raised first.
         """
         if not isinstance(state, AheadState):
             yield
@@ -96,7 +98,7 @@ class RolloutQueue:
             stage.both = 0.0
             yield
             return
-        with ThreadPoolExecutor(1, "rollout") as pool:  # waits for its thread, come what may
+        with ThreadPoolExecutor(1, "rollout") as pool:  # always waits for its thread
             policy = sampler_policy(self.learner, state.sampler)
             start = time.perf_counter()
             under_way = pool.submit(self._play, policy, state, step + 1)
@@ -109,7 +111,7 @@ class RolloutQueue:
         self._next = rollout
 
     def _play(self, policy: Params, state: TrainState, step: int) -> Rollout:
-        """A mesh is in use in the thread that asks for it alone."""
+        """Play a step. The mesh is set here because a mesh applies only to the current thread."""
         start = time.perf_counter()
         with jax.set_mesh(self.run.sampling_mesh):
             state, played, metrics = play(self.run, policy, state, step)

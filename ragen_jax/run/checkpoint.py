@@ -1,6 +1,7 @@
-"""Checkpoints of a `TrainState` with Orbax: asynchronous, atomic, newest few kept, with checksums.
+"""Checkpoints of a `TrainState` with Orbax: asynchronous, atomic, with checksums.
 
-Importing Orbax takes half a second, so that it is done when a folder is opened.
+Only the newest checkpoints are kept. Importing Orbax takes half a second, so it is imported when a
+folder is opened.
 """
 
 import contextlib
@@ -30,19 +31,19 @@ from ragen_jax.storage.console import console
 from ragen_jax.update.state import TrainState
 
 ITEM = "default"  # Orbax's name of the folder of a step's arrays
-METADATA = "_CHECKPOINT_METADATA"  # Orbax's file about a step
+METADATA = "_CHECKPOINT_METADATA"  # Orbax's file with the metadata of a step
 ALARM = "regimes"  # the field of a state that holds the alarm
-MOST_NAMED = 3  # arrays of an error
-FILES = 64  # more than a checkpoint has, which are 20 to 30
-SETTLE = 1.0  # seconds from the error of a failed save to the last report of a thread, at most
-UNFINISHED = ".orbax-checkpoint-tmp"  # and the end of a step's name while it is written
+MOST_NAMED = 3  # maximum number of arrays that an error names
+FILES = 64  # free file entries that a save needs; a checkpoint has 20 to 30 files
+SETTLE = 1.0  # maximum seconds from the error of a failed save to the last report of its threads
+UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax's suffix of a step's folder while it is written
 
 
 class Checkpoints:
     """The checkpoints/ folder of a run.
 
     Raises:
-      ValueError: what Orbax says of one of them is damaged, in another way than it puts up with.
+      ValueError: the metadata of a checkpoint is damaged, and Orbax cannot read it.
     """
 
     def __init__(
@@ -56,15 +57,15 @@ class Checkpoints:
             sys.excepthook = functools.partial(_show_unless_closed, sys.excepthook)
         self.directory = Path(directory).absolute()
         self._saving = 0  # the step that is being written; 0: none
-        # Only the run itself may remove what a killed save left: to a reader it may be a save
-        # under way.
+        # Only the run itself may remove the leftovers of a killed save. A reader cannot distinguish
+        # them from a save in progress.
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             cleanup_tmp_directories=not read_only,
             read_only=read_only,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._add_checksums),
         )
-        # Compressed, numbers as random as these are 8 % smaller, and cost three times the time.
+        # Parameters are nearly random: compression saves 8 % of the space and triples the time.
         handler = ocp.PyTreeCheckpointHandler(use_compression=False)
         make = functools.partial(
             ocp.CheckpointManager, self.directory, options=options, item_handlers=handler
@@ -79,22 +80,22 @@ class Checkpoints:
             ) from error
 
     def latest_step(self) -> int | None:
-        """The newest checkpoint's step, or None. A save killed half way is not seen."""
+        """Return the step of the newest complete checkpoint, or None."""
         return self.manager.latest_step()
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints that are kept, in order."""
+        """Return the steps of all kept checkpoints, in order."""
         return sorted(self.manager.all_steps())
 
     def save(self, step: int, state: TrainState, *, wait: bool = False) -> None:
-        """Starts saving `state`, of which one process alone tries again what a disk refuses.
+        """Start saving `state`. Disk errors are retried if the run has a single process.
 
         Args:
-          wait: until it is written. Otherwise this returns while the writing goes on, and what
-            comes of that is told by `failed`.
+          wait: return when the checkpoint is written. Otherwise return while it is being written;
+            `failed` reports an error later.
 
         Raises:
-          DiskRefused: the disk would not have it for as long as whole.py's `patient` says.
+          DiskRefused: the disk failed for longer than `retry_disk_errors` allows.
           RuntimeError: Orbax refused, for instance because the step exists already.
         """
         if jax.process_count() > 1:
@@ -104,7 +105,7 @@ class Checkpoints:
         size = sum(x.nbytes for x in jax.tree.leaves(state))
 
         def save() -> None:
-            # TensorStore's threads print hundreds of tracebacks where they find no room.
+            # On a full disk, TensorStore's threads would print hundreds of tracebacks.
             if not _has_room(self.directory, size):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._save(step, state, wait)
@@ -114,8 +115,8 @@ class Checkpoints:
     def _save(self, step: int, state: TrainState, wait: bool) -> None:
         import orbax.checkpoint as ocp
 
-        self.manager.wait_until_finished()  # for _saving
-        if is_main_process():  # what a failed attempt has left
+        self.manager.wait_until_finished()  # the previous save still needs _saving
+        if is_main_process():  # remove the leftovers of a failed attempt
             shutil.rmtree(self.directory / f"{step}{UNFINISHED}", ignore_errors=True)
         self._saving = step
         with self._abandoned_on_failure():
@@ -128,8 +129,10 @@ class Checkpoints:
             self._finish()
 
     def failed(self) -> str | None:
-        """What has become of the save that goes on in the background, if it failed; it is told
-        once, and nothing is left of it."""
+        """Return the error message of the save in the background, or None if it has not failed.
+
+        Each failure is reported once, and the unfinished files are removed.
+        """
         if not self._saving or self.manager.is_saving_in_progress():
             return None
         try:
@@ -147,25 +150,28 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _abandoned_on_failure(self) -> Generator[None]:
-        """Leaves nothing of the save under way if its body raises."""
+        """Remove the files of the save in progress if the body raises."""
         try:
             yield
         except Exception:
-            # TensorStore's threads report every array, the first of which ends the save: a process
-            # that ends meanwhile would print the others' tracebacks.
+            # TensorStore's threads report an error for every array, and the first error ends the
+            # save. If the process ended before the others, their tracebacks would be printed.
             time.sleep(SETTLE)
-            if is_main_process():  # where the disk is full, the half of it is in the way
+            if is_main_process():  # on a full disk, free the space of the unfinished files
                 left = self.directory / f"{self._saving}{UNFINISHED}"
                 shutil.rmtree(left, ignore_errors=True)
             raise
 
     def _add_checksums(self) -> None:
-        """Of the arrays' files, which are all there, before their folder gets its final name."""
+        """Write the checksums of the arrays' files.
+
+        Orbax calls this when all files are written, before it renames the folder.
+        """
         if is_main_process():
             write_checksums(self.directory / f"{self._saving}{UNFINISHED}" / ITEM)
 
     def check(self, step: int) -> None:
-        """Raises ValueError if the files of `step` are not what was written."""
+        """Raise ValueError if the files of `step` differ from the files that were written."""
         found = damage(self.directory / str(step) / ITEM)
         if found:
             others = ", ".join(str(other) for other in self.steps() if other != step)
@@ -173,13 +179,14 @@ class Checkpoints:
             raise ValueError(f"the checkpoint of step {step} is damaged: {found}{others}")
 
     def restore(self, step: int, like: TrainState) -> TrainState:
-        """The state of `step`, with the shapes, dtypes and shardings of `like`.
+        """Return the state of `step`, with the shapes, dtypes and shardings of `like`.
 
-        If only the alarm's arrays are of another version, the alarm is that of `like`, and a line
-        says so.
+        If only the alarm's arrays are from another version, the alarm of `like` is used, and a line
+        reports it.
 
         Raises:
-          ValueError: it holds other arrays than `like`, which are named, or cannot be read.
+          ValueError: the checkpoint holds other arrays than `like` (the message names them), or it
+            cannot be read.
         """
         import orbax.checkpoint as ocp
 
@@ -204,10 +211,10 @@ class Checkpoints:
                 f"the checkpoint of step {step} has the state of another version or other "
                 f"settings: {reason}"
             ) from error
-        return cast(TrainState, state)  # Orbax gives back what it is asked for
+        return cast(TrainState, state)  # Orbax returns the type of `target`
 
     def _restore_without_alarm(self, step: int, like: TrainState) -> TrainState:
-        """The state of `step`, with the alarm of `like`, which remembers nothing of the run."""
+        """Return the state of `step` with the new alarm of `like`."""
         import orbax.checkpoint as ocp
 
         target = jax.tree.map(
@@ -222,7 +229,7 @@ class Checkpoints:
         return dataclasses.replace(state, regimes=like.regimes)
 
     def restore_params(self, step: int, like: Params) -> Params:
-        """The parameters alone of `step`, with the shapes and shardings of `like`."""
+        """Return only the parameters of `step`, with the shapes and shardings of `like`."""
         import orbax.checkpoint as ocp
 
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"params": like})
@@ -234,33 +241,33 @@ class Checkpoints:
         return self.manager.restore(step, args=restore)["params"]
 
     def close(self) -> None:
-        """Waits for the last save."""
+        """Wait for the last save, then close Orbax's manager."""
         with writing(self.directory):
             self._finish()
             self.manager.close()
 
 
 def _has_room(directory: Path, size: int) -> bool:
-    """Whether the disk of a folder takes a checkpoint of `size` bytes."""
+    """Return whether the disk of a folder has room for a checkpoint of `size` bytes."""
     stat = os.statvfs(directory)
-    # Some file systems (Btrfs) do not count their files, and report 0 of 0.
+    # Some file systems (Btrfs) do not count their files and report a total of 0.
     takes_files = not stat.f_files or stat.f_favail >= FILES
     return takes_files and shutil.disk_usage(directory).free >= size
 
 
 def _arrays(tree: Any) -> set[str]:
-    """The names of a tree's leaves."""
+    """Return the names of a tree's leaves."""
     named, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named}
 
 
 def set_damaged_aside(directory: Path) -> list[str]:
-    """Moves the newest checkpoints out of a folder, up to one whose files are what was written.
+    """Move damaged checkpoints that are newer than the newest intact checkpoint out of a folder.
 
-    They go to damaged/ beside it. For a folder that nobody has open.
+    They are moved to damaged/ next to it. No process may have the folder open.
 
     Returns:
-      a sentence about each that was moved.
+      one message per moved checkpoint.
 
     Raises:
       ValueError: every checkpoint is damaged; none is moved.
@@ -289,7 +296,10 @@ def set_damaged_aside(directory: Path) -> list[str]:
 
 
 def newest(directory: Path) -> int:
-    """The step of the newest checkpoint in a folder that nobody has open; 0: there is none."""
+    """Return the step of the newest checkpoint in a folder; 0 if it has none.
+
+    It does not open the folder with Orbax.
+    """
     return max(_steps(directory), default=0)
 
 
@@ -298,8 +308,10 @@ def _steps(directory: Path) -> list[int]:
 
 
 def not_finite(state: TrainState) -> str | None:
-    """The name of the first array of a state's that training changes (parameters, the optimizer's,
-    the critic's) and that holds NaN or infinity; None: there is none."""
+    """Return the name of the first trained array that holds NaN or infinity, or None.
+
+    The trained arrays are those of the parameters, the optimizer and the critic.
+    """
     found = {"params": state.params, "opt_state": state.opt_state, "critic": state.critic}
     named, _ = jax.tree_util.tree_flatten_with_path(found)
     named = [(path, x) for path, x in named if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -316,7 +328,10 @@ def _are_finite(arrays: list[Any]) -> jax.Array:
 
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    """Its threads and tasks log a traceback each of an error that is raised to us as well."""
+    """Filter out the tracebacks that Orbax's threads and tasks log.
+
+    Orbax raises the same error to its caller.
+    """
     return "/orbax/" not in f"{record.pathname} {record.getMessage()}"
 
 
@@ -326,18 +341,24 @@ def _show_unless_closed(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """TensorStore's threads have a traceback printed for each array of a save that failed, whose
-    event loop Orbax has closed: what failed is raised to us, too."""
+    """Call the hook `show`, unless the error is that asyncio's event loop is closed.
+
+    After a failed save, Orbax closes the event loop, and TensorStore's threads then cause such an
+    error for each array. Orbax raises the original error to its caller.
+    """
     began = "" if trace is None else trace.tb_frame.f_code.co_filename
     if kind is not RuntimeError or "/asyncio/" not in began or "loop is closed" not in str(error):
         show(kind, error, trace)
 
 
 def find_damage(workdir: Path, repair: bool) -> list[str]:
-    """What is damaged in a run's folder and can be gone on without, a sentence each.
+    """Set damaged checkpoints aside and, with `repair`, damaged lines of metrics.jsonl.
+
+    Returns:
+      one message for each damaged or missing part that the run can resume without.
 
     Raises:
-      ValueError: what cannot, or not without --repair.
+      ValueError: the run cannot resume, or only with --repair.
     """
     told = set_damaged_aside(workdir / "checkpoints")
     path = workdir / "metrics.jsonl"
@@ -354,6 +375,6 @@ def find_damage(workdir: Path, repair: bool) -> list[str]:
                 f"{listed} that the checkpoint includes; pass --repair to resume without them"
             )
         aside = path.with_name(metrics_reader.SET_ASIDE)
-        with_retries(aside.touch, aside)  # the next start need not be told again
+        with_retries(aside.touch, aside)  # so that the next start does not need --repair
         told.append(listed)
     return told

@@ -29,10 +29,11 @@ from ragen_jax.rollout.env_calls import (
 from ragen_jax.storage.console import console
 from ragen_jax.storage.datasets import open_or_generate, settings_hash
 
-# First seeds of these purposes; a run's own are seed * 2**32 and up, below both.
+# First seed of each purpose. The training seeds of a run are seed * 2**32 and up, below both.
 EVALUATION_SEEDS = 1 << 62
 IMITATION_SEEDS = 1 << 61
-MOST_FAILED = 32  # first problems for which an environment may raise before it is refused
+# Number of first held-out problems; an environment that raises for all of them is refused.
+MOST_FAILED = 32
 
 
 def load_or_generate(
@@ -43,7 +44,7 @@ def load_or_generate(
     generate: Callable[[], Iterable[dict[str, Any]]],
     directory: Path,
 ) -> list[dict[str, Any]]:
-    """All examples of `open_or_generate`, in the order they were generated."""
+    """Return all examples of `open_or_generate`, in the order in which they were generated."""
     stored = open_or_generate(
         name, settings, features=features, generate=generate, directory=directory
     )
@@ -59,25 +60,25 @@ def heldout_problems(
     directory: Path,
     limits: Limits = NO_LIMITS,
 ) -> tuple[list[int], list[State | EnvFailure]]:
-    """The evaluation set: `count` distinct problems, the same every time.
+    """Return the evaluation set: `count` distinct problems, the same every time.
 
-    Seeds for which the environment raises are left out while the set is generated, and a line
-    counts them. A stored problem for which it raises later is a `Broken`, so that its episodes
-    break. A line counts those too.
+    Seeds for which the environment raises while the set is generated are left out. If it raises
+    later for a stored problem, the state of the problem is an `EnvFailure`, and its episodes break.
+    A line prints the number of each kind.
 
     Args:
       environment: built with split="eval".
-      settings: the environment's name and options, which decide the problems.
-      limits: of the environment's time.
+      settings: the environment's name and options, which determine the problems.
+      limits: time limits of the environment.
 
     Returns:
       (seeds, states), each of length count.
 
     Raises:
-      ValueError: the environment has fewer problems than that, raises for all of them, or a stored
-        problem differs from what it generates today.
+      ValueError: the environment has fewer than `count` distinct problems, it raises for all of
+        them, or a stored problem differs from the problem that it generates now.
     """
-    failed: list[EnvFailure] = []  # of the seeds left out, if the set is generated now
+    failed: list[EnvFailure] = []  # failures of the seeds left out, if the set is generated now
 
     def generate():
         failed.clear()
@@ -147,7 +148,7 @@ def heldout_problems(
     return seeds, states
 
 
-SAMPLE = 16  # problems whose demonstrations stand for the environment's code
+SAMPLE = 16  # number of problems in a fingerprint
 
 
 def play_expert(
@@ -160,26 +161,27 @@ def play_expert(
     max_actions: int,
     styles: Mapping[str, float] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Problems played by an expert, turn by turn: what is seen, and what the expert replies.
+    """Play problems with the environment's solver; yield the observation and reply of each turn.
 
-    The expert solves the problem again from where each turn finds it, so that after a slip every
-    reply is still a right one. An episode ends when the task is over, a budget is spent, or where
-    there is no solution, which may be at its beginning.
+    The solver runs anew at every turn, so replies are still correct after a random slip. An episode
+    ends when the task is done, a budget is used up, or there is no solution (possibly in the first
+    turn).
 
     Args:
-      environment: built with split="imitation"; gives solve, explain and identity.
-      seeds: of the problems.
-      plan_moves: moves of the plan spelt out in the reasoning.
+      environment: built with split="imitation"; has solve, explain and identity.
+      seeds: seeds of the problems.
+      plan_moves: number of the plan's moves that the reasoning lists.
       actions_per_turn, max_turns, max_actions: the rollout's budgets.
-      styles: style -> share, of an environment with styles: each episode is shown in the most
-        frequent one and, with their shares over its share as chances, in the others, the actions
-        being the same. None, or empty: what `explain` writes.
-
-    Raises whatever the environment raises, which `imitated_turns` catches.
+      styles: reasoning style -> fraction, if the environment has styles. Each episode is yielded in
+        the most frequent style and, with probability (fraction of the style / largest fraction), in
+        each of the others, with the same actions. None or empty: the text of `explain`.
 
     Yields:
-      dicts, problem by problem, with `turn`, `observation`, `reply` (behind "<think>", without the
-      stop token) and `identity` of the problem.
+      dicts, problem by problem, with `turn`, `observation`, `reply` (the text after "<think>",
+      without the stop token) and `identity` (of the problem).
+
+    Raises:
+      Any exception of the environment. `imitated_turns` catches it.
     """
     for seed in seeds:
         rng = generator(Purpose.DEMONSTRATION, seed)
@@ -212,7 +214,7 @@ def play_expert(
 def imitated_turns(
     environment: SolvableEnvironment, seed: int, **play: Any
 ) -> list[dict[str, Any]] | EnvFailure:
-    """The turns of `play_expert` on one problem; a `Broken` if the environment raises.
+    """Return the turns of `play_expert` on one problem; an `EnvFailure` if the environment raises.
 
     Args:
       environment, play: as in `play_expert`.
@@ -235,10 +237,10 @@ def _styles_of_episodes(
 
 
 def fingerprint(environment: SolvableEnvironment, **settings: Any) -> str:
-    """A hash of SAMPLE problems that an expert plays now, for names of caches.
+    """Return a hash of the demonstrations on SAMPLE problems, for names of caches.
 
-    It changes with the environment's rules, rendering, solver, explanations or problems, which no
-    option of the config tells. Problems for which the environment raises are left out.
+    It changes with the environment's code: its rules, rendering, solver, explanations and problems,
+    which the config does not show. Problems for which the environment raises are left out.
 
     Args:
       environment, settings: as in `play_expert`.
@@ -255,7 +257,7 @@ def fingerprint(environment: SolvableEnvironment, **settings: Any) -> str:
 
 
 def _told(observation: str | Observation) -> Any:
-    """What is shown, JSON-like: of images their hashes."""
+    """Return an observation as JSON-like data, with hashes in place of images."""
     if isinstance(observation, str):
         return observation
     digests = [hashlib.sha256(x.tobytes()).hexdigest() for x in observation.images]
@@ -270,28 +272,27 @@ def demonstrations(
     directory: Path,
     **play: Any,
 ) -> list[dict[str, Any]]:
-    """The examples of `play_expert` on so many problems, kept in a data set.
+    """Return the examples of `play_expert` on `rooms` problems, which are stored in a data set.
 
-    Problems without a solution, and those for which the environment raises, are left out; a line
-    counts each kind when the problems are played. Those of an environment that draws are played
-    anew each time: a data set keeps text alone.
+    Problems that have no solution, or for which the environment raises, are left out. When the
+    problems are played, a line prints the number of each kind. If the environment shows images, its
+    problems are played anew each time, because a data set stores only text.
 
     Args:
-      environment: as in `play_expert`. rooms: how many seeds are played.
-      settings: JSON-like; what decides the environment's problems.
+      environment: as in `play_expert`.
+      rooms: number of problems to play.
+      settings: JSON-like settings that determine the environment's problems.
       directory: as in `load_or_generate`.
       play: further arguments of `play_expert`.
 
-    Returns:
-      list of dicts.
-
     Raises:
-      ValueError: none of the problems has a solution and can be played.
+      ValueError: every problem has no solution or cannot be played.
     """
     import tensorflow_datasets as tfds
 
-    unsolved = []  # seeds, if the problems are played now
-    failed: list[tuple[int, EnvFailure]] = []  # seeds for which the environment raised, likewise
+    # Both stay empty if the examples are read from the data set.
+    unsolved = []  # seeds of the problems without a solution
+    failed: list[tuple[int, EnvFailure]] = []  # seeds for which the environment raised
 
     def generate():
         unsolved.clear()
@@ -338,13 +339,13 @@ def demonstrations(
 
 
 def first_failed(failed: Sequence[tuple[int, EnvFailure]]) -> str:
-    """The first of (seed, error) pairs, in words for the end of a line."""
+    """Return the end of a message that names the first of (seed, error) pairs."""
     seed, broken = failed[0]
     return f"first error: seed {seed}: {broken.error}"
 
 
 def _draws(environment: Environment, rooms: int) -> bool:
-    """Whether the first imitation problem that can be shown is shown with images."""
+    """Return whether the first imitation problem that can be rendered contains images."""
     for seed in range(IMITATION_SEEDS, IMITATION_SEEDS + rooms):
         (shown,) = observe(environment, begin(environment, [seed], NO_LIMITS), NO_LIMITS)
         if not isinstance(shown, EnvFailure):

@@ -1,7 +1,8 @@
-"""A step's diagnostics, of each environment by itself: what the episodes say about the policy.
+"""The diagnostics of a step, which compute metrics of the policy from its episodes.
 
-To add one, write a function (Step, TrainState, metrics so far) -> (TrainState, metrics) and give it
-a row of DIAGNOSTICS, which says when it is due.
+They are computed for each environment separately. To add a diagnostic, write a function
+(StepContext, TrainState, metrics so far) -> (TrainState, metrics) and add it to DIAGNOSTICS with
+the interval at which it is due.
 """
 
 import dataclasses
@@ -47,21 +48,21 @@ from ragen_jax.update.state import AheadState, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Diagnostic:
-    """When something is measured, and what."""
+    """A function that measures something in a step, and the interval at which it is due."""
 
-    every: Callable[[Diagnose], int]  # steps between two; 0: never
-    # (Step, TrainState, metrics so far) -> (TrainState, metrics)
+    every: Callable[[Diagnose], int]  # steps between two measurements; 0: never
+    # (StepContext, TrainState, metrics so far) -> (TrainState, metrics)
     measure: Callable[[StepContext, TrainState, Metrics], tuple[TrainState, Metrics]]
-    # What it compiles, for preflight; None: nothing larger than the others do.
+    # The programs that it compiles, for preflight; None: none larger than those of the others.
     programs: Planner | None = None
-    first: bool = False  # also in the first step, whose policy no update has changed
+    first: bool = False  # whether it is due in the first step, before any update, as well
 
 
 def diagnose(step: StepContext, state: TrainState) -> tuple[TrainState, Metrics]:
-    """Measure what is due of DIAGNOSTICS on a step's episodes.
+    """Run those of DIAGNOSTICS that are due on a step's episodes.
 
     Returns:
-      (TrainState with the moving averages, metrics of DIAGNOSTICS).
+      (TrainState with the moving averages updated, metrics).
     """
     metrics: Metrics = {}
     for diagnostic in DIAGNOSTICS.values():
@@ -75,13 +76,13 @@ def diagnose(step: StepContext, state: TrainState) -> tuple[TrainState, Metrics]
 def of_each_task(
     step: StepContext, measure: Callable[[int, "Task", list[Episode], np.ndarray], Metrics]
 ) -> Metrics:
-    """measure(index, task, its episodes, their return_GK) of each task, combined."""
+    """Return the combined metrics of measure(index, task, episodes, return_GK) for each task."""
     listed = zip(step.run.tasks, step.played.episodes_E, step.played.returns_E, strict=True)
     return combine_metrics(step.run.tasks, [measure(i, *each) for i, each in enumerate(listed)])
 
 
 def collapse(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
-    """collapse/* and, where they are due, flow/* figures."""
+    """Return the state and collapse/* metrics, with flow/* metrics if they are due."""
     settings = step.run.diagnosis
     flow = is_due(settings.flow_every, step.number)
     scores = is_due(settings.scores_every, step.number)
@@ -100,7 +101,7 @@ def collapse(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Tr
         and jax.process_count() == 1
         and not shows_images(step)
     ):
-        # Reasonings differ in length from step to step, so that each knows of other programs.
+        # The lengths of reasoning differ from step to step, so each step needs other programs.
         shapes = dataclasses.replace(step, policy=jax.tree.map(struct_of, step.policy))
         compile = functools.partial(compile_scoring, shapes)
         step.run.precompiler.begin(PlannedProgram("scoring", compile))
@@ -109,16 +110,18 @@ def collapse(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Tr
 
 
 def shows_images(step: StepContext) -> bool:
-    """Whether its episodes may show images, which are forgotten while programs still compile."""
+    """Return whether the step's episodes may show images.
+
+    The run may forget images while programs are still compiling.
+    """
     return any(task.album is not None for task in step.run.tasks)
 
 
 def compile_scoring(step: StepContext) -> None:
-    """Compiles what steps like this one, with flow figures and without, would score with; nothing
-    of what it gives is kept.
+    """Compile the programs that score steps like this one, with and without flow/* metrics.
 
     Args:
-      step: its policy may be shapes.
+      step: its policy may consist of shapes.
     """
     tasks = enumerate(zip(step.run.tasks, step.played.episodes_E, strict=True))
     with jax.set_mesh(step.run.sampling_mesh), only_compiling():
@@ -135,7 +138,7 @@ def _score(
     flow: bool,
     keep: Callable[[Scores], None] | None = None,
 ) -> Metrics:
-    """`collapse_metrics` of a task's episodes."""
+    """Return `collapse_metrics` of a task's episodes."""
     settings = step.run.diagnosis
     return collapse_metrics(
         step.run.model,
@@ -154,7 +157,10 @@ def _score(
 
 
 def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
-    """anatomy/*, action/* and reasoning/* figures, as far as an environment offers the checks."""
+    """Return the state and the anatomy/*, action/* and reasoning/* metrics.
+
+    Some of them need checks that only some environments have.
+    """
 
     def measure(index, task, episodes, return_GK):
         environment = task.environment
@@ -179,10 +185,11 @@ def behaviour(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[T
 
 
 def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
-    """probe/* figures: those of collapse/first_turn/* and the styles, of held-out problems.
+    """Return the state and the probe/* metrics.
 
-    A step has few prompts, and the mutual information in them is at most the logarithm of their
-    number. Always the same problems with the same noise: two policies differ by what they do.
+    These are the collapse/first_turn/* and style metrics on held-out problems. A step has few
+    prompts, and mutual information is at most the logarithm of their number. The problems and the
+    random noise are always the same, so differences between two policies come from the policies.
     """
     settings, policy = step.run.diagnosis, step.policy
 
@@ -203,7 +210,7 @@ def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Train
             seen,
             episodes,
             first_turn_samples=len(episodes),
-            trajectory_samples=1,  # none: a scope needs two
+            trajectory_samples=1,  # disables the trajectory scope, which needs two
             micro_batch=settings.micro_batch,
             seed=task.eval_seed,
             step=0,
@@ -235,22 +242,25 @@ def probe(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[Train
 
 
 def zscores(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
-    """collapse/*/mi_zscore*_ema: of the collapse figures of this step, over what went before."""
+    """Return the state and collapse/*/mi_zscore*_ema.
+
+    They are the step's mutual information divided by moving averages of its standard deviation.
+    """
     averages, figures = update_zscores(jax.device_get(state.zscores), metrics)
     averages = place(averages, state.step.sharding)
     return dataclasses.replace(state, zscores=averages), figures
 
 
 def gradients(step: StepContext, state: TrainState, metrics: Metrics) -> tuple[TrainState, Metrics]:
-    """gradient/* figures, by reward variance."""
+    """Return the state and the gradient/* metrics by reward variance."""
     run, settings = step.run, step.run.diagnosis
     if settings.gradients_groups:
         policy = step.policy
-        if isinstance(state, AheadState):  # whose episodes the policy before sampled
+        if isinstance(state, AheadState):  # step.policy is an older policy
             with jax.set_mesh(run.mesh):
                 policy = sampling_policy(step.learner, state)
         return state, heldout_gradients(step.learner, state, policy, run.tasks, settings)
-    (task,) = run.tasks  # one environment (check.py)
+    (task,) = run.tasks  # config/check.py refuses several environments here
     with jax.set_mesh(run.mesh):
         found = step.outcomes
         sound_GK = None if found.broken_GK is None else ~found.broken_GK
@@ -263,7 +273,7 @@ DIAGNOSTICS = {
     "collapse": Diagnostic(lambda d: d.every, collapse, scoring_programs),
     "behaviour": Diagnostic(lambda d: d.every, behaviour),
     "probe": Diagnostic(lambda d: d.probe_every, probe, mediation_programs, first=True),
-    "zscores": Diagnostic(lambda d: d.every, zscores),  # behind collapse, which it reads
+    "zscores": Diagnostic(lambda d: d.every, zscores),  # after "collapse", whose metrics it reads
     "gradients": Diagnostic(lambda d: d.gradients_every, gradients, gradient_programs),
 }
 
@@ -281,7 +291,7 @@ def task_gradients(
     *,
     sound_GK: np.ndarray | None = None,
 ) -> Metrics:
-    """gradient/* metrics of a batch of one task; run under the mesh of training.
+    """Return the gradient/* metrics of a batch of one task; call it under the training mesh.
 
     Args:
       sound_GK: as in `gradient_report`.
@@ -317,14 +327,16 @@ def task_gradients(
 def play_groups(
     model: Qwen, params: Params, task: "Task", groups: int
 ) -> tuple[Batch, np.ndarray, np.ndarray]:
-    """(`Batch` with rewards, return_GK, sound_GK bool: whose environment did not break) of groups
-    on held-out problems, sampled as training does.
+    """Play groups on held-out problems, sampled as in training.
 
-    The first `groups` of the held-out problems, as far as there are so many, with the same noise
-    every time: buckets of two policies can be compared.
+    They are the first `groups` held-out problems (or all, if there are fewer), with the same random
+    noise every time. The buckets of two policies can therefore be compared.
 
     Args:
-      params: those for sampling.
+      params: parameters in the form that sampling needs.
+
+    Returns:
+      (`Batch` with rewards, return_GK, sound_GK: bool, whether the environment did not break).
     """
     episodes = play_heldout(
         model,
@@ -345,7 +357,11 @@ def heldout_gradients(
     tasks: Sequence["Task"],
     settings: Diagnose,
 ) -> Metrics:
-    """gradient/* metrics of the policy on each task's `play_groups`; `params` are for sampling."""
+    """Return the gradient/* metrics of the policy on the held-out groups of each task.
+
+    Args:
+      params: parameters in the form that sampling needs.
+    """
     metrics_E = []
     for task in tasks:
         with jax.set_mesh(learner.sampling_mesh):

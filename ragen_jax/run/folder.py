@@ -1,4 +1,4 @@
-"""The folder of a run that goes on in it: still at its path, renamed, or removed."""
+"""The folder of an active run, which may be renamed or removed during the run."""
 
 import contextlib
 import dataclasses
@@ -18,31 +18,31 @@ class FolderGone(Exception):
 class RunFolder:
     """A run's folder, open for as long as the run lasts.
 
-    path: its path when the run began
-    descriptor: of the open folder, which stays the same when it is renamed
+    path: the folder's path when the run began
+    descriptor: file descriptor of the open folder, which stays valid when the folder is renamed
     """
 
     path: Path
     descriptor: int
 
     def whereabouts(self) -> Path | None:
-        """Return the folder's path now, or None if it is removed or the system does not say."""
+        """Return the folder's current path; None if it was removed or the path is unknown."""
         ours = os.fstat(self.descriptor)
-        with contextlib.suppress(OSError):  # of a path that leads nowhere now
+        with contextlib.suppress(OSError):  # nothing is at the old path
             if os.path.samestat(os.stat(self.path), ours):
                 return self.path
         if not ours.st_nlink:
             return None
         try:
             return Path(os.readlink(f"/proc/self/fd/{self.descriptor}"))
-        except OSError:  # no Linux
+        except OSError:  # only Linux has /proc/self/fd
             return None
 
     def here(self) -> Path:
-        """Return its path, for writing something there.
+        """Return the folder's path, to write files there.
 
         Raises:
-          FolderGone: another folder, or none, is at the path. Writing there would make a second
+          FolderGone: the folder is no longer at its path. Writing there would create a second
             folder with a part of the run.
         """
         if gone := self.gone():
@@ -50,7 +50,7 @@ class RunFolder:
         return self.path
 
     def gone(self) -> str | None:
-        """Say what has become of a folder that is no longer at its path; None: it is there."""
+        """Return a message that says the folder was renamed or removed; None if it was not."""
         place = self.whereabouts()
         if place == self.path:
             return None
@@ -59,22 +59,22 @@ class RunFolder:
         return f"{self.path} was renamed to {place} while its run was active"
 
     def remove_stray_checkpoint(self) -> None:
-        """Remove a folder at the old path that holds nothing but checkpoints/.
+        """Remove a folder at the old path that contains only checkpoints/.
 
-        A save that was under way when the folder was renamed makes its path again, and a second
-        folder with a part of the run would look like the run. Call it when no save is under way.
+        A save in progress when the folder is renamed creates the old path again. That second folder
+        would look like the run. Call this when no save is in progress.
         """
         if not self.gone() or not self.path.is_dir():
             return
         if os.listdir(self.path) == ["checkpoints"]:
-            with contextlib.suppress(OSError):  # the run ends with another error in any case
+            with contextlib.suppress(OSError):  # the run ends with another error anyway
                 shutil.rmtree(self.path)
 
 
 @contextlib.contextmanager
 def open_folder(path: Path) -> Generator[RunFolder]:
-    """Keeps the folder of a run open; of several processes, one may come here before it is made."""
-    make_folder(path)
+    """Keep the folder of a run open."""
+    make_folder(path)  # several processes may reach this before the folder exists
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield RunFolder(path, descriptor)

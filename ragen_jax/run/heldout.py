@@ -1,4 +1,4 @@
-"""Playing a fixed set of problems, and what the episodes say about a policy."""
+"""Plays the fixed set of held-out problems and computes the evaluation metrics."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,17 +31,17 @@ def play_problems(
     rows: int,
     key: jax.Array,
 ) -> list[Episode]:
-    """Plays every problem `samples` times: about `rows` episodes at a time, or in slots.
+    """Play every problem `samples` times, about `rows` episodes at a time or in slots.
 
-    The noise of a problem depends on `key`, its seed and the member alone, so that two policies
-    meet the same problems with the same noise.
+    The random noise of an episode depends only on `key`, the problem's seed and the member, so two
+    policies play the same problems with the same noise.
 
     Args:
-      settings: as in `rollout`; with slots or a chunk, all problems are played in `slots` (0: as
-        many as `rows`), so that a problem's end lets the next one begin.
+      settings: as in `rollout`. With slots or a chunk, all problems are played in one rollout of
+        `slots` slots (0: `rows` slots); a problem starts as soon as a slot is free.
 
     Returns:
-      the episodes, problem by problem; `group` counts problems.
+      the episodes, problem by problem; `group` is the index of the problem.
     """
     at_a_time = max(1, rows // samples)
     if settings.slots or settings.chunk:
@@ -68,11 +68,11 @@ def play_heldout(
     problems: slice = slice(None),
     samples: int = 1,
 ) -> list[Episode]:
-    """`play_problems` of a task's held-out problems, with the same noise every time.
+    """Play a task's held-out problems with `play_problems`, with the same noise every time.
 
     Args:
-      purpose: what they are played for, which has noise of its own.
-      problems: which of them.
+      purpose: selects the stream of random noise.
+      problems: which of the held-out problems to play.
     """
     if task.heldout_environment is None or task.heldout is None:
         raise ValueError(
@@ -95,13 +95,13 @@ def play_heldout(
 def evaluate(
     model: Qwen, params: Params, tasks: Sequence["Task"], *, samples: int = 1
 ) -> tuple[Metrics, list[list[Episode]]]:
-    """eval/* metrics on the held-out problems of each task, and the episodes.
+    """Evaluate the policy on the held-out problems of each task.
 
     Args:
-      samples: episodes a problem.
+      samples: episodes per problem.
 
     Returns:
-      (metrics, [episodes of the first task, ...]). Where there are several tasks, each has figures
+      (eval/* metrics, [episodes of the first task, ...]). With several tasks, each task has metrics
       under its label, and eval/success is their mean.
     """
     enter_phase("evaluating", total=_count_episodes(tasks, samples), unit="episodes")
@@ -118,7 +118,7 @@ def evaluate(
 
 
 def _count_episodes(tasks: Sequence["Task"], samples: int) -> int:
-    """Number of episodes of an evaluation; 0 if slots play them all in one batch."""
+    """Return the number of episodes of an evaluation; 0 if slots play all of them in one batch."""
     if any(task.slots or task.chunk for task in tasks):
         return 0
     return sum(
@@ -129,11 +129,12 @@ def _count_episodes(tasks: Sequence["Task"], samples: int) -> int:
 
 
 def success_by_style(model: Qwen, params: Params, task: "Task") -> Metrics:
-    """eval/style/<name>/success of a task's held-out problems, its replies begun in that style.
+    """Return eval/style/<name>/success: success when all replies begin in a given reasoning style.
 
-    Every problem is played once a style, its openings in turn: with the first word given, the agent
-    goes on in that style, so that success does not depend on which it would have chosen. Styles
-    without an opening are left out; {} where the agent knows but one way to think.
+    Every held-out problem is played once per style. Its replies begin with one of the style's
+    openings (in turn), and the agent continues in that style; success then does not depend on which
+    style the agent would choose. Styles without an opening are left out. Return {} if the agent has
+    a single style.
     """
     metrics: Metrics = {}
     for name, style in task.styles.items():
@@ -157,18 +158,18 @@ def success_by_style(model: Qwen, params: Params, task: "Task") -> Metrics:
 
 
 def summarise(episodes: Sequence[Episode], *, samples: int, format_penalty: float) -> Metrics:
-    """eval/* metrics of episodes: success with its 95 % interval, return, replies, pass@k.
+    """Return the eval/* metrics of episodes: success, return, pass@k and statistics of the replies.
 
-    An episode whose environment broke is no failure of the policy: it is counted in eval/errors and
-    enters no other figure. Figures without a sound episode are left out.
+    An episode whose environment broke is not a failure of the policy: it is counted in eval/errors
+    and left out of all other metrics. Without any sound episode, only eval/errors is returned.
 
-    success +- success_ci95 holds `wilson_interval`, whose farther end it reaches. pass@k is the
-    unbiased estimate of Chen et al. 2021 (arXiv 2107.03374), eq. 1, for k = 1, 2, 4, ... up to
-    `samples`, over the problems that have k sound episodes. All three are left out where the
-    environment does not say what is solved.
+    success ± success_ci95 contains `wilson_interval`: success_ci95 is the distance to its farther
+    bound. pass@k is the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374), eq. 1, for
+    k = 1, 2, 4, ... up to `samples`, over the problems that have k sound episodes. All three are
+    left out if the environment does not define success.
     """
     sound = [episode for episode in episodes if not episode.error]
-    metrics: dict[str, Any] = {  # of Python's floats and NumPy's
+    metrics: dict[str, Any] = {  # values are Python or NumPy floats
         "eval/errors": len(episodes) - len(sound)
     }
     if not sound:

@@ -1,9 +1,10 @@
-"""A small Qwen2.5-shaped model that imitates the environment's solver.
+"""Trains a small model with the Qwen2.5 architecture to imitate the environment's solver.
 
 The result is a Hugging Face directory in the cache, named by a hash of its settings. With
-`warmstart.tower_layers` it has a vision tower, which learns with it from what the expert saw.
+`warmstart.tower_layers`, the model has a vision tower, which is trained with it on images of the
+solver's observations.
 
-Axes: B rows, T tokens, N images, P patches, C numbers of a patch.
+Axes: B rows, T tokens, N images, P patches, C values per patch.
 """
 
 import dataclasses
@@ -72,23 +73,23 @@ if TYPE_CHECKING:
 RECIPE = 2  # raise it when a change of this file changes the result
 
 
-NOTICE_EVERY = 20  # one demonstration in so many shows the notice of an invalid reply
+NOTICE_EVERY = 20  # one in this number of demonstrations shows the notice of an invalid reply
 
 
 _IMITATED = ("context", "window", "max_context", "prompt", "max_turns", "max_actions")  # of env
-# Of config.warmstart: told as what they make, or where they make something.
+# Fields of config.warmstart that the hashed settings contain in another form, if they are used.
 _NOT_LISTED = ("styles", "options", "tower_layers", "tower_width")
 
 
 def tiny_model(config: Config, cache: str | Path | None = None) -> Path:
-    """The directory of the config's tiny agent; builds it on first use.
+    """Return the directory of the config's tiny agent; build it on first use.
 
     Args:
-      config: a run's config (env, warmstart and the rollout's budgets decide the result).
-      cache: folder of generated models and datasets.
+      config: a run's config (env, warmstart and the rollout's budgets determine the result).
+      cache: folder of generated models and data sets.
 
     Raises:
-      ValueError: an environment that cannot be imitated (build.tiny_words, `taught`).
+      ValueError: an environment cannot be imitated (build.tiny_words, `imitation_config`).
     """
     config = imitation_config(config)
     cache = cache_directory() if cache is None else Path(cache)
@@ -107,10 +108,10 @@ def tiny_model(config: Config, cache: str | Path | None = None) -> Path:
         **{name: _what_is_imitated(c) for name, c in list(alone.items())[1:]},
     }
     directory = cache / "models" / f"tiny_{settings_hash(settings)}"
-    if directory.exists():  # which may be where nothing can be written, a lock neither
+    if directory.exists():  # without a lock: the cache may be read-only
         return directory
     with lock_path(directory):
-        if not directory.exists():  # nobody made it meanwhile
+        if not directory.exists():  # no other process has built it meanwhile
             console(f"warm start: imitating the solver (once; cached in {directory})")
             model, params, tokenizer, tower = imitate(config, cache)
             hf.save(directory, model, params, tokenizer, tower=tower)
@@ -118,12 +119,11 @@ def tiny_model(config: Config, cache: str | Path | None = None) -> Path:
 
 
 def imitation_config(config: Config) -> Config:
-    """The config of the world that the agent is taught in: its env.options as warmstart.options
-    has them.
+    """Return the config of the demonstrations: env.options updated by warmstart.options.
 
     Raises:
-      ValueError: an environment that cannot be imitated (build.tiny_words), options that it does
-        not take, or that have other words than the world that the agent is trained in.
+      ValueError: the environment cannot be imitated (build.tiny_words), does not accept the
+        options, or has other words with them than in training.
     """
     words, options = tiny_words(config), plain(config.warmstart.options)
     if not options:
@@ -143,7 +143,7 @@ def imitation_config(config: Config) -> Config:
 
 
 def _expert(config: Config) -> dict[str, Any]:
-    """How the expert of config.env plays: arguments of `datasets.play_expert`."""
+    """Return the arguments of `datasets.play_expert` for config.env."""
     styles = _styles(config)
     return {
         "plan_moves": config.warmstart.plan_moves,
@@ -155,12 +155,12 @@ def _expert(config: Config) -> dict[str, Any]:
 
 
 def _styles(config: Config) -> dict[str, float]:
-    """The shares of the styles that have one."""
+    """Return the fractions of the reasoning styles whose fraction is above 0."""
     return {name: share for name, share in config.warmstart.styles.items() if share}
 
 
 def _what_is_imitated(config: Config) -> dict[str, Any]:
-    """What decides the demonstrations of config.env, JSON-like."""
+    """Return the JSON-like settings that determine the demonstrations of config.env."""
     environment = _environment(config)
     return {
         **environment_settings(config.env),
@@ -172,23 +172,25 @@ def _what_is_imitated(config: Config) -> dict[str, Any]:
 
 
 def _environment(config: Config) -> SolvableEnvironment:
-    """The environment of config.env with the problems that are imitated."""
-    # build.tiny_words refuses any that cannot solve and explain them.
+    """Return the environment of config.env with the problems of the imitation split."""
+    # build.tiny_words refuses environments that cannot solve and explain their problems.
     return cast(SolvableEnvironment, build_environment(config.env, "imitation"))
 
 
 def imitate(
     config: Config, cache: Path
 ) -> tuple[Qwen, Params, "PreTrainedTokenizerFast", Tower | None]:
-    """Trains the tiny agent until it solves `warmstart.success` of fresh imitation problems.
+    """Train the tiny agent until it solves a fraction `warmstart.success` of new problems.
 
-    Where several environments train together, of each.
+    The problems are imitation problems that are not in the demonstrations. With several
+    environments, the agent must reach this success rate in each of them.
 
     Returns:
-      (model, parameters, tokenizer, what it sees with; None: it does not).
+      (model, parameters, tokenizer, vision tower or None).
 
     Raises:
-      ValueError: an environment is unusable, or `warmstart.max_updates` updates did not get there.
+      ValueError: an environment is unusable, or the success rate is not reached within
+        `warmstart.max_updates` updates.
     """
     w = config.warmstart
     tokenizer = tiny_tokenizer(config)
@@ -282,8 +284,10 @@ def _success(
     params: Params,
     album: ImageTable | None,
 ) -> float:
-    """Share of the problems that are solved at temperature 1, of those whose environment did not
-    break; 0 if all broke."""
+    """Return the success rate at temperature 1 over the problems whose environment did not break.
+
+    Return 0 if all broke.
+    """
     episodes = play_problems(
         model,
         params,
@@ -306,7 +310,7 @@ def _success(
 
 
 def _listed(successes: dict[str, float]) -> str:
-    """0.41 of one environment; sokoban 0.41, frozen_lake 0.56 of two."""
+    """Return success rates as text: "0.41", or "sokoban 0.41, frozen_lake 0.56"."""
     if len(successes) == 1:
         return f"{min(successes.values()):.2f}"
     return ", ".join(f"{name} {value:.2f}" for name, value in successes.items())
@@ -317,11 +321,11 @@ _BAR = "{desc} {bar} {elapsed} {postfix}"
 
 @flax.struct.dataclass
 class Pictures:
-    """The images that rows show, for a tower that learns."""
+    """The images that rows show, to train the tower with."""
 
-    pixels_NPC: Array  # float32, by rising number, padded
-    images: Images  # without what the tower sees in them
-    grid: Grid = flax.struct.field(pytree_node=False)
+    pixels_NPC: Array  # float32, by rising number of the images, padded
+    images: Images  # without the tower's embeddings
+    grid: Grid = flax.struct.field(pytree_node=False)  # size of every image in patches
 
 
 @functools.partial(
@@ -339,10 +343,13 @@ def _imitation_step(
     mask_BT: jax.Array,
     seen: Pictures | None,
 ) -> tuple[dict[str, Params], Any, jax.Array]:
-    """One Adam step on the mean negative log-likelihood of the expert's tokens.
+    """Take an Adam step on the mean negative log-likelihood of the expert's tokens.
 
     Args:
       trained: parameters of the model and, with `eyes`, of its tower.
+
+    Returns:
+      (trained parameters, optimizer state, loss).
     """
 
     def objective(trained):
@@ -362,7 +369,10 @@ def _imitation_step(
 
 
 def _album(eyes: VisionTower, trained: dict[str, Params], vocab_size: int) -> ImageTable:
-    """An empty album, of a copy of the tower as it is now: the next update donates it."""
+    """Return an empty image table with a copy of the tower.
+
+    It needs a copy because the next update donates the tower's arrays.
+    """
     now = jax.tree.map(jnp.copy, trained["tower"])
     return ImageTable(Tower(eyes, now, tiny_images()), vocab_size)
 
@@ -370,10 +380,10 @@ def _album(eyes: VisionTower, trained: dict[str, Params], vocab_size: int) -> Im
 def _pictures(
     album: ImageTable, tokens_BT: np.ndarray, rows: int
 ) -> Callable[[np.ndarray], Pictures]:
-    """A function of `rows` indices of rows -> the images that these show.
+    """Return a function that maps the indices of `rows` rows to the images that they show.
 
     Raises:
-      ValueError: no image, or images of several sizes.
+      ValueError: there are no images, or images of several sizes.
     """
     shown = album.shown(tokens_BT)
     if not shown:
@@ -408,12 +418,12 @@ def _as_episodes(
 ) -> list[Episode]:
     """Return demonstrations as the episodes that an agent would have played.
 
-    Rows, masks and context modes are then those of RL. An episode ends before the first reply whose
-    prompt cannot be used. A line counts the replies that are left out.
+    Rows, masks and context modes are then the same as in RL. An episode ends before the first reply
+    whose prompt cannot be used. A line prints the number of replies that are left out.
 
     Args:
-      examples: of `datasets.demonstrations`.
-      positions: of the model, which a prompt shares with its reply.
+      examples: from `datasets.demonstrations`.
+      positions: number of positions of the model, the maximum length of a prompt and its reply.
 
     Raises:
       ValueError: no reply can be imitated.
@@ -457,7 +467,7 @@ def _imitated_turn(
     """Return a demonstration as the turn after `turns`.
 
     Raises:
-      PromptError: its prompt cannot be used, as in episode.begin_turns.
+      PromptError: the prompt cannot be used, as in episode.begin_turns.
     """
     observation = example["observation"]
     check_images(observation, album)
@@ -492,9 +502,9 @@ def _episode(turns: Iterable[Turn]) -> Episode:
 def _check_problems(
     environment: Environment, seen: Collection[str], config: Config
 ) -> tuple[list[int], list[State]]:
-    """Imitation problems that are not among the demonstrations.
+    """Return (seeds, states) of imitation problems that are not in the demonstrations.
 
-    Seeds for which the environment raises are left out, and a line counts them.
+    Seeds for which the environment raises are left out, and a line prints their number.
 
     Raises:
       ValueError: the environment has too few problems.

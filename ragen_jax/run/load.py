@@ -1,4 +1,4 @@
-"""The policy that a config, or a run's folder, starts from: its model, and the tasks it plays."""
+"""Loads and saves policies: a model with its tasks, from a config or from a run's checkpoint."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Policy(NamedTuple):
-    """A model, and what it plays."""
+    """A model and the tasks that it plays."""
 
     model: Qwen
     params: Params
@@ -49,22 +49,22 @@ class Policy(NamedTuple):
 
 
 def load_policy(config: Config, workdir: Path | None, *, heldout: bool = False) -> Policy:
-    """The `Policy` of a config's model.
+    """Return the `Policy` of a config's model.
 
-    A tiny agent is copied into the run's folder, so that the run can be continued and evaluated
-    where the cache is another one.
+    A tiny agent is copied into the run's folder, so that the run can be resumed and evaluated on a
+    machine with another cache.
 
     Args:
       heldout: as in `build_tasks`.
 
     Raises:
-      ValueError: an unusable environment or mesh, a model that cannot be read, or one that could
-        not read the prompts; all before a model is built or its weights are read.
+      ValueError: an environment or a mesh is unusable, or the model cannot be read or cannot read
+        the prompts. These are checked before a model is built or its weights are read.
     """
     mesh, _ = build_meshes(config)
     path = config.model.path
     if path == "tiny":
-        tiny_words(config)  # all processes refuse it, not the first alone
+        tiny_words(config)  # raises in all processes, not only in the first
     else:
         check_reader(config)
     with main_process_first("model"):
@@ -101,29 +101,30 @@ def load_policy(config: Config, workdir: Path | None, *, heldout: bool = False) 
 
 
 def _unfinished(path: Path) -> Path:
-    """The name of a copy until it is complete: a killed copy must not look like a model."""
+    """Return the path of an unfinished copy, so that a killed copy does not look like a model."""
     return path.with_name(f".{path.name}")
 
 
 def _copy(source: Path, path: Path) -> None:
-    """Copies a folder, which is at `path` as a whole or not at all."""
+    """Copy a folder to `path`, which exists only once the copy is complete."""
     unfinished = _unfinished(path)
     shutil.copytree(source, unfinished, dirs_exist_ok=True)
     unfinished.rename(path)
 
 
 def check_reader(config: Config) -> None:
-    """Refuses a model directory that could not read the prompts of the config's environments.
+    """Refuse a model that cannot read the prompts of the config's environments.
 
-    Terse prompts hold the bare observation. They are for a tiny agent, which has learnt the rest by
-    imitation; what tells one from a language model is that its tokenizer keeps the words of an
-    environment whole (of several, those of one at least: it reads the others byte by byte).
+    Terse prompts contain only the observation. They are for a tiny agent, which has learnt the
+    rules by imitation. Its tokenizer differs from that of a language model: it has a token for each
+    word of an environment. (With several environments, this must be true of at least one; the words
+    of the others are read byte by byte.)
 
     Raises:
-      ValueError: that, or an unusable environment.
+      ValueError: the model cannot read the prompts, or an environment is unusable.
     """
     path = config.model.path
-    terse = {}  # environment -> its words
+    terse = {}  # name of an environment with terse prompts -> its words
     for name, c in per_task_configs(config).items():
         environment = build_environment(c.env, "train")
         if c.env.prompt == "terse":
@@ -147,11 +148,11 @@ def check_reader(config: Config) -> None:
 
 
 class Trained(NamedTuple):
-    """What a run has learnt by a step.
+    """A run's policy at a checkpoint.
 
-    policy: its parameters are plain, on the mesh of training; those that adapters change are as
-        they were before the run
-    adapters: of a LoRA run, else None
+    policy: its parameters are on the training mesh, without adapters; in a LoRA run they are those
+        of the base model
+    adapters: the adapters of a LoRA run, else None
     """
 
     config: Config
@@ -168,18 +169,19 @@ def restore_run(
     heldout: bool = False,
     trust: bool = False,
 ) -> Trained:
-    """What the checkpoint of a run's step holds.
+    """Return the policy of a run's checkpoint.
 
     Args:
-      config: the run's own with other values in fields of READ; None: as it was.
-      step: one that is kept; None: the newest.
+      config: the run's config, possibly with other values in the fields of evaluate.READ; None: the
+        run's config unchanged.
+      step: step of a kept checkpoint; None: the newest.
       heldout: as in `build_tasks`.
-      trust: whether code that the folder's config names may be imported although this user has not
-        started the run (config/trust.py); only asked if `config` is None.
+      trust: whether to import code that the folder's config names even if this user did not start
+        the run (config/trust.py); only read if `config` is None.
 
     Raises:
-      ValueError: the folder holds no run, or no such checkpoint, or it is damaged; unusable values;
-        it names code and is not trusted.
+      ValueError: the folder holds no run or no such checkpoint, the checkpoint is damaged, a value
+        is unusable, or the config names code and is not trusted.
     """
     if config is None:
         config = read_run_config(workdir)
@@ -209,7 +211,7 @@ def restore_run(
 
 
 def for_sampling(trained: Trained) -> Policy:
-    """The policy with its parameters where sampling wants them, adapters beside their kernels."""
+    """Return the policy with its parameters on the sampling mesh and any adapters attached."""
     config, _, policy, adapters = trained
     _, mesh = build_meshes(config)
     params = sampling_params(policy.params, policy.model, mesh)
@@ -223,13 +225,13 @@ def for_sampling(trained: Trained) -> Policy:
 
 
 def load_adapted(adapter: Path, config: Config, *, heldout: bool = False) -> Policy:
-    """The `Policy` of an adapter in PEFT's format, merged into the model of config.model.path.
+    """Return the `Policy` of an adapter in PEFT format, merged into the model of config.model.path.
 
     Args:
       heldout: as in `build_tasks`.
 
     Raises:
-      ValueError: as `load_policy`, and an adapter that is not of this model.
+      ValueError: as in `load_policy`, or the adapter does not fit the model.
     """
     policy = load_policy(config, None, heldout=heldout)
     adapters, rank, alpha, _ = lora.load_adapter(adapter, policy.model.config)
@@ -241,11 +243,13 @@ def load_adapted(adapter: Path, config: Config, *, heldout: bool = False) -> Pol
 def save_policy(
     folder: Path, config: Config, policy: Policy, adapters: Params | None, *, dtype: str
 ) -> list[Path]:
-    """Writes policy/ in Hugging Face format and, of a LoRA run, adapter/ in PEFT's.
+    """Write policy/ in Hugging Face format and, for a LoRA run, adapter/ in PEFT format.
 
-    adapter/ is not written where the vision tower has adapters, which that format cannot hold.
+    adapter/ is not written if the vision tower has adapters, which PEFT's format cannot store.
 
-    Args: as `Trained` says; dtype: of the weights on disk.
+    Args:
+      policy, adapters: as in `Trained`.
+      dtype: dtype of the weights on disk.
 
     Returns:
       the directories that were written.

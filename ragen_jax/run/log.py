@@ -1,5 +1,4 @@
-"""What a run writes: metrics.jsonl, events.jsonl, rollouts/*.jsonl with the images that their
-messages show, and lines on the console."""
+"""Writes a run's metrics, events, rollouts with their images, and lines on the console."""
 
 import dataclasses
 import functools
@@ -46,9 +45,10 @@ COLUMNS = (
 
 
 class MetricsLog:
-    """metrics.jsonl: one flat JSON object a step, flushed as it is written by the first process.
+    """Writer of metrics.jsonl, which has one flat JSON object per step.
 
-    Undefined figures are left out: a row holds finite numbers only.
+    Only the first process writes, and each row is flushed at once. Values that are not finite are
+    left out.
     """
 
     def __init__(
@@ -59,14 +59,15 @@ class MetricsLog:
         trackers: Iterable[str] = (),
         config: dict[str, Any] | None = None,
     ) -> None:
-        """Opens the log to go on behind `last_step`; rows after it and torn lines are dropped.
+        """Open the log to continue after `last_step`; drop later rows and torn lines.
 
         Args:
-          trackers: keys of trackers.TRACKERS that follow it. config: the run's, for them.
+          trackers: keys of trackers.TRACKERS, the trackers that receive the rows.
+          config: the run's config, for the trackers.
         """
         self.path = Path(path)
         self.file, self.followers = None, []
-        self.last: Metrics = {}  # the row that was written last
+        self.last: Metrics = {}  # the last written row
         self.totals = Counters([])
         if not is_main_process():
             return
@@ -76,10 +77,10 @@ class MetricsLog:
         self.file = with_retries(functools.partial(self.path.open, "r+b", buffering=0), self.path)
         for name in dict.fromkeys(trackers):
             self.followers.append(Follower(name, self.path, config or {}, console))
-            self.followers[-1].wake()  # with the rows that it may lack
+            self.followers[-1].wake()  # send the rows that it may lack
 
     def write(self, step: int, metrics: Metrics) -> Metrics:
-        """Appends a row; returns it."""
+        """Append a row and return it."""
         row = {"step": int(step)}
         for name, value in metrics.items():
             value = float(value)
@@ -93,12 +94,15 @@ class MetricsLog:
         return row
 
     def sync(self) -> None:
-        """Returns when all rows are on the disk: a checkpoint behind it must not outlive them."""
+        """Wait until all rows are on the disk.
+
+        Called before a checkpoint is saved: after a crash, no row before it may be missing.
+        """
         if self.file:
             with_retries(functools.partial(os.fsync, self.file.fileno()), self.path)
 
     def close(self, exit_code: int = 0) -> None:
-        """Closes it and its trackers, which are told how the run has ended."""
+        """Close the log and its trackers, which receive the run's exit code."""
         if self.file:
             self.file.close()
         end_all(self.followers, exit_code, console)
@@ -106,13 +110,13 @@ class MetricsLog:
 
 
 def write_events(path: Path, step: int, fired: Iterable[Fired], *, further: bool = False) -> None:
-    """events.jsonl: step, rule, action and reason of what fired, a line each.
+    """Write the step, rule, action and reason of each fired rule as a line of events.jsonl.
 
-    What a step writes replaces what an earlier pass over it and later steps wrote: a run that was
-    continued from before it writes them again.
+    Existing events of this step and of later steps are replaced: a run that was resumed from an
+    earlier step writes them again.
 
     Args:
-      further: add to the events of the step instead.
+      further: keep the existing events of this step.
     """
     if not is_main_process():
         return
@@ -130,13 +134,13 @@ def write_rollouts(
     reward_of_turn: Callable[[Turn], float],
     kept: Collection[tuple[int, int]],
 ) -> None:
-    """Episodes as JSON lines: OpenAI messages, token ids, log-probs, rewards, success (null where
-    the environment does not say what is solved).
+    """Write episodes as JSON lines: OpenAI messages, token ids, log-probs, rewards and success.
 
-    Each turn is shown as the policy saw it: the messages of its own prompt, then its reply
-    (rollout/transcript.py says which of these give the ids back). The images that turns show are
-    PNG files in a folder beside it (step_N_images of step_N.jsonl), each once, under the names that
-    lines have; those of an earlier pass over the step that no line names are removed.
+    Success is null if the environment does not define it. Each turn is written as the policy saw
+    it: the messages of its prompt, then its reply (rollout/transcript.py explains which of these
+    reproduce the ids). The images are PNG files in a folder next to the file (step_N_images for
+    step_N.jsonl); each image is stored once, and the lines refer to it by name. Images of an
+    earlier pass over the step to which no line refers are removed.
 
     Args:
       kept: (seed, member) of the episodes that the step learns from.
@@ -184,7 +188,7 @@ def write_rollouts(
 
 
 def step_line(step: int, steps: int, row: Metrics) -> str:
-    """The console line of a step: of COLUMNS, from the first on, what a terminal's width holds."""
+    """Return the console line of a step: the first of COLUMNS, limited to the terminal's width."""
     width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else math.inf
     line = f"step {step:>{len(str(steps))}}/{steps}"
     for cell in _cells(row):
@@ -195,7 +199,7 @@ def step_line(step: int, steps: int, row: Metrics) -> str:
 
 
 def live_figures(row: Metrics) -> str:
-    """What a progress bar shows behind a step: the first of COLUMNS."""
+    """Return the text of a progress bar after a step: the first two of COLUMNS in the row."""
     return ", ".join(_cells(row)[:2])
 
 
@@ -204,7 +208,7 @@ def _cells(row: Metrics) -> list[str]:
 
 
 def eval_line(step: int, row: Metrics) -> str:
-    """The console line of an evaluation."""
+    """Return the console line of an evaluation."""
     if "eval/return" not in row:
         return f"  eval at step {step}: all {row['eval/errors']:.0f} episodes failed"
     success = ""
@@ -217,10 +221,10 @@ def eval_line(step: int, row: Metrics) -> str:
 
 
 def write_outcomes(folder: Path, step: int, episodes: Iterable[Episode]) -> None:
-    """step_N.json: [problem's seed, solved] of every held-out problem at a step.
+    """Write step_N.json: [seed, solved] for every held-out problem.
 
-    Solved is 1 or 0, or null where the problem's environment broke; no file where all of them did,
-    or where the environment does not say what is solved.
+    `solved` is 1 or 0, or null if the problem's environment broke. No file is written if all of
+    them broke, or if the environment does not define success.
     """
     episodes = list(episodes)
     outcomes = [[e.seed, None if e.error else int(e.success)] for e in episodes]
@@ -232,7 +236,7 @@ def write_outcomes(folder: Path, step: int, episodes: Iterable[Episode]) -> None
 
 
 def write_gradients(workdir: Path, step: int, metrics: Metrics) -> None:
-    """gradients/step_N.json: the gradient/* metrics of a step's checkpoint."""
+    """Write the gradient/* metrics of a step's checkpoint to gradients/step_N.json."""
     if not is_main_process():
         return
     path = Path(workdir) / "gradients" / f"step_{step:06d}.json"
@@ -240,10 +244,10 @@ def write_gradients(workdir: Path, step: int, metrics: Metrics) -> None:
 
 
 def learning_curve(folder: Path, title: str = "held-out success") -> str:
-    """Evaluations as lines with bars, and what was gained since step 0.
+    """Return the evaluations as lines with bars, and the gain since the first evaluation.
 
-    The gain is the mean of the last three evaluations minus the first one, over the same
-    problems with the same noise, with a 95 % half-width over problems.
+    The gain is the mean of the last three evaluations minus the first, over the same problems with
+    the same noise, with a 95 % half-width over problems.
     """
     outcomes = read_outcomes(folder)
     lines = [title]
@@ -257,11 +261,11 @@ def learning_curve(folder: Path, title: str = "held-out success") -> str:
     return "\n".join(lines)
 
 
-MOST_SCORED = 64  # reasonings and prompts of a stored score matrix, at most
+MOST_SCORED = 64  # maximum number of reasonings, and of prompts, in a stored score matrix
 
 
 def write_scores(folder: Path, step: int, scores: Scores) -> None:
-    """step_N.npz: the arrays of `scores_to_show`."""
+    """Write the arrays of `scores_to_show` to step_N.npz."""
     if not is_main_process():
         return
     path = Path(folder) / f"step_{step:06d}.npz"
@@ -270,8 +274,10 @@ def write_scores(folder: Path, step: int, scores: Scores) -> None:
 
 
 def scores_to_show(scores: Scores) -> Scores:
-    """Those of the first MOST_SCORED prompts and, of reasonings with such a prompt, of the first
-    MOST_SCORED."""
+    """Return the scores under the first MOST_SCORED prompts.
+
+    Of the reasonings sampled from these prompts, the first MOST_SCORED are kept.
+    """
     rows = np.flatnonzero(scores.prompt_M < MOST_SCORED)[:MOST_SCORED]
     return Scores(
         score_MN=scores.score_MN[rows, :MOST_SCORED].astype(np.float32),

@@ -1,6 +1,6 @@
-"""What a run was made with: versions, devices, code and files, recorded in its folder.
+"""Records the versions, devices, code and files that a run uses in the run's folder.
 
-A resumed run repeats the numbers of an uninterrupted one only where all of these are the same.
+A resumed run repeats the numbers of an uninterrupted run only if all of these are the same.
 """
 
 import hashlib
@@ -26,12 +26,13 @@ from ragen_jax.storage.console import console
 from ragen_jax.storage.limits import read_json
 
 FILE = "provenance.json"
-# Packages whose versions can change numbers: of the model, its optimizer, prompts and problems.
+# Packages whose versions can change numbers: they compute the model, optimizer, prompts, problems.
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "numpy", "transformers", "tokenizers", "jinja2"),
     "pillow",
 )
-ENGINES = {  # and of the packages that pose the problems of built-in environments
+# Built-in environment -> further packages whose versions can change its problems.
+ENGINES = {
     "gymnasium": ("gymnasium",),
     "metamathqa": ("math-verify", "sympy"),
     "reasoning_gym": ("reasoning-gym",),
@@ -41,21 +42,21 @@ JAX_SETTINGS = (
     *("jax_default_matmul_precision", "jax_enable_x64"),
     *("jax_default_prng_impl", "jax_threefry_partitionable"),
 )
-# Parts of ragen_jax that no number of a training run comes from.
+# Parts of ragen_jax that cannot change the numbers of a training run.
 READERS = ("lab", "preflight", "report", "retriever", "score")
-SHOWN = 12  # hex digits of a hash in a message
+SHOWN = 12  # number of hex digits of a hash in a message
 
-Provenance = dict[str, str]  # name -> version, number or hash, as a message shows it
+Provenance = dict[str, str]  # name -> version, number or hash
 
 
 def provenance_of(config: Config, python: str) -> Provenance:
-    """What a run of a config would be made with now.
+    """Return the current versions, devices, code and files that a run of a config depends on.
 
     Args:
       python: version of Python.
 
     Raises:
-      ValueError: the model is not there.
+      ValueError: the model cannot be found.
     """
     device = jax.devices()[0]
     platform = " ".join(device.client.platform_version.split())
@@ -72,19 +73,19 @@ def provenance_of(config: Config, python: str) -> Provenance:
         found |= _own_code(c.env)
         try:
             files = hash_option_files(c.env)
-        except (ValueError, TypeError):  # building the environment refuses it, by its own rules
+        except (ValueError, TypeError):  # building the environment raises a better message
             files = {}
         found |= {f"file of {name}'s option {o}": digest for o, digest in files.items()}
-    if config.model.path != "tiny":  # whose copy is in the run's folder
+    if config.model.path != "tiny":  # the run's folder has a copy of the tiny agent
         found["files of model.path"] = _model_files(hf.resolve(config.model.path))
     return found
 
 
 def report_changes(workdir: Path, now: Provenance, *, strict: bool) -> None:
-    """Prints one line if a run is resumed with anything else than it was last started with.
+    """Print a line if anything has changed since the run was last started.
 
     Raises:
-      ValueError: instead of the line, if `strict`.
+      ValueError: something has changed, and `strict` is set.
     """
     records = _read(workdir)
     if not records:
@@ -114,10 +115,10 @@ def report_changes(workdir: Path, now: Provenance, *, strict: bool) -> None:
 
 
 def record(workdir: Path, now: Provenance, step: int | None) -> None:
-    """Adds to the records of a run's folder what a start is made with, if it is something else.
+    """Add the provenance of a start to the records in a run's folder, if it has changed.
 
     Args:
-      step: after which the run resumes; None: it starts, and records of before say nothing of it.
+      step: step after which the run resumes; None: the run starts, and earlier records are dropped.
     """
     records = (step is not None and _read(workdir)) or []
     if not records or records[-1]["made_with"] != now:
@@ -126,7 +127,7 @@ def record(workdir: Path, now: Provenance, step: int | None) -> None:
 
 
 def _read(workdir: Path) -> list[dict[str, Any]] | None:
-    """The records of a run's folder, oldest first; [] of none; None: they are damaged."""
+    """Return the records in a run's folder, oldest first; [] without a file; None if damaged."""
     path = workdir / FILE
     if not path.exists():
         return []
@@ -141,7 +142,7 @@ def _read(workdir: Path) -> list[dict[str, Any]] | None:
 
 
 def _shown(value: str | None) -> str:
-    """A value as a message shows it: of a hash its beginning."""
+    """Return a value as a message shows it; a hash is shortened."""
     if value is None:
         return "(none)"
     return value[:SHOWN] if re.fullmatch("[0-9a-f]{64}", value) else value
@@ -155,7 +156,7 @@ def _version(package: str) -> str:
 
 
 def _our_sources() -> str:
-    """A hash of the modules that a run's numbers come from."""
+    """Return a hash of the modules that can change a run's numbers."""
     found = {}
     for name, folder in (("ragen_jax", Path(ragen_jax.__file__).parent), ("envs", _envs_folder())):
         for path in folder.rglob("*.py"):
@@ -170,7 +171,7 @@ def _envs_folder() -> Path:
 
 
 def _own_code(env: Env) -> Provenance:
-    """{name: hash} of what an environment and its options name as MODULE:NAME."""
+    """Return {name: hash} of the code that an environment and its options name as MODULE:NAME."""
     names = [env.name] if env.name not in ENVS else []
     names += [t for t in _texts(env.options) if OWN.fullmatch(t)]
     found = {name: own_files(name.partition(":")[0]) for name in names}
@@ -189,9 +190,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _model_files(directory: Path) -> str:
-    """A hash of a model directory: contents of its small files, names and sizes of its weights.
+    """Return a hash of a model directory: contents of its small files, names and sizes of weights.
 
-    Weights that `checksums.json` lists count by their content, as that file does.
+    If `checksums.json` lists the weights, their contents count as well, because the contents of
+    that file count.
     """
     digest = hashlib.sha256()
     for pattern in hf.DOWNLOADED:

@@ -1,4 +1,4 @@
-"""Pages of a run that goes on: written beside it, so that training neither waits nor fails."""
+"""Writes the report page of an active run in a separate process, so that training does not wait."""
 
 import os
 import subprocess
@@ -10,13 +10,14 @@ from ragen_jax.config.per_task import is_due
 from ragen_jax.core.sharding import is_main_process
 from ragen_jax.storage.console import console
 
-NICENESS = 19  # the processors are the run's before they are the page's
+NICENESS = 19  # lowest priority: the run's processes go first
 
 
 class Reports:
-    """report.html of a run: every so many steps by a process of its own, at the end by the run's.
+    """Writer of a run's report.html.
 
-    What goes wrong with a page is said once and stops nothing.
+    A separate process writes it at regular intervals, and the run itself at the end. An error is
+    reported once and never stops the run.
     """
 
     def __init__(
@@ -24,8 +25,9 @@ class Reports:
     ) -> None:
         """
         Args:
-          every: steps between two pages; 0: only the last.
-          write_page: folders of runs -> the page that it wrote (report.page.write_report).
+          every: steps between two pages; 0: only the last page.
+          write_page: writes the page of runs in folders and returns its path
+            (report.page.write_report).
         """
         self.workdir = workdir
         self.every = every
@@ -34,11 +36,11 @@ class Reports:
         self.warned = False
 
     def write_if_due(self, step: int) -> None:
-        """Starts the process of a step's page, unless the one before is still at work."""
+        """Start the process that writes a step's page, unless the previous process still runs."""
         if self._working() or not is_due(self.every, step) or not is_main_process():
             return
         command = [sys.executable, "-m", "ragen_jax.report", str(self.workdir)]
-        # The accelerator, and the address of a run of several processes, are the run's own.
+        # The report process must not use the run's accelerator or join its group of processes.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
         try:
             self.process = subprocess.Popen(
@@ -48,25 +50,25 @@ class Reports:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
-                start_new_session=True,  # what interrupts the run does not tear a page
+                start_new_session=True,  # signals to the run do not interrupt it
             )
             os.setpriority(os.PRIO_PROCESS, self.process.pid, NICENESS)
         except OSError as error:
             self._warn(str(error))
 
     def write_last(self) -> None:
-        """Writes the page of a run that has ended, when no process is at work on one."""
+        """Write the page of a run that has ended, after stopping a process that still writes."""
         if not is_main_process():
             return
         if self.process is not None:
             self._end()
         try:
             console(f"report: {self.write_page([self.workdir])}")
-        except Exception as error:  # of whatever kind: the run has done its work
+        except Exception as error:  # a failed page must not fail the run
             self._warn(f"{type(error).__name__}: {error}")
 
     def _working(self) -> bool:
-        """Whether a process is at work; says once if the last one failed."""
+        """Return whether a process is running; report once if the last process failed."""
         if self.process is None:
             return False
         if self.process.poll() is None:
@@ -75,11 +77,11 @@ class Reports:
         return False
 
     def _end(self) -> None:
-        """Takes leave of the process: of one still at work after it was told to stop."""
+        """Collect the result of the process; kill it if it is still running."""
         assert self.process is not None
         working = self.process.poll() is None
         if working:
-            self.process.kill()  # the last page has more in it
+            self.process.kill()  # the last page replaces its page
         _, errors = self.process.communicate()
         if self.process.returncode and not working:
             self._warn(errors.strip().splitlines()[-1] if errors.strip() else "unknown reason")

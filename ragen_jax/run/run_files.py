@@ -1,4 +1,4 @@
-"""What a run has stored step by step, read back; of files that cannot be read somebody is told."""
+"""Reads the files that a run writes at its steps, and reports files that cannot be read."""
 
 import math
 import re
@@ -16,24 +16,25 @@ from ragen_jax.storage.limits import parse_json, read_arrays, read_bytes, read_j
 T = TypeVar("T")
 Say = Callable[[str], None]
 
-# What reading a damaged JSON or npz file, and taking it for what it should be, can raise.
+# Exceptions that reading and checking a damaged JSON or npz file can raise.
 DAMAGED = (
     *(ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError),
     *(OSError, EOFError, zipfile.BadZipFile, zlib.error),
 )
 
 
-# As `log.write_rollouts` names it: a page shows what is there, so it may lie nowhere else.
+# Path of an image as `log.write_rollouts` names it. No other path is accepted, because a page
+# shows the file.
 IMAGE_FILE = re.compile(r"step_\d+_images/[0-9a-f]{16}\.png", re.ASCII)
 
 
 def warn_unreadable(line: str) -> None:
-    """Prints a warning above any progress bar."""
+    """Print a warning above any progress bar."""
     show(f"warning: {line}")
 
 
 def read_events(path: Path, say: Say = warn_unreadable) -> list[dict[str, Any]]:
-    """What `log.write_events` wrote, without the lines that are damaged; [] of no file."""
+    """Return the events that `log.write_events` wrote, without damaged lines; [] without a file."""
     found = []
     lines = read_bytes(path).split(b"\n") if path.exists() else []
     for number, line in enumerate(lines, start=1):
@@ -51,9 +52,10 @@ def read_events(path: Path, say: Say = warn_unreadable) -> list[dict[str, Any]]:
 
 
 def read_outcomes(folder: Path, say: Say = warn_unreadable) -> dict[int, list[float]]:
-    """{step: [solved of every held-out problem]} of what `log.write_outcomes` wrote, in order.
+    """Return {step: [solved, ...]} for the files of `log.write_outcomes`, in order of steps.
 
-    1, 0, or NaN where the problem's environment broke; at least one of a step is no NaN.
+    `solved` of a held-out problem is 1, 0, or NaN if its environment broke. At least one value of a
+    step is not NaN.
     """
 
     def read(path: Path) -> list[float]:
@@ -69,7 +71,7 @@ def read_outcomes(folder: Path, say: Say = warn_unreadable) -> dict[int, list[fl
 
 
 def read_gradients(workdir: Path, say: Say = warn_unreadable) -> dict[int, Metrics]:
-    """{step: gradient/* metrics} of what `log.write_gradients` wrote, in order."""
+    """Return {step: gradient/* metrics} for the files of `log.write_gradients`, in order."""
 
     def read(path: Path) -> Metrics:
         figures = read_json(path)
@@ -79,7 +81,7 @@ def read_gradients(workdir: Path, say: Say = warn_unreadable) -> dict[int, Metri
 
 
 def read_scores(folder: Path, say: Say = warn_unreadable) -> dict[int, Scores]:
-    """{step: `Scores`} of what `log.write_scores` wrote, in order."""
+    """Return {step: `Scores`} for the files of `log.write_scores`, in order."""
 
     def read(path: Path) -> Scores:
         scores = Scores(**read_arrays(path))
@@ -91,7 +93,7 @@ def read_scores(folder: Path, say: Say = warn_unreadable) -> dict[int, Scores]:
 
 
 def read_rollouts(folder: Path, say: Say = warn_unreadable) -> dict[int, list[dict[str, Any]]]:
-    """{step: episodes} of what `log.write_rollouts` wrote, in order."""
+    """Return {step: episodes} for the files of `log.write_rollouts`, in order."""
 
     def read(path: Path) -> list[dict[str, Any]]:
         records = [parse_json(line) for line in read_bytes(path).split(b"\n") if line]
@@ -116,15 +118,17 @@ def read_rollouts(folder: Path, say: Say = warn_unreadable) -> dict[int, list[di
 
 
 def text_of(content: str | list[dict[str, Any]]) -> str:
-    """The text of a message, [image] where it shows one."""
+    """Return the text of a message, with [image] in place of each image."""
     if isinstance(content, str):
         return content
     return "".join(str(part["text"]) if "text" in part else "[image]" for part in content)
 
 
 def _of_steps(folder: Path, ending: str, read: Callable[[Path], T], say: Say) -> dict[int, T]:
-    """{N: read(path)} of a folder's files step_N, in order, of which those are told to be damaged
-    that `read` cannot read."""
+    """Return {N: read(path)} for the files step_N of a folder, in order.
+
+    Files that `read` cannot read are left out, and `say` receives a message about each.
+    """
     found = {}
     for path in sorted(Path(folder).glob(f"step_*.{ending}")):
         try:

@@ -1,8 +1,8 @@
-"""The stages of a step that know its environments: playing them, and what they earned.
+"""The stages of a step that depend on the environments: play, make batches, watch for collapse.
 
-    play -> make_batch -> ... -> watch
+    play -> make_batch -> diagnose -> inform -> ... -> watch
 
-Mathematics is elsewhere; what is here hands it what a `Task` and a `Run` were built with.
+The mathematics is in other modules; the functions here pass it the parts of a `Task` and a `Run`.
 """
 
 import dataclasses
@@ -51,16 +51,17 @@ from ragen_jax.update.state import AheadState, TrainState
 def play(
     run: Run, policy: Params, state: TrainState, step: int
 ) -> tuple[TrainState, Played, Metrics]:
-    """Plays the groups of a step; run under the mesh of sampling.
+    """Play the groups of a step; call it under the sampling mesh.
 
     Args:
-      policy: parameters for sampling. step: number of the iteration.
+      policy: parameters in the form that sampling needs.
+      step: number of the step.
 
     Returns:
-      (TrainState that knows what was played, `Played`, rollout/* and collect/* metrics).
+      (TrainState updated with the played problems, `Played`, rollout/* and collect/* metrics).
     """
     clock = Clock()
-    album = run.tasks[0].album  # the run's
+    album = run.tasks[0].album  # all tasks share the run's image table
     if album is not None:
         album.begin_epoch()
     play_task = episodes_of(run, policy, clock)
@@ -72,11 +73,11 @@ def play(
         for task, episodes in zip(run.tasks, episodes_E, strict=True)
     ]
     metrics = combine_metrics(run.tasks, [part.metrics() for part in collected])
-    # The figures are of all that was played, not of what dynamic sampling chose to keep.
+    # The metrics cover all played episodes, not only those that dynamic sampling keeps.
     metrics |= rollout_metrics(concatenate_episodes(episodes_E), np.concatenate(returns_E))
     if len(run.tasks) > 1:
         metrics |= label_metrics(run.tasks, list(map(rollout_metrics, episodes_E, returns_E)))
-        if not all(map(success_is_defined, episodes_E)):  # no figure of all environments together
+        if not all(map(success_is_defined, episodes_E)):  # no overall success
             for name in ("rollout/success", "rollout/success_ci95"):
                 metrics.pop(name, None)
     metrics["time/environment"] = clock.seconds
@@ -92,8 +93,8 @@ def play(
 def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
     """Report broken episodes.
 
-    An environment that breaks too often stops the run. Prompts that cannot be used never do: they
-    are one episode's input, so their episodes are left out and counted.
+    An environment that breaks too often stops the run. Unusable prompts never do: a prompt is the
+    input of a single episode, so these episodes are left out and counted.
     """
     all_errors = [episode.error for episode in episodes if episode.error]
     fired = []
@@ -119,7 +120,11 @@ def errors(task: "Task", episodes: Sequence[Episode]) -> list[Fired]:
 def episodes_of(
     run: Run, policy: Params, clock: Clock | None = None
 ) -> Callable[[Task, Sequence[int], jax.Array], list[Episode]]:
-    """(task, seeds_G, key) -> the episodes of a policy; `clock` as in `rollout`."""
+    """Return a function (task, seeds_G, key) -> the episodes of a policy.
+
+    Args:
+      clock: as in `rollout`.
+    """
 
     def play_task(task, seeds_G, key):
         states_G = begin(task.environment, seeds_G, task.limits, clock)
@@ -139,22 +144,22 @@ def episodes_of(
 
 @dataclasses.dataclass(frozen=True)
 class StepContext:
-    """What a step has played: what `diagnose` and `inform` look at."""
+    """The episodes of a step and their context: the input of `diagnose` and `inform`."""
 
     run: Run
     learner: Learner
-    policy: Params  # that sampled the episodes
+    policy: Params  # parameters that sampled the episodes
     played: Played
-    batch: Batch  # of the episodes that the step learns from
-    outcomes: Outcomes  # of these episodes
-    number: int  # of the iteration
+    batch: Batch  # rows of the episodes that the step learns from
+    outcomes: Outcomes  # outcomes of the same episodes
+    number: int  # number of the step
 
 
 def make_batch(run: Run, played: Played) -> tuple[Batch, Outcomes, Metrics]:
-    """The rows and outcomes of the episodes that a step learns from.
+    """Return the rows and outcomes of the episodes that a step learns from.
 
     Returns:
-      (`Batch` with rewards, padded to sizes.step_rows, `Outcomes`, collect/* metrics).
+      (`Batch` with rewards, padded to per_task.step_rows, `Outcomes`, collect/* metrics).
     """
     episodes, (first, *_) = played.selected, run.tasks
     penalty_G = np.concatenate([np.full(t.groups, t.penalties.format_penalty) for t in run.tasks])
@@ -177,16 +182,17 @@ def make_batch(run: Run, played: Played) -> tuple[Batch, Outcomes, Metrics]:
 
 
 def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
-    """What is paid for reasonings that tell of their prompts, and what is left of the entropy bonus
-    where they tell less than they did; of rollouts ahead also the entropy that RL-ZVP's advantages
-    need, of the policy that sampled. Run under the mesh of sampling.
+    """Add the inputs of bonuses to the outcomes of a step; call it under the sampling mesh.
 
-    Of first turns, and of later ones where a prompt shows no earlier reply (which would tell of
-    itself). The alarm's MI is that of the steps before.
+    bonus_BT (mi_coef) rewards reasoning for its information about the prompt. It covers the first
+    turn, and later turns if prompts show no earlier replies, which would identify the prompt.
+    gate_E (entropy_gate) scales the entropy bonus by the information that is left, as measured by
+    the collapse alarm up to the previous step. sampled_entropy_BT (zvp_coef with rollout.ahead) is
+    the entropy of the policy that sampled, which the advantages of RL-ZVP need.
 
     Returns:
-      (`Outcomes` with bonus_BT, gate_E and sampled_entropy_BT, bonus/mi: mean nats a reasoning);
-      {}: nothing is paid.
+      (`Outcomes`, metrics: bonus/mi, the mean information in nats per reasoning; {} if mi_coef is
+      0).
     """
     learner, policy, played = step.learner, step.policy, step.played
     batch, outcomes = step.batch, step.outcomes
@@ -213,7 +219,7 @@ def inform(step: StepContext, state: TrainState) -> tuple[Outcomes, Metrics]:
             for u, turn in enumerate(episode.turns)
             if (u == 0 or alone) and turn.reasoning[1] > turn.reasoning[0]
         ]
-        if not scored or len(groups) < 2:  # no other prompt to tell reasonings from
+        if not scored or len(groups) < 2:  # there are no other prompts to compare with
             metrics_E.append({})
             continue
         reasonings = [turn.sampled[slice(*turn.reasoning)] for *_, turn in scored]
@@ -240,11 +246,12 @@ def rewarded_batch(
     *,
     format_penalty_G: np.ndarray | None = None,
 ) -> tuple[Batch, np.ndarray]:
-    """(`Batch` with rewards, return_GK), its rows padded to a bucket's length.
+    """Return (`Batch` with rewards, return_GK), with rows padded to the length of a bucket.
 
     Args:
       episodes: G * K episodes, group by group.
-      format_penalty_G: of each group, where environments differ in it; None: that of `penalties`.
+      format_penalty_G: format penalty of each group, if the environments differ in it; None: that
+        of `penalties`.
     """
     longest = max(len(t.prompt) + len(t.sampled) for e in episodes for t in e.turns)
     return add_rewards(
@@ -257,13 +264,15 @@ def rewarded_batch(
 
 
 def played_returns(episodes: Sequence[Episode], penalties: Penalties) -> np.ndarray:
-    """return_GK of an environment's episodes, penalties included."""
+    """Return return_GK of an environment's episodes, penalties included."""
     return sum_turns(turn_rewards(episodes, **vars(penalties)), episodes)
 
 
 def mean_variance(return_GK: np.ndarray, sound_GK: np.ndarray) -> float:
-    """Mean variance of the returns inside the groups that have enough sound members; NaN without
-    any."""
+    """Return the mean variance of the returns within groups.
+
+    Only groups with enough sound members count; NaN if there are no such groups.
+    """
     member_GK = np.asarray(comparable_members(sound_GK))
     variance_G = np.asarray(sample_variance(return_GK, sound_GK=member_GK))
     return variance_G[member_GK.any(1)].mean() if member_GK.any() else np.nan
@@ -276,11 +285,12 @@ def watch(
     returns_E: Sequence[np.ndarray],
     sound_E: Sequence[np.ndarray] | None = None,
 ) -> tuple[TrainState, list[Fired], Metrics]:
-    """What the stopping rules and the alarm say of an iteration.
+    """Apply the stopping rules and the collapse alarm to a step.
 
     Args:
-      metrics: the row of the iteration so far. returns_E: return_GK of all that was played, of each
-        environment. sound_E: bool [G, K] of each, the episodes that did not break; None: all.
+      metrics: the step's metrics so far.
+      returns_E: return_GK of each environment, over all played episodes.
+      sound_E: bool [G, K] of each environment, whether the episode did not break; None: all sound.
 
     Returns:
       (TrainState, list of `Fired`, regime/* metrics).

@@ -1,4 +1,4 @@
-"""What a step hands from stage to stage, and when its diagnostics are due."""
+"""Data that a step passes between its stages, and the settings of its diagnostics."""
 
 import dataclasses
 
@@ -13,15 +13,15 @@ from ragen_jax.diagnostics.stopping import Fired
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """What was played for a step."""
+    """The episodes that were played for a step."""
 
-    selected: list[Episode]  # that the step learns from, of all environments
-    episodes_E: list[list[Episode]]  # of each environment all of them, groups numbered from 0
-    returns_E: list[np.ndarray]  # and their return_GK, undiscounted, penalties included
-    # What there is to say of environments that broke.
+    selected: list[Episode]  # episodes of all environments that the step learns from
+    episodes_E: list[list[Episode]]  # all episodes of each environment, groups numbered from 0
+    returns_E: list[np.ndarray]  # their return_GK, undiscounted, penalties included
+    # Messages about episodes that broke.
     fired: list[Fired] = dataclasses.field(default_factory=list)
 
     @property
     def sound_E(self) -> list[np.ndarray]:
-        """bool [G, K] of each environment: the episodes of episodes_E that did not break."""
+        """bool [G, K] of each environment: whether the episode did not break."""
         return [~broken_episodes(episodes) for episodes in self.episodes_E]

@@ -1,7 +1,7 @@
-"""The environments of a run, each with all that playing it needs.
+"""Builds the tasks of a run: each environment with everything that is needed to play it.
 
-Most runs have one. Where several train together, each has its own groups, filter and figures, and
-one update learns from all of them.
+Most runs have a single environment. If several train together, each has its own groups, filter and
+metrics, and one update learns from all of them.
 """
 
 import dataclasses
@@ -44,16 +44,18 @@ def build_tasks(
     positions: int = 0,
     heldout: bool = False,
 ) -> tuple[Task, ...]:
-    """The `Task`s of a config, in the order of sizes.of_environments.
+    """Return the `Task`s of a config, in the order of per_task.per_task_configs.
 
     Args:
-      stop_ids: token ids at which the model's replies end.
-      image_pad, album: of a model that sees: of `make_chat`, and the run's album.
-      positions: of the model, which a prompt and its reply share; 0: not known.
-      heldout: build the held-out problems even where `plays_heldout` is False.
+      stop_ids: token ids that end the model's replies.
+      image_pad: token id of image padding, as in `build_chat`; None: no vision tower.
+      album: the run's image table; None: no vision tower.
+      positions: number of positions of the model, the maximum length of a prompt and its reply;
+        0: not known.
+      heldout: whether to build the held-out problems even if `plays_heldout` is False.
 
     Raises:
-      ValueError: an environment that cannot be built, shows images that the model cannot see, or
+      ValueError: an environment cannot be built, shows images to a model without a vision tower, or
         has no problem that can be played.
     """
     alone = per_task_configs(config)
@@ -69,7 +71,7 @@ def build_tasks(
         for index, (name, c) in enumerate(alone.items())
     )
     for task in tasks:
-        _ = task.first_plays  # refuses problems none of which can be played
+        _ = task.first_plays  # raises if no problem can be played
     return tasks
 
 
@@ -106,7 +108,7 @@ def _build(
         environment=environment,
         heldout_environment=heldout_environment,
         heldout=heldout,
-        # Environments count their seeds alike, so that each needs noise of its own.
+        # The environments use the same seeds, so each needs a separate key.
         key=stream_key(Purpose.PLAY, config.seed, index),
         eval_seed=config.eval.seed,
         collecting=collecting,

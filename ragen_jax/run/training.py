@@ -1,4 +1,4 @@
-"""A training run besides its mathematics: its parts, its schedules, and what it writes.
+"""A training run without its mathematics: its parts, its schedules and the files that it writes.
 
 workdir/  metrics.jsonl  events.jsonl  tensorboard/  trackers/  eval/  rollouts/  diagnostics/
           checkpoints/  report.html
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 STOPPED = 3  # exit code after a stopping rule's "stop"
 ACTIONS = {"stop": "stopped", "warn": "warning", "checkpoint": "saved", "tighten": "tightened"}
-OF_UPDATE = ("select", "credit", "update")  # whose seconds time/update is the sum of
+OF_UPDATE = ("select", "credit", "update")  # stages whose seconds add up to time/update
 
 
 class Stages:
@@ -68,13 +68,14 @@ class Stages:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.cpu = 0.0  # of this process, its threads together, in any stage
-        self.elsewhere: dict[str, float] = {}  # of stages that ran beside those of another step
-        self.both: float | None = None  # in which a rollout ran beside updates; None: it never does
+        self.cpu = 0.0  # CPU seconds of this process and its threads, over all stages
+        self.elsewhere: dict[str, float] = {}  # seconds of stages that ran during the previous step
+        # Seconds in which a rollout and the updates ran in parallel; None: the run never does this.
+        self.both: float | None = None
 
     @contextmanager
     def __call__(self, name: str, mesh: Mesh | None = None) -> Generator[None]:
-        """Times what is done under it, with a mesh in use if one is given."""
+        """Time the body; run it under `mesh`, if given."""
         enter_phase(name)
         count_barrier()
         start, cpu = time.perf_counter(), time.process_time()
@@ -87,11 +88,12 @@ class Stages:
         self.cpu += time.process_time() - cpu
 
     def metrics(self) -> Metrics:
-        """time/* of each stage; time/step of all, of it time/update and the diagnosis; time/cpu.
+        """Return the time/* metrics of the step, in seconds.
 
-        time/cpu is what the step took of the processors, whatever ran beside it; work on an
-        accelerator is not in it. Where rollouts run beside updates, time/idle_share is the share of
-        time/step in which one of them waited: in which they did not both run.
+        Each stage has its time/NAME. time/step is the sum of the stages; time/update is the part of
+        select, credit and update, and time/diagnose_share the fraction of the diagnosis. time/cpu
+        is CPU time of the process, without work on an accelerator. If rollouts run in parallel with
+        updates, time/idle_share is the fraction of time/step in which they did not both run.
         """
         s = self.seconds
         total = sum(s.values())
@@ -107,36 +109,36 @@ class Stages:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The last step, and the steps between two of what is not done in each; 0: never."""
+    """The number of steps of a run, and intervals in steps; 0: never."""
 
-    steps: int
-    evaluate: int
-    save_rollouts: int
-    checkpoint: int
+    steps: int  # number of the last step
+    evaluate: int  # steps between evaluations
+    save_rollouts: int  # steps between files in rollouts/
+    checkpoint: int  # steps between checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The parts of a training run that no mathematics receives."""
+    """The parts of a training run that the mathematics does not need."""
 
     folder: RunFolder
     seed: int
     schedule: Schedule
-    step_rows: int  # the most rows of a step
+    step_rows: int  # maximum number of rows of a step
     diagnosis: Diagnose
     stopping: Stopping  # settings of diagnostics/stopping.py
-    regimes: Mapping[str, Any]  # and of diagnostics/regimes.py
+    regimes: Mapping[str, Any]  # settings of diagnostics/regimes.py
     model: Qwen
     tokenizer: "PreTrainedTokenizerFast"
     tasks: tuple["Task", ...]
-    mesh: Mesh  # of training
+    mesh: Mesh  # training mesh
     sampling_mesh: Mesh
     checkpoints: Checkpoints
     log: MetricsLog
     reports: Reports
     compiling: CompileMonitor
     precompiler: Precompiler
-    fresh: bool  # whether nothing of it was there before
+    fresh: bool  # whether the run starts at step 0, without a checkpoint
     preemption: "Preemption"
 
     @property
@@ -144,21 +146,21 @@ class Run:
         """The run's folder.
 
         Raises:
-          FolderGone: it is no longer at its path.
+          FolderGone: the folder is no longer at its path.
         """
         return self.folder.here()
 
     # -------------------------------------------------------------------------- schedules
 
     def steps_after(self, step: int | jax.Array) -> Iterator[int]:
-        """The numbers of the iterations behind a step, with a progress bar."""
+        """Yield the numbers of the steps after `step`, with a progress bar."""
         first, last = int(step) + 1, self.schedule.steps
         self.preemption.saves = True
         bar = tqdm(
             range(first, last + 1),
             initial=first - 1,
             total=last,
-            disable=None if is_main_process() else True,  # None: on a terminal
+            disable=None if is_main_process() else True,  # None: shown only on a terminal
             dynamic_ncols=True,
         )
         for number in bar:
@@ -166,7 +168,7 @@ class Run:
             bar.set_postfix_str(live_figures(self.log.last))
 
     def first_look(self, policy: Params) -> None:
-        """Compiles what precompile.py leaves out of rollouts; evaluates before any update."""
+        """Compile the rollout programs that precompile.py leaves out; evaluate a new run."""
         for task in self.tasks if jax.process_count() > 1 else ():
             if not task.compact:
                 continue
@@ -184,14 +186,14 @@ class Run:
             console(eval_line(0, self.log.write(0, metrics)))
 
     def evaluate_if_due(self, policy: Params, step: int) -> Metrics:
-        """eval/* metrics of the held-out problems; {} where none is due."""
+        """Return the eval/* metrics of the held-out problems; {} if no evaluation is due."""
         every = self.schedule.evaluate
         if is_due(every, step) or every and step == self.schedule.steps:
             return self.evaluate(policy, step)
         return {}
 
     def evaluate(self, policy: Params, step: int) -> Metrics:
-        """eval/* metrics and time/eval; writes which problems were solved."""
+        """Return eval/* metrics and time/eval; write which problems were solved."""
         stage = Stages()
         with stage("eval", self.sampling_mesh):
             metrics, episodes_E = evaluate(self.model, policy, self.tasks)
@@ -212,15 +214,16 @@ class Run:
         selection: Selection,
         credit: StepCredit,
     ) -> int | None:
-        """Writes what a step has to say.
+        """Write the files and console lines of a step, and decide whether the run ends here.
 
         Args:
-          metrics: its row. state: behind it.
-          batch, credit: what it learnt from, saved where its update was not finite.
-          selection: which of the episodes that was.
+          metrics: the step's metrics so far.
+          state: the state after the step.
+          batch, credit: rows and advantages of the step, saved if its update was not finite.
+          selection: which of the episodes the step learns from.
 
         Returns:
-          The exit code of a run that ends here, else None.
+          The exit code if the run ends here, else None.
         """
         if is_due(self.schedule.save_rollouts, step) and is_main_process():
             kept_E = self._kept(played, selection)
@@ -255,12 +258,12 @@ class Run:
         return self._save(step, state, {rule.action for rule in fired})
 
     def _behind_row(self, step: int) -> Metrics:
-        """The clock, what compiled and the memory in use, as a row is written."""
+        """Return the metrics of time, compilation and memory, measured when a row is written."""
         compiled = self.compiling.metrics(step)
         return compiled | self.log.totals.clock() | memory_metrics()
 
     def _kept(self, played: "Played", selection: Selection) -> list[set[tuple[int, int]]]:
-        """(seed, member) of each environment's episodes that the step learns from."""
+        """Return (seed, member) of the episodes that the step learns from, by environment."""
         groups = split_groups(self.tasks, played.selected, selection.keep_GK.reshape(-1))
         return [
             {(e.seed, e.member) for e, keep in zip(episodes, keep_B, strict=True) if keep}
@@ -268,8 +271,8 @@ class Run:
         ]
 
     def _save(self, step: int, state: TrainState, actions: set[str]) -> int | None:
-        """Saves the state if it is due; returns the exit code of a run that ends here."""
-        _ = self.workdir  # a checkpoint is written there too
+        """Save the state if it is due; return the exit code if the run ends here, else None."""
+        _ = self.workdir  # raises if the folder, which holds the checkpoints, is gone
         failed = self.checkpoints.failed()
         if failed:
             console(f"warning: {failed}; saving step {step} instead")
@@ -278,7 +281,7 @@ class Run:
         last = bool(step == self.schedule.steps or stopping or "stop" in actions)
         if is_due(self.schedule.checkpoint, step) or "checkpoint" in actions or last or again:
             broken = not_finite(state)
-            if broken:  # those that are kept stay: a run can go on from them
+            if broken:  # earlier checkpoints are kept, so that the run can resume from them
                 console(f"warning: step {step} is not saved: {broken} holds NaN or infinity")
             else:
                 self.log.sync()
@@ -291,19 +294,19 @@ class Run:
             self.checkpoints.close()
             by = signal.Signals(stopping).name
             console(f"stopped by {by}; step {step} is saved; resume with --workdir={self.workdir}")
-            self.reports.write_last()  # all is saved: what ends the process now loses the page
+            self.reports.write_last()  # last: a kill here loses only the page
             return exit_code(stopping)
         return None
 
     def close(self, exit_code: int) -> None:
-        """Ends what goes on beside the run; a checkpoint that is being saved is finished."""
+        """Stop background compilation, finish a checkpoint in progress and close the log."""
         self.precompiler.close()
         try:
             self.checkpoints.close()
         except Exception as error:
             if exit_code == 0:
                 raise
-            console(f"warning: the last checkpoint was not saved: {error}")  # what ended it is told
+            console(f"warning: the last checkpoint was not saved: {error}")  # keep the first error
         finally:
             self.log.close(exit_code)
             failures = _console_failures()
@@ -312,7 +315,7 @@ class Run:
                 write_events(self.workdir / "events.jsonl", step, failures, further=True)
 
     def finish(self) -> None:
-        """Shows the learning curve of a whole run."""
+        """Print the learning curve of a complete run and write its report."""
         for task in self.tasks if self.schedule.evaluate and is_main_process() else ():
             title = f"held-out success {task.label}".rstrip()
             console(learning_curve(self.workdir / "eval" / task.label, title))
@@ -321,8 +324,10 @@ class Run:
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal that ends the run at once. No SystemExit: one that an environment raises breaks its
-    episode alone."""
+    """Raised by a signal that ends the run at once.
+
+    It is not a SystemExit, because a SystemExit raised by an environment only breaks its episode.
+    """
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -330,17 +335,17 @@ class Stopped(KeyboardInterrupt):
 
 
 class Preemption:
-    """Whether SIGTERM, SIGHUP or Ctrl-C has asked the run to save behind its step and stop.
+    """Records a request by SIGTERM, SIGHUP or Ctrl-C to save after the current step and stop.
 
-    signal: the number of the one that has; 0: none
-    saves: whether the run has come to its steps; until then a signal ends it at once
+    signal: number of the received signal; 0: none
+    saves: whether the run has reached its first step; until then a signal ends it at once
     """
 
     def __init__(self) -> None:
         self.signal = 0
         self.saves = False
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and & set it
+            if signal.getsignal(number) != signal.SIG_IGN:  # not under nohup or &
                 signal.signal(number, self._request)
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
@@ -357,10 +362,10 @@ class Preemption:
 
 
 def _console_failures() -> list[Fired]:
-    """An event for each standard stream that cannot be written since the last call."""
+    """Return an event for each standard stream that has become unwritable since the last call."""
     return [Fired("console", "warn", failure) for failure in take_failures()]
 
 
 def exit_code(signum: int) -> int:
-    """Of a process that a signal has ended: 143 of SIGTERM, 129 of SIGHUP, 130 of Ctrl-C."""
+    """Return the exit code after a signal: 143 for SIGTERM, 129 for SIGHUP, 130 for Ctrl-C."""
     return 128 + signum

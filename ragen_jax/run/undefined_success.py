@@ -1,7 +1,7 @@
-"""Whether environments say which episodes are solved, as far as that is known before a run.
+"""Checks before a run whether its environments define success.
 
-Most do. An engine (Gymnasium's) may not: its episodes then end without a verdict
-(envs.types.SUCCESS_UNDEFINED), and what reads success has nothing to read.
+Most environments do. An engine such as Gymnasium may not: its episodes then end without a verdict
+(core.types.SUCCESS_UNDEFINED), and settings that read success have no effect.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from ragen_jax.rollout.env_calls import StepRequest, StepResult, act
 from ragen_jax.rollout.task import Task
 from ragen_jax.storage.console import console
 
-EPISODES = 4  # that are played at most, until one of them ends
-ACTIONS = 200  # of an episode, at most
-TEXT = "0"  # an action where an environment has no action words
+EPISODES = 4  # maximum number of episodes to play until one of them ends
+ACTIONS = 200  # maximum number of actions per episode
+TEXT = "0"  # the action if an environment has no list of actions
 
 
 def check_success(config: Config, tasks: Sequence["Task"]) -> None:
-    """Refuse settings that read success where an environment is known not to define it.
+    """Refuse settings that read success if an environment is known not to define it.
 
-    `stopping.success`, which is on by default, only gets a line: it never fires then.
+    For `stopping.success`, which is on by default, only a warning is printed: the rule never fires.
 
     Raises:
       ValueError: names the field, its value and the environment.
@@ -44,9 +44,9 @@ def check_success(config: Config, tasks: Sequence["Task"]) -> None:
 
 
 def lacks_success(task: "Task") -> bool:
-    """Whether a scripted episode of the first training problems ends without a verdict.
+    """Return whether a scripted episode on one of the first training problems ends without verdict.
 
-    False if none ends within its actions: it is not known then.
+    Return False if no episode ends within its actions, because success is then not known.
     """
     environment, most = task.environment, min(task.budgets.max_actions, ACTIONS)
     words = environment.actions or (TEXT,)

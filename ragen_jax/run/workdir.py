@@ -1,4 +1,4 @@
-"""Folders: the cache, and what a run's folder says about the run that it holds."""
+"""Creates and locks the folders of runs, and sets outdated evaluations in them aside."""
 
 import contextlib
 import functools
@@ -13,23 +13,23 @@ from ragen_jax.storage.cache import open_locked
 from ragen_jax.storage.console import console
 from ragen_jax.storage.links import refuse_links
 
-LOCK = ".lock"  # in a run's folder, while a process has it
+LOCK = ".lock"  # name of the lock file in a run's folder while the run is active
 
 
 @contextlib.contextmanager
 def lock_workdir(workdir: Path) -> Generator[None]:
-    """Holds a run's folder, which is made if need be, for the first process as long as it lives.
+    """Lock a run's folder for the first process during the body; create the folder if needed.
 
-    Where the file system has no locks, a warning says so. A folder that nothing came into is
-    removed.
+    If the file system does not support locks, a warning is printed. A folder that is still empty at
+    the end is removed.
 
     Raises:
-      ValueError: another run has it, its path is no UTF-8 or cannot be that of a folder, or what is
-        written there would be written elsewhere (links.py).
-      DiskRefused: it cannot be made or written.
+      ValueError: another run has locked the folder, its path is not UTF-8 or not usable as a
+        folder, or a link would redirect its files elsewhere (links.py).
+      DiskRefused: the folder cannot be created or written.
     """
     path = str(workdir.resolve())
-    if clean_text(path) != path:  # which TensorStore cannot write
+    if clean_text(path) != path:  # TensorStore cannot write to a path that is not UTF-8
         raise ValueError(f"--workdir is {path}, which is not UTF-8; use another folder")
     if not is_main_process():
         yield
@@ -53,18 +53,18 @@ def lock_workdir(workdir: Path) -> Generator[None]:
             with_retries(functools.partial(remove_leftovers, workdir), workdir)
             yield
         finally:
-            # The lock ends with the file: one that a failing disk keeps is in nobody's way, and
-            # must not hide what the disk refused before.
+            # Closing the file releases the lock. A lock file that a failing disk cannot delete does
+            # no harm, and its error must not hide an earlier disk error.
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-                if not any(workdir.iterdir()):  # nothing came of it
+                if not any(workdir.iterdir()):  # nothing was written
                     workdir.rmdir()
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Makes the folder `name` of `parent`, or the first of name-2, name-3, ... that is not there.
+    """Create the folder `name` in `parent`; if it exists, name-2, name-3, ... instead.
 
-    Two commands that begin in the same second have two folders.
+    Two commands that start in the same second therefore get two folders.
     """
     for number in itertools.count(1):
         path = parent / (name if number == 1 else f"{name}-{number}")
@@ -76,7 +76,7 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def set_evaluations_aside(workdir: Path, step: int) -> None:
-    """Begins held-out success anew behind a step: what is there was played by other settings."""
+    """Move the evaluations up to a step aside, because they were played with other settings."""
     old = workdir / "eval"
     if old.exists():
         aside = workdir / f"eval_until_step_{step:06d}"
