@@ -23,11 +23,11 @@ from ragen_jax.core.sharding import data_shards, make_mesh, split_devices
 from ragen_jax.model import families, hf, weights
 from ragen_jax.model.dates import AUTO
 
-STALE_CAP = 2.0  # algorithm.mismatch_cap with rollout.ahead, as Yao et al. 2025 (objectives.py)
+STALE_CAP = 2.0  # algorithm.mismatch_cap with rollout.ahead, as in Yao et al. 2025 (objectives.py)
 
 
 def is_open(config: ConfigDict) -> bool:
-    """Whether the config leaves a field open."""
+    """Return whether the config leaves a field open."""
     return any(field(config, name) is None for name in OPEN)
 
 
@@ -44,10 +44,10 @@ def fill_auto_fields(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
     """Fill in the open fields of a config, in place; fields that are set stay unchanged.
 
     Args:
-      devices: those of the run, or of the topology that it is planned for.
+      devices: devices of the run, or of the topology that it is planned for.
 
     Raises:
-      ValueError: no model.path, a model that is not there, or values that no run could use.
+      ValueError: model.path is missing, the model does not exist, or no run could use the values.
     """
     need_path(config)
     if config.rollout.ahead and config.algorithm.mismatch_cap == 0:
@@ -60,7 +60,8 @@ def fill_auto_fields(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
         config.update_from_flattened_dict({name: values[name] for name in left if name in values})
 
     dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"
-    # Any size's, so that the other fields can be checked before a model is looked for.
+    # The values of any model size, so that the other fields can be checked before the model is
+    # looked up.
     fill({"model.dtype": dtype, "optimizer.micro_batch": 1, **SIZES[math.inf]})
     check_domains(config)
     path = config.model.path
@@ -75,12 +76,12 @@ def fill_auto_fields(config: ConfigDict, devices: Sequence[jax.Device]) -> None:
 
 
 def run_date(model: Model, workdir: Path | None, today: datetime.date) -> str:
-    """Return model.date, if it is open that of the run in `workdir`, else `today`.
+    """Return model.date; if it is open, the date of the run in `workdir`, else `today`.
 
-    A tiny agent's stays open: its template writes no date.
+    The date of a tiny agent stays open: its template writes no date.
 
     Args:
-      workdir: folder of a run, maybe a new one; None: there is no run.
+      workdir: folder of a run, possibly a new run; None: there is no run.
 
     Raises:
       ValueError: the config.json in `workdir` is damaged.

@@ -226,7 +226,7 @@ def build_chat(
 
 
 def has_reference(config: Config) -> bool:
-    """Return whether a run holds a separate KL reference; with LoRA the base model is it."""
+    """Return whether a run holds a separate KL reference (with LoRA it is the base model)."""
     return bool(config.algorithm.kl_coef) and not config.model.lora.rank
 
 
@@ -287,9 +287,9 @@ def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) ->
 
 
 TOWER_HEADS = 4  # attention heads of the tiny agent's vision tower
-PATCH = 8  # pixels along a side of a patch, which is a token: a cell of a board
-WINDOW = 24  # pixels along a side of a window: 3 x 3 tokens, which divide boards of 6 x 6
-LARGEST_IMAGE = 1024  # tokens
+PATCH = 8  # side of a patch in pixels; a patch is a token and shows one cell of a board
+WINDOW = 24  # side of a window in pixels: 3 x 3 tokens, which divide boards of 6 x 6
+LARGEST_IMAGE = 1024  # maximum number of tokens of an image
 
 
 def tiny_images() -> ImageConfig:
@@ -303,7 +303,7 @@ def tiny_images() -> ImageConfig:
 
 
 def tiny_shape(config: Config, tokenizer: "PreTrainedTokenizerFast") -> ModelConfig:
-    """Return the `ModelConfig` of the agent that warmstart/ trains.
+    """Return the `ModelConfig` of the tiny agent that imitation learning trains.
 
     Raises:
       ValueError: the tower's heads are too narrow for rotary embeddings.
@@ -382,7 +382,7 @@ def step_rates(config: Config, step: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (policy's, critic's) float32 learning rates of a step's minibatches.
 
     They depend only on the step number, not on dropped groups or skipped updates. The policy's
-    schedule begins after the steps in which only the critic learns.
+    schedule begins after the steps in which only the critic is trained.
     """
     o, first = config.optimizer, config.critic.warmup_steps if has_critic(config.algorithm) else 0
 

@@ -26,7 +26,7 @@ from ragen_jax.core.domains import Field, freeze, plain
 from ragen_jax.diagnostics.gradients import check_edges
 from ragen_jax.model.qwen import ModelConfig
 
-STEP_TOKENS = 2**26  # the most tokens a step may sample; more would need tens of GB on the host
+STEP_TOKENS = 2**26  # maximum tokens sampled per step; more would need tens of GB on the host
 
 
 def check(config: ConfigDict) -> Config:
@@ -216,7 +216,7 @@ def check_filter(config: Config) -> None:
             f"config.filter.top_members + bottom_members is {members}; a group has "
             f"rollout.group_size={config.rollout.group_size} episodes"
         )
-    if members and f.at_random:  # which are a group's best is not so of the group in its place
+    if members and f.at_random:  # the best members of a group are not the best of its replacement
         raise ValueError(
             "config.filter.at_random is True, which assigns whole groups; set "
             "filter.top_members and bottom_members to 0"

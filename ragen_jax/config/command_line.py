@@ -1,4 +1,5 @@
-"""The command line of every command: its config, other processes, what unusable input prints."""
+"""The command line shared by all commands: the config, other processes, and errors of the user's
+input."""
 
 import contextlib
 import datetime
@@ -28,16 +29,19 @@ from ragen_jax.storage.console_streams import set_up_console, show_line
 from ragen_jax.storage.heartbeat import heartbeat
 
 BAD_INPUT = 2  # exit code
-DISK = 4  # exit code of a disk that is full or cannot be written
-SHOWN = 200  # characters of a path in a message, at most
+DISK = 4  # exit code if a disk is full or cannot be written
+SHOWN = 200  # maximum characters of a path in a message
 DEFAULT_CONFIG = "sokoban"
 CONFIGS = Path(configs.__file__).parent
 RUN_CONFIG = Path(__file__).with_name("run_config.py")
 
 
 def define_config() -> flags.FlagHolder[ConfigDict]:
-    """The --config flag: a file with get_config(), or the name of one of ours; after a colon its
-    argument."""
+    """Define the flags --config, --distributed and --trust; return the holder of the config.
+
+    --config is a file with get_config(), or the name of a config that comes with ragen_jax; after a
+    colon, the argument of get_config().
+    """
     flags.DEFINE_bool(
         "distributed",
         False,
@@ -65,8 +69,8 @@ def config_given() -> bool:
 
 
 def _value(argv: Sequence[str], name: str) -> str | None:
-    """The value of a flag on a command line that is not parsed yet; None: it is not there."""
-    words = argv[1:]  # of a command without any: none
+    """Return the value of a flag on an unparsed command line; None if it is missing."""
+    words = argv[1:]
     for index, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if flag in (f"-{name}", f"--{name}"):
@@ -75,10 +79,10 @@ def _value(argv: Sequence[str], name: str) -> str | None:
 
 
 def config_first(argv: Sequence[str]) -> list[str]:
-    """A command line whose --config stands before its overrides, wherever it was given.
+    """Return the command line with --config moved before its overrides.
 
     Raises:
-      ValueError: it is given twice.
+      ValueError: --config is given more than once.
     """
     value = _value(argv, "config")
     if value is None:
@@ -111,10 +115,10 @@ def named_configs() -> dict[str, Path]:
 
 
 def config_file(value: str) -> str:
-    """FILE[:PRESET] of a --config that may be a name: "sokoban:llm" of configs/sokoban.py.
+    """Return FILE[:PRESET] for the value of --config, which may be a name such as "sokoban:llm".
 
     Raises:
-      ValueError: neither a name of ours nor a file that is there.
+      ValueError: the value is neither the name of a config nor an existing file.
     """
     name, colon, preset = value.partition(":")
     ours = named_configs()
@@ -131,7 +135,7 @@ def config_file(value: str) -> str:
 
 
 def with_config_file(argv: Sequence[str]) -> list[str]:
-    """A command line whose --config is a file: what was given, or the default."""
+    """Return the command line with the file of the given or default config in --config."""
     if _value(argv, "config") is None:
         argv = [argv[0], f"--config={_default(argv)}", *argv[1:]]
     words = list(argv)
@@ -146,26 +150,28 @@ def with_config_file(argv: Sequence[str]) -> list[str]:
 
 
 def overrides() -> list[str]:
-    """The fields that the command line sets (--config.FIELD=VALUE), dotted, in its order."""
+    """Return the dotted fields that the command line sets (--config.FIELD=VALUE), in its order."""
     return list(config_flags.get_override_values(flags.FLAGS["config"]))
 
 
 def _given_fields(words: Sequence[str]) -> list[str]:
-    """The fields that words of a command line set, dotted, before any flag is parsed."""
+    """Return the dotted fields that the words of a command line set, before flags are parsed."""
     found = (re.match(r"--?(?:no)?config\.([^=]+)", word) for word in words)
     return [match[1] for match in found if match]
 
 
 def today() -> datetime.date:
-    """The day by the first process's clock, the same in all processes."""
+    """Return the date by the first process's clock, the same in all processes."""
     return datetime.date.fromordinal(from_main_process(datetime.date.today().toordinal()))
 
 
 def words_of(argv: Sequence[str]) -> list[str]:
-    """The words that are no flags, of a command that reads no config; --help ends it.
+    """Parse the flags of a command that reads no config; return the words that are not flags.
+
+    With --help, print the help text and exit.
 
     Raises:
-      flags.Error: unusable flags.
+      flags.Error: the flags are unusable.
     """
     if help.is_asked(argv):
         print(help.help_text(()))
@@ -174,10 +180,10 @@ def words_of(argv: Sequence[str]) -> list[str]:
 
 
 def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
-    """Runs `main(argv)` behind absl's flags; unusable flags print one line and exit with 2.
+    """Parse absl's flags and run `main(argv)`; unusable flags print one line and exit with code 2.
 
     Args:
-      words: how many that are no flags the command takes.
+      words: maximum number of words that the command accepts besides its flags.
     """
 
     def parse(argv):
@@ -185,13 +191,13 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
             print(help.help_text(list(named_configs())))
             sys.exit(0)
         # ml_collections reports an unknown field as AttributeError or KeyError, a wrong type as
-        # TypeError, and a file that it cannot read as OSError when the config is first looked at.
-        # A file of the user's may also be no Python, or not find what it imports or names.
+        # TypeError, and a file that it cannot read as OSError when the config is first accessed.
+        # A user's file can have syntax errors, failing imports or undefined names.
         with bad_input(
             *(AttributeError, KeyError, TypeError, OSError, flags.Error),
             *(SyntaxError, ImportError, NameError),
         ):
-            # No default of the flag's own: absl would read it outside of this function.
+            # The flag itself has no default: absl would read that outside this function.
             sys.argv[:] = config_first(argv)  # where ml_collections looks for overrides
             given_words = with_config_file(sys.argv)
             refuse_renamed(_given_fields(given_words))
@@ -222,7 +228,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
                 main(argv)
         except BaseException as error:
             code = 1
-            if isinstance(error, KeyboardInterrupt):  # where there is nothing yet to be saved
+            if isinstance(error, KeyboardInterrupt):  # when there is nothing to save yet
                 code = getattr(error, "exit_code", 130)
             elif isinstance(error, SystemExit):
                 code = error.code
@@ -243,7 +249,7 @@ def run_command(main: Callable[[list[str]], None], *, words: int = 0) -> None:
 def run_parsed(main: Callable[[Any], None], parse: Callable[[Sequence[str]], Any]) -> None:
     """Run `main(parse(argv))` on a console that cannot end it (console_streams.py).
 
-    What a file system refuses is one line and an exit code.
+    An error of the file system prints one line and exits with an error code.
     """
 
     def run(parsed: Any) -> None:
@@ -251,16 +257,16 @@ def run_parsed(main: Callable[[Any], None], parse: Callable[[Sequence[str]], Any
             main(parsed)
 
     set_up_console()
-    logging.set_verbosity(logging.ERROR)  # of the libraries; our own lines go to the console
+    logging.set_verbosity(logging.ERROR)  # for libraries; ragen_jax prints to the console
     logging.get_absl_handler().python_handler.setStream(sys.stderr)
     app.run(run, flags_parser=parse)
 
 
 def join_processes(environ: Mapping[str, str]) -> None:
-    """jax.distributed.initialize, with what JAX does not find by itself from `environ`.
+    """Call jax.distributed.initialize, with the values in `environ` that JAX does not detect.
 
     Raises:
-      ValueError: only some of the variables are set, or a number is none.
+      ValueError: only some of the variables are set, or a variable is not an integer.
     """
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     given = {name: environ[name] for name in names if name in environ}
@@ -280,12 +286,14 @@ def join_processes(environ: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def bad_input(*further: type[Exception]) -> Generator[None]:
-    """Turns a ValueError (and the exceptions named) into one line on stderr and exit code 2, and so
-    the errors of `unusable_paths`."""
+    """Report a ValueError or one of the given exceptions as one line and exit with code 2.
+
+    The line goes to stderr. The same applies to the errors of `unusable_paths`.
+    """
     try:
         with unusable_paths():
             yield
-    except DiskRefused:  # which no input is to blame for, also where OSError is named
+    except DiskRefused:  # not an error of the input, even if `further` has OSError
         raise
     except (ValueError, *further) as error:
         show_line("error", _message(error))
@@ -294,7 +302,7 @@ def bad_input(*further: type[Exception]) -> Generator[None]:
 
 @contextlib.contextmanager
 def disk_errors() -> Generator[None]:
-    """`full_disk` and `unusable_paths`: what a file system refuses is one line and an exit code."""
+    """Apply `full_disk` and `unusable_paths` to the errors of file systems."""
     with unusable_paths(), full_disk():
         yield
 
@@ -314,9 +322,11 @@ def full_disk() -> Generator[None]:
 
 @contextlib.contextmanager
 def unusable_paths() -> Generator[None]:
-    """Turns what can only be the fault of a path that was given into one line on stderr and exit
-    code 2: too long a name, a folder where a file is written, a file where a folder is expected,
-    links that lead to each other."""
+    """Report an error that only an unusable path can cause as one line, and exit with code 2.
+
+    The causes are a name that is too long, a folder where a file is expected, a file where a folder
+    is expected, and a cycle of links. The line goes to stderr.
+    """
     try:
         yield
     except OSError as error:
@@ -328,7 +338,7 @@ def unusable_paths() -> Generator[None]:
 
 
 def _message(error: Exception) -> str:
-    # ml_collections hands on what a config file raised as the text of its traceback.
+    # ml_collections reports an error that a config file raised as the text of its traceback.
     text = str(error).rsplit("ValueError: ", 1)[-1]
     if isinstance(error, flags.UnrecognizedFlagError):
         text = f"there is no flag --{error.flagname}{help.suggestion(error.flagname)}"

@@ -1,4 +1,4 @@
-"""The fields of a config by dotted name, and which of them a run never reads."""
+"""The fields of a config by dotted name, and the fields that a run never reads."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from ragen_jax.configs.base import HELD_OUT, Config
 from ragen_jax.core.domains import Field, Section, fields_by_name
 
-FIELDS = fields_by_name(Config)  # dotted name -> Field, in the order of the page
+FIELDS = fields_by_name(Config)  # dotted name -> Field, in the order of base.py
 
 
 def field(config: Config | ConfigDict, dotted: str) -> Any:
@@ -38,9 +38,11 @@ def leaves(config: ConfigDict) -> dict[str, Any]:
 
 
 def entries(config: Config | ConfigDict) -> Iterator[tuple[str, Field, Callable[[str], str]]]:
-    """(name, `Field`, name -> the name of the field that it means there) of all fields.
+    """Yield (name, `Field`, resolve) of all fields.
 
-    Fields of also.NAME.env have the entries of env, also.NAME.groups that of rollout.groups.
+    `resolve` turns a name in the `Field`'s conditions into the name of the field that it means for
+    this entry: for a field of also.NAME, env.x means also.NAME.env.x. Fields of also.NAME.env have
+    the `Field`s of env, and also.NAME.groups has the `Field` of rollout.groups.
     """
     yield from ((name, domain, str) for name, domain in FIELDS.items())
     for other in config.also:
@@ -64,7 +66,7 @@ def unused_fields(config: Config, names: Collection[str]) -> dict[str, str]:
 
     Args:
       config: a config that passes check.check.
-      names: dotted, as in FIELDS or in also; others (options of environments) are ignored.
+      names: dotted, as in FIELDS or in also; other names (options of environments) are ignored.
     """
     reasons = {}
     for name, domain, inside in entries(config):

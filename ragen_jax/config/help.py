@@ -1,4 +1,4 @@
-"""What a command says of itself, and what it says of a flag that it does not have."""
+"""The text of --help, and suggestions for unknown flags."""
 
 import difflib
 import inspect
@@ -12,19 +12,19 @@ from ragen_jax.configs.base import Config
 from ragen_jax.core.flatten import flatten
 
 ASKING = ("-h", "-help", "--help", "--helpfull", "--helpshort")
-SHOWN = 100  # characters of a line
+SHOWN = 100  # maximum characters of a line
 
 
 def is_asked(argv: Sequence[str]) -> bool:
-    """Whether a command line asks what the command does."""
+    """Return whether a command line asks for help."""
     return any(word in ASKING for word in argv[1:])
 
 
 def help_text(configs: Sequence[str]) -> str:
-    """What --help prints: the command's docstring, its flags, and what can be configured.
+    """Return the text of --help: the command's docstring, its flags, and how to set the config.
 
     Args:
-      configs: names of those that come with ragen_jax; none: the command reads no config.
+      configs: names of the configs that come with ragen_jax; empty: the command reads no config.
     """
     about = inspect.getdoc(sys.modules["__main__"]) or ""
     parts = [about, "\n".join(["flags:", *_flags()])]
@@ -47,7 +47,7 @@ def help_text(configs: Sequence[str]) -> str:
 
 
 def _flags() -> Iterator[str]:
-    """A line of each flag but those that libraries define."""
+    """Yield the lines of all flags except those of libraries."""
     defined = flags.FLAGS.flags_by_module_dict()
     ours = [flag for module in defined for flag in defined[module] if "ragen_jax" in module]
     for flag in sorted(ours, key=lambda flag: flag.name):
@@ -56,7 +56,7 @@ def _flags() -> Iterator[str]:
 
 
 def _filled(begin: str, words: Sequence[str], between: str = ", ") -> Iterator[str]:
-    """`begin` and the words in lines of up to SHOWN characters, the further ones set in."""
+    """Yield `begin` and the words in lines of at most SHOWN characters, later lines indented."""
     line = begin
     for number, word in enumerate(words):
         word = word + between if number + 1 < len(words) else word
@@ -68,7 +68,7 @@ def _filled(begin: str, words: Sequence[str], between: str = ", ") -> Iterator[s
 
 
 def suggestion(flag: str) -> str:
-    """ "; did you mean --config.steps?" of the unknown flag "steps"; "" where nothing is near."""
+    """Return "; did you mean --config.steps?" for the unknown flag "steps"; "" without a match."""
     flag = flag.lower().replace("-", "_")
     fields = _fields() if "config" in flags.FLAGS else []
     ends = [name for name in fields if f".{name}".endswith(f".{flag}")]
@@ -84,5 +84,5 @@ def suggestion(flag: str) -> str:
 
 
 def _fields() -> list[str]:
-    """The dotted names of all fields of base.py."""
+    """Return the dotted names of all fields of base.py."""
     return list(flatten(Config().to_dict()))

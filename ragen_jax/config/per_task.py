@@ -1,4 +1,4 @@
-"""The numbers that follow from a config: groups, rows and tokens of a step, and its schedules."""
+"""Numbers derived from a config: groups, rows and tokens of a step, and its schedules."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from ragen_jax.rollout import chat
 
 
 def per_task_configs(config: Config) -> dict[str, Config]:
-    """Return {name: the run's config with only that environment}, config.env first.
+    """Return {name: the run's config with only the named environment}, config.env first.
 
     A config with one environment is returned unchanged, as the only entry.
     """
@@ -42,18 +42,21 @@ def is_due(every: int, step: int) -> bool:
 
 
 def turns_shown(env: Env) -> int:
-    """Return the most turns that a prompt can show, for an environment's section."""
+    """Return the maximum number of turns in a prompt, for the section `env` of an environment."""
     return chat.CONTEXTS[env.context](env.max_turns, env.window)
 
 
 def row_tokens(config: Config) -> int:
-    """Return the most tokens that the policy can sample in a row: Dr.GRPO's constant length."""
+    """Return the maximum number of sampled tokens in a row: Dr.GRPO's constant length."""
     shown = max(turns_shown(c.env) for c in per_task_configs(config).values())
     return shown * config.rollout.max_new_tokens
 
 
 def step_rows(config: Config) -> int:
-    """Return the most rows of a step: turns beyond an episode's first row need more rows."""
+    """Return the maximum number of rows of a step.
+
+    Turns of an episode that do not fit in its first row need further rows.
+    """
 
     def rows(c):
         # At the limit of the context any turn may have to start another row.
@@ -64,7 +67,7 @@ def step_rows(config: Config) -> int:
 
 
 def minibatch_rows(config: Config) -> int:
-    """Return the most rows that a minibatch can hold."""
+    """Return the maximum number of rows of a minibatch."""
     return -(-step_rows(config) // config.optimizer.minibatches)
 
 

@@ -1,4 +1,4 @@
-"""Config fields that have a new name: commands refuse the old one, folders of old runs are read."""
+"""Renamed config fields: commands refuse the old names but read them in folders of old runs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def refuse_renamed(fields: Sequence[str]) -> None:
       fields: dotted, without "config."; parts of a renamed section count as the section.
 
     Raises:
-      ValueError: names the new name of the first.
+      ValueError: the message gives the new name of the first such field.
     """
     for given in fields:
         for old, new in RENAMED.items():
@@ -27,7 +27,7 @@ def refuse_renamed(fields: Sequence[str]) -> None:
 def apply_renames(config: dict[str, Any]) -> None:
     """Move the values of old names in a nested config, in place, to the new names.
 
-    A value that the new name already has stays.
+    If the new name already has a value, that value stays.
     """
     for old, new in RENAMED.items():
         section, name = old.split(".")

@@ -9,5 +9,5 @@ from ragen_jax.config.stored import read_run_config
 
 
 def get_config(workdir: str) -> ConfigDict:
-    """The config that a run wrote to its folder."""
+    """Return the config that a run wrote to its folder."""
     return read_run_config(workdir)

@@ -1,4 +1,4 @@
-"""The config in the folder of a run: reading it, and comparing it with that of a command."""
+"""Read the config in a run's folder, and compare it with the config of a command."""
 
 import functools
 import json
@@ -37,7 +37,7 @@ def stored_date(workdir: Path, missing: str) -> str | None:
     """Return the model.date of the run in a folder; None if there is no run or the date is open.
 
     Args:
-      missing: the day for a run of a version that recorded no date; a line reports it.
+      missing: returned for a run of a version that recorded no date; a line reports it.
 
     Raises:
       ValueError: the config.json is damaged.
@@ -73,10 +73,10 @@ def read_run_config(workdir: str | Path) -> ConfigDict:
 
 
 def _read_config(workdir: str | Path) -> tuple[ConfigDict, dict[str, Any], dict[str, Any]]:
-    """(config of a run, its fields that the file has not, the file's that there are no more)."""
+    """Return (config of a run, added fields that the file lacks, removed obsolete fields)."""
 
     def typed(value):
-        """Of types that an override knows: tuples for lists, for null what takes any."""
+        """Return a value with types that accept overrides: tuples for lists, any type for null."""
         if isinstance(value, dict):
             return {name: typed(inner) for name, inner in value.items()}
         if value is None:
@@ -88,7 +88,7 @@ def _read_config(workdir: str | Path) -> tuple[ConfigDict, dict[str, Any], dict[
     config = ConfigDict(typed(stored))
     defaults = base.get_config()
     added, unknown = _add_missing(config, defaults), _take_unknown(config, defaults)
-    for name, part in config.also.items():  # which has a section like env for each
+    for name, part in config.also.items():  # each has a section like env
         if isinstance(part, ConfigDict) and isinstance(part.get("env"), ConfigDict):
             added |= _add_missing(part.env, defaults.env, f"also.{name}.env.")
             unknown |= _take_unknown(part.env, defaults.env, f"also.{name}.env.")
@@ -101,7 +101,7 @@ def _list_fields(fields: dict[str, Any]) -> str:
 
 @functools.cache
 def _print_once(line: str) -> None:
-    """Print a line once per command, however often the file is read."""
+    """Print a line, but only once per command."""
     console(line)
 
 
@@ -140,14 +140,14 @@ MAY_CHANGE = (
 
 
 def same_run(config: Config, workdir: Path) -> list[str]:
-    """The fields of MAY_CHANGE that a config sets otherwise than the run that it continues.
+    """Return the fields of MAY_CHANGE in which a config differs from the run that it resumes.
 
-    A model.date that either leaves open is no difference: a run keeps its own.
+    A model.date that is open in either config does not count: the run keeps its date.
 
     Raises:
-      ValueError: others differ too, which would make it another run: names all of them. So is
-        another number of steps where the learning rate is stretched over them. It has fields of
-        another version, or none though there are checkpoints.
+      ValueError: other fields differ, or the number of steps differs although the learning rate's
+        schedule depends on it (the message names all such fields); the run has fields of another
+        version; or the folder has checkpoints but no config.json.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -185,6 +185,6 @@ def same_run(config: Config, workdir: Path) -> list[str]:
 
 
 def fields_of(config: Config | ConfigDict) -> dict[str, Any]:
-    """{"a.b": value} of a config, sequences as lists: what a config.json would hold of it."""
+    """Return {"a.b": value} of a config as config.json would hold it, with sequences as lists."""
     found = flatten(json.loads(json.dumps(config.to_dict())))
     return {name: value for name, value in found.items() if value != {}}

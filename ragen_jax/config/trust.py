@@ -1,7 +1,8 @@
-"""Code that the config.json of a run's folder names: an environment, functions of its owner.
+"""Refuse to import code that a run's config.json names unless the user trusts it.
 
-It is imported if this user started the run, which a signature in the folder shows, or if the
-command line names it or says --trust. Otherwise whoever made the folder would choose what runs.
+Such code is a user's environment or the functions in its options. It is imported if this user
+started the run, which a signature in the folder shows, if the command line names the code, or with
+--trust. Otherwise the folder's author could run any code.
 """
 
 import functools
@@ -30,7 +31,7 @@ KEY_BYTES = 32
 
 
 def code_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """{dotted field: value} of a config, as plain dictionaries, for the fields that name code."""
+    """Return {dotted field: value} of the fields that name code, for a config of plain dicts."""
     found = {}
     for prefix, name, options in _environments(config):
         if names_code(name):
@@ -39,14 +40,14 @@ def code_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             if value and names_code(name, option):
                 found[f"{prefix}.options.{option}"] = value
     taught = config.get("warmstart", {}).get("options", {})
-    for option, value in taught.items():  # which replace those of env.options
+    for option, value in taught.items():  # they replace those of env.options
         if value and names_code(config["env"]["name"], option):
             found[f"warmstart.options.{option}"] = value
     return found
 
 
 def _environments(config: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    """(field, name, options) of all environments of a config."""
+    """Return (field, name, options) of all environments of a config."""
     found = {"env": config["env"]}
     for name, part in config.get("also", {}).items():
         found[f"also.{name}.env"] = part["env"]
@@ -59,9 +60,9 @@ def require_trust(
     """Refuse a config that came from a run's folder and names code, unless the user trusts it.
 
     Args:
-      config: the folder's, with the command line's values.
+      config: the folder's config, with the command line's values.
       named: dotted fields that the command line sets.
-      trust: whether the user says so.
+      trust: whether the user passed --trust.
 
     Raises:
       ValueError: fields that name code are not in `named`, and this user has not started the run.
@@ -82,7 +83,8 @@ def require_trust(
 def sign(workdir: Path, config: Config) -> None:
     """Record in a run's folder that this user started the run, if its config names code.
 
-    Otherwise resuming and evaluating it require --trust. A line reports a failure to record it.
+    Without this record, resuming and evaluating the run require --trust. If it cannot be written, a
+    line reports the reason.
     """
     if not code_fields(config.to_dict()):
         return
@@ -100,7 +102,7 @@ def json_of(config: Config) -> dict[str, Any]:
 
 
 def _unsigned(workdir: Path) -> str | None:
-    """Return why a run's folder does not count as this user's, or None if it does."""
+    """Return why a run does not count as started by this user, or None if it does."""
     try:
         found = (workdir / SIGNATURE).read_text().strip()
         expected = _signature(_key(create=False), read_config_file(workdir))
@@ -114,20 +116,20 @@ def _unsigned(workdir: Path) -> str | None:
 
 
 def _signature(key: bytes, config: Mapping[str, Any]) -> str:
-    """Hex digits that only who has the key can make, for the environments of a config.json."""
+    """Return the HMAC of a config.json's environments, which requires the key, as hex digits."""
     signed = [_environments(config), config.get("warmstart", {}).get("options", {})]
     return hmac.new(key, json.dumps(signed, sort_keys=True).encode(), hashlib.sha256).hexdigest()
 
 
 def _key(*, create: bool) -> bytes:
-    """This user's key, of the cache directory.
+    """Return this user's key, which is in the cache directory.
 
     Args:
-      create: whether to make one if there is none.
+      create: whether to make a key if none exists.
 
     Raises:
-      OSError: there is none, or it cannot be read or made.
-      ValueError: others may read it, or put theirs in its place.
+      OSError: the key does not exist, or it cannot be read or made.
+      ValueError: other users can read or replace it, or it is damaged.
     """
     path = cache_directory() / "key"
     if create and not path.exists():
@@ -147,7 +149,7 @@ def _key(*, create: bool) -> bytes:
 
 def _make_key(path: Path) -> None:
     aside = path.with_name(f".{path.name}.making")
-    aside.unlink(missing_ok=True)  # of a process that was killed
+    aside.unlink(missing_ok=True)  # left over from a killed process
     file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(file, "wb") as opened:
         opened.write(secrets.token_bytes(KEY_BYTES))

@@ -1,6 +1,6 @@
-"""The pod's programs on a CPU machine: a config and a topology come in; out goes what each program
-takes of a chip's memory, and how long a step takes at least.
+"""Compile the programs of a TPU pod on a CPU machine.
 
-`python -m ragen_jax.preflight` (`__main__`); `programs` says what is compiled, `shapes` with what,
-`roofline` what it costs.
+In: a config and a topology. Out: the chip memory of each program, and a lower bound on the time of
+a step. The command is `python -m ragen_jax.preflight`. The list of programs, their shapes and their
+costs are in ragen_jax/programs (training.py, shapes.py, roofline.py).
 """

@@ -3,10 +3,10 @@
     python -m ragen_jax.preflight --config=configs/sokoban.py:qwen2.5-3b --topology=v5e:4x4
                                   [--json] [--config.FIELD=VALUE ...]
 
-Compiles with libtpu's own compiler what a training run would compile, at its largest shapes
-(programs.py), and says what each program holds in a chip's memory and how long it takes at least
-(roofline.py). Reads no weights, no tokenizer and no network. Exit code 1 if something does not
-fit.
+Compiles the programs of a training run with libtpu's compiler, at their largest shapes
+(programs/training.py). Prints the memory of a chip that each program needs and a lower bound on its
+time (programs/roofline.py). Reads no weights and no tokenizer, and does not use the network. The
+exit code is 1 if a program does not fit.
 """
 
 import json
@@ -30,11 +30,11 @@ from ragen_jax.run.diagnose import DIAGNOSTICS
 from ragen_jax.storage.console_streams import show
 
 DOES_NOT_FIT = 1  # exit code
-# Tokens of a prompt, unless the flags say otherwise. With them the paper's setting, five turns of
-# 400 sampled tokens, ends at 800 + 5 * 400 + 4 * 200 = 3,600.
-PROMPT_TOKENS = 800  # the first: rules, format, one observation
-OBSERVATION_TOKENS = 200  # what a later turn adds to the reply before it
-LIBTPU = {  # only the compiler is wanted: no device, no metadata server, no lock
+# Default lengths of prompts in tokens. With them the paper's setting, five turns of 400 sampled
+# tokens, ends at 800 + 5 * 400 + 4 * 200 = 3,600 tokens.
+PROMPT_TOKENS = 800  # the first prompt: rules, format, one observation
+OBSERVATION_TOKENS = 200  # tokens that a later turn adds after the previous reply
+LIBTPU = {  # only the compiler is needed: no device, no metadata server, no lock
     "TPU_SKIP_MDS_QUERY": "1",
     "JAX_PLATFORMS": "cpu",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     given = CONFIG.value
     with command.bad_input():
         need_path(given)
-        # The model comes before the compiler is looked for.
+        # Report a bad model before looking for the compiler.
         model_shape(freeze(Config, given) if is_open(given) else check(given))
         with quiet_stderr():
             devices, chip = find_topology(TOPOLOGY.value)
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # libtpu reads its variables when JAX starts it, JAX has read its own when it was imported.
+    # libtpu reads its variables when JAX starts it. JAX read its variables when it was imported.
     os.environ.update(LIBTPU)
     jax.config.update("jax_platforms", LIBTPU["JAX_PLATFORMS"])
     CONFIG = command.define_config()

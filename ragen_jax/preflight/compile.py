@@ -1,4 +1,4 @@
-"""Compiling a program with libtpu: what it takes of a chip's memory, and how long that took."""
+"""Compile a program with libtpu and measure its memory on a chip and the compile time."""
 
 import contextlib
 import dataclasses
@@ -21,8 +21,8 @@ from ragen_jax.storage.atomic_io import writing
 GIB = 2**30
 
 
-# As XLA says it: "the total memory required for HLO temporaries (16.74G) exceeds available HBM".
-# These are all that the program needs, its arguments among them.
+# XLA's message: "the total memory required for HLO temporaries (16.74G) exceeds available HBM". The
+# number is all the memory that the program needs, including its arguments.
 OUT_OF_MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED.*?\(([\d.]+)([KMGT]?)\) exceeds available HBM", re.S
 )
@@ -32,10 +32,10 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def find_topology(name: str) -> tuple[list[jax.Device], Chip]:
-    """(devices, chip) of a topology such as "v5e:4x4".
+    """Return (devices, chip) of a topology such as "v5e:4x4".
 
     Raises:
-      ValueError: libtpu is missing, or it has no such topology.
+      ValueError: libtpu is missing, or it does not know the topology.
     """
     kind, _, _ = name.partition(":")
     known = "; ".join(f"{k}:{{{','.join(chip.topologies)}}}" for k, chip in CHIPS.items())
@@ -55,23 +55,23 @@ def find_topology(name: str) -> tuple[list[jax.Device], Chip]:
 
 @dataclasses.dataclass(frozen=True)
 class CompileResult:
-    """What compiling a program told."""
+    """The measurements of a compiled program."""
 
     program: Program
     compile_s: float
-    peak_gib: float  # of a chip, everything that is in memory then
-    held_gib: float  # of that, what is not the program's own
-    roofline_s: float  # of a call
+    peak_gib: float  # peak memory of a chip, including `held_gib`
+    held_gib: float  # memory of a chip that other arrays of the run take during a call
+    roofline_s: float  # lower bound on the time of a call
     fits: bool
 
 
 def compile_program(program: Program, chip: Chip) -> CompileResult:
-    """Compiles a program; one that does not fit is a result, too."""
+    """Compile a program; return a result even if the program does not fit."""
     held = bytes_per_chip(program.held)
     start = time.perf_counter()
     with quiet_stderr():
         try:
-            # Any: it would be None of a backend that cannot tell.
+            # Typed Any: backends without memory analysis return None.
             memory: Any = program.lower().compile().memory_analysis()
             own_bytes = memory.peak_memory_in_bytes or (
                 memory.argument_size_in_bytes
@@ -98,7 +98,7 @@ def compile_program(program: Program, chip: Chip) -> CompileResult:
 
 @contextlib.contextmanager
 def quiet_stderr() -> Generator[None]:
-    """Drops what libtpu writes to file descriptor 2; exceptions pass."""
+    """Discard text that libtpu writes to file descriptor 2; exceptions are not affected."""
     sys.stderr.flush()
     kept = os.dup(2)
     with writing(os.devnull), open(os.devnull, "wb") as nowhere:

@@ -1,4 +1,4 @@
-"""What the pre-flight found, for people and as JSON."""
+"""The pre-flight report as a table and as JSON."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from ragen_jax.programs.roofline import Chip
 
 
 def report(results: Sequence[CompileResult], chip: Chip, devices: int) -> dict[str, Any]:
-    """The object of --json."""
+    """Return the object that --json prints."""
     return {
         "programs": [
             {
@@ -32,7 +32,11 @@ HEADER = "program        calls  compile s  peak GiB  of it held  fits  TFLOP/cal
 
 
 def table(results: Sequence[CompileResult], chip: Chip, summary: dict[str, Any]) -> str:
-    """The report for people; summary: of `report`."""
+    """Return the report as a table.
+
+    Args:
+      summary: the value of `report`.
+    """
     lines = [HEADER]
     for r, shown in zip(results, summary["programs"], strict=True):
         lines.append(
@@ -47,7 +51,7 @@ def table(results: Sequence[CompileResult], chip: Chip, summary: dict[str, Any])
 
 
 def complaints(results: Sequence[CompileResult], chip: Chip) -> Iterator[str]:
-    """One line for each program that does not fit."""
+    """Yield a line for each program that does not fit."""
     for r in results:
         if not r.fits:
             yield (

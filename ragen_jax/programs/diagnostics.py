@@ -1,4 +1,4 @@
-"""The programs of a step's diagnostics: rows of `diagnose.DIAGNOSTICS` name these functions."""
+"""The programs of a step's diagnostics; rows of `run.diagnose.DIAGNOSTICS` name these functions."""
 
 import math
 from collections.abc import Iterator
@@ -26,12 +26,13 @@ from ragen_jax.programs.shapes import RowLengths, RunShapes, cache_struct, host,
 
 
 def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
-    """Cross-scoring of the trajectory scope, whose prompts are the longest, and flow's rows.
+    """Yield the programs of cross-scoring and of the flow figures.
 
-    Where prompts show earlier replies, the steps with flow figures score the trajectory scope
-    again: under prompts without these replies' reasonings, which are at most as long. Where
-    information is paid for (algorithm.mi_coef), every step scores its replies under the first
-    prompts, which are shorter; they are counted as if they were as long.
+    Their sizes are those of the trajectory scope, which has the longest prompts. If prompts show
+    earlier replies, steps with flow figures score the trajectory scope again, with the reasonings
+    left out of these replies; the prompts are then no longer than before. If mutual information is
+    rewarded (algorithm.mi_coef), every step scores its replies under the first prompts; these are
+    shorter, but are counted as if they had the same length.
     """
     c, mesh = config, run.sampling_mesh
     if not (c.diagnose.every or c.algorithm.mi_coef):
@@ -43,12 +44,12 @@ def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
     shards = sharding.data_shards(mesh)
 
     def blocks(prompts, reasonings):
-        """(prompts of a call, reasonings of a call, calls) of cross_scoring.cross_score."""
+        """Return (prompts per call, reasonings per call, calls) of cross_scoring.cross_score."""
         n, m = cross_scoring.blocks(prompts, reasonings, c.diagnose.micro_batch, shards)
         return n, m, -(-prompts // n) * -(-reasonings // m)
 
     n, m, calls = blocks(N, N)
-    # The first turn's scope has as many rows a call and shorter prompts.
+    # The first turn's scope has the same number of rows per call, and shorter prompts.
     first = min(c.diagnose.first_turn_samples, episodes)
     first_calls = blocks(c.rollout.groups, first)[2]
     P = cross_scoring.padded_length(at.last, 32)
@@ -92,15 +93,18 @@ def scoring_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
     of_scopes = (calls + first_calls) * share + calls * stripped
     yield score("score", (m,), calls=of_scopes + (paid[2] if paid else 0))
     if flow_every:
-        # Actions behind the other reasonings of their panels, which differ from prompt to prompt:
-        # one panel a turn, and two a first turn.
+        # Actions are scored after the other reasonings of their panels, which differ between
+        # prompts. There is one panel per turn, and two per first turn.
         most = -(-2 * (flow.PANEL - 1) * first // c.rollout.groups)
         swapped = blocks(N, flow.PANEL - 1)[2] + blocks(c.rollout.groups, most)[2]
         yield score("score_flow", (n, m), host((n, m, 2)), calls=swapped / flow_every)
 
 
 def mediation_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
-    """What a probe's actions hang on; the rest of a probe is no larger than a step's own."""
+    """Yield the program that measures what a probe's actions depend on (mediation.py).
+
+    A probe's other programs are no larger than the programs of a step.
+    """
     d, mesh = config.diagnose, run.sampling_mesh
     if not (d.probe_every and d.probe_mediation):
         return
@@ -125,7 +129,7 @@ def mediation_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterat
 
 
 def gradient_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
-    """The inner products of a bucket's gradients, part by part."""
+    """Yield the program that computes the inner products of a bucket's gradients, part by part."""
     d, o = config.diagnose, config.optimizer
     if not d.gradients_every:
         return

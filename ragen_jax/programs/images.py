@@ -1,8 +1,8 @@
-"""What a model that sees keeps on the devices beside the language model, and what sees for it.
+"""The memory and the programs of a vision tower.
 
-The tower sees each picture once, when the environment shows it; its embeddings are kept for the
-prompts and rows in which the picture stands. With adapters that are trained (model.lora.tower) it
-sees them again in every minibatch, and the minibatch's gradient goes back through it.
+The tower encodes each image once, when the environment shows it; the embeddings are kept for the
+prompts and rows that show the image. If the tower's adapters are trained (model.lora.tower), it
+encodes the images again in every minibatch, and the minibatch's gradient is propagated through it.
 """
 
 import dataclasses
@@ -37,14 +37,14 @@ from ragen_jax.programs.shapes import (
 
 
 def with_tower(run: RunShapes, plan: Sequence[Program]) -> list[Program]:
-    """The programs, with what sees for the model beside each, and those that see."""
+    """Return the programs with the tower's memory added to each, then the tower's programs."""
     if run.model.config.vision is None:
         return [*plan]
-    # With adapters the tower is on the mesh of training, too.
+    # With adapters the tower is on both meshes.
     meshes = {run.sampling_mesh, run.mesh} if run.tower_trains else {run.sampling_mesh}
     towers = {mesh: tower_struct(run, mesh) for mesh in meshes}
     tables = [*run.images.values()]
-    latest = tables[:1] * (SIGHTS + 1 if run.tower_trains else 1)  # that an album remembers
+    latest = tables[:1] * (SIGHTS + 1 if run.tower_trains else 1)  # tables that ImageTable caches
 
     def with_towers(one: Program) -> Program:
         reads = any(x is table.embed_ID for x in one.arguments for table in tables)
@@ -54,7 +54,7 @@ def with_tower(run: RunShapes, plan: Sequence[Program]) -> list[Program]:
 
 
 def tower_struct(run: RunShapes, mesh: Mesh) -> Params:
-    """The tower's parameters on a mesh as hf.load_tower holds them, without adapters."""
+    """Return the tower's parameters on a mesh as hf.load_tower places them, without adapters."""
     config = _tower(run).config
     shapes = flatten_dict(
         jax.eval_shape(lambda key: vision.init_params(config, key), jax.random.key(0))
@@ -75,8 +75,11 @@ def _tower(run: RunShapes) -> vision.VisionTower:
 def _tower_programs(
     run: RunShapes, towers: dict[Mesh, Params], latest: Sequence[Images]
 ) -> Iterator[Program]:
-    """The programs that see some of a step's pictures beside the last turn's cache and, where
-    adapters of the tower are trained, in an update, and that go back through it."""
+    """Yield the programs that encode images during rollouts.
+
+    The last turn's cache is in memory during these calls. If the tower's adapters are trained, also
+    yield the programs of updates: encoding and gradient.
+    """
     several = len(per_task_configs(run.config)) > 1
     mesh = run.sampling_mesh
     shards = sharding.data_shards(mesh)
@@ -110,7 +113,7 @@ def _see(
     calls: float,
     helps: tuple[str, ...],
 ) -> Program:
-    """The `Program` that sees AT_A_TIME pictures, with adapters where they are trained."""
+    """Return the `Program` that encodes AT_A_TIME images, with the adapters if they are trained."""
     tower, params = _tower(run), towers[mesh]
     if run.tower_trains:
         pairs = adapters(run.config, run.model, mesh)["tower"]["layers"]
@@ -139,11 +142,15 @@ def _training_tower(
     latest: Sequence[Images],
     count: int,
 ) -> Iterator[Program]:
-    """What `Album.table` and `Album.gradient` run in the updates of a step of `count` pictures."""
+    """Yield the programs of `ImageTable.table` and `ImageTable.gradient` in a step's updates.
+
+    Args:
+      count: images of the step.
+    """
     tower, mesh, minibatches = _tower(run), run.mesh, run.config.optimizer.minibatches
     held = (
         (run.state, run.frozen and run.frozen.params, run.policy if run.copied else None),
-        run.learning,  # of its form is the gradient
+        run.learning,  # the gradient has its shapes
         latest,
     )
     helps = ("model.lora.tower", *run.helps)
@@ -154,7 +161,7 @@ def _training_tower(
         towers,
         mesh,
         held=held,
-        calls=-(-count // AT_A_TIME) * minibatches,  # each with other adapters
+        calls=-(-count // AT_A_TIME) * minibatches,  # each minibatch has new adapters
         helps=helps,
     )
     tokens = grid[1] * grid[2] // tower.config.spatial_merge_size**2

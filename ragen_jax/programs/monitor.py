@@ -1,7 +1,7 @@
-"""What is said of programs that compile: a sign of life, seconds of a step, a late one's name.
+"""Report compilation: a progress line, the seconds per step, and the names of late programs.
 
-Compiling takes minutes for a large model. Once its first steps are done a run should have all its
-programs; one that is met later makes a step wait.
+Compiling takes minutes for a large model. After its first steps a run should have compiled all its
+programs; a program that compiles later delays a step.
 """
 
 import collections
@@ -19,43 +19,44 @@ from ragen_jax.core.progress import seconds_since_output
 from ragen_jax.core.types import Metrics
 from ragen_jax.storage.console import console
 
-EVENT = "/jax/core/compile/backend_compile_duration"  # of each program, compiled or loaded
-EVERY = 8.0  # seconds between two lines, at least: before a sign of life, which says less
-LOWERED = "jax._src.interpreters.pxla"  # the logger that tells the shapes of what is compiled
-FIRST_STEPS = 2  # whose programs are expected to compile
-LATE_EVERY = 60.0  # seconds between two warnings, at least
-THREAD = "precompile"  # what the names of threads begin with that compile ahead
-WORTH_A_LINE = 0.1  # seconds of a late program
+EVENT = "/jax/core/compile/backend_compile_duration"  # one per program, compiled or loaded
+# Minimum seconds between two lines; below the heartbeat's interval, whose line has less detail.
+EVERY = 8.0
+LOWERED = "jax._src.interpreters.pxla"  # the logger that reports the shapes of compiled programs
+FIRST_STEPS = 2  # steps in which programs are expected to compile
+LATE_EVERY = 60.0  # minimum seconds between two warnings
+THREAD = "precompile"  # prefix of the names of threads that compile ahead
+WORTH_A_LINE = 0.1  # minimum compile time of a reported late program, in seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """A program that was compiled, or loaded from those that are kept (kept_programs.py)."""
+    """A program that was compiled, or loaded from the cache (storage/compilation_cache.py)."""
 
-    name: str  # of the jitted function
+    name: str  # the jitted function's name
     seconds: float
-    shapes: tuple[str, ...]  # of arguments, those that it did not have when last compiled
+    shapes: tuple[str, ...]  # argument shapes that its previous compilation did not have
 
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(self.shapes[-4:]) or 'same shapes'}) {self.seconds:.1f} s"
 
 
 class CompileMonitor:
-    """What was compiled while somebody wants to know."""
+    """The programs that were compiled while `monitor_compilation` was active."""
 
     def __init__(self) -> None:
         self.programs: list[CompiledProgram] = []
-        self.reported = 0  # of `programs`, those whose seconds are in a row
+        self.reported = 0  # number of `programs` whose seconds are in a metrics row
         self.steps = 0
-        self.late: list[CompiledProgram] = []  # not warned of yet
+        self.late: list[CompiledProgram] = []  # without a warning so far
         self.warned = -LATE_EVERY
         self.shapes = _Shapes()
 
     def add(self, name: str, seconds: float) -> None:
-        """Counts a program, and says now and then how many there were.
+        """Count a program, and print the total from time to time.
 
-        What a thread of precompile.py compiles is not counted: nothing waits for it, or `waited`
-        says for how long.
+        Programs compiled by a thread of precompile.py are not counted: either nothing waits for
+        them, or `add_wait` counts the wait.
         """
         if threading.current_thread().name.startswith(THREAD):
             return
@@ -65,16 +66,16 @@ class CompileMonitor:
             console(f"compiling: {len(self.programs)} programs so far, {seconds:.0f} s")
 
     def add_wait(self, seconds: float) -> None:
-        """Counts the time for which a step waited for programs that threads compile."""
+        """Count the time that a step waited for programs compiled by threads."""
         self.programs.append(CompiledProgram("precompiled programs", seconds, ()))
 
     def metrics(self, step: int) -> Metrics:
-        """time/compile: seconds of what was compiled since the row before, 0.0 for nothing.
+        """Return time/compile: the seconds of compilation since the previous row, 0.0 if none.
 
-        Warns of what compiles behind the first steps of this process.
+        Warn about programs that compile after the first steps of this process.
 
         Args:
-          step: of the row; 0 is before the first step.
+          step: step number of the row; 0: before the first step.
         """
         programs = self.programs[self.reported :]
         self.reported += len(programs)
@@ -93,10 +94,10 @@ class CompileMonitor:
 
 
 class _Shapes(logging.Filter):
-    """The shapes with which programs are lowered, which JAX tells its logs alone.
+    """The argument shapes with which programs are lowered, which JAX reports only in its log.
 
-    A filter reads the record and lets none through that nobody asked for. Should JAX word it
-    another way, programs go without shapes.
+    This log filter reads JAX's debug records and drops them. If JAX changes the wording of the
+    record, programs are reported without shapes.
     """
 
     def __init__(self) -> None:
@@ -115,24 +116,24 @@ class _Shapes(logging.Filter):
         return record.levelno >= logging.WARNING
 
     def new_of(self, name: str) -> tuple[str, ...]:
-        """Those of the last lowering of `name` that the one before it had not, each once."""
+        """Return the distinct shapes that are new in the last lowering of `name`."""
         extra = collections.Counter(self.now.get(name, ()))
         extra -= collections.Counter(self.before.get(name, ()))
         return tuple(extra)
 
 
 def _function(name: str) -> str:
-    """extend of jit(extend)."""
+    """Return "extend" for "jit(extend)"."""
     return name.removeprefix("jit(").removesuffix(")")
 
 
 def _shape(argument: object) -> str:
-    """float32[2,3] of JAX's ShapedArray(float32[2,3])."""
+    """Return "float32[2,3]" for JAX's ShapedArray(float32[2,3])."""
     return str(argument).removeprefix("ShapedArray(").removesuffix(")")
 
 
 class _Listener:
-    """Hands on what JAX tells of its compiling while somebody wants to know."""
+    """Pass JAX's compilation events to the active `CompileMonitor`, if any."""
 
     def __init__(self) -> None:
         self.told: CompileMonitor | None = None
@@ -144,7 +145,7 @@ class _Listener:
 
 @functools.cache
 def _listener() -> _Listener:
-    """The one of this process: JAX takes listeners, but gives none back."""
+    """Return the listener of this process. There is only one: JAX cannot unregister a listener."""
     listener = _Listener()
     jax.monitoring.register_event_duration_secs_listener(listener)
     return listener
@@ -152,7 +153,7 @@ def _listener() -> _Listener:
 
 @contextlib.contextmanager
 def monitor_compilation() -> Generator[CompileMonitor]:
-    """Tells now and then how many programs were compiled meanwhile, and how long that took."""
+    """Monitor compilation within this context, and print its progress from time to time."""
     told, listener, logger = CompileMonitor(), _listener(), logging.getLogger(LOWERED)
     level = logger.level
     listener.told = told

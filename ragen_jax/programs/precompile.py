@@ -1,10 +1,10 @@
-"""Programs that are compiled before they are needed, several at a time.
+"""Compile programs before they are needed, several at a time.
 
-    at the start          what a run surely needs until its first row, which waits for them
-    behind the first step what a later step will need, beside the steps in between
+    at the start          the programs that a run needs before its first row; the run waits
+    after the first step  the programs of later steps, in parallel with the steps before them
 
-JAX finds what a thread has compiled as if it had been called. Tracing holds Python's lock, XLA's
-compiler does not.
+JAX finds a program that a thread has compiled as if it had been called before. Tracing holds
+Python's global lock; XLA's compiler does not.
 """
 
 import concurrent.futures
@@ -44,20 +44,20 @@ from ragen_jax.storage.console import console
 from ragen_jax.update.learner import Learner
 from ragen_jax.update.state import TrainState
 
-THREADS = 8  # at most, and no more than there are cores
-WORTH_A_LINE = 1.0  # seconds that compiling them took
+THREADS = 8  # maximum number of threads; the number of cores is another limit
+WORTH_A_LINE = 1.0  # minimum compile time that is printed, in seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedProgram:
-    """A program that is to be compiled."""
+    """A program to compile."""
 
     name: str
     compile: Callable[[], Any]
 
 
 class Precompiler:
-    """The threads that compile, and what they are at."""
+    """Threads that compile programs."""
 
     def __init__(self, compiling: CompileMonitor) -> None:
         self.compiling = compiling
@@ -68,7 +68,7 @@ class Precompiler:
         self.under_way: list[concurrent.futures.Future[None]] = []
 
     def compile_now(self, programs: Sequence[PlannedProgram]) -> None:
-        """Compiles all of them and waits, with a progress bar on a terminal."""
+        """Compile all programs and wait, with a progress bar on a terminal."""
         start = time.perf_counter()
         futures = [self.pool.submit(_compile, program) for program in programs]
         bar = tqdm(
@@ -86,11 +86,11 @@ class Precompiler:
             console(f"compiled {len(futures)} programs in {seconds:.1f} s")
 
     def begin(self, program: PlannedProgram) -> None:
-        """Has something compiled beside what follows, behind what was begun before."""
+        """Compile a program in the background, after the programs begun earlier."""
         self.under_way.append(self.background.submit(_compile, program))
 
     def wait(self) -> None:
-        """Returns when all that was begun is there."""
+        """Wait for all programs that were begun."""
         start = time.perf_counter()
         waiting = [future for future in self.under_way if not future.done()]
         for future in self.under_way:
@@ -100,13 +100,13 @@ class Precompiler:
             self.compiling.add_wait(time.perf_counter() - start)
 
     def close(self) -> None:
-        """Begins nothing more; what is under way ends by itself."""
+        """Cancel programs that have not started; do not wait for the running ones."""
         for pool in (self.pool, self.background):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _compile(program: PlannedProgram) -> None:
-    """Compiles one. Where it cannot be, the run will say so where it calls it."""
+    """Compile a program. Warn if that fails: the run raises the error when it calls the program."""
     try:
         program.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -114,7 +114,7 @@ def _compile(program: PlannedProgram) -> None:
         console(f"warning: {program.name} was not precompiled: {reason}")
 
 
-# ------------------------------------------------------------------------------ which
+# ------------------------------------------------------------------------------ planning
 
 
 def start_programs(
@@ -124,20 +124,24 @@ def start_programs(
     policy: Params,
     tasks: "Sequence[Task]",
 ) -> list[PlannedProgram]:
-    """What a run in one process surely needs for its first evaluation and its first update, and
-    with slots all that its rollouts and updates may ever need.
+    """Return the programs that a run surely needs for its first evaluation and first update.
 
-    In lock step that is every first turn and, where each turn reads a prompt of its own, every
-    number of rows that compaction can leave; of updates, where a row is one turn, the length of a
-    prompt with the longest reply. In the order in which they are needed; none in several processes,
-    and none of a model that sees.
+    With slots, return all programs that its rollouts and updates can ever need.
+
+    Without slots the list has the programs of first turns. If each turn reads a separate prompt, it
+    has them for every number of rows that compaction can leave, and it has the updates of rows as
+    long as a first prompt with the longest reply.
+
+    The programs are in the order in which they are needed. The list is empty if there are several
+    processes or the model has a vision tower.
     """
-    # Several would have to compile in the same order; how large tables of images are is not known.
+    # Several processes would have to compile in the same order. The sizes of image tables are not
+    # known in advance.
     if jax.process_count() > 1 or any(task.album is not None for task in tasks):
         return []
     shapes = describe(config, learner, state, policy)
     planned: dict[Any, PlannedProgram] = {}
-    lengths: set[int] = set()  # of rows
+    lengths: set[int] = set()  # tokens of a padded row
     known = True
     for task, c in zip(tasks, per_task_configs(config).values(), strict=True):
         alone, first = turns_shown(c.env) == 1, task.first_prompts
@@ -155,7 +159,7 @@ def start_programs(
     for length in sorted(lengths, reverse=True) if known else ():
         at = dataclasses.replace(shapes, at=_rows_of(length))
         for program in training_programs(at):
-            # The optimizer's step is the same for all.
+            # The optimizer's step is the same program for all lengths.
             key = program.name, *((x.shape, x.dtype) for x in program.arguments)
             name = f"{program.name} of rows of {length}"
             planned.setdefault(key, PlannedProgram(name, lambda p=program: p.lower().compile()))
@@ -163,7 +167,7 @@ def start_programs(
 
 
 def describe(config: Config, learner: Learner, state: TrainState, policy: Params) -> Shapes:
-    """A run's arrays as preflight describes them, of those that are there."""
+    """Return the `RunShapes` of a run's actual arrays."""
     structs = functools.partial(jax.tree.map, struct_of)
     return Shapes(
         config=config,
@@ -185,18 +189,19 @@ def describe(config: Config, learner: Learner, state: TrainState, policy: Params
 
 
 def _rows_of(length: int) -> dict[str, RowLengths]:
-    """Preflight's lengths of rows so long, for programs that read no other."""
+    """Return `RowLengths` that all equal `length`, for programs that read only the row length."""
     return {"": RowLengths(*[length] * len(dataclasses.fields(RowLengths)))}
 
 
 def rollout_starts(
     shapes: Shapes, task: "Task", first: int, *, alone: bool
 ) -> Iterator[PlannedProgram]:
-    """Prefill, keys and decode of first turns, of training and of evaluation.
+    """Yield prefill, keys and decode of first turns, for training and evaluation.
 
     Args:
       first: tokens of a first prompt, padded.
-      alone: whether every turn reads a prompt of its own, which the rows that are left do.
+      alone: whether every turn reads a separate prompt; later turns then run the same programs with
+        the remaining rows.
     """
     mesh, G = shapes.sampling_mesh, task.groups
     shards = data_shards(mesh)
@@ -205,7 +210,7 @@ def rollout_starts(
     if alone and task.compact:
         per_shard = B // shards
         sizes = sorted({shards * row_bucket(n, per_shard) for n in range(1, per_shard + 1)})[::-1]
-    # Their temperature is not part of a program.
+    # The temperature is not part of a program.
     samplings = {dataclasses.replace(s, temperature=1.0): s for s in _samplings(task)}
 
     def turn(prompts, rows, sampling):
@@ -223,14 +228,14 @@ def rollout_starts(
 
 
 def _samplings(task: "Task") -> tuple[Sampling, ...]:
-    """How a run draws tokens of a task: in evaluations, if it has any, and in training."""
+    """Return the `Sampling` of a task's evaluations, if it has any, and of its training."""
     return (task.sampling,) if task.heldout is None else (task.eval_sampling, task.sampling)
 
 
 def slot_programs(
     shapes: Shapes, task: "Task", lengths: ProgramLengths
 ) -> Iterator[PlannedProgram]:
-    """All that rollouts in slots may need, of training and of evaluation."""
+    """Yield all programs that rollouts in slots can need, for training and evaluation."""
     mesh, episodes = shapes.sampling_mesh, task.groups * task.group_size
     samplings = _samplings(task)
     with jax.set_mesh(mesh):
@@ -276,7 +281,7 @@ def _compile_keys(shapes: Shapes, task: "Task", rows: int) -> None:
 def _compile_turn(
     shapes: Shapes, task: "Task", prompts: int, rows: int, first: int, sampling: Sampling
 ) -> None:
-    """Compiles prefill of so many prompts, then decode of so many rows behind them."""
+    """Compile prefill of `prompts` prompts and decode of `rows` rows that continue them."""
     model, policy, mesh = shapes.model, shapes.policy, shapes.sampling_mesh
 
     def rows_of(*shape, dtype=jnp.int32):

@@ -1,4 +1,4 @@
-"""One program of a run, and what the places that plan programs have in common."""
+"""One program of a run, and helpers shared by the modules that plan programs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,10 +21,10 @@ class Program:
     name: str
     lower: Callable[[], Lowered]
     arguments: Any  # tree of `Struct`s
-    held: Any  # tree of those in memory that are not its arguments
-    cost: Cost  # of a call, on a chip
-    calls: float  # of a step, on average
-    helps: tuple[str, ...]  # config fields that make it smaller
+    held: Any  # tree of `Struct`s that are in memory during a call but are not arguments
+    cost: Cost  # one call on one chip
+    calls: float  # average number per step
+    helps: tuple[str, ...]  # config fields that reduce its memory
 
 
 def program(
@@ -35,7 +35,7 @@ def program(
     keywords: dict[str, Any] | None = None,
     **rest: Any,
 ) -> Program:
-    """A `Program` that calls a jitted function (of any declared type) with the mesh in use."""
+    """Return a `Program` that calls a jitted function (of any declared type) on the mesh."""
 
     def lower():
         with jax.set_mesh(mesh):
@@ -46,18 +46,18 @@ def program(
 
 
 def on_chip(count: int, mesh: Mesh) -> int:
-    """Rows of a chip; rows that do not split evenly are on all of them."""
+    """Return the number of rows on one chip; rows that do not split evenly are replicated."""
     shards = sharding.data_shards(mesh)
     return count if count % shards else count // shards
 
 
 def split(run: RunShapes) -> int:
-    """Chips that a parameter is split over."""
+    """Return the number of chips that a parameter is split over."""
     return run.mesh.shape["fsdp"] * run.mesh.shape["tensor"]
 
 
 def micro_batches(run: RunShapes, A: int, **types: str) -> dict[str, Struct]:
-    """{name: [A, micro_batch, T] of a dtype}."""
+    """Return {name: `Struct` [A, micro_batch, T] of the dtype given for the name}."""
     shape = (A, run.config.optimizer.micro_batch, run.row)
     layout = sharding.micro_batch_layout(run.mesh)
     return {
@@ -67,7 +67,7 @@ def micro_batches(run: RunShapes, A: int, **types: str) -> dict[str, Struct]:
 
 
 def training_helps(run: RunShapes) -> tuple[str, ...]:
-    """Config fields that make what training holds smaller."""
+    """Return the config fields that reduce the memory of training."""
     helps = ["optimizer.micro_batch"]
     helps += [] if run.config.model.remat else ["model.remat"]
     helps += ["algorithm.kl_coef"] if run.reference else []

@@ -1,4 +1,4 @@
-"""What environments keep on the devices beside the model, and the programs that read it."""
+"""Arrays that environments keep on the devices next to the model, and programs that read them."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from ragen_jax.programs.shapes import RunShapes, cache_struct
 
 
 def residents(run: RunShapes) -> dict[str, Resident]:
-    """Environment -> what it keeps on the devices, of those that keep something.
+    """Return {environment: its `Resident`} of the environments that keep an array on the devices.
 
     Raises:
       ValueError: options that the environment cannot use.
@@ -32,13 +32,14 @@ def residents(run: RunShapes) -> dict[str, Resident]:
 
 
 def with_residents(plan: Sequence[Program], found: dict[str, Resident]) -> list[Program]:
-    """The programs, with what is resident in memory beside each."""
+    """Return the programs with the resident arrays added to their `held` memory."""
     kept = [resident.arguments[0] for resident in found.values()]
     return [dataclasses.replace(one, held=(one.held, kept)) for one in plan] if kept else [*plan]
 
 
 def resident_programs(run: RunShapes, found: dict[str, Resident]) -> Iterator[Program]:
-    """The program that reads what an environment keeps: in a turn, beside the last one's cache."""
+    """Yield the programs that read resident arrays: in a turn, while the previous turn's cache is
+    in memory."""
     several = len(per_task_configs(run.config)) > 1
     for name, resident in found.items():
         config: Config = per_task_configs(run.config)[name]

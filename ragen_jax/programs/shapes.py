@@ -1,7 +1,7 @@
-"""A training run as shapes: its lengths, and what it keeps in memory, before anything is there.
+"""The shapes of a training run: its row lengths and the arrays that it keeps in memory.
 
-`jax.ShapeDtypeStruct`s in place of arrays, laid out over a mesh as train.py would lay them out.
-Reads no weights, no tokenizer and no network.
+The arrays are `jax.ShapeDtypeStruct`s with the shardings that train.py would give them. Nothing
+here reads weights, a tokenizer or the network.
 """
 
 import dataclasses
@@ -40,29 +40,29 @@ from ragen_jax.model.vision.positions import Images
 from ragen_jax.update.policy import ForwardContext, add_images
 from ragen_jax.update.state import CriticState, TrainState
 
-TILE = 28  # pixels along a side of a cell where env.options does not say: one token
+TILE = 28  # default side of a board's cell in pixels, if env.options gives none: one token
 
-# A jax.ShapeDtypeStruct, which stands where the types ask for an array.
+# A jax.ShapeDtypeStruct, used where the types expect an array.
 Struct = Any
 
 
 @dataclasses.dataclass(frozen=True)
 class RowLengths:
-    """Tokens, padded as the run would pad them, but for `last`."""
+    """Numbers of tokens, padded as in the run except for `last`; `shown` and `whole` are turns."""
 
-    shown: int  # turns of a prompt, at most
-    whole: int  # turns of an episode until one is dropped, every reply being as long as it may
+    shown: int  # maximum number of turns in a prompt
+    whole: int  # turns of an episode before the first is dropped, if replies have maximum length
     last: int  # the last turn's prompt, not padded
     first: int  # the first turn's prompt
-    before: int  # the cache of the turn before
+    before: int  # the cache of the turn before the last
     prompt: int  # the last turn's prompt
-    news: int  # what the last turn appends
+    news: int  # tokens that the last turn appends
     row: int  # a whole row
     reasoning: int
 
 
 def lengths(config: Config, prompt_tokens: int, observation_tokens: int) -> RowLengths:
-    """`Lengths` of config.env, every reply being as long as it may.
+    """Return the `RowLengths` of config.env if every reply has the maximum length.
 
     Raises:
       ValueError: a length below 1, or a first prompt that env.max_context does not hold.
@@ -98,10 +98,10 @@ def lengths(config: Config, prompt_tokens: int, observation_tokens: int) -> RowL
 
 
 def model_shape(config: Config) -> qwen.ModelConfig:
-    """The shape of config.model.path, without weights, tokenizer files or network.
+    """Return the shape of the model at config.model.path.
 
     Raises:
-      ValueError: neither a directory nor a model whose shape is known.
+      ValueError: the path is neither a directory nor a model whose shape is known.
     """
     path = config.model.path
     if path == "tiny":
@@ -121,26 +121,29 @@ def model_shape(config: Config) -> qwen.ModelConfig:
 
 
 def struct(mesh: Mesh, shape: tuple[int, ...], dtype: DTypeLike, *axes: str | None) -> Struct:
-    """A ShapeDtypeStruct laid out by the logical names of its axes (None, or none given: whole)."""
+    """Return a ShapeDtypeStruct sharded by the logical names of its axes.
+
+    An axis without a name, or with the name None, is not split.
+    """
     axes = axes + (None,) * (len(shape) - len(axes))
     placed = NamedSharding(mesh, sharding.spec(axes, shape, mesh))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
 
 
 def host(shape: tuple[int, ...], dtype: DTypeLike = jnp.int32) -> Struct:
-    """A ShapeDtypeStruct of a NumPy argument."""
+    """Return the ShapeDtypeStruct of a NumPy argument."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def bytes_per_chip(tree: Any) -> int:
-    """What the arrays of a tree take on one chip, without padding."""
+    """Return the bytes that the arrays of a tree take on one chip, without padding."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
 
 
 def laid_out(shapes: Params, shardings: Params) -> Params:
-    """Shapes with the shardings of another tree."""
+    """Return the shapes with the shardings of another tree."""
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
@@ -149,7 +152,7 @@ def laid_out(shapes: Params, shardings: Params) -> Params:
 def cache_struct(
     model: qwen.Qwen, params: Params, mesh: Mesh, rows: int, positions: int
 ) -> Segment:
-    """A cache on a mesh."""
+    """Return the key-value cache of `rows` rows of `positions` positions on a mesh."""
     tokens = jax.ShapeDtypeStruct((rows, positions), jnp.int32)
     plain = qwen.Qwen(dataclasses.replace(model.config, attention="xla"))
     shapes = jax.eval_shape(
@@ -168,9 +171,9 @@ def cache_struct(
 
 
 def picture_grids(config: Config) -> dict[str, Grid]:
-    """Environment -> the patches of one of its pictures, of those that show pictures.
+    """Return {environment: grid of patches of one of its images} of environments that show images.
 
-    These have `size` cells, of `tile` pixels along a side.
+    An image has the option `size` in cells, with sides of `tile` pixels.
     """
     path = Path(config.model.path).expanduser()
     settings = images.read_config(path) if path.is_dir() else images.ImageConfig()
@@ -184,12 +187,12 @@ def picture_grids(config: Config) -> dict[str, Grid]:
 
 
 def pictures(config: Config) -> int:
-    """Of a step of one environment's config: one a turn of every episode."""
+    """Return the images per step of one environment's config: one per turn of every episode."""
     return config.rollout.groups * config.rollout.group_size * config.env.max_turns
 
 
 def table_struct(config: Config, shape: qwen.ModelConfig, mesh: Mesh) -> Images:
-    """What all pictures of a step show, on every chip, with the room that `Album.table` has."""
+    """Return the table of all images of a step, replicated, with the size of `ImageTable.table`."""
     vision = shape.vision
     assert vision is not None
     of = per_task_configs(config)
@@ -213,7 +216,7 @@ def table_struct(config: Config, shape: qwen.ModelConfig, mesh: Mesh) -> Images:
 
 @dataclasses.dataclass(frozen=True)
 class RunShapes:
-    """What all programs of a run share."""
+    """The shapes and settings that all programs of a run share."""
 
     config: Config
     model: qwen.Qwen
@@ -222,28 +225,28 @@ class RunShapes:
     sampling_mesh: Mesh
     optimizer: optax.GradientTransformation
     state: TrainState
-    reference: Params | None  # of the KL term
-    frozen: ForwardContext | None  # of LoRA
-    policy: Params  # what sampling and scoring read
-    base: Params  # what layout.sampling_params copies
-    cast: bool  # whether what does not train has another dtype than what does
-    copied: bool  # whether it copies, or hands on what it is given
-    held: Any  # tree of what training keeps while sampling and scoring
-    images: dict[Mesh, Images]  # the table of pictures on a mesh; empty: the model does not see
+    reference: Params | None  # the KL term's reference model
+    frozen: ForwardContext | None  # with LoRA: the base model
+    policy: Params  # the parameters that sampling and scoring read
+    base: Params  # the parameters that layout.sampling_params copies
+    cast: bool  # whether frozen parameters differ in dtype from trained parameters
+    copied: bool  # whether layout.sampling_params copies parameters or returns the given ones
+    held: Any  # tree of the arrays that training keeps in memory during sampling and scoring
+    images: dict[Mesh, Images]  # the image table on each mesh; empty: no vision tower
 
     @property
     def at_rest(self) -> Params | None:
-        """What the devices hold of the KL reference while no program reads it."""
+        """The part of the KL reference that is on the devices while no program reads it."""
         return None if self.config.algorithm.kl_memory == "host" else self.reference
 
     @property
     def with_images(self) -> Params:
-        """The policy with the pictures that prompts show."""
+        """The policy with the table of images that prompts show."""
         return add_images(self.policy, self.images.get(self.sampling_mesh))
 
     @property
     def forward_context(self) -> ForwardContext | None:
-        """What the model runs with besides what is trained: as `Learner.forward_context`."""
+        """The model's inputs besides the trained parameters, as in `Learner.forward_context`."""
         images = self.images.get(self.mesh)
         if images is None:
             return self.frozen
@@ -253,7 +256,10 @@ class RunShapes:
 
     @property
     def whole(self) -> Params:
-        """What the model runs with in training: as `Frozen.attach`, which multiplies arrays."""
+        """The parameters that the model runs with in training.
+
+        They are as in `ForwardContext.attach`, which itself needs arrays.
+        """
         params = self.state.params
         if self.frozen is not None:
             params = unflatten_dict(flatten_dict(self.frozen.params) | flatten_dict(params))
@@ -261,7 +267,7 @@ class RunShapes:
 
     @property
     def learning(self) -> Params:
-        """What the pieces of a minibatch are differentiated by: as `with_embeds`."""
+        """The parameters that pieces are differentiated by, as in `expose_image_embeddings`."""
         if not self.tower_trains:
             return self.state.params
         embed_ID = self.images[self.mesh].embed_ID
@@ -270,17 +276,17 @@ class RunShapes:
 
     @property
     def tower_trains(self) -> bool:
-        """Whether adapters of the vision tower do."""
+        """Whether adapters of the vision tower are trained."""
         return "tower" in self.state.params
 
     @property
     def row(self) -> int:
-        """Tokens of a row of a batch."""
+        """Number of tokens of a row of a batch."""
         return max(at.row for at in self.at.values())
 
     @property
     def helps(self) -> tuple[str, ...]:
-        """Config fields that make what every program holds smaller."""
+        """Config fields that reduce the memory that every program needs."""
         helps = ["mesh.fsdp", "sampling_mesh"]
         helps += ["model.dtype"] if self.config.model.dtype == "float32" else []
         helps += [] if self.frozen else ["model.lora.rank"]
@@ -293,13 +299,13 @@ def describe(
     prompt_tokens: int,
     observation_tokens: int,
 ) -> RunShapes:
-    """The `Run` of a config, as train.py sets it up."""
+    """Return the `RunShapes` of a config, as train.py sets the run up."""
     c = config
     for name, value in (
         ("rollout.ahead", c.rollout.ahead),
         ("sampling_mesh.devices", c.sampling_mesh.devices),
     ):
-        if value:  # two programs at a time, or devices that hold different things
+        if value:  # two programs run at a time, or devices hold different arrays
             raise ValueError(
                 f"config.{name} is {value}, which preflight does not support; set {name}=0 to "
                 "plan rollouts and updates in turn on all devices"
@@ -312,7 +318,7 @@ def describe(
         for name, part in per_task_configs(c).items()
     }
     longest = max(at_one.last for at_one in at.values()) + c.rollout.max_new_tokens
-    if longest > shape.max_positions:  # as rollout/play.py
+    if longest > shape.max_positions:  # as in rollout/play.py
         raise ValueError(
             f"the last prompt with its reply needs {longest} positions, but {c.model.path} has "
             f"{shape.max_positions}"
@@ -320,7 +326,7 @@ def describe(
     shapes = jax.eval_shape(model.init, jax.random.key(0), host((1, 1), jnp.int32))
     shapes = nn.unbox(shapes)["params"]
     params = laid_out(shapes, layout.param_shardings(model, mesh))
-    # As what does not train is held: in the model's dtype.
+    # Parameters that are not trained are in the model's dtype.
     copy = jax.eval_shape(layout.resharding(model, mesh), shapes)
     fixed = laid_out(copy, layout.param_shardings(model, mesh))
     policy = laid_out(copy, layout.param_shardings(model, sampling_mesh))
@@ -350,10 +356,10 @@ def describe(
         kl_scale=struct(mesh, (), jnp.float32),
         critic=critic,
     )
-    resting = None if c.algorithm.kl_memory == "host" else reference  # as `Run.resting`
+    resting = None if c.algorithm.kl_memory == "host" else reference  # as in `at_rest`
     if copied:
         held = state, resting, frozen and frozen.params
-    else:  # the sampler reads the training's own parameters
+    else:  # the sampler reads the parameters of training
         held = state if frozen else dataclasses.replace(state, params=None), resting
     return RunShapes(
         config=c,
@@ -375,8 +381,8 @@ def describe(
 
 
 def moments(optimizer: optax.GradientTransformation, params: Params, mesh: Mesh) -> Any:
-    """An optimizer's state as policy.init_state lays it out: moments like the parameters, all else
-    on every device."""
+    """Return an optimizer's state as policy.init_state places it: moments sharded like the
+    parameters, everything else replicated."""
     return optax.tree.map_params(
         optimizer,
         lambda x, like: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=like.sharding),
@@ -387,7 +393,7 @@ def moments(optimizer: optax.GradientTransformation, params: Params, mesh: Mesh)
 
 
 def adapters(config: Config, model: qwen.Qwen, mesh: Mesh) -> Params:
-    """LoRA's adapters as build.build_adapters makes them."""
+    """Return LoRA's adapters as build.build_adapters makes them."""
     settings = config.model.lora
     shapes = jax.eval_shape(
         lambda key: lora.init_adapters(

@@ -1,8 +1,8 @@
-"""The programs of a training run: what it compiles, at its largest, and what they cost.
+"""The programs that a training run compiles, at their largest sizes, and their costs.
 
-Follows train.py, rollout/ and update/: the same jitted functions, with the shapes of shapes.py in
-place of arrays. Those of its diagnostics are in diagnosing.py, of environments in residing.py, of
-a model that sees in seeing.py.
+They follow train.py, rollout/ and update/: the same jitted functions, with the shapes of shapes.py
+in place of arrays. The programs of diagnostics are in diagnostics.py, those of environments in
+residents.py and those of a vision tower in images.py.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ from ragen_jax.update.optimize import apply_gradient, needs_start
 from ragen_jax.update.policy import policy_gradient, rounding_decides
 from ragen_jax.update.state import CriticState, TrainState
 
-# (run, config of an environment, its lengths) -> programs.
+# (run, config of an environment, its `RowLengths`) -> programs.
 Planner = Callable[[RunShapes, Config, RowLengths], Iterator[Program]]
 
 
@@ -55,14 +55,14 @@ def programs(
     prompt_tokens: int,
     observation_tokens: int,
 ) -> list[Program]:
-    """The programs of a run on these devices.
+    """Return the programs of a run on these devices.
 
     Args:
-      diagnostics: what plans the programs of the run's diagnostics.
-      prompt_tokens, observation_tokens: of `shapes.lengths`.
+      diagnostics: planners of the programs of the run's diagnostics.
+      prompt_tokens, observation_tokens: as in `shapes.lengths`.
 
     Raises:
-      ValueError: values that the run would refuse, too.
+      ValueError: values that the run would refuse.
     """
     run = describe(config, devices, prompt_tokens, observation_tokens)
     alone = per_task_configs(config)
@@ -78,9 +78,9 @@ def programs(
 
 
 def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
-    """Prefill, extend and decode with all rows, at the last turn, of one environment's config.
+    """Yield prefill, extend and decode of all rows at the last turn, for one environment's config.
 
-    With slots, `slot_programs` instead.
+    With slots, yield `slot_programs` instead.
     """
     c, mesh = config, run.sampling_mesh
     work = Work(run.model.config, mesh.shape["tensor"])
@@ -114,13 +114,13 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
             **shared,
         )
 
-    by_group = G * K % shards == 0  # as rollout/play.py
+    by_group = G * K % shards == 0  # as in rollout/play.py
     if c.rollout.slots or c.rollout.chunk:
         yield from slot_programs(run, c, at)
         return
     if by_group:
         yield read_prompts("prefill", G, at.first, members=K, calls=1)
-    # Every row reads a prompt of its own: in evaluations, and where a turn starts afresh.
+    # Every row reads a separate prompt in evaluations, and in turns that start a new row.
     if fresh or not by_group or c.rollout.compact or c.eval.every:
         length = at.prompt if fresh else at.first
         yield read_prompts("prefill_rows", B, length, members=1, calls=fresh + (not by_group))
@@ -156,7 +156,7 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
         rows(B),
         host((), jnp.float32),
         keywords={"max_new_tokens": T, "stop_ids": (0,)},
-        held=(run.held, before, reply),  # play.py still has the turn before
+        held=(run.held, before, reply),  # play.py still holds the previous turn
         cost=work.decode(B // shards, at.prompt, T),
         calls=turns,
         **shared,
@@ -164,10 +164,12 @@ def rollout_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator
 
 
 def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Program]:
-    """What slots run: a read of new tokens, a decode chunk, and the folds of both into a page.
+    """Yield the programs of slots: reading new tokens, decoding a chunk, and folding either into a
+    page.
 
-    With all rows and pages, at the last turn. Calls are as if no row waited for another: every
-    slot plays its share of the episodes, and every reply is as long as it may.
+    Their sizes are those of the last turn, with all rows and pages. The numbers of calls assume
+    that no row waits for another: every slot plays an equal number of episodes, and every reply has
+    the maximum length.
     """
     c, mesh = config, run.sampling_mesh
     work = Work(run.model.config, mesh.shape["tensor"])
@@ -184,7 +186,7 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
         )
     rows, at_a_time, chunk = sizes.rows[-1], sizes.at_a_time, sizes.chunk
     B, R, E = shards * rows, shards * at_a_time, sizes.piece(at.news)
-    replies = c.env.max_turns * -(-episodes // B)  # of a slot
+    replies = c.env.max_turns * -(-episodes // B)  # per slot
     lengths, positions = [], 0
     for size in sizes.pages():
         lengths.append(size)
@@ -257,7 +259,7 @@ def slot_programs(run: RunShapes, config: Config, at: RowLengths) -> Iterator[Pr
 
 
 def training_programs(run: RunShapes) -> Iterator[Program]:
-    """The passes before an update, the updates, and the copy of parameters that sampling reads."""
+    """Yield the passes before an update, the updates, and the copy of parameters for sampling."""
     c, state = run.config, run.state
     A = -(-minibatch_rows(c) // c.optimizer.micro_batch)
     start = needs_start(A, run.mesh)
@@ -329,7 +331,7 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
         ),
         *(host(()), (host((), jnp.float32), state.kl_scale)),
         held=(rest, state.opt_state, state.params.get("tower")),
-        # Named even where it is None: JAX looks programs up by the keywords of a call.
+        # Passed even if None: JAX looks programs up by the keywords of a call.
         keywords={"unchanged": host((), jnp.bool_) if own else None},
         trained=state,
         reference=in_loss,
@@ -337,16 +339,16 @@ def training_programs(run: RunShapes) -> Iterator[Program]:
     yield _apply(
         run, "apply", state, held=(state.critic, run.reference if in_loss else run.at_rest)
     )
-    if run.frozen and run.cast:  # at the start, when nothing else is there
+    if run.frozen and run.cast:  # at the start, when nothing else is in memory
         yield _resharding(run, run.mesh, held=None, calls=0)
     elif run.copied:
         held = state if run.frozen else (dataclasses.replace(state, params=None), run.at_rest)
-        # LoRA's base model is copied once a run.
+        # LoRA's base model is copied once per run.
         yield _resharding(run, run.sampling_mesh, held=held, calls=0 if run.frozen else 1)
 
 
 def _resharding(run: RunShapes, mesh: Mesh, *, held: Any, calls: int) -> Program:
-    """The `Program` that copies float32 parameters to the model's dtype and a mesh."""
+    """Return the `Program` that copies float32 parameters to the model's dtype and a mesh."""
     return program(
         "resharding",
         mesh,
@@ -360,12 +362,15 @@ def _resharding(run: RunShapes, mesh: Mesh, *, held: Any, calls: int) -> Program
 
 
 def _copy_beside(run: RunShapes) -> Params | None:
-    """The sampler's copy, which train.py drops while it learns unless its base is LoRA's."""
+    """Return the sampler's copy of the parameters if it stays in memory during updates.
+
+    train.py drops the copy before updates, except for a copy of LoRA's base model.
+    """
     return run.policy if run.frozen and run.copied else None
 
 
 def _pieces(run: RunShapes, A: int, **types: str) -> dict[str, Any]:
-    """The micro-batches of a minibatch, every row as long as the longest (update/buckets.py)."""
+    """Return the micro-batches of a minibatch, with all rows in the longest bucket (buckets.py)."""
     arrays = micro_batches(run, A, tokens="int32", mask="f4", **types)
     return {**arrays, "weights": Weights(arrays["mask"], arrays["mask"])}
 
@@ -380,7 +385,7 @@ def _gradient(
     keywords: dict[str, Any] | None = None,
     **cost: bool,
 ) -> Program:
-    """The `Program` of a minibatch's gradient, which for shorter rows is compiled again."""
+    """Return the `Program` of a minibatch's gradient; shorter rows compile it again."""
     o = run.config.optimizer
     return program(
         name,
@@ -405,7 +410,7 @@ def _gradient(
 
 
 def _apply(run: RunShapes, name: str, trained: TrainState | CriticState, *, held: Any) -> Program:
-    """The `Program` of an optimizer step, the gradient being there."""
+    """Return the `Program` of an optimizer step, given the gradient."""
     number = host((), jnp.float32)
     return program(
         name,
@@ -420,7 +425,7 @@ def _apply(run: RunShapes, name: str, trained: TrainState | CriticState, *, held
 
 
 def _on_chip(run: RunShapes, trained: TrainState | CriticState) -> int:
-    """The parameters of a chip."""
+    """Return the number of trained parameters on one chip."""
     return sum(x.size for x in jax.tree.leaves(trained.params)) // split(run)
 
 
@@ -435,7 +440,7 @@ def _read(
     head: bool,
     count: int | None = None,
 ) -> Program:
-    """The `Program` of a pass over `count` micro-batches; None: over all rows of a step."""
+    """Return the `Program` of a pass over `count` micro-batches (None: over all rows of a step)."""
     micro = run.config.optimizer.micro_batch
     count = count or -(-step_rows(run.config) // micro)
     return program(

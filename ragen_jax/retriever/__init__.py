@@ -1,5 +1,5 @@
-"""A corpus as a service: `build` an index of it, `serve` what is found.
+"""Search in a corpus as a service: `build` makes an index, `serve` answers queries.
 
-In: a corpus of any size (envs/search_qa/passages.py), perhaps vectors and an encoder. Out: a folder
-with its index, and answers over HTTP in either protocol (envs/search_qa/protocols.py).
+In: a corpus of any size (envs/search_qa/passages.py), optionally with vectors and an encoder. Out:
+a folder with the index, and answers over HTTP in two protocols (envs/search_qa/protocols.py).
 """

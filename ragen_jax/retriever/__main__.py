@@ -1,4 +1,4 @@
-"""Make an index of a corpus, and serve what is found in it.
+"""Build an index of a corpus, and serve searches in it.
 
     python -m ragen_jax.retriever build --corpus=wiki-18.jsonl.gz --index=DIR [--stem]
     python -m ragen_jax.retriever build --retriever=dense --encoder=intfloat/e5-base-v2
@@ -6,9 +6,9 @@
                                         [--vectors=e5_Flat.index] [--dtype=bfloat16]
     python -m ragen_jax.retriever serve --index=DIR [--host=127.0.0.1] [--port=8000] [--documents=5]
 
-A corpus is a file of JSON lines with the field `contents`. Where vectors are there already
-(--vectors: a .npy file or a flat index of faiss) they stay where they are. The server speaks
-RAGEN's protocol and Search-R1's; dense vectors are split over all devices of this machine.
+A corpus is a file of JSON lines with the field `contents`. Existing vectors (--vectors: a .npy file
+or a flat faiss index) are not copied. The server supports the protocols of RAGEN and Search-R1.
+Dense vectors are split over all devices of this machine.
 """
 
 import signal
@@ -31,7 +31,7 @@ RETRIEVERS = ("bm25", "dense")
 
 
 def parse(argv: Sequence[str]) -> list[str]:
-    """The words of the command line; what is wrong with it prints one line."""
+    """Return the words of the command line; an error in it prints one line."""
     with command.bad_input(flags.Error):
         words = command.words_of(argv)
         if len(words) != 1 or words[0] not in COMMANDS:
@@ -64,7 +64,7 @@ def main(words: Sequence[str]) -> None:
             return
         retriever = open_index(INDEX.value)
         server = Server(retriever, host=HOST.value, port=PORT.value, documents=DOCUMENTS.value)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     console(f"serving {INDEX.value} ({len(retriever)} documents) at {server.url}")
     try:
         server.serve_forever()

@@ -1,4 +1,4 @@
-"""An index of a corpus, made in bounded memory: texts, and their words or their vectors."""
+"""Build an index of a corpus in bounded memory: its texts, and their words or vectors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +22,13 @@ TOLD = 1_000_000  # texts between two lines of progress
 
 
 def build_words(corpus: str, index: str, *, stem: bool) -> int:
-    """Writes the index of `envs/search_qa/words.py`; the number of texts.
+    """Write the index of `envs/search_qa/words.py`; return the number of texts.
 
-    All functions here write beside the folder `index` and put it in its place when it is whole.
+    All functions here write to a temporary folder next to `index` and rename it when it is
+    complete.
 
     Raises:
-      ValueError: the corpus cannot be read, or other files are in the folder.
+      ValueError: the corpus cannot be read, or the folder has other files.
     """
     with replacement(index) as fresh:
         write_words(fresh, _told(write_passages(fresh, read_corpus(corpus))), stem=stem)
@@ -35,13 +36,13 @@ def build_words(corpus: str, index: str, *, stem: bool) -> int:
 
 
 def build_vectors(corpus: str, index: str, *, encoder: str, dtype: str, mesh: Mesh) -> int:
-    """Writes texts, and the vectors that E5 makes of them, float16; the number of texts.
+    """Write the texts and their E5 vectors in float16; return the number of texts.
 
     Args:
-      dtype: on the devices of whoever opens the index.
+      dtype: dtype of the vectors on the devices when the index is opened.
 
     Raises:
-      ValueError: as `build_words`, or the encoder cannot be read.
+      ValueError: as in `build_words`, or the encoder cannot be read.
     """
     encode = E5(encoder, mesh, prefix=PASSAGE)
     with replacement(index) as fresh:
@@ -61,11 +62,11 @@ def build_vectors(corpus: str, index: str, *, encoder: str, dtype: str, mesh: Me
 
 
 def build_texts(corpus: str, index: str, *, vectors: str, encoder: str, dtype: str) -> int:
-    """Writes the texts of vectors that are there already; their number.
+    """Write the texts of existing vectors; return the number of texts.
 
     Raises:
-      ValueError: as `build_vectors`, or the vectors cannot be read, or are of another encoder, or
-        more or fewer than the texts.
+      ValueError: as in `build_vectors`, or the vectors cannot be read, come from another encoder,
+        or differ in number from the texts.
     """
     found = open_vectors(vectors)
     width = read_shape(hf.resolve(encoder)).hidden_size
@@ -79,13 +80,13 @@ def build_texts(corpus: str, index: str, *, vectors: str, encoder: str, dtype: s
 
 
 def _lasting(path: str) -> str:
-    """A file's name as it is from every folder; a hub id as it is."""
+    """Return the absolute path of a file; return a hub id unchanged."""
     place = Path(path).expanduser()
     return str(place.resolve()) if place.exists() else path
 
 
 def _told(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The chunks; a line on the console every now and then."""
+    """Yield the chunks, and print a line every TOLD texts."""
     count = 0
     for chunk in chunks:
         yield chunk

@@ -1,10 +1,10 @@
-"""A retriever over HTTP: both protocols at /retrieve, and /health.
+"""Serve a retriever over HTTP: both protocols at /retrieve, and /health.
 
-Whoever asks may be slow or hostile. A connection has REQUEST_SECONDS to send a request and
-SEND_SECONDS to take the answer; when MAX_CONNECTIONS are open, a new one replaces the connection
-that has been sending its request for longest. A request's size, queries, characters, documents and
-values are bounded (protocols.py); its queries are searched in small parts, so that others are
-served between them, and not after SEARCH_SECONDS.
+Clients may be slow or hostile. A connection has REQUEST_SECONDS to send a request and SEND_SECONDS
+to receive the answer. If MAX_CONNECTIONS are open, a new connection replaces the connection that
+has been sending its request for longest. A request's size, queries, characters, documents and
+values are limited (protocols.py). Its queries are searched in small parts, so that other requests
+are served in between, and a search that takes longer than SEARCH_SECONDS is refused.
 """
 
 import contextlib
@@ -28,23 +28,23 @@ from ragen_jax.envs.search_qa.retrieve import Document, Retriever
 from ragen_jax.envs.search_qa.together import Together
 from ragen_jax.envs.search_qa.words import Words
 
-SHOWN = 150  # characters of a reason that an answer repeats
+SHOWN = 150  # maximum characters of a reason in an answer
 MAX_BODY = 2 << 20  # bytes of a request's body
 MAX_HEAD = 1 << 16  # bytes of a request's first line and headers
-MAX_ANSWER = 64 << 20  # characters of all documents of an answer
+MAX_ANSWER = 64 << 20  # characters of all documents of an answer together
 MAX_CONNECTIONS = 128  # each has a thread
 REQUEST_SECONDS = 20.0  # from a connection's opening, or its last answer, to the end of a request
-SEARCH_SECONDS = 30.0  # of a request; our client waits no longer
+SEARCH_SECONDS = 30.0  # time of a request's search; our client does not wait longer
 SEND_SECONDS = 30.0
-PART, PART_LETTERS = 32, 4000  # queries of a search, and their characters
-DISCARD_SECONDS = 1.0  # for which the rest of a refused request is read, so that its answer arrives
+PART, PART_LETTERS = 32, 4000  # maximum queries of a part, and their characters
+DISCARD_SECONDS = 1.0  # time to read the rest of a refused request, so that its answer arrives
 
 
 def open_index(folder: str) -> Words | DenseIndex:
-    """The retriever over an index, of whichever kind it is; in memory and on the devices.
+    """Return the retriever for an index of either kind, loaded in memory and on the devices.
 
     Raises:
-      ValueError: the folder holds none, or one that is incomplete.
+      ValueError: the folder has no index, or an incomplete index.
     """
     if not (Path(folder) / dense_index.SETTINGS).exists():
         return Words(folder)
@@ -54,7 +54,7 @@ def open_index(folder: str) -> Words | DenseIndex:
 
 
 class Refused(Exception):
-    """A request that gets a status of 400 or more, and a line."""
+    """A request is refused, with a status of 400 or more and a reason in one line."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -62,7 +62,7 @@ class Refused(Exception):
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with what a retriever finds."""
+    """A server that answers with the documents that a retriever finds."""
 
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
@@ -70,16 +70,16 @@ class Server(ThreadingHTTPServer):
     def __init__(self, retriever: Retriever, *, host: str, port: int, documents: int) -> None:
         """
         Args:
-          port: 0: any that is free.
-          documents: that a search finds where the request does not say.
+          port: port to listen on; 0: any free port.
+          documents: documents per query if a request does not give a number.
 
         Raises:
-          ValueError: the address cannot be had.
+          ValueError: the server cannot listen at the address.
         """
         self.retriever, self.documents = Together(retriever), documents
         self._lock = threading.Lock()
         self._open: set[Any] = set()  # connections
-        self._receiving: dict[Any, None] = {}  # those whose request is incomplete, oldest first
+        self._receiving: dict[Any, None] = {}  # connections with incomplete requests, oldest first
         try:
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
@@ -102,7 +102,7 @@ class Server(ThreadingHTTPServer):
                 with contextlib.suppress(OSError):  # it has ended meanwhile
                     oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which ends
         if full and oldest is None:
-            self.shutdown_request(request)  # all others are being answered
+            self.shutdown_request(request)  # all other connections are being answered
             return
         super().process_request(request, client_address)
 
@@ -130,12 +130,12 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """The handler of one connection."""
 
     protocol_version = "HTTP/1.1"
     server: Server  # ty: ignore[incompatible-mutable-override] nobody gives it another
 
-    # Of an answer to what is no request: the base class sets these while it reads one.
+    # For an answer to invalid input: the base class sets these only while it reads a request.
     request_version, requestline, command = "HTTP/1.1", "", ""
 
     def setup(self) -> None:
@@ -144,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
-        """Read and answer a request; a refused one ends the connection."""
+        """Read and answer a request; a refused request ends the connection."""
         self.server.mark(self.connection, receiving=True)
         self._reader.deadline = time.monotonic() + REQUEST_SECONDS
         self._reader.left = MAX_HEAD
@@ -152,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
             super().handle_one_request()
         except Refused as refused:
             self._refuse(refused.status, str(refused))
-        except ValueError as error:  # of the reader: the head is too long
+        except ValueError as error:  # from the reader: the head is too long
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, str(error))
 
     def do_GET(self) -> None:
@@ -177,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
             found = self._search(request)
         except Refused:
             raise
-        except Exception as error:  # the server continues, whatever a query leads to
+        except Exception as error:  # the server continues after any error of a query
             traceback.print_exc(file=sys.stderr)
             reason = f"{type(error).__name__}: {error}"
             raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, reason) from None
@@ -203,10 +203,10 @@ class Handler(BaseHTTPRequestHandler):
         return body
 
     def _search(self, request: protocols.Request) -> list[list[Document]]:
-        """The documents of each query.
+        """Return the documents of each query.
 
         Raises:
-          Refused: they take too long, or are too much for an answer.
+          Refused: the search takes too long, or the documents are too large for an answer.
         """
         found: list[list[Document]] = []
         deadline, size = time.monotonic() + SEARCH_SECONDS, 0
@@ -225,8 +225,9 @@ class Handler(BaseHTTPRequestHandler):
         return found
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse what the base class refuses: lines and headers that are no HTTP."""
-        self.request_version = "HTTP/1.1"  # "HTTP/0.9", which has no status, until a line is parsed
+        """Refuse a request that the base class refuses: lines and headers that are not HTTP."""
+        # Before a line is parsed this is "HTTP/0.9", which has no status.
+        self.request_version = "HTTP/1.1"
         self._refuse(HTTPStatus(code), message or HTTPStatus(code).phrase)
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
@@ -252,4 +253,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged: there are thousands."""
+        """Do nothing: with thousands of requests, none is logged."""

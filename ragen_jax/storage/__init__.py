@@ -1,5 +1,5 @@
-"""Files that survive: atomic writes, checksums, caches, locks, limits, the console.
+"""Robust files: atomic writes, checksums, caches, locks, limits, the console.
 
 In: paths, bytes, rows of metrics. Out: files that are complete or absent, and errors that say
-what to do. Nothing here knows a model or an algorithm.
+what to do. Nothing here depends on a model or an algorithm.
 """

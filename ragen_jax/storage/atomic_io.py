@@ -22,46 +22,48 @@ from typing import IO, Any, TypeVar
 T = TypeVar("T")
 
 ASIDE = ".{name}.writing-{pid}"
-# And how model/hf.py calls folders that it writes, and the ones that these replace.
+# Leftovers of this module, and of model/hf.py: the folders that it writes, and those they replace.
 LEFT_OVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>writing|saving|replaced)-(?P<pid>[1-9]\d*)", re.S)
 PAUSE = 1.0  # seconds between two attempts
-# Only writing fails with these: no space, no quota, a limit to a file's size, a read-only disk.
+# Errors of writing only: no space, quota exceeded, file size limit, read-only disk.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-# Whatever is opened can fail with these, and nobody else's input is at fault.
+# Errors of opening any file when too many files are open; the input is not at fault.
 HANDLES = (errno.EMFILE, errno.ENFILE)
-# Errors of writing and of reading. These may pass, or end when somebody gives leave.
+# Errors of writing and reading that may pass, or end when permission is given.
 AWAY = (
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EBUSY, errno.ETXTBSY),
     *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN),
 )
-# These stay: no folder, no locks, no links, a name that this file system does not take.
+# Errors that do not pass: no folder, no locks, no links, a name that the file system refuses.
 LASTING = (
     *(errno.ENOENT, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK),
     *(errno.EINVAL, errno.ENOTEMPTY, errno.ENODEV, errno.ENXIO),
 )
-# These are about the path, whatever the disk: commands report them as input that is unusable.
+# Errors of the path on any disk, which commands report as unusable input.
 OF_A_PATH = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
-# How libraries write an errno into exceptions that are no OSError: TensorStore, and Rust
-# (safetensors, tokenizers).
+# The errno in the text of exceptions that are not OSErrors: of TensorStore, and of libraries in
+# Rust (safetensors, tokenizers).
 OS_ERROR = re.compile(r"os_error_code='(\d+)'|os error (\d+)", re.IGNORECASE)
-# And shutil into an OSError without one.
+# The errno in the text of shutil's OSErrors, which have no errno attribute.
 ERRNO = re.compile(r"\[Errno (\d+)\]")
-# array_record writes the text alone; pathlib before Python 3.13 its own.
+# Texts without a number: of array_record, and of pathlib before Python 3.13.
 TEXTS = {
     **{os.strerror(n): n for n in (*FULL, *HANDLES, *AWAY, *LASTING, *OF_A_PATH)},
     "Symlink loop": errno.ELOOP,
 }
-# Messages without an errno: of tempfile, and of tensorflow_datasets before it generates.
+# Messages without an errno for a full disk: of tempfile, and of tensorflow_datasets before it
+# generates.
 NO_ROOM = ("No usable temporary directory", "Not enough disk space")
 
 
 @contextlib.contextmanager
 def atomic_open(path: str | Path, mode: str = "w") -> Generator[IO[Any]]:
-    """Yields a file in memory that becomes `path`, in folders that are made if need be, at the end,
-    if nothing failed.
+    """Yield a file in memory; at the end, if nothing failed, write it to `path`.
+
+    Folders of the path are made if needed.
 
     Args:
-      mode: "w" (UTF-8; halves of surrogate pairs as JSON escapes them) or "wb".
+      mode: "w" (UTF-8; lone surrogates are escaped as in JSON) or "wb".
     """
     data = io.BytesIO()
     file = data if "b" in mode else io.TextIOWrapper(data, "utf-8", "backslashreplace")
@@ -80,7 +82,7 @@ def _replace(path: Path, data: memoryview) -> None:
     if path.exists() and not (path.is_file() or path.is_dir()):  # such as /dev/null, or a pipe
         path.write_bytes(data)
         return
-    path = path.resolve()  # a link that the user names stays one
+    path = path.resolve()  # a link that the user names stays a link
     aside = path.with_name(ASIDE.format(name=path.name, pid=os.getpid()))
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over_of(path)
@@ -100,8 +102,10 @@ def make_folder(path: str | Path) -> None:
 
 
 def _remove_left_over_of(path: Path) -> None:
-    """Removes what killed writers of a file have left beside it: nobody owns the folder of a file
-    that the user names."""
+    """Remove the leftovers of killed writers of a file.
+
+    `remove_leftovers` is only for folders of ragen_jax, but a user's file can be in any folder.
+    """
     for entry in path.parent.glob(ASIDE.format(name=glob.escape(path.name), pid="[1-9]*")):
         found = LEFT_OVER.fullmatch(entry.name)
         if found and not _is_running(int(found["pid"])):
@@ -126,18 +130,18 @@ def append_line(file: io.FileIO, text: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what killed writers of files and folders below a folder have left aside.
+    """Remove the leftovers of killed writers of the files and folders below a folder.
 
-    What a running process of this machine is writing stays, so that several may share the folder.
-    A folder that was moved away to be replaced, and was not, is moved back. What this process may
-    not remove stays.
+    Leftovers of running processes of this machine stay, so several processes may share the folder.
+    A folder that was moved aside, but whose replacement was not written, is moved back. Entries
+    that this process may not remove stay.
     """
     for inside, folders, files in os.walk(folder):
         for entry in [Path(inside) / name for name in (*folders, *files)]:
             found = LEFT_OVER.fullmatch(entry.name)
             if found is None or _is_running(int(found["pid"])):
                 continue
-            if _is_locked(entry.with_name(f"{found['name']}.lock")):  # perhaps by another machine
+            if _is_locked(entry.with_name(f"{found['name']}.lock")):  # possibly by another machine
                 continue
             folders[:] = [name for name in folders if name != entry.name]
             with contextlib.suppress(OSError):
@@ -154,7 +158,7 @@ def _remove_aside(entry: Path, final: Path, kind: str) -> None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process, of any machine, has the lock by which the cache's folders are made."""
+    """Return whether a process on any machine holds a lock that guards making a cache folder."""
     if not path.is_file():
         return False
     try:
@@ -166,30 +170,32 @@ def _is_locked(path: Path) -> bool:
 
 
 def _is_running(process: int) -> bool:
-    """Whether another process of this machine has that number. In containers, this one may have the
-    number of one before it."""
+    """Return whether another process of this machine has this process number.
+
+    In containers, this process can have the number of an earlier process.
+    """
     if process == os.getpid():
         return False
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # a process of another user
         return True
     return True
 
 
-# ------------------------------------------------------------------------------ disks that refuse
+# ------------------------------------------------------------------------------ disk errors
 
 
 class DiskRefused(OSError):
-    """The message says what could not be written, and why."""
+    """A write failed; the message names the file and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Patience:
-    seconds: float  # that a disk is waited for
-    say: Callable[[str], None]  # told of it
+    seconds: float  # longest time for which a write is retried
+    say: Callable[[str], None]  # prints a line about the retries
 
 
 _patience = _Patience(0.0, print)  # no retries without `retry_disk_errors`
@@ -197,10 +203,11 @@ _patience = _Patience(0.0, print)  # no retries without `retry_disk_errors`
 
 @contextlib.contextmanager
 def retry_disk_errors(seconds: float, say: Callable[[str], None]) -> Generator[None]:
-    """Lets all writers of this process, until its end, try again what a disk refuses.
+    """Within this context, make all writers of this process retry writes that a disk refuses.
 
     Args:
-      seconds: how long each. say: is told that it is waited, and that this is over.
+      seconds: longest time for which each write is retried.
+      say: prints a line when retries begin, and when the write succeeds.
     """
     global _patience
     before, _patience = _patience, _Patience(seconds, say)
@@ -211,14 +218,14 @@ def retry_disk_errors(seconds: float, say: Callable[[str], None]) -> Generator[N
 
 
 def with_retries(write: Callable[[], T], what: object) -> T:
-    """write(), again and again while a disk refuses it and the patience lasts.
+    """Call write() and return its value; retry for the time set by `retry_disk_errors`.
 
     Args:
-      write: does the same each time, and reads nothing that somebody else gave (`reading`).
-      what: a path, or the name of what is written.
+      write: a function that can be repeated; if it reads a source, it does so within `reading`.
+      what: a path, or a name of the written data.
 
     Raises:
-      DiskRefused: the patience is over, or waiting does not help.
+      DiskRefused: the time is over, or retrying does not help.
     """
     begin, said = time.monotonic(), False
     while True:
@@ -276,8 +283,10 @@ _READING = "raised while reading"
 
 
 def disk_error_message(error: BaseException) -> str | None:
-    """The message for a disk that refused to write, or too many open files, wherever that happened;
-    None: the error is of another kind."""
+    """Return a message if an error means that a disk refused to write or too many files are open.
+
+    Return None for other errors.
+    """
     for each in _chain(error):
         if isinstance(each, DiskRefused):
             return str(each)
@@ -290,8 +299,11 @@ def disk_error_message(error: BaseException) -> str | None:
 
 
 def _refused(error: Exception, what: object) -> Exception:
-    """The error to raise where writing `what` failed: `DiskRefused` for the disk's, an OSError for
-    the path's, else the same."""
+    """Return the error to raise after writing `what` failed.
+
+    It is a `DiskRefused` for errors of the disk, an OSError for errors of the path, and otherwise
+    the same error.
+    """
     if any(isinstance(each, DiskRefused) for each in _chain(error)):
         return error
     cause = _cause(error)
@@ -303,20 +315,23 @@ def _refused(error: Exception, what: object) -> Exception:
 
 
 def _words(cause: int) -> str:
-    """What an errno says, and a remedy that is not obvious."""
+    """Return the text of an errno, with a remedy if it is not obvious."""
     hint = "; raise the limit, ulimit -n" if cause in HANDLES else ""
     return os.strerror(cause) + hint
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was raised from."""
+    """Yield an error and the errors that it was raised from."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def _cause(error: BaseException) -> int:
-    """The errno that an error, or one that it was raised from, has or names; 0: none."""
+    """Return the errno of an error or of an error that it was raised from; 0 if there is none.
+
+    The errno can be an attribute or be named in the message.
+    """
     for each in _chain(error):
         if _READING in getattr(each, "__notes__", ()):
             return each.errno if isinstance(each, OSError) and each.errno in FULL else 0

@@ -1,4 +1,4 @@
-"""The cache folder, locks on what is generated in it, and hashes of the content of files."""
+"""The cache folder, locks on its entries, and hashes of the content of files."""
 
 import contextlib
 import fcntl
@@ -22,40 +22,43 @@ def cache_directory() -> Path:
 
 @contextlib.contextmanager
 def lock_path(path: Path) -> Generator[None]:
-    """Holds what `path` names for this process; others that ask for it wait meanwhile.
+    """Lock a path for this process; other processes that lock it wait.
 
-    For what is generated on first use, which several runs may begin with at the same time.
+    Use it for files that are generated on first use, since several runs can start together.
     """
     make_folder(path.parent)
     place = path.with_name(f"{path.name}.lock")
     with with_retries(functools.partial(place.open, "w"), place) as file:
         with_retries(
             functools.partial(fcntl.flock, file, fcntl.LOCK_EX), place
-        )  # until it is closed
+        )  # until the file is closed
         yield
 
 
 def open_locked(path: Path) -> IO[bytes]:
-    """An open file that is locked for this process, whose name is in it; its folder is made.
+    """Open a file, lock it for this process, and write this process's number and host into it.
+
+    The folder is made if needed.
 
     Raises:
-      BlockingIOError: another process has it.
-      ValueError: the file has another name somewhere, under which it would be emptied as well.
+      BlockingIOError: another process holds the lock.
+      ValueError: the file has another hard link, so emptying it would empty another file.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as unless_locked:
-            # A link that somebody has put there since `refuse_links` fails. Unbuffered: what a full
-            # disk has not taken is not written again when it is closed.
+            # Opening fails for a link that was made after `refuse_links`. Unbuffered, so that data
+            # that a full disk has refused is not written again when the file is closed.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             file = unless_locked.enter_context(open(os.open(path, flags, 0o666), "ab", buffering=0))
             if os.fstat(file.fileno()).st_nlink > 1:
                 raise ValueError(f"{path} is a hard link to another file; remove it")
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # forked processes do not have it
+                # Forked processes do not inherit this lock.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise
-            except OSError as error:  # of some network file systems
+            except OSError as error:  # some network file systems have no locks
                 console(
                     f"warning: {path} cannot be locked ({error}); do not start a second run there"
                 )
@@ -64,7 +67,7 @@ def open_locked(path: Path) -> IO[bytes]:
                     current = os.path.samestat(path.stat(), os.fstat(file.fileno()))
                 except FileNotFoundError:
                     current = False
-                if not current:  # who had it has removed it meanwhile
+                if not current:  # the previous holder has removed it meanwhile
                     continue
                 file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
@@ -73,12 +76,13 @@ def open_locked(path: Path) -> IO[bytes]:
 
 
 def content_hash(path: str | Path) -> str:
-    """SHA-256 of a file's content in hex digits, read once while its size and times stay.
+    """Return the SHA-256 of a file's content, or of a folder, in hex digits.
 
-    Of a folder: of the names and contents of all files below it, hidden ones apart.
+    A file is read only once while its size and modification time are unchanged. The hash of a
+    folder covers the names and contents of all files below it except hidden files.
 
     Raises:
-      OSError: it cannot be read.
+      OSError: the file or folder cannot be read.
     """
     path = Path(path).resolve()
     if path.is_dir():

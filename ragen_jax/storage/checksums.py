@@ -1,8 +1,8 @@
-"""Folders that are what was written: the CRC-32 of each file in checksums.json, beside them.
+"""Detect damaged files in a folder by their CRC-32s, which are in its checksums.json.
 
-A bit that has flipped, a file that is cut short or gone is damage, found before anything is read
-from the folder. CRC-32 finds every single flip and every burst of up to 32 bits; it is no guard
-against who damages on purpose.
+Damage is a flipped bit or a truncated or missing file; it is detected before anything is read from
+the folder. CRC-32 detects every single flipped bit and every burst error of up to 32 bits. It does
+not protect against deliberate changes.
 """
 
 import concurrent.futures
@@ -15,7 +15,7 @@ from ragen_jax.storage.atomic_io import atomic_write, disk_error_message
 from ragen_jax.storage.limits import read_json
 
 CHECKSUMS = "checksums.json"
-PIECE_BYTES = 1 << 20  # of one read: it stays in the cache while it is summed
+PIECE_BYTES = 1 << 20  # size of one read: it fits in the processor's cache
 
 
 def write_checksums(folder: Path) -> None:
@@ -28,9 +28,9 @@ def write_checksums(folder: Path) -> None:
 
 
 def is_below(name: object) -> bool:
-    """Whether a name that a file gives stays below the folder that the file is in.
+    """Return whether a name in a file is a path below the folder of that file.
 
-    The name alone is judged, not where a link of that name leads: in the Hugging Face hub's cache,
+    Only the name counts, not the target of a link with that name: in the Hugging Face hub's cache,
     every file of a model is a link to ../../blobs.
     """
     if not isinstance(name, str) or "\0" in name or "\\" in name:
@@ -40,10 +40,9 @@ def is_below(name: object) -> bool:
 
 
 def damage(folder: Path) -> str | None:
-    """What is not as `write_checksums` found it: a sentence that names the file, or None.
+    """Return a sentence that names a damaged file, or None if all files have their checksums.
 
-    Files that were added since are none of it. A folder without checksums.json has no damage that
-    could be known.
+    Files that were added later are ignored. A folder without checksums.json counts as undamaged.
     """
     path = folder / CHECKSUMS
     if not path.exists():
@@ -55,7 +54,7 @@ def damage(folder: Path) -> str | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return f"{path} is damaged"
     except OSError as error:
-        if disk_error_message(error) is not None:  # too many open files say nothing about this one
+        if disk_error_message(error) is not None:  # too many open files: no fault of this file
             raise
         return f"{path} cannot be read: {error}"
     try:
@@ -71,7 +70,7 @@ def damage(folder: Path) -> str | None:
 
 
 def _checksums(folder: Path, names: Iterable[str]) -> dict[str, int]:
-    """{name: CRC-32} of files below a folder."""
+    """Return {name: CRC-32} of files below a folder."""
     with concurrent.futures.ThreadPoolExecutor() as pool:  # zlib lets other threads run
         totals = pool.map(_crc32, [folder / name for name in names])
         return dict(zip(names, totals, strict=True))

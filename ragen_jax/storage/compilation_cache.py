@@ -11,27 +11,29 @@ from ragen_jax.storage.cache import cache_directory
 from ragen_jax.storage.console import console
 from ragen_jax.storage.ownership import exposure
 
-MOST = 2 << 30  # bytes that are kept from one start to the next
+MOST = 2 << 30  # bytes that `enable_compilation_cache` leaves in the folder
 
 
 def enable_compilation_cache() -> None:
     """Enable JAX's persistent compilation cache in cache_directory()/compiled.
 
-    A user's own JAX_COMPILATION_CACHE_DIR stays; JAX_ENABLE_COMPILATION_CACHE=false: none is kept.
-    Neither is used where others could put programs into it (`refuse_shared_cache`).
-    Several processes may share it. An entry that cannot be read JAX compiles again, with a warning.
+    JAX_COMPILATION_CACHE_DIR, if set, takes precedence; JAX_ENABLE_COMPILATION_CACHE=false disables
+    caching. A cache into which other users could put programs is not used (`refuse_shared_cache`).
+    Several processes may share the cache. If an entry cannot be read, JAX warns and compiles the
+    program again.
 
-    The folder is bounded here, at a start, and not by jax_compilation_cache_max_size: that one
-    writes no entry any more once a process has died between an entry and the file of its time
-    (jax 0.10.2), and every process waits for its lock.
+    The size of the folder is limited here, at the start, and not by
+    jax_compilation_cache_max_size. With that option every process waits for the cache's lock, and
+    no entry is written any more if a process died after writing an entry but before writing the
+    file with its access time (jax 0.10.2).
     """
-    config: Any = jax.config  # whose attributes are there when it runs
+    config: Any = jax.config  # its attributes are created at run time
     refuse_shared_cache()
     if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return
     folder = cache_directory() / "compiled"
     try:
-        # What is in it is run: nobody else may write there.
+        # The programs in it are run, so other users must not be able to write there.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if found := exposure(folder):
             console(_refused(folder, found))
@@ -41,19 +43,22 @@ def enable_compilation_cache() -> None:
         console(f"warning: compiled programs are not cached: {error}")
         return
     config.update("jax_compilation_cache_dir", str(folder))
-    # A folder in that folder, for what XLA measures on GPUs, is part of the names of all entries: a
-    # cache that was copied or moved would not be read.
+    # XLA's caches for GPUs use a folder inside this folder, and its path is part of the name of
+    # every entry: a copied or moved cache would not be read.
     if jax.default_backend() != "gpu":
         config.update("jax_persistent_cache_enable_xla_caches", "")
-    # JAX keeps what took a second. Of the tiny agent's programs most take less, all together half
-    # of what there is to gain (benchmarks/NOTES.md).
+    # By default JAX caches programs that took at least a second to compile. Most programs of the
+    # tiny agent take less; together they are half of the possible gain (benchmarks/NOTES.md).
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def refuse_shared_cache() -> None:
-    """Turns JAX's compilation cache off, with a line, if JAX_COMPILATION_CACHE_DIR names a folder
-    where others could put programs of theirs, which would be run. Buckets are not judged."""
+    """Disable JAX's compilation cache if other users can put programs into its folder.
+
+    Such programs would be run. A line reports it. The folder is that of JAX_COMPILATION_CACHE_DIR;
+    cloud storage buckets are not checked.
+    """
     config: Any = jax.config
     folder = config.jax_compilation_cache_dir
     if not folder or "://" in str(folder) or not config.jax_enable_compilation_cache:
@@ -76,11 +81,11 @@ def delete_oldest(folder: Path, most: int) -> None:
     """Delete the least recently used files until at most `most` bytes are left.
 
     Raises:
-      OSError: the folder cannot be read, or not be written where something is to be deleted.
+      OSError: the folder cannot be read, or a file in it cannot be deleted.
     """
     files = []
     for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # another process deletes, too
+        with contextlib.suppress(FileNotFoundError):  # another process may have deleted it
             if path.is_file():
                 stat = path.stat()
                 files.append((max(stat.st_atime, stat.st_mtime), stat.st_size, path))

@@ -1,9 +1,9 @@
-"""Standard output and standard error of a command, which never end it.
+"""Standard output and standard error whose failures never end a command.
 
-`set_up_console` replaces sys.stdout and sys.stderr, so that libraries that print, warn or log write
-through them too. Text reaches a terminal, pipe or file printable, in the console's encoding. What
-cannot be written, to a closed pipe or a full disk, is lost; the first failure of each stream is
-recorded for `take_failures`.
+`set_up_console` replaces sys.stdout and sys.stderr, so libraries that print, warn or log use the
+new streams. Text is made printable and encoded for the console before it is written to a terminal,
+pipe or file. Text that cannot be written, to a closed pipe or a full disk, is lost; the first
+failure of each stream is recorded for `take_failures`.
 """
 
 import errno
@@ -22,12 +22,12 @@ from tqdm import tqdm
 from ragen_jax.core.clean_text import one_line, printable, shorten
 
 STREAMS = {1: "standard output", 2: "standard error"}  # by descriptor
-WAIT_SECONDS = 10.0  # for a pipe that does not block, and is full
-# What libraries write on purpose: colours, which are dropped, and the moves of progress bars.
+WAIT_SECONDS = 10.0  # maximum wait for a full non-blocking pipe
+# Escape sequences that libraries write: colours, which are dropped, and the moves of progress bars.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _MOVES = re.compile(r"\r|(?:\x1b\[A)+")
 
-_failures: list[str] = []  # sentences that nobody has taken yet
+_failures: list[str] = []  # sentences for the next `take_failures`
 
 
 class _Descriptor(io.RawIOBase):
@@ -70,13 +70,13 @@ class _Descriptor(io.RawIOBase):
         name = STREAMS[self._descriptor]
         why = os.strerror(error.errno or 0)
         _failures.append(f"{name} cannot be written ({why}); its output is lost")
-        # A closed pipe is what its reader wanted. Of anything else the other stream may tell.
+        # The reader closed a pipe on purpose. Other failures are reported on the other stream.
         if self._descriptor == 1 and error.errno != errno.EPIPE and sys.stderr is not None:
             sys.stderr.write(f"warning: {_failures[-1]}\n")
 
 
 class _Stream(io.TextIOWrapper):
-    """A text stream that writes whole lines, printable, and never raises because of them."""
+    """A text stream that writes whole printable lines and never raises an error."""
 
     def __init__(self, descriptor: int, encoding: str) -> None:
         super().__init__(
@@ -86,7 +86,7 @@ class _Stream(io.TextIOWrapper):
             newline="\n",
             write_through=True,
         )
-        # A signal handler may print while its thread does.
+        # A signal handler may print while its thread is printing.
         self._lock, self._rest, self._is_terminal = threading.RLock(), "", self.buffer.isatty()
 
     @property
@@ -111,7 +111,7 @@ class _Stream(io.TextIOWrapper):
             self._emit(len(self._rest))
 
     def close(self) -> None:
-        """Flush it; the descriptor belongs to the process."""
+        """Flush the stream; its descriptor stays open."""
         self.flush()
 
     def _emit(self, end: int) -> None:
@@ -123,17 +123,17 @@ class _Stream(io.TextIOWrapper):
         moves = _MOVES.match(text)
         if not moves:
             return printable(_COLOUR.sub("", text).replace("\r\n", "\n"))
-        # A progress bar begins its line again. In a file that is a line of its own.
+        # A progress bar rewrites its line. In a file, each version is a separate line.
         begin = moves[0] if self._is_terminal else "\n" * ("\r" in moves[0])
         return begin + self._printable(text[moves.end() :])
 
 
 def set_up_console() -> None:
-    """Replace this process's own standard streams by those that never raise, once.
+    """Replace this process's standard streams with streams that never raise, once.
 
-    Descriptors 0 to 2 that are closed are opened as /dev/null: the next file that the process opens
-    would otherwise get their number, and what prints to standard output would go into that file.
-    Streams that somebody else has put in place (a test, a notebook) stay.
+    Closed descriptors among 0 to 2 are opened as /dev/null. Otherwise the next file that the
+    process opens would get such a number, and text for standard output would go into that file.
+    Streams that other code has installed (a test, a notebook) stay.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -153,14 +153,14 @@ def set_up_console() -> None:
             try:
                 stream.flush()
             except (OSError, ValueError):
-                pass  # the new stream meets the same failure, and records it
+                pass  # the new stream will have the same failure, and records it
         replacement = _Stream(descriptor, encoding)
         setattr(sys, name, replacement)
         _redirect_logging(stream, replacement)
 
 
 def _redirect_logging(old: TextIO | None, new: TextIO) -> None:
-    """Let handlers that hold a stream which was replaced write to its replacement."""
+    """Make log handlers that write to the old stream write to the new stream."""
     loggers = [logging.root, *logging.Logger.manager.loggerDict.values()]
     for logger in loggers:
         for handler in getattr(logger, "handlers", ()):  # a PlaceHolder has none
@@ -169,7 +169,7 @@ def _redirect_logging(old: TextIO | None, new: TextIO) -> None:
 
 
 def take_failures() -> list[str]:
-    """A sentence for each standard stream that has failed since the last call."""
+    """Return a sentence for each standard stream that has failed since the last call."""
     taken = _failures[:]
     del _failures[: len(taken)]
     return taken
@@ -179,7 +179,7 @@ def show(text: str, *, error: bool = False) -> None:
     """Print lines above any progress bar, printable and of limited length.
 
     Args:
-      error: whether on standard error.
+      error: print on standard error instead of standard output.
     """
     stream = sys.stderr if error else sys.stdout
     if stream is None:
@@ -188,9 +188,9 @@ def show(text: str, *, error: bool = False) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     lines = lines.encode(encoding, "backslashreplace").decode(encoding)
     tqdm.write(f"{lines}\n", file=stream, end="")
-    stream.flush()  # who reads it through a pipe or from a file sees it now
+    stream.flush()  # so that readers of a pipe or file see it now
 
 
 def show_line(kind: str, text: str) -> None:
-    """Print `KIND: TEXT` on standard error, the text in one line."""
+    """Print `KIND: TEXT` as one line on standard error."""
     show(f"{kind}: {one_line(text)}", error=True)

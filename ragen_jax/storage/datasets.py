@@ -1,7 +1,7 @@
 """Generated data sets: TFDS builders whose examples are in array_record files.
 
-They can be read at random and without TensorFlow. A folder is named by a hash of everything that
-determines its examples.
+They can be read at random and without TensorFlow. A folder is named after a hash of everything
+that determines its examples.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # importing it takes half a second
 
 
 def settings_hash(settings: dict[str, Any] | list[dict[str, Any]]) -> str:
-    """12 hex digits of the SHA-256 of JSON-like settings."""
+    """Return 12 hex digits of the SHA-256 of JSON-like settings."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -38,27 +38,28 @@ def open_or_generate(
     generate: Callable[[], Iterable[dict[str, Any]]],
     directory: Path,
 ) -> "StoredExamples":
-    """The examples of a dataset, generated on first use; each is read when it is asked for.
+    """Open a dataset, generating it on first use; each example is read when it is accessed.
 
     A dataset with damaged files is reported and generated again.
 
     Args:
-      name: of the dataset. settings: JSON-like; everything that decides the examples.
-      features: name -> TFDS feature. generate: () -> iterator of examples, from the first again
-        where a full disk has ended the one before.
-      directory: where TFDS keeps its files.
+      name: name of the dataset.
+      settings: JSON-like; everything that determines the examples.
+      features: name -> TFDS feature.
+      generate: returns an iterator of the examples; called again if a full disk interrupts it.
+      directory: folder of TFDS's files.
     """
-    import tensorflow_datasets as tfds  # which takes half a second, as `builder` does
+    import tensorflow_datasets as tfds  # takes half a second, like importing `tfds_builder`
 
     from ragen_jax.storage.tfds_builder import Generated
 
     folder = Path(directory) / f"{name}_{settings_hash(settings)}"
-    tfds.disable_progress_bar()  # its bars and notices would break the run's own
+    tfds.disable_progress_bar()  # its bars and notices would disturb the run's output
     make = functools.partial(Generated, generate=generate, features=features, data_dir=str(folder))
     if damage(folder) or not make().is_prepared():
-        enter_phase(f"generating {folder.name}")  # or waiting for who does
+        enter_phase(f"generating {folder.name}")  # or waiting for a process that generates it
         with lock_path(folder):
-            if found := damage(folder):  # still: no other process has made it meanwhile
+            if found := damage(folder):  # no other process has generated it meanwhile
                 console(f"warning: {found}; generating it again")
                 with_retries(functools.partial(shutil.rmtree, folder), folder)
             with_retries(lambda: _prepare(make()), folder)
@@ -76,7 +77,7 @@ def _prepare(builder: "tfds.core.DatasetBuilder") -> None:
 
 
 class StoredExamples:
-    """The examples of a dataset in the order of its files; text as str."""
+    """The examples of a dataset in the order of its files, with text as str."""
 
     def __init__(self, source: Sequence[dict[str, Any]]) -> None:
         self._source = source

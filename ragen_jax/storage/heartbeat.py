@@ -24,8 +24,9 @@ from ragen_jax.storage.console_streams import show
 
 FOLDER = ".progress"  # in the run's folder; N.json has the barriers and the phase of process N
 LOOK = 0.05  # interval between two checks of the watchdog, as a fraction of its limit
-EVERY = 9.0  # seconds without output until a heartbeat, within a TICK; doubled after each
-# heartbeat once the run has finished a step
+# Seconds without output until a heartbeat; doubled after each heartbeat once the run has finished a
+# step.
+EVERY = 9.0
 TICK = 0.5  # seconds between two checks of the clock
 STALL_TIMEOUT = 3600.0  # seconds without progress of any process; longer than any phase takes
 
@@ -61,7 +62,7 @@ def _write_heartbeat(limit: float) -> float:
 
 
 def describe_phase() -> str:
-    """The phase with its finished units and an estimate of the remaining time, where known."""
+    """Return the phase with its finished units and an estimate of the remaining time, if known."""
     now = progress.NOW
     seconds = time.monotonic() - now.since
     parts = [f"{now.done} of {now.total} {now.unit}".rstrip()] if now.total else []
@@ -73,7 +74,7 @@ def describe_phase() -> str:
 
 
 def describe_stall(found: Mapping[int, tuple[int, str]]) -> str:
-    """A sentence that names the processes that hang.
+    """Return a sentence that names the processes that hang.
 
     Args:
       found: process -> (barriers passed, phase).
@@ -102,7 +103,7 @@ def exit_on_stall(workdir: Path, limit: float) -> None:
         written, since, last = None, time.monotonic(), {}
         while True:
             now = progress.NOW.meetings, progress.NOW.place
-            # If the disk is full, retry at the next check; the run's own writes report it.
+            # If the disk is full, retry at the next check; the run's other writes report it.
             with contextlib.suppress(OSError):
                 if written != now:
                     aside = folder / f".{mine}"

@@ -1,6 +1,6 @@
-"""Limits on what files of other people may hold, checked before memory is taken for it.
+"""Limits on the content of untrusted files, checked before memory is allocated for the content.
 
-Raise a constant here if a file of yours is refused that should not be.
+If a limit refuses a file that you trust, raise the constant here.
 """
 
 import gzip
@@ -14,28 +14,28 @@ import numpy as np
 
 from ragen_jax.core.clean_text import load_json
 
-MAX_FILE_BYTES = 2 << 30  # of a file that is read whole; of one with gzip, unpacked
-MAX_LINE_BYTES = 256 << 20  # of a line of a file that is read line by line
-MAX_JSON_VALUES = 32_000_000  # of a JSON text: numbers, texts, lists and objects
-MAX_ARRAYS_BYTES = 256 << 20  # of all arrays of an .npz file, unpacked
-MAX_CONFIG_BYTES = 64 << 20  # of a JSON file of settings, or of a tokenizer
-PIECE_BYTES = 1 << 20  # of one read
+MAX_FILE_BYTES = 2 << 30  # file that is read whole; unpacked size for gzip
+MAX_LINE_BYTES = 256 << 20  # line of a file that is read line by line
+MAX_JSON_VALUES = 32_000_000  # values of a JSON text: numbers, strings, lists and objects
+MAX_ARRAYS_BYTES = 256 << 20  # all arrays of an .npz file, unpacked
+MAX_CONFIG_BYTES = 64 << 20  # JSON file of settings or of a tokenizer
+PIECE_BYTES = 1 << 20  # size of one read
 
 GZIP = b"\x1f\x8b"
 
 
 class LimitExceeded(ValueError):
-    """A file that holds more than is read, and by which limit."""
+    """A file exceeds a limit, which the message names."""
 
 
 def read_bytes(path: str | Path, most: int | None = None) -> bytes:
-    """The content of a file, unpacked if it is gzip.
+    """Return the content of a file, unpacked if it is gzip.
 
     Args:
-      most: bytes, MAX_FILE_BYTES by default.
+      most: largest accepted content in bytes, MAX_FILE_BYTES by default.
 
     Raises:
-      LimitExceeded: it holds more. OSError, EOFError, zlib.error: it cannot be read.
+      LimitExceeded: the content is larger. OSError, EOFError, zlib.error: it cannot be read.
     """
     most = MAX_FILE_BYTES if most is None else most
     path, content = Path(path), bytearray()
@@ -43,7 +43,7 @@ def read_bytes(path: str | Path, most: int | None = None) -> bytes:
         begins = plain.read(len(GZIP))
         plain.seek(0)
         file: io.BufferedIOBase = gzip.GzipFile(fileobj=plain) if begins == GZIP else plain
-        # A regular file has a size; a pipe has none, and gzip's is not to be trusted.
+        # A regular file has a size. A pipe has none, and the size that gzip states may be wrong.
         if begins != GZIP and path.stat().st_size > most:
             raise LimitExceeded(_too_large(path, most))
         while piece := file.read(PIECE_BYTES):
@@ -58,13 +58,13 @@ def _too_large(path: Path, most: int) -> str:
 
 
 def read_lines(file: io.BufferedIOBase, path: str | Path) -> Iterator[bytes]:
-    """The lines of an open file, split at line feeds.
+    """Yield the lines of an open file, split at line feeds.
 
     Args:
-      path: of the file, for messages.
+      path: path of the file, for messages.
 
     Raises:
-      ValueError: one is longer than MAX_LINE_BYTES.
+      ValueError: a line is longer than MAX_LINE_BYTES.
     """
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 1):
@@ -75,16 +75,18 @@ def read_lines(file: io.BufferedIOBase, path: str | Path) -> Iterator[bytes]:
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """The value of a JSON text, with clean texts (clean_text.py).
+    """Return the value of a JSON text, with its strings cleaned (clean_text.py).
 
     Args:
-      options: of json.loads.
+      options: keyword arguments of json.loads.
 
     Raises:
-      ValueError: it is no JSON, holds more than MAX_JSON_VALUES values, or is nested too deep.
+      ValueError: the text is not JSON, has more than MAX_JSON_VALUES values, or is nested too
+        deeply.
     """
     if len(text) > MAX_JSON_VALUES:
-        # Each value but the first has one of these before it, so that they bound the memory of all.
+        # Each value except the first has one of these marks before it, so the number of marks
+        # bounds the number of values.
         marks = (b",", b"[", b"{", b":") if isinstance(text, bytes) else (",", "[", "{", ":")
         # ty: ignore[invalid-argument-type] the marks are of the text's type
         values = 1 + sum(text.count(mark) for mark in marks)
@@ -97,33 +99,33 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
 
 
 def read_json(path: str | Path, most: int | None = None) -> Any:
-    """The value of a JSON file of settings.
+    """Return the value of a JSON file of settings.
 
     Args:
-      most: bytes, MAX_CONFIG_BYTES by default.
+      most: largest accepted file in bytes, MAX_CONFIG_BYTES by default.
 
     Raises:
-      ValueError: as `read_bytes` and `parse_json`. OSError: it cannot be read.
+      ValueError: as in `read_bytes` and `parse_json`. OSError: the file cannot be read.
     """
     return parse_json(read_bytes(path, MAX_CONFIG_BYTES if most is None else most))
 
 
 def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, without pickles.
+    """Return the arrays of an .npz file, without pickles.
 
     Raises:
-      ValueError: they take more than MAX_ARRAYS_BYTES, or an array's header promises more than the
-        file holds. And what reading a damaged file raises (`run.stored.DAMAGED`).
+      ValueError: the arrays take more than MAX_ARRAYS_BYTES, or an array's header states more data
+        than the file has. Reading a damaged file raises the errors in `run.run_files.DAMAGED`.
     """
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-        size = sum(member.file_size for member in members)  # zipfile unpacks no more than it says
+        size = sum(member.file_size for member in members)  # zipfile unpacks at most this size
         if size > MAX_ARRAYS_BYTES:
             raise LimitExceeded(f"{path} unpacks to {size:,} bytes; accepted: {MAX_ARRAYS_BYTES:,}")
         for member in members:
             with archive.open(member) as file:
                 shape, dtype = _array_header(file)
-            # In Python's integers, which no shape overflows.
+            # In Python's integers, which do not overflow.
             promised = dtype.itemsize
             for length in shape:
                 promised *= length
@@ -134,7 +136,7 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def _array_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """(shape, dtype) of an array in NumPy's format."""
+    """Return (shape, dtype) of an array in NumPy's format."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)

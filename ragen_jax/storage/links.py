@@ -1,19 +1,19 @@
-"""Links in a run's folder: nothing is written through them to anywhere else."""
+"""Refuse links in a run's folder through which files elsewhere would be written."""
 
 import os
 from pathlib import Path
 
 
 def refuse_links(folder: Path, *written: Path) -> None:
-    """Refuses a run's folder through which something outside of it would be written.
+    """Refuse a run's folder if a write in it could change something outside of it.
 
-    That is a link that leads out of the folder, wherever to, or an entry that is neither a file nor
-    a folder. The folder's own path may have links, and links may lead from one place in it to
-    another, as trackers make them.
+    The causes are a link to anywhere outside the folder, and an entry that is neither a file nor a
+    folder. Links in the path of the folder are accepted, and so are links within the folder, which
+    trackers make.
 
     Args:
-      folder: of a run; it may be absent.
-      written: paths below it that will be written; none given: everything below it is checked.
+      folder: folder of a run; it may be absent.
+      written: paths below it that will be written; if none are given, every entry is checked.
 
     Raises:
       ValueError: there is such an entry.
@@ -29,7 +29,7 @@ def refuse_links(folder: Path, *written: Path) -> None:
 def _entries(folder: Path) -> list[Path]:
     return [
         Path(inside) / name
-        for inside, folders, files in os.walk(folder)  # which follows no links
+        for inside, folders, files in os.walk(folder)  # does not follow links
         for name in (*folders, *files)
     ]
 

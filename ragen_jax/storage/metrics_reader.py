@@ -1,4 +1,4 @@
-"""metrics.jsonl as it is read: a row a line; what is no row, and steps whose rows are lost."""
+"""Read metrics.jsonl, which has one row per line; find damaged lines and steps without a row."""
 
 import bisect
 import json
@@ -10,16 +10,17 @@ from ragen_jax.core.types import Metrics
 from ragen_jax.storage.atomic_io import atomic_open, atomic_write
 from ragen_jax.storage.limits import parse_json, read_bytes
 
-SET_ASIDE = "metrics.damaged.jsonl"  # beside it: the lines that `repair` took out
+SET_ASIDE = "metrics.damaged.jsonl"  # in the same folder: the lines that `repair` removed
 
 
 def read_metrics(path: str | Path) -> list[Metrics]:
-    """The rows of a metrics.jsonl; what is no row at its end is left out, no file: [].
+    """Return the rows of a metrics.jsonl; [] if there is no file.
 
-    Who is killed leaves half a line, a disk that fails others.
+    Lines at the end that are not rows are left out: a killed process leaves half a line, and a
+    failing disk leaves other damage.
 
     Raises:
-      ValueError: a line in the middle is no row, or is of a step that is not behind the row before.
+      ValueError: an earlier line is not a row, or its step is not after the step of the row before.
     """
     rows, damaged = _read(Path(path))
     for number, line in damaged:
@@ -32,10 +33,10 @@ def read_metrics(path: str | Path) -> list[Metrics]:
 
 
 def repair(path: Path) -> list[str]:
-    """Takes the lines that are no rows out of a metrics.jsonl, to SET_ASIDE beside it.
+    """Move the damaged lines of a metrics.jsonl to SET_ASIDE in the same folder.
 
     Returns:
-      a sentence about what was taken out; [] where nothing was.
+      A list with a sentence about the moved lines; [] if there were none.
     """
     rows, damaged = _read(path)
     if not damaged:
@@ -57,11 +58,11 @@ def lost_steps(rows: Iterable[Metrics], last_step: int) -> list[int]:
 
 
 def _read(path: Path) -> tuple[list[Metrics], list[tuple[int, str]]]:
-    """(rows, (number, text) of the lines that are none, those at the end apart)."""
+    """Return (rows, (number, text) of damaged lines, except those at the end of the file)."""
     lines = [""]
     if path.exists():
         lines = read_bytes(path).decode(errors="surrogateescape").split("\n")
-    found = {  # what follows the last newline was torn
+    found = {  # text after the last newline is an incomplete line
         number: (row, line)
         for number, line in enumerate(lines[:-1], start=1)
         if line
@@ -76,12 +77,12 @@ def _read(path: Path) -> tuple[list[Metrics], list[tuple[int, str]]]:
 
 
 def _ascending(steps: dict[int, int]) -> set[int]:
-    """The keys of the longest part of numbers in which each is larger than the one before.
+    """Return the keys of the longest strictly increasing subsequence of the steps.
 
-    One number that is wrong must not make all behind it wrong.
+    A single wrong step must not make all later rows count as damaged.
     """
-    ends: list[int] = []  # the smallest number that ends an ascending part of each length
-    last: list[int] = []  # and its key
+    ends: list[int] = []  # the smallest step that ends an increasing subsequence of each length
+    last: list[int] = []  # the key of that step
     before: dict[int, int | None] = {}
     for key, step in steps.items():
         length = bisect.bisect_left(ends, step)
@@ -112,5 +113,5 @@ def _no_number(name: str) -> float:
 
 
 def _shown(line: str) -> str:
-    """The beginning of a line, as it can be printed."""
+    """Return the beginning of a line in printable form."""
     return repr(line if len(line) <= 40 else line[:40] + "...")

@@ -1,4 +1,4 @@
-"""Find who else may put files at a path: a folder of code to run, or the key of `trust`."""
+"""Check whether other users can put files at a path: a folder of code to run, or trust.py's key."""
 
 import errno
 import grp
@@ -7,22 +7,23 @@ import pwd
 import stat
 from pathlib import Path
 
-MAX_LINKS = 40  # on the way to a path, as Linux allows
+MAX_LINKS = 40  # maximum number of links in the resolution of a path, as in Linux
 
 
 def exposure(path: Path) -> str | None:
-    """Say who else could put files of theirs at a path, or return None if nobody can.
+    """Return a sentence about how other users can put files at a path, or None if they cannot.
 
-    The file or folder at the path must belong to this user or to root, and nobody else may write
-    it. A folder above it must be one whose entries nobody else may rename: owned by this user or
-    root, and either not writable by others or with the sticky bit, as /tmp has it. Links on the way
-    are followed, and the folders that they are in are judged too. A group counts as others unless
-    it is this user's own. Access control lists beyond the mode bits are not read.
+    The file or folder at the path must belong to this user or to root, and other users must not be
+    able to write it. They must not be able to rename the entries of a folder above it: each such
+    folder must belong to this user or to root, and must either not be writable by others or have
+    the sticky bit, like /tmp. Links in the path are followed, and the folders of the links are
+    checked. Members of a group count as others unless the group is this user's private group.
+    Access control lists beyond the mode bits are not read.
 
     Raises:
-      OSError: there is nothing at the path, or a folder above it cannot be read.
+      OSError: the path does not exist, or a folder above it cannot be read.
     """
-    # The owner of / is root, whatever its number looks like from inside a container.
+    # The owner of / is root, even if its number differs inside a container.
     trusted = {os.geteuid(), 0, os.stat("/").st_uid}
     at, links = Path("/"), 0
     names = list(reversed(path.absolute().parts[1:]))
@@ -67,11 +68,13 @@ def _foreign(path: Path, status: os.stat_result, trusted: set[int]) -> str | Non
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether a group is of this user alone: of the same name, as many systems make one for each
-    user, and without other members."""
+    """Return whether a group is this user's private group.
+
+    Many systems make a group with the user's name for each user. It must have no other members.
+    """
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
-    except KeyError:  # of a container, which lists neither
+    except KeyError:  # a container may not list the user or the group
         return False
     own = number == user.pw_gid and group.gr_name == user.pw_name
     return own and set(group.gr_mem) <= {user.pw_name}

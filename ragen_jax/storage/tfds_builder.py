@@ -1,4 +1,4 @@
-"""How TFDS generates a dataset of ours. Importing it takes TFDS."""
+"""The TFDS builder of generated datasets. Importing this module imports TFDS."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,7 +10,10 @@ from ragen_jax.storage.atomic_io import reading
 
 
 class Generated(tfds.core.GeneratorBasedBuilder):
-    """The examples of a generator, in its order; `index` is for those made when TFDS shuffled."""
+    """The examples of a generator, in its order.
+
+    The feature `index` remains from datasets that TFDS shuffled.
+    """
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -35,6 +38,6 @@ class Generated(tfds.core.GeneratorBasedBuilder):
         return {"examples": self._generate_examples()}
 
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        with reading():  # a source that fails is no disk that refuses what is written
+        with reading():  # an error of the source is not an error of the disk that is written
             for index, example in enumerate(self._generate()):
                 yield index, {"index": index, **example}

@@ -1,18 +1,18 @@
-"""Trackers of others that follow metrics.jsonl: TensorBoard, Weights & Biases, MLflow, Trackio.
+"""Send metrics.jsonl to experiment trackers: TensorBoard, Weights & Biases, MLflow, Trackio.
 
-    metrics.jsonl -> Follower, a thread for each tracker -> what the tracker keeps
+    metrics.jsonl -> Follower, a thread for each tracker -> the tracker's files or server
 
-The file is what counts, and a tracker reads behind: a step never waits for one, one that fails is
-tried again later from the first row that it lacks, and a run that goes on hands over what the
-process before it did not. Packages are imported when a tracker is asked for.
+The file is authoritative, and trackers follow it: a step never waits for a tracker. A tracker that
+fails is retried later from the first row that it lacks, and a resumed run sends the rows that the
+earlier process did not. Packages are imported only for the trackers in use.
 
-    tensorboard  WORKDIR/tensorboard, written anew from metrics.jsonl by every start of a run
-    wandb        what WANDB_MODE, WANDB_PROJECT, WANDB_DIR, ... say; its files are in WORKDIR/wandb
-    mlflow       MLFLOW_TRACKING_URI, without it WORKDIR/mlflow.db; MLFLOW_EXPERIMENT_NAME
-    trackio      TRACKIO_DIR, TRACKIO_SPACE_ID, ...; without them this machine's folder of Trackio
+    tensorboard  WORKDIR/tensorboard, rewritten from metrics.jsonl by every start of a run
+    wandb        set by WANDB_MODE, WANDB_PROJECT, WANDB_DIR, ...; its files are in WORKDIR/wandb
+    mlflow       MLFLOW_TRACKING_URI, by default WORKDIR/mlflow.db; MLFLOW_EXPERIMENT_NAME
+    trackio      TRACKIO_DIR, TRACKIO_SPACE_ID, ...; by default Trackio's folder on this machine
 
-The last three only append: a step that they have stays as it was first written, also where the run
-went back behind it and plays it again.
+The last three only append: a step that they have is never changed, even if the run resumes from an
+earlier checkpoint and plays the step again.
 """
 
 import dataclasses
@@ -32,37 +32,37 @@ from ragen_jax.core.flatten import flatten
 from ragen_jax.core.types import Metrics
 from ragen_jax.storage.atomic_io import atomic_write
 
-PROJECT = "ragen_jax"  # of runs whose environment variables name none
-RETRY_SECONDS = 60.0  # between two tries of a tracker that fails
-CLOSE_SECONDS = 30.0  # that all trackers together have at a run's end
+PROJECT = "ragen_jax"  # default project, if the environment variables name none
+RETRY_SECONDS = 60.0  # minimum seconds between two tries of a tracker that fails
+CLOSE_SECONDS = 30.0  # time limit for all trackers together at a run's end
 
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A tracker that takes rows. Both functions may raise anything."""
+    """A tracker that is ready for rows. Its functions may raise any exception."""
 
     last_step: int  # the newest step that it has; -1: none
-    log: Callable[[Metrics, float], None]  # a row, and its time in seconds since the epoch
-    close: Callable[[int], None]  # behind the last row, with the run's exit code
+    log: Callable[[Metrics, float], None]  # takes a row and its time in seconds since the epoch
+    close: Callable[[int], None]  # called after the last row with the run's exit code
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How a tracker is opened."""
+    """A kind of tracker: its package, and the function that opens it."""
 
-    package: str  # that it imports
-    open: Callable[[Any, Path, dict[str, Any]], Opened]  # (package, workdir, run's config) ->
+    package: str
+    open: Callable[[Any, Path, dict[str, Any]], Opened]  # takes (package, workdir, run's config)
 
 
-# ------------------------------------------------------------------------------ the four
+# ------------------------------------------------------------------------------ the trackers
 
 
 def open_tensorboard(package: Any, workdir: Path, config: dict[str, Any]) -> Opened:
-    """Event files in WORKDIR/tensorboard, one record a row; those of earlier starts are replaced.
+    """Open event files in WORKDIR/tensorboard, replacing the files of earlier starts.
 
-    The config is the hyperparameters of the HParams page.
+    Each row is one record. The HParams page shows the config.
     """
-    # Not its SummaryWriter, whose own thread dies of a full disk unheard.
+    # Not with SummaryWriter: a full disk silently ends its thread.
     events, summaries = package.proto.event_pb2, package.proto.summary_pb2
     folder = workdir / "tensorboard"
     folder.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ def open_tensorboard(package: Any, workdir: Path, config: dict[str, Any]) -> Ope
     def write(seconds, **what):
         writer.write_event(events.Event(wall_time=seconds, **what))
 
-    # A TensorBoard that has read the files of before forgets their steps.
+    # The START record makes a running TensorBoard discard the steps of the earlier files.
     write(time.time(), session_log=events.SessionLog(status=events.SessionLog.START))
     started, session, _ = package.summary.hparams(_texts(config), {})
     write(time.time(), summary=started)
@@ -93,7 +93,10 @@ def open_tensorboard(package: Any, workdir: Path, config: dict[str, Any]) -> Ope
 
 
 def open_wandb(wandb: Any, workdir: Path, config: dict[str, Any]) -> Opened:
-    """A run of Weights & Biases; offline ones are a folder a start, which `wandb sync` joins."""
+    """Open a run of Weights & Biases.
+
+    Offline, each start of the run makes a separate folder; `wandb sync` joins them.
+    """
     id_ = _kept_id(workdir, "wandb") or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:12]
     folder = os.environ.get("WANDB_DIR", str(workdir))
     record = wandb.proto.wandb_internal_pb2.Record
@@ -105,13 +108,13 @@ def open_wandb(wandb: Any, workdir: Path, config: dict[str, Any]) -> Opened:
         name=os.environ.get("WANDB_NAME", workdir.resolve().name),
         dir=folder,
         config=config,
-        allow_val_change=True,  # what may change of a run that goes on
+        allow_val_change=True,  # some fields may change when a run resumes
         settings=wandb.Settings(console=os.environ.get("WANDB_CONSOLE", "off")),
     )
     _keep_id(workdir, "wandb", id_)
     run.define_metric("*", step_metric="step")
-    # What counts is what a server has, and without one what reached the files of earlier starts: a
-    # process that is killed takes its last seconds with it.
+    # The newest step is that of the server or, offline, of the files of earlier starts: a killed
+    # process loses the rows of its last seconds.
     last_step = run.step - 1 if run.resumed else -1
     if run.settings.mode != "online":
         last_step = max((_last_step(path, record) for path in earlier), default=-1)
@@ -123,15 +126,15 @@ def open_wandb(wandb: Any, workdir: Path, config: dict[str, Any]) -> Opened:
 
 
 def _last_step(path: Path, record: Any) -> int:
-    """The newest step in a file of W&B, up to where it was torn; -1: none.
+    """Return the newest step in the intact part of a W&B file; -1 if there is none.
 
-    The file is a log of LevelDB: blocks of 32 KiB, in them parts of records, each behind its crc,
-    length and kind (1 whole, 2 first, 3 middle, 4 last).
+    The file is a LevelDB log: blocks of 32 KiB that contain parts of records. Each part follows its
+    CRC, length and kind (1 whole, 2 first, 3 middle, 4 last).
 
     Args:
-      record: the message class that the records are of.
+      record: protobuf message class of the records.
     """
-    data, place, part, last_step = path.read_bytes(), 7, b"", -1  # behind the file's own header
+    data, place, part, last_step = path.read_bytes(), 7, b"", -1  # after the file's header
     while True:
         left = 2**15 - place % 2**15
         place += left if left < 7 else 0
@@ -149,13 +152,13 @@ def _last_step(path: Path, record: Any) -> int:
 
 
 def open_mlflow(mlflow: Any, workdir: Path, config: dict[str, Any]) -> Opened:
-    """A run of MLflow; the config is its parameters."""
+    """Open a run of MLflow, with the config as its parameters."""
     entities = mlflow.entities
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     artifacts = None if uri else (workdir / "mlruns").resolve().as_uri()
     database = (workdir / "mlflow.db").resolve()
     if not uri and not database.exists():
-        # Beside it, then renamed: one that was left half made is never made whole.
+        # Made under another name, then renamed: MLflow never completes a half-made database.
         fresh = database.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         mlflow.MlflowClient(f"sqlite:///{fresh}").search_experiments()
@@ -181,7 +184,7 @@ def open_mlflow(mlflow: Any, workdir: Path, config: dict[str, Any]) -> Opened:
         _keep_id(workdir, "mlflow", id_)
 
     def log(row, seconds):
-        # `step` last: where it is, the whole row is.
+        # `step` is last: if MLflow has it, it has the whole row.
         names = [*(name for name in row if name != "step"), "step"]
         at = round(1000 * seconds)
         points = [entities.Metric(name, float(row[name]), at, row["step"]) for name in names]
@@ -195,11 +198,12 @@ def open_mlflow(mlflow: Any, workdir: Path, config: dict[str, Any]) -> Opened:
     return Opened(last_step, log, close)
 
 
-MLFLOW_PARAMS, MLFLOW_METRICS, MLFLOW_TEXT = 100, 1000, 6000  # what MLflow takes at a time
+# MLflow's limits: parameters and metrics per request, and characters of a parameter's value.
+MLFLOW_PARAMS, MLFLOW_METRICS, MLFLOW_TEXT = 100, 1000, 6000
 
 
 def open_trackio(trackio: Any, workdir: Path, config: dict[str, Any]) -> Opened:
-    """A run of Trackio, of the workdir's name and an id."""
+    """Open a run of Trackio, named after the workdir and an id."""
     id_ = _kept_id(workdir, "trackio") or uuid.uuid4().hex[:12]
     run = trackio.init(
         project=os.environ.get("TRACKIO_PROJECT", PROJECT),
@@ -210,7 +214,7 @@ def open_trackio(trackio: Any, workdir: Path, config: dict[str, Any]) -> Opened:
     _keep_id(workdir, "trackio", id_)
 
     def log(row, seconds):
-        # A row's own `step` is a name that Trackio keeps for itself.
+        # Without `step`, a name that Trackio reserves.
         values = {name: value for name, value in row.items() if name != "step"}
         run.log(values, step=row["step"])
 
@@ -226,10 +230,10 @@ TRACKERS = {
 
 
 def require(names: Iterable[str]) -> None:
-    """Imports the packages of trackers, before anything compiles.
+    """Import the packages of trackers, before anything compiles.
 
     Raises:
-      ValueError: one is missing, or cannot be used as it is set up.
+      ValueError: a package is missing, or cannot be used as it is set up.
     """
     for name in names:
         package = TRACKERS[name].package
@@ -242,7 +246,7 @@ def require(names: Iterable[str]) -> None:
                 "config.log.trackers"
             ) from error
         if name == "wandb" and module.setup().settings.mode == "online":
-            # Without a key it would ask for one at the terminal, in the middle of the run.
+            # Without a key, W&B would ask for a key at the terminal in the middle of the run.
             if not module.login(prompt=False):
                 raise ValueError(
                     "config.log.trackers has 'wandb', which is not logged in; run `wandb "
@@ -254,22 +258,23 @@ def require(names: Iterable[str]) -> None:
 
 
 class Follower:
-    """A thread that hands the rows of metrics.jsonl to a tracker."""
+    """A thread that sends the rows of metrics.jsonl to a tracker."""
 
     def __init__(
         self, name: str, path: Path, config: dict[str, Any], say: Callable[[str], None]
     ) -> None:
-        """Starts it.
+        """Start the thread.
 
         Args:
-          name: a key of TRACKERS. path: metrics.jsonl, in the workdir.
-          say: takes the one line about a tracker that fails.
+          name: a key of TRACKERS.
+          path: metrics.jsonl, in the workdir.
+          say: prints a line the first time that the tracker fails.
         """
         self.name = name
         self._path, self._config, self._say = path, config, say
         self._news = threading.Event()
         self._exit_code: int | None = None
-        # A daemon: one that hangs does not keep the process.
+        # A daemon, so that a hanging tracker does not keep the process alive.
         self._thread = threading.Thread(target=self._follow, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
@@ -293,7 +298,7 @@ class Follower:
         while True:
             self._news.wait()
             self._news.clear()
-            exit_code = self._exit_code  # read before the rows are, so that none is left
+            exit_code = self._exit_code  # read before the rows, so that no row is missed
             if exit_code is None and time.monotonic() < next_try:
                 continue
             try:
@@ -309,7 +314,7 @@ class Follower:
                         last_step = row["step"]
                 if exit_code is not None:
                     tracker.close(exit_code)
-            except Exception as error:  # of a package of others, its disk or its network
+            except Exception as error:  # from the tracker's package, its disk or its network
                 tracker, next_try = None, time.monotonic() + RETRY_SECONDS
                 if not warned:
                     why = describe_error(error)
@@ -323,7 +328,7 @@ class Follower:
 
 
 def end_all(followers: Sequence[Follower], exit_code: int, say: Callable[[str], None]) -> None:
-    """Ends followers, all together within CLOSE_SECONDS; says which were late."""
+    """End followers, all together within CLOSE_SECONDS; report the followers that were late."""
     for follower in followers:
         follower.end(exit_code)
     limit = time.monotonic() + CLOSE_SECONDS
@@ -337,7 +342,7 @@ def end_all(followers: Sequence[Follower], exit_code: int, say: Callable[[str], 
 
 
 def _rows_from(path: Path, place: int) -> tuple[list[Metrics], int]:
-    """(rows of whole lines behind a place in bytes, the place behind them)."""
+    """Return (rows of the whole lines after an offset in bytes, the offset after these lines)."""
     with path.open("rb") as file:
         file.seek(place)
         whole, newline, _ = file.read().rpartition(b"\n")
@@ -345,15 +350,17 @@ def _rows_from(path: Path, place: int) -> tuple[list[Metrics], int]:
 
 
 def _times(rows: Sequence[Metrics]) -> list[float]:
-    """When rows were written, in seconds since the epoch: the last one just now, those before it
-    as much earlier as time/total says."""
+    """Return the times at which rows were written, in seconds since the epoch.
+
+    The last row counts as written now, and earlier rows earlier according to time/total.
+    """
     now, clock = time.time(), "time/total"
     newest = rows[-1].get(clock, 0.0) if rows else 0.0
     return [now - (newest - row.get(clock, newest)) for row in rows]
 
 
 def _kept_id(workdir: Path, name: str) -> str | None:
-    """The id of the tracker's run that a workdir's is; None: it has none yet."""
+    """Return the id of a workdir's run in the tracker, or None if it has none yet."""
     path = workdir / "trackers" / name
     return path.read_text().strip() if path.exists() else None
 
@@ -364,7 +371,10 @@ def _keep_id(workdir: Path, name: str, id_: str) -> None:
 
 
 def _texts(config: dict[str, Any]) -> dict[str, Any]:
-    """{"a.b": value} of a nested config, clean; what is no number, bool or text as JSON."""
+    """Return {"a.b": value} of a nested config, with clean strings.
+
+    Values that are not numbers, bools or strings are written as JSON.
+    """
     found = {}
     for name, value in flatten(config).items():
         if isinstance(value, str):

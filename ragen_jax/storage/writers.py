@@ -1,7 +1,7 @@
-"""Arrays and figures as files, written so that a disk that refuses is reported with its reason.
+"""Write arrays and figures to files, and report disk errors with their reason.
 
-NumPy's own writing is not: of a large array on a full disk it reports how many items are missing,
-and of a file that is mapped into memory the process dies (SIGBUS).
+NumPy does not: for a large array on a full disk it reports only the number of missing items, and
+writing to a memory-mapped file ends the process (SIGBUS).
 """
 
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Plain:
-    """A binary file of which NumPy sees `write` alone, so that it does not write past Python."""
+    """A binary file with only the method `write`, so that NumPy does not bypass Python's file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -42,13 +42,13 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def map_array(path: Path, dtype: "DTypeLike", shape: tuple[int, ...]) -> np.memmap:
-    """A new .npy file, mapped into memory to be written; all its room is reserved first.
+    """Create a .npy file and map it into memory for writing; its disk space is reserved first.
 
     Args:
-      shape: with at least one item.
+      shape: shape of the array, with at least one item.
 
     Raises:
-      DiskRefused: the disk has no room for it.
+      DiskRefused: the disk has too little space.
     """
 
     def create() -> np.memmap:

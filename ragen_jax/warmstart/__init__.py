@@ -1,6 +1,5 @@
-"""The tiny agent: a config comes in, a model directory that imitates the environment's solver goes
-out.
+"""Build the tiny agent, which imitates the environment's solver.
 
-`python -m ragen_jax.warmstart` (`__main__`) builds it ahead; `train` and `evaluate` do when it is
-missing.
+In: a config. Out: a model directory. `python -m ragen_jax.warmstart` builds it in advance; `train`
+and `evaluate` build it if it is missing.
 """

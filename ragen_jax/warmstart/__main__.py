@@ -2,8 +2,8 @@
 
     python -m ragen_jax.warmstart --config=configs/sokoban.py
 
-The result is a Hugging Face directory in the cache, named by a hash of its settings; `train`
-and `evaluate` build it when the config's model is "tiny" and it is not there yet.
+The result is a Hugging Face directory in the cache, named after a hash of its settings. `train` and
+`evaluate` build it if the config's model is "tiny" and the directory does not exist yet.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Reads of untrusted files in a child process with limits of memory and time.
+"""Check untrusted files in a child process with limits on memory and time.
 
-For formats whose files do not say how much memory they take: what could exhaust this process then
-ends the child, which is told in one line. Nothing but a verdict comes back.
+This is for formats whose files do not state how much memory they need. A file that would exhaust
+this process ends the child instead, and an error reports it in one line. The child returns only
+whether the file passes.
 """
 
 import functools
@@ -14,30 +15,34 @@ from pathlib import Path
 from typing import Any
 
 CHILD = Path(__file__).with_name("child.py")
-MEMORY = 4 << 30  # bytes that a child may take for a file
-SECONDS = 60  # of a processor that a child may take for a small file
-BYTES_PER_SECOND = 20 << 20  # of a large file: a further second for each of these
+MEMORY = 4 << 30  # limit on the memory of a child, in bytes
+SECONDS = 60  # limit on the processor time of a child for a small file
+BYTES_PER_SECOND = 20 << 20  # a large file gets another second per this number of bytes
 OUT_OF_MEMORY = 77  # exit code of a child
-START_SECONDS = 120  # until a child has imported what it needs; about one where nothing else runs
-BATCH_ROWS = 1000  # of a Parquet file that are in memory at a time, where nothing else is said
-MAX_BATCH_BYTES = 1 << 30  # of these, decoded
+# Time limit for the imports of a child, which take about one second on an idle machine.
+START_SECONDS = 120
+BATCH_ROWS = 1000  # rows of a Parquet file that are in memory at a time, by default
+MAX_BATCH_BYTES = 1 << 30  # limit on the decoded size of these rows
 
-# Limits of a chat template's output: characters, and of these for each that its messages have.
+# Limit of a chat template's output in characters: a constant plus a multiple of its messages' size.
 MAX_RENDERED, RENDERED_PER_CHARACTER = 1 << 20, 16
-MAX_TOKENS_PER_BYTE = 16  # of a text's UTF-8
+MAX_TOKENS_PER_BYTE = 16  # limit on a tokenizer's tokens per byte of UTF-8
 
 
 def check_parquet(path: str | Path, *, rows: int = BATCH_ROWS, most: int | None = None) -> None:
-    """Refuses a Parquet file that takes too much memory or time to decode.
+    """Refuse a Parquet file that takes too much memory or time to decode.
+
+    A file that is not Parquet passes; its reader reports it.
 
     Args:
-      rows: that are in memory at a time.
-      most: bytes of all of it, decoded; None: any number, as it is read batch by batch.
+      rows: number of rows that are in memory at a time.
+      most: largest decoded size of the file in bytes; None: any size, as the file is read batch by
+        batch.
 
     Raises:
-      ValueError: `rows` rows of it decode to more than MAX_BATCH_BYTES, all to more than
-        `most`, or decoding takes more than MEMORY or the time that a file of its size may take. A
-        file that is no Parquet is left to whoever reads it.
+      ValueError: `rows` rows decode to more than MAX_BATCH_BYTES, all rows decode to more than
+        `most`, or decoding takes more than MEMORY or more than the time allowed for the file's
+        size.
     """
     request = {
         "task": "scan_parquet",
@@ -50,16 +55,17 @@ def check_parquet(path: str | Path, *, rows: int = BATCH_ROWS, most: int | None 
 
 
 def check_tokenizer(directory: Path, files: Sequence[Path]) -> None:
-    """Refuses a tokenizer, or its chat template, that takes too much memory or time.
+    """Refuse a tokenizer if it or its chat template takes too much memory or time.
 
-    The child loads it, encodes texts and renders conversations. What has passed is not tried again
-    by this process while the files stay.
+    The child loads it, encodes texts and renders conversations. A tokenizer that cannot be read
+    passes; its reader reports it. This process does not check a tokenizer again while its files
+    are unchanged.
 
     Args:
-      files: of the directory, that the tokenizer is read from.
+      files: files of the directory from which the tokenizer is read.
 
     Raises:
-      ValueError: that. A tokenizer that cannot be read is left to whoever reads it.
+      ValueError: the tokenizer or template exceeds a limit.
     """
     stats = tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns, f.stat().st_ino) for f in files)
     _check_tokenizer(str(directory), stats, MEMORY, SECONDS)
@@ -78,11 +84,11 @@ def _check_tokenizer(directory: str, *_: Any) -> None:
 
 
 def _confine(what: str, request: dict[str, Any], seconds: int) -> None:
-    """Runs a task of child.py.
+    """Run a task of child.py.
 
     Raises:
       ValueError: the task refuses the file, or exceeds a limit.
-      RuntimeError: the child does not start, which no file can bring about.
+      RuntimeError: the child does not start, which no file can cause.
     """
     command = (sys.executable, "-P", str(CHILD), str(MEMORY), str(seconds))
     child = subprocess.Popen(

@@ -2,8 +2,8 @@
 
     python -P child.py MEMORY SECONDS < request.json
 
-It writes JSON lines: {"stage": ...} before what might exceed a limit, and at the end {"done": true}
-or {"refused": REASON}. A child that a limit ends has said neither.
+It writes JSON lines: {"stage": ...} before work that might exceed a limit, and at the end
+{"done": true} or {"refused": REASON}. If a limit ends the child, it writes neither of these two.
 """
 
 import contextlib
@@ -16,24 +16,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-OUT_OF_MEMORY = 77  # exit code, as the parent knows it
-ROW_BYTES = 256  # of a row that holds nothing, as a Python object
+OUT_OF_MEMORY = 77  # exit code, the same as in the parent
+ROW_BYTES = 256  # bytes of an empty row as a Python object
 PAGE = resource.getpagesize()
 
 
 class Refused(Exception):
-    """Why a file is not to be read."""
+    """A file must not be read; the message is the reason."""
 
 
 def say(**line: Any) -> None:
-    """Writes a JSON line to the parent."""
+    """Write a JSON line to the parent."""
     ANSWERS.write(json.dumps(line) + "\n")
     ANSWERS.flush()
 
 
 def limit(memory: int, seconds: int) -> None:
-    """Limits this process to so much more memory (bytes) and processor time."""
-    with contextlib.suppress(ValueError, OSError):  # a system that does not know it
+    """Limit the additional memory (bytes) and processor time (seconds) of this process."""
+    with contextlib.suppress(ValueError, OSError):  # the system may not support this limit
         used = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
         resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
     end = int(time.process_time()) + seconds + 1
@@ -46,11 +46,11 @@ def limit(memory: int, seconds: int) -> None:
 
 
 def scan_parquet(request: dict[str, Any], confine: Callable[[], None]) -> None:
-    """Decodes a file as its readers do, and counts the bytes."""
+    """Decode a file as its readers do, and count the bytes."""
     import pyarrow
     from pyarrow import parquet
 
-    pyarrow.set_cpu_count(1)  # each thread takes addresses
+    pyarrow.set_cpu_count(1)  # each thread reserves address space
     confine()
     say(stage="decoding it")
     total = 0
@@ -71,16 +71,16 @@ def scan_parquet(request: dict[str, Any], confine: Callable[[], None]) -> None:
     except pyarrow.ArrowMemoryError:
         raise MemoryError from None
     except (pyarrow.ArrowException, OSError):
-        pass  # no Parquet, or a damaged one, which its reader reports
+        pass  # not Parquet, or damaged; its reader reports it
 
 
 def decoded_bytes(column: Any) -> int:
-    """Bytes of a column once each of its values is written out."""
+    """Return the bytes of a column when each of its values is written out."""
     from pyarrow import compute, types
 
-    functions: Any = compute  # which makes them when it is imported
+    functions: Any = compute  # it creates its functions at import, where types do not see them
     kind = column.type
-    if types.is_dictionary(kind):  # a value that is stored once may be in every row
+    if types.is_dictionary(kind):  # a value that is stored once can occur in every row
         return decoded_bytes(column.dictionary_decode())
     if types.is_run_end_encoded(kind):
         return decoded_bytes(functions.run_end_decode(column))
@@ -100,26 +100,26 @@ def decoded_bytes(column: Any) -> int:
 # ------------------------------------------------------------------------------ tokenizers
 
 TURNS = 48  # messages of the longest conversation
-# Texts that grow or take long where a normaliser or an expression is made for it: every character
-# that is often normalised or split at, alone and many times, and ordinary writing.
+# Texts that grow, or take long to encode, with a hostile normaliser or regular expression: every
+# character that is often normalised or split at, alone and repeated, and ordinary prose.
 PROSE = (
     "The quick brown fox's 12,345 jumps over  the lazy dog: don't!\n\n\t"
     "\u00c4\u00e9 e\u0301 \ufb01 \ufdfa \u6f22\u5b57 \U0001f600"
 )
-REPEATED = 400  # of a character
+REPEATED = 400  # number of repetitions of a character
 
 
 def probe_texts(tokenizer: Any) -> list[str]:
     characters = [chr(code) for code in range(32, 127)] + list("\n\t\u00e9\ufdfa\u6f22\u2581\u0120")
     texts = [PROSE, *(c * REPEATED + "!" for c in characters), "".join(characters) * 4]
     texts += [(c + " ") * (REPEATED // 2) for c in "aA0.("]
-    # And what its own normaliser looks for.
+    # Texts that the tokenizer's normaliser looks for.
     normal = json.loads(tokenizer.backend_tokenizer.to_str()).get("normalizer")
     return texts + [text * 8 for text in strings(normal) if text]
 
 
 def strings(value: Any) -> list[str]:
-    """The patterns and contents of a normaliser, at any depth."""
+    """Return the patterns and contents of a normaliser, at any depth."""
     waiting, found = [value], []
     while waiting:
         part = waiting.pop()
@@ -133,7 +133,7 @@ def strings(value: Any) -> list[str]:
 
 
 def probe_tokenizer(request: dict[str, Any], confine: Callable[[], None]) -> None:
-    """Loads a tokenizer, encodes texts and renders conversations."""
+    """Load a tokenizer, encode texts and render conversations."""
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     os.environ |= {"HF_HUB_OFFLINE": "1"}
     import transformers
@@ -150,8 +150,8 @@ def probe_tokenizer(request: dict[str, Any], confine: Callable[[], None]) -> Non
     except MemoryError:
         raise
     except Exception:
-        return  # which `hf.load_tokenizer` reports
-    except BaseException as error:  # a panic of the library, which nobody could catch there
+        return  # `hf.load_tokenizer` reports it
+    except BaseException as error:  # a panic of the library, which `load_tokenizer` cannot catch
         raise Refused(f"loading its tokenizer crashes the library: {error}") from None
     say(stage="encoding a short text with its tokenizer")
     for text in probe_texts(tokenizer):
@@ -160,7 +160,7 @@ def probe_tokenizer(request: dict[str, Any], confine: Callable[[], None]) -> Non
         except MemoryError:
             raise
         except Exception:
-            continue  # a text that it refuses, as `plain_ids` reports
+            continue  # the tokenizer refuses the text; `plain_ids` reports it
         except BaseException as error:
             raise Refused(f"encoding a text crashes the tokenizers library: {error}") from None
         if len(ids) > request["tokens_per_byte"] * len(text.encode()):
@@ -180,7 +180,7 @@ def probe_tokenizer(request: dict[str, Any], confine: Callable[[], None]) -> Non
         except MemoryError:
             raise
         except Exception:
-            continue  # a conversation that it refuses, as `parse_chat_template` reports
+            continue  # the template refuses the conversation; `parse_chat_template` reports it
         if len(text) > most:
             raise Refused(
                 f"its chat template makes {len(text):,} characters of {len(messages)} messages "
@@ -189,7 +189,8 @@ def probe_tokenizer(request: dict[str, Any], confine: Callable[[], None]) -> Non
 
 
 def conversations() -> list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
-    """(messages, tools): short and long, with and without a system, tools, an image."""
+    """Return (messages, tools) pairs: short and long, with and without a system message, tools and
+    an image."""
     tool = {
         "type": "function",
         "function": {
@@ -220,7 +221,7 @@ TASKS = {"scan_parquet": scan_parquet, "probe_tokenizer": probe_tokenizer}
 
 if __name__ == "__main__":
     ANSWERS = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # keep what libraries print out of the answers
     memory, seconds = map(int, sys.argv[1:])
     request = json.load(sys.stdin)
     try:
@@ -228,8 +229,8 @@ if __name__ == "__main__":
     except Refused as error:
         say(refused=str(error))
     except MemoryError:
-        os._exit(OUT_OF_MEMORY)  # its last line says in what
+        os._exit(OUT_OF_MEMORY)  # the last line names the stage
     else:
         say(done=True)
     ANSWERS.flush()
-    os._exit(0)  # without what libraries do at the end
+    os._exit(0)  # skip the exit handlers of libraries
